@@ -9,7 +9,7 @@ from typing import cast
 from plait.backends.protocol import Answer, JsonInput, JsonValue, Question
 
 
-class Asked(BaseException):
+class QuestionAsked(BaseException):
     """Ends the turn in which `ask` found no answer. Not an Exception, so that no `except Exception` catches it."""
 
     def __init__(self, question: Question) -> None:
@@ -58,7 +58,7 @@ async def ask(
         raise RuntimeError("ask() works only inside a task that a runner runs")
     answer = answers.next(text)
     if answer is None:
-        raise Asked(Question(text, schema, cast("JsonValue", default), deadline))
+        raise QuestionAsked(Question(text, schema, cast("JsonValue", default), deadline))
     return answer.value
 
 

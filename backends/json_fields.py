@@ -8,7 +8,7 @@ from typing import cast
 from plait.backends.protocol import NO_USAGE, JsonValue, Usage
 from plait.backends.text import clean_text, shown
 
-_TELLING = ("command", "file_path", "path", "pattern", "query", "url", "description", "prompt")
+_INFORMATIVE = ("command", "file_path", "path", "pattern", "query", "url", "description", "prompt")
 _MOST = 2**53
 """Larger counts are treated as invalid; a store's integers end at 2**63."""
 
@@ -50,11 +50,11 @@ def tables(value: JsonValue | Mapping[str, JsonValue], *path: str) -> Sequence[M
 
 def describe_tool_call(name: str, given: JsonValue) -> str:
     """Return a short description of a tool call: the tool's name and the most informative of its arguments."""
-    told = next((found for key in _TELLING if (found := text(given, key))), "")
+    told = next((found for key in _INFORMATIVE if (found := text(given, key))), "")
     return shown(f"{name}: {told}" if told else name)
 
 
-class Tally:
+class UsageTally:
     """Usage of a turn, summed over its requests. An agent reports each request repeatedly, with growing counts."""
 
     def __init__(self) -> None:

@@ -15,15 +15,15 @@ from pathlib import Path
 import anyio
 
 from plait.backends.process.child import Child
-from plait.backends.process.spawn import Start, child_environment, running
+from plait.backends.process.spawn import Launch, child_environment, running
 
 ANSWER = b'{"type": "text", "text": "A line as agents print them, with some words in it."}\n' * 20
 GIGABYTE = f"import os\nfor _ in range(1024): os.write(1, {b'x' * 127 + bytes([10])!r} * 8192)"
 FOR_EVER = 3600.0  # seconds
 
 
-def _start(folder: Path, *argv: str, stdin: bytes = b"") -> Start:
-    return Start(argv, child_environment(), folder, stdin)
+def _start(folder: Path, *argv: str, stdin: bytes = b"") -> Launch:
+    return Launch(argv, child_environment(), folder, stdin)
 
 
 async def _follow(child: Child) -> None:

@@ -108,7 +108,7 @@ class RunService:
         Raises RunNotFound, RunOwned if another live process executes the run, RunNotResumable if the run is cancelled,
         BackendMissing, and PolicyMissing if the run needs a `policy` (see `ParallelRunner.resume`).
         """
-        await self._go_on(run_id, ResumeOptions(policy=policy))
+        await self._resume(run_id, ResumeOptions(policy=policy))
 
     async def resume_run(
         self,
@@ -123,7 +123,7 @@ class RunService:
         If the run already executes here, each answer is passed to its task, as by `answer_question`. Raises
         AnswerConflict if an answer comes too late, PlaitError if an answer does not fit its question.
         """
-        await self._go_on(run_id, ResumeOptions(retry_failed, answers, policy))
+        await self._resume(run_id, ResumeOptions(retry_failed, answers, policy))
 
     async def answer_question(
         self, run_id: str, task_id: str, value: JsonInput, *, attempt: int | None = None, wait: float = 10.0
@@ -161,7 +161,7 @@ class RunService:
         """
         return history(self._store, run_id, after, self._clock, self._poll)
 
-    async def _go_on(self, run_id: str, how: ResumeOptions) -> None:
+    async def _resume(self, run_id: str, how: ResumeOptions) -> None:
         self._inside(run_id)
         answers = how.answers
         while driven := self._driven.get(run_id):

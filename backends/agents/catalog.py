@@ -37,7 +37,7 @@ class Login:
 
 
 @value
-class Agent:
+class CatalogEntry:
     """One coding agent."""
 
     name: str
@@ -80,8 +80,8 @@ _CLAUDE_QUIET = {
     "DISABLE_TELEMETRY": "1",
 }
 
-AGENTS: tuple[Agent, ...] = (
-    Agent(
+AGENTS: tuple[CatalogEntry, ...] = (
+    CatalogEntry(
         name="claude-code",
         program="claude",
         # By name: with an old node, npm would silently take an old version instead.
@@ -92,7 +92,7 @@ AGENTS: tuple[Agent, ...] = (
         quiet=_CLAUDE_QUIET,
         backend="claude.backend:ClaudeCodeBackend",
     ),
-    Agent(
+    CatalogEntry(
         name="codex",
         program="codex",
         install="npm install -g @openai/codex",
@@ -101,7 +101,7 @@ AGENTS: tuple[Agent, ...] = (
         login=_CODEX_LOGIN,
         backend="codex.backend:CodexBackend",
     ),
-    Agent(
+    CatalogEntry(
         name="gemini",
         program="gemini",
         install="npm install -g @google/gemini-cli",
@@ -117,7 +117,7 @@ AGENTS: tuple[Agent, ...] = (
         quiet={"GEMINI_CLI_NO_RELAUNCH": "true", "GEMINI_TELEMETRY_ENABLED": "false"},
         backend="gemini.backend:GeminiBackend",
     ),
-    Agent(
+    CatalogEntry(
         name="goose",
         program="goose",
         install="npm install -g @aaif/goose-binary-linux-x64",
@@ -131,7 +131,7 @@ AGENTS: tuple[Agent, ...] = (
         ),
         arguments=("acp",),
     ),
-    Agent(
+    CatalogEntry(
         name="opencode",
         program="opencode",
         install="npm install -g opencode-ai",
@@ -146,7 +146,7 @@ AGENTS: tuple[Agent, ...] = (
         arguments=("acp",),
         quiet={"OPENCODE_DISABLE_AUTOUPDATE": "1"},
     ),
-    Agent(
+    CatalogEntry(
         name="qwen",
         program="qwen",
         install="npm install -g @qwen-code/qwen-code@latest",
@@ -160,7 +160,7 @@ AGENTS: tuple[Agent, ...] = (
         ),
         arguments=("--acp",),
     ),
-    Agent(
+    CatalogEntry(
         name="claude-agent-acp",
         program="claude-agent-acp",
         install="npm install -g @agentclientprotocol/claude-agent-acp",
@@ -169,7 +169,7 @@ AGENTS: tuple[Agent, ...] = (
         login=_CLAUDE_LOGIN,
         quiet=_CLAUDE_QUIET,
     ),
-    Agent(
+    CatalogEntry(
         name="codex-acp",
         program="codex-acp",
         install="npm install -g @agentclientprotocol/codex-acp",
@@ -181,6 +181,6 @@ AGENTS: tuple[Agent, ...] = (
 """Agents with a backend of their own come first."""
 
 
-def agent(name: str) -> Agent | None:
+def agent(name: str) -> CatalogEntry | None:
     """Return the agent called `name`; None if unknown."""
     return next((one for one in AGENTS if one.name == name), None)

@@ -19,12 +19,12 @@ from plait.backends.agents.error_kinds import SchemaRefused, hide
 from plait.backends.agents.protocol import Call, ProcessEnd, Program, Reader, TurnAnswer
 from plait.backends.agents.session_files import digest
 from plait.backends.agents.session_locks import SessionInUse, Sessions, first_before, since
-from plait.backends.agents.transcript import UnreportedCall, cut_before, feed, mark_told, parsed
+from plait.backends.agents.transcript import UnreportedCall, cut_before, feed, mark_reported, parsed
 from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.process.child import Child
 from plait.backends.process.manifest import read_manifest
 from plait.backends.process.private import private_folder
-from plait.backends.process.spawn import Start, adopted, child_environment, running
+from plait.backends.process.spawn import Launch, adopted, child_environment, running
 from plait.backends.protocol import NO_USAGE, ConversationRequest, Files, JsonValue, Message, Output, Reply, Usage
 from plait.backends.structured import Mismatch, Schema, invalid_output, repair_prompt
 from plait.backends.text import clean_text, one_line
@@ -161,7 +161,7 @@ class CliConversation:
             if error.kind is ErrorKind.TIMEOUT and self._ends is not None and anyio.current_time() >= self._ends:
                 error.message = f"no answer within the task's timeout of {self._request.timeout:g} s"
             hide(error, self._given())
-            mark_told(call.folder)
+            mark_reported(call.folder)
             raise
         self._said, self._exists = True, True
         usage = self._unreported_cost(cut)
@@ -221,7 +221,7 @@ class CliConversation:
         program = self._program
         said = program.says(call, sent)
         guarded = self._request.files is None or program.on_runner_death == "kill"
-        start = Start(
+        start = Launch(
             self._words(call),
             {**self._given(), **program.environment(call)},
             program.folder,

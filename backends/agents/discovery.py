@@ -14,9 +14,9 @@ from pathlib import Path
 
 import anyio
 
-from plait.backends.agents.catalog import AGENTS, Agent, Login
+from plait.backends.agents.catalog import AGENTS, CatalogEntry, Login
 from plait.backends.errors import BackendError, BackendUnavailable
-from plait.backends.process.spawn import Start, child_environment, running
+from plait.backends.process.spawn import Launch, child_environment, running
 from plait.backends.values import value
 
 _VERSION = re.compile(r"(?<![\w.])\d+\.\d+\.\d+[\w.+-]*")
@@ -26,7 +26,7 @@ _VERSION = re.compile(r"(?<![\w.])\d+\.\d+\.\d+[\w.+-]*")
 class Installed:
     """The state of an agent on this machine."""
 
-    agent: Agent
+    agent: CatalogEntry
     path: str | None = None
     """Path of the command; None if not installed."""
     version: str | None = None
@@ -54,7 +54,7 @@ async def look_for_agents(patience: float = 15.0) -> tuple[Installed, ...]:
     """
     found: dict[str, Installed] = {}
 
-    async def look(agent: Agent) -> None:
+    async def look(agent: CatalogEntry) -> None:
         path = shutil.which(agent.program)
         if path is None:
             found[agent.name] = Installed(agent)
@@ -85,11 +85,11 @@ def logged_in(login: Login, environment: Mapping[str, str]) -> tuple[bool | None
     return (None, elsewhere) if elsewhere or login.may_be_elsewhere else (False, "")
 
 
-async def _version(agent: Agent, path: str, patience: float) -> str | None:
+async def _version(agent: CatalogEntry, path: str, patience: float) -> str | None:
     with tempfile.TemporaryDirectory(prefix="plait-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         quiet = {**child_environment(), **agent.quiet, "TMPDIR": name}
-        start = Start((path, "--version"), quiet, folder, b"")
+        start = Launch((path, "--version"), quiet, folder, b"")
         try:
             async with running(start, folder / "child") as child:
                 await child.follow(lambda _: False, idle=patience, until=anyio.current_time() + patience)

@@ -13,14 +13,14 @@ from plait.backends.protocol import JsonValue, Output
 from plait.backends.text import parse_json
 from plait.backends.values import value
 
-_TOLD = "told"
+_REPORTED = "told"
 """File beside a call's output. Its existence means: the call's failure and cost were reported to the runner."""
 
 
-def mark_told(folder: Path) -> None:
+def mark_reported(folder: Path) -> None:
     """Mark the call's failure and cost as reported to the runner: no later attempt counts the cost again."""
     with suppress(OSError):
-        (folder / _TOLD).touch(mode=0o600)
+        (folder / _REPORTED).touch(mode=0o600)
 
 
 def exchanges(turn: Path) -> list[Path]:
@@ -79,7 +79,7 @@ def cut_before(turn: Path, make: Callable[[Path], Reader]) -> list[UnreportedCal
     unheard: list[UnreportedCall] = []
     for attempt in earlier(turn):
         calls = exchanges(attempt)
-        if not calls or (calls[-1] / _TOLD).exists():
+        if not calls or (calls[-1] / _REPORTED).exists():
             break
         found = [UnreportedCall(folder, make(folder), folder == calls[-1]) for folder in reversed(calls)]
         for one in found:

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from plait.backends.extras import require
-from plait.backends.langgraph.thread import Graph, Thread, Unkept
+from plait.backends.langgraph.thread import CompiledGraph, Thread, UnstoredThread
 from plait.backends.protocol import Conversation, ConversationRequest
 from plait.backends.text import clean_text
 
@@ -35,7 +35,7 @@ class LangGraphBackend:
     The caller owns the saver, which needs async methods and has to be open while the backend is used.
     """
 
-    def __init__(self, graph: Graph, *, to_input: Callable[[str], Any] | None = None) -> None:
+    def __init__(self, graph: CompiledGraph, *, to_input: Callable[[str], Any] | None = None) -> None:
         if not (hasattr(graph, "astream") and hasattr(graph, "aget_state")):
             raise TypeError(f"LangGraphBackend takes a compiled graph, not {type(graph).__name__}; call its compile()")
         self._graph = graph
@@ -62,7 +62,7 @@ class LangGraphBackend:
         Raises BackendUnavailable if the extra is missing.
         """
         self.check()
-        yield (Thread if self.can_fork else Unkept)(self._graph, self._input, request)
+        yield (Thread if self.can_fork else UnstoredThread)(self._graph, self._input, request)
 
     def _input(self, prompt: str, request: ConversationRequest) -> Any:
         prompt = clean_text(prompt)

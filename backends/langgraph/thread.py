@@ -33,7 +33,7 @@ _NO_CHECKPOINTER = (
 )
 
 
-class Graph(Protocol):
+class CompiledGraph(Protocol):
     """The used part of a compiled graph. Loosely typed, because the library's own types are incomplete."""
 
     @property
@@ -42,22 +42,22 @@ class Graph(Protocol):
     async def aget_state(self, *args: Any, **kwargs: Any) -> Any: ...
 
 
-class Unkept:
+class UnstoredThread:
     """A conversation with a graph without a checkpointer, and the common part of both kinds."""
 
     def __init__(
-        self, graph: Graph, to_input: Callable[[str, ConversationRequest], Any], request: ConversationRequest
+        self, graph: CompiledGraph, to_input: Callable[[str, ConversationRequest], Any], request: ConversationRequest
     ) -> None:
         self._graph = graph
         self._to_input = to_input
-        self._opening = request
+        self._request = request
 
     @property
     def session_id(self) -> str | None:
         return None
 
     async def send(self, prompt: str) -> Reply:
-        schema = None if self._opening.output_schema is None else Schema(self._opening.output_schema)
+        schema = None if self._request.output_schema is None else Schema(self._request.output_schema)
         limit_reached = import_module("langgraph.errors").GraphRecursionError
         try:
             return await self._turn(prompt, schema)
@@ -72,10 +72,10 @@ class Unkept:
             raise BackendError(ErrorKind.UNEXPECTED, f"{name}: {detail}" if detail else name) from exc
 
     async def _turn(self, prompt: str, schema: Schema | None) -> Reply:
-        if self._opening.answer is not None:
+        if self._request.answer is not None:
             raise BackendError(ErrorKind.SESSION_LOST, f"an answer cannot be given: {_NO_CHECKPOINTER}")
         values: Any = None
-        async for values in self._run(self._to_input(prompt, self._opening), None):
+        async for values in self._run(self._to_input(prompt, self._request), None):
             if isinstance(values, dict) and "__interrupt__" in values:
                 raise BackendError(ErrorKind.INVALID_REQUEST, f"the graph asks a question: {_NO_CHECKPOINTER}")
         return self._reply(values, frozenset(), schema)
@@ -89,7 +89,7 @@ class Unkept:
                 if mode == "values":
                     values = event
                 elif "triggers" in event:  # a node starts; its end is a separate event without triggers
-                    self._opening.on_output(Output("notice", f"node {event['name']}"))
+                    self._request.on_output(Output("notice", f"node {event['name']}"))
                 yield values
 
     def _reply(self, values: Any, earlier: Set[Any], schema: Schema | None) -> Reply:
@@ -97,11 +97,11 @@ class Unkept:
         return replace(reply, session_id=self.session_id, usage=_cost(values, earlier))
 
 
-class Thread(Unkept):
+class Thread(UnstoredThread):
     """A conversation kept by the graph's checkpointer."""
 
     def __init__(
-        self, graph: Graph, to_input: Callable[[str, ConversationRequest], Any], request: ConversationRequest
+        self, graph: CompiledGraph, to_input: Callable[[str, ConversationRequest], Any], request: ConversationRequest
     ) -> None:
         super().__init__(graph, to_input, request)
         resumed = request.session_id if request.resume else None
@@ -119,7 +119,7 @@ class Thread(Unkept):
 
     async def _turn(self, prompt: str, schema: Schema | None) -> Reply:
         state = await self._state()
-        mark = _mark(self._opening.idempotency_key, prompt)
+        mark = _mark(self._request.idempotency_key, prompt)
         goes_on = self._is_to_go_on(state, mark)
         if not goes_on:
             state = await self._made_ready(state)
@@ -128,13 +128,13 @@ class Thread(Unkept):
             await self._go_on(state)
         else:
             await self._begin(prompt, state, mark)
-        return await self._said(await self._state(), earlier, schema)
+        return await self._finished(await self._state(), earlier, schema)
 
     def _is_to_go_on(self, state: Any, mark: str) -> bool:
         """Return whether the thread's unfinished work is to be continued, instead of starting with a new input."""
         if self._has_begun or _checkpoint_of(state) is None:
             return False
-        if self._opening.resumes_interrupted or self._opening.answer is not None:
+        if self._request.resumes_interrupted or self._request.answer is not None:
             return True
         return bool(state.next) and state.metadata.get(_MARK) == mark
 
@@ -143,7 +143,7 @@ class Thread(Unkept):
 
         Raises BackendError if the thread to continue is missing, or is waiting for an answer.
         """
-        continues = self._has_begun or self._opening.resume
+        continues = self._has_begun or self._request.resume
         if not continues and _checkpoint_of(state) is not None:
             # Left by an earlier attempt at the task, after a failure or for another prompt.
             await self._graph.checkpointer.adelete_thread(self._thread)
@@ -166,13 +166,13 @@ class Thread(Unkept):
         async def has_input() -> bool:
             return _checkpoint_of(await self._state()) not in (None, before)
 
-        await self._run_until_it_rests(self._to_input(prompt, self._opening), mark, has_input)
+        await self._run_until_it_rests(self._to_input(prompt, self._request), mark, has_input)
 
     async def _go_on(self, state: Any) -> None:
         self._has_begun = True
-        mark, answer = state.metadata.get(_MARK), self._opening.answer
+        mark, answer = state.metadata.get(_MARK), self._request.answer
         if answer is None or self._asked is None or await self._is_answered():
-            self._opening.on_session(self._name)
+            self._request.on_session(self._name)
             await self._run_until_it_rests(None, mark, None)
         else:
             command = import_module("langgraph.types").Command(resume={self._asked[0]: answer.value})
@@ -188,9 +188,9 @@ class Thread(Unkept):
         async for _ in self._run(given, self._config(mark), durability="sync"):
             if holds is not None and await holds():
                 holds = None
-                self._opening.on_session(self._name)
+                self._request.on_session(self._name)
 
-    async def _said(self, state: Any, earlier: Set[Any], schema: Schema | None) -> Reply:
+    async def _finished(self, state: Any, earlier: Set[Any], schema: Schema | None) -> Reply:
         if state.interrupts:
             interrupt = state.interrupts[0]
             self._name = f"{self._thread}?{interrupt.id}+{await self._answers()}"

@@ -203,7 +203,7 @@ class RemoteBackend(ABC):
         try:
             return self._make_client(server)
         except Exception as exc:  # an SDK of another version, a broken certificate store, an invalid proxy URL
-            problem = server.say(f"cannot make the {self.package} client: {type(exc).__name__}: {exc}")
+            problem = server.safe_text(f"cannot make the {self.package} client: {type(exc).__name__}: {exc}")
         raise BackendUnavailable(problem)
 
     def _make_client(self, server: Server, *, trust_env: bool = True) -> Any:

@@ -118,7 +118,7 @@ class LocalBackend:
         key, options = secrets.token_urlsafe(32), self._model_options()
         process = _spawn()
         try:
-            _tell(process, {**options, "key": key})
+            _send_config(process, {**options, "key": key})
             with anyio.fail_after(_START_LIMIT):
                 url = await run_sync(_read_answer, process, abandon_on_cancel=True)
         except BaseException as exc:
@@ -228,7 +228,7 @@ def _spawn() -> subprocess.Popen[bytes]:
     )
 
 
-def _tell(process: subprocess.Popen[bytes], config: dict[str, Any]) -> None:
+def _send_config(process: subprocess.Popen[bytes], config: dict[str, Any]) -> None:
     assert process.stdin is not None
     with suppress(BrokenPipeError):  # the child died at once; the missing answer is reported later
         process.stdin.write(json.dumps(config).encode() + b"\n")

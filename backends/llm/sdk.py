@@ -35,7 +35,7 @@ class Server:
     url: str
     key: str = field(repr=False)
 
-    def say(self, text: str, doubt: str = "") -> str:
+    def safe_text(self, text: str, doubt: str = "") -> str:
         """Return `text` as one line followed by the whole of `doubt`.
 
         The key and the values of headers added by the environment are masked.
@@ -109,16 +109,16 @@ def translate(exc: Exception, server: Server) -> BackendError:
         return _status_error(exc, status, server)
     name = type(exc).__name__
     if name == "APITimeoutError" or isinstance(exc, TimeoutError) or "Timeout" in name:
-        return BackendError(ErrorKind.TIMEOUT, server.say(f"{server.name} did not answer in time"))
+        return BackendError(ErrorKind.TIMEOUT, server.safe_text(f"{server.name} did not answer in time"))
     cause = exc.__cause__
     if name == "APIConnectionError" or _is_http(exc):
         detail = f"{type(cause).__name__}: {cause}" if cause is not None else f"{name}: {exc}"
-        return BackendError(ErrorKind.TRANSIENT, server.say(f"the connection to {server.name} failed: {detail}"))
+        return BackendError(ErrorKind.TRANSIENT, server.safe_text(f"the connection to {server.name} failed: {detail}"))
     if hasattr(exc, "body"):  # an error event inside a stream
         return broken_off(cast("Any", exc).body, server)
     # json.JSONDecodeError is a ValueError: the SDKs do not convert it.
     kind = ErrorKind.TRANSIENT if isinstance(exc, ValueError) else ErrorKind.UNEXPECTED
-    return BackendError(kind, server.say(f"the answer of {server.name} cannot be read: {name}: {exc}"))
+    return BackendError(kind, server.safe_text(f"the answer of {server.name} cannot be read: {name}: {exc}"))
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
@@ -145,7 +145,7 @@ def _status_error(exc: Any, status: int, server: Server) -> BackendError:
     said = f"{server.name} answered {status}" if status >= 300 else f"{server.name} broke off the answer"
     doubt = _doubt(exc.response) if status == 404 and "model" not in detail.lower() else ""
     wait = _asked_delay(exc.body) if hint is None else hint
-    return BackendError(kind, server.say(f"{said}: {detail}", doubt), retry_after=wait)
+    return BackendError(kind, server.safe_text(f"{said}: {detail}", doubt), retry_after=wait)
 
 
 def broken_off(body: Any, server: Server) -> BackendError:
@@ -174,7 +174,7 @@ async def expect_events(response: Any, server: Server) -> None:
 def _without_status(body: Any, what: str, server: Server, doubt: str = "") -> BackendError:
     words, detail = _read_body(body)
     status = next((int(word) for word in words if word.isdigit() and 400 <= int(word) < 600), 0)
-    text = server.say(f"{what}: {detail}", doubt)
+    text = server.safe_text(f"{what}: {detail}", doubt)
     return BackendError(kind_of(status, words, detail), text, retry_after=_asked_delay(body))
 
 

@@ -66,17 +66,17 @@ def lock_start(stdout: int) -> None:
         fcntl.flock(stdout, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-def write_manifest(folder: Path, known: ChildManifest) -> None:
+def write_manifest(folder: Path, manifest: ChildManifest) -> None:
     """Write `child.json`, whole or not at all. Raise OSError if the file cannot be written."""
     text = json.dumps(
         {
             "version": 1,
-            "marker": known.marker,
-            "boot": known.boot,
-            "pid": known.pid,
-            "started": known.started,
-            "words": known.arguments_digest,
-            "note": dict(known.note),
+            "marker": manifest.marker,
+            "boot": manifest.boot,
+            "pid": manifest.pid,
+            "started": manifest.started,
+            "words": manifest.arguments_digest,
+            "note": dict(manifest.note),
         }
     )
     new = folder / f"{_NAME}.new"
@@ -95,18 +95,18 @@ def read_manifest(folder: Path) -> ChildManifest | None:
 
     Wait, in this thread, for a start under way: before its end, nothing shows whether the child will live. Never raise.
     """
-    known, until = _read(folder), time.monotonic() + _START_LIMIT
-    while known is not None and not known.pid and known.is_of_this_boot:
+    manifest, until = _read(folder), time.monotonic() + _START_LIMIT
+    while manifest is not None and not manifest.pid and manifest.is_of_this_boot:
         is_starting = _is_locked(folder / "stdout")  # asked before the table: an unlocked child has started or ended
-        found = _members(known)
+        found = _members(manifest)
         if found or not is_starting or time.monotonic() > until:
-            return _with_number(known, found)
+            return _with_number(manifest, found)
         time.sleep(0.005)
-        known = _read(folder)
-    return known
+        manifest = _read(folder)
+    return manifest
 
 
-def left_below(folder: Path) -> Iterator[tuple[Path, ChildManifest]]:
+def manifests_below(folder: Path) -> Iterator[tuple[Path, ChildManifest]]:
     """Yield the folder and the manifest of each child below `folder` that may have living processes.
 
     Children of another boot do not count.
@@ -115,9 +115,9 @@ def left_below(folder: Path) -> Iterator[tuple[Path, ChildManifest]]:
     for path, below, names in os.walk(folder.resolve()):
         if _NAME in names or _OVER in names:
             below.clear()
-        known = read_manifest(Path(path)) if _NAME in names else None
-        if known is not None and known.is_of_this_boot:
-            yield Path(path), known
+        manifest = read_manifest(Path(path)) if _NAME in names else None
+        if manifest is not None and manifest.is_of_this_boot:
+            yield Path(path), manifest
 
 
 def _read(folder: Path) -> ChildManifest | None:
@@ -154,7 +154,7 @@ def _is_locked(path: Path) -> bool:
     return False
 
 
-def words_of(arguments: Sequence[str | bytes]) -> str:
+def digest_of_arguments(arguments: Sequence[str | bytes]) -> str:
     """Return the number and the digest of a program's arguments; the name of the program is not an argument."""
     try:
         joined = b"\0".join(map(os.fsencode, arguments))
@@ -164,25 +164,25 @@ def words_of(arguments: Sequence[str | bytes]) -> str:
     return f"{len(arguments)}:{sha256(joined).hexdigest()}"
 
 
-def _members(known: ChildManifest) -> Sequence[Process]:
+def _members(manifest: ChildManifest) -> Sequence[Process]:
     try:
-        return members([known.tag])
+        return members([manifest.tag])
     except OSError:  # no descriptor is left to read the table with
         return ()
 
 
-def _with_number(known: ChildManifest, found: Sequence[Process]) -> ChildManifest:
+def _with_number(manifest: ChildManifest, found: Sequence[Process]) -> ChildManifest:
     """Return the manifest with the number of the child, if the child is among the processes found.
 
     The starting process was killed before the number was written. The child is recognized by its arguments: another
     process of the tree may lead a session as well, and the child itself may be over.
     """
-    leaders = [process for process in found if process.pid == process.session and _is_called(process.pid, known)]
+    leaders = [process for process in found if process.pid == process.session and _has_arguments(process.pid, manifest)]
     first = min(leaders, key=lambda process: process.started, default=None)
-    return known if first is None else replace(known, pid=first.pid, started=str(first.started))
+    return manifest if first is None else replace(manifest, pid=first.pid, started=str(first.started))
 
 
-def _is_called(pid: int, known: ChildManifest) -> bool:
+def _has_arguments(pid: int, manifest: ChildManifest) -> bool:
     """Compare the arguments from the end: for a script, the interpreter stands before them."""
     import psutil  # noqa: PLC0415 - used only after a kill within a start
 
@@ -190,5 +190,7 @@ def _is_called(pid: int, known: ChildManifest) -> bool:
         words = psutil.Process(pid).cmdline()
     except (psutil.Error, OSError):
         return False
-    count = known.arguments_digest.partition(":")[0]
-    return count.isdecimal() and words_of(words[max(0, len(words) - int(count)) :]) == known.arguments_digest
+    count = manifest.arguments_digest.partition(":")[0]
+    return (
+        count.isdecimal() and digest_of_arguments(words[max(0, len(words) - int(count)) :]) == manifest.arguments_digest
+    )

@@ -29,11 +29,11 @@ from plait.backends.errors import BackendError, BackendUnavailable, ErrorKind
 from plait.backends.process.child import KILL_LIMIT, Child
 from plait.backends.process.manifest import (
     ChildManifest,
-    left_below,
+    digest_of_arguments,
     lock_start,
+    manifests_below,
     mark_over,
     read_manifest,
-    words_of,
     write_manifest,
 )
 from plait.backends.process.private import private_folder
@@ -50,7 +50,7 @@ _ENVIRONMENT = (
 
 
 @value
-class Start:
+class Launch:
     """A program to start."""
 
     argv: Sequence[str]
@@ -77,7 +77,7 @@ def child_environment(passes: Collection[str] = ()) -> dict[str, str]:
 
 
 @asynccontextmanager
-async def running(start: Start, folder: Path) -> AsyncGenerator[Child]:
+async def running(start: Launch, folder: Path) -> AsyncGenerator[Child]:
     """Start a child with its files in `folder`, made for this user alone; leaving ends the child's whole tree.
 
     Raise BackendUnavailable if the program or its working folder is missing. Raise BackendError (transient) if the
@@ -94,11 +94,11 @@ async def adopted(folder: Path) -> AsyncGenerator[Child | None]:
 
     Leaving ends the child's whole tree, as in `running`.
     """
-    known = read_manifest(folder)
-    if known is None:
+    manifest = read_manifest(folder)
+    if manifest is None:
         yield None
         return
-    async with _stopped(Child(folder, known, None)) as child:
+    async with _stopped(Child(folder, manifest, None)) as child:
         yield child
 
 
@@ -126,8 +126,8 @@ async def sweep(run_folder: Path, keep: Collection[Path]) -> int:
 def _sweep(run_folder: Path, keep: Sequence[Path]) -> int:
     kept = [folder.resolve() for folder in keep]
     left = {
-        folder: known.tag
-        for folder, known in left_below(run_folder)
+        folder: manifest.tag
+        for folder, manifest in manifests_below(run_folder)
         if not any(folder.is_relative_to(one) for one in kept)
     }
     if not left:
@@ -139,36 +139,36 @@ def _sweep(run_folder: Path, keep: Sequence[Path]) -> int:
     return killed
 
 
-def _spawn(start: Start, folder: Path) -> Child:
+def _spawn(start: Launch, folder: Path) -> Child:
     if read_manifest(folder) is not None:
         raise FileExistsError(f"{folder} has the files of another child")
-    known = ChildManifest(secrets.token_hex(8), boot_id(), 0, "", start.note, words_of(start.argv[1:]))
+    manifest = ChildManifest(secrets.token_hex(8), boot_id(), 0, "", start.note, digest_of_arguments(start.argv[1:]))
     try:
         private_folder(folder)
-        write_manifest(folder, known)
+        write_manifest(folder, manifest)
         if start.guarded:
-            WATCHDOG.watch(known.tag)
-        ours = _popen(start, folder, known.marker)
+            WATCHDOG.watch(manifest.tag)
+        ours = _popen(start, folder, manifest.marker)
     except (OSError, BackendError, BackendUnavailable) as error:
-        _close(folder, known)
+        _close(folder, manifest)
         raise _unwritten(start, error) if isinstance(error, OSError) else error from None
-    mark(ours.pid, known.marker)
-    known = replace(known, pid=ours.pid, started=first_start_time(ours.pid))
-    child = Child(folder, known, ours)
+    mark(ours.pid, manifest.marker)
+    manifest = replace(manifest, pid=ours.pid, started=first_start_time(ours.pid))
+    child = Child(folder, manifest, ours)
     try:
-        write_manifest(folder, known)
+        write_manifest(folder, manifest)
         if start.guarded:
-            WATCHDOG.watch(known.tag)
+            WATCHDOG.watch(manifest.tag)
     except BaseException as error:
         child.kill_at_once()
-        _close(folder, known)
+        _close(folder, manifest)
         if isinstance(error, OSError):
             raise _unwritten(start, error) from None
         raise
     return child
 
 
-def _popen(start: Start, folder: Path, marker: str) -> subprocess.Popen[bytes]:
+def _popen(start: Launch, folder: Path, marker: str) -> subprocess.Popen[bytes]:
     with ExitStack() as files:
         stdin = _stdin(start.stdin, folder, files)
         outputs = [_output(folder / name, files) for name in ("stdout", "stderr")]
@@ -189,7 +189,7 @@ def _popen(start: Start, folder: Path, marker: str) -> subprocess.Popen[bytes]:
             raise _refused(start, error) from None
 
 
-def _refused(start: Start, error: OSError | ValueError) -> BackendError | BackendUnavailable:
+def _refused(start: Launch, error: OSError | ValueError) -> BackendError | BackendUnavailable:
     program = start.argv[0]
     if not isinstance(error, OSError):  # a NUL, or a lone surrogate
         return BackendError(ErrorKind.INVALID_REQUEST, one_line(f"cannot start {program}: an argument has an {error}"))
@@ -211,7 +211,7 @@ def _missing(program: str) -> str:
     return f"there is no program {program}; install it, or name its path with command"
 
 
-def _unwritten(start: Start, error: OSError) -> BackendError:
+def _unwritten(start: Launch, error: OSError) -> BackendError:
     text = f"cannot start {start.argv[0]}, because its files cannot be written: {error.strerror or error}"
     return BackendError(ErrorKind.TRANSIENT, one_line(text))
 
@@ -236,7 +236,7 @@ def _output(path: Path, files: ExitStack) -> int:
     return descriptor
 
 
-def _close(folder: Path, known: ChildManifest) -> None:
+def _close(folder: Path, manifest: ChildManifest) -> None:
     """Record that no process of the child is left."""
     mark_over(folder)
-    WATCHDOG.forget(known.marker)
+    WATCHDOG.forget(manifest.marker)

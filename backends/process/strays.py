@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from plait.backends.process.manifest import left_below
+from plait.backends.process.manifest import manifests_below
 from plait.backends.process.proctable import members
 from plait.backends.values import value
 
@@ -35,10 +35,10 @@ class AtWork:
 def agents_at_work(root: Path) -> list[AtWork]:
     """Return all living agents with files below `root`, whether or not the process that started them lives."""
     found: list[AtWork] = []
-    for folder, known in left_below(root):
-        pids = sorted((one.pid for one in members([known.tag])), key=lambda pid: (pid != known.pid, pid))
+    for folder, manifest in manifests_below(root):
+        pids = sorted((one.pid for one in members([manifest.tag])), key=lambda pid: (pid != manifest.pid, pid))
         if pids:
-            found.append(AtWork(folder, known.note.get("kind", ""), tuple(pids)))
+            found.append(AtWork(folder, manifest.note.get("kind", ""), tuple(pids)))
     return sorted(found, key=lambda one: one.folder)
 
 

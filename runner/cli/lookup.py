@@ -64,8 +64,8 @@ def print_watch_notice(run: RunRecord) -> None:
     owner = run.owner
     if owner is not None and liveness(owner) is Liveness.UNKNOWN:
         print_note(
-            f"process {owner.pid} on {one_line(owner.host)} owns run {run.run_id}, and is not visible from here; "
-            f"watching for {LEASE_SECONDS:g} s whether the process is alive"
+            f"process {owner.pid} on {one_line(owner.host)} owns run {run.run_id} and cannot be checked from this "
+            f"machine; waiting up to {LEASE_SECONDS:g} s for a renewal of the lease"
         )
 
 

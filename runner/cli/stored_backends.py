@@ -145,9 +145,10 @@ class StoredBackends:
             )
         assert isinstance(spec, OpenAISpec | AnthropicSpec)
         return (
-            f"in the store of run {self.run_id}, backend {name!r} sends the key in {spec.api_key_env} to "
-            f"{spec.base_url or 'its default server'}, and the plan file does not; if that is right, set "
-            f"{spec.kind.upper()}_BASE_URL, or name that backend in the plan file; else unset the key"
+            f"backend {name!r} as stored with run {self.run_id} sends the key in {spec.api_key_env} to "
+            f"{spec.base_url or 'its default server'}, and the plan file does not. To allow it, set "
+            f"{spec.kind.upper()}_BASE_URL to that server, or name the backend in the plan file; to forbid it, unset "
+            f"{spec.api_key_env}"
         )
 
     def _stored_spec(self, name: str) -> BackendSpec | None:

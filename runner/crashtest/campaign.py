@@ -85,7 +85,7 @@ class Campaign:
                     pids.append(self._fork(place, number, workers))  # noqa: PERF401
                 for number, pid in enumerate(pids):
                     os.waitpid(pid, 0)
-                    tally.add(_handed_over(place, number))
+                    tally.add(_worker_tally(place, number))
             except (KeyboardInterrupt, PlaitError):
                 _end(pids)
                 raise
@@ -129,7 +129,7 @@ class Campaign:
             code = 0
         except PlaitError as error:
             # A case without a valid DAG is an error of the plan, not a broken invariant.
-            _last_words(place, number).write_text(str(error), encoding="utf-8")
+            _fault_file(place, number).write_text(str(error), encoding="utf-8")
         except Exception:
             traceback.print_exc()
         finally:
@@ -145,7 +145,7 @@ class Campaign:
                 break
             self._merge(tally, trial, stage.play(trial, self.case(trial.seed)))
         for name in tally.never_hit:
-            for trial in islice(_aimed_at(name, seeds), TRIES):
+            for trial in islice(_trials_at(name, seeds), TRIES):
                 if not tally.landed[name]:
                     self._merge(tally, trial, stage.play(trial, self.case(trial.seed)))
         for bug in MUTANTS[number::workers]:
@@ -181,7 +181,7 @@ class Campaign:
             tally.violations.append(f"{broken}{said and f' ({said})'}; again: {self.command} --case {trial}")
 
 
-def _aimed_at(name: str, seeds: Iterable[int]) -> Iterator[Trial]:
+def _trials_at(name: str, seeds: Iterable[int]) -> Iterator[Trial]:
     """Yield trials with a kill at one boundary, in turn in the first process and in the second process."""
     for number, seed in enumerate(seeds):
         before = (Point("events.published", 2),) if number % 2 else ()
@@ -219,13 +219,13 @@ def _outbox(place: Path, number: int) -> Path:
     return place / f"tally-{number}.json"
 
 
-def _last_words(place: Path, number: int) -> Path:
+def _fault_file(place: Path, number: int) -> Path:
     return place / f"fault-{number}.txt"
 
 
-def _handed_over(place: Path, number: int) -> Tally:
+def _worker_tally(place: Path, number: int) -> Tally:
     """Return the tally of a worker. Raises PlaitError if the worker could not make a case."""
-    path, fault = _outbox(place, number), _last_words(place, number)
+    path, fault = _outbox(place, number), _fault_file(place, number)
     if path.exists():
         return Tally.from_json(path.read_text(encoding="utf-8"))
     if fault.exists():

@@ -41,7 +41,7 @@ Fate = Literal["kill", "stop", "lose"]
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class ProcessStart:
     """The start of one process of a trial."""
 
     folder: Path
@@ -88,7 +88,7 @@ class HastyClock(Clock):
 class Trap:
     """Counts the hits of every boundary, and applies the fate at one point."""
 
-    def __init__(self, start: Start, ledger: Ledger) -> None:
+    def __init__(self, start: ProcessStart, ledger: Ledger) -> None:
         self.hits: Counter[str] = Counter()
         self._point, self._fate = start.point, start.fate
         self._ledger = ledger
@@ -106,7 +106,7 @@ class Trap:
         signal.pthread_kill(threading.get_ident(), signal.SIGKILL if self._fate == "kill" else signal.SIGSTOP)
 
 
-def be_child(start: Start) -> NoReturn:
+def be_child(start: ProcessStart) -> NoReturn:
     """Run the child and end the process. Never returns: an error is written to the ledger, and the exit code is 1."""
     code = 1
     try:
@@ -135,7 +135,7 @@ def _redirect(path: Path) -> None:
         os.dup2(output, stream)
 
 
-async def _live(start: Start, ledger: Ledger) -> None:
+async def _live(start: ProcessStart, ledger: Ledger) -> None:
     exists = start.store.exists()
     if not exists:
         await _no_store_is_made_to_resume(start, ledger)
@@ -172,7 +172,7 @@ async def _answer(runner: ParallelRunner, result: RunResult, ledger: Ledger) -> 
             await runner.answer(RUN_ID, task.id, "again")
 
 
-async def _no_store_is_made_to_resume(start: Start, ledger: Ledger) -> None:
+async def _no_store_is_made_to_resume(start: ProcessStart, ledger: Ledger) -> None:
     try:
         async with SQLiteStore(start.store, mode="existing"):
             pass
@@ -183,7 +183,7 @@ async def _no_store_is_made_to_resume(start: Start, ledger: Ledger) -> None:
     start.store.unlink(missing_ok=True)
 
 
-def _runner(start: Start, ledger: Ledger, store: SQLiteStore) -> ParallelRunner:
+def _runner(start: ProcessStart, ledger: Ledger, store: SQLiteStore) -> ParallelRunner:
     case = start.case
     sessions = start.folder / "sessions"
     return ParallelRunner(

@@ -17,7 +17,7 @@ import time
 from dataclasses import dataclass
 from typing import Literal
 
-from plait.runner.crashtest.child import Start, be_child
+from plait.runner.crashtest.child import ProcessStart, be_child
 
 HANG_SECONDS, HANG_SECONDS_A_TASK = 20.0, 0.05
 """The time limit of a child: a fixed part and a part per task. A task of a fake backend takes milliseconds."""
@@ -34,10 +34,10 @@ class Ended:
     """The time of the fork, in monotonic seconds."""
 
 
-class Child:
+class ForkedProcess:
     """A process under test."""
 
-    def __init__(self, start: Start) -> None:
+    def __init__(self, start: ProcessStart) -> None:
         # The child holds the other end of a pipe until death, so that `wait` needs no busy loop.
         self._alive, writing = os.pipe()
         self._status: int | None = None

@@ -94,15 +94,15 @@ class Judge:
             if step is not None:
                 step(*rest)
         if self._end is None:
-            self._say("I9", "the run never came to its end")
+            self._report("I9", "the run never came to its end")
         else:
             self._check_end(*self._end)
         for error, missing in self._leaving.items():
             if missing > 0:
-                self._say("I8", f"{missing} processes should have left with {error}, and went on")
+                self._report("I8", f"{missing} processes should have left with {error}, and went on")
         return self.verdict
 
-    def _say(self, invariant: str, what: str) -> None:
+    def _report(self, invariant: str, what: str) -> None:
         self.verdict.broken.append(f"{invariant}: {what}")
 
     def _begin(self, pid: int, _verb: str) -> None:
@@ -111,15 +111,15 @@ class Judge:
 
     def _death(self, pid: int, how: str) -> None:
         if how == "hung":
-            self._say("I9", f"process {pid} hung and was ended by force")
+            self._report("I9", f"process {pid} hung and was ended by force")
 
     def _raised(self, _pid: int, error: str, text: str) -> None:
         self._leaving[error] -= 1
         if self._leaving[error] < 0:
-            self._say("I9", f"a process ended with {error}: {text}")
+            self._report("I9", f"a process ended with {error}: {text}")
 
     def _note(self, text: str) -> None:
-        self._say("I5", text)
+        self._report("I5", text)
 
     def _found(self, held: Held | None) -> None:
         """Compare the store at the start of a process with the ledger. After a crash only the stored state counts."""
@@ -133,10 +133,10 @@ class Judge:
         for name, executions in self._executed.items():
             attempts = len(tasks[name]["attempts"]) if name in tasks else 0
             if attempts < executions:
-                self._say("I4", f"{name} was executed {executions} times, and {attempts} starts are stored")
+                self._report("I4", f"{name} was executed {executions} times, and {attempts} starts are stored")
             for before in self._dag[name].upstream:
                 if before not in tasks or not passes(self._dag[before], TaskStatus(tasks[before]["status"])):
-                    self._say("I4", f"{name} was executed before the end of {before} was stored")
+                    self._report("I4", f"{name} was executed before the end of {before} was stored")
         self._in_flight.update(name for name in self._process if not _is_done(tasks, name))
         self._settled = {name for name in tasks if _is_done(tasks, name)} - damaged
         self._handed = {name for name in tasks if _is_under_way(tasks, name) and not self._process[name]}
@@ -148,7 +148,7 @@ class Judge:
             if stored is None or (stored["status"], stored["result"]) != told:
                 self.verdict.lost += 1
                 now = "nothing" if stored is None else f"{stored['status']} {stored['result']}"
-                self._say("I1", f"{name} was told as {' '.join(told)}, the store has {now}")
+                self._report("I1", f"{name} was told as {' '.join(told)}, the store has {now}")
 
     def _exec(self, name: str, pid: int, _at: float) -> None:
         if pid != self._pid and name in self._handed:
@@ -158,12 +158,12 @@ class Judge:
             self._executed[name] += 1
             return
         if name in self._unanswered:
-            self._say("I2", f"{name} is at_most_once, and was executed again without an answer")
+            self._report("I2", f"{name} is at_most_once, and was executed again without an answer")
         if self._dag[name].at_most_once:
             self._unanswered.add(name)
         if name in self._acked or name in self._settled:
             self.verdict.repeated += 1
-            self._say("I2", f"{name} was executed again after it had ended")
+            self._report("I2", f"{name} was executed again after it had ended")
         self._executed[name] += 1
         self._process[name] += 1
         self._open.add(name)
@@ -172,11 +172,11 @@ class Judge:
     def _limits_hold(self) -> None:
         case = self._case
         if len(self._open) > case.concurrency:
-            self._say("I6", f"{len(self._open)} tasks at once, {case.concurrency} are allowed")
+            self._report("I6", f"{len(self._open)} tasks at once, {case.concurrency} are allowed")
         per_backend = Counter(self._dag.backend_of(self._dag[name]) or case.backends[0] for name in self._open)
         for backend, limit in case.limits.items():
             if per_backend[backend] > limit:
-                self._say("I6", f"{per_backend[backend]} tasks at once on {backend}, {limit} are allowed")
+                self._report("I6", f"{per_backend[backend]} tasks at once on {backend}, {limit} are allowed")
 
     def _left(self, name: str, _pid: int) -> None:
         self._open.discard(name)
@@ -185,9 +185,9 @@ class Judge:
         self.verdict.acks += 1
         told, end = (status, result), self._ends[name]
         if told != (end.status.value, end.result):
-            self._say("I5", f"{name} was told as {' '.join(told)}, not {end.status.value} {end.result}")
+            self._report("I5", f"{name} was told as {' '.join(told)}, not {end.status.value} {end.result}")
         if self._acked.setdefault(name, told) != told:
-            self._say("I1", f"{name} was told as {' '.join(self._acked[name])} and then as {' '.join(told)}")
+            self._report("I1", f"{name} was told as {' '.join(self._acked[name])} and then as {' '.join(told)}")
 
     def _ends_as(self, status: str, held: Held) -> None:
         self._end = (status, held)
@@ -195,37 +195,37 @@ class Judge:
     def _check_end(self, status: str, held: Held) -> None:
         wanted = run_status(self._ends)
         if {status, held["status"]} != {wanted.value}:
-            self._say("I5", f"the run is told as {status} and stored as {held['status']}, not {wanted.value}")
+            self._report("I5", f"the run is told as {status} and stored as {held['status']}, not {wanted.value}")
         if held["owned"]:
-            self._say("I5", "the run has ended and still has an owner")
+            self._report("I5", "the run has ended and still has an owner")
         self._acks_are_in(held["tasks"])
         if held["tasks"].keys() != self._ends.keys():
             missing, more = self._ends.keys() - held["tasks"].keys(), held["tasks"].keys() - self._ends.keys()
-            self._say("I10", f"the run lacks the tasks {sorted(missing)} and has {sorted(more)} instead")
+            self._report("I10", f"the run lacks the tasks {sorted(missing)} and has {sorted(more)} instead")
         twice = sorted(name for name, times in held["growths"].items() if times != (name in self._forecast.adders))
         if twice:
-            self._say("I10", f"tasks were added more than once, or by who adds none: {', '.join(twice)}")
+            self._report("I10", f"tasks were added more than once, or by who adds none: {', '.join(twice)}")
         for name in self._ends.keys() & held["tasks"].keys():
             self._task_ended(name, self._ends[name], held)
 
     def _task_ended(self, name: str, end: Expected, held: Held) -> None:
         task = held["tasks"][name]
         if (task["status"], task["result"]) != (end.status.value, end.result):
-            self._say("I5", f"{name} is {task['status']} {task['result']}, not {end.status.value} {end.result}")
+            self._report("I5", f"{name} is {task['status']} {task['result']}, not {end.status.value} {end.result}")
         extra = self._executed[name] - end.executions
         if extra > self._in_flight[name]:
-            self._say("I3", f"{name}: {extra} executions too many, in flight at {self._in_flight[name]} kills")
+            self._report("I3", f"{name}: {extra} executions too many, in flight at {self._in_flight[name]} kills")
         if self._in_flight[name] and extra > 0:
             self.verdict.extra = max(self.verdict.extra, -(-extra // self._in_flight[name]))
         numbers = [number for number, _ in task["attempts"]]
         if numbers != list(range(1, len(numbers) + 1)) or len(numbers) < self._executed[name]:
-            self._say("I5", f"{name} was executed {self._executed[name]} times, its attempts are {numbers}")
+            self._report("I5", f"{name} was executed {self._executed[name]} times, its attempts are {numbers}")
         completed = end.status is TaskStatus.COMPLETED
         if held["completions"].get(name, 0) != completed + (name in self._rerun):
-            self._say("I5", f"{name} is told to have completed {held['completions'].get(name, 0)} times")
+            self._report("I5", f"{name} is told to have completed {held['completions'].get(name, 0)} times")
         gathers = self._dag[name].for_each is not None
         if completed and not gathers and name not in self._rerun and not self._was_said(name, end, task["said"]):
-            self._say("I5", f"{name} has {len(task['said'])} messages, which are not its prompt and its answer")
+            self._report("I5", f"{name} has {len(task['said'])} messages, which are not its prompt and its answer")
 
     def _was_said(self, name: str, end: Expected, said: list[str]) -> bool:
         """Return whether the messages are the prompt and the answer, with an optional note about an interruption in

@@ -170,7 +170,7 @@ def _create_always(open_database: Original, path: Any, mode: str) -> Any:
     return open_database(path, "create" if mode == "existing" else mode)
 
 
-def _believe_anything(_is_damaged: Original, *_: Any) -> bool:
+def _skip_checksums(_is_damaged: Original, *_: Any) -> bool:
     return False
 
 
@@ -215,6 +215,6 @@ MUTANTS = (
     Mutant(
         "a missing store made to resume", store, "open_database", _create_always, ("file.before_link",), range(1, 2)
     ),
-    Mutant("checksums not looked at", reading, "_is_damaged", _believe_anything, kind=Kind.ROT),
+    Mutant("checksums not looked at", reading, "_is_damaged", _skip_checksums, kind=Kind.ROT),
 )
 """All planted bugs."""

@@ -91,7 +91,7 @@ class _Prediction:
         for task in self.tasks.values():
             needed = (*self._waits_for(task), *self.parts.get(task.id, ()))
             if task.id not in self.ends and all(name in self.ends for name in needed):
-                self._tell(task, needed)
+                self._predict(task, needed)
                 return True
         if self.case.reviewed is None or LAST in self.tasks:
             return False
@@ -107,7 +107,7 @@ class _Prediction:
         partners = self._partners(task)
         return [name for name in task.upstream if name not in partners]
 
-    def _tell(self, task: Task, needed: Sequence[str]) -> None:
+    def _predict(self, task: Task, needed: Sequence[str]) -> None:
         if not all(passes(self.tasks[name], self.ends[name].status) for name in needed):
             self.ends[task.id] = Expected(TaskStatus.PENDING, 0)
         elif task.for_each is None:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from plait.runner.crashtest import ledger as words
 from plait.runner.crashtest.cases import Case, chain_case, with_a_crasher, without_at_most_once
-from plait.runner.crashtest.child import LEASE_SECONDS, Start
-from plait.runner.crashtest.fork_server import Child, Ended
+from plait.runner.crashtest.child import LEASE_SECONDS, ProcessStart
+from plait.runner.crashtest.fork_server import Ended, ForkedProcess
 from plait.runner.crashtest.judge import Judge, Verdict, resume_times
 from plait.runner.crashtest.ledger import Ledger, Line
 from plait.runner.crashtest.oracle import expected
@@ -53,7 +53,7 @@ class Stage:
         folder.mkdir(parents=True)
         try:
             scene = _SCENES[trial.kind]
-            start = Start(folder, _fitted(trial, case), plant=self.plant)
+            start = ProcessStart(folder, _fitted(trial, case), plant=self.plant)
             played = scene(trial, start)
             lines = _lines(start.ledger)
             verdict = Judge(start.case, played.leaving).judge(lines)
@@ -83,7 +83,7 @@ def _fitted(trial: Trial, case: Case) -> Case:
     return chain_case() if trial.kind is Kind.ROT else case
 
 
-def _kills(trial: Trial, start: Start) -> Played:
+def _kills(trial: Trial, start: ProcessStart) -> Played:
     played = Played()
     for point in (*trial.points, None):
         ended = _run(replace(start, point=point))
@@ -94,20 +94,20 @@ def _kills(trial: Trial, start: Start) -> Played:
     return played
 
 
-def _crasher(_trial: Trial, start: Start) -> Played:
+def _crasher(_trial: Trial, start: ProcessStart) -> Played:
     for _ in range(MOST_CRASHES):
         if _run(start).how != "killed":
             break
     return Played()
 
 
-def _unsure(trial: Trial, start: Start) -> Played:
+def _unsure(trial: Trial, start: ProcessStart) -> Played:
     _run(replace(start, point=trial.points[0], fate="lose"))
     return Played()
 
 
-def _rival(trial: Trial, start: Start) -> Played:
-    owner = Child(replace(start, point=trial.points[0], fate="stop"))
+def _rival(trial: Trial, start: ProcessStart) -> Played:
+    owner = ForkedProcess(replace(start, point=trial.points[0], fate="stop"))
     try:
         if not owner.wait_until_stopped():
             _over(start, owner)
@@ -121,7 +121,7 @@ def _rival(trial: Trial, start: Start) -> Played:
     return Played(leaving={"RunOwned": 1, "OwnershipLost": 1})
 
 
-def _rot(_trial: Trial, start: Start) -> Played:
+def _rot(_trial: Trial, start: ProcessStart) -> Played:
     _run(replace(start, point=Point("attempt.before_call", 2)))
     _run(replace(start, only_open=True))  # the last close moves the whole log into the database
     whole = start.store.read_bytes()
@@ -132,11 +132,11 @@ def _rot(_trial: Trial, start: Start) -> Played:
     return Played(scheduled=1)
 
 
-def _run(start: Start) -> Ended:
-    return _over(start, Child(start))
+def _run(start: ProcessStart) -> Ended:
+    return _over(start, ForkedProcess(start))
 
 
-def _over(start: Start, child: Child) -> Ended:
+def _over(start: ProcessStart, child: ForkedProcess) -> Ended:
     ended = child.wait()
     ledger = Ledger(start.ledger)
     ledger.write(words.DIED, ended.pid, ended.how)
@@ -144,7 +144,7 @@ def _over(start: Start, child: Child) -> Ended:
     return ended
 
 
-_SCENES: dict[Kind, Callable[[Trial, Start], Played]] = {
+_SCENES: dict[Kind, Callable[[Trial, ProcessStart], Played]] = {
     Kind.KILLS: _kills,
     Kind.CRASHER: _crasher,
     Kind.UNSURE: _unsure,

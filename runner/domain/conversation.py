@@ -8,10 +8,10 @@ from itertools import chain
 from plait.backends.protocol import Message
 from plait.backends.text import clean_text
 from plait.backends.values import value
-from plait.runner.domain.question import Answered
+from plait.runner.domain.question import AnsweredQuestion
 from plait.runner.errors import DAGError
 
-INVALID_TASKS = "the tasks of its answer cannot be added"
+INVALID_TASKS = "the tasks in the answer cannot be added"
 """First words of the error of an attempt whose reply contained invalid tasks."""
 
 
@@ -49,7 +49,7 @@ class Continuation:
     """The backend's id of the conversation, if known."""
     messages: tuple[Message, ...] = ()
     """The messages of earlier attempts, to be stored with the next result."""
-    answer: Answered | None = None
+    answer: AnsweredQuestion | None = None
     """The answer to the question that ended the previous attempt."""
     correction: str | None = None
     """The description of the mistakes in the previous reply."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, cast
 
 from plait.backends.protocol import JsonInput
 from plait.runner.domain.task import MAX_TASKS, GrowthLimits, Task
-from plait.runner.domain.validation import Checks, Graph, go_on_with_many, lists_gone_over, taken_from_parts
+from plait.runner.domain.validation import Checks, DagParts, go_on_with_many, lists_gone_over, taken_from_parts
 from plait.runner.errors import DAGError, Problem, nearest
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ class DAG:
         start = len(self.tasks)
         self.tasks += tasks
         self._order = []
-        graph = Graph(self.tasks, self.inputs, self._position, self.dependencies, self.dependents)
+        graph = DagParts(self.tasks, self.inputs, self._position, self.dependencies, self.dependents)
         checks = Checks(graph, start)
         problems = checks.ids() + checks.link()
         self.dependents += [[] for _ in tasks]

@@ -12,7 +12,7 @@ from typing import ClassVar, Literal
 from plait.backends.protocol import NO_USAGE, JsonInput, JsonValue, Message, Reply, Usage
 from plait.backends.values import value
 from plait.runner.domain.dag import DAG
-from plait.runner.domain.question import Answered, Asking
+from plait.runner.domain.question import AnsweredQuestion, Asking
 from plait.runner.domain.status import RunStatus, TaskStatus
 from plait.runner.domain.task import Task
 
@@ -267,7 +267,7 @@ class TaskAnswered(TaskEvent):
     """The question of a waiting task is answered; the task continues."""
 
     kind: ClassVar[str] = "task_answered"
-    answers: tuple[Answered, ...] | None = None
+    answers: tuple[AnsweredQuestion, ...] | None = None
     """All answers of the task, the newest last. None if a person decided to run the task again."""
 
 

@@ -137,7 +137,7 @@ class OpenQuestion:
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class AnsweredQuestion:
     """A stored answer."""
 
     attempt: int
@@ -154,7 +154,7 @@ class Answered:
         return self.value if isinstance(self.value, str) else _json(self.value)
 
 
-def encode_answers(answers: Sequence[Answered]) -> str:
+def encode_answers(answers: Sequence[AnsweredQuestion]) -> str:
     """Return the JSON text stored in `TaskAnswered.answers`."""
     return _json(
         [
@@ -164,11 +164,11 @@ def encode_answers(answers: Sequence[Answered]) -> str:
     )
 
 
-def answers_of(encoded: str | None) -> tuple[Answered, ...]:
+def answers_of(encoded: str | None) -> tuple[AnsweredQuestion, ...]:
     """Return the stored answers. Raises ValueError, KeyError or TypeError if `encoded` is damaged."""
     if encoded is None:
         return ()
-    return tuple(replace(Answered(**one), way=Way(one["way"])) for one in json.loads(encoded))
+    return tuple(replace(AnsweredQuestion(**one), way=Way(one["way"])) for one in json.loads(encoded))
 
 
 def _json(value: Any) -> str:

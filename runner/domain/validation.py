@@ -72,7 +72,7 @@ def go_on_with_many(tasks: Iterable[Task], lists: Mapping[str, str]) -> Iterator
 
 
 @dataclass(frozen=True, slots=True)
-class Graph:
+class DagParts:
     """The parts of a DAG used by its validation. Validation fills in the entries of new tasks."""
 
     tasks: Sequence[Task]
@@ -88,7 +88,7 @@ class Graph:
 class Checks:
     """Validation of the tasks of `graph` from position `start` on. Positions in problems count from `start`."""
 
-    def __init__(self, graph: Graph, start: int) -> None:
+    def __init__(self, graph: DagParts, start: int) -> None:
         self._graph = graph
         self._tasks = graph.tasks[start:] if start else graph.tasks
         self._start = start
@@ -104,7 +104,7 @@ class Checks:
         problems: list[Problem] = []
         positions, start = self._positions, self._start
         for place, task in enumerate(self._tasks):
-            wrong = self._what_is_wrong_with(task.id, task.for_each)
+            wrong = self._id_problem(task.id, task.for_each)
             if wrong:
                 problems.append(Problem(wrong, task.id, "id", None, place))
             if task.id in positions:
@@ -117,9 +117,10 @@ class Checks:
                 positions[task.id] = start + place
         return problems
 
-    def _what_is_wrong_with(self, task_id: str, for_each: str | None) -> str | None:
+    def _id_problem(self, task_id: str, for_each: str | None) -> str | None:
         if not isinstance(task_id, str) or not _ID.fullmatch(task_id):  # pyright: ignore[reportUnnecessaryIsInstance]
-            return f"id {str(task_id)[:80]!r} must be 1 to 64 of letters, digits, '.', '_', '-', not starting with '.'"
+            found = repr(str(task_id)[:80])
+            return f"id {found} must have 1 to 64 letters, digits, '.', '_' or '-', and not begin with '.'"
         if for_each is not None and len(task_id) > _MOST_FOLDED:
             room = f"{_MOST_FOLDED}, to leave room for the part numbers"
             return f"id {task_id!r} has {len(task_id)} characters; the id of a task with for_each may have {room}"

@@ -11,7 +11,7 @@ from typing import TypeAlias, TypeGuard, cast, get_args
 
 import anyio
 
-from plait.backends.ask import Asked, answering
+from plait.backends.ask import QuestionAsked, answering
 from plait.backends.errors import BackendError, BackendUnavailable, ErrorKind
 from plait.backends.protocol import (
     NO_USAGE,
@@ -77,7 +77,7 @@ async def call_backend(
                 ErrorKind.UNEXPECTED, "the backend's conversation suppressed the exception that ended the turn"
             )
         outcome = _checked(replies[0])
-    except Asked as asked:
+    except QuestionAsked as asked:
         outcome = _asked(asked.question)
     except asyncio.CancelledError as error:
         if cancels.since:
@@ -101,9 +101,9 @@ def _failed(kind: ErrorKind, message: str) -> CallOutcome:
     return CallOutcome(None, None, BackendError(kind, message))
 
 
-def _first_asked(error: BaseException) -> Asked | None:
+def _first_asked(error: BaseException) -> QuestionAsked | None:
     """Return the first question among the errors of a task group. Other errors recur once the question is answered."""
-    if isinstance(error, Asked):
+    if isinstance(error, QuestionAsked):
         return error
     if not isinstance(error, BaseExceptionGroup):
         return None

@@ -56,7 +56,7 @@ class _Group:
     changes: list[Change]
     events: list[events.Event]
     """The events to publish once the changes are stored."""
-    settled: Commit
+    commit: Commit
     """The commit returned for each of the submissions."""
 
     @property
@@ -86,7 +86,7 @@ class Checkpointer:
         """Groups waiting for the store, oldest first. Only the last group takes further submissions."""
         self._wake = anyio.Event()
         self._closing = False
-        self._left = False
+        self._run_ended = False
         """True once the release of the run is submitted: no lease renewal may follow."""
         self._retry_at = 0.0
         self._retry_s = FIRST_RETRY_S
@@ -104,13 +104,13 @@ class Checkpointer:
     def submit(self, new_events: Sequence[events.Event], *plain: Change) -> Commit:
         """See EventSink. `plain` changes, such as claims, have no events and are written last."""
         group = self._group_with(new_events, plain)
-        self._left = self._left or group.ending
-        return group.settled
+        self._run_ended = self._run_ended or group.ending
+        return group.commit
 
     def _group_with(self, new_events: Sequence[events.Event], plain: Sequence[Change]) -> _Group:
         if not self._groups:
             if self.away:
-                return self._kept(new_events, plain)
+                return self._keep_in_memory(new_events, plain)
             self._groups.append(_Group([], [], Commit()))
             self._wake.set()
         group = self._groups[-1]
@@ -120,7 +120,7 @@ class Checkpointer:
         group.events.extend(new_events)
         return group
 
-    def _kept(self, new_events: Sequence[events.Event], plain: Sequence[Change]) -> _Group:
+    def _keep_in_memory(self, new_events: Sequence[events.Event], plain: Sequence[Change]) -> _Group:
         """Keep the changes in memory while the store is away, and set the commit at once, even during a retry. Only the
         group that ends the run waits for the store.
         """
@@ -132,7 +132,7 @@ class Checkpointer:
             self._wake.set()
         else:
             self._unstored += group.changes
-            self._settle(group)
+            self._publish(group)
         return group
 
     async def write_until_closed(self) -> None:
@@ -154,7 +154,7 @@ class Checkpointer:
         """Renew the lease of `lease` seconds until cancelled, or until the release of the run is submitted."""
         while True:
             await self._clock.sleep(lease / 3)
-            if self._left:
+            if self._run_ended:
                 return  # woken in the same step in which the run ended, before the cancellation
             reached("lease.before_renewal")
             self.submit((), LeaseRenewed(self._clock.wall() + lease))
@@ -189,14 +189,14 @@ class Checkpointer:
         if self._unstored and self.fatal is None and is_time:
             await self._write_unstored()
         if group.ending:
-            await self._try_a_last_time()
-        self._settle(group)
+            await self._retry_at_end()
+        self._publish(group)
         while self.away and self._groups and not self._groups[0].ending:
             waiting = self._groups.popleft()
             self._unstored += waiting.changes
-            self._settle(waiting)
+            self._publish(waiting)
 
-    async def _try_a_last_time(self) -> None:
+    async def _retry_at_end(self) -> None:
         """Retry at the end of the run, because no later write follows: up to BUSY_PATIENCE_S seconds if the store is
         busy; otherwise for the waits of LAST_TRIES_S, but for at most about a second.
         """
@@ -210,18 +210,18 @@ class Checkpointer:
                 await self._clock.sleep(delay)
             await self._write_unstored()
 
-    def _settle(self, group: _Group) -> None:
+    def _publish(self, group: _Group) -> None:
         """Publish the events and set the commit of the group. After a fatal error no events are published."""
         if self.fatal is None:
             for event in group.events:
                 self._feed.publish(event)
             reached("events.published")
-        group.settled.set()
+        group.commit.set()
 
     async def _write_unstored(self) -> None:
         limit, count = BATCH_LIMIT, 0
         while self._unstored:
-            head = self._head(limit)
+            head = self._next_batch(limit)
             error = await self._try_write(head)
             if isinstance(error, Conflict) and self.began and not self._strict:
                 # A retry cannot help. Written singly, all changes except the refused change are stored.
@@ -231,17 +231,17 @@ class Checkpointer:
                     if len(apart := split_completion(head[0])) > 1:  # maybe only the prompt is refused
                         self._unstored.extendleft(reversed((*apart, *head[1:])))
                     else:
-                        self._lost(error, len(head))
+                        self._record_loss(error, len(head))
                 limit = 1
                 continue
             if error is not None:
-                self._failed(error)
+                self._record_failure(error)
                 return
-            self._stored(head)
+            self._record_stored(head)
             count += len(head)
-        self._recovered(count)
+        self._record_recovery(count)
 
-    def _head(self, limit: int) -> tuple[Change, ...]:
+    def _next_batch(self, limit: int) -> tuple[Change, ...]:
         """Return the first `limit` unstored changes, and the following changes that belong to the last of the first."""
         head = islice(self._unstored, limit)
         following = 0
@@ -252,13 +252,13 @@ class Checkpointer:
                 break
         return (*head, *islice(self._unstored, limit, limit + following))
 
-    def _stored(self, head: tuple[Change, ...]) -> None:
+    def _record_stored(self, head: tuple[Change, ...]) -> None:
         claims = [type(change) for change in head].count(RunClaimed)
         self._position = WritePosition(self._position.epoch + claims, self._position.next_seq + len(head))
         for _ in head:
             self._unstored.popleft()
 
-    def _lost(self, error: Conflict, count: int) -> None:
+    def _record_loss(self, error: Conflict, count: int) -> None:
         at, place = iso(self._clock.wall()), len(self.degraded) - self.away  # an open outage stays last
         before = self.degraded[place - 1] if place else None
         if before is not None and before.lost and before.error == str(error):  # likely a consequence of the last loss
@@ -279,7 +279,7 @@ class Checkpointer:
                 reached("batch.after_write")
                 return None
 
-    def _failed(self, error: StoreError) -> None:
+    def _record_failure(self, error: StoreError) -> None:
         self._error = error
         refused = isinstance(error, Conflict) and not self.began
         forgotten = isinstance(error, StoreNotOpen) and not self.began and not self.degraded
@@ -300,7 +300,7 @@ class Checkpointer:
         """True if any change of the run is stored."""
         return self._position.next_seq > 1
 
-    def _recovered(self, count: int) -> None:
+    def _record_recovery(self, count: int) -> None:
         if not self.away:
             return
         at = iso(self._clock.wall())

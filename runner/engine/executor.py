@@ -187,7 +187,7 @@ class Executor:
         """Call the run's policy for the end of the task `ended`, or, if None, for a run with nothing left to do."""
         if self._policy_driver is None or self.ended_by is not None:
             return []
-        new_events = self._policy_driver.about(ended)
+        new_events = self._policy_driver.decide(ended)
         for event in new_events:
             if isinstance(event, events.TaskCancelled):  # stop waiting for an answer or a retry
                 position = self._state.dag.position(event.task_id)

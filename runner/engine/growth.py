@@ -17,7 +17,7 @@ from plait.runner.scheduling.scheduler import Scheduler
 from plait.runner.state.run_state import RunState
 
 if TYPE_CHECKING:
-    from plait.runner.plan.added_tasks import Added
+    from plait.runner.plan.added_tasks import AddedTasks
 
 
 class Growth:
@@ -63,7 +63,7 @@ class Growth:
         try:
             return [self.add(added.tasks, task.id, added.mistakes)]
         except DAGError as error:
-            raise DAGError(added.told(error.problems)) from None
+            raise DAGError(added.all_problems(error.problems)) from None
 
     def add(
         self,
@@ -184,7 +184,7 @@ def _specs(reply: Reply) -> Sequence[object]:
     return data
 
 
-def _read_added(specs: Sequence[object]) -> Added:
+def _read_added(specs: Sequence[object]) -> AddedTasks:
     from plait.runner.plan.added_tasks import read_added  # noqa: PLC0415 - imports pydantic, needed by growing runs only
 
     return read_added(specs)

@@ -29,14 +29,14 @@ class PendingQuestions:
     def __init__(
         self,
         state: RunState,
-        schedule: Scheduler,
+        scheduler: Scheduler,
         context: RunContext,
         answer: Callable[[str, int, JsonInput, str], bool],
         expire: Callable[[int], None],
         look_on: Callable[[], None],
     ) -> None:
         self._state = state
-        self._schedule = schedule
+        self._scheduler = scheduler
         self._context = context
         self._answer = answer
         self._expire = expire
@@ -53,7 +53,7 @@ class PendingQuestions:
             task_id, attempt = self._state.dag.tasks[position].id, self._state.attempts[position]
             question = OpenQuestion.of(self._context.run_id, task_id, attempt, asking)
             self._calls[position] = scope = anyio.CancelScope()
-            self._schedule.keep_open()
+            self._scheduler.keep_open()
             workers.start_soon(self._ask, self._context.on_question, question, scope)
         if asking.deadline_at is not None:
             self._deadlines[position] = scope = anyio.CancelScope()
@@ -89,7 +89,7 @@ class PendingQuestions:
             self._log.warning("on_question_failed", task=question.task_id, error=type(error).__name__)
             self._log.debug("on_question_failed", error, task=question.task_id)
         finally:
-            self._schedule.end_keep_open()
+            self._scheduler.end_keep_open()
         self._look_on()
 
     async def _wait_for_deadline(self, position: int, asking: Asking, scope: anyio.CancelScope) -> None:

@@ -209,7 +209,7 @@ async def _execute(
     policy_driver = None
     if run.policy is not None:
         policy_driver = PolicyDriver(
-            run.policy, run.policy_state, state=run.state, schedule=scheduler, growth=growth, stamp=stamp
+            run.policy, run.policy_state, state=run.state, scheduler=scheduler, growth=growth, stamp=stamp
         )
     executor = Executor(run.state, scheduler, growth, context, policy_driver)
     control.attach(executor.end, executor.wind_down, executor.answer)

@@ -172,7 +172,7 @@ class OutcomeHandler:
         """Fail the waiting task at `position`, because no answer arrived in time."""
         error = f"no answer by the deadline: {self._state.questions[position]}"
         failed = self.fail(position, BackendError(ErrorKind.TIMEOUT, error[:2000]))
-        self._scheduler.settle(position, failed.status)
+        self._scheduler.finish_without_slot(position, failed.status)
         return failed
 
     def expand_or_gather(self, position: int) -> list[events.Event]:
@@ -196,11 +196,11 @@ class OutcomeHandler:
         started = self._state.start(position, self._stamp(), GATHERING)
         if isinstance(outcome, BackendError):
             failed = self.fail(position, outcome)
-            self._scheduler.settle(position, failed.status)
+            self._scheduler.finish_without_slot(position, failed.status)
             return [started, failed]
         text = to_json(outcome)
         completed = self._state.complete(position, self._stamp(), Reply(text, outcome), text)
-        self._scheduler.settle(position, TaskStatus.COMPLETED)
+        self._scheduler.finish_without_slot(position, TaskStatus.COMPLETED)
         return [started, completed]
 
     def fail(

@@ -74,18 +74,18 @@ class PolicyDriver:
         decided: PolicyState,
         *,
         state: RunState,
-        schedule: Scheduler,
+        scheduler: Scheduler,
         growth: Growth,
         stamp: Callable[[], str],
     ) -> None:
         self._policy = policy
         self._state = state
-        self._schedule = schedule
+        self._scheduler = scheduler
         self._growth = growth
         self._stamp = stamp
         self.decided = decided
 
-    def about(self, ended: str | None) -> list[events.Event]:
+    def decide(self, ended: str | None) -> list[events.Event]:
         """Call the policy after the end of the task `ended`, or, if None, when nothing is left to run.
 
         Returns the events of the decision; none if the end of the run is decided already. If the policy raises or
@@ -96,15 +96,15 @@ class PolicyDriver:
         view = RunView(self._state.dag.tasks, self._result, self.decided.state, ended, self._state.dag.position)
         try:
             decision = _checked(self._policy.decide(view))
-            decided = PolicyState(cast("JsonValue", decision.state), decision.end, decision.error)
-            encoded = decided.encoded()
+            state = PolicyState(cast("JsonValue", decision.state), decision.end, decision.error)
+            encoded = state.encoded()
             if len(encoded) > MAX_STATE:
                 raise PlaitError(f"the state has {len(encoded)} characters of JSON, and the limit is {MAX_STATE}")
             new_events = self._carried_out(decision)
             if ended is None and not new_events:
-                decided = replace(decided, idle=True)
-                encoded = decided.encoded()
-            self.decided = decided
+                state = replace(state, idle=True)
+                encoded = state.encoded()
+            self.decided = state
         except Exception as error:
             new_events = []
             self._failed(error, ended)
@@ -145,7 +145,7 @@ class PolicyDriver:
             if self._state.statuses[position] not in {TaskStatus.PENDING, TaskStatus.WAITING_INPUT}:
                 continue
             new_events.append(self._state.cancel(position, at))
-            self._schedule.drop(position)
+            self._scheduler.drop(position)
             waiting += [*self._state.dag.dependents[position], *self._state.parts.get(position, ())]
         return new_events
 

@@ -40,8 +40,8 @@ def checked_run_id(run_id: str | None) -> str | None:
     """Return `run_id`. Raises ValueError if the id is not allowed."""
     if run_id is not None and (not _RUN_ID.fullmatch(run_id) or run_id in RESERVED_RUN_IDS):
         raise ValueError(
-            f"run id {run_id[:80]!r} must be 1 to 128 of letters, digits, '.', '_', '-', not starting with '.', "
-            f"and not 'last'"
+            f"run id {run_id[:80]!r} must have 1 to 128 letters, digits, '.', '_' or '-', and not begin with '.', "
+            f"and must not be 'last'"
         )
     return run_id
 

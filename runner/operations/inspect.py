@@ -13,7 +13,7 @@ from plait.backends.protocol import JsonValue, Usage
 from plait.persistence.protocol import Store
 from plait.persistence.records import RUN_ENDS, EventRecord, RunRecord, TaskRecord
 from plait.runner.clock import Clock, iso
-from plait.runner.domain.question import Answered, OpenQuestion, answers_of, asking_of
+from plait.runner.domain.question import AnsweredQuestion, OpenQuestion, answers_of, asking_of
 from plait.runner.domain.status import RUN_DONE, TASK_DONE, UNDER_WAY, RunStatus, TaskStatus
 from plait.runner.engine.retry import next_tries
 from plait.runner.errors import RunNotFound
@@ -61,7 +61,7 @@ class TaskInfo:
     """The same question with its schema, default and deadline. None if the task does not ask, but a crash interrupted
     it and a person has to decide.
     """
-    answers: tuple[Answered, ...]
+    answers: tuple[AnsweredQuestion, ...]
     """Answers to earlier questions of the task."""
     session_id: str | None
     """The backend's id of the conversation, if known."""
@@ -270,7 +270,7 @@ def _asks(run_id: str, task: TaskRecord) -> OpenQuestion | None:
         return None
 
 
-def _answers(task: TaskRecord) -> tuple[Answered, ...]:
+def _answers(task: TaskRecord) -> tuple[AnsweredQuestion, ...]:
     try:
         return answers_of(task.answers)
     except (ValueError, KeyError, TypeError):  # damaged

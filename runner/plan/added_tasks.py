@@ -26,7 +26,7 @@ _LONGEST_NAME = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Added:
+class AddedTasks:
     """The tasks of a reply."""
 
     tasks: Sequence[Task]
@@ -38,7 +38,7 @@ class Added:
     names: Sequence[str | None] = ()
     """The id of each task as written in the reply; None if unusable."""
 
-    def told(self, problems: Sequence[Problem]) -> list[Problem]:
+    def all_problems(self, problems: Sequence[Problem]) -> list[Problem]:
         """Return the mistakes followed by the further `problems` of the tasks, with the names used in the reply.
 
         Problems that only result from the mistakes are left out.
@@ -53,7 +53,7 @@ class Added:
         return replace(_at(position, self.names, problem.message), field=problem.field, index=problem.index)
 
 
-def read_added(specs: Sequence[object]) -> Added:
+def read_added(specs: Sequence[object]) -> AddedTasks:
     """Return the tasks described by `specs`, with all problems of their shape."""
     whole = cast("JsonValue", {"tasks": list(specs)})
     names = [_name(spec) for spec in specs]
@@ -69,7 +69,7 @@ def read_added(specs: Sequence[object]) -> Added:
         if mistake := check_plain(task.prompt):
             found.append(replace(_at(place, names, str(mistake)), field="prompt", line=mistake.line))
             tasks[place] = replace(task, prompt="")
-    return Added(tasks, found, lost, names)
+    return AddedTasks(tasks, found, lost, names)
 
 
 def tasks_of(specs: Sequence[object]) -> Sequence[Task]:

@@ -26,7 +26,7 @@ from plait.runner.plan.inputs import SuppliedValues, input_values
 from plait.runner.plan.messages import describe, explain, model_at, real_path
 from plait.runner.plan.schema import PlanPart
 from plait.runner.plan.source import MAX_BYTES, Source, read_source
-from plait.runner.plan.tasks import Graph
+from plait.runner.plan.tasks import PlanTasks
 from plait.runner.plan.workflows import check_follow_ups, follow_ups_of
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def _build(source: Source, given: SuppliedValues, path: Path, *, with_functions:
         _look_up_functions(part, path.parent, source)
     values = input_values(part.inputs, given, source)
     name = part.name.strip() or ("" if path.is_dir() else path.stem)
-    dag = _dag(Graph(part, values, source), name, lost, _growth_of(part))
+    dag = _dag(PlanTasks(part, values, source), name, lost, _growth_of(part))
     policy = follow_ups_of(part, source)
     if dag is not None and policy is not None:
         check_follow_ups(policy, dag, source)
@@ -171,7 +171,7 @@ def _growth_of(part: PlanPart) -> GrowthLimits | None:
     return None if part.growth is None else GrowthLimits(part.growth.max_tasks, part.growth.max_depth)
 
 
-def _dag(graph: Graph, name: str, lost: set[int], growth: GrowthLimits | None) -> DAG | None:
+def _dag(graph: PlanTasks, name: str, lost: set[int], growth: GrowthLimits | None) -> DAG | None:
     tasks = graph.tasks()
     if tasks is None:
         return None

@@ -39,8 +39,8 @@ _SPECIAL = {
 class RowsError(ValueError):
     """Raised if lines of `file` are unusable."""
 
-    def __init__(self, file: Path, mistakes: list[Mistake]) -> None:
-        super().__init__(f"{file} has lines that cannot be used")
+    def __init__(self, file: Path, mistakes: list[RowProblem]) -> None:
+        super().__init__(f"{file} has {len(mistakes)} unusable lines; line {mistakes[0].line}: {mistakes[0].message}")
         self.file = file
         self.mistakes = mistakes
 
@@ -61,9 +61,9 @@ def read_rows(folder: Path, name: str, max_rows: int) -> list[JsonValue]:
         raise ValueError(f"the name of a file of rows must end with {ends}, and {name!r} does not; convert the file")
     found = read(_text(path, folder, name))
     rows: list[JsonValue] = []
-    mistakes: list[Mistake] = []
+    mistakes: list[RowProblem] = []
     for row in found:
-        if isinstance(row, Mistake):
+        if isinstance(row, RowProblem):
             mistakes.append(row)
         else:
             rows.append(row)
@@ -109,7 +109,7 @@ def _text(path: Path, folder: Path, name: str) -> str:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = error.object[: error.start].replace(b"\r\n", b"\n").replace(b"\r", b"\n").count(b"\n") + 1
-        raise RowsError(path, [Mistake("this is not UTF-8; save the file as UTF-8", line)]) from error
+        raise RowsError(path, [RowProblem("this is not UTF-8; save the file as UTF-8", line)]) from error
 
 
 class _Json:
@@ -125,25 +125,25 @@ class _Json:
             self._twice += [key for key, count in Counter(key for key, _ in pairs).items() if count > 1]
         return mapping
 
-    def read(self, text: str, at: int, line: int) -> tuple[JsonValue | Mistake, int | None]:
+    def read(self, text: str, at: int, line: int) -> tuple[JsonValue | RowProblem, int | None]:
         """Return the value in `text` at index `at` in line `line`, and the end index (None if unknown)."""
         self._twice.clear()
         try:
             value, end = self._decoder.raw_decode(text, at)
         except json.JSONDecodeError as error:
             first = text.count("\n", 0, at) + 1
-            return Mistake(not_json(error), line + error.lineno - first, error.colno), None
+            return RowProblem(not_json(error), line + error.lineno - first, error.colno), None
         except RecursionError:
             return too_deep(line), None
         except ValueError:
-            return Mistake(too_many_digits(), line), None
+            return RowProblem(too_many_digits(), line), None
         if self._twice:
-            return Mistake(f"key {self._twice[0]!r} stands here twice", line), end
+            return RowProblem(f"key {self._twice[0]!r} stands here twice", line), end
         return checked(value, line), end
 
 
-def _not_null(row: JsonValue | Mistake, line: int) -> JsonValue | Mistake:
-    return Mistake("this row is null, and for_each cannot use null; remove the row", line) if row is None else row
+def _not_null(row: JsonValue | RowProblem, line: int) -> JsonValue | RowProblem:
+    return RowProblem("this row is null, and for_each cannot use null; remove the row", line) if row is None else row
 
 
 def _lines(text: str) -> Rows:
@@ -155,7 +155,9 @@ def _lines(text: str) -> Rows:
             continue
         value, end = values.read(line, start, number)
         if end is not None and (more := _after_space(line, end)) < len(line):
-            yield Mistake("this is not JSON: a line holds one value, and more text follows the value", number, more + 1)
+            yield RowProblem(
+                "this is not JSON: a line holds one value, and more text follows the value", number, more + 1
+            )
         else:
             yield _not_null(value, number)
 
@@ -173,8 +175,8 @@ def _list(text: str) -> Rows:
         held = describe(value)
         yield (
             value
-            if isinstance(value, Mistake)
-            else Mistake(
+            if isinstance(value, RowProblem)
+            else RowProblem(
                 f"a .json file of rows must hold a list, not {held}; for one value per line, use a .jsonl file", line
             )
         )
@@ -197,9 +199,9 @@ def _list(text: str) -> Rows:
     if text.startswith("]", at):
         at = _after_space(text, at + 1)
         if at < len(text):
-            yield Mistake("this is not JSON: more text follows the list", 1 + text.count("\n", 0, at))
+            yield RowProblem("this is not JSON: more text follows the list", 1 + text.count("\n", 0, at))
     else:
-        yield Mistake("this is not JSON: a comma or the list's end is missing", line)
+        yield RowProblem("this is not JSON: a comma or the list's end is missing", line)
 
 
 def _after_space(text: str, at: int) -> int:
@@ -212,7 +214,7 @@ LINE = re.compile(r"[^\r\n]*(?:\r\n|[\r\n])|[^\r\n]+")
 
 
 @dataclass(frozen=True, slots=True)
-class Mistake:
+class RowProblem:
     """A mistake in a line of the file."""
 
     message: str
@@ -223,20 +225,20 @@ class Mistake:
     """The column, from 1; None if unknown."""
 
 
-Rows: TypeAlias = "Iterator[JsonValue | Mistake]"
+Rows: TypeAlias = "Iterator[JsonValue | RowProblem]"
 
 
-def too_deep(line: int) -> Mistake:
+def too_deep(line: int) -> RowProblem:
     """Return the mistake of a row nested too deep."""
-    return Mistake(f"this is nested deeper than {MAX_DEPTH} levels", line)
+    return RowProblem(f"this is nested deeper than {MAX_DEPTH} levels", line)
 
 
-def checked(value: JsonValue, line: int) -> JsonValue | Mistake:
+def checked(value: JsonValue, line: int) -> JsonValue | RowProblem:
     """Return `value`, or the mistake if `value` contains something not allowed in a plan."""
     if nests_too_deep(value):
         return too_deep(line)
     for path, message in unstorable(value):
-        return Mistake(f"{spell(path)}: {message}" if path else message, line)
+        return RowProblem(f"{spell(path)}: {message}" if path else message, line)
     return value
 
 
@@ -262,15 +264,15 @@ def table(text: str, delimiter: str) -> Rows:
             continue
         header = fields
         if message := _wrong_header(header):
-            yield Mistake(message, line)
+            yield RowProblem(message, line)
             return
 
 
-def _row(header: list[str], fields: list[str], line: int) -> JsonValue | Mistake:
+def _row(header: list[str], fields: list[str], line: int) -> JsonValue | RowProblem:
     if len(fields) != len(header):
         have = f"{len(fields)} field{'s' if len(fields) != 1 else ''}"
         message = f"this row has {have}, and the header {len(header)}; put a field that contains a separator in quotes"
-        return Mistake(message, line)
+        return RowProblem(message, line)
     return checked(dict(zip(header, fields, strict=True)), line)
 
 
@@ -290,14 +292,14 @@ def _wrong_header(header: list[str]) -> str | None:
     return next((message for _, message in unstorable(list(header))), None)
 
 
-def _broken(error: csv.Error, first: int, last: int) -> Mistake:
+def _broken(error: csv.Error, first: int, last: int) -> RowProblem:
     """Return the mistake of a row that was read from line `first` to line `last`."""
     if "field larger" in str(error):
         most = f"more than {csv.field_size_limit():,} characters"
-        return Mistake(f"a field has {most}; is a quote missing? A .jsonl file may hold longer texts", first)
+        return RowProblem(f"a field has {most}; is a quote missing? A .jsonl file may hold longer texts", first)
     if "unexpected end" in str(error):
-        return Mistake("a quote that is opened in this row is never closed", first)
-    return Mistake(f"{error}; write a quote inside a quoted field twice", last)
+        return RowProblem("a quote that is opened in this row is never closed", first)
+    return RowProblem(f"{error}; write a quote inside a quoted field twice", last)
 
 
 _READERS: dict[str, Callable[[str], Rows]] = {

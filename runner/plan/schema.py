@@ -116,7 +116,7 @@ class TaskPart(_Part):
     """A task."""
 
     id: Id
-    """Unique name: 1 to 64 of letters, digits, '.', '_', '-', not starting with '.'; at most 58 for a task over the
+    """Unique name of 1 to 64 letters, digits, '.', '_' or '-', not beginning with '.'. At most 58 for a task over the
     list of another task. Not inputs, results, item, true, false or none: prompts use these words.
     """
     prompt: str
@@ -148,7 +148,7 @@ class TaskPart(_Part):
     at_most_once: bool = False
     """Never run twice: no retry, and after a crash a person decides (plait answer)."""
     role: str | None = Field(default=None, pattern=_ROLE)
-    """The role for `workflows`, such as coder: 1 to 32 of letters, digits, '.', '_', '-', not starting with '.'. Kept
+    """The role for `workflows`, such as coder: 1 to 32 letters, digits, '.', '_' or '-', not beginning with '.'. Kept
     in `metadata`.
     """
     metadata: dict[str, Any] = Field(default_factory=dict[str, Any])
@@ -159,7 +159,7 @@ class FollowUpPart(_Part):
     """A task added after each task of a role."""
 
     role: str = Field(pattern=_ROLE)
-    """The role of the follow-up: 1 to 32 of letters, digits, '.', '_', '-', not starting with '.'. Also the end of its
+    """The role of the follow-up: 1 to 32 letters, digits, '.', '_' or '-', not beginning with '.'. Also the end of its
     id, its name in prompts of later steps, and a role for other workflows.
     """
     prompt: str | None = None

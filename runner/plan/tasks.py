@@ -27,7 +27,7 @@ _MOST_FIELDS = 20
 _USED = re.compile(r"the prompt uses \{\{ (\S+) \}\}")
 
 
-class Graph:
+class PlanTasks:
     """The tasks of a plan. Problems are added to `source.problems`.
 
     After an unknown name the checks continue with the closest known name, so a misspelling is reported only once.

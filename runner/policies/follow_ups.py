@@ -57,8 +57,8 @@ class FollowUp:
     def __post_init__(self) -> None:
         if not _ROLE.fullmatch(self.role) or self.role == WORK or self.role in RESERVED_NAMES:
             raise ValueError(
-                f"role {self.role[:80]!r} must be 1 to 32 of letters, digits, '.', '_', '-', not starting with '.', "
-                f"and none of {', '.join(sorted({WORK, *RESERVED_NAMES}))}"
+                f"role {self.role[:80]!r} must have 1 to 32 letters, digits, '.', '_' or '-', and not begin with '.', "
+                f"and must be none of {', '.join(sorted({WORK, *RESERVED_NAMES}))}"
             )
         if not self.prompt and self.role not in PROMPTS:
             raise ValueError(
@@ -70,7 +70,7 @@ class FollowUp:
 
 
 @dataclass(frozen=True, slots=True)
-class Mistake:
+class FollowUpProblem:
     """A problem of a future follow-up."""
 
     task: Task
@@ -138,7 +138,7 @@ class FollowUps:
         if found := [mistake.problem for mistake in self.mistakes(dag)]:
             raise DAGError(found)
 
-    def mistakes(self, dag: DAG) -> Iterator[Mistake]:
+    def mistakes(self, dag: DAG) -> Iterator[FollowUpProblem]:
         """Yield each mistake found by `check` once, however many tasks of `dag` have the follow-up."""
         stand_ins = self._stand_ins(dag)
         there = (*dag, *stand_ins)
@@ -153,7 +153,7 @@ class FollowUps:
                     seen.add((after, place, problem.message))
                     hint = f"; let {_followed(task)!r} depend on it"
                     message = problem.message.replace("; add it to depends_on", hint)
-                    yield Mistake(task, after, place, replace(problem, message=message, position=None))
+                    yield FollowUpProblem(task, after, place, replace(problem, message=message, position=None))
 
     def _after(self, task: Task, is_taken: Callable[[str], bool]) -> Iterator[Task]:
         """Yield the follow-ups of `task`. `is_taken` returns whether the run already uses an id."""

@@ -71,8 +71,8 @@ class Step:
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name) or self.name in RESERVED_NAMES:
             raise ValueError(
-                f"step name {self.name[:80]!r} must be 1 to 56 of letters, digits, '.', '_', '-', not starting with "
-                f"'.', and none of {', '.join(sorted(RESERVED_NAMES))}"
+                f"step name {self.name[:80]!r} must have 1 to 56 letters, digits, '.', '_' or '-', and not begin with "
+                f"'.', and must be none of {', '.join(sorted(RESERVED_NAMES))}"
             )
         if self.max_tries < 1:
             raise ValueError(f"step {self.name!r}: max_tries must be at least 1, not {self.max_tries}")

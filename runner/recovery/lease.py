@@ -120,7 +120,10 @@ async def acquire(
         await store.write(batch)
     except (Conflict, Fenced) as error:
         forget(owner)
-        raise RunOwned(f"another process took over run {record.run_id} at the same time and runs it") from error
+        raise RunOwned(
+            f"another process took over run {record.run_id} at the same time; read its progress with "
+            f"`plait log {record.run_id} --follow`"
+        ) from error
     except BaseException:
         # After a cancellation or an error the claim may be stored all the same. Release the run, but only a run of this
         # process: the batch repeats the claim, and the store refuses the batch after a claim of another process.

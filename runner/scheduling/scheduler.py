@@ -194,9 +194,9 @@ class Scheduler:
         if status is TaskStatus.COMPLETED:
             limiter.completed()
         self._slots.offer(self)
-        self.settle(position, status)
+        self.finish_without_slot(position, status)
 
-    def settle(self, position: int, status: TaskStatus) -> None:
+    def finish_without_slot(self, position: int, status: TaskStatus) -> None:
         """Record the end as `status` of a task without a slot, and unlock its dependents."""
         if self._satisfies(position, status):
             self._decrement(self._for_each.waiting(position))

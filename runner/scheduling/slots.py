@@ -80,31 +80,31 @@ class SlotPool:
             limiter = self._limiters[backend] = BackendLimiter(limit, limit)
         return limiter
 
-    def enqueue(self, who: object, limiter: BackendLimiter, take: Callable[[], None]) -> None:
+    def enqueue(self, run: object, limiter: BackendLimiter, take: Callable[[], None]) -> None:
         """Call `take` whenever `who` may get a slot on the backend, until `who` is removed from `limiter.line`.
 
         `take` runs in the context variables of this call, not in the context of the releasing run. A served run removes
         itself and may call again.
         """
-        if who not in limiter.queue:
-            limiter.queue[who] = (next(self._numbers), partial(copy_context().run, take))
+        if run not in limiter.queue:
+            limiter.queue[run] = (next(self._numbers), partial(copy_context().run, take))
 
-    def dequeue(self, who: object) -> None:
+    def dequeue(self, run: object) -> None:
         """Remove `who` from all queues."""
         for limiter in self._limiters.values():
-            limiter.queue.pop(who, None)
+            limiter.queue.pop(run, None)
 
-    def offer(self, but: object) -> None:
+    def offer(self, releasing: object) -> None:
         """Offer free slots, one at a time, to all waiting runs except the releasing run `but`."""
         passed: set[tuple[BackendLimiter, object]] = set()
-        while self.taken < self.most and (first := self._next_waiting(but, passed)) is not None:
+        while self.taken < self.most and (first := self._next_waiting(releasing, passed)) is not None:
             before = self.taken
             self._offer_one(*first)
             if self.taken == before:
                 passed.add(first)
 
     def _next_waiting(
-        self, but: object, passed: Set[tuple[BackendLimiter, object]]
+        self, releasing: object, passed: Set[tuple[BackendLimiter, object]]
     ) -> tuple[BackendLimiter, object] | None:
         """Return the run with the longest wait among the runs waiting for an open backend."""
         first: tuple[int, BackendLimiter, object] | None = None
@@ -112,16 +112,16 @@ class SlotPool:
             if not limiter.queue or not limiter.is_open:
                 continue
             for who, (number, _) in limiter.queue.items():
-                if who is not but and (limiter, who) not in passed:
+                if who is not releasing and (limiter, who) not in passed:
                     first = (number, limiter, who) if first is None or number < first[0] else first
                     break
         return None if first is None else first[1:]
 
-    def _offer_one(self, limiter: BackendLimiter, who: object) -> None:
+    def _offer_one(self, limiter: BackendLimiter, run: object) -> None:
         limit, only = self.most, self.only
         self.most, self.only = self.taken + 1, limiter
         try:
-            limiter.queue[who][1]()
+            limiter.queue[run][1]()
         finally:
             self.most, self.only = limit, only
 

@@ -17,7 +17,7 @@ from plait.persistence.records import TaskRecord
 from plait.runner.domain.conversation import Continuation, History
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.prompt_values import rendered
-from plait.runner.domain.question import Answered, Asking, Way, answers_of, asking_of
+from plait.runner.domain.question import AnsweredQuestion, Asking, Way, answers_of, asking_of
 from plait.runner.domain.result import ResumeSummary, RunResult, TaskResult
 from plait.runner.domain.status import TASK_DONE, TASK_STATUSES, RunStatus, TaskStatus
 from plait.runner.domain.task import Task, last_chance
@@ -77,8 +77,8 @@ class ReadableState:
         self._asking: dict[int, Asking] = {}
         self.asking: Final[Mapping[int, Asking]] = self._asking
         """The details of the question, if the task itself asked."""
-        self._answers: dict[int, tuple[Answered, ...]] = {}
-        self.answers: Final[Mapping[int, tuple[Answered, ...]]] = self._answers
+        self._answers: dict[int, tuple[AnsweredQuestion, ...]] = {}
+        self.answers: Final[Mapping[int, tuple[AnsweredQuestion, ...]]] = self._answers
         """The answers to a task's questions so far."""
         self._started: set[int] = set()
         """Tasks begun by this process."""
@@ -150,7 +150,7 @@ class ReadableState:
                 found.append((answered.question, answered.value))
         return found
 
-    def answer_to_send(self, position: int) -> Answered | None:
+    def answer_to_send(self, position: int) -> AnsweredQuestion | None:
         """Return the last answer to a question in a reply, with which the conversation continues; None without."""
         return next((one for one in reversed(self._answers.get(position, ())) if one.way is Way.REPLY), None)
 

@@ -30,7 +30,7 @@ from plait.backends.protocol import NO_USAGE, JsonValue, Message, Reply, Usage
 from plait.persistence.records import AttemptRecord, AttemptStatus
 from plait.runner.domain import events
 from plait.runner.domain.conversation import INVALID_TASKS, Continuation, History
-from plait.runner.domain.question import Answered, Asking, Way
+from plait.runner.domain.question import AnsweredQuestion, Asking, Way
 from plait.runner.domain.result import TaskResult
 from plait.runner.domain.status import TASK_REOPENINGS, TASK_TRANSITIONS, TaskStatus
 from plait.runner.domain.task import Task, failed_status
@@ -199,7 +199,7 @@ class RunState(ReadableState):
             raise self._illegal(position, _PENDING)
         self._move(position, _WAITING, _PENDING)
         asking, number = self._asking.pop(position), self._attempts[position]
-        answered = Answered(number, asking.way, self._questions.pop(position), value, by)
+        answered = AnsweredQuestion(number, asking.way, self._questions.pop(position), value, by)
         self._answers[position] = answers = (*self._answers.get(position, ()), answered)
         if position in self._continuations and answered.way is Way.REPLY:
             self._continuations[position] = replace(self._continuations[position], answer=answered)

@@ -17,7 +17,7 @@ import pytest
 from plait.backends.process import manifest as childfile
 from plait.backends.process.manifest import read_manifest
 from plait.backends.process.proctable import members
-from plait.backends.process.spawn import Start, adopted, child_environment, running, sweep
+from plait.backends.process.spawn import Launch, adopted, child_environment, running, sweep
 from tests.support.agents.homes import until
 from tests.support.processes.room import (  # fmt: skip
     WORST,
@@ -196,7 +196,7 @@ async def test_what_a_child_has_left_is_not_taken_for_it(lives: bool, tmp_path: 
     code = (
         f"import subprocess, time; subprocess.Popen(['sleep', '60'], start_new_session=True); time.sleep({60 * lives})"
     )
-    start = Start([sys.executable, "-S", "-c", code], child_environment(), tmp_path, b"")
+    start = Launch([sys.executable, "-S", "-c", code], child_environment(), tmp_path, b"")
     async with running(start, tmp_path / "0") as child:
         while not any(one.pid != child.manifest.pid for one in members([child.manifest.tag])):  # noqa: ASYNC110
             await anyio.sleep(0.005)

@@ -58,9 +58,9 @@ class AcpBackend(CliBackend):
 
     def __post_init__(self) -> None:
         if isinstance(self.command, str) or not self.command:
-            raise ValueError('command is a list of words that start an agent, such as ["goose", "acp"]')
+            raise ValueError(f'command must be a list of words, such as ["goose", "acp"], not {self.command!r}')
         if self.permissions not in {"deny", "allow", "ask"}:
-            raise ValueError(f'permissions is "deny", "allow" or "ask", not {self.permissions!r}')
+            raise ValueError(f'permissions must be "deny", "allow" or "ask", not {self.permissions!r}')
 
     @property
     def name(self) -> str:

@@ -82,7 +82,7 @@ def stopped(result: JsonValue, denied: Sequence[str], *, is_silent: bool) -> tup
     """
     reason = text(result, "stopReason")
     if denied and (reason == "cancelled" or (reason == "end_turn" and is_silent)):
-        return ErrorKind.INVALID_REQUEST, f"it stopped after a denial: {denied[-1]}; see the backend's permissions"
+        return ErrorKind.INVALID_REQUEST, f"the turn stopped after a denied action: {denied[-1]}; change `permissions`"
     if reason == "end_turn":
         return None
     return _STOPS.get(reason, (ErrorKind.CRASHED, f"the turn ended without an answer ({shown(reason, 40)})"))

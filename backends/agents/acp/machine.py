@@ -246,7 +246,9 @@ class AcpMachine:
         self._offers = at(event, "result")
         self._session = text(self._offers, "sessionId") or self._session
         if self._session is None:
-            raise self._failure_of(ErrorKind.INVALID_REQUEST, f"{self._agent.title} opened a session without an id")
+            raise self._failure_of(
+                ErrorKind.INVALID_REQUEST, f"{self._agent.title} opened a session without an id; update the agent"
+            )
         self._settings = list(settings(self._offers, self._session, self.goals.model, self.goals.mode))
         self._send_next()
 
@@ -275,7 +277,9 @@ class AcpMachine:
     def _send_next(self) -> None:
         """Send the next setting, or the prompt."""
         if self._opens == "session/load" and not self._updates.holds(self._prompts_to_find):
-            raise self._failure_of(ErrorKind.SESSION_LOST, "the session does not hold the earlier prompt")
+            raise self._failure_of(
+                ErrorKind.SESSION_LOST, "the session does not hold the earlier prompt; start a new session"
+            )
         while self._settings:
             message = self._settings.pop(0)
             if self._sent.was_sent(message) or not self._sent.sent_step(Step.PROMPT):
@@ -289,7 +293,9 @@ class AcpMachine:
         if "error" in event:
             what = "model" if at(event, "id") == Step.MODEL.value else "mode"
             names = ", ".join(identity for identity, _ in choices(self._offers, what)) or f"no {what} to choose"
-            raise self._failure_of(ErrorKind.INVALID_REQUEST, f"{error_of(at(event, 'error'))[1]}; it offers {names}")
+            raise self._failure_of(
+                ErrorKind.INVALID_REQUEST, f"{error_of(at(event, 'error'))[1]}; the agent offers {names}"
+            )
         self._send_next()
 
     def _prompt_answered(self, event: Mapping[str, JsonValue]) -> None:

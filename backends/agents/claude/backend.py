@@ -123,7 +123,7 @@ class ClaudeCodeBackend(CliBackend):
             raise ValueError("ask_for needs hooks, which bare leaves out; give one of the two")
         wrong = [name for name in self.ask_for if not re.fullmatch(r"[\w.*|-]+", name)]
         if wrong:
-            raise ValueError(f"ask_for names tools, such as 'Bash'; {wrong[0]!r} is no such name")
+            raise ValueError(f"ask_for must hold names of tools, such as 'Bash', not {wrong[0]!r}")
 
     @property
     def passes(self) -> Sequence[str]:

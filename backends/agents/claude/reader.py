@@ -12,7 +12,7 @@ from plait.backends.agents.error_kinds import SchemaRefused, failure, no_outcome
 from plait.backends.agents.limit_resets import seconds_left
 from plait.backends.agents.protocol import Call, ProcessEnd, TurnAnswer
 from plait.backends.errors import BackendError, ErrorKind
-from plait.backends.json_fields import Tally, at, count, describe_tool_call, number, tables, text
+from plait.backends.json_fields import UsageTally, at, count, describe_tool_call, number, tables, text
 from plait.backends.protocol import NO_USAGE, JsonValue, Output, Usage
 from plait.backends.text import shown
 
@@ -43,7 +43,7 @@ class ClaudeReader:
         self._session: str | None = None
         self._announced: str | None = None
         self._version: tuple[int, ...] = ()
-        self._tally = Tally()
+        self._tally = UsageTally()
         self._model: str | None = None
         self._request: dict[str, str] = {}
         self._streamed: set[str] = set()

@@ -28,7 +28,11 @@ from plait.runner.domain.status import RUN_DONE, RunStatus
 @click.option(
     "--done", metavar="TEXT", help="Complete the task with TEXT as its result (JSON if it has an output_schema)."
 )
-@click.option("--again", is_flag=True, help="Run the task again, as it had no effect. For at_most_once only.")
+@click.option(
+    "--again",
+    is_flag=True,
+    help="Run the task again: the cut attempt had no effect. Only for a task marked at_most_once.",
+)
 @click.option("--fail", metavar="REASON", help="Fail the task for this REASON.")
 @store_option
 @json_option

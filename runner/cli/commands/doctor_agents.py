@@ -100,7 +100,7 @@ def check_left_over(left: Sequence[AtWork], root: Path, runs: Sequence[RunRecord
         if run is not None and not seems_free(run.owner, run.lease_expires_at, time.time()):
             continue
         shown = ", ".join(_describe_agent(one, root) for one in those)
-        what = f"{counted(len(those), 'agent')} of run {name} at work without plait: {shown}"
+        what = f"{counted(len(those), 'agent')} of run {name} still running after the end of the plait process: {shown}"
         yield Finding("children", Fitness.WARNING, one_line(what), _advise(run, those, path))
 
 

@@ -31,7 +31,7 @@ def is_work(task_id: str) -> bool:
     return task_id.startswith(PREFIX) or (task_id != ANSWER_ID and not _OWN.fullmatch(task_id))
 
 
-class Evidence:
+class WorkState:
     """The state of the work of a run."""
 
     def __init__(self, run: RunView) -> None:
@@ -124,7 +124,7 @@ class Evidence:
         last = [task.id for task in reflections[-1:] or own[-1:]]
         return [*last, *(task.id for task in self.work if task.id not in seen and self._completed(task))]
 
-    def told(self, most: int) -> str:
+    def as_text(self, most: int) -> str:
         """Return the state as text. Results are shortened to about `most` characters in all; if there are too many, the
         oldest are only counted.
         """

@@ -19,7 +19,7 @@ from plait.runner.domain.dag import DAG
 from plait.runner.domain.policy import Decision, RunView
 from plait.runner.domain.status import RunStatus, TaskStatus
 from plait.runner.domain.task import Task
-from plait.runner.policies.orchestrator.evidence import EXECUTED, Evidence, assignment, digest, is_work
+from plait.runner.policies.orchestrator.evidence import EXECUTED, WorkState, assignment, digest, is_work
 from plait.runner.policies.orchestrator.prompts import (
     ANSWER_ID,
     EXECUTOR,
@@ -158,13 +158,13 @@ class OrchestratorPolicy:
 
     def decide(self, run: RunView) -> Decision:
         """Return the decision that follows the end of the task `run.ended`."""
-        evidence = Evidence(run)
+        evidence = WorkState(run)
         decision = self._following(run, Loop.of(run.state), evidence)
         # Each task begins at most once: fewer tasks than the limit cannot exceed the limit.
         few = len(run.tasks) + len(decision.add) <= self.limits.max_iterations
         return decision if few or decision.end is not None else self._cut(evidence, decision)
 
-    def _cut(self, evidence: Evidence, decision: Decision) -> Decision:
+    def _cut(self, evidence: WorkState, decision: Decision) -> Decision:
         """Cancel ready tasks beyond `max_iterations`. The policy is called at each end, so no excess task has begun
         yet.
         """
@@ -175,7 +175,7 @@ class OrchestratorPolicy:
             return decision
         return replace(decision, cancel=(*decision.cancel, *excess), state=replace(loop, cut=True).to_json())
 
-    def _following(self, run: RunView, loop: Loop, evidence: Evidence) -> Decision:
+    def _following(self, run: RunView, loop: Loop, evidence: WorkState) -> Decision:
         if run.ended is not None and is_work(run.ended):
             return self._executed(loop, evidence, run.result(run.ended).status)
         if run.ended is None and loop.asked is None and loop.phase is not Phase.DONE:
@@ -188,7 +188,7 @@ class OrchestratorPolicy:
                 return self._answered(loop, evidence, loop.asked, result.value)
         return _only(loop)  # a failed task of the loop fails the run once all running tasks have ended
 
-    def _answered(self, loop: Loop, evidence: Evidence, task_id: str, answer: JsonValue) -> Decision:
+    def _answered(self, loop: Loop, evidence: WorkState, task_id: str, answer: JsonValue) -> Decision:
         """Return the decision after the completion of the loop's own task `task_id`."""
         if task_id == ANSWER_ID:
             return Decision(state=replace(loop, phase=Phase.DONE, asked=None).to_json(), end=RunStatus.COMPLETED)
@@ -213,7 +213,7 @@ class OrchestratorPolicy:
         again = plan_again(task_id, "plan.2", _reasons(read), self.limits.max_tasks, self.limits.plain)
         return _only(replace(loop, asked=again.id, refused=True), add=(again,))
 
-    def _executed(self, loop: Loop, evidence: Evidence, status: TaskStatus) -> Decision:
+    def _executed(self, loop: Loop, evidence: WorkState, status: TaskStatus) -> Decision:
         loop = replace(loop, iteration=loop.iteration + (status in EXECUTED))
         cancel: tuple[str, ...] = ()
         if loop.iteration >= self.limits.max_iterations and ((cancel := evidence.not_begun()) or loop.cut):
@@ -226,7 +226,7 @@ class OrchestratorPolicy:
             return self._reflect(loop, evidence)
         return _only(loop, cancel=cancel)
 
-    def _reflected(self, loop: Loop, evidence: Evidence, read: ParsedReply) -> Decision:
+    def _reflected(self, loop: Loop, evidence: WorkState, read: ParsedReply) -> Decision:
         if read.done:
             return self._answer(loop, evidence)
         if read.tasks:
@@ -235,7 +235,7 @@ class OrchestratorPolicy:
             return _only(loop, cancel=read.drop)
         return self._with_nothing_left(loop, evidence, read.drop)
 
-    def _add(self, loop: Loop, evidence: Evidence, tasks: tuple[Task, ...], drop: tuple[str, ...]) -> Decision:
+    def _add(self, loop: Loop, evidence: WorkState, tasks: tuple[Task, ...], drop: tuple[str, ...]) -> Decision:
         """Add the reflector's tasks, unless the limits are exceeded or the same tasks were added before without new
         results.
         """
@@ -249,29 +249,29 @@ class OrchestratorPolicy:
             return self._answer(replace(loop, stopped=Stop.NO_PROGRESS), evidence)
         return _only(replace(loop, evidence=found, plans=(*tried, plan)), add=tasks, cancel=drop)
 
-    def _unless_open(self, loop: Loop, evidence: Evidence, drop: tuple[str, ...] = ()) -> Decision:
+    def _unless_open(self, loop: Loop, evidence: WorkState, drop: tuple[str, ...] = ()) -> Decision:
         """Return the decision of a stopped loop: write the answer, unless tasks are still to end."""
         return _only(loop, cancel=drop) if evidence.can_go_on(drop) else self._answer(loop, evidence)
 
-    def _with_nothing_left(self, loop: Loop, evidence: Evidence, drop: tuple[str, ...] = ()) -> Decision:
+    def _with_nothing_left(self, loop: Loop, evidence: WorkState, drop: tuple[str, ...] = ()) -> Decision:
         """Return the decision when no task is running or ready: reflect on new results, or end the loop."""
         if loop.stopped is None and loop.iteration > loop.reflected_at:
             decision = self._reflect(loop, evidence)
             return replace(decision, cancel=drop)
         return self._answer(replace(loop, stopped=loop.stopped or Stop.NO_PROGRESS), evidence)
 
-    def _reflect(self, loop: Loop, evidence: Evidence, reasons: str = "") -> Decision:
+    def _reflect(self, loop: Loop, evidence: WorkState, reasons: str = "") -> Decision:
         number = evidence.reflections + 1
-        told = evidence.told(self.limits.shown)
+        told = evidence.as_text(self.limits.shown)
         if reasons:
             told += f"\n\nYour last answer could not be used:\n{reasons}"
         task = reflect_task(f"reflect.{number}", told, evidence.unseen(), self.limits.plain)
         loop = replace(loop, phase=Phase.REFLECTING, asked=task.id, reflected_at=loop.iteration)
         return _only(loop, add=(task,))
 
-    def _answer(self, loop: Loop, evidence: Evidence) -> Decision:
+    def _answer(self, loop: Loop, evidence: WorkState) -> Decision:
         """Request the answer from the results at hand: cancel all tasks not begun, and wait for none."""
-        task = answer_task(evidence.told(self.limits.shown), evidence.unseen(), self.limits.plain)
+        task = answer_task(evidence.as_text(self.limits.shown), evidence.unseen(), self.limits.plain)
         loop = replace(loop, phase=Phase.EXECUTING, asked=task.id)
         return _only(loop, add=(task,), cancel=evidence.not_begun())
 

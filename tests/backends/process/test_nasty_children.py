@@ -15,7 +15,7 @@ import pytest
 from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.process import child as child_room
 from plait.backends.process.child import Child
-from plait.backends.process.spawn import Start, running
+from plait.backends.process.spawn import Launch, running
 from tests.support.cancelling import HOWS, Cancelled, How
 from tests.support.processes.room import Witnesses, kin, nasty, nothing_left, soon, told_of, witnesses
 
@@ -147,7 +147,7 @@ async def test_a_turn_that_is_cancelled_at_any_moment_leaves_nothing(how: How, t
     assert at > 8
 
 
-async def _whole_turn(start: Start, folder: Path, seen: Witnesses) -> None:
+async def _whole_turn(start: Launch, folder: Path, seen: Witnesses) -> None:
     async with running(start, folder) as child:
         await child.follow(lambda line: line == b"ready", idle=60, until=anyio.current_time() + 60)
         await child.wait(0.02)

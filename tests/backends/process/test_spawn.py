@@ -18,7 +18,7 @@ from plait.backends.errors import BackendError, BackendUnavailable, ErrorKind
 from plait.backends.process import child as child_room
 from plait.backends.process.child import Child
 from plait.backends.process.manifest import read_manifest
-from plait.backends.process.spawn import Start, adopted, child_environment, running, sweep
+from plait.backends.process.spawn import Launch, adopted, child_environment, running, sweep
 from tests.support.processes.room import PYTHON, ROOT, Kin, nasty, nothing_left
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs procfs")
@@ -31,11 +31,11 @@ def _nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-def saying(text: str, cwd: Path) -> Start:
-    return Start((*PYTHON, "-c", text), child_environment(), cwd, b"")
+def saying(text: str, cwd: Path) -> Launch:
+    return Launch((*PYTHON, "-c", text), child_environment(), cwd, b"")
 
 
-async def followed(start: Start, folder: Path, **limits: float) -> tuple[list[bytes], Child]:
+async def followed(start: Launch, folder: Path, **limits: float) -> tuple[list[bytes], Child]:
     """All lines of a child, and the child when it is over."""
     found: list[bytes] = []
     until = anyio.current_time() + limits.get("until", 60)
@@ -107,15 +107,15 @@ async def test_a_child_that_would_fill_the_disk_is_ended(
     assert caught.value.kind is ErrorKind.INVALID_OUTPUT
 
 
-REFUSED: list[tuple[str, Callable[[Path], Start], type[Exception], str]] = [
-    ("no program", lambda folder: Start(["no-such"], {}, folder, b""), BackendUnavailable, "no program no-such"),
-    ("no interpreter", lambda folder: Start([_script(folder)], {}, folder, b""), BackendUnavailable, "first line"),
-    ("no folder", lambda folder: Start(["true"], {}, folder / "x", b""), BackendUnavailable, "no folder .*/x to work"),
-    ("a file", lambda folder: Start([str(ROOT / "README.md")], {}, folder, b""), BackendUnavailable, "not be executed"),
-    ("no binary", lambda folder: Start([_empty(folder)], {}, folder, b""), BackendUnavailable, "not a program"),
-    ("a NUL", lambda folder: Start(["true", "a\0b"], {}, folder, b""), BackendError, "invalid_request: .* null byte"),
-    ("surrogates", lambda folder: Start(["true", "\ud800"], {}, folder, b""), BackendError, "invalid_request: "),
-    ("too long", lambda folder: Start(["true", "a" * 2**22], {}, folder, b""), BackendError, "request: .* long"),
+REFUSED: list[tuple[str, Callable[[Path], Launch], type[Exception], str]] = [
+    ("no program", lambda folder: Launch(["no-such"], {}, folder, b""), BackendUnavailable, "no program no-such"),
+    ("no interpreter", lambda folder: Launch([_script(folder)], {}, folder, b""), BackendUnavailable, "first line"),
+    ("no folder", lambda folder: Launch(["true"], {}, folder / "x", b""), BackendUnavailable, "no folder .*/x to work"),
+    ("a file", lambda folder: Launch([str(ROOT / "README.md")], {}, folder, b""), BackendUnavailable, "be executed"),
+    ("no binary", lambda folder: Launch([_empty(folder)], {}, folder, b""), BackendUnavailable, "not a program"),
+    ("a NUL", lambda folder: Launch(["true", "a\0b"], {}, folder, b""), BackendError, "invalid_request: .* null byte"),
+    ("surrogates", lambda folder: Launch(["true", "\ud800"], {}, folder, b""), BackendError, "invalid_request: "),
+    ("too long", lambda folder: Launch(["true", "a" * 2**22], {}, folder, b""), BackendError, "request: .* long"),
 ]  # fmt: skip
 
 
@@ -135,7 +135,7 @@ def _empty(folder: Path) -> str:
 
 @pytest.mark.parametrize(("what", "start", "kind", "message"), REFUSED, ids=[row[0] for row in REFUSED])
 async def test_what_cannot_be_started_is_said_in_one_line(
-    what: str, start: Callable[[Path], Start], kind: type[Exception], message: str, tmp_path: Path
+    what: str, start: Callable[[Path], Launch], kind: type[Exception], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(kind, match=message) as caught:
         await followed(start(tmp_path), tmp_path / "t")
@@ -148,7 +148,7 @@ async def test_what_cannot_be_started_is_said_in_one_line(
 async def test_files_that_cannot_be_written_are_the_machines_fault(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(BackendError, match="transient: cannot start true, because its files cannot be written"):
-        await followed(Start(["true"], {}, tmp_path, b""), tmp_path / "file" / "t")
+        await followed(Launch(["true"], {}, tmp_path, b""), tmp_path / "file" / "t")
 
 
 async def test_a_machine_without_room_for_a_process_is_tried_again(
@@ -159,7 +159,7 @@ async def test_a_machine_without_room_for_a_process_is_tried_again(
 
     monkeypatch.setattr(subprocess, "Popen", no_room)
     with pytest.raises(BackendError, match="transient: cannot start true: Resource temporarily"):
-        await followed(Start(["true"], {}, tmp_path, b""), tmp_path / "t")
+        await followed(Launch(["true"], {}, tmp_path, b""), tmp_path / "t")
 
 
 async def test_a_child_whose_number_cannot_be_written_down_does_not_stay(
@@ -203,7 +203,7 @@ async def test_a_child_gets_what_programs_need_and_no_secret(tmp_path: Path, mon
         monkeypatch.setenv(name, "told")
     environment = child_environment(["MY_KEY"])
     assert "OPENAI_API_KEY" not in environment
-    start = Start((*PYTHON, "-c", "import os; print(*os.environ, sep='\\n')"), environment, tmp_path, b"")
+    start = Launch((*PYTHON, "-c", "import os; print(*os.environ, sep='\\n')"), environment, tmp_path, b"")
     names = {line.decode() for line in (await followed(start, tmp_path / "t"))[0]}
     assert {"PATH", "MY_KEY", "LC_ALL", "PLAIT_TURN_00"} < names
 
@@ -220,7 +220,7 @@ async def test_a_fifo_is_heard_as_long_as_the_child_lives(tmp_path: Path) -> Non
             (tmp_path / "t" / "stdin").write_bytes(b"two\n")
         return line == b"two"
 
-    start = Start((*PYTHON, "-c", text), child_environment(), tmp_path, None)
+    start = Launch((*PYTHON, "-c", text), child_environment(), tmp_path, None)
     async with running(start, tmp_path / "t") as child:
         await child.follow(on_line, idle=60, until=anyio.current_time() + 60)
     assert said == [b"ready", b"one", b"two"]

@@ -37,7 +37,7 @@ def test_every_mistake_is_reported_at_once() -> None:
     )
     assert found == [
         "task 'facts': id 'facts' is used twice; task 1 of the list has the same id",
-        "task '../evil': id '../evil' must be 1 to 64 of letters, digits, '.', '_', '-', not starting with '.'",
+        "task '../evil': id '../evil' must have 1 to 64 letters, digits, '.', '_' or '-', and not begin with '.'",
         "task 'haiku': unknown task 'fatcs'; did you mean 'facts'?",
         "task 'haiku': timeout must be more than 0 seconds, not 0",
         "task 'more': unknown task 'hiaku'; did you mean 'haiku'?",

@@ -142,7 +142,7 @@ def test_the_settings_make_the_same_policy_again() -> None:
     [
         (lambda: FollowUp("critic"), "role 'critic' needs a prompt; only reviewer, tester"),
         (lambda: FollowUp("work", "p"), "none of .*inputs, item, none, results, true, work"),
-        (lambda: FollowUp("a b", "p"), "1 to 32 of letters"),
+        (lambda: FollowUp("a b", "p"), "1 to 32 letters"),
         (lambda: FollowUps({"coder": []}), "the chain after role 'coder' is empty"),
         (lambda: FollowUps({"coder": [FollowUp("tester"), FollowUp("tester")]}), "'tester' is twice"),
         (lambda: FollowUps({"tester": [FollowUp("tester")]}), "form a cycle: tester -> tester"),

@@ -17,7 +17,7 @@ from plait.persistence.records import AttemptRecord, Spent, TaskRecord
 from plait.runner import DAG, DAGError, FailureMode, Task, TaskResult, TaskStatus
 from plait.runner.domain import events
 from plait.runner.domain.conversation import INVALID_TASKS, Continuation, History
-from plait.runner.domain.question import Answered, Asking, Way, encode_answers
+from plait.runner.domain.question import AnsweredQuestion, Asking, Way, encode_answers
 from plait.runner.domain.status import TASK_REOPENINGS, TASK_TRANSITIONS
 from plait.runner.state.run_state import IllegalTransition, RunState
 
@@ -33,7 +33,7 @@ COST, MORE = Usage(3, 4, 0.5, "m"), Usage(10, 20, 1.5, "n")
 SAID = (Message("user", "ask"), Message("assistant", "hm"))
 ERROR = BackendError(ErrorKind.TRANSIENT, "gone", usage=COST, messages=SAID)
 ASKING = Asking(Question("which?"), Way.REPLY)
-ANSWERED = Answered(1, Way.CALL, "before?", "yes", "person")
+ANSWERED = AnsweredQuestion(1, Way.CALL, "before?", "yes", "person")
 BEGUN = Continuation("s", SAID, interrupted=True)
 
 
@@ -301,7 +301,7 @@ def test_a_decision_is_no_answer_to_a_question() -> None:
 def test_answer_adds_to_the_answers_and_goes_into_the_conversation() -> None:
     state = at(WAITING, answers=encode_answers((ANSWERED,)))
     state.continue_with(0, Continuation("s", SAID))
-    event, given = state.answer(0, AT, {"x": 1}, "person"), Answered(2, Way.REPLY, "which?", {"x": 1}, "person")
+    event, given = state.answer(0, AT, {"x": 1}, "person"), AnsweredQuestion(2, Way.REPLY, "which?", {"x": 1}, "person")
     assert event == events.TaskAnswered(AT, "a", 2, (ANSWERED, given))
     assert state.answers == {0: (ANSWERED, given)}
     assert (state.questions, state.asking) == ({}, {})

@@ -21,7 +21,7 @@ import anyio
 from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.process.manifest import read_manifest
 from plait.backends.process.proctable import start_time
-from plait.backends.process.spawn import Start, adopted, child_environment, running
+from plait.backends.process.spawn import Launch, adopted, child_environment, running
 from plait.backends.protocol import Conversation, ConversationRequest, DetachedTurn, Files, Question, Reply, Usage
 from plait.persistence import SQLiteStore
 from plait.runner import DAG, FailureMode, ParallelRunner, Retry, Task
@@ -78,7 +78,7 @@ class _Talk:
             if child is None:
                 goes_on = "yes" if request.resumes_interrupted else "no"
                 argv = (sys.executable, "-S", str(AGENT), str(folder), str(request.session_id), goes_on)
-                start = Start(argv, child_environment(), folder, prompt.encode(), note={"goes_on": goes_on})
+                start = Launch(argv, child_environment(), folder, prompt.encode(), note={"goes_on": goes_on})
                 child = await held.enter_async_context(running(start, turn))
             await child.follow(on_line, idle=_SECONDS, until=anyio.current_time() + _SECONDS)
         return self._reply(told)

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
-from plait.backends.process.spawn import Start, child_environment
+from plait.backends.process.spawn import Launch, child_environment
 
 NASTY = Path(__file__).with_name("nasty.py")
 ROOT = Path(__file__).parent.parent.parent.parent
@@ -75,10 +75,10 @@ def kin() -> Iterator[Kin]:
         made.close()
 
 
-def nasty(name: str, holds: Kin, cwd: Path, prompt: bytes = b"", *, guarded: bool = False) -> Start:
+def nasty(name: str, holds: Kin, cwd: Path, prompt: bytes = b"", *, guarded: bool = False) -> Launch:
     """How one of the nasty children is started."""
     argv = (*PYTHON, str(NASTY), name, str(holds.writing))
-    return Start(argv, child_environment(), cwd, prompt, (holds.writing,), guarded=guarded)
+    return Launch(argv, child_environment(), cwd, prompt, (holds.writing,), guarded=guarded)
 
 
 class Witnesses:

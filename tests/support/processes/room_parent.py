@@ -17,7 +17,7 @@ import anyio
 from anyio.to_thread import run_sync
 
 from plait.backends.process.child import Child
-from plait.backends.process.spawn import Start, child_environment, running
+from plait.backends.process.spawn import Launch, child_environment, running
 from plait.backends.process.watchdog import scratch
 from tests.support.processes.room import LIFE, NASTY, PYTHON
 
@@ -64,7 +64,7 @@ async def main() -> None:
     async def run(position: int, name: str) -> None:
         nonlocal ready
         argv = (*PYTHON, str(NASTY), name, held)
-        start = Start(argv, child_environment(), Path(folder), b"", (int(held),), guarded=guarded == "1")
+        start = Launch(argv, child_environment(), Path(folder), b"", (int(held),), guarded=guarded == "1")
         async with running(start, Path(folder) / str(position)) as child:
             ended = moment in {"ended", "left"}
             await child.follow(lambda line: line == b"ready" and not ended, idle=60, until=anyio.current_time() + 60)

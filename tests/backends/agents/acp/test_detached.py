@@ -18,7 +18,7 @@ import pytest
 from plait.backends import Answer, BackendError, ConversationRequest, DetachedBackend, DetachedTurn, ErrorKind, Reply
 from plait.backends.agents.acp.outbox import Outbox, relayed_command, sent_messages
 from plait.backends.process.manifest import read_manifest
-from plait.backends.process.spawn import Start, child_environment, running
+from plait.backends.process.spawn import Launch, child_environment, running
 from plait.runner.state.orphans import end_attempt
 from tests.support.agents.homes import Home, until
 
@@ -202,11 +202,11 @@ async def test_killed_at_any_moment_all_turns_are_had_once(home: Home, seed: int
     assert home.processes == []
 
 
-def _start(home: Home, folder: Path, seconds: float, *words: str) -> Start:
+def _start(home: Home, folder: Path, seconds: float, *words: str) -> Launch:
     folder.mkdir(parents=True)
     Outbox(folder)
     command = relayed_command(folder, seconds, [str(home.path / "acp"), *words])
-    return Start(command, child_environment(), home.path, b"")
+    return Launch(command, child_environment(), home.path, b"")
 
 
 @pytest.mark.parametrize("words", [(), ("--deaf", "--immortal")])

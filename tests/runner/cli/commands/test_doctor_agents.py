@@ -15,7 +15,7 @@ import pytest
 
 from plait.backends import AcpBackend
 from plait.backends.agents.backend import CliBackend
-from plait.backends.agents.catalog import AGENTS, Agent, agent
+from plait.backends.agents.catalog import AGENTS, CatalogEntry, agent
 from plait.backends.agents.discovery import look_for_agents
 from plait.backends.process.available_memory import available_memory
 from plait.backends.process.proctable import start_time
@@ -244,7 +244,7 @@ def test_agents_whose_plait_was_killed_are_told_with_what_to_do(
     pids = {call["said"][0][1][:3].lower(): call["pid"] for call in home.calls}
     [run] = plait_here(tmp_path, "runs", "--json").value
     shown = ", ".join(f"{task} (claude-code, process {pids[task]})" for task in ("one", "two"))
-    found = f"2 agents of run {run['run_id']} at work without plait: {shown}"
+    found = f"2 agents of run {run['run_id']} still running after the end of the plait process: {shown}"
     assert children() == [("warning", found, f"plait resume {run['run_id']} takes over their work")]
     for path in (tmp_path / ".plait").glob("plait.db*"):
         if path.is_file():
@@ -266,7 +266,7 @@ def test_an_agent_has_the_variables_by_which_it_counts_as_logged_in(monkeypatch:
         assert judged_by <= child_environment(backend.passes).keys(), one.name
 
 
-def _backend_of(one: Agent) -> CliBackend:
+def _backend_of(one: CatalogEntry) -> CliBackend:
     if not one.backend:
         return AcpBackend(command=[one.program, *one.arguments])
     module, _, name = one.backend.partition(":")
