@@ -107,7 +107,7 @@ class OutcomeHandler:
 
     def stored(self, attempt: Attempt) -> None:
         """Free the conversation of the settled attempt. While the store is away, conversations stay in memory."""
-        if not self._context.sink.away:
+        if not (self._state.keeps_all or self._context.sink.away):
             self._state.forget_conversation(attempt.position)
 
     def _wait_for_answer(

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, cast
 
-from plait.backends.protocol import Message, Usage
+from plait.backends.protocol import NO_USAGE, Message, Usage
 from plait.backends.text import clean_text
 from plait.persistence import changes as stored
 from plait.persistence.errors import StoreError
-from plait.persistence.records import RunRecord, Spent, TaskRecord
+from plait.persistence.records import NOTHING_SPENT, RunRecord, Spent, TaskRecord
 from plait.runner.domain import events
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.question import encode_answers
@@ -33,6 +33,8 @@ def to_json(value: Any) -> str:
 
 def encode_usage(usage: Usage) -> Spent:
     """Return the stored form of `usage`."""
+    if usage is NO_USAGE:
+        return NOTHING_SPENT
     return Spent(usage.input_tokens, usage.output_tokens, usage.cost_usd, usage.model)
 
 

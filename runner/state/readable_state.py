@@ -38,7 +38,7 @@ class ReadableState:
         self.dag: Final = dag
         self.records: Final = records
         """The stored records of the tasks, as of the reading of the run."""
-        self._keeps_all = keeps_all
+        self.keeps_all: Final = keeps_all
         self._statuses: list[TaskStatus] = [TaskStatus.PENDING] * len(dag)
         self.statuses: Final[Sequence[TaskStatus]] = self._statuses
         self._attempts: list[int] = [0] * len(dag)

@@ -79,14 +79,7 @@ class RunState(ReadableState):
         self._finish(
             position,
             TaskResult(
-                task.id,
-                TaskStatus.COMPLETED,
-                reply.text,
-                reply.data,
-                attempts=number,
-                usage=usage,
-                duration_s=duration_s,
-                session_id=session_id,
+                task.id, TaskStatus.COMPLETED, reply.text, reply.data, None, None, number, usage, duration_s, session_id
             ),
         )
         if isinstance(turn, str) and task.continues is None:
@@ -328,6 +321,6 @@ class RunState(ReadableState):
 
     def forget_conversation(self, position: int) -> None:
         """Free the memory of the task's stored conversation, unless another task continues the conversation."""
-        if not (self._keeps_all or self.times_continued(position)):
+        if not (self.keeps_all or self.times_continued(position)):
             self._prompts.pop(position, None)
             self._conversations.pop(position, None)

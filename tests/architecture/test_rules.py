@@ -97,7 +97,7 @@ RULES: dict[Rule, Sequence[tuple[str, str]]] = {
         ("runner/x.py", "def f(state):\n    known = state.attempts\n    known += [0]"),
         ("runner/x.py", "def f(state):\n    dag = state.dag\n    dag.join(position, parts)"),
         ("runner/x.py", "def f(state):\n    for state._usage in usages:\n        pass"),
-        ("runner/x.py", "def f(state):\n    setattr(state, '_keeps_all', True)"),
+        ("runner/x.py", "def f(state):\n    setattr(state, 'keeps_all', True)"),
     ],
     files_and_functions_stay_short: [
         ("runner/x.py", "#\n" * 501),
