@@ -99,7 +99,7 @@ class BackendContract:
             assert so_far.input_tokens <= reply.usage.input_tokens
             assert so_far.output_tokens <= reply.usage.output_tokens
 
-    async def test_the_session_that_is_told_is_the_one_of_the_reply(self, subject: Subject) -> None:
+    async def test_reported_session_id_equals_reply_session_id(self, subject: Subject) -> None:
         told: list[str] = []
         reply = await say(subject.working, "Say hello.", replace(new_request(subject.working), on_session=told.append))
         assert not told or told[-1] == reply.session_id
@@ -111,7 +111,7 @@ class BackendContract:
                 assert reply.text
                 assert not reply.messages or reply.messages[0].content == prompt
 
-    async def test_goes_on_in_its_session(self, subject: Subject) -> None:
+    async def test_a_session_is_continued(self, subject: Subject) -> None:
         how = new_request(subject.working)
         first = await say(subject.working, "My name is Ada.", how)
         again = replace(how, session_id=first.session_id, resume=True, history=first.turn("My name is Ada."))
@@ -120,7 +120,7 @@ class BackendContract:
         assert reply.session_id == first.session_id
         assert not reply.messages or reply.messages[0].content == "What is my name?"
 
-    async def test_goes_on_from_a_history(self, subject: Subject) -> None:
+    async def test_a_history_is_continued(self, subject: Subject) -> None:
         """Resume a session unknown to the backend. A backend that keeps sessions may fail with `session_lost`."""
         history = (Message("user", "My name is Ada."), Message("assistant", "Hello Ada."))
         told: list[str] = []
@@ -158,7 +158,7 @@ class BackendContract:
         assert isinstance(reply.data, dict)
         assert reply.data["mood"] in {"good", "bad"}
 
-    async def test_a_schema_that_is_none_is_refused(self, subject: Subject) -> None:
+    async def test_an_invalid_schema_is_refused(self, subject: Subject) -> None:
         how = replace(new_request(subject.working), output_schema={"type": "nonsense"})
         with pytest.raises(BackendError) as caught:
             await say(subject.working, "Say hello.", how)

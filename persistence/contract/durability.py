@@ -36,7 +36,7 @@ class DurabilityContract(OpenedStore):
     """Acknowledged changes are read again after a reopening. Skipped if the test class has no `reopen_store`."""
 
     @pytest.mark.parametrize("start", AT_START)
-    async def test_a_run_is_as_it_was_after_a_reopen(self, tmp_path: Path, reopen: Reopen, start: str) -> None:
+    async def test_a_run_is_unchanged_after_a_reopen(self, tmp_path: Path, reopen: Reopen, start: str) -> None:
         async with self.open_store(tmp_path) as store:
             grown = (replace(ADDED, added_by=None), PolicyDecided(at(5), '{"tries": 2}'))
             await Writer(store).write(*OPENING, *AT_START[start], *grown)
@@ -47,7 +47,7 @@ class DurabilityContract(OpenedStore):
             assert await store.list_runs() == listed
 
     @pytest.mark.parametrize("size", [1, 100_000])
-    async def test_texts_are_as_they_were_after_a_reopen(self, tmp_path: Path, reopen: Reopen, size: int) -> None:
+    async def test_texts_are_unchanged_after_a_reopen(self, tmp_path: Path, reopen: Reopen, size: int) -> None:
         text = "\U0001f311 nul \0 " * size
         async with self.open_store(tmp_path) as store:
             await Writer(store).write(*OPENING, START_A, replace(ASK, content=text), ANSWER, replace(DONE_A, text=text))
@@ -56,9 +56,7 @@ class DurabilityContract(OpenedStore):
             assert (task.text, task.damaged) == (text, False)
             assert [message.content for message in messages] == [text, ANSWER.content]
 
-    async def test_what_was_acknowledged_is_there_before_the_store_is_closed(
-        self, tmp_path: Path, reopen: Reopen
-    ) -> None:
+    async def test_acknowledged_changes_are_durable_before_close(self, tmp_path: Path, reopen: Reopen) -> None:
         async with self.open_store(tmp_path) as store:
             await Writer(store).write(*OPENING, START_A, ASK)
             await store.send(RUN, CANCEL)
@@ -66,7 +64,7 @@ class DurabilityContract(OpenedStore):
                 assert await whole(other) == await whole(store)
                 assert await other.list_notes(RUN) == await store.list_notes(RUN) != ()
 
-    async def test_batches_go_on_after_a_reopen(self, tmp_path: Path, reopen: Reopen) -> None:
+    async def test_batches_continue_after_a_reopen(self, tmp_path: Path, reopen: Reopen) -> None:
         async with self.open_store(tmp_path) as store:
             writer = Writer(store)
             await writer.write(*OPENING)
@@ -104,7 +102,7 @@ class DurabilityContract(OpenedStore):
             assert (run.epoch, run.owner, run.last_seq) == (2, owner("next"), 4)
             await writer.write(START_A, MessageAppended(at(6), "a", 1, "user", "First."))
 
-    async def test_notes_are_kept_and_their_numbers_go_on_after_a_reopen(self, tmp_path: Path, reopen: Reopen) -> None:
+    async def test_notes_and_their_numbers_continue_after_a_reopen(self, tmp_path: Path, reopen: Reopen) -> None:
         async with self.open_store(tmp_path) as store:
             await Writer(store).write(*OPENING)
             await store.send(RUN, CANCEL)

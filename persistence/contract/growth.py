@@ -42,7 +42,7 @@ IMPOSSIBLE = {
 class GrowthContract(OpenedStore):
     """Added tasks and policy states are stored with the run."""
 
-    async def test_added_tasks_stand_behind_those_that_are_there(self, store: Store, writer: Writer) -> None:
+    async def test_added_tasks_follow_the_existing_tasks(self, store: Store, writer: Writer) -> None:
         await writer.write(START_A, DONE_A, ADDED)
         await writer.write(TasksAdded(at(6), (NewTask("g", "Then.", ("f",)),)))
         tasks = await store.list_tasks(RUN)
@@ -122,13 +122,13 @@ class GrowthContract(OpenedStore):
         assert await whole(store) == before
         await writer.write(START_A, ADDED)
 
-    async def test_a_later_refusal_takes_added_tasks_with_it(self, store: Store, writer: Writer) -> None:
+    async def test_a_refused_batch_adds_no_tasks(self, store: Store, writer: Writer) -> None:
         before = await whole(store)
         with pytest.raises(Conflict, match="'b'"):
             await writer.write(ADDED, PolicyDecided(at(5), "{}"), replace(DONE_A, task_id="b"))
         assert await whole(store) == before
 
-    async def test_runs_grow_apart(self, store: Store, writer: Writer) -> None:
+    async def test_runs_have_separate_task_ids(self, store: Store, writer: Writer) -> None:
         other = Writer(store, "other")
         await other.write(*OPENING, TasksAdded(at(3), (NewTask("x", "p"),)))
         with pytest.raises(Conflict, match="'x'"):

@@ -49,9 +49,7 @@ class InterruptsContract(OpenedStore):
         await writer.write(replace(START_A, attempt=4), replace(DONE_A, attempt=4))
         assert (await task_a(store)).crashes == 2
 
-    async def test_of_an_attempt_that_goes_on_elsewhere_the_history_alone_tells(
-        self, store: Store, writer: Writer
-    ) -> None:
+    async def test_adoption_adds_only_an_event(self, store: Store, writer: Writer) -> None:
         await writer.write(START_A)
         before = await store.list_tasks(RUN), await store.list_attempts(RUN, "a")
         await writer.write(TaskAdopted(at(4), "a", 1))
@@ -73,9 +71,7 @@ class InterruptsContract(OpenedStore):
         assert await confirmed(SessionOpened(at(7), "a", 0, "a person's"))
         assert [task.session_confirmed for task in await store.list_tasks(RUN)] == [True, False, False]
 
-    async def test_a_retry_confirms_the_session_that_it_goes_on_with_and_no_other(
-        self, store: Store, writer: Writer
-    ) -> None:
+    async def test_a_retry_confirms_only_the_session_that_it_continues(self, store: Store, writer: Writer) -> None:
         opened = SessionOpened(at(4), "a", 1, "session-a")
         retried = TaskRetried(at(5), "a", 1, "rate_limited", "later", 3600.0)
         await writer.write(START_A, opened, retried)
@@ -91,7 +87,7 @@ class InterruptsContract(OpenedStore):
         told = [event.detail for event in await store.list_events(RUN) if event.kind == "task_retried"]
         assert [json.loads(detail).get("continues_session", False) for detail in told] == [False, True, False]
 
-    async def test_a_person_is_asked_and_the_attempt_is_over(self, store: Store, writer: Writer) -> None:
+    async def test_a_question_ends_the_attempt(self, store: Store, writer: Writer) -> None:
         await writer.write(START_A, ASK, ASKED)
         task = await task_a(store)
         assert (task.status, task.question, task.attempt, task.crashes) == ("waiting_input", "Was it sent?", 1, 1)
@@ -109,7 +105,7 @@ class InterruptsContract(OpenedStore):
         last = (await store.list_events(RUN))[-1]
         assert (last.kind, last.task_id, last.attempt, last.detail) == ("task_waiting_input", "a", 1, "{}")
 
-    async def test_a_person_has_it_run_again(self, store: Store, writer: Writer) -> None:
+    async def test_a_person_lets_the_task_run_again(self, store: Store, writer: Writer) -> None:
         await writer.write(START_A, ASKED)
         await writer.write(TaskAnswered(at(6), "a"))
         task = await task_a(store)
@@ -121,7 +117,7 @@ class InterruptsContract(OpenedStore):
         assert (task.question, task.crashes) == ("And now?", 1)
         assert [a.status for a in await store.list_attempts(RUN)] == ["interrupted", "interrupted"]
 
-    async def test_a_person_says_what_came_of_it(self, store: Store, writer: Writer) -> None:
+    async def test_a_person_states_the_result(self, store: Store, writer: Writer) -> None:
         await writer.write(START_A, ASKED, TaskCompleted(at(6), "a", 1, "It was sent.", duration_s=0.0))
         task = await task_a(store)
         assert (task.status, task.text, task.question, task.crashes) == ("completed", "It was sent.", None, 1)
@@ -131,21 +127,21 @@ class InterruptsContract(OpenedStore):
         kinds = [(e.seq, e.kind) for e in await store.list_events(RUN)][-3:]
         assert kinds == [(4, "task_started"), (5, "task_waiting_input"), (6, "task_completed")]
 
-    async def test_a_person_gives_it_up(self, store: Store, writer: Writer) -> None:
+    async def test_a_person_declares_the_task_failed(self, store: Store, writer: Writer) -> None:
         await writer.write(START_A, ASKED, TaskFailed(at(6), "a", 1, "failed", "refused", "a person gave it up"))
         task = await task_a(store)
         assert (task.status, task.error_kind, task.question, task.ended_at) == ("failed", "refused", None, at(6))
         (attempt,) = await store.list_attempts(RUN)
         assert (attempt.status, attempt.error) == ("failed", "a person gave it up")
 
-    async def test_cancelled_while_a_person_is_asked(self, store: Store, writer: Writer) -> None:
+    async def test_a_task_that_waits_for_a_decision_is_cancelled(self, store: Store, writer: Writer) -> None:
         await writer.write(START_A, ASKED, TaskCancelled(at(6), "a"))
         task = await task_a(store)
         assert (task.status, task.question, task.ended_at) == ("cancelled", None, at(4))
         assert [a.status for a in await store.list_attempts(RUN)] == ["interrupted"]
 
     @pytest.mark.parametrize("size", [10, 100_000])
-    async def test_a_damaged_result_is_thrown_away_and_had_again(self, store: Store, writer: Writer, size: int) -> None:
+    async def test_a_discarded_damaged_result_can_be_replaced(self, store: Store, writer: Writer, size: int) -> None:
         done = replace(DONE_A, text="x" * size, data=f'"{"y" * size}"')
         await writer.write(START_A, ASK, done)
         await writer.write(TaskReopened(at(6), "a", damaged=True))

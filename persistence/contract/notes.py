@@ -34,7 +34,7 @@ class NotesContract(OpenedStore):
         await writer.write(START_A)
         assert len(await store.list_notes(RUN, after=-1)) == 3
 
-    async def test_a_note_changes_nothing_of_the_run_and_fences_nobody(self, store: Store, writer: Writer) -> None:
+    async def test_a_note_changes_neither_the_run_nor_its_epoch(self, store: Store, writer: Writer) -> None:
         before = await whole(store)
         await store.send(RUN, CANCEL)
         assert await whole(store) == before

@@ -55,14 +55,14 @@ class QuestionsContract(OpenedStore):
         last = (await store.list_events(RUN))[-1]
         assert (last.kind, last.task_id, last.attempt, last.detail) == ("task_waiting_input", "a", 1, "{}")
 
-    async def test_without_more_of_a_question_the_attempt_was_interrupted(self, store: Store, writer: Writer) -> None:
+    async def test_a_question_without_details_interrupts_the_attempt(self, store: Store, writer: Writer) -> None:
         await writer.write(START_A, ASKED)
         task = await task_a(store)
         assert (task.question, task.asked) == ("Was it sent?", None)
         (attempt,) = await store.list_attempts(RUN)
         assert (attempt.status, attempt.duration_s, attempt.spent.cost_usd) == ("interrupted", None, None)
 
-    async def test_answers_outlast_attempts_until_others_come(self, store: Store, writer: Writer) -> None:
+    async def test_answers_are_kept_until_other_answers_replace_them(self, store: Store, writer: Writer) -> None:
         await writer.write(START_A, ASKING, ANSWERED)
         task = await task_a(store)
         assert (task.status, task.question, task.asked, task.answers) == ("pending", None, None, '["this"]')
@@ -104,7 +104,7 @@ class QuestionsContract(OpenedStore):
         ],
         ids=["completed", "failed", "skipped"],
     )
-    async def test_what_a_person_settles_keeps_what_asking_cost(
+    async def test_a_decision_keeps_the_cost_of_the_question(
         self, store: Store, writer: Writer, end: Change, status: str, attempt_status: str
     ) -> None:
         await writer.write(START_A, ASKING)
@@ -115,7 +115,7 @@ class QuestionsContract(OpenedStore):
         assert (attempt.status, attempt.ended_at) == (attempt_status, at(6))
         assert (attempt.spent, attempt.duration_s) == (Spent(3, 2, 0.25, "sample-1"), 3.5)
 
-    async def test_settling_may_cost_more(self, store: Store, writer: Writer) -> None:
+    async def test_a_decision_may_add_cost(self, store: Store, writer: Writer) -> None:
         await writer.write(
             START_A, replace(ASKING, spent=replace(ASKING.spent, cost_usd=None)), replace(DONE_A, duration_s=0.25)
         )
@@ -123,7 +123,7 @@ class QuestionsContract(OpenedStore):
         assert (attempt.spent, attempt.duration_s) == (Spent(6, 4, 0.25, "sample-1"), 1.75)
         assert (await store.list_events(RUN))[-1].detail == '{"input_tokens":6,"output_tokens":4}'
 
-    async def test_cancelled_while_it_asks(self, store: Store, writer: Writer) -> None:
+    async def test_a_waiting_task_with_a_question_is_cancelled(self, store: Store, writer: Writer) -> None:
         await writer.write(START_A, ASKING, TaskCancelled(at(6), "a"))
         task = await task_a(store)
         assert (task.status, task.question, task.asked, task.ended_at) == ("cancelled", None, None, at(4))

@@ -107,7 +107,7 @@ class ReadsContract(OpenedStore):
         ]
         assert [(m.input_tokens, m.output_tokens, m.at, m.damaged) for m in messages][:1] == [(3, 0, at(3), False)]
 
-    async def test_attempts_tell_how_each_try_ended(self, store: Store, writer: Writer) -> None:
+    async def test_each_attempt_has_the_status_of_its_end(self, store: Store, writer: Writer) -> None:
         await writer.write(START_A, TaskStarted(at(3), "c", 1, "deep"), *AT_START["retried"][1:])
         await writer.write(TaskStarted(at(5), "a", 2, "fast"), TaskInterrupted(at(6), "a", 2, "stopped"))
         await writer.write(TaskStarted(at(7), "a", 3, "fast"))
@@ -135,7 +135,7 @@ class ReadsContract(OpenedStore):
         with pytest.raises(Conflict, match="SessionOpened"):
             await writer.write(SessionOpened(at(7), "a", 2, "of an attempt that is not the last"))
 
-    async def test_events_tell_the_history(self, store: Store, writer: Writer) -> None:
+    async def test_events_are_the_history(self, store: Store, writer: Writer) -> None:
         await writer.write(START_A, ASK, SessionOpened(at(4), "a", 1, "s"), ANSWER, LeaseRenewed(2000.0), DONE_A)
         await writer.write(
             *(replace(cast("Any", change), task_id="c") for change in AT_START["skipped"]), RunReleased(at(8))
@@ -203,7 +203,9 @@ class ReadsContract(OpenedStore):
 
     @pytest.mark.parametrize("change", NEXT)
     @pytest.mark.parametrize("state", AT_START)
-    async def test_one_batch_decides_like_two(self, store: Store, writer: Writer, state: str, change: str) -> None:
+    async def test_one_batch_decides_as_two_batches(
+        self, store: Store, writer: Writer, state: str, change: str
+    ) -> None:
         expected = LEGAL[state].get(change)
         if expected is None:
             before = await whole(store)
@@ -232,7 +234,7 @@ class ReadsContract(OpenedStore):
                 await writer.write(change)
             assert await whole(store) == before
 
-    async def test_a_run_goes_on_with_another_owner(self, store: Store, writer: Writer) -> None:
+    async def test_a_run_continues_with_another_owner(self, store: Store, writer: Writer) -> None:
         resumed = RunStatusChanged(at(6), "running", resumed=True)
         batch = await writer.write(RunClaimed(at(6), owner("next"), 1.0), resumed)
         await store.write(batch)
@@ -289,7 +291,7 @@ class ReadsContract(OpenedStore):
         )
         assert [m.content for m in await store.list_messages(RUN, "c")] == ["", "The Moon."]
 
-    async def test_an_answer_that_was_damaged_goes_with_its_result(self, store: Store, writer: Writer) -> None:
+    async def test_a_damaged_answer_is_discarded_with_its_result(self, store: Store, writer: Writer) -> None:
         await writer.write(
             START_A, ASK, replace(DONE_A, prompt="First?"), MessageAppended(at(6), "a", 0, "user", "And?")
         )

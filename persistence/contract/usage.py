@@ -43,9 +43,7 @@ class UsageContract(OpenedStore):
         assert [task.spent.model for task in await store.list_tasks(RUN)] == ["three", None, "four"]
         assert attempts[:4] == await store.list_attempts(RUN, "a")
 
-    async def test_a_model_is_kept_where_the_end_of_an_attempt_that_asked_names_none(
-        self, store: Store, writer: Writer
-    ) -> None:
+    async def test_the_model_of_a_question_stays_if_the_end_names_none(self, store: Store, writer: Writer) -> None:
         await writer.write(START_A, ASKING, replace(DONE_A, spent=replace(DONE_A.spent, model=None)))
         assert [attempt.spent.model for attempt in await store.list_attempts(RUN)] == ["sample-1"]
         await writer.write(TaskReopened(at(5), "a", damaged=True), TaskStarted(at(6), "a", 2, "fast"))

@@ -210,12 +210,12 @@ class StoreContract(
         ],
         ids=["empty", "nul", "quotes", "placeholders", "unicode", "accents", "10 MB"],
     )
-    async def test_texts_come_back_as_they_were(self, store: Store, writer: Writer, text: str) -> None:
+    async def test_texts_are_read_unchanged(self, store: Store, writer: Writer, text: str) -> None:
         await writer.write(START_A, replace(ASK, content=text), replace(DONE_A, text=text))
         task, (message,) = (await store.list_tasks(RUN))[0], await store.list_messages(RUN, "a")
         assert (task.text, message.content, task.damaged, message.damaged) == (text, text, False, False)
 
-    async def test_ids_are_only_ids(self, store: Store) -> None:
+    async def test_ids_are_compared_byte_by_byte(self, store: Store) -> None:
         odd = ("a'b", 'a"b', "a%_b", "a?b", "a", "A", "\u00e4", "a\u0308", " a ", "a ", "\u00df", "ss")
         writer = Writer(store, "run '1' %s ?")
         await writer.write(replace(CREATED, tasks=tuple(NewTask(task_id, "p") for task_id in odd)), CLAIMED)
@@ -225,7 +225,7 @@ class StoreContract(
         for other in ("RUN '1' %s ?", "run '1' %s ? ", "run '1' %s _"):
             assert await store.get_run(other) is None
 
-    async def test_however_many_there_are_all_are_read(self, store: Store) -> None:
+    async def test_reads_have_no_limit(self, store: Store) -> None:
         names = [f"t{number}" for number in range(MANY)]
         writer = Writer(store, "many")
         await writer.write(replace(CREATED, tasks=tuple(NewTask(name, "p") for name in names)), CLAIMED, RUNNING)

@@ -207,7 +207,7 @@ MUTANTS = (
         fits=_decides,
     ),
     Mutant("a policy asked again about all", takeover, "_unasked", _ask_about_all, fits=_decides),
-    Mutant("a list unfolded again by resume", RunState, "_load", _forget_parts, hits=range(7, 11), fits=_grows),
+    Mutant("a list expanded again by resume", RunState, "_load", _forget_parts, hits=range(7, 11), fits=_grows),
     Mutant("completed tasks queued again", RunState, "_load", _queue_completed),
     Mutant("crashes not counted", verdict, "_under_way", _forget_crashes, kind=Kind.CRASHER),
     Mutant("no epoch check", rules, "count_applied", _ignore_the_epoch, _STOP, range(2, 11), Kind.RIVAL),

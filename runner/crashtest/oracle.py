@@ -128,8 +128,8 @@ class _Prediction:
         own = {name: f"{name}.{number}" for name in self._partners(task)}
         depends_on = [own.get(name, name) for name in task.upstream if name != task.continues]
         continues = own.get(task.continues or "", task.continues)
-        unfolded = replace(task, id=f"{task.id}.{number}", item=item, for_each=None, aliases=own)
-        return replace(unfolded, depends_on=depends_on, continues=continues)
+        part = replace(task, id=f"{task.id}.{number}", item=item, for_each=None, aliases=own)
+        return replace(part, depends_on=depends_on, continues=continues)
 
     def _ended(self, task: Task, end: Expected) -> None:
         self.ends[task.id] = end

@@ -64,7 +64,7 @@ class DAG:
         self._named: dict[int, dict[int, None]] = {}
         self._named_by: dict[int, dict[int, None]] = {}
         """Indirect upstream tasks named in prompts (`_named`), and the reverse mapping (`_named_by`)."""
-        self._unfolded: set[int] = set()
+        self._expanded: set[int] = set()
         """Positions of the expanded `for_each` tasks."""
         tasks = list(tasks)
         problems = [] if tasks else [Problem("there are no tasks; add at least one", None, "tasks")]
@@ -85,7 +85,7 @@ class DAG:
         same.tasks, same.dependencies = self.tasks.copy(), self.dependencies.copy()
         same.dependents, same._shared = self.dependents.copy(), set(range(len(self.tasks)))
         same._position, same._order, same._inherited = self._position.copy(), self._order, {}
-        same._unfolded = self._unfolded.copy()
+        same._expanded = self._expanded.copy()
         same._named = {position: further.copy() for position, further in self._named.items()}
         same._named_by = {position: names.copy() for position, names in self._named_by.items()}
         return same
@@ -108,7 +108,7 @@ class DAG:
         self.dependencies[position] += tuple(parts)
         for part in parts:
             self._own_dependents(part).append(position)
-        self._unfolded.add(position)
+        self._expanded.add(position)
         self._order = []
 
     def note_named(self, earlier: int, position: int) -> None:
@@ -138,7 +138,7 @@ class DAG:
         named; the task at `position` then does not wait for `other` itself.
         """
         over = self.tasks[position].for_each
-        return other in self._unfolded and over is not None and over == self.tasks[other].for_each
+        return other in self._expanded and over is not None and over == self.tasks[other].for_each
 
     def _own_dependents(self, position: int) -> list[int]:
         if position in self._shared:

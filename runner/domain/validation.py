@@ -18,7 +18,7 @@ from plait.runner.prompts.render import parse_names
 MOST_HINTS = 20
 """The number of unknown names per graph for which the closest known name is searched."""
 _ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
-_MOST_FOLDED = 58
+_LONGEST_ID_WITH_PARTS = 58
 """The maximum length of the id of a `for_each` task. Parts append a dot and a number."""
 
 
@@ -121,8 +121,8 @@ class Checks:
         if not isinstance(task_id, str) or not _ID.fullmatch(task_id):  # pyright: ignore[reportUnnecessaryIsInstance]
             found = repr(str(task_id)[:80])
             return f"id {found} must have 1 to 64 letters, digits, '.', '_' or '-', and not begin with '.'"
-        if for_each is not None and len(task_id) > _MOST_FOLDED:
-            room = f"{_MOST_FOLDED}, to leave room for the part numbers"
+        if for_each is not None and len(task_id) > _LONGEST_ID_WITH_PARTS:
+            room = f"{_LONGEST_ID_WITH_PARTS}, to leave room for the part numbers"
             return f"id {task_id!r} has {len(task_id)} characters; the id of a task with for_each may have {room}"
         if task_id in RESERVED_NAMES:
             return f"id {task_id!r} is reserved for templates"

@@ -267,10 +267,10 @@ def decode_task(record: TaskRecord) -> Task:
 
 def _parts(mine: Sequence[Task], tasks: Sequence[TaskRecord]) -> dict[str, list[str]]:
     """Return the ids of the parts of each expanded task with `for_each`, by task id."""
-    folded = {task.id for task in mine if task.for_each is not None}
+    whole = {task.id for task in mine if task.for_each is not None}
     parts: dict[str, list[str]] = {}
     for record in tasks:
-        if record.added_by in folded:
+        if record.added_by in whole:
             parts.setdefault(record.added_by, []).append(record.task_id)
     return parts
 

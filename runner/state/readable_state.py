@@ -180,10 +180,10 @@ class ReadableState:
 
     def times_continued(self, position: int) -> int:
         """Return the number of tasks that continue the task's conversation; a part has at least the whole's number."""
-        times, folded = self._continued.get(position, 0), self._added_by.get(position)
-        if folded is None or self.dag[folded].for_each is None:
+        times, whole = self._continued.get(position, 0), self._added_by.get(position)
+        if whole is None or self.dag[whole].for_each is None:
             return times
-        return max(times, self._continued.get(self.dag.position(folded), 0))
+        return max(times, self._continued.get(self.dag.position(whole), 0))
 
     def continued_session(self, task: Task) -> str | None:
         """Return the id of the session that `task` continues; None without such a session."""

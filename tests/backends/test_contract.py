@@ -144,4 +144,4 @@ class TestKeeperOfSessions(BackendContract):
 async def test_who_keeps_nothing_cannot_lose_it_and_what_is_lost_is_said_to_be(wrong: dict[str, object]) -> None:
     keeper = Keeper(FunctionBackend(answer), **wrong)  # type: ignore[arg-type]
     with pytest.raises(BackendError, match="there is no session"):
-        await BackendContract().test_goes_on_from_a_history(Subject(keeper, keeper, keeper))
+        await BackendContract().test_a_history_is_continued(Subject(keeper, keeper, keeper))

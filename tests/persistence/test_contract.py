@@ -78,13 +78,11 @@ class Late(StoreContract):
 @pytest.mark.parametrize(
     "promise",
     [
-        lambda store, folder: store.test_a_run_is_as_it_was_after_a_reopen(folder, store.reopen_store, "running"),
-        lambda store, folder: store.test_texts_are_as_they_were_after_a_reopen(folder, store.reopen_store, 1),
-        lambda store, folder: store.test_batches_go_on_after_a_reopen(folder, store.reopen_store),
+        lambda store, folder: store.test_a_run_is_unchanged_after_a_reopen(folder, store.reopen_store, "running"),
+        lambda store, folder: store.test_texts_are_unchanged_after_a_reopen(folder, store.reopen_store, 1),
+        lambda store, folder: store.test_batches_continue_after_a_reopen(folder, store.reopen_store),
         lambda store, folder: store.test_a_former_owner_is_fenced_after_a_reopen(folder, store.reopen_store),
-        lambda store, folder: store.test_notes_are_kept_and_their_numbers_go_on_after_a_reopen(
-            folder, store.reopen_store
-        ),
+        lambda store, folder: store.test_notes_and_their_numbers_continue_after_a_reopen(folder, store.reopen_store),
     ],
     ids=["runs", "texts", "batches", "fences", "notes"],
 )
@@ -97,7 +95,7 @@ async def test_a_store_that_forgets_is_found_out(promise: Callable[..., Awaitabl
 async def test_a_store_that_keeps_what_it_has_only_when_closed_is_found_out(tmp_path: Path) -> None:
     store = Late()
     with pytest.raises(AssertionError):
-        await store.test_what_was_acknowledged_is_there_before_the_store_is_closed(tmp_path, store.reopen_store)
+        await store.test_acknowledged_changes_are_durable_before_close(tmp_path, store.reopen_store)
 
 
 # Two stores, one behaviour: any batches, in any state, written again or not, by whoever.

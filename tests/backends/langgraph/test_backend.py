@@ -83,7 +83,7 @@ class TestWithSaver(BackendContract):
         assert reply == Reply("I heard Say hello.", session_id="r:t", usage=Usage(3, 2))
         assert seen == ["r:t"]
 
-    async def test_goes_on_from_a_history(self, subject: Subject) -> None:
+    async def test_a_history_is_continued(self, subject: Subject) -> None:
         with pytest.raises(BackendError, match="has no thread r:gone") as caught:
             await say(subject.working, request=ConversationRequest(session_id="r:gone", resume=True))
         assert caught.value.kind is ErrorKind.SESSION_LOST

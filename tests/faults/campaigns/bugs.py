@@ -15,7 +15,7 @@ TO_BE_SEEN: Mapping[str, tuple[str, str]] = {
     "tasks added apart from their planner's completion": ("kills", "added tasks stored after their planner's end"),
     "a policy's decision apart from what it adds": ("kills", "a decision stored after what it added"),
     "a policy asked again at resume": ("kills", "a policy asked again about all"),
-    "for_each unfolded twice": ("kills", "a list unfolded again by resume"),
+    "for_each expanded twice": ("kills", "a list expanded again by resume"),
     "done tasks queued again by resume": ("kills", "completed tasks queued again"),
     "crashes not counted": ("kills", "crashes not counted"),
     "a commit error taken for not stored": ("kills", "a lost answer taken for no commit"),
