@@ -51,9 +51,9 @@ class FunctionBackend:
         """Return None: functions have no sessions."""
         return None
 
-    def open(self, request: ConversationRequest) -> _Call:
+    def open(self, request: ConversationRequest) -> _FunctionConversation:
         """Open a conversation in which every turn is one call of the function."""
-        return _Call(self._call, request)
+        return _FunctionConversation(self._call, request)
 
 
 def as_backend(value: object) -> Backend:
@@ -70,20 +70,20 @@ def as_backend(value: object) -> Backend:
     )
 
 
-class _Call:
+class _FunctionConversation:
     """Conversation and context manager in one object: each task opens a conversation, and `asynccontextmanager` costs
     time.
     """
 
-    __slots__ = ("_call", "_opening")
+    __slots__ = ("_call", "_request")
 
     session_id: str | None = None
 
     def __init__(self, call: Callable[[str], Awaitable[Any]], request: ConversationRequest) -> None:
         self._call = call
-        self._opening = request
+        self._request = request
 
-    async def __aenter__(self) -> _Call:
+    async def __aenter__(self) -> _FunctionConversation:
         return self
 
     async def __aexit__(
@@ -102,7 +102,7 @@ class _Call:
             where = _place_of(exc)
             kind = ErrorKind.TRANSIENT if isinstance(exc, ConnectionError | TimeoutError) else ErrorKind.UNEXPECTED
             raise BackendError(kind, (f"{name}: {detail}" if detail else name) + where) from exc
-        if self._opening.output_schema is not None:
+        if self._request.output_schema is not None:
             return self._checked(value)
         if isinstance(value, str):
             return Reply(clean_text(str(value)))
@@ -110,7 +110,7 @@ class _Call:
         return Reply(text, data)
 
     def _checked(self, value: Any) -> Reply:
-        schema = Schema(self._opening.output_schema or {})
+        schema = Schema(self._request.output_schema or {})
         try:
             if isinstance(value, str):
                 text = clean_text(str(value))

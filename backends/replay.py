@@ -19,14 +19,14 @@ class ReplayConversation:
 
     def __init__(self, ask: Ask, request: ConversationRequest) -> None:
         self._ask = ask
-        self._opening = request
+        self._request = request
         self._history = [Message(old.role, clean_text(old.content), old.usage) for old in request.history]
         self._schema = None if request.output_schema is None else Schema(request.output_schema)
 
     @property
     def session_id(self) -> str | None:
         """Id chosen by the caller; unknown to the server."""
-        return self._opening.session_id
+        return self._request.session_id
 
     async def send(self, prompt: str) -> Reply:
         turn: list[Message] = []
@@ -56,7 +56,7 @@ class ReplayConversation:
             return text, schema.read(text)
         except Mismatch as mismatch:
             problem = mismatch
-        self._opening.on_output(Output("notice", "the answer does not fit its schema; asking once more"))
+        self._request.on_output(Output("notice", "the answer does not fit its schema; asking once more"))
         text = await self._exchange(turn, repair_prompt(problem, schema))
         try:
             return text, schema.read(text)

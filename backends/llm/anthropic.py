@@ -90,7 +90,7 @@ class _Answer:
     """An answer assembled event by event."""
 
     def __init__(self, request: ConversationRequest, spent: StreamUsage) -> None:
-        self._opening = request
+        self._request = request
         self._spent = spent
         self._texts: list[str] = []
         self._reason: str | None = None
@@ -105,7 +105,7 @@ class _Answer:
             self._spent.note_model(getattr(event.message, "model", None))
         elif kind == "content_block_delta" and getattr(event.delta, "type", None) == "text_delta":
             self._texts.append(event.delta.text)
-            self._opening.on_output(Output("text", clean_text(event.delta.text)))
+            self._request.on_output(Output("text", clean_text(event.delta.text)))
         elif kind == "message_delta":
             self._reason = event.delta.stop_reason or self._reason
             self._why = getattr(getattr(event.delta, "stop_details", None), "explanation", None) or self._why

@@ -22,7 +22,7 @@ from anyio.to_thread import run_sync
 from plait.backends.errors import BackendError, BackendUnavailable, ErrorKind
 from plait.backends.extras import require
 from plait.backends.json_fields import count, number
-from plait.backends.llm.sdk import NO_KEY, Server, find_server, forget_environment, is_environments, translate
+from plait.backends.llm.sdk import NO_KEY, Endpoint, find_server, forget_environment, is_environments, translate
 from plait.backends.protocol import NO_USAGE, Conversation, ConversationRequest, JsonValue, Message, Output, Usage
 from plait.backends.replay import ReplayConversation
 from plait.backends.text import one_line, shown
@@ -89,7 +89,7 @@ class RemoteBackend(ABC):
     """
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
     _client: Any = field(default=None, init=False, repr=False)
-    _server: Server = field(default=Server("", NO_KEY), init=False, repr=False)
+    _server: Endpoint = field(default=Endpoint("", NO_KEY), init=False, repr=False)
     _avoided: set[str] = field(default_factory=set[str], init=False, repr=False)
 
     package: ClassVar[str]
@@ -189,7 +189,7 @@ class RemoteBackend(ABC):
     def _url(self) -> str:
         return self.base_url or os.environ.get(self.url_env) or self.default_url
 
-    def _find_server(self) -> Server:
+    def _find_server(self) -> Endpoint:
         require(self.package, self.package)
         return find_server(self._url, self.api_key_env, key_needed=not self._is_custom)
 
@@ -199,14 +199,14 @@ class RemoteBackend(ABC):
                 self._server = self._find_server()
                 self._client = self._make_or_explain(self._server)
 
-    def _make_or_explain(self, server: Server) -> Any:
+    def _make_or_explain(self, server: Endpoint) -> Any:
         try:
             return self._make_client(server)
         except Exception as exc:  # an SDK of another version, a broken certificate store, an invalid proxy URL
             problem = server.safe_text(f"cannot make the {self.package} client: {type(exc).__name__}: {exc}")
         raise BackendUnavailable(problem)
 
-    def _make_client(self, server: Server, *, trust_env: bool = True) -> Any:
+    def _make_client(self, server: Endpoint, *, trust_env: bool = True) -> Any:
         sdk: Any = import_module(self.package)
         limits = type(sdk.DEFAULT_CONNECTION_LIMITS)(max_connections=None, max_keepalive_connections=0)
         # No redirects: the key would be sent to another host.

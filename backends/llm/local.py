@@ -27,7 +27,7 @@ from anyio.to_thread import run_sync
 from plait.backends.errors import BackendError, BackendUnavailable, ErrorKind
 from plait.backends.extras import install_command, pip_install
 from plait.backends.llm.openai import OpenAIBackend
-from plait.backends.llm.sdk import Server
+from plait.backends.llm.sdk import Endpoint
 from plait.backends.protocol import Conversation, ConversationRequest, Reply
 from plait.backends.text import one_line
 
@@ -66,7 +66,7 @@ class LocalBackend:
     """Limit of one answer. An answer that reaches the limit is an error (`context_overflow`)."""
     request_timeout: float = 600.0
     """Limit of one whole request, in seconds."""
-    _child: _Child | None = field(default=None, init=False, repr=False)
+    _child: _ReadyServer | None = field(default=None, init=False, repr=False)
     _lock: anyio.Lock = field(default_factory=anyio.Lock, init=False, repr=False)
 
     def new_session_id(self) -> str | None:
@@ -107,14 +107,14 @@ class LocalBackend:
     ) -> None:
         await self.aclose()
 
-    async def _running(self) -> _Child:
+    async def _running(self) -> _ReadyServer:
         async with self._lock:
             if self._child is None or self._child.is_dead:
                 self.check()
                 self._child = await self._start()
             return self._child
 
-    async def _start(self) -> _Child:
+    async def _start(self) -> _ReadyServer:
         key, options = secrets.token_urlsafe(32), self._model_options()
         process = _spawn()
         try:
@@ -137,7 +137,7 @@ class LocalBackend:
             request_timeout=self.request_timeout,
         )
         client.key = key
-        return _Child(process, client)
+        return _ReadyServer(process, client)
 
     def _model_options(self) -> dict[str, Any]:
         gguf = _packaged_gguf() if self.gguf is None else Path(self.gguf).resolve()
@@ -158,14 +158,14 @@ class _ServerClient(OpenAIBackend):
 
     key: str = ""
 
-    def _find_server(self) -> Server:
-        return Server(self.base_url or "", self.key)
+    def _find_server(self) -> Endpoint:
+        return Endpoint(self.base_url or "", self.key)
 
-    def _make_client(self, server: Server, *, trust_env: bool = False) -> Any:
+    def _make_client(self, server: Endpoint, *, trust_env: bool = False) -> Any:
         return super()._make_client(server, trust_env=trust_env)
 
 
-class _Child:
+class _ReadyServer:
     """A server process that is ready, and its client."""
 
     def __init__(self, process: subprocess.Popen[bytes], client: _ServerClient) -> None:
@@ -192,7 +192,7 @@ class _Child:
 class _LocalConversation:
     """The conversation over HTTP. Reports a crash of the server as `crashed`."""
 
-    def __init__(self, conversation: Conversation, child: _Child) -> None:
+    def __init__(self, conversation: Conversation, child: _ReadyServer) -> None:
         self._conversation = conversation
         self._child = child
 

@@ -134,7 +134,7 @@ class _Answer:
     """An answer assembled chunk by chunk. Lenient servers omit fields, so every field is treated as optional."""
 
     def __init__(self, request: ConversationRequest, spent: StreamUsage) -> None:
-        self._opening = request
+        self._request = request
         self._spent = spent
         self._texts: list[str] = []
         self._refusals: list[str] = []
@@ -151,7 +151,7 @@ class _Answer:
             text = _text(getattr(delta, "content", None))
             if text:
                 self._texts.append(text)
-                self._opening.on_output(Output("text", clean_text(text)))
+                self._request.on_output(Output("text", clean_text(text)))
             self._refusals.append(getattr(delta, "refusal", None) or "")
             self._reason = str(getattr(choice, "finish_reason", None) or "") or self._reason
 

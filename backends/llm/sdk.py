@@ -27,7 +27,7 @@ _HEADERS = ("OPENAI_CUSTOM_HEADERS", "ANTHROPIC_CUSTOM_HEADERS")
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class Endpoint:
     """The destination of requests. Messages show the `name` only: `url` may hold a password, and the key is never
     shown.
     """
@@ -71,7 +71,7 @@ def read_key(variable: str, *, needed: bool) -> str:
     return NO_KEY
 
 
-def find_server(url: str, variable: str, *, key_needed: bool) -> Server:
+def find_server(url: str, variable: str, *, key_needed: bool) -> Endpoint:
     """Return the server at `url`, with the key in environment variable `variable`.
 
     Raises BackendUnavailable if `url` is not a URL, or a needed key is missing.
@@ -83,7 +83,7 @@ def find_server(url: str, variable: str, *, key_needed: bool) -> Server:
         is_url = False
     if not is_url:
         raise BackendUnavailable("base_url has to be like http://host:8080/v1: a scheme, a host, perhaps port and path")
-    return Server(url, read_key(variable, needed=key_needed))
+    return Endpoint(url, read_key(variable, needed=key_needed))
 
 
 def is_environments(url: str, variable: str, default: str) -> bool:
@@ -102,7 +102,7 @@ def forget_environment(client: Any, omit: object) -> None:
     client._custom_headers = dict.fromkeys(("OpenAI-Organization", "OpenAI-Project"), omit)
 
 
-def translate(exc: Exception, server: Server) -> BackendError:
+def translate(exc: Exception, server: Endpoint) -> BackendError:
     """Return the BackendError for an exception raised by an SDK call."""
     status: Any = getattr(exc, "status_code", None)
     if isinstance(status, int):
@@ -135,7 +135,7 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
         return None
 
 
-def _status_error(exc: Any, status: int, server: Server) -> BackendError:
+def _status_error(exc: Any, status: int, server: Endpoint) -> BackendError:
     words, detail = _read_body(exc.body)
     if 300 <= status < 400:
         detail = "the server redirects; set base_url to the target of the redirect"
@@ -148,12 +148,12 @@ def _status_error(exc: Any, status: int, server: Server) -> BackendError:
     return BackendError(kind, server.safe_text(f"{said}: {detail}", doubt), retry_after=wait)
 
 
-def broken_off(body: Any, server: Server) -> BackendError:
+def broken_off(body: Any, server: Endpoint) -> BackendError:
     """Return the BackendError for the error `body` received within a stream."""
     return _without_status(body, f"{server.name} broke off the answer", server)
 
 
-async def expect_events(response: Any, server: Server) -> None:
+async def expect_events(response: Any, server: Endpoint) -> None:
     """Raise BackendError if an SDK's `response` with status 200 is JSON instead of a stream.
 
     The error contains the server's own message, or says that the server does not stream.
@@ -171,7 +171,7 @@ async def expect_events(response: Any, server: Server) -> None:
     raise _without_status(body, f"{server.name} answered with JSON in place of a stream", server, _doubt(response))
 
 
-def _without_status(body: Any, what: str, server: Server, doubt: str = "") -> BackendError:
+def _without_status(body: Any, what: str, server: Endpoint, doubt: str = "") -> BackendError:
     words, detail = _read_body(body)
     status = next((int(word) for word in words if word.isdigit() and 400 <= int(word) < 600), 0)
     text = server.safe_text(f"{what}: {detail}", doubt)

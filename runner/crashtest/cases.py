@@ -24,7 +24,7 @@ _LARGE = 70_000
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class TaskBehaviour:
     """The behaviour of the fake backend for one task."""
 
     failures: int = 0
@@ -50,7 +50,7 @@ class Case:
     """A DAG with all settings of the runner and of the fake backends."""
 
     dag: DAG
-    parts: Mapping[str, Part]
+    parts: Mapping[str, TaskBehaviour]
     """Behaviour by task id, for declared and added tasks."""
     backends: tuple[str, ...]
     """The names of the backends; the first name is the default."""
@@ -60,7 +60,7 @@ class Case:
     reviewed: Collection[str] | None = None
     """Tasks for which the policy adds a review after the end; None for a run without a policy."""
 
-    def part(self, task_id: str) -> Part:
+    def part(self, task_id: str) -> TaskBehaviour:
         """Return the behaviour of the task. A part of a `for_each` task behaves like the `for_each` task."""
         found = self.parts.get(task_id)
         return self.part(task_id.rpartition(".")[0]) if found is None else found
@@ -74,7 +74,7 @@ def random_case(seed: int) -> Case:
     rng = random.Random(f"case {seed}")  # noqa: S311 - no secrets
     count = rng.randint(5, 14) if seed % 2 else rng.randint(2, 4)
     tasks: list[Task] = []
-    parts: dict[str, Part] = {}
+    parts: dict[str, TaskBehaviour] = {}
     for number in range(count):
         task = _task(rng, number, tasks, parts)
         tasks.append(task)
@@ -89,7 +89,7 @@ def _grown(case: Case, seed: int) -> Case:
     return grown(case, seed)
 
 
-def _task(rng: random.Random, number: int, before: list[Task], parts: Mapping[str, Part]) -> Task:
+def _task(rng: random.Random, number: int, before: list[Task], parts: Mapping[str, TaskBehaviour]) -> Task:
     needed = [task.id for task in rng.sample(before, min(len(before), rng.randrange(4)))]
     continues = rng.choice(before).id if before and rng.random() < 0.25 else None
     mode = rng.choices([FailureMode.HARD, FailureMode.SOFT, FailureMode.SKIP], [6, 2, 2])[0]
@@ -101,12 +101,12 @@ def _task(rng: random.Random, number: int, before: list[Task], parts: Mapping[st
     return replace(task, prompt=prompt_of(task, parts))
 
 
-def _part(rng: random.Random) -> Part:
+def _part(rng: random.Random) -> TaskBehaviour:
     failures = rng.choices([0, 1, 2, NEVER], [80, 12, 5, 3])[0]
     refused = rng.random() < 0.06
     seconds = rng.choice([0.0, 0.0, 0.001, 0.004, 0.012])
     sound = not failures and not refused
-    return Part(failures, refused, seconds, _LARGE if rng.random() < 0.05 else 0, sound and rng.random() < 0.2)
+    return TaskBehaviour(failures, refused, seconds, _LARGE if rng.random() < 0.05 else 0, sound and rng.random() < 0.2)
 
 
 def tries(task: Task, kind: ErrorKind) -> int:
@@ -114,20 +114,20 @@ def tries(task: Task, kind: ErrorKind) -> int:
     return task.retry.attempts if kind in task.retry.on and not task.at_most_once else 1
 
 
-def lasting(task: Task, part: Part) -> Part:
+def lasting(task: Task, part: TaskBehaviour) -> TaskBehaviour:
     """Return `part`, with endless failures if the failures exhaust the retries of the task. Otherwise a kill between a
     failure and the record of the failure would change the end of the task.
     """
     return replace(part, failures=NEVER) if part.failures >= tries(task, ErrorKind.TRANSIENT) else part
 
 
-def prompt_of(task: Task, parts: Mapping[str, Part]) -> str:
+def prompt_of(task: Task, parts: Mapping[str, TaskBehaviour]) -> str:
     """Return a prompt with the results of all dependencies: a wrong result changes the answer of the task."""
     uses = [use_of(name, parts[name]) for name in task.upstream]
     return "|".join([task.id, *(["{{ item }}"] if task.for_each else []), *uses])
 
 
-def use_of(task_id: str, part: Part) -> str:
+def use_of(task_id: str, part: TaskBehaviour) -> str:
     """Return the template expression of a task's result. The subscript accepts any id; a bare name would end at `-`."""
     return f'{{{{ results["{task_id}"]{".mark" if part.structured else ""} }}}}'
 
@@ -139,7 +139,7 @@ def plan_case(dag: DAG, default: str, concurrency: int, seed: int) -> Case:
     Seed 0 has no failures. Requirements for a real model, such as an output schema, are removed.
     """
     rng = random.Random(f"plan {seed}")  # noqa: S311 - no secrets
-    parts = {task.id: Part(seconds=rng.choice([0.0, 0.001, 0.004])) for task in dag}
+    parts = {task.id: TaskBehaviour(seconds=rng.choice([0.0, 0.001, 0.004])) for task in dag}
     if seed:
         for task in dag:
             failures = rng.choices([0, 1, NEVER], [90, 8, 2])[0]
@@ -149,7 +149,7 @@ def plan_case(dag: DAG, default: str, concurrency: int, seed: int) -> Case:
         if task.adds_tasks:
             spec: Mapping[str, JsonValue] = {"id": f"{task.id[:60]}-new", "prompt": "new", "depends_on": [task.id]}
             parts[task.id] = replace(parts[task.id], adds=(spec,))
-            parts[f"{task.id[:60]}-new"] = Part()
+            parts[f"{task.id[:60]}-new"] = TaskBehaviour()
         if task.for_each is not None:
             sound = replace(parts[task.for_each], failures=0, refused=False)
             parts[task.for_each] = replace(sound, structured=True, items=rng.randrange(4))
@@ -171,7 +171,7 @@ def plan_case(dag: DAG, default: str, concurrency: int, seed: int) -> Case:
     return Case(DAG(tasks, name=dag.name), parts, names if default in names else (default, *names), concurrency, {})
 
 
-def answer(task_id: str, prompt: str, history: tuple[str, ...], part: Part) -> tuple[str, JsonValue]:
+def answer(task_id: str, prompt: str, history: tuple[str, ...], part: TaskBehaviour) -> tuple[str, JsonValue]:
     """Return the text and the data of an answer. The answer holds a hash of the prompt and of the whole history."""
     mark = sha256("\n".join([*history, prompt]).encode()).hexdigest()[:24]
     text = f"{task_id}={mark}" + "." * part.padding
@@ -191,7 +191,7 @@ def with_a_crasher(case: Case, seed: int) -> Case:
     """Return the case with a random crashing task among the tasks without dependencies: three crashes end the task."""
     rng = random.Random(f"crasher {seed}")  # noqa: S311 - no secrets
     chosen = rng.choice([task.id for task in case.dag if not task.upstream])
-    parts = {**case.parts, chosen: Part(crashes=True)}
+    parts = {**case.parts, chosen: TaskBehaviour(crashes=True)}
     tasks = [replace(task, prompt=prompt_of(task, parts)) for task in case.dag]
     for i, task in enumerate(tasks):
         if task.id == chosen:
@@ -208,7 +208,7 @@ def without_at_most_once(case: Case) -> Case:
 def chain_case() -> Case:
     """Return a chain of three tasks; each prompt holds the results of all earlier tasks."""
     before = [[], ["a"], ["a", "b"]]
-    parts = {name: Part(seconds=0.001) for name in "abc"}
+    parts = {name: TaskBehaviour(seconds=0.001) for name in "abc"}
     plain = [Task(name, "", needed, retry=Retry(max_crashes=MANY)) for name, needed in zip("abc", before, strict=True)]
     tasks = [replace(task, prompt=prompt_of(task, parts)) for task in plain]
     return Case(DAG(tasks, name="chain"), parts, _BACKENDS, 1, {})
@@ -279,38 +279,38 @@ def grown(case: Case, seed: int) -> Case:
         name = f"m{number}"
         needed = rng.sample(before, rng.randrange(2))
         tasks.append(Task(name, "", needed, for_each=over, retry=Retry(max_crashes=MANY)))
-        parts[name] = Part(seconds=rng.choice([0.0, 0.002]), failures=rng.choice([0, 0, 0, 1]))
+        parts[name] = TaskBehaviour(seconds=rng.choice([0.0, 0.002]), failures=rng.choice([0, 0, 0, 1]))
         if rng.random() < 0.4:
             parts[name] = lasting(tasks[-1], replace(parts[name], failures=NEVER))
             tasks[-1] = replace(tasks[-1], failure_mode=rng.choice(list(FailureMode)))
     if seed % 8 < 4:
         tasks.append(_paired(seed, tasks, parts))
     tasks.append(Task("u", "", ["m0"], retry=Retry(max_crashes=MANY)))
-    parts["u"] = Part()
+    parts["u"] = TaskBehaviour()
     if not small:
         tasks.append(Task("mm", "", for_each="m0", retry=Retry(max_crashes=MANY)))
-        parts["mm"] = Part()
+        parts["mm"] = TaskBehaviour()
     reviewed = tuple(rng.sample([*before, "m0"], 1 if small else 3))
-    parts |= {f"r_{name}": Part() for name in reviewed} | {LAST: Part()}
+    parts |= {f"r_{name}": TaskBehaviour() for name in reviewed} | {LAST: TaskBehaviour()}
     policy = None if rng.random() < 0.3 else reviewed
     with_prompts = [replace(task, prompt=prompt_of(task, parts)) for task in tasks]
     return replace(case, dag=DAG(with_prompts, name=case.dag.name), parts=parts, reviewed=policy)
 
 
-def _paired(seed: int, tasks: Sequence[Task], parts: dict[str, Part]) -> Task:
+def _paired(seed: int, tasks: Sequence[Task], parts: dict[str, TaskBehaviour]) -> Task:
     """Return a `for_each` task with parts paired with the parts of m0. A separate generator of random numbers keeps the
     rest of the case unchanged.
     """
     rng = random.Random(f"pairs {seed}")  # noqa: S311 - no secrets
     over = next(task.for_each for task in tasks if task.id == "m0")
-    parts["p"] = Part(seconds=rng.choice([0.0, 0.002]))
+    parts["p"] = TaskBehaviour(seconds=rng.choice([0.0, 0.002]))
     goes_on, others = rng.random() < 0.5, [task.id for task in tasks if task.for_each is None]
     needed = [*([] if goes_on else ["m0"]), *rng.sample(others, rng.randrange(2))]  # others delay the expansion
     return Task("p", "", needed, continues="m0" if goes_on else None, for_each=over, retry=Retry(max_crashes=MANY))
 
 
 def _specs(
-    rng: random.Random, planner: str, before: list[str], parts: dict[str, Part], *, deep: bool
+    rng: random.Random, planner: str, before: list[str], parts: dict[str, TaskBehaviour], *, deep: bool
 ) -> tuple[Mapping[str, JsonValue], ...]:
     """Return tasks in the shape of a plan file, and add their behaviour to `parts`. Prompts of these tasks use results
     of each other only.
@@ -327,7 +327,7 @@ def _specs(
         if rng.random() < 0.3:
             needed.append(rng.choice(before))
         specs.append({**spec, "depends_on": needed})
-        parts[name] = Part(failures=rng.choice([0, 0, 1]), seconds=rng.choice([0.0, 0.002]))
+        parts[name] = TaskBehaviour(failures=rng.choice([0, 0, 1]), seconds=rng.choice([0.0, 0.002]))
     if deep and rng.random() < 0.5:
         last = f"{planner}_{len(specs) - 1}"
         parts[last] = replace(parts[last], adds=_specs(rng, last, before, parts, deep=False))

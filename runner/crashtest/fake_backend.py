@@ -47,7 +47,7 @@ class FakeBackend:
 class FakeConversation:
     def __init__(self, stand_in: FakeBackend, request: ConversationRequest) -> None:
         self._stand_in = stand_in
-        self._opening = request
+        self._request = request
         self._task_id = request.idempotency_key.rpartition(":")[2]
         self.session_id = request.session_id
 
@@ -72,7 +72,7 @@ class FakeConversation:
             await anyio.lowlevel.checkpoint()
         self._fail_if_due(task_id)
         ledger.write(DONE, task_id, os.getpid())
-        history = tuple(m.content for m in self._opening.history if m.content != INTERRUPTED)
+        history = tuple(m.content for m in self._request.history if m.content != INTERRUPTED)
         text, data = answer(task_id, asked, history, part)
         # A backend with sessions reports the messages of a turn, like an agent.
         said = () if self._stand_in.keeps == "nothing" else (Message("user", prompt), Message("assistant", text))
@@ -83,12 +83,12 @@ class FakeConversation:
             self.session_id = self.session_id or secrets.token_hex(8)
             self._stand_in.sessions.mkdir(exist_ok=True)
             self._file().write_text(prompt, encoding="utf-8")
-            self._opening.on_session(self.session_id)
+            self._request.on_session(self.session_id)
         return prompt
 
     def _remembered(self) -> str:
         """Return the prompt of the interrupted attempt from the session. Record a missing prompt as a violation."""
-        if not self._opening.resume or self.session_id is None or not self._file().exists():
+        if not self._request.resume or self.session_id is None or not self._file().exists():
             self._stand_in.ledger.write(NOTE, f"{self._task_id} went on with a session that does not hold its prompt")
             return ""
         return self._file().read_text(encoding="utf-8")

@@ -62,7 +62,7 @@ class Timeline:
         self._root = files_root(store)
         self._has_files = False
         self._after = 0
-        self._running: list[_RunningAttempt] = []
+        self._running: list[_AttemptOutput] = []
         self._placed = 0
         self._asked: dict[str, int] = {}
         self._persons: list[tuple[str, int, TimelineEntry]] = []
@@ -141,11 +141,11 @@ class Timeline:
             if (at := turn.next_at(until)) is not None:
                 heappush(ready, (at, n))
 
-    def _running_attempt(self, task_id: str, attempt: int) -> _RunningAttempt:
+    def _running_attempt(self, task_id: str, attempt: int) -> _AttemptOutput:
         files = None if self._root is None else attempt_files(self._root, self._run_id, task_id, attempt)
-        return _RunningAttempt(task_id, attempt, None if files is None else TurnWatch(files.turn))
+        return _AttemptOutput(task_id, attempt, None if files is None else TurnWatch(files.turn))
 
-    async def _stored_messages(self, turn: _RunningAttempt) -> Sequence[TimelineEntry]:
+    async def _stored_messages(self, turn: _AttemptOutput) -> Sequence[TimelineEntry]:
         """Return the stored messages of an attempt; for an attempt with reported output, only system notes."""
         messages = await self._store.list_messages(self._run_id, turn.task_id)
         self._find_persons(turn.task_id, [one for one in messages if one.attempt == 0])
@@ -204,7 +204,7 @@ class Timeline:
         return {} if question is None else {"question": question}
 
 
-class _RunningAttempt:
+class _AttemptOutput:
     """A running attempt with its unreported output."""
 
     def __init__(self, task_id: str, attempt: int, watch: TurnWatch | None) -> None:

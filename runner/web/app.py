@@ -36,7 +36,7 @@ def make_app(served: ServedRuns) -> FastAPI:
     return app
 
 
-class Server:
+class ApiServer:
     """Serves runs on `listening`, a socket of the loopback, to clients that send `token`."""
 
     def __init__(self, served: ServedRuns, listening: socket.socket, token: str) -> None:

@@ -114,7 +114,7 @@ class Api:
         """Cancel a run for good, wherever it runs. A run that has ended is not changed."""
         return schemas.RunStatusShape(run_id=run_id, status=await self._runs.cancel_run(run_id))
 
-    async def answer(self, run_id: str, task_id: str, given: schemas.Answer) -> schemas.AnswerResult:
+    async def answer(self, run_id: str, task_id: str, given: schemas.AnswerBody) -> schemas.AnswerResult:
         """Answer the question of a task. The first answer counts. A run without an owner continues when resumed."""
         taken = await self._runs.answer_question(run_id, task_id, given.value, attempt=given.attempt)
         return schemas.AnswerResult(run_id=run_id, status=await self._status(run_id), taken=taken)

@@ -67,7 +67,7 @@ class ResumeBody(_Received):
     """Run failed tasks again, and completed tasks whose stored result is damaged."""
 
 
-class Answer(_Received):
+class AnswerBody(_Received):
     """The answer to the question of a task."""
 
     value: Json

@@ -13,7 +13,7 @@ import anyio
 from plait.backends.agents.acp.machine import AcpMachine
 from plait.backends.agents.acp.outbox import Outbox, relayed_command, sent_messages
 from plait.backends.agents.acp.permissions import Grant, marked, unmarked
-from plait.backends.agents.acp.wire import Step, decoded, prompt_of
+from plait.backends.agents.acp.wire import AcpStep, decoded, prompt_of
 from plait.backends.agents.conversation import LAST_WORD, CliConversation
 from plait.backends.agents.protocol import Call, Program, Reader
 from plait.backends.agents.session_locks import Sessions, first_before, since
@@ -154,7 +154,7 @@ async def _cancel(child: Child, machine: AcpMachine, outbox: Outbox) -> None:
 
     def is_over(line: bytes) -> bool:
         message = decoded(line)
-        return message is not None and "method" not in message and at(message, "id") == Step.PROMPT.value
+        return message is not None and "method" not in message and at(message, "id") == AcpStep.PROMPT.value
 
     machine.cancel()
     lines = machine.take()

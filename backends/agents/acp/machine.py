@@ -31,7 +31,7 @@ from plait.backends.agents.acp.session import (
     settings,
 )
 from plait.backends.agents.acp.updates import Updates, answering
-from plait.backends.agents.acp.wire import AUTH_REQUIRED, Message, Step, answer, notification, refusal, request
+from plait.backends.agents.acp.wire import AUTH_REQUIRED, AcpStep, Message, answer, notification, refusal, request
 from plait.backends.agents.error_kinds import failure, no_outcome
 from plait.backends.agents.limit_resets import seconds_left
 from plait.backends.agents.protocol import Call, ProcessEnd, TurnAnswer
@@ -90,17 +90,17 @@ class AcpMachine:
         self._opens = ""
         self._offers: JsonValue = None
         self._settings: list[Message] = []
-        self._steps: Mapping[Step, Callable[[Mapping[str, JsonValue]], None]] = {
-            Step.INITIALIZE: self._initialized,
-            Step.OPEN: self._session_answered,
-            Step.AUTHENTICATE: self._authenticated,
-            Step.OPEN_AGAIN: self._session_answered,
-            Step.MODEL: self._setting_answered,
-            Step.MODE: self._setting_answered,
-            Step.PROMPT: self._prompt_answered,
+        self._steps: Mapping[AcpStep, Callable[[Mapping[str, JsonValue]], None]] = {
+            AcpStep.INITIALIZE: self._initialized,
+            AcpStep.OPEN: self._session_answered,
+            AcpStep.AUTHENTICATE: self._authenticated,
+            AcpStep.OPEN_AGAIN: self._session_answered,
+            AcpStep.MODEL: self._setting_answered,
+            AcpStep.MODE: self._setting_answered,
+            AcpStep.PROMPT: self._prompt_answered,
         }
         self._sent = SentMessages()
-        self._answered_steps: set[Step] = set()
+        self._answered_steps: set[AcpStep] = set()
         self._begun = False
         self._shown: list[Output] = []
         self._updates = Updates()
@@ -108,14 +108,14 @@ class AcpMachine:
         self._noise = ""
         self._result: JsonValue = None
         self._failure: BackendError | None = None
-        self._sent.send(request(Step.INITIALIZE, "initialize", _INTRODUCTION))
+        self._sent.send(request(AcpStep.INITIALIZE, "initialize", _INTRODUCTION))
 
     def restore_sent(self, messages: Iterable[Message]) -> None:
         """Record the messages already sent by an earlier process of the turn."""
         messages = list(messages)
         self._sent.restore(messages)
         for message in messages:
-            if at(message, "id") in {Step.OPEN.value, Step.OPEN_AGAIN.value} and "method" in message:
+            if at(message, "id") in {AcpStep.OPEN.value, AcpStep.OPEN_AGAIN.value} and "method" in message:
                 self._opens = text(message, "method")
                 if self._opens in {"session/load", "session/resume"}:
                     self._session = text(message, "params", "sessionId")
@@ -132,7 +132,7 @@ class AcpMachine:
     @property
     def session_id(self) -> str | None:
         """The session's id, once the prompt was sent."""
-        return self._session if self._sent.sent_step(Step.PROMPT) else None
+        return self._session if self._sent.sent_step(AcpStep.PROMPT) else None
 
     @property
     def announced(self) -> str | None:
@@ -218,7 +218,7 @@ class AcpMachine:
     def _step(self, event: Mapping[str, JsonValue]) -> None:
         """Handle the answer to a request of this client. Unknown and repeated answers are ignored."""
         identity = at(event, "id")
-        step = next((step for step in Step if type(identity) is int and step.value == identity), None)
+        step = next((step for step in AcpStep if type(identity) is int and step.value == identity), None)
         if step is not None and self._sent.has_step(step) and step not in self._answered_steps:
             self._answered_steps.add(step)
             self._steps[step](event)
@@ -227,9 +227,9 @@ class AcpMachine:
         if "error" in event:
             raise self._error_failure(event)
         self._agent = capabilities_of(at(event, "result"))
-        self._open(Step.OPEN)
+        self._open(AcpStep.OPEN)
 
-    def _open(self, step: Step) -> None:
+    def _open(self, step: AcpStep) -> None:
         if not self._sent.has_step(step):
             message = open_message(step, self._call, self.goals.cwd, self._agent, checks=bool(self._prompts_to_find))
             self._opens = text(message, "method")
@@ -253,9 +253,9 @@ class AcpMachine:
         self._send_next()
 
     def _session_refused(self, event: Mapping[str, JsonValue]) -> None:
-        wants_login = at(event, "error", "code") == AUTH_REQUIRED and Step.AUTHENTICATE not in self._answered_steps
+        wants_login = at(event, "error", "code") == AUTH_REQUIRED and AcpStep.AUTHENTICATE not in self._answered_steps
         if wants_login and self.goals.auth_method is not None:
-            self._sent.send(request(Step.AUTHENTICATE, "authenticate", {"methodId": self.goals.auth_method}))
+            self._sent.send(request(AcpStep.AUTHENTICATE, "authenticate", {"methodId": self.goals.auth_method}))
             return
         raise self._error_failure(event, self._login_hint(event), opens_session=self._opens != "session/new")
 
@@ -272,7 +272,7 @@ class AcpMachine:
             raise self._failure_of(
                 kind, f"{self._agent.title}: {message}; login methods: {list_login_methods(self._agent.login_methods)}"
             )
-        self._open(Step.OPEN_AGAIN)
+        self._open(AcpStep.OPEN_AGAIN)
 
     def _send_next(self) -> None:
         """Send the next setting, or the prompt."""
@@ -282,16 +282,16 @@ class AcpMachine:
             )
         while self._settings:
             message = self._settings.pop(0)
-            if self._sent.was_sent(message) or not self._sent.sent_step(Step.PROMPT):
+            if self._sent.was_sent(message) or not self._sent.sent_step(AcpStep.PROMPT):
                 self._sent.send(message)
                 return
         self._begun = True
         words: JsonValue = [{"type": "text", "text": self.goals.prompt}]
-        self._sent.send(request(Step.PROMPT, "session/prompt", {"sessionId": self._session, "prompt": words}))
+        self._sent.send(request(AcpStep.PROMPT, "session/prompt", {"sessionId": self._session, "prompt": words}))
 
     def _setting_answered(self, event: Mapping[str, JsonValue]) -> None:
         if "error" in event:
-            what = "model" if at(event, "id") == Step.MODEL.value else "mode"
+            what = "model" if at(event, "id") == AcpStep.MODEL.value else "mode"
             names = ", ".join(identity for identity, _ in choices(self._offers, what)) or f"no {what} to choose"
             raise self._failure_of(
                 ErrorKind.INVALID_REQUEST, f"{error_of(at(event, 'error'))[1]}; the agent offers {names}"

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from plait.backends.agents.acp._relay import END
-from plait.backends.agents.acp.wire import Message, Step, decoded, encoded, name_of
+from plait.backends.agents.acp.wire import AcpStep, Message, decoded, encoded, name_of
 from plait.backends.process.proctable import library
 
 _PROGRAM = Path(__file__).with_name("_relay.py")
@@ -122,14 +122,14 @@ class SentMessages:
         """Return whether the message was sent."""
         return name_of(message) in self._sent
 
-    def sent_step(self, step: Step) -> bool:
+    def sent_step(self, step: AcpStep) -> bool:
         """Return whether the request of `step` was sent."""
         return _name(step) in self._sent
 
-    def has_step(self, step: Step) -> bool:
+    def has_step(self, step: AcpStep) -> bool:
         """Return whether the request of `step` was sent or is queued."""
         return self.sent_step(step) or _name(step) in self._queued
 
 
-def _name(step: Step) -> str:
+def _name(step: AcpStep) -> str:
     return name_of({"method": "", "id": step.value})

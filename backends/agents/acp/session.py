@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from plait.backends.agents.acp.quirks import UNKNOWN, AcpQuirks, of_name
-from plait.backends.agents.acp.wire import VERSION, Message, Step, request
+from plait.backends.agents.acp.wire import VERSION, AcpStep, Message, request
 from plait.backends.agents.error_kinds import failure
 from plait.backends.agents.protocol import Call
 from plait.backends.errors import ErrorKind
@@ -56,7 +56,7 @@ def capabilities_of(initialized: JsonValue) -> AgentCapabilities:
     )
 
 
-def open_message(step: Step, call: Call, cwd: str, capabilities: AgentCapabilities, *, checks: bool) -> Message:
+def open_message(step: AcpStep, call: Call, cwd: str, capabilities: AgentCapabilities, *, checks: bool) -> Message:
     """Return the request that opens the session of `call`.
 
     With `checks`, the request makes the agent send the session's earlier messages, if possible. Raises BackendError
@@ -82,9 +82,9 @@ def open_message(step: Step, call: Call, cwd: str, capabilities: AgentCapabiliti
 def settings(opened: JsonValue, session: str, model: str | None, mode: str | None) -> Iterator[Message]:
     """Yield the requests that set model and mode, unless already set in the session."""
     if model is not None:
-        yield from _setting(Step.MODEL, "model", opened, session, model)
+        yield from _setting(AcpStep.MODEL, "model", opened, session, model)
     if mode is not None:
-        yield from _setting(Step.MODE, "mode", opened, session, mode)
+        yield from _setting(AcpStep.MODE, "mode", opened, session, mode)
 
 
 def choices(opened: JsonValue, what: str) -> Sequence[tuple[str, str]]:
@@ -100,7 +100,7 @@ def current(opened: JsonValue, what: str) -> str:
     return text(opened, f"{what}s", f"current{what.title()}Id") or text(_config(opened, what), "currentValue")
 
 
-def _setting(step: Step, what: str, opened: JsonValue, session: str, wanted: str) -> Iterator[Message]:
+def _setting(step: AcpStep, what: str, opened: JsonValue, session: str, wanted: str) -> Iterator[Message]:
     offered = choices(opened, what)
     named = next((identity for identity, name in offered if name == wanted), wanted)
     chosen: JsonValue = wanted if any(identity == wanted for identity, _ in offered) else named

@@ -19,7 +19,7 @@ VERSION = 1
 AUTH_REQUIRED, NOT_FOUND, NO_SUCH_METHOD = -32000, -32002, -32601
 
 
-class Step(IntEnum):
+class AcpStep(IntEnum):
     """The requests of a turn, in order. The value is the request's id."""
 
     INITIALIZE = 1
@@ -32,7 +32,7 @@ class Step(IntEnum):
     PROMPT = 7
 
 
-def request(step: Step, method: str, params: Message) -> Message:
+def request(step: AcpStep, method: str, params: Message) -> Message:
     """Return a request to the agent."""
     return {"jsonrpc": "2.0", "id": step.value, "method": method, "params": params}
 

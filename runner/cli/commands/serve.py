@@ -36,7 +36,7 @@ from plait.runner.errors import PlaitError
 from plait.runner.service import RunService
 
 if TYPE_CHECKING:
-    from plait.runner.web.app import Server
+    from plait.runner.web.app import ApiServer
 
 
 DEFAULT_PORT = 8377
@@ -97,7 +97,7 @@ class ServeOptions:
 
 async def serve(backend_set: BackendSet, options: ServeOptions, concurrency: int | None) -> int:
     """Serve until a signal. Return the exit code."""
-    from plait.runner.web.app import Server  # noqa: PLC0415 - the extra `server` may be missing
+    from plait.runner.web.app import ApiServer  # noqa: PLC0415 - the extra `server` may be missing
     from plait.runner.web.routes import ServedRuns  # noqa: PLC0415
 
     with _listen(options) as listening:
@@ -108,11 +108,11 @@ async def serve(backend_set: BackendSet, options: ServeOptions, concurrency: int
                 token = secrets.token_urlsafe(_TOKEN_BYTES)
                 served = ServedRuns(service, tuple(backend_set.specs), {**backend_set.settings(), "posted": True})
                 with _token_file(options, listening, token):
-                    await _serve_until_signal(Server(served, listening, token))
+                    await _serve_until_signal(ApiServer(served, listening, token))
                 return CANCELLED if service.driven else COMPLETED
 
 
-async def _serve_until_signal(server: Server) -> None:
+async def _serve_until_signal(server: ApiServer) -> None:
     async with anyio.create_task_group() as beside:
         await beside.start(stop_on_signal, server.stop, print_note)
         await server.serve()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from plait.runner import DAG, FailureMode, Retry, RunStatus, Task, TaskStatus
-from plait.runner.crashtest.cases import NEVER, Case, Part, chain_case, plan_case, random_case
+from plait.runner.crashtest.cases import NEVER, Case, TaskBehaviour, chain_case, plan_case, random_case
 from plait.runner.crashtest.judge import Judge, Verdict
 from plait.runner.crashtest.mutants import MUTANTS
 from plait.runner.crashtest.oracle import Expected, expected, forecast, run_status
@@ -26,8 +26,12 @@ def test_the_end_of_every_failure_mode() -> None:
     modes = {"hard": FailureMode.HARD, "soft": FailureMode.SOFT, "skip": FailureMode.SKIP}
     first = [Task(name, failure_mode=mode, retry=Retry(2)) for name, mode in modes.items()]
     then = [Task(f"after-{name}", f'after-{name}|{{{{ results["{name}"] }}}}', [name]) for name in modes]
-    parts = {"hard": Part(refused=True), "soft": Part(failures=NEVER), "skip": Part(failures=NEVER)}
-    parts |= {task.id: Part() for task in then}
+    parts = {
+        "hard": TaskBehaviour(refused=True),
+        "soft": TaskBehaviour(failures=NEVER),
+        "skip": TaskBehaviour(failures=NEVER),
+    }
+    parts |= {task.id: TaskBehaviour() for task in then}
     ends = expected(Case(DAG([*first, *then]), parts, ("x",), 1, {}))
     assert {name: (end.status, end.executions) for name, end in ends.items()} == {
         "hard": (TaskStatus.FAILED, 1),
@@ -62,8 +66,10 @@ def test_a_plan_keeps_its_shape_and_loses_what_only_a_model_can_do() -> None:
 def test_what_a_case_grows_to() -> None:
     last = Task("u", 'u|{{ results["m"] }}', ["m"])
     dag = DAG([Task("p", "p"), Task("l", "l"), Task("m", "m|{{ item }}", for_each="l"), last])
-    parts = {"p": Part(adds=({"id": "new", "prompt": 'new|{{ results["p"] }}', "depends_on": ["p"]},))}
-    parts |= {"l": Part(structured=True, items=2)} | {name: Part() for name in ("m", "u", "new", "r_p", "last")}
+    parts = {"p": TaskBehaviour(adds=({"id": "new", "prompt": 'new|{{ results["p"] }}', "depends_on": ["p"]},))}
+    parts |= {"l": TaskBehaviour(structured=True, items=2)} | {
+        name: TaskBehaviour() for name in ("m", "u", "new", "r_p", "last")
+    }
     told = forecast(Case(dag, parts, ("x",), 1, {}, reviewed=("p",)))
     assert set(told.ends) == {"p", "l", "m", "u", "new", "m.1", "m.2", "r_p", "last"}
     assert told.adders == {"p", "m"}
