@@ -3,7 +3,7 @@
 Theory: a cancelled `await connection.execute(...)` continues in the thread, and its transaction stays open until the
 commit of another task publishes the transaction. A function that runs from BEGIN to COMMIT on the thread cannot be cut:
 the waiting task may be cancelled, and the next function finds no open transaction. aiosqlite has no public call for
-whole functions, hence `_execute`, here and nowhere else.
+whole functions, hence `_execute` and `_thread`, here and nowhere else; pyproject.toml bounds the version.
 
 A queued function uses the connection that is current at its turn. A connection can therefore be replaced between two
 functions, invisible to the waiting tasks.
@@ -108,8 +108,8 @@ class DatabaseThread:
 
         connection = aiosqlite.Connection(connector, iter_chunk_size=1)
         # A daemon, so that a program ends without closing the store. SQLite then undoes an open transaction, as after a
-        # crash. Before aiosqlite 0.22 the connection was the thread.
-        thread = cast("Thread", getattr(connection, "_thread", connection))
+        # crash.
+        thread = connection._thread  # pyright: ignore[reportPrivateUsage]
         thread.daemon = True
         try:
             await connection
