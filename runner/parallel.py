@@ -321,6 +321,9 @@ class ParallelRunner:
                 return run.state.result(run_id, RunStatus.INTERRUPTED)
             if await is_to_be_cancelled(run.store, run.record):
                 return await finish_cancelling(config, run, feed)
-            return await execute_run(await prepare_resume(config, run, how), config, feed, control)
+            prepared = await prepare_resume(config, run, how, control)
+            if prepared is None:
+                return run.state.result(run_id, run.status, resume_summary=run.state.resume_summary())
+            return await execute_run(prepared, config, feed, control)
 
         return drive_stored

@@ -20,6 +20,7 @@ from plait.runner.engine.handover import AdoptedAttempt, Handover
 from plait.runner.engine.lifecycle import PreparedRun
 from plait.runner.engine.policy_driver import PolicyState, read_policy_state
 from plait.runner.engine.retry import next_tries
+from plait.runner.engine.run_control import Control
 from plait.runner.errors import PlaitError, PolicyMissing
 from plait.runner.policies import policy_of
 from plait.runner.recovery.adoption import adopted_attempt, session_event, with_detached_turns
@@ -31,8 +32,9 @@ from plait.runner.state.conversations import load_answered_messages, load_contin
 from plait.runner.state.stored_run import StoredPolicy, StoredRun
 
 
-async def prepare_resume(config: Config, run: StoredRun, how: ResumeOptions) -> PreparedRun:
-    """Claim a run without a living owner and prepare the run for execution, in one transaction.
+async def prepare_resume(config: Config, run: StoredRun, how: ResumeOptions, control: Control) -> PreparedRun | None:
+    """Claim a run without a living owner and prepare the run for execution, in one transaction. Return None, and store
+    nothing, if the run waits for a person, the resume brings nothing new, and `control` has not ended the run.
 
     Raises RunOwned if another process claims the run first, BackendMissing, PolicyMissing, AnswerConflict for a late
     answer in `how`, PlaitError for an invalid answer or a surplus policy, and StoreError.
@@ -52,6 +54,7 @@ async def prepare_resume(config: Config, run: StoredRun, how: ResumeOptions) -> 
         event = _apply_step(run, position, step, given.answers.get(step.task_id), at)
         if event is not None:
             new_events += [*session_event(run, position, at), event]
+    is_unchanged = not new_events
     state.mark_repeats(position for position, step in enumerate(steps) if step.repeats)
     names = backend_names(state.dag, config, state.statuses)
     if policy is not None:
@@ -65,6 +68,11 @@ async def prepare_resume(config: Config, run: StoredRun, how: ResumeOptions) -> 
     new_events += [_adopted(run, position, names[position], at) for position in adopted]
     await _load_failures(run)
     backlog = [] if policy is None else await _policy_backlog(run, new_events)
+    asks_here = config.on_question is not None and bool(state.asking)
+    runs = any(step.action in RUNS for step in steps)
+    waits = run.status is RunStatus.WAITING_INPUT and TaskStatus.WAITING_INPUT in state.statuses
+    if waits and is_unchanged and control.ended_by is None and not (adopted or backlog or asks_here or runs):
+        return None
     if not backlog and decided != read_policy_state(record.policy_state):
         # With a backlog, the first decision stores the reopened state. Otherwise the state is stored here; without
         # the event, a second resume would read the old end of the run again.

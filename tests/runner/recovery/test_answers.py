@@ -68,6 +68,32 @@ async def test_an_answer_left_behind_is_taken_by_the_next_resume(store: Store) -
     assert (result.text["b"], result.resume_summary and result.resume_summary.repeated) == ("so yes", 0)
 
 
+async def test_a_resume_without_an_answer_stores_nothing(store: Store) -> None:
+    dag = DAG([Task("first", "x"), *LATE.tasks])
+    run_id = (await waiting(store, dag)).run_id
+    record, history = await store.get_run(run_id), await store.list_events(run_id)
+    for _ in range(2):
+        async with ParallelRunner(asks(), store=store).start_resume(run_id) as run:
+            assert [event async for event in run.events()] == []
+            result = await run.result()
+        assert (result.status, result.waiting) == (RunStatus.WAITING_INPUT, ("a",))
+        assert (result.text["first"], result.resume_summary and result.resume_summary.reused) == ("x", 1)
+        assert await store.get_run(run_id) == record
+    assert await store.list_events(run_id) == history
+    result = await ParallelRunner(asks(), store=store).resume(run_id, answers={"a": "yes"})
+    assert (result.status, result.text["b"]) == (RunStatus.COMPLETED, "so yes")
+
+
+async def test_a_resume_with_someone_to_ask_asks_again(store: Store) -> None:
+    run_id = (await waiting(store)).run_id
+
+    async def person(_question: object) -> str:
+        return "no"
+
+    result = await ParallelRunner(asks(), store=store, on_question=person).resume(run_id)
+    assert (result.status, result.text["b"]) == (RunStatus.COMPLETED, "so no")
+
+
 @pytest.mark.parametrize("default", ["later", None])
 async def test_a_deadline_passes_while_no_process_is_alive(store: Store, default: str | None) -> None:
     clock = Still()
