@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self, TypeAlias, cast
 
 from plait.backends.protocol import Backend, JsonInput, JsonValue, Usage
@@ -16,12 +16,12 @@ from plait.persistence.records import RunRecord, TaskRecord
 from plait.runner.domain import events
 from plait.runner.domain.dag import nearest
 from plait.runner.domain.question import OnQuestion
-from plait.runner.domain.result import RunResult
+from plait.runner.domain.result import Degradation, RunResult, TaskResult
 from plait.runner.domain.status import RunStatus, TaskStatus
 from plait.runner.engine.policy_driver import read_policy_state
 from plait.runner.errors import RunNotFound
 from plait.runner.parallel import ParallelRunner
-from plait.runner.policies.orchestrator.evidence import is_work
+from plait.runner.policies.orchestrator.evidence import EXECUTED, is_work
 from plait.runner.policies.orchestrator.policy import Loop, LoopLimits, OrchestratorPolicy, Phase, Stop
 from plait.runner.policies.orchestrator.prompts import ANSWER_ID, EXECUTOR, PLANNER, REFLECTOR
 from plait.runner.run import Run
@@ -46,13 +46,19 @@ class OrchestratorResult:
     stopped: Stop | None
     """The reason for a stop before the reflector declared the goal reached; None without such a stop."""
     context: Mapping[str, JsonValue]
-    """The results of all executed tasks, by task id."""
+    """The results of all completed tasks, by task id."""
     run_id: str
     """The id of the run."""
     usage: Usage
     """The sum of all attempts' usage."""
     error: str | None = None
     """The reason for a failure, in one line; None without a failure."""
+    tasks: Mapping[str, TaskResult] = field(default_factory=dict[str, TaskResult])
+    """Every executed task by id, with status, text and error; failed and skipped tasks too."""
+    questions: Mapping[str, str] = field(default_factory=dict[str, str])
+    """The open question of each task that waits for a person, by task id."""
+    degraded: tuple[Degradation, ...] = ()
+    """The times during which steps could not be stored; empty if the store never failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +89,9 @@ class Orchestrator:
     - `max_tasks`: the number of planned tasks at most.
     - `concurrency`: the number of tasks running at once.
     - `on_question`: a callback for questions of the executor's tasks, as in `ParallelRunner`. If the callback returns
-      no answer, the run waits (see `OrchestratorResult.status`).
+      no answer, the run waits (see `OrchestratorResult.questions`).
+    - `strict`: whether an error of the store ends the orchestration and is raised, as in `ParallelRunner`. Otherwise
+      such errors are listed in `OrchestratorResult.degraded`.
 
     Raises ValueError for an empty goal, a limit below 1, a missing backend, or a `run_id` without a store.
     """
@@ -100,6 +108,7 @@ class Orchestrator:
         max_tasks: int = 100,
         concurrency: int = 8,
         on_question: OnQuestion | None = None,
+        strict: bool = False,
     ) -> None:
         if run_id is not None and store is None:
             raise ValueError(f"run_id {run_id!r} names a stored run, but there is no store; give a store, or no run_id")
@@ -110,6 +119,7 @@ class Orchestrator:
             store=store,
             concurrency=concurrency,
             on_question=on_question,
+            strict=strict,
         )
         self._run_id = run_id
         self._stored = False
@@ -129,6 +139,7 @@ class Orchestrator:
         retry_failed: bool = False,
         answers: Mapping[str, JsonInput] | None = None,
         on_question: OnQuestion | None = None,
+        strict: bool = False,
     ) -> Self:
         """Return the stored orchestration, with its goal and limits; `run()` continues from the stored state.
 
@@ -154,6 +165,7 @@ class Orchestrator:
             run_id=run_id,
             concurrency=concurrency,
             on_question=on_question,
+            strict=strict,
         )
         this._policy, this._stored, this._retry_failed, this._answers = policy, True, retry_failed, answers
         this._loop = _loop_of(record)
@@ -217,17 +229,20 @@ class Orchestrator:
             self._context[event.task_id] = event.text if event.data is None else event.data
 
     def _result(self, result: RunResult) -> OrchestratorResult:
-        done = [task for task in result.tasks.values() if task.status is TaskStatus.COMPLETED]
+        work = [task for task in result.tasks.values() if is_work(task.id)]
         return OrchestratorResult(
             answer=result.text.get(ANSWER_ID, ""),
             status=result.status,
             phase=self._loop.phase,
             iteration=self._loop.iteration,
             stopped=self._loop.stopped,
-            context={task.id: task.value for task in done if is_work(task.id)},
+            context={task.id: task.value for task in work if task.status is TaskStatus.COMPLETED},
             run_id=result.run_id,
             usage=result.usage,
             error=result.error,
+            tasks={task.id: task for task in work if task.status in EXECUTED},
+            questions={task.id: task.question for task in work if task.question is not None},
+            degraded=result.degraded,
         )
 
 

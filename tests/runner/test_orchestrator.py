@@ -9,13 +9,23 @@ from typing import Any
 import anyio
 import pytest
 
-from plait.backends import ConversationRequest, Reply
-from plait.persistence import Store
-from plait.runner import Orchestrator, OrchestratorResult, ParallelRunner, Phase, RunNotFound, RunStatus, Task
+from plait.backends import ConversationRequest, Reply, ask
+from plait.persistence import MemoryStore, Store, StoreError
+from plait.runner import (
+    Orchestrator,
+    OrchestratorResult,
+    ParallelRunner,
+    Phase,
+    RunNotFound,
+    RunStatus,
+    Task,
+    TaskStatus,
+)
 from plait.runner.domain.dag import DAG
 from plait.runner.orchestrator import LoopState, load_loop_state
 from plait.runner.policies.orchestrator.policy import Stop
 from tests.support.fakes import Talker
+from tests.support.stores.faulty_store import Fault, FaultyStore, on_write
 from tests.support.team import ANSWER, CALLS, CONTEXT, GOAL, TASKS, Team
 
 
@@ -159,6 +169,34 @@ async def test_failures_are_told_to_the_reflector_and_the_run_goes_on() -> None:
     assert result.status is RunStatus.COMPLETED
     assert result.context == {"do.c": "found c"}
     assert result.iteration == 2
+    assert {name: (task.status, task.text) for name, task in result.tasks.items()} == {
+        "do.a": (TaskStatus.FAILED, ""),
+        "do.c": (TaskStatus.COMPLETED, "found c"),
+    }
+    assert (result.tasks["do.a"].error or "").startswith("RuntimeError: cannot find a")
+    assert (result.questions, result.degraded) == ({}, ())
+
+
+async def test_the_result_names_the_tasks_that_ask_and_their_questions(store: Store) -> None:
+    async def executor(prompt: str) -> object:
+        return await ask("Which colour?") if "find a" in prompt else prompt
+
+    team = {**Team().backends, "executor": executor}
+    result = await Orchestrator(GOAL, backends=team, store=store, run_id="r").run()
+    assert (result.status, result.questions) == (RunStatus.WAITING_INPUT, {"do.a": "Which colour?"})
+    assert "do.a" not in result.tasks and result.tasks["do.c"].status is TaskStatus.COMPLETED
+    resumed = await Orchestrator.resume("r", store=store, backends=Team().backends, answers={"do.a": "red"})
+    assert (await resumed.run()).questions == {}
+
+
+async def test_the_result_names_the_failures_of_the_store() -> None:
+    failing = FaultyStore(MemoryStore(), on_write(lambda number: Fault.BEFORE if number in {3, 4} else None))
+    result = await orchestrator(Team(), failing, "r").run()
+    check(result)
+    assert result.degraded != () and result.degraded[0].until is not None
+    failing = FaultyStore(MemoryStore(), on_write(lambda number: Fault.BEFORE if number == 3 else None))
+    with pytest.raises(StoreError):
+        await orchestrator(Team(), failing, "r", strict=True).run()
 
 
 async def test_it_stops_at_its_limits() -> None:
