@@ -23,6 +23,7 @@ from plait.runner.engine.feed import Feed
 from plait.runner.engine.inbox import is_to_be_cancelled
 from plait.runner.engine.lifecycle import PreparedRun, execute_run
 from plait.runner.engine.run_control import Control
+from plait.runner.errors import RunOwned
 from plait.runner.operations.answer_task import (
     How,
     PersonDecision,
@@ -34,7 +35,7 @@ from plait.runner.operations.cancel_run import cancel_run, finish_cancelling
 from plait.runner.operations.continue_task import continue_task
 from plait.runner.operations.create_run import checked_run_id, create_run, with_policy
 from plait.runner.recovery.answers import question_of
-from plait.runner.recovery.lease import wait_for_expiry
+from plait.runner.recovery.lease import short_claim_ends, wait_for_expiry
 from plait.runner.recovery.preview import Preview, preview
 from plait.runner.recovery.resume import ResumeOptions, prepare_resume
 from plait.runner.run import Run
@@ -44,6 +45,8 @@ from plait.runner.state.stored_run import ended_result, needs_no_work, require_u
 from plait.runner.state.timeouts import TimeoutStore
 
 CANCEL_GRACE_SECONDS = 5.0
+_MOST_CLAIMS = 10
+"""How often a resume claims a run that other processes claim at the same time."""
 DEFAULT_LIMITS = GrowthLimits()
 
 _Settings: TypeAlias = Mapping[str, JsonInput] | None
@@ -196,7 +199,8 @@ class ParallelRunner:
         `answer_question`, or, past their deadline, their defaults. `policy` is required for a run started with a policy
         that does not come with plait.
 
-        A provably dead owner is replaced at once. An owner with unknown state is watched for one `lease` first.
+        A provably dead owner is replaced at once. An owner with unknown state is watched for one `lease` first. The
+        short claim of a process that only stores an answer is waited for, 2 seconds at most.
 
         Raises StoreRequired, RunNotFound, RunOwned if another live process executes the run, RunNotResumable if the run
         is cancelled, or if it has failed and `answers` are given without `retry_failed`, AnswerConflict if an answer
@@ -308,7 +312,7 @@ class ParallelRunner:
     def _resume(self, run_id: str, how: ResumeOptions) -> _Drive:
         config = self._config
 
-        async def drive_stored(feed: Feed, control: Control) -> RunResult:
+        async def prepared_or_result(feed: Feed, control: Control) -> PreparedRun | RunResult:
             run = await stored_run(config.store, run_id)
             feed.status = run.status
             for task_id in how.answers or ():
@@ -322,8 +326,19 @@ class ParallelRunner:
             if await is_to_be_cancelled(run.store, run.record):
                 return await finish_cancelling(config, run, feed)
             prepared = await prepare_resume(config, run, how, control)
-            if prepared is None:
-                return run.state.result(run_id, run.status, resume_summary=run.state.resume_summary())
-            return await execute_run(prepared, config, feed, control)
+            return prepared or run.state.result(run_id, run.status, resume_summary=run.state.resume_summary())
+
+        async def drive_stored(feed: Feed, control: Control) -> RunResult:
+            tries = 0
+            while True:
+                try:
+                    prepared = await prepared_or_result(feed, control)
+                    break
+                except RunOwned:
+                    tries += 1
+                    store = config.store
+                    if store is None or tries == _MOST_CLAIMS or not await short_claim_ends(config, store, run_id):
+                        raise
+            return await execute_run(prepared, config, feed, control) if isinstance(prepared, PreparedRun) else prepared
 
         return drive_stored

@@ -20,6 +20,7 @@ from plait.persistence.protocol import Store
 from plait.persistence.records import Owner, RunRecord
 from plait.runner.clock import iso
 from plait.runner.domain import events
+from plait.runner.domain.status import UNDER_WAY, RunStatus
 from plait.runner.engine.checkpointer import WritePosition
 from plait.runner.engine.config import Config
 from plait.runner.engine.feed import Feed
@@ -62,6 +63,22 @@ async def wait_for_expiry(config: Config, run: StoredRun, feed: Feed, control: C
     return True
 
 
+async def short_claim_ends(config: Config, store: Store, run_id: str) -> bool:
+    """Wait for the end of a short claim, such as the claim of a process that stores an answer. Return whether the run
+    can be claimed now: False if a process executes the run, or if the claim lasts longer than `_SHORT_S` seconds.
+
+    Raises StoreError. Cancellation ends the wait.
+    """
+    until = config.clock.monotonic() + _SHORT_S
+    while (record := await store.get_run(run_id)) is not None:
+        if record.owner is None or liveness(record.owner) is Liveness.DEAD:
+            return True
+        if RunStatus(record.status) in UNDER_WAY or config.clock.monotonic() >= until:
+            return False
+        await config.clock.sleep(0.05)
+    return False
+
+
 def is_live(record: RunRecord, now: float) -> bool:
     """Return whether the owner of the run is provably alive and has an unexpired lease at Unix time `now`."""
     owner, expires = record.owner, record.lease_expires_at
@@ -69,6 +86,7 @@ def is_live(record: RunRecord, now: float) -> bool:
 
 
 _LOOKS = 3
+_SHORT_S = 2.0
 
 
 def _wake(asleep: anyio.CancelScope, how: Literal["stop", "cancel"]) -> None:

@@ -50,7 +50,7 @@ async def test_who_is_denied_and_gives_up_has_no_answer(world: World, name: str)
     with pytest.raises(BackendError) as caught:
         await send(backend_of(name, world), f"P1 [[tool touch {made}]] [[say done]]")
     assert caught.value.kind is ErrorKind.INVALID_REQUEST
-    assert "denial" in caught.value.message
+    assert "denied action" in caught.value.message
     assert not made.exists()
 
 

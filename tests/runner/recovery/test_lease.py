@@ -8,8 +8,9 @@ from dataclasses import replace
 import anyio
 import pytest
 
-from plait.persistence import Batch, LeaseRenewed, MemoryStore, RunClaimed, Store, StoreError
-from plait.runner import ParallelRunner, RunExists, RunOwned, RunResult, RunStatus
+from plait.backends import ask
+from plait.persistence import Batch, LeaseRenewed, MemoryStore, RunClaimed, RunReleased, Store, StoreError
+from plait.runner import DAG, ParallelRunner, RunExists, RunOwned, RunResult, RunStatus, Task
 from plait.runner.state.owner import claim_for_this_process, forget
 from tests.support.fakes import QuickClock, Talker
 from tests.support.stopped import DIAMOND, stopped_after
@@ -48,12 +49,61 @@ async def test_two_resumes_at_once_one_runs_one_is_refused(store: Store) -> None
     assert len(executed) == len(set(executed)) == 3
 
 
+TWO_QUESTIONS = DAG([Task("a", "which a"), Task("b", "which b"), Task("c", "{{ a }} {{ b }}", ["a", "b"])])
+
+
+async def asks(prompt: str) -> str:
+    return str(await ask(prompt)) if prompt.startswith("which") else prompt
+
+
+async def test_a_resume_beside_an_answer_uses_the_answer(store: Store) -> None:
+    """The answer is stored between the reading of the run and the claim of the resume."""
+    assert (await ParallelRunner(asks, store=store).run(TWO_QUESTIONS, "r")).status is RunStatus.WAITING_INPUT
+
+    class AnsweredFirst(FaultyStore):
+        async def write(self, batch: Batch) -> None:
+            if self.writes == 0:
+                assert await ParallelRunner(store=store).answer_question("r", "a", "1")
+            await super().write(batch)
+
+    result = await ParallelRunner(asks, store=AnsweredFirst(store)).resume("r", answers={"b": "2"})
+    assert (result.status, result.text["c"]) == (RunStatus.COMPLETED, "1 2")
+
+
+@pytest.mark.parametrize("released", [True, False])
+async def test_a_resume_waits_for_the_end_of_a_short_claim(released: bool) -> None:
+    store = MemoryStore()
+    await ParallelRunner(asks, store=store).run(TWO_QUESTIONS, "r")
+    await claim_stored_run(store, pid=1, process_started="")
+
+    class Releasing(QuickClock):
+        async def sleep(self, seconds: float) -> None:
+            await super().sleep(seconds)
+            if released and len(self.slept) == 3:
+                record = await store.get_run("r")
+                assert record is not None
+                await store.write(Batch("r", record.epoch, record.last_seq + 1, (RunReleased("2026-01-01T00:00:01Z"),)))
+
+    clock = Releasing()
+    runner = ParallelRunner(asks, store=store, clock=clock)
+    if released:
+        result = await runner.resume("r", answers={"a": "1", "b": "2"})
+        assert (result.text["c"], clock.slept[:3]) == ("1 2", [0.05] * 3)
+        return
+    with pytest.raises(RunOwned, match="is being run by process 1"):
+        await runner.resume("r", answers={"a": "1", "b": "2"})
+    assert sum(clock.slept) == pytest.approx(2.0, abs=0.1)
+
+
 async def claimed_by(store: Store, **changes: object) -> None:
     """Leave run "r" claimed by an owner that differs from this process in `changes`."""
     await stopped_after(store, DIAMOND, 1)
+    await claim_stored_run(store, **changes)
+
+
+async def claim_stored_run(store: Store, **changes: object) -> None:
     record = await store.get_run("r")
     assert record is not None
-
     owner = claim_for_this_process("2026-01-01T00:00:00.000Z")
     forget(owner)
     expires = changes.pop("expires", 3_000_000_000.0)
