@@ -35,13 +35,14 @@ if TYPE_CHECKING:
         TaskNotFound,
         TurnNotStored,
     )
+    from plait.runner.log import configure_logging
     from plait.runner.operations.inspect import RunInfo, StoredEvent, TaskInfo
     from plait.runner.operations.workflow_session import load_session
-    from plait.runner.orchestrator import Orchestrator, OrchestratorResult
+    from plait.runner.orchestrator import LoopState, Orchestrator, OrchestratorResult, load_loop_state
     from plait.runner.parallel import ParallelRunner
     from plait.runner.plan import Plan, PlanError, load_plan
     from plait.runner.policies.follow_ups import FollowUp, FollowUps
-    from plait.runner.policies.orchestrator.policy import Phase
+    from plait.runner.policies.orchestrator.policy import LoopLimits, OrchestratorPolicy, Phase
     from plait.runner.policies.workflow import Step, Workflow
     from plait.runner.policies.workflow_session import (
         ImpossibleState,
@@ -71,8 +72,11 @@ __all__ = [
     "ImpossibleState",
     "Interaction",
     "KeyConflict",
+    "LoopLimits",
+    "LoopState",
     "OpenQuestion",
     "Orchestrator",
+    "OrchestratorPolicy",
     "OrchestratorResult",
     "OwnershipLost",
     "ParallelRunner",
@@ -113,7 +117,9 @@ __all__ = [
     "TurnNotStored",
     "UnknownStep",
     "Workflow",
+    "configure_logging",
     "events",
+    "load_loop_state",
     "load_plan",
     "load_session",
 ]
@@ -128,13 +134,14 @@ _HOMES = {
     "domain.task": "FailureMode GrowthLimits Retry Task",
     "errors": "AnswerConflict BackendMissing DAGError KeyConflict OwnershipLost PlaitError PolicyMissing Problem "
     "PromptError RunExists RunNotFound RunNotResumable RunOwned StoreRequired TaskNotFound TurnNotStored",
+    "log": "configure_logging",
     "operations.inspect": "RunInfo StoredEvent TaskInfo",
     "operations.workflow_session": "load_session",
-    "orchestrator": "Orchestrator OrchestratorResult",
+    "orchestrator": "LoopState Orchestrator OrchestratorResult load_loop_state",
     "parallel": "ParallelRunner",
     "plan": "Plan PlanError load_plan",
     "policies.follow_ups": "FollowUp FollowUps",
-    "policies.orchestrator.policy": "Phase",
+    "policies.orchestrator.policy": "LoopLimits OrchestratorPolicy Phase",
     "policies.workflow": "Step Workflow",
     "policies.workflow_session": "ImpossibleState Interaction Session SessionComplete SessionEnded UnknownStep",
     "recovery.preview": "Preview",

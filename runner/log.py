@@ -68,7 +68,7 @@ def logger(**context: str) -> Log:
     return Log(context)
 
 
-def configure(style: LogFormat, level: str = "info") -> None:
+def configure_logging(style: LogFormat, level: str = "info") -> None:
     """Write plait's log lines to standard error, as text or as JSON. Used by the command's options."""
     import structlog  # noqa: PLC0415
 

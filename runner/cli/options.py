@@ -141,15 +141,15 @@ set_option = click.option(
 )
 
 
-def configure_logging(style: str | None, level: str) -> None:
+def apply_log_options(style: str | None, level: str) -> None:
     """Write log lines to standard error if `--log` was given."""
     if style is None:
         # Without a handler Python would print bare warnings in the middle of the display.
         logging.getLogger("plait").addHandler(logging.NullHandler())
         return
-    from plait.runner.log import configure  # noqa: PLC0415 - imports structlog
+    from plait.runner.log import configure_logging  # noqa: PLC0415 - imports structlog
 
-    configure("json" if style == "json" else "console", level)
+    configure_logging("json" if style == "json" else "console", level)
 
 
 def command_line(store_path: Path | None, *words: str) -> str:

@@ -18,8 +18,8 @@ from plait.runner.cli.lookup import (
 )
 from plait.runner.cli.options import (
     OutputOptions,
+    apply_log_options,
     backends_option,
-    configure_logging,
     is_utf8,
     json_option,
     log_options,
@@ -49,7 +49,7 @@ def continue_command(run: str, task: str, message: str, **options: Any) -> int:
         raise click.BadParameter("the message is not text in UTF-8")
     if not message.strip():
         raise click.BadParameter("the message is empty")
-    configure_logging(options["log_style"], options["log_level"])
+    apply_log_options(options["log_style"], options["log_level"])
     with redirect_prints():
         return anyio.run(
             continue_task,

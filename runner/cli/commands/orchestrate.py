@@ -19,8 +19,8 @@ from plait.runner.cli.options import (
     DEFAULT_CONCURRENCY,
     KINDS,
     OutputOptions,
+    apply_log_options,
     concurrency_option,
-    configure_logging,
     is_utf8,
     json_option,
     log_options,
@@ -71,7 +71,7 @@ def orchestrate_command(goal: str, **options: Any) -> int:
         raise click.BadParameter("the goal is not text in UTF-8")
     if not goal.strip():
         raise click.BadParameter("the goal is empty")
-    configure_logging(options["log_style"], options["log_level"])
+    apply_log_options(options["log_style"], options["log_level"])
     output = OutputOptions.of(options)
     default = BackendOptions(options["backend"], options["model"], options["base_url"])
     team = Team(default, options["planner"], options["executor"], options["reflector"])

@@ -27,10 +27,10 @@ from plait.runner.cli.lookup import (
 from plait.runner.cli.options import (
     DEFAULT_CONCURRENCY,
     OutputOptions,
+    apply_log_options,
     backends_option,
     command_line,
     concurrency_option,
-    configure_logging,
     json_option,
     log_options,
     plan_option,
@@ -70,7 +70,7 @@ def resume_command(run: str | None, retry_failed: bool, **options: Any) -> int:
     Completed tasks are kept; interrupted and pending tasks are run. An interrupted conversation continues if its
     backend has kept the session.
     """
-    configure_logging(options["log_style"], options["log_level"])
+    apply_log_options(options["log_style"], options["log_level"])
     request = ResumeRequest(run, retry_failed, FileOptions(options["plan"], options["backends"]), options["dry_run"])
     with redirect_prints():
         return anyio.run(resume_run, request, OutputOptions.of(options))

@@ -17,9 +17,9 @@ from plait.runner.cli.exits import redirect_prints
 from plait.runner.cli.options import (
     DEFAULT_CONCURRENCY,
     OutputOptions,
+    apply_log_options,
     backend_options,
     concurrency_option,
-    configure_logging,
     json_option,
     log_options,
     quiet_option,
@@ -47,7 +47,7 @@ def run_command(plan: Path, inputs: dict[str, str], **options: Any) -> int:
 
     Ctrl-C stops the run, and `plait resume` continues the run later; a second Ctrl-C exits at once.
     """
-    configure_logging(options["log_style"], options["log_level"])
+    apply_log_options(options["log_style"], options["log_level"])
     loaded = read_plan(plan, inputs)
     backend_set = backend_set_of_plan(loaded, BackendOptions(options["backend"], options["model"], options["base_url"]))
     with redirect_prints():

@@ -24,9 +24,9 @@ from plait.runner.cli.display.follow import stop_on_signal
 from plait.runner.cli.exits import CANCELLED, COMPLETED, CliError, print_line, print_note, redirect_prints
 from plait.runner.cli.options import (
     DEFAULT_CONCURRENCY,
+    apply_log_options,
     backend_options,
     concurrency_option,
-    configure_logging,
     json_option,
     log_options,
     store_option,
@@ -75,7 +75,7 @@ def serve_command(file: Path | None, **options: Any) -> int:
 
     Ctrl-C stops the runs, and `plait resume` continues each later; a second Ctrl-C exits at once.
     """
-    configure_logging(options["log_style"], options["log_level"])
+    apply_log_options(options["log_style"], options["log_level"])
     backend_set = _prepare(file, BackendOptions(options["backend"], options["model"], options["base_url"]))
     where = ServeOptions(options["host"], options["port"], options["store_path"], options["as_json"])
     with redirect_prints():
