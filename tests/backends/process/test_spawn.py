@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import pytest
 from plait.backends.errors import BackendError, BackendUnavailable, ErrorKind
 from plait.backends.process import child as child_room
 from plait.backends.process.child import Child
-from plait.backends.process.manifest import read_manifest
+from plait.backends.process.manifest import read_manifest, write_manifest
 from plait.backends.process.spawn import Launch, adopted, child_environment, running, sweep
 from tests.support.processes.room import PYTHON, ROOT, Kin, nasty, nothing_left
 
@@ -224,3 +225,14 @@ async def test_a_fifo_is_heard_as_long_as_the_child_lives(tmp_path: Path) -> Non
     async with running(start, tmp_path / "t") as child:
         await child.follow(on_line, idle=60, until=anyio.current_time() + 60)
     assert said == [b"ready", b"one", b"two"]
+
+
+@pytest.mark.parametrize("argument", ["plain", "two\nlines", "a\r\nb", "a\rb", "", "\udc80"])
+async def test_a_child_without_a_stored_number_is_found_by_its_arguments(tmp_path: Path, argument: str) -> None:
+    """The state that a kill between the start of the child and the second `child.json` leaves."""
+    launch = Launch((*PYTHON, "-c", "import time; time.sleep(600)", argument), child_environment(), tmp_path, b"")
+    async with running(launch, tmp_path / "t") as child:
+        write_manifest(tmp_path / "t", replace(child.manifest, pid=0, started=""))
+        found = read_manifest(tmp_path / "t")
+        assert found is not None
+        assert (found.pid, found.started) == (child.manifest.pid, child.manifest.started)
