@@ -41,7 +41,7 @@ class ChildManifest:
     note: Mapping[str, str]
     """Small facts kept by the starting process for later."""
     arguments_digest: str = ""
-    """The digest of the arguments, from `words_of`."""
+    """The digest of the arguments, from `digest_of_arguments`."""
 
     @property
     def is_of_this_boot(self) -> bool:
@@ -56,7 +56,7 @@ class ChildManifest:
     @property
     def is_alive(self) -> bool:
         """Whether the child lives; never true because of another process with its number."""
-        # "": the system does not answer at the moment; a child is not given up for a missing answer.
+        # "": the system does not answer at the moment; a missing answer does not mean that the child has ended.
         return bool(self.pid) and self.is_of_this_boot and start_time(self.pid) in {self.started, ""}
 
 

@@ -48,7 +48,7 @@ class PendingQuestions:
 
     def begin(self, workers: anyio.abc.TaskGroup, position: int, asking: Asking) -> None:
         """Start the callback and the deadline, if any, for the question of the task at `position`."""
-        # The scopes are created here because `end` and `settled` may be called before the new tasks first run.
+        # The scopes are created here because `end` and `close` may be called before the new tasks first run.
         if self._context.on_question is not None:
             task_id, attempt = self._state.dag.tasks[position].id, self._state.attempts[position]
             question = OpenQuestion.of(self._context.run_id, task_id, attempt, asking)

@@ -55,7 +55,7 @@ class OutcomeHandler:
         self._log = logger(run=context.run_id)
 
     def handle(self, attempt: Attempt, outcome: CallOutcome, duration: float) -> list[events.Event]:
-        """Apply the outcome of the attempt `turn` to the run. Return the events, the event of the task first."""
+        """Apply the outcome of `attempt` to the run. Return the events, the event of the task first."""
         if outcome.asked is not None:
             if attempt.task.at_most_once:
                 return [self._fail(attempt, BackendError(ErrorKind.UNEXPECTED, _TOO_LATE_TO_ASK), duration)]

@@ -29,7 +29,7 @@ from plait.runner.state.stored_run import StoredRun
 
 
 async def with_detached_turns(config: Config, run: StoredRun) -> StoredRun:
-    """Return `run` with the states of the running attempts, read from files, in `left`. The run has no living owner."""
+    """Return `run` with the states of the running attempts in `detached`, read from files. No living owner exists."""
     asked: dict[str, tuple[DetachedBackend, Files]] = {}
     root = files_root(run.store)
     for task, record in zip(run.state.dag, run.tasks, strict=True):

@@ -21,7 +21,7 @@ class ReceivedAnswer:
 
     value: JsonValue
     by: str
-    """The source of the answer, as in `Answered`."""
+    """The source of the answer, as in `AnsweredQuestion`."""
 
 
 @dataclass(frozen=True, slots=True)

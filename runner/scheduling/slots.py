@@ -34,7 +34,7 @@ class BackendLimiter:
     throttled: int = 0
     """The number of throttled tasks. No task starts on the backend until all of them are back."""
     running_at_throttle: int = 0
-    """The number of tasks running on the backend when the first of the `away` tasks was throttled."""
+    """The number of tasks running on the backend when the first of the `throttled` tasks was throttled."""
     closings: int = 0
     """The number of times the backend began to throttle."""
     closings_before: int = 0
@@ -81,7 +81,7 @@ class SlotPool:
         return limiter
 
     def enqueue(self, run: object, limiter: BackendLimiter, take: Callable[[], None]) -> None:
-        """Call `take` whenever `who` may get a slot on the backend, until `who` is removed from `limiter.line`.
+        """Call `take` whenever `run` may get a slot on the backend, until `run` is removed from `limiter.queue`.
 
         `take` runs in the context variables of this call, not in the context of the releasing run. A served run removes
         itself and may call again.
@@ -90,12 +90,12 @@ class SlotPool:
             limiter.queue[run] = (next(self._numbers), partial(copy_context().run, take))
 
     def dequeue(self, run: object) -> None:
-        """Remove `who` from all queues."""
+        """Remove `run` from all queues."""
         for limiter in self._limiters.values():
             limiter.queue.pop(run, None)
 
     def offer(self, releasing: object) -> None:
-        """Offer free slots, one at a time, to all waiting runs except the releasing run `but`."""
+        """Offer free slots, one at a time, to all waiting runs except the run `releasing`."""
         passed: set[tuple[BackendLimiter, object]] = set()
         while self.taken < self.most and (first := self._next_waiting(releasing, passed)) is not None:
             before = self.taken
@@ -111,9 +111,9 @@ class SlotPool:
         for limiter in self._limiters.values():
             if not limiter.queue or not limiter.is_open:
                 continue
-            for who, (number, _) in limiter.queue.items():
-                if who is not releasing and (limiter, who) not in passed:
-                    first = (number, limiter, who) if first is None or number < first[0] else first
+            for run, (number, _) in limiter.queue.items():
+                if run is not releasing and (limiter, run) not in passed:
+                    first = (number, limiter, run) if first is None or number < first[0] else first
                     break
         return None if first is None else first[1:]
 

@@ -73,7 +73,7 @@ class RunState(ReadableState):
     ) -> events.TaskCompleted:
         """Complete the task with `reply`, and keep the conversation in memory until `forget_conversation`.
 
-        `said` is as in TaskCompleted; `said_before` holds the messages of earlier attempts in the conversation.
+        `turn` is as in TaskCompleted; `earlier_messages` holds the messages of earlier attempts in the conversation.
         """
         task, number, usage = self.dag.tasks[position], self._attempts[position], reply.usage
         self._finish(

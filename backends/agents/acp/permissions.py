@@ -26,7 +26,7 @@ class Grant:
     """A person's decision on an action."""
 
     action_id: str
-    """Id of the action, as in `Wish`."""
+    """Id of the action, as in `PermissionRequest`."""
     choice: str
     """Name of the chosen option."""
 
