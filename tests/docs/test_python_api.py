@@ -21,11 +21,6 @@ def python_reference(monkeypatch: pytest.MonkeyPatch) -> Any:
     return load_extension("python_reference", monkeypatch)
 
 
-@pytest.fixture
-def event_reference(monkeypatch: pytest.MonkeyPatch) -> Any:
-    return load_extension("event_reference", monkeypatch)
-
-
 def rows(table: str) -> dict[str, list[str]]:
     """The rows of a table: the name in the first cell to the other cells."""
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]

@@ -26,11 +26,6 @@ RECOVERY = (ROOT / "docs" / "guides" / "recovery.md").read_text(encoding="utf-8"
 
 
 @pytest.fixture
-def event_reference(monkeypatch: pytest.MonkeyPatch) -> Any:
-    return load_extension("event_reference", monkeypatch)
-
-
-@pytest.fixture
 def error_reference(monkeypatch: pytest.MonkeyPatch) -> Any:
     return load_extension("error_reference", monkeypatch)
 
