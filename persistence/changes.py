@@ -213,7 +213,7 @@ class TaskInterrupted:
     attempt: int
     reason: str
     crashed: bool = False
-    """The owner died, and did not stop by itself. Counts in `TaskRecord.crashes`."""
+    """The owner died, did not stop by itself, and the death counts for the task, in `TaskRecord.crashes`."""
 
 
 @value

@@ -114,7 +114,7 @@ class TaskRecord:
     damaged: bool = False
     """`text` or `data` does not fit the checksum. Both are None then."""
     crashes: int = 0
-    """The number of owners that died while the task ran."""
+    """The number of changes with `crashed` about the task."""
     session_confirmed: bool = False
     """The last attempt's session is confirmed, as in SessionOpened."""
     question: str | None = None

@@ -51,7 +51,7 @@ CREATE TABLE given_tasks (
     task_id TEXT NOT NULL,
     -- The status, if the status does not follow from the last attempt, as for a reopened task; else NULL.
     set_to TEXT CHECK (set_to = 'pending' OR set_to = 'waiting_input' OR set_to = 'cancelled'),
-    crashes INTEGER NOT NULL DEFAULT 0,  -- the number of owners that died while the task ran
+    crashes INTEGER NOT NULL DEFAULT 0,  -- the deaths of owners that count for the task
     answers TEXT,                        -- JSON: the answers of persons
     backend TEXT,                        -- the backend that the plan names; NULL for the default
     added_by TEXT,                       -- the task that added the task; NULL if RunCreated or the policy did

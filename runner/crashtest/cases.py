@@ -188,14 +188,14 @@ def digest(text: str, data: JsonValue) -> str:
 
 
 def with_a_crasher(case: Case, seed: int) -> Case:
-    """Return the case with a random crashing task among the tasks without dependencies: three crashes end the task."""
+    """Return the case with a random crashing task among the tasks without dependencies: up to five crashes end it."""
     rng = random.Random(f"crasher {seed}")  # noqa: S311 - no secrets
     chosen = rng.choice([task.id for task in case.dag if not task.upstream])
     parts = {**case.parts, chosen: TaskBehaviour(crashes=True)}
     tasks = [replace(task, prompt=prompt_of(task, parts)) for task in case.dag]
     for i, task in enumerate(tasks):
         if task.id == chosen:
-            tasks[i] = replace(task, retry=replace(task.retry, max_crashes=3), at_most_once=False)
+            tasks[i] = replace(task, retry=replace(task.retry, max_crashes=1), at_most_once=False)
     return replace(case, dag=DAG(tasks, name=case.dag.name), parts=parts)
 
 

@@ -151,8 +151,8 @@ def _queue_completed(load: Original, state: Any, position: int, record: Any) -> 
         del state._results[position]
 
 
-def _forget_crashes(under_way: Original, task: Any, record: Any) -> Any:
-    return under_way(task, replace(record, crashes=0))
+def _forget_crashes(crashes_with: Original, record: Any, observed: str | None) -> Any:
+    return crashes_with(replace(record, crashes=0), observed)
 
 
 def _ignore_the_epoch(count_applied: Original, batch: Batch, head: Any) -> Any:
@@ -187,7 +187,7 @@ MUTANTS = (
     Mutant(
         "a lost answer taken for no commit", Checkpointer, "_try_write", _number_anew, _LOSE, range(2, 11), Kind.UNSURE
     ),
-    Mutant("an attempt's number used twice", takeover, "_settled", _use_the_number_again),
+    Mutant("an attempt's number used twice", takeover, "_apply_step", _use_the_number_again),
     Mutant(
         "added tasks stored after their planner's end",
         Checkpointer,
@@ -206,10 +206,10 @@ MUTANTS = (
         range(5, 10),
         fits=_decides,
     ),
-    Mutant("a policy asked again about all", takeover, "_unasked", _ask_about_all, fits=_decides),
+    Mutant("a policy asked again about all", takeover, "_policy_backlog", _ask_about_all, fits=_decides),
     Mutant("a list expanded again by resume", RunState, "_load", _forget_parts, hits=range(7, 11), fits=_grows),
     Mutant("completed tasks queued again", RunState, "_load", _queue_completed),
-    Mutant("crashes not counted", verdict, "_under_way", _forget_crashes, kind=Kind.CRASHER),
+    Mutant("crashes not counted", verdict, "crashes_with", _forget_crashes, kind=Kind.CRASHER),
     Mutant("no epoch check", rules, "count_applied", _ignore_the_epoch, _STOP, range(2, 11), Kind.RIVAL),
     Mutant("claimed beside a living owner", parallel, "wait_for_expiry", _do_not_wait, _STOP, range(2, 11), Kind.RIVAL),
     Mutant(

@@ -50,9 +50,9 @@ class Retry:
     without any other response. With `attempts` 1, such a report fails the task at once. A backend unavailable on this
     machine is never retried.
 
-    `resume` runs a task interrupted by the death of its process again, until the task has been interrupted
-    `max_crashes` times; then the task fails as crashed. The last attempt runs alone, so that a crash caused by another
-    task cannot count against it. With `max_crashes` 1 the first attempt is the last, and does not run alone.
+    `resume` runs a task interrupted by the death of its process again. After three such deaths the task runs alone.
+    Once the process has died `max_crashes` more times with the task alone, each time after the process had lived for
+    15 seconds before the task began, the task fails as crashed. Deaths with several tasks under way fail no task.
 
     Raises ValueError for unknown error kinds and invalid numbers.
     """
@@ -65,14 +65,14 @@ class Retry:
     """The maximum backoff, in seconds, unless the server asks for a longer wait."""
     on: Collection[str] = DEFAULT_RETRY_ON
     """The error kinds to retry: any collection of `ErrorKind` values, stored as a frozenset."""
-    max_crashes: int = 3
-    """The number of process deaths during the task after which the task fails."""
+    max_crashes: int = 2
+    """The number of process deaths with the task alone after which the task fails."""
 
     def __post_init__(self) -> None:
         if self.attempts < 1:
             raise ValueError(f"retry attempts must be at least 1, not {self.attempts}; 1 means no retry")
         if self.max_crashes < 1:
-            raise ValueError(f"max_crashes must be at least 1, not {self.max_crashes}; 1 means no second try")
+            raise ValueError(f"max_crashes must be at least 1, not {self.max_crashes}")
         if not (self.base_delay >= 0 and self.max_delay >= 0):
             raise ValueError(f"retry delays must be at least 0 s, not {self.base_delay} and {self.max_delay}")
         if max(self.base_delay, self.max_delay) == float("inf"):
@@ -187,13 +187,6 @@ TASKS_SCHEMA: Mapping[str, JsonValue] = {
 """An `output_schema` for planners: an object whose `tasks` have an id, a prompt and dependencies. Without a field
 `backend`, the new tasks run on the default backend; a planner that chooses backends needs a custom schema.
 """
-
-
-def last_chance(task: Task, crashes: int) -> bool:
-    """Return whether another death of the process fails the task. The last attempt runs alone, which excludes crashes
-    caused by other tasks.
-    """
-    return 0 < crashes == task.retry.max_crashes - 1
 
 
 def at_most_once_question(attempt: int) -> str:

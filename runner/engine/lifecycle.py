@@ -185,16 +185,16 @@ async def _execute(
         config.slot_pool(),
         InitialState(
             run.state.statuses,
-            alone=run.state.last_chances(),
+            alone=run.state.suspects(),
             later=run.handover.next_tries.keys(),
             throttled=[i for i in run.handover.next_tries if run.state.records[i].error_kind in THROTTLING],
             held=run.handover.adopted.keys(),
         ),
     )
-    if alone := run.state.last_chances():
+    if alone := run.state.suspects():
         first = [run.state.dag.tasks[position].id for position in alone[:20]]
         logger(run=run.run_id).warning(
-            "tasks_run_alone", count=len(alone), tasks=first, why="one more crash fails each of these tasks"
+            "tasks_run_alone", count=len(alone), tasks=first, why="the process died often during each of these tasks"
         )
     stamp = stamper(config.clock)
     growth = Growth(

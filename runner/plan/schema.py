@@ -96,7 +96,7 @@ class RetryPart(_Part):
     on: list[Kind] = Field(default_factory=lambda: sorted(DEFAULT_RETRY_ON))
     """The kinds of errors to retry."""
     max_crashes: int = Field(default=DEFAULT_RETRY.max_crashes, ge=1, le=1000)
-    """The number of process deaths during the task after which the task fails as crashed."""
+    """The number of process deaths with the task alone after which the task fails as crashed."""
 
 
 class DefaultsPart(_Part):

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from plait.runner.clock import iso
-from plait.runner.domain.status import UNDER_WAY, RunStatus, TaskStatus
-from plait.runner.domain.task import last_chance
+from plait.runner.domain.status import UNDER_WAY, RunStatus
 from plait.runner.engine.config import Config
 from plait.runner.engine.feed import Feed
 from plait.runner.engine.inbox import is_to_be_cancelled
@@ -15,7 +14,7 @@ from plait.runner.errors import PlaitError
 from plait.runner.recovery.adoption import with_detached_turns
 from plait.runner.recovery.answers import ReceivedAnswers, given_answers
 from plait.runner.recovery.lease import wait_for_expiry
-from plait.runner.recovery.resume import evidence_of, later_tries, policy_state_of
+from plait.runner.recovery.resume import crashes_of_suspects, evidence_of, later_tries, policy_state_of, with_watch
 from plait.runner.recovery.resume_plan import (
     ANSWERED,
     RUNS,
@@ -72,24 +71,15 @@ async def preview(config: Config, run: StoredRun, retry_failed: bool) -> Preview
         await wait_for_expiry(config, run, Feed())
     steps = await _steps(config, run, retry_failed=retry_failed and not ended)
     later = await later_tries(run, steps, config.clock.wall())
-    for position, until in later.items():
+    suspects = crashes_of_suspects(run, steps)
+    for position, until in with_watch(run, suspects, later, config.clock.wall()).items():
         steps[position] = replace(steps[position], reason=f"{steps[position].reason}; not before {iso(until)}")
-    for position in _tasks_run_alone(run, steps):
-        reason = f"{steps[position].reason}; runs alone, because one more crash fails the task"
+    for position, crashes in suspects.items():
+        reason = f"{steps[position].reason}; runs alone, because the process died {crashes} times during the task"
         steps[position] = replace(steps[position], reason=reason)
     weighed = [await _with_input_tokens(run, step) if step.repeats else step for step in steps]
     status = RunStatus.INTERRUPTED if run.status in UNDER_WAY else run.status
     return Preview(run.record.run_id, status, {step.task_id: step for step in weighed}, ended)
-
-
-def _tasks_run_alone(run: StoredRun, steps: Sequence[ResumeStep]) -> Iterator[int]:
-    """Yield the positions of tasks on the last chance: the processes of their attempts died so often that the tasks run
-    with no other task at the same time.
-    """
-    for position, (task, record, step) in enumerate(zip(run.state.dag, run.tasks, steps, strict=True)):
-        crashes = record.crashes + (TaskStatus(record.status) is TaskStatus.RUNNING)
-        if step.action in RUNS and last_chance(task, crashes):
-            yield position
 
 
 async def _steps(config: Config, run: StoredRun, *, retry_failed: bool) -> list[ResumeStep]:

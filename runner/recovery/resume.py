@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from plait.backends.errors import BackendError, ErrorKind
@@ -13,7 +13,8 @@ from plait.runner.domain import events
 from plait.runner.domain.conversation import Continuation, History
 from plait.runner.domain.policy import Policy
 from plait.runner.domain.question import Way, parse_time
-from plait.runner.domain.status import RUN_DONE, TASK_DONE, TASK_REOPENINGS, RunStatus, TaskStatus
+from plait.runner.domain.status import RUN_DONE, TASK_DONE, TASK_REOPENINGS, TASK_STATUSES, RunStatus, TaskStatus
+from plait.runner.domain.suspects import WATCH_S, is_suspect, watches
 from plait.runner.domain.task import Task
 from plait.runner.engine.config import Config, backend_names, require_policy_backends
 from plait.runner.engine.handover import AdoptedAttempt, Handover
@@ -24,9 +25,17 @@ from plait.runner.engine.run_control import Control
 from plait.runner.errors import PlaitError, PolicyMissing
 from plait.runner.policies import policy_of
 from plait.runner.recovery.adoption import adopted_attempt, session_event, with_detached_turns
-from plait.runner.recovery.answers import ReceivedAnswer, ReceivedAnswers, given_answers
+from plait.runner.recovery.answers import ReceivedAnswers, given_answers
 from plait.runner.recovery.lease import acquire
-from plait.runner.recovery.resume_plan import RUNS, Evidence, ResumeAction, ResumeStep, is_to_be_corrected, plan_resume
+from plait.runner.recovery.resume_plan import (
+    RUNS,
+    Evidence,
+    ResumeAction,
+    ResumeStep,
+    crashes_with,
+    is_to_be_corrected,
+    plan_resume,
+)
 from plait.runner.state.codec import encode_event
 from plait.runner.state.conversations import load_answered_messages, load_continuation, load_history
 from plait.runner.state.stored_run import StoredPolicy, StoredRun
@@ -45,13 +54,19 @@ async def prepare_resume(config: Config, run: StoredRun, how: ResumeOptions, con
     state, record = run.state, run.record
     policy = _policy(run, how.policy)
     given = await given_answers(run, config.clock.wall(), how.answers)
-    steps = plan_resume(state.dag, run.tasks, retry_failed=how.retry_failed, evidence=evidence_of(run, given))
+    evidence = evidence_of(run, given)
+    steps = plan_resume(state.dag, run.tasks, retry_failed=how.retry_failed, evidence=evidence)
     at = iso(config.clock.wall())
     new_events: list[events.Event] = []
+    suspects = crashes_of_suspects(run, steps)
     for position, step in enumerate(steps):
         if step.action is ResumeAction.ADOPT:
             continue
-        event = _apply_step(run, position, step, given.answers.get(step.task_id), at)
+        answer = given.answers.get(step.task_id)
+        if answer is not None:
+            event = state.answer(position, at, answer.value, answer.by)
+        else:
+            event = _apply_step(run, position, step, evidence, at)
         if event is not None:
             new_events += [*session_event(run, position, at), event]
     is_unchanged = not new_events
@@ -84,7 +99,7 @@ async def prepare_resume(config: Config, run: StoredRun, how: ResumeOptions, con
     new_events += [_retried(run, position, until, at) for position, until in later.items()]
     if decided.failed_on is not None and decided.end is None:
         backlog.insert(0, decided.failed_on)
-    handover = Handover(backlog, later, adopted)
+    handover = Handover(backlog, with_watch(run, suspects, later, config.clock.wall()), adopted)
     return PreparedRun(record.run_id, state, names, owner, new_events, (), next_write, policy, decided, handover)
 
 
@@ -103,7 +118,13 @@ class ResumeOptions:
 def evidence_of(run: StoredRun, given: ReceivedAnswers) -> Evidence:
     """Return the facts beside the task records on which the steps depend."""
     ways = {task_id: run.state.asking[run.state.dag.position(task_id)].way for task_id in given.answers}
-    return Evidence(ways, given.late, run.detached)
+    return Evidence(ways, given.late, run.detached, observed_task(run))
+
+
+def observed_task(run: StoredRun) -> str | None:
+    """Return the id of the only task under way when the owner died, if the owner was one that watches."""
+    under_way = [record for record in run.tasks if TASK_STATUSES[record.status] is TaskStatus.RUNNING]
+    return under_way[0].task_id if len(under_way) == 1 and watches(run.record.epoch) else None
 
 
 def _policy(run: StoredRun, own: Policy | None) -> Policy | None:
@@ -137,21 +158,18 @@ async def _policy_backlog(run: StoredRun, new_events: Sequence[events.Event]) ->
     return [task_id for task_id in ended if run.state.statuses[run.state.dag.position(task_id)] in TASK_DONE]
 
 
-def _apply_step(
-    run: StoredRun, position: int, step: ResumeStep, given: ReceivedAnswer | None, at: str
-) -> events.Event | None:
+def _apply_step(run: StoredRun, position: int, step: ResumeStep, evidence: Evidence, at: str) -> events.Event | None:
     """Apply `step` to the state of the task. Return the event of the change, or None without a change."""
-    state = run.state
+    state, record = run.state, run.tasks[position]
     under_way = state.statuses[position] is TaskStatus.RUNNING
-    if given is not None:
-        return state.answer(position, at, given.value, given.by)
     if step.action is ResumeAction.FAIL:
         kind = ErrorKind.CRASHED if under_way else ErrorKind.TIMEOUT
         return state.fail(position, at, BackendError(kind, step.reason))
     if under_way and step.action is ResumeAction.ASK:
         return state.wait_for_decision(position, at, step.reason, crashed=True)
     if under_way:
-        return state.interrupt(position, at, "the process ended", crashed=True)
+        crashed = crashes_with(record, evidence.observed) > record.crashes
+        return state.interrupt(position, at, "the process ended", crashed=crashed)
     if step.action is ResumeAction.START_OVER and state.statuses[position] in TASK_REOPENINGS:
         return state.reopen(position, at)
     return None
@@ -223,6 +241,22 @@ async def later_tries(run: StoredRun, steps: Sequence[ResumeStep], now: float) -
         for position, step in enumerate(steps)
         if step.action in RUNS and (until := times.get(step.task_id, now)) > now
     }
+
+
+def crashes_of_suspects(run: StoredRun, steps: Sequence[ResumeStep]) -> dict[int, int]:
+    """Return the crashes of the tasks that the resume executes as suspects, by position."""
+    observed = observed_task(run)
+    crashes = [crashes_with(record, observed) for record in run.tasks]
+    return {i: crashes[i] for i, step in enumerate(steps) if step.action in RUNS and is_suspect(crashes[i])}
+
+
+def with_watch(
+    run: StoredRun, suspects: Collection[int], later: Mapping[int, float], now: float
+) -> Mapping[int, float]:
+    """Return the times of the next attempts: `later`, and those of suspects if the next owner of the run watches."""
+    if not watches(run.record.epoch + 1):
+        return later
+    return {**later, **{position: max(now + WATCH_S, later.get(position, now)) for position in suspects}}
 
 
 def _retried(run: StoredRun, position: int, until: float, at: str) -> events.TaskRetried:

@@ -16,6 +16,7 @@ from plait.runner.domain.conversation import INVALID_TASKS
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.question import Way, answers_of
 from plait.runner.domain.status import TASK_DONE, TASK_STATUSES, TaskStatus
+from plait.runner.domain.suspects import SUSPECTED_AFTER, counts, is_convicted
 from plait.runner.domain.task import FailureMode, Task, at_most_once_question
 
 
@@ -78,6 +79,9 @@ class Evidence:
     """Tasks without an answer by the deadline."""
     detached: Mapping[str, DetachedTurn] = field(default_factory=dict[str, DetachedTurn])
     """The states of running attempts according to their files, by task id."""
+    observed: str | None = None
+    """The only task under way when the process died, if the process had waited before the task: see `domain.suspects`.
+    """
 
 
 def plan_resume(
@@ -149,7 +153,8 @@ def _step_of_record(task: Task, record: TaskRecord, evidence: Evidence, *, retry
     status = TASK_STATUSES[record.status]
     if status is TaskStatus.RUNNING:
         left = evidence.detached.get(task.id)
-        return _under_way(task, record) if left is None or not outlives(left) else _adopted(left, task.id)
+        crashes = crashes_with(record, evidence.observed)
+        return _under_way(task, record, crashes) if left is None or not outlives(left) else _adopted(left, task.id)
     if status is TaskStatus.PENDING:
         return _pending(task, record)
     if status is TaskStatus.WAITING_INPUT:
@@ -200,14 +205,24 @@ def _adopted(left: DetachedTurn, task_id: str) -> ResumeStep:
     return ResumeStep(task_id, ResumeAction.ADOPT, f"the agent has finished, and its answer can be read{about}")
 
 
-def _under_way(task: Task, record: TaskRecord) -> ResumeStep:
+def crashes_with(record: TaskRecord, observed: str | None) -> int:
+    """Return the crashes of the task including the death that cut the attempt under way, if any and if it counts.
+    `observed` as in Evidence.
+    """
+    if TASK_STATUSES[record.status] is not TaskStatus.RUNNING:
+        return record.crashes
+    return record.crashes + counts(record.crashes, observed=record.task_id == observed)
+
+
+def _under_way(task: Task, record: TaskRecord, crashes: int) -> ResumeStep:
     died = f"the process died during attempt {record.attempt}"
     if task.at_most_once:
         return ResumeStep(task.id, ResumeAction.ASK, at_most_once_question(record.attempt))
-    if record.crashes + 1 >= task.retry.max_crashes:
-        times = f"{record.crashes + 1} times" if record.crashes else "once"
-        reason = f"the process died {times} during the task, and max_crashes is {task.retry.max_crashes}"
-        return ResumeStep(task.id, ResumeAction.FAIL, reason)
+    if crashes > record.crashes and is_convicted(crashes, task.retry.max_crashes):
+        times = f"died {crashes} times during the task, {crashes - SUSPECTED_AFTER} of them with the task alone"
+        return ResumeStep(
+            task.id, ResumeAction.FAIL, f"the process {times}, and max_crashes is {task.retry.max_crashes}"
+        )
     if record.session_confirmed:
         return ResumeStep(task.id, ResumeAction.CONTINUE, f"{died}; session {record.session_id} is known", repeats=True)
     return ResumeStep(task.id, ResumeAction.START_OVER, died + _from_where(record), repeats=True)

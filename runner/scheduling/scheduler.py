@@ -31,7 +31,7 @@ class InitialState:
     statuses: Sequence[TaskStatus] = ()
     """The status of each task; empty if all tasks are pending."""
     alone: Collection[int] = ()
-    """Tasks to run last, with no other task running."""
+    """Tasks to run last, with no other task of the run running, and no such task of a run with the same slots."""
     later: Collection[int] = ()
     """Tasks to set aside at the start although eligible."""
     throttled: Collection[int] = ()
@@ -140,7 +140,7 @@ class Scheduler:
 
     @property
     def _may_take_alone(self) -> bool:
-        if not self._alone_heap or self.taken or self._slots.taken >= self._slots.most:
+        if not self._alone_heap or self.taken or self._slots.alone or self._slots.taken >= self._slots.most:
             return False
         return self._queue_of[self._alone_heap[0][1]].may_take
 
@@ -154,6 +154,7 @@ class Scheduler:
         self.taken += 1
         if position in self._alone:
             self._exclusive.add(position)
+            self._slots.alone += 1
 
     @property
     def may_take(self) -> bool:
@@ -183,6 +184,8 @@ class Scheduler:
     def release_all(self) -> None:
         """Release all slots and requests at the end of the run's execution."""
         self._slots.dequeue(self)
+        self._slots.alone -= len(self._exclusive)
+        self._exclusive.clear()
         for queue in self._queues.values():
             queue.release_all()
         self._slots.offer(self)
@@ -323,4 +326,6 @@ class Scheduler:
     def _free(self, position: int) -> None:
         self._queue_of[position].free()
         self.taken -= 1
-        self._exclusive.discard(position)
+        if position in self._exclusive:
+            self._exclusive.remove(position)
+            self._slots.alone -= 1

@@ -20,7 +20,8 @@ from plait.runner.domain.prompt_values import rendered
 from plait.runner.domain.question import AnsweredQuestion, Asking, Way, answers_of, asking_of
 from plait.runner.domain.result import ResumeSummary, RunResult, TaskResult
 from plait.runner.domain.status import TASK_DONE, TASK_STATUSES, RunStatus, TaskStatus
-from plait.runner.domain.task import Task, last_chance
+from plait.runner.domain.suspects import is_suspect
+from plait.runner.domain.task import Task
 from plait.runner.state.codec import decode_usage
 from plait.runner.state.failures import Failures
 
@@ -70,7 +71,7 @@ class ReadableState:
         self.parts: Final[Mapping[int, Sequence[int]]] = self._parts
         """The parts of each expanded task with `for_each`."""
         self._crashes: dict[int, int] = {}
-        """The number of times that an owner died while the task ran, if any."""
+        """The number of deaths of owners that count for the task, if any: see `domain.suspects`."""
         self._questions: dict[int, str] = {}
         self.questions: Final[Mapping[int, str]] = self._questions
         """The question to a person, for each task that waits for input."""
@@ -159,10 +160,12 @@ class ReadableState:
         answers = self._answers.get(self.dag.position(task_id), ())
         return {answered.attempt for answered in answers if answered.way is Way.REPLY}
 
-    def last_chances(self) -> list[int]:
-        """Return the positions of tasks to run alone, because the next crash exhausts the crash limit of the task."""
+    def suspects(self) -> list[int]:
+        """Return the positions of unfinished tasks to run alone, because the process died often during the task."""
         return [
-            position for position, crashes in self._crashes.items() if last_chance(self.dag.tasks[position], crashes)
+            position
+            for position, crashes in self._crashes.items()
+            if is_suspect(crashes) and self._statuses[position] not in TASK_DONE
         ]
 
     def resume_summary(self) -> ResumeSummary:

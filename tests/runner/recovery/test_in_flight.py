@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sqlite3
 from contextlib import closing
+from unittest.mock import patch
 
 import pytest
 
@@ -12,7 +13,9 @@ from plait.backends import BackendError, ErrorKind, Reply
 from plait.backends.protocol import ConversationRequest
 from plait.persistence import Batch, MemoryStore, SQLiteStore, Store
 from plait.runner import DAG, FailureMode, ParallelRunner, PlaitError, ResumeAction, Retry, RunStatus, Task, TaskStatus
+from plait.runner.domain.suspects import WATCH_S
 from plait.runner.engine.attempt import INTERRUPTED
+from plait.runner.state.run_state import RunState
 from tests.support.crashed import Dying, die
 from tests.support.fakes import QuickClock, Talker
 from tests.support.stores.database import end_of
@@ -181,26 +184,50 @@ CRASHER = DAG(
 
 
 async def test_a_crasher_fails_and_those_beside_it_do_not(store: Store) -> None:
-    # The first two times, `long` is under way beside it; the third time each runs alone, and only one of them dies.
-    await die(store, Dying(hangs_on("bad", "long")), CRASHER)
-    await die(store, Dying(hangs_on("bad", "long")))
-    assert [task.crashes for task in await store.list_tasks("r")][:2] == [1, 1]  # the second death is not settled yet
-    last = Dying(hangs_on("bad"))
-    await die(store, last)
-    assert last.hanging == ["bad"]
+    # Three times `long` is under way beside it; then each runs alone, and only one of them dies.
+    for dag in (CRASHER, None, None):
+        await die(store, Dying(hangs_on("bad", "long")), dag)
+    assert [task.crashes for task in await store.list_tasks("r")][:2] == [2, 2]  # the third death is not settled yet
+    alone = Dying(hangs_on("bad"))
+    for _ in range(4):
+        assert not await die(store, alone)
+        if (await ParallelRunner(alone, store=store).preview_resume("r")).tasks["bad"].action is ResumeAction.FAIL:
+            break
+    assert alone.hanging == ["bad"] * 3  # the owners with even epochs watch: those of the first and the third
     backend = Talker()
     result = await ParallelRunner(backend, store=store).resume("r")
     assert (result["bad"].status, result["bad"].error_kind) == (TaskStatus.FAILED, "crashed")
-    assert "died 3 times during the task" in (result["bad"].error or "")
+    assert "died 5 times during the task, 2 of them with the task alone" in (result["bad"].error or "")
     assert (result["good"].status, result.blocked) == (TaskStatus.COMPLETED, ("after",))
 
 
-async def test_on_its_last_chance_a_task_runs_with_nothing_beside_it(
-    store: Store, caplog: pytest.LogCaptureFixture
-) -> None:
-    tasks = [Task(name, prompt=name, retry=Retry(max_crashes=2)) for name in "abc"]
-    dag = DAG([*tasks, Task("d", prompt="d", depends_on=["a"], retry=Retry(max_crashes=2))])
+async def test_deaths_with_several_tasks_under_way_convict_none(store: Store) -> None:
+    dag = DAG([Task(name, prompt=name, retry=Retry(max_crashes=1)) for name in "ab"])
     await die(store, Dying(hangs_on("a", "b")), dag)
+    for _ in range(11):
+        # A rival that knows no suspects begins both, as a process of an earlier version would.
+        with patch.object(RunState, "suspects", return_value=[]):
+            await die(store, Dying(hangs_on("a", "b")))
+    assert [task.crashes for task in await store.list_tasks("r")] == [3, 3]
+    assert (await ParallelRunner(Talker(), store=store).resume("r")).status is RunStatus.COMPLETED
+
+
+async def test_a_task_alone_is_not_convicted_where_the_process_has_not_waited(store: Store) -> None:
+    # Of a single task, every death is one with the task alone: only those of the owners that watch count.
+    dag = DAG([Task("a", prompt="a", retry=Retry(max_crashes=2))])
+    await die(store, Dying(hangs_on("a")), dag)
+    counted: list[int] = []
+    for _ in range(5):
+        await die(store, Dying(hangs_on("a")))
+        counted.append((await store.list_tasks("r"))[0].crashes)
+    assert counted == [1, 2, 3, 4, 4]
+    assert (await ParallelRunner(Talker(), store=store).resume("r"))["a"].error_kind == "crashed"
+
+
+async def test_a_suspect_runs_with_nothing_beside_it(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    dag = DAG([*(Task(name, prompt=name) for name in "abc"), Task("d", prompt="d", depends_on=["a"])])
+    for plan in (dag, None, None):
+        await die(store, Dying(hangs_on("a", "b")), plan)
     running: list[str] = []
     together: list[tuple[str, ...]] = []
 
@@ -214,15 +241,16 @@ async def test_on_its_last_chance_a_task_runs_with_nothing_beside_it(
         running.remove(request.idempotency_key[-1])
         return Reply(prompt)
 
-    runner = ParallelRunner(Watching(answer), store=store)
+    clock = QuickClock()
+    runner = ParallelRunner(Watching(answer), store=store, clock=clock)
     foretold = {name: step.reason for name, step in (await runner.preview_resume("r")).tasks.items()}
-    assert [
-        name
-        for name, reason in foretold.items()
-        if reason.endswith("; runs alone, because one more crash fails the task")
-    ] == ["a", "b"]
+    alone = "; runs alone, because the process died 3 times during the task"
+    assert [name for name, reason in foretold.items() if reason.endswith(alone)] == ["a", "b"]
+    assert "not before" in foretold["a"]  # the fourth owner waits, to see whether the machine kills its processes
+    began = clock.monotonic()
     with caplog.at_level(logging.WARNING):
         result = await runner.resume("r")
+    assert clock.monotonic() - began >= WATCH_S
     assert "tasks_run_alone" in caplog.text
     assert result.status is RunStatus.COMPLETED
     assert all(len(these) == 1 for these in together if set(these) & {"a", "b"})
@@ -236,6 +264,8 @@ async def test_a_crasher_that_is_to_be_skipped_is_skipped(store: Store) -> None:
         ]
     )
     await die(store, Dying(hangs_on("bad")), dag)
+    for _ in range(3):
+        await die(store, Dying(hangs_on("bad")))
     result = await ParallelRunner(Talker(), store=store).resume("r")
     assert (result["bad"].status, result["after"].text) == (TaskStatus.SKIPPED, "re: after[]")
 

@@ -268,7 +268,7 @@ def test_interrupt_counts_crashes_alone() -> None:
         died = state.interrupt(0, AT, "died", crashed=True)
         assert died == events.TaskInterrupted(AT, "a", crashes + 1, "died", crashed=True)
         assert state._crashes == {0: crashes}
-    assert at(RUNNING).last_chances() == []
+    assert (state.suspects(), at(RUNNING).suspects()) == ([0], [])
 
 
 def test_waiting_for_an_answer_keeps_the_question_and_the_conversation() -> None:
