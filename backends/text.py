@@ -53,6 +53,12 @@ def masked(text: str, secrets: Iterable[str]) -> str:
     return text
 
 
+def check_base_url(url: str | None, key: str) -> None:
+    """Raise ValueError, without repeating `url`, if `url` holds a user or password. `key` tells where a key belongs."""
+    if url is not None and "@" in url:
+        raise ValueError(f"base_url must not hold a user or password; leave them out, and put the key in {key}")
+
+
 def header_values(lines: str) -> list[str]:
     """Return the strings to mask in headers given as `Name: value`, one per line.
 

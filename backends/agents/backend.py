@@ -134,8 +134,15 @@ class CliBackend(ABC):
 
     @property
     def folder(self) -> Path:
-        """The folder in which the agent works."""
-        return Path(self.cwd).expanduser().absolute() if self.cwd is not None else Path.cwd()
+        """The folder in which the agent works. Raises BackendUnavailable if the folder would be the working directory
+        of this process, or lie in it, and that directory has been removed.
+        """
+        try:
+            return Path(self.cwd or ".").expanduser().absolute()
+        except FileNotFoundError:
+            raise BackendUnavailable(
+                f"the working directory of this process has been removed; name another folder for {self.kind} as cwd"
+            ) from None
 
     def executable(self) -> str:
         """Return the path of the command. Raises BackendUnavailable if not found."""

@@ -25,7 +25,7 @@ from plait.backends.json_fields import count, number
 from plait.backends.llm.sdk import NO_KEY, Endpoint, find_server, forget_environment, is_environments, translate
 from plait.backends.protocol import NO_USAGE, Conversation, ConversationRequest, JsonValue, Message, Output, Usage
 from plait.backends.replay import ReplayConversation
-from plait.backends.text import one_line, shown
+from plait.backends.text import check_base_url, one_line, shown
 
 CONNECT_LIMIT = 15.0
 """Limit in seconds for connecting to a server. An answer may take far longer."""
@@ -78,7 +78,9 @@ class RemoteBackend(ABC):
     """
 
     base_url: str | None = None
-    """URL of the server. None for the environment variable `url_env` if set, else `default_url`."""
+    """URL of the server. None for the environment variable `url_env` if set, else `default_url`. Raises ValueError for
+    a URL with a user or password, in the environment BackendUnavailable.
+    """
     api_key_env: str
     """Environment variable with the key, read at the first conversation."""
     request_timeout: float = 600.0
@@ -102,6 +104,7 @@ class RemoteBackend(ABC):
     """The vendor's own URL."""
 
     def __post_init__(self) -> None:
+        check_base_url(self.base_url, f"the environment variable {self.api_key_env}")
         check_extra(self.extra)
 
     def new_session_id(self) -> str | None:

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from plait.backends.error_kinds import kind_of
 from plait.backends.errors import BackendError, BackendUnavailable, ErrorKind
-from plait.backends.text import header_values, masked, one_line, parse_json
+from plait.backends.text import check_base_url, header_values, masked, one_line, parse_json
 
 NO_KEY = "none"
 """Sent as the key to servers without a key, because the SDKs require a key."""
@@ -28,9 +28,7 @@ _HEADERS = ("OPENAI_CUSTOM_HEADERS", "ANTHROPIC_CUSTOM_HEADERS")
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """The destination of requests. Messages show the `name` only: `url` may hold a password, and the key is never
-    shown.
-    """
+    """The destination of requests. Messages show the `name` only, and never the key."""
 
     url: str
     key: str = field(repr=False)
@@ -74,8 +72,12 @@ def read_key(variable: str, *, needed: bool) -> str:
 def find_server(url: str, variable: str, *, key_needed: bool) -> Endpoint:
     """Return the server at `url`, with the key in environment variable `variable`.
 
-    Raises BackendUnavailable if `url` is not a URL, or a needed key is missing.
+    Raises BackendUnavailable if `url` is not a URL, holds a user or password, or a needed key is missing.
     """
+    try:
+        check_base_url(url, f"the environment variable {variable}")
+    except ValueError as error:
+        raise BackendUnavailable(str(error)) from None
     try:
         parts = urlsplit(url)
         is_url = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0

@@ -204,7 +204,8 @@ def default_spec(
 def _url(base_url: str | None) -> str | None:
     if base_url and not re.fullmatch(BASE_URL, base_url):
         raise BackendUnavailable(
-            "the base URL has to begin with http:// or https:// and hold no user, password or query"
+            "the base URL has to begin with http:// or https:// and hold no user, password or query; "
+            "a key belongs in an environment variable, such as OPENAI_API_KEY"
         )
     return base_url or None
 

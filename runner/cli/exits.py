@@ -67,6 +67,7 @@ def run_cli(command: click.Command, arguments: Sequence[str]) -> int:
         if reconfigure := getattr(stream, "reconfigure", None):
             reconfigure(errors="backslashreplace")
     try:
+        _require_working_directory()
         code: int | None = command.main(list(arguments), prog_name="plait", standalone_mode=False)
         return code or COMPLETED
     except click.ClickException as error:
@@ -83,6 +84,14 @@ def run_cli(command: click.Command, arguments: Sequence[str]) -> int:
             print_line(visible(answer))
         fault.show()
         return fault.code
+
+
+def _require_working_directory() -> None:
+    """Raise CliError if the working directory has been removed: paths and the default store are relative to it."""
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        raise CliError("the working directory has been removed; change to a folder that exists, as with `cd`") from None
 
 
 def _open_devnull() -> TextIO:

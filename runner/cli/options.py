@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -163,7 +164,9 @@ def _program_name() -> str:
     """Return the name of this command; its path if a shell would not find the name, as after `make demo`."""
     called = Path(sys.argv[0])
     if called.name == "plait" and shutil.which("plait") is None:
-        return os.path.relpath(called)
+        with suppress(FileNotFoundError):  # the working directory has been removed
+            return os.path.relpath(called)
+        return str(called)
     return "plait"
 
 

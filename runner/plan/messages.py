@@ -150,7 +150,9 @@ def _unknown_key(key: str, model: type[BaseModel] | None) -> str:
 def _does_not_fit(path: Path, value: object, whole: object) -> str:
     model = model_at(path[:-1], whole)
     description = model.model_fields[str(path[-1])].description if model else None
-    return f"{describe(value)} does not fit. {' '.join((description or '').split())}".rstrip(". ")
+    # A refused URL may hold a password.
+    what = "a URL with a user or password" if path[-1] == "base_url" and "@" in str(value) else describe(value)
+    return f"{what} does not fit. {' '.join((description or '').split())}".rstrip(". ")
 
 
 def model_at(path: Path, whole: object) -> type[BaseModel] | None:

@@ -23,6 +23,7 @@ from plait.backends.agents.error_kinds import NETWORK
 from plait.backends.agents.protocol import Call
 from plait.backends.agents.transcript import reread
 from plait.backends.process.private import private_file
+from plait.backends.text import check_base_url
 
 _ENVIRONMENT: Mapping[str, str] = {
     "CLAUDE_CODE_MAX_RETRIES": "0",
@@ -119,6 +120,7 @@ class ClaudeCodeBackend(CliBackend):
     """Clock that returns the Unix time."""
 
     def __post_init__(self) -> None:
+        check_base_url(self.base_url, "the environment variable ANTHROPIC_API_KEY")
         if self.ask_for and self.bare:
             raise ValueError("ask_for needs hooks, which bare leaves out; give one of the two")
         wrong = [name for name in self.ask_for if not re.fullmatch(r"[\w.*|-]+", name)]

@@ -22,6 +22,7 @@ from plait.backends.agents.protocol import Call
 from plait.backends.json_fields import at
 from plait.backends.process.private import private_file
 from plait.backends.protocol import JsonValue
+from plait.backends.text import check_base_url
 
 _STRICT = frozenset({"type", "properties", "required", "additionalProperties", "items", "enum", "const", "anyOf",
                      "title", "description"})  # fmt: skip
@@ -67,6 +68,9 @@ class CodexBackend(CliBackend):
     """
     now: Callable[[], float] = time.time
     """Clock that returns the Unix time."""
+
+    def __post_init__(self) -> None:
+        check_base_url(self.base_url, "the environment variable that api_key_env names")
 
     @property
     def passes(self) -> Sequence[str]:

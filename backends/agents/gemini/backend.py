@@ -17,6 +17,7 @@ from plait.backends.agents.error_kinds import NETWORK
 from plait.backends.agents.gemini.reader import GeminiReader
 from plait.backends.agents.protocol import Call
 from plait.backends.process.private import private_file
+from plait.backends.text import check_base_url
 
 _PASSES = (
     "GEMINI_API_KEY",
@@ -64,6 +65,9 @@ class GeminiBackend(CliBackend):
     """
     now: Callable[[], float] = time.time
     """Clock that returns the Unix time."""
+
+    def __post_init__(self) -> None:
+        check_base_url(self.base_url, "the environment variable GEMINI_API_KEY")
 
     @property
     def passes(self) -> Sequence[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import stat
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
@@ -15,8 +16,10 @@ from plait.backends import (
     BackendError,
     BackendUnavailable,
     ClaudeCodeBackend,
+    CodexBackend,
     ConversationRequest,
     ErrorKind,
+    GeminiBackend,
     Message,
     Output,
     Reply,
@@ -295,3 +298,24 @@ async def test_what_is_missing_is_said_with_the_way_to_get_it(home: Home) -> Non
         ClaudeCodeBackend(command="no-such-claude").check()
     with pytest.raises(BackendUnavailable, match="cwd"):
         ClaudeCodeBackend(command=str(home.path / "claude"), cwd=home.path / "nowhere").check()
+
+
+@pytest.mark.parametrize("kind", [ClaudeCodeBackend, CodexBackend, GeminiBackend])
+def test_a_url_with_a_password_is_refused_and_not_shown(
+    kind: type[ClaudeCodeBackend] | type[CodexBackend] | type[GeminiBackend],
+) -> None:
+    with pytest.raises(ValueError, match="put the key in the environment variable") as refused:
+        kind(base_url="http://me:hunter2@127.0.0.1:9/v1")
+    assert "hunter2" not in str(refused.value)
+
+
+@pytest.mark.parametrize("cwd", [None, "below"])
+async def test_a_working_directory_that_was_removed_is_one_line(
+    cwd: str | None, home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = replace(home.claude(), cwd=cwd)
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(BackendUnavailable, match="working directory of this process has been removed; name another"):
+        await send(backend, "One.")

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from plait.backends import AnthropicBackend, BackendError, ConversationRequest, OpenAIBackend, Reply
+from plait.backends import (
+    AnthropicBackend,
+    BackendError,
+    BackendUnavailable,
+    ConversationRequest,
+    OpenAIBackend,
+    Reply,
+)
 from tests.support.wire import ChatCompletions, Dialect, Messages, events, plain, serve
 
 PRIVATE = ("gateway-secret-1", "other-secret-1", "org-private", "proj-private", "oauth-private")
@@ -57,3 +64,17 @@ async def test_values_of_such_headers_are_not_shown(dialect: Dialect, monkeypatc
         monkeypatch.setenv(f"{dialect.name.upper()}_BASE_URL", server.url + dialect.prefix)
         with pytest.raises(BackendError, match=r"neither \*\*\* nor \*\*\*, that is \*\*\*, will do"):
             await ask(dialect)
+
+
+@pytest.mark.parametrize("user", ["me:hunter2", "me:hun/ter2", "hunter2"])
+async def test_a_url_with_a_password_is_refused_and_not_shown(
+    dialect: Dialect, user: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind = OpenAIBackend if dialect.name == "openai" else AnthropicBackend
+    key = f"put the key in the environment variable {kind.__name__[:-7].upper()}_API_KEY"
+    with pytest.raises(ValueError, match=key) as refused:
+        kind("m", base_url=f"http://{user}@127.0.0.1:9/v1")
+    monkeypatch.setenv(f"{dialect.name.upper()}_BASE_URL", f"http://{user}@127.0.0.1:9/v1")
+    with pytest.raises(BackendUnavailable, match=key) as unavailable:
+        await ask(dialect)
+    assert "hun" not in f"{refused.value} {unavailable.value}"

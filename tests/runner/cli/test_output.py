@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 from pathlib import Path
 from subprocess import PIPE
@@ -66,3 +67,28 @@ def test_streams_that_were_closed_before_are_no_error(tmp_path: Path) -> None:
         ["sh", "-c", f"{words} >&- 2>&-"], cwd=tmp_path, env=environment(), capture_output=True, check=False, timeout=30
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+
+
+@pytest.mark.parametrize("words", [["version"], ["runs"], ["run", "../plan.yaml"], ["resume", "last"], ["doctor"]])
+def test_a_removed_working_directory_is_one_line(words: list[str], tmp_path: Path) -> None:
+    make(tmp_path, CHAIN)
+    (tmp_path / "gone").mkdir()
+    script = f"rmdir ../gone && exec {shlex.join([*map(str, PLAIT), *words])}"
+    done = subprocess.run(
+        ["sh", "-c", script], cwd=tmp_path / "gone", env=environment(), capture_output=True, text=True, check=False
+    )
+    line = "plait: the working directory has been removed; change to a folder that exists, as with `cd`\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", line)
+
+
+def test_a_run_survives_the_removal_of_its_working_directory(tmp_path: Path) -> None:
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    (tmp_path / "work.py").write_text(
+        f"import os\n\nasync def work(prompt):\n    os.rmdir({str(folder)!r})\n    return prompt\n"
+    )
+    (tmp_path / "plan.yaml").write_text(
+        "name: gone\nbackends:\n  w: {kind: function, call: 'work.py:work'}\ntasks: [{id: a, backend: w, prompt: hi}]\n"
+    )
+    done = plait(folder, "run", "../plan.yaml", "--store", str(tmp_path / "store.db"))
+    assert (done.code, "Traceback" in done.err) == (0, False)

@@ -442,3 +442,13 @@ def test_what_is_a_mistake_could_not_be_rendered(prompt: str) -> None:
     assert "the prompt uses {{ item.q }}, but" in problem.message
     with pytest.raises(PromptError, match="has no field 'q'"):
         render(prompt, {"item": NAMES[0]})
+
+
+@pytest.mark.parametrize("kind", ["openai, model: m", "anthropic, model: m", "claude-code", "codex", "gemini"])
+def test_a_password_in_a_url_is_not_repeated(kind: str) -> None:
+    text = f"backends:\n  o: {{kind: {kind}, base_url: 'http://me:hunter2@127.0.0.1/v1'}}\n" + tasks(
+        '{id: a, prompt: ""}'
+    )
+    with pytest.raises(PlanError, match=r"o\.base_url: a URL with a user or password does not fit") as caught:
+        parse_plan(text)
+    assert "hunter2" not in str(caught.value)
