@@ -46,6 +46,7 @@ from plait.runner.engine.feed import Feed
 from plait.runner.engine.growth import Growth
 from plait.runner.engine.handover import NO_HANDOVER, Handover
 from plait.runner.engine.inbox import Inbox
+from plait.runner.engine.outcome import STORE_WAITS_S
 from plait.runner.engine.policy_driver import PolicyDriver, PolicyState
 from plait.runner.engine.run_control import Control
 from plait.runner.errors import OwnershipLost, RunExists
@@ -171,7 +172,7 @@ def _context(run: PreparedRun, config: Config, sink: EventSink, feed: Feed) -> R
         config.rng,
         config.on_question,
         run.handover,
-        partial(_recall, config.store, run.run_id, run.state),
+        partial(_recall, config, run.run_id, run.state),
         files_root(config.store),
     )
 
@@ -251,13 +252,19 @@ async def _kill_orphans(run: PreparedRun, config: Config, kept: Iterable[int] = 
         await kill_orphans(config.store, run.run_id, keep)
 
 
-async def _recall(store: Store | None, run_id: str, state: RunState, task_id: str) -> History:
-    if store is None:
+async def _recall(config: Config, run_id: str, state: RunState, task_id: str) -> History:
+    """Read a conversation that is no longer in memory. While the store does not answer, wait, and try again for the
+    time of STORE_WAITS_S. Raises BackendError (transient) afterwards.
+    """
+    if config.store is None:
         return History()
-    try:
-        history = await load_history(store, run_id, state, task_id)
-    except StoreError as error:
-        raise BackendError(
-            ErrorKind.TRANSIENT, f"the conversation of task {task_id!r} cannot be read: {error}"
-        ) from error
-    return replace(history, session_id=state.results[state.dag.position(task_id)].session_id)
+    for wait in (*STORE_WAITS_S, None):
+        try:
+            history = await load_history(config.store, run_id, state, task_id)
+            return replace(history, session_id=state.results[state.dag.position(task_id)].session_id)
+        except (StoreError, BackendError) as error:
+            problem = f"the conversation of task {task_id!r} cannot be read: {error}"
+        if wait is not None:
+            logger(run=run_id).warning("conversation_not_read", task=task_id, error=problem, next_try_in_s=wait)
+            await config.clock.sleep(wait)
+    raise BackendError(ErrorKind.TRANSIENT, problem)

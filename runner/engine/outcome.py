@@ -31,7 +31,9 @@ from plait.runner.state.codec import to_json
 from plait.runner.state.run_state import RunState
 
 STORE_WAITS_S = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
-"""Seconds between attempts of a task marked at_most_once while the store is away. After the last, the task fails."""
+"""Seconds between attempts of a task marked at_most_once while the store is away, and between attempts to read a
+conversation. After the last, the attempt fails.
+"""
 GATHERING = "for_each"
 """The backend name in the events of a task with `for_each`, which only gathers results."""
 _TOO_LATE_TO_ASK = (
@@ -106,9 +108,9 @@ class OutcomeHandler:
         return completed
 
     def stored(self, attempt: Attempt) -> None:
-        """Free the conversation of the settled attempt. While the store is away, conversations stay in memory."""
+        """Let the conversation of the settled attempt be freed. While the store is away, all stay in memory."""
         if not (self._state.keeps_all or self._context.sink.away):
-            self._state.forget_conversation(attempt.position)
+            self._state.settle_conversation(attempt.position)
 
     def _wait_for_answer(
         self, attempt: Attempt, question: Question, way: Way, reply: Reply | None, duration: float

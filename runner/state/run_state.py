@@ -39,6 +39,12 @@ from plait.runner.state.readable_state import ReadableState
 _PENDING, _RUNNING, _WAITING = TaskStatus.PENDING, TaskStatus.RUNNING, TaskStatus.WAITING_INPUT
 
 
+MOST_STORED_IN_MEMORY = 32 * 2**20
+"""The characters of stored conversations that stay in memory."""
+_ENTRY_SIZE = 200
+"""The memory of a conversation beside its text, counted as characters."""
+
+
 class IllegalTransition(RuntimeError):  # noqa: N818 - the name says enough
     """A verb was called for a task in a status that does not allow the verb: a bug of plait."""
 
@@ -71,7 +77,7 @@ class RunState(ReadableState):
         turn: tuple[Message, ...] | str = (),
         earlier_messages: tuple[Message, ...] = (),
     ) -> events.TaskCompleted:
-        """Complete the task with `reply`, and keep the conversation in memory until `forget_conversation`.
+        """Complete the task with `reply`, and keep the conversation in memory until `settle_conversation`.
 
         `turn` is as in TaskCompleted; `earlier_messages` holds the messages of earlier attempts in the conversation.
         """
@@ -319,8 +325,28 @@ class RunState(ReadableState):
         """Keep the completed task's conversation, read back from the store, for the tasks that continue it."""
         self._conversations[position] = past
 
-    def forget_conversation(self, position: int) -> None:
-        """Free the memory of the task's stored conversation, unless another task continues the conversation."""
-        if not (self.keeps_all or self.times_continued(position)):
+    def settle_conversation(self, position: int) -> None:
+        """Keep the task's stored conversation only while there is room for it, unless another task continues the
+        conversation. A task added later can then continue the conversation even if the store cannot be read.
+        """
+        if self.keeps_all or self.times_continued(position):
+            return
+        if (prompt := self._prompts.get(position)) is not None:
+            size = len(prompt)
+        elif (kept := self._conversations.get(position)) is not None:
+            size = sum(len(message.content) for message in kept.own_messages)
+        else:
+            return
+        size += _ENTRY_SIZE
+        self._stored.append((position, size))
+        self._stored_size += size
+        while self._stored_size > MOST_STORED_IN_MEMORY:
+            self._free_conversation()
+
+    def _free_conversation(self) -> None:
+        """Free the memory of the conversation that was stored longest ago, unless a task added since continues it."""
+        position, size = self._stored.popleft()
+        self._stored_size -= size
+        if not self.times_continued(position):
             self._prompts.pop(position, None)
             self._conversations.pop(position, None)

@@ -8,7 +8,9 @@ import pytest
 
 from plait.persistence import MemoryStore, Store
 from plait.persistence.records import MessageRecord
-from plait.runner import DAG, Decision, FailureMode, ParallelRunner, RunStatus, Task
+from plait.runner import DAG, Decision, FailureMode, ParallelRunner, Retry, RunStatus, Task
+from plait.runner.engine.outcome import STORE_WAITS_S
+from plait.runner.state import run_state
 from tests.support.fakes import QuickClock
 from tests.support.growth import Scripted, by_end, talker
 from tests.support.stores.faulty_store import Fault, FaultyStore
@@ -38,6 +40,45 @@ CHAIN = DAG([Task("a", "a"), Task("b", "b", ["a"], continues="a"), Task("c", "c"
 AFTER_C: dict[str | None, Decision] = {"c": Decision(add=(Task("more", "more", continues="b"),))}
 
 
+@pytest.fixture
+def forgets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No stored conversation stays in memory."""
+    monkeypatch.setattr(run_state, "MOST_STORED_IN_MEMORY", 0)
+
+
+@pytest.mark.parametrize("fault", [Fault.BEFORE, Fault.HANG, Fault.ODD])
+async def test_a_stored_conversation_goes_on_though_the_store_cannot_be_read(fault: Fault) -> None:
+    def faults(method: str, _number: int) -> Fault | None:
+        return None if method in {"write", "list_notes"} else fault
+
+    backend = talker()
+    runner = ParallelRunner(backend, store=FaultyStore(MemoryStore(), faults), clock=QuickClock())
+    result = await runner.run(CHAIN, policy=Scripted(by_end(AFTER_C)))
+    assert (result.status, result["more"].attempts, result.degraded) == (RunStatus.COMPLETED, 1, ())
+    assert [message.content for message in backend.requests[-1].history] == ["a", "<a>", "b", "<b>"]
+
+
+async def test_stored_conversations_stay_in_memory_while_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_state, "MOST_STORED_IN_MEMORY", 1_000)
+    read: list[str] = []
+
+    def faults(method: str, _number: int) -> None:
+        read.append(method)
+
+    # Room for four: the one that was stored first has to be read back. That of t5 is continued before it is stored.
+    dag = DAG([Task(f"t{i}", f"t{i}", [f"t{i - 1}"] if i else []) for i in range(6)])
+    added = Decision(add=tuple(Task(f"more{i}", f"more{i}", continues=f"t{i}") for i in range(6)))
+    backend = talker()
+    runner = ParallelRunner(backend, store=FaultyStore(MemoryStore(), faults), clock=QuickClock())
+    result = await runner.run(dag, policy=Scripted(by_end({"t5": added})))
+    assert result.status is RunStatus.COMPLETED
+    assert read.count("list_messages") == 1
+    for request in backend.requests[6:]:
+        name = request.idempotency_key.removeprefix(f"{result.run_id}:more")
+        assert [message.content for message in request.history] == [f"t{name}", f"<t{name}>"]
+
+
+@pytest.mark.usefixtures("forgets")
 async def test_only_what_is_not_in_memory_is_read_back_and_nothing_else() -> None:
     read: list[str] = []
 
@@ -51,6 +92,7 @@ async def test_only_what_is_not_in_memory_is_read_back_and_nothing_else() -> Non
     assert [method for method in read if method != "write"] == ["list_messages"]
 
 
+@pytest.mark.usefixtures("forgets")
 async def test_a_store_that_is_behind_is_asked_again() -> None:
     class Behind(FaultyStore):
         asked = 0
@@ -62,7 +104,41 @@ async def test_a_store_that_is_behind_is_asked_again() -> None:
     backend = talker()
     runner = ParallelRunner(backend, store=Behind(MemoryStore()), clock=QuickClock())
     result = await runner.run(CHAIN, policy=Scripted(by_end(AFTER_C)))
-    assert (result.status, result["more"].attempts) == (RunStatus.COMPLETED, 2)
+    assert (result.status, result["more"].attempts) == (RunStatus.COMPLETED, 1)
+    assert [message.content for message in backend.requests[-1].history] == ["a", "<a>", "b", "<b>"]
+
+
+@pytest.mark.usefixtures("forgets")
+@pytest.mark.parametrize("failures", [3, len(STORE_WAITS_S), 10_000])
+async def test_a_conversation_that_only_the_store_has_is_waited_for(failures: int) -> None:
+    def faults(method: str, number: int) -> Fault | None:
+        return Fault.BEFORE if method == "list_messages" and number <= failures else None
+
+    backend, clock = talker(), QuickClock()
+    runner = ParallelRunner(backend, store=FaultyStore(MemoryStore(), faults), clock=clock)
+    more = Task("more", "more", continues="b", retry=Retry(attempts=1))
+    result = await runner.run(CHAIN, policy=Scripted(by_end({"c": Decision(add=(more,))})))
+    if failures > len(STORE_WAITS_S):
+        assert (result["more"].error_kind, "more" in backend.prompts) == ("transient", False)
+        assert "the conversation of task 'b' cannot be read: planted" in (result["more"].error or "")
+    else:
+        assert (result.status, result["more"].attempts) == (RunStatus.COMPLETED, 1)
+        assert [message.content for message in backend.requests[-1].history] == ["a", "<a>", "b", "<b>"]
+    assert [wait for wait in clock.slept if wait in STORE_WAITS_S] == list(STORE_WAITS_S[:failures])
+
+
+async def test_a_conversation_of_an_earlier_process_is_waited_for() -> None:
+    inner = MemoryStore()
+    first = talker({"c": ValueError("no")})
+    await ParallelRunner(first, store=inner, clock=QuickClock()).run(CHAIN, "r", policy=Scripted())
+
+    def faults(method: str, number: int) -> Fault | None:
+        return Fault.BEFORE if method == "list_messages" and number <= 3 else None
+
+    backend = talker()
+    runner = ParallelRunner(backend, store=FaultyStore(inner, faults), clock=QuickClock())
+    result = await runner.resume("r", retry_failed=True, policy=Scripted(by_end(AFTER_C)))
+    assert (result.status, result["more"].attempts) == (RunStatus.COMPLETED, 1)
     assert [message.content for message in backend.requests[-1].history] == ["a", "<a>", "b", "<b>"]
 
 

@@ -19,6 +19,7 @@ from plait.runner.domain import events
 from plait.runner.domain.conversation import INVALID_TASKS, Continuation, History
 from plait.runner.domain.question import AnsweredQuestion, Asking, Way, encode_answers
 from plait.runner.domain.status import TASK_REOPENINGS, TASK_TRANSITIONS
+from plait.runner.state import run_state
 from plait.runner.state.run_state import IllegalTransition, RunState
 
 PENDING, RUNNING, WAITING = TaskStatus.PENDING, TaskStatus.RUNNING, TaskStatus.WAITING_INPUT
@@ -381,13 +382,14 @@ def test_failures_of_earlier_processes_count_until_a_person_reopened_the_task() 
     assert not state.is_corrected(0)
 
 
-def test_a_stored_conversation_is_freed_unless_others_continue_it() -> None:
+def test_a_stored_conversation_is_freed_unless_others_continue_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_state, "MOST_STORED_IN_MEMORY", 0)
     state = at(RUNNING)
     state.complete(0, AT, Reply("yes"), None, turn="ask")
     state.start(1, AT, "fake")
     state.complete(1, AT, Reply("yes"), None, turn="go on")
     for position in (0, 1):
-        state.forget_conversation(position)
+        state.settle_conversation(position)
     assert state.conversation("a") is not None
     assert state.conversation("b") is None
 
@@ -396,7 +398,7 @@ def test_a_run_without_a_store_keeps_every_conversation() -> None:
     state = RunState(DAG([Task("a", "ask")]), keeps_all=True)
     state.start(0, AT, "fake")
     state.complete(0, AT, Reply("yes"), None, turn="ask")
-    state.forget_conversation(0)
+    state.settle_conversation(0)
     assert state.conversation("a") is not None
 
 
