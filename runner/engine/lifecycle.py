@@ -258,13 +258,16 @@ async def _recall(config: Config, run_id: str, state: RunState, task_id: str) ->
     """
     if config.store is None:
         return History()
-    for wait in (*STORE_WAITS_S, None):
+    waits = iter(STORE_WAITS_S)
+    while True:
         try:
             history = await load_history(config.store, run_id, state, task_id)
-            return replace(history, session_id=state.results[state.dag.position(task_id)].session_id)
         except (StoreError, BackendError) as error:
-            problem = f"the conversation of task {task_id!r} cannot be read: {error}"
-        if wait is not None:
-            logger(run=run_id).warning("conversation_not_read", task=task_id, error=problem, next_try_in_s=wait)
-            await config.clock.sleep(wait)
-    raise BackendError(ErrorKind.TRANSIENT, problem)
+            wait = next(waits, None)
+            logger(run=run_id).warning("conversation_not_read", task=task_id, error=str(error), next_try_in_s=wait)
+            if wait is None:
+                problem = f"the conversation of task {task_id!r} cannot be read: {error}"
+                raise BackendError(ErrorKind.TRANSIENT, problem) from error
+        else:
+            return replace(history, session_id=state.results[state.dag.position(task_id)].session_id)
+        await config.clock.sleep(wait)

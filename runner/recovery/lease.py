@@ -20,6 +20,7 @@ from plait.persistence.protocol import Store
 from plait.persistence.records import Owner, RunRecord
 from plait.runner.clock import iso
 from plait.runner.domain import events
+from plait.runner.domain.question import parse_time
 from plait.runner.domain.status import UNDER_WAY, RunStatus
 from plait.runner.engine.checkpointer import WritePosition
 from plait.runner.engine.config import Config
@@ -67,16 +68,25 @@ async def short_claim_ends(config: Config, store: Store, run_id: str) -> bool:
     """Wait for the end of a short claim, such as the claim of a process that stores an answer. Return whether the run
     can be claimed now: False if a process executes the run, or if the claim lasts longer than `_SHORT_S` seconds.
 
+    A run that is stored as under way is executed by its owner, unless a person's decision about a dead run is stored
+    just now. Such a claim lasts only where processes of agents have to be ended, and is young.
+
     Raises StoreError. Cancellation ends the wait.
     """
     until = config.clock.monotonic() + _SHORT_S
     while (record := await store.get_run(run_id)) is not None:
         if record.owner is None or liveness(record.owner) is Liveness.DEAD:
             return True
-        if RunStatus(record.status) in UNDER_WAY or config.clock.monotonic() >= until:
+        executes = RunStatus(record.status) in UNDER_WAY and not _may_be_short(config, store, record.owner, run_id)
+        if executes or config.clock.monotonic() >= until:
             return False
         await config.clock.sleep(0.05)
     return False
+
+
+def _may_be_short(config: Config, store: Store, owner: Owner, run_id: str) -> bool:
+    """Return whether the claim of a run that is stored as under way may be that of `with_lease`."""
+    return has_files(store, run_id) and config.clock.wall() - parse_time(owner.claimed_at) < _SHORT_S
 
 
 def is_live(record: RunRecord, now: float) -> bool:

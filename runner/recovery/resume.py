@@ -62,8 +62,8 @@ async def prepare_resume(config: Config, run: StoredRun, how: ResumeOptions, con
     for position, step in enumerate(steps):
         if step.action is ResumeAction.ADOPT:
             continue
-        answer = given.answers.get(step.task_id)
-        if answer is not None:
+        event: events.Event | None
+        if answer := given.answers.get(step.task_id):
             event = state.answer(position, at, answer.value, answer.by)
         else:
             event = _apply_step(run, position, step, evidence, at)

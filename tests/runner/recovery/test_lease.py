@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from pathlib import Path
+from unittest.mock import patch
 
 import anyio
 import pytest
@@ -11,7 +13,11 @@ import pytest
 from plait.backends import ask
 from plait.persistence import Batch, LeaseRenewed, MemoryStore, RunClaimed, RunReleased, Store, StoreError
 from plait.runner import DAG, ParallelRunner, RunExists, RunOwned, RunResult, RunStatus, Task
+from plait.runner.clock import iso
+from plait.runner.recovery import lease
+from plait.runner.state.attempt_files import run_folder
 from plait.runner.state.owner import claim_for_this_process, forget
+from tests.support.crashed import Dying, die
 from tests.support.fakes import QuickClock, Talker
 from tests.support.stopped import DIAMOND, stopped_after
 from tests.support.stores.faulty_store import Fault, FaultyStore, on_write
@@ -93,6 +99,57 @@ async def test_a_resume_waits_for_the_end_of_a_short_claim(released: bool) -> No
     with pytest.raises(RunOwned, match="is being run by process 1"):
         await runner.resume("r", answers={"a": "1", "b": "2"})
     assert sum(clock.slept) == pytest.approx(2.0, abs=0.1)
+
+
+class Filed(MemoryStore):
+    def __init__(self, files: Path) -> None:
+        super().__init__()
+        self.files_root = files
+
+
+async def test_a_resume_waits_for_a_decision_about_a_dead_run(tmp_path: Path) -> None:
+    """The processes of the dead owner's agents are ended while the run is claimed and stored as running."""
+    store = Filed(tmp_path)
+    dag = DAG([Task("pay", "pay", at_most_once=True), Task("after", "after {{ pay }}", ["pay"])])
+    await die(store, Dying(lambda prompt: prompt == "pay"), dag)
+    run_folder(tmp_path, "r").mkdir(parents=True)
+    claimed, ended = anyio.Event(), anyio.Event()
+    results: list[RunResult] = []
+
+    async def kill(*_: object) -> None:
+        claimed.set()
+        await ended.wait()
+
+    class Waiting(QuickClock):
+        async def sleep(self, seconds: float) -> None:
+            if seconds == 0.05:
+                ended.set()  # the resume has met the claim
+            await super().sleep(seconds)
+
+    async def resume() -> None:
+        results.append(await ParallelRunner(Talker(), store=store, clock=Waiting()).resume("r"))
+
+    with patch.object(lease, "kill_orphans", kill):
+        async with anyio.create_task_group() as both:
+            both.start_soon(ParallelRunner(store=store, clock=QuickClock()).answer, "r", "pay", "done", "paid")
+            await claimed.wait()
+            both.start_soon(resume)
+    assert (results[0].status, results[0].text["pay"]) == (RunStatus.COMPLETED, "paid")
+
+
+@pytest.mark.parametrize(("files", "age", "waits"), [(True, 1.0, True), (True, 3.0, False), (False, 1.0, False)])
+async def test_a_run_that_is_executed_is_refused_at_once(files: bool, age: float, waits: bool, tmp_path: Path) -> None:
+    store, clock = Filed(tmp_path), QuickClock()
+    await claimed_by(store)
+    if files:
+        run_folder(tmp_path, "r").mkdir(parents=True)
+    record = await store.get_run("r")
+    assert record is not None and record.owner is not None
+    owner = replace(claim_for_this_process(iso(clock.wall() - age)), pid=1, process_started="")
+    await store.write(Batch("r", record.epoch, record.last_seq + 1, (RunClaimed(owner.claimed_at, owner, 3e9),)))
+    with pytest.raises(RunOwned, match="is being run by process 1"):
+        await ParallelRunner(Talker(), store=store, clock=clock).resume("r")
+    assert bool(clock.slept) is waits
 
 
 async def claimed_by(store: Store, **changes: object) -> None:
