@@ -7,7 +7,7 @@ type checkers refuse writes. The verbs that change the fields are in `run_state.
 from __future__ import annotations
 
 import json
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
@@ -52,13 +52,9 @@ class ReadableState:
         self._continued = Counter(dag.position(task.continues) for task in dag if task.continues is not None)
         """The number of tasks that continue the conversation of a task."""
         self._conversations: dict[int, History] = {}
-        """Conversations kept in memory: of tasks that other tasks continue, of tasks not stored yet, and `_stored`."""
+        """Conversations kept in memory: see `RunState.settle_conversation`."""
         self._prompts: dict[int, str] = {}
         """Prompts of conversations of only a prompt and an answer, as texts, which the garbage collector skips."""
-        self._stored: deque[tuple[int, int]] = deque()
-        """Stored conversations still in memory, longest stored first: the position of the task, and the size."""
-        self._stored_size = 0
-        """The sum of the sizes in `_stored`."""
         self._continuations: dict[int, Continuation] = {}
         self.continuations: Final[Mapping[int, Continuation]] = self._continuations
         """Conversations that the next attempts of tasks continue."""

@@ -22,14 +22,16 @@ the retry policy. A test searches the rest of the runner for writes to the field
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.protocol import NO_USAGE, JsonValue, Message, Reply, Usage
-from plait.persistence.records import AttemptRecord, AttemptStatus
+from plait.persistence.records import AttemptRecord, AttemptStatus, TaskRecord
 from plait.runner.domain import events
 from plait.runner.domain.conversation import INVALID_TASKS, Continuation, History
+from plait.runner.domain.dag import DAG
 from plait.runner.domain.question import AnsweredQuestion, Asking, Way
 from plait.runner.domain.result import TaskResult
 from plait.runner.domain.status import TASK_REOPENINGS, TASK_TRANSITIONS, TaskStatus
@@ -51,6 +53,15 @@ class IllegalTransition(RuntimeError):  # noqa: N818 - the name says enough
 
 class RunState(ReadableState):
     """The state of a run's tasks, and the verbs that change the state. `dag` grows with added tasks."""
+
+    def __init__(
+        self, dag: DAG, records: tuple[TaskRecord, ...] = (), *, usage: Usage = NO_USAGE, keeps_all: bool = False
+    ) -> None:
+        super().__init__(dag, records, usage=usage, keeps_all=keeps_all)
+        self._stored: deque[tuple[int, int]] = deque()
+        """Stored conversations that may be freed, longest stored first: the position of the task, and the size."""
+        self._stored_size = 0
+        """The sum of the sizes in `_stored`."""
 
     # Verbs that move a task to another status.
 

@@ -12,6 +12,7 @@ from tests.faults.campaigns import (
     adoptions,
     cancel_bugs,
     files,
+    frequent,
     kills,
     machine,
     power,
@@ -80,6 +81,7 @@ def test_the_stated_numbers_are_asked_for() -> None:
     assert schedules.CASES["nightly"] >= 10_000
     assert two.ROUNDS["nightly"]["race"] >= 50
     assert two.ROUNDS["nightly"]["pause"] >= 20
+    assert frequent.RUNS["nightly"] >= 200
     assert adoptions.CASES["nightly"] >= 300
     assert slow.DELAY_MS == 300
 
@@ -90,6 +92,7 @@ def test_every_mistake_has_a_method_that_plants_it() -> None:
         "power": set(get_args(power.Sabotage)),
         "files": set(get_args(files.Sabotage)),
         "two": two.PLANTED.keys(),
+        "frequent": frequent.BUGS.keys(),
         "children": set(get_args(engine.Sabotage)),
         "adoptions": adoption_bugs.BUGS.keys(),
         "schedules": schedule_bugs.BUGS.keys(),

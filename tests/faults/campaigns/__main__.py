@@ -19,6 +19,7 @@ METHODS = (
     "power",
     "files",
     "two",
+    "frequent",
     "children",
     "adoptions",
     "schedules",

@@ -18,6 +18,8 @@ TO_BE_SEEN: Mapping[str, tuple[str, str]] = {
     "for_each expanded twice": ("kills", "a list expanded again by resume"),
     "done tasks queued again by resume": ("kills", "completed tasks queued again"),
     "crashes not counted": ("kills", "crashes not counted"),
+    "a healthy task convicted of kills from outside": ("frequent", "every death counts"),
+    "a culprit that is never convicted": ("frequent", "no owner watches"),
     "a commit error taken for not stored": ("kills", "a lost answer taken for no commit"),
     "a living owner not looked at": ("kills", "claimed beside a living owner"),
     "a missing database created by resume": ("kills", "a missing store made to resume"),

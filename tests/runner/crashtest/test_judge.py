@@ -220,6 +220,7 @@ def test_a_trial_that_needs_a_place_says_so(word: str) -> None:
 def test_every_planted_bug_has_a_name_of_its_own_and_every_known_mistake_a_bug() -> None:
     names = [bug.name for bug in MUTANTS]
     assert len(set(names)) == len(names)
+    assert [bug.name for bug in MUTANTS if not hasattr(bug.owner, bug.attribute)] == []
     assert {name for module, name in TO_BE_SEEN.values() if module == "kills"} <= set(names)
     seen = Report(method="kills", unit="kills", cases=1, planted=dict.fromkeys(names, True))
     assert unseen({"kills": seen}) == []

@@ -177,6 +177,23 @@ def test_nothing_starts_beside_a_task_at_work_that_is_to_be_alone() -> None:
     assert taken(dag, plan) == ["fresh"]
 
 
+def test_of_two_runs_with_the_same_slots_one_runs_a_task_alone_at_a_time() -> None:
+    # Otherwise the death by the task of one run would count against that of the other.
+    pool = SlotPool(9, shared=True)
+    dags = [DAG([Task("suspect"), Task("other")]) for _ in range(2)]
+    one, two = (Scheduler(dag, ["default"] * 2, pool, InitialState(alone=[0])) for dag in dags)
+    assert (taken(dags[0], one), taken(dags[1], two)) == (["other"], ["other"])
+    one.finish(1, DONE)
+    two.finish(1, DONE)
+    assert (taken(dags[0], one), taken(dags[1], two)) == (["suspect"], [])
+    assert two.enqueue(lambda: offered.extend(taken(dags[1], two)))
+    offered: list[str] = []
+    one.finish(0, DONE)
+    assert offered == ["suspect"]
+    two.release_all()
+    assert pool.alone == 0
+
+
 def test_what_is_tried_again_later_is_set_aside_unless_it_has_to_wait_anyway() -> None:
     dag = DAG([Task("later"), Task("after", depends_on=["first"]), Task("first"), Task("done")])
     statuses = [TaskStatus.PENDING] * 3 + [DONE]
