@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from importlib import metadata
+from typing import cast
 
 import uvicorn
 from fastapi import Depends, FastAPI
 from fastapi.security import HTTPBearer
 
+from plait.runner.web.connections import ACCEPTED_AT_ONCE, QUEUED, Connections
 from plait.runner.web.errors import add_handlers
 from plait.runner.web.routes import Api, ServedRuns
 from plait.runner.web.security import MOST_HEAD_BYTES, Guard
@@ -44,16 +47,19 @@ class ApiServer:
         self._listening = listening
         port = listening.getsockname()[1]
         hosts = frozenset(f"{name}:{port}" for name in ("127.0.0.1", "localhost", "[::1]"))
+        self._connections = Connections()
         self._uvicorn = _Quiet(
             uvicorn.Config(
                 Guard(make_app(served), token, hosts),
-                http="h11",
+                http=cast("type[asyncio.Protocol]", self._connections.make_protocol),  # uvicorn only calls it
                 ws="none",
                 lifespan="off",
                 log_config=None,
+                log_level="error",  # every warning is about a mistake of a client, token or not
                 access_log=False,
                 proxy_headers=False,
                 server_header=False,
+                backlog=ACCEPTED_AT_ONCE,
                 h11_max_incomplete_event_size=MOST_HEAD_BYTES,
                 timeout_graceful_shutdown=_LAST_ANSWERS_S,
             )
@@ -61,7 +67,13 @@ class ApiServer:
 
     async def serve(self) -> None:
         """Serve until `stop` is called."""
-        await self._uvicorn.serve([self._listening])
+        loop = asyncio.get_running_loop()
+        handler = loop.get_exception_handler()
+        loop.set_exception_handler(self._connections.handle_loop_error)
+        try:
+            await self._uvicorn.serve([self._listening])
+        finally:
+            loop.set_exception_handler(handler)
 
     def stop(self) -> None:
         """Refuse new requests, end the event streams, finish requests in progress. Can be called at any time."""
@@ -70,6 +82,14 @@ class ApiServer:
 
 
 class _Quiet(uvicorn.Server):
+    async def startup(self, sockets: Sequence[socket.socket] | None = None) -> None:
+        """Accept few connections in each step of the event loop, with many in the queue of the system. asyncio has one
+        number for both.
+        """
+        await super().startup(list(sockets or ()))
+        for one in sockets or ():
+            one.listen(QUEUED)
+
     @contextmanager
     def capture_signals(self) -> Generator[None]:
         """Leave signals to the command, which stops the runs as well."""

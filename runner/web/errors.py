@@ -46,7 +46,7 @@ DOCUMENTED: dict[int | str, dict[str, Any]] = {
     code: {"model": ErrorBody, "description": what}
     for code, what in {
         401: "The token is missing or wrong.",
-        403: "Another host or origin than this server's.",
+        403: "Another host, origin or site than this server's.",
         404: "There is no such run, task or path.",
         408: "The request was incomplete.",
         409: "The request conflicts with the state of the run.",

@@ -2,7 +2,7 @@
 
 Listening on the loopback alone does not keep web pages out: a browser on this machine carries the requests of a page to
 the server. So a request has to name this server as its host (a page whose name was pointed at 127.0.0.1 does not), must
-not come from another origin, must hold JSON (a form cannot send JSON), and must hold the token.
+not come from another origin or site, must hold JSON (a form cannot send JSON), and must hold the token.
 """
 
 from __future__ import annotations
@@ -27,6 +27,12 @@ MOST_BODY_BYTES = 4 * 1024 * 1024
 BODY_SECONDS = 30.0
 LINGER_SECONDS = 2.0
 """Seconds during which the rest of a refused request is read and discarded, up to twice the size limit of a body."""
+ADMIT = "admit"
+"""The entry of `scope["state"]` that is called, without arguments, once a request has passed the checks of its head."""
+_OWN_SITES = frozenset({"same-origin", "none"})
+"""Values of `Sec-Fetch-Site` for a page of this server and for an address that a person typed. With the request of a
+picture or a script of another site a browser sends no `Origin`, but always this header. Programs do not send it.
+"""
 SECURITY_HEADERS = (
     (b"cache-control", b"no-store"),
     (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
@@ -63,6 +69,8 @@ class Guard:
 
         try:
             self._check(scope)
+            if ADMIT in scope.get("state", {}):
+                scope["state"][ADMIT]()
             body = await _read_body(scope, receive)
         except RequestRefused as refusal:
             await _send_refusal(refusal, receive, guarded)
@@ -81,6 +89,9 @@ class Guard:
         origin = _single_header(scope, b"origin")
         if origin is not None and origin != f"http://{host}":
             raise RequestRefused(403, "forbidden", f"requests from the origin {origin[:80]!r} are not answered")
+        site = _single_header(scope, b"sec-fetch-site")
+        if site is not None and site not in _OWN_SITES:
+            raise RequestRefused(403, "forbidden", f"requests of other sites ({site[:80]!r}) are not answered")
         scheme, _, token = (_single_header(scope, b"authorization") or "").partition(" ")
         known = hmac.compare_digest(token.strip().encode("latin-1"), self._token)
         if not known or scheme.lower() != "bearer":

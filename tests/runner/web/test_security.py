@@ -83,6 +83,19 @@ def test_another_origin_is_refused(client: httpx.Client, origin: str) -> None:
     assert not [name for name in answer.headers if name.startswith("access-control")]
 
 
+@pytest.mark.parametrize("site", ["cross-site", "same-site", "", "Cross-Site"])
+def test_another_site_is_refused_even_with_the_token(client: httpx.Client, site: str) -> None:
+    """As the request for a picture of a page: a browser sends no origin with it."""
+    given = {"sec-fetch-site": site, "sec-fetch-mode": "no-cors", "sec-fetch-dest": "image"}
+    refused(client.get("/api/runs", headers=given), 403, "forbidden")
+    refused(client.post("/api/runs/x/cancel", json={}, headers=given), 403, "forbidden")
+
+
+@pytest.mark.parametrize("site", ["same-origin", "none"])
+def test_its_own_site_is_let_in(client: httpx.Client, site: str) -> None:
+    assert client.get("/api/runs", headers={"sec-fetch-site": site}).status_code == 200
+
+
 def test_its_own_origin_is_let_in(server: Served, client: httpx.Client) -> None:
     answer = client.get("/api/runs", headers={"origin": server.url})
     assert answer.status_code == 200
