@@ -11,7 +11,7 @@ from plait.persistence.errors import StoreBusy, StoreError, StoreNotOpen
 from plait.persistence.sqlite import purge, reader
 from plait.persistence.sqlite.connection import BUSY_TIMEOUT_S, Mode, open_database
 from plait.persistence.sqlite.thread import DatabaseThread
-from plait.persistence.sqlite.wal import has_wal, recreate_wal
+from plait.persistence.sqlite.wal import LogWatch
 from plait.persistence.sqlite.writer import send_note, write_batch
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class SQLiteStore:
         self.mode: Mode = mode
         self._thread: DatabaseThread | None = None
         self._file: tuple[int, int] | None = None
-        self._real = self.path
+        self._log: LogWatch | None = None
         self._caches: TaskCaches = {}
 
     @property
@@ -98,10 +98,13 @@ class SQLiteStore:
         self._caches = {}
         if thread is not None:
             await thread.stop()
+        log, self._log = self._log, None
+        if log is not None:
+            log.close()
 
     async def write(self, batch: Batch) -> None:
         self._check_writable()
-        await self._call(self._write, batch)
+        await self._call(self._write, write_batch, batch, self._caches)
 
     async def get_run(self, run_id: str) -> RunRecord | None:
         return await self._call(reader.read, reader.get_run, run_id)
@@ -123,7 +126,7 @@ class SQLiteStore:
 
     async def send(self, run_id: str, note: Note) -> None:
         self._check_writable()
-        await self._call(send_note, run_id, note)
+        await self._call(self._write, send_note, run_id, note)
 
     async def list_notes(self, run_id: str, after: int = 0) -> tuple[NoteRecord, ...]:
         return await self._call(reader.read, reader.list_notes, run_id, after)
@@ -149,12 +152,22 @@ class SQLiteStore:
         writers wait meanwhile. If another process prevents the writing, `Purged.remains` has the reason.
         """
         self._check_writable()
-        return await self._call(purge.purge, tuple(run_ids))
+        return await self._call(self._write, purge.purge, tuple(run_ids))
 
-    def _write(self, connection: sqlite3.Connection, batch: Batch) -> None:
-        if not has_wal(self._real):
-            recreate_wal(connection)
-        write_batch(connection, batch, self._caches)
+    def _write(
+        self,
+        connection: sqlite3.Connection,
+        function: Callable[Concatenate[sqlite3.Connection, P], T],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T:
+        """Return the result of `function`, which writes, if the log is whole before and after."""
+        log = self._log
+        assert log is not None
+        log.check(connection)
+        result = function(connection, *args, **kwargs)
+        log.note_write()
+        return result
 
     def _check_writable(self) -> None:
         if self.mode == "read":
@@ -167,7 +180,8 @@ class SQLiteStore:
         if self._file is None:
             connection = open_database(self.path, self.mode)
             self._file = self._identity()
-            self._real = self.path.resolve()
+            if self.mode != "read":
+                self._log = LogWatch(self.path.resolve())
             return connection
         self._check_identity()
         return open_database(self.path, "read" if self.mode == "read" else "existing", look_for_damage=look_for_damage)

@@ -198,7 +198,7 @@ def _starts_as_sql(node: ast.AST | None) -> bool:
 
 def only_sqlite_opens_the_database(source: Source) -> Findings:
     """Closing a descriptor of the file drops SQLite's locks on it: nothing here opens files, but `os.open` with O_EXCL
-    to make a new one or with O_DIRECTORY for a folder, and files of the package itself.
+    to make a new one or with O_DIRECTORY for a folder, files of the package itself, and the log, which has no locks.
     """
     if not source.path.startswith("persistence/"):
         return
@@ -206,7 +206,7 @@ def only_sqlite_opens_the_database(source: Source) -> Findings:
         name, whole = _name(call.func), ast.unparse(call.func)
         if name not in READERS or whole.startswith(OWN_FILES):
             continue
-        if whole == "os.open" and re.search("O_EXCL|O_DIRECTORY", ast.unparse(call)):
+        if whole == "os.open" and re.search(r"O_EXCL|O_DIRECTORY|\(self\._log_path, os\.O_RDONLY\)", ast.unparse(call)):
             continue
         yield call.lineno, f"calls {whole}"
 
