@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import sqlite3
 import subprocess
 from contextlib import closing
@@ -19,6 +20,7 @@ from plait.persistence.contract.samples import (
     Writer,
     at,
 )
+from plait.persistence.sqlite.wal import LogWatch
 from tests.support.stores.database import in_child
 
 FRAME_BYTES = 24 + 8192
@@ -77,33 +79,39 @@ async def test_a_cut_log_is_noticed_before_the_next_write(path: Path, part: floa
             assert len(await store.list_tasks("run-1")) == 3
 
 
-async def test_no_part_of_a_transaction_is_left_by_a_cut_log(path: Path) -> None:
+def test_no_part_of_a_transaction_is_left_by_a_cut_log(tmp_path: Path) -> None:
     """Closing the last connection moves the log into the file, but not a log without its end."""
-    runs = [f"run-{number}" for number in range(30)]
-    async with SQLiteStore(path) as store:
-        for run_id in runs:
-            await Writer(store, run_id).write(*OPENING)
-    whole = path.with_name("whole.db")
-    copy(path, whole)
-    for frames in range(1, 16):
-        copy(whole, path)
-        async with SQLiteStore(path) as store:
-            writers = [later_writer(store, run_id) for run_id in runs[::3]]
-            for change in (START_A, ASK, ANSWER):
-                for writer in writers:
-                    await writer.write(change)
-            cut(path, log_of(path).stat().st_size - frames * FRAME_BYTES + 100)
-            with pytest.raises(StoreError, match="has cut"):
-                await writers[0].write(DONE_A)
-        with closing(another(path)) as connection:
-            assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)], frames
+    path = tmp_path / "rows.db"
+    with closing(another(path)) as connection:
+        connection.execute("PRAGMA page_size = 8192")
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("CREATE TABLE words (id INTEGER PRIMARY KEY, word TEXT)")
+        connection.execute("CREATE INDEX words_by_word ON words (word)")
+        connection.executemany("INSERT INTO words (word) VALUES (?)", [(long_word(row),) for row in range(100)])
+    copy(path, tmp_path / "whole.db")
+    for frames in range(1, 80, 8):
+        copy(tmp_path / "whole.db", path)
+        connection = another(path)
+        log = LogWatch(path)
+        for number in range(20):  # in place, so that the first page of the file stays the same
+            connection.execute("BEGIN IMMEDIATE")
+            for row in range(5):
+                word = long_word(1000 + 5 * number + row)
+                connection.execute("UPDATE words SET word = ? WHERE id = ?", (word, (5 * number + 17 * row) % 100 + 1))
+            connection.execute("COMMIT")
+        log.note_write()
+        cut(path, log_of(path).stat().st_size - frames * FRAME_BYTES + 100)
+        with pytest.raises(StoreError, match="has cut"):
+            log.check(connection)
+        connection.close()
+        log.close()
+        with closing(another(path)) as later:
+            assert later.execute("PRAGMA integrity_check").fetchall() == [("ok",)], frames
 
 
-def later_writer(store: SQLiteStore, run_id: str) -> Writer:
-    """The writer of a run that has been opened before."""
-    writer = Writer(store, run_id)
-    writer.next_seq, writer.epoch = len(OPENING) + 1, 1
-    return writer
+def long_word(number: int) -> str:
+    """A word of 3,000 letters that begins unlike those of other numbers."""
+    return hashlib.sha256(str(number).encode()).hexdigest() * 47
 
 
 async def test_a_log_that_is_cut_while_a_batch_is_written(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,6 +129,23 @@ async def test_a_log_that_is_cut_while_a_batch_is_written(path: Path, monkeypatc
         monkeypatch.undo()
         with pytest.raises(StoreError, match="has cut"):
             await writer.write(START_A)
+
+
+async def test_a_log_that_is_cut_between_a_write_and_its_end(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with SQLiteStore(path) as store:
+        writer = Writer(store)
+        await writer.write(*OPENING)
+
+        def reach(name: str) -> None:
+            if name == "txn.after_commit":
+                cut(path, 0)
+
+        monkeypatch.setattr(failpoints, "on_reach", reach)
+        await writer.write(START_A)
+        monkeypatch.undo()
+        with pytest.raises(StoreError, match="has cut"):
+            await writer.write(ASK)
+        assert log_of(path).stat().st_size == 0  # nothing was written behind a hole
 
 
 async def test_an_emptied_log_whose_contents_are_in_the_file_costs_nothing(path: Path) -> None:
