@@ -147,8 +147,8 @@ class LogWatch:
 
     def _refuse(self, before: int, size: int) -> StoreError:
         self._cut = (
-            f"another program has cut {self._log_path} from {before:,} to {size:,} bytes, so the latest writes are "
-            f"lost; nothing more is written to {self._database}: end all processes that use it, then resume the run"
+            f"another program has cut {self._log_path} from {before:,} to {size:,} bytes: the latest writes are lost, "
+            f"and nothing more is written; end all processes that use the store, then resume the run"
         )
         # The last connection to close would move a part of a transaction into the database. A connection that only
         # reads cannot, so it has to be the last.
