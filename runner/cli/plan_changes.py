@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import cast
 
+from plait.backends.protocol import JsonInput, JsonValue
 from plait.persistence.records import RunRecord, TaskRecord
 from plait.runner.cli.backends import BackendOptions, backend_set_of_file
 from plait.runner.cli.exits import CliError, print_note
@@ -15,6 +17,7 @@ from plait.runner.domain.task import Task
 from plait.runner.plan import Plan, PlanError
 from plait.runner.plan.loader import load_plan_of_run
 from plait.runner.policies.orchestrator.policy import OrchestratorPolicy
+from plait.runner.policies.workflow import Workflow
 from plait.runner.state.codec import decode_task
 from plait.runner.state.stored_run import StoredPolicy
 
@@ -51,22 +54,35 @@ def print_plan_changes(record: RunRecord, tasks: Sequence[TaskRecord], stored: S
 
 def _list_changes(path: Path, stored: StoredBackends, record: RunRecord, tasks: Sequence[TaskRecord]) -> Iterator[str]:
     settings, led_by = json.loads(record.settings), StoredPolicy.of(record)
-    if settings.get("posted") or (led_by is not None and led_by.kind == OrchestratorPolicy.kind):
+    if settings.get("posted") or settings.get("plan") is None:
         yield from stored.changed_options(
             backend_set_of_file(path, BackendOptions()).specs
         )  # its tasks did not come from the file
         return
-    plan = load_plan_of_run(path, settings.get("inputs", {}))
+    plan = load_plan_of_run(path, settings.get("inputs", {})).fitted_to(stored.read_specs(), stored.default)
     yield from stored.changed_options(plan.backends)
     default = plan.default_backend or (next(iter(plan.backends)) if len(plan.backends) == 1 else None)
     if default is not None and default != stored.default:
         yield "defaults.backend"
-    yield from _changed_tasks(plan, tasks)
+    now = None if plan.policy is None else StoredPolicy(plan.policy.kind, _as_stored(plan.policy.settings()))
+    if (kind := _given_by(now)) != _given_by(led_by):
+        yield kind
+    elif kind == "tasks":
+        yield from _changed_tasks(plan, tasks)
     if (None if plan.dag.growth is None else asdict(plan.dag.growth)) != settings.get("growth"):
         yield "growth"
-    now = None if plan.policy is None else json.loads(json.dumps(plan.policy.settings()))
-    if now != (None if led_by is None else led_by.settings):
-        yield "workflows"
+    if now != led_by and kind == _given_by(led_by):
+        yield "workflows" if kind == "tasks" else kind
+
+
+def _given_by(policy: StoredPolicy | None) -> str:
+    """Return the key of a plan that gives the tasks of a run with `policy`."""
+    kinds = {OrchestratorPolicy.kind: "orchestrate", Workflow.kind: "workflow"}
+    return "tasks" if policy is None else kinds.get(policy.kind, "tasks")
+
+
+def _as_stored(settings: Mapping[str, JsonInput]) -> dict[str, JsonValue]:
+    return cast("dict[str, JsonValue]", json.loads(json.dumps(settings)))
 
 
 def _changed_tasks(plan: Plan, tasks: Sequence[TaskRecord]) -> Iterator[str]:

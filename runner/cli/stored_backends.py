@@ -89,6 +89,10 @@ class StoredBackends:
         specs = {name: self._stored_spec(name) for name in self.specs}
         return {name: spec.make(self.folder) for name, spec in specs.items() if isinstance(spec, AgentSpec)}
 
+    def read_specs(self) -> dict[str, BackendSpec]:
+        """Return the specs, validated. Raises CliError."""
+        return {name: spec for name in self.specs if (spec := self._stored_spec(name)) is not None}
+
     def changed_options(self, now: Mapping[str, BackendSpec]) -> list[str]:
         """Return the options of backends that differ between the store and the plan file `now`. The stored options
         count.

@@ -267,27 +267,54 @@ class DAG:
 
     def _cycle_problems(self, start: int, order: Sequence[int]) -> list[Problem]:
         """Return one problem for each strongly connected component with a cycle."""
-        import networkx as nx  # noqa: PLC0415 - needed only for an error
-
-        left = set(range(start, len(self.tasks))) - set(order)
-        graph: nx.DiGraph[int] = nx.DiGraph()
-        graph.add_edges_from((one, other) for one in left for other in self.dependents[one] if other in left)
         problems: list[Problem] = []
-        for part in sorted(map(sorted, nx.strongly_connected_components(graph))):
-            if len(part) == 1 and not graph.has_edge(part[0], part[0]):
-                continue  # downstream of a cycle, not part of a cycle
-            edges = cast("list[tuple[int, int]]", nx.find_cycle(graph.subgraph(part)))  # pyright: ignore[reportUnknownMemberType]
-            cycle = [self.tasks[one].id for one, _ in edges]
-            # Start with the task declared first, for a deterministic message.
-            first = min(range(len(cycle)), key=lambda i: self._position[cycle[i]])
-            cycle = cycle[first:] + cycle[:first]
-            spelt = " -> ".join([*cycle, cycle[0]])
+        for cycle in _cycles(self.dependents, start, order):
+            names = [self.tasks[one].id for one in cycle]
+            spelt = " -> ".join([*names, names[0]])
             message = f"these tasks wait for each other: {spelt}; remove one of these dependencies"
-            problems.append(Problem(message, cycle[0], "depends_on", None, self._position[cycle[0]] - start))
+            problems.append(Problem(message, names[0], "depends_on", None, cycle[0] - start))
         return problems
 
 
-def _topological(dependencies: Sequence[tuple[int, ...]], dependents: Sequence[list[int]], start: int) -> list[int]:
+def sort_names(after: Mapping[str, Iterable[str]]) -> tuple[list[str], list[list[str]]]:
+    """Return names in topological order, without those of and behind a cycle, and one cycle of each group of names in
+    which every name follows every other. The first name of a cycle is also the last.
+
+    `after` maps a name to the names that follow. Order and cycles are those of a DAG, for graphs that are not tasks.
+    """
+    names = list(dict.fromkeys([*after, *(name for names in after.values() for name in names)]))
+    position = {name: place for place, name in enumerate(names)}
+    dependents = [list(dict.fromkeys(position[one] for one in after.get(name, ()))) for name in names]
+    dependencies: list[list[int]] = [[] for _ in names]
+    for place, following in enumerate(dependents):
+        for one in following:
+            dependencies[one].append(place)
+    order = _topological(dependencies, dependents, 0)
+    cycles = [] if len(order) == len(names) else _cycles(dependents, 0, order)
+    return [names[one] for one in order], [[names[one] for one in (*cycle, cycle[0])] for cycle in cycles]
+
+
+def _cycles(dependents: Sequence[Sequence[int]], start: int, order: Sequence[int]) -> list[list[int]]:
+    """Return one cycle of each strongly connected component among the positions from `start` on that are missing from
+    the topological `order`. A cycle begins with its lowest position.
+    """
+    import networkx as nx  # noqa: PLC0415 - needed only for an error
+
+    left = set(range(start, len(dependents))) - set(order)
+    graph: nx.DiGraph[int] = nx.DiGraph()
+    graph.add_edges_from((one, other) for one in left for other in dependents[one] if other in left)
+    cycles: list[list[int]] = []
+    for part in sorted(map(sorted, nx.strongly_connected_components(graph))):
+        if len(part) == 1 and not graph.has_edge(part[0], part[0]):
+            continue  # downstream of a cycle, not part of a cycle
+        edges = cast("list[tuple[int, int]]", nx.find_cycle(graph.subgraph(part)))  # pyright: ignore[reportUnknownMemberType]
+        cycle = [one for one, _ in edges]
+        first = cycle.index(min(cycle))  # for a deterministic message
+        cycles.append(cycle[first:] + cycle[:first])
+    return cycles
+
+
+def _topological(dependencies: Sequence[Sequence[int]], dependents: Sequence[Sequence[int]], start: int) -> list[int]:
     """Return the positions from `start` on in topological order. The list is incomplete if and only if there is a
     cycle.
     """

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,17 +22,20 @@ from plait.runner.errors import DAGError
 from plait.runner.plan.errors import Path as Where
 from plait.runner.plan.errors import PlanError, PlanProblem, spell
 from plait.runner.plan.functions import missing_functions
+from plait.runner.plan.goal import fit_to_models, orchestrator_dag, orchestrator_of
 from plait.runner.plan.inputs import SuppliedValues, input_values
 from plait.runner.plan.messages import describe, explain, model_at, real_path
-from plait.runner.plan.schema import PlanPart
+from plait.runner.plan.schema import GIVEN_BY, OrchestratePart, PlanPart, StepPart
 from plait.runner.plan.source import MAX_BYTES, Source, read_source
+from plait.runner.plan.steps import workflow_dag, workflow_of
 from plait.runner.plan.tasks import PlanTasks
 from plait.runner.plan.workflows import check_follow_ups, follow_ups_of
+from plait.runner.policies.orchestrator.policy import OrchestratorPolicy
 
 if TYPE_CHECKING:
     from plait.backends.protocol import JsonValue
     from plait.backends.spec.build import BackendSpec
-    from plait.runner.policies.follow_ups import FollowUps
+    from plait.runner.domain.policy import Policy
 
 NAME_IT = "; name it under 'backends', or leave 'backend' out"
 """The remedy for a backend missing from the plan."""
@@ -55,13 +58,23 @@ class Plan:
     """The number of tasks running at once; None if not given."""
     path: Path = Path()
     """The plan file, or the base folder of relative paths for a plan from text."""
-    policy: FollowUps | None = None
-    """The policy described by `workflows`; None without workflows."""
+    policy: Policy | None = None
+    """The policy described by `orchestrate`, `workflow` or `workflows`; None without any."""
 
     @property
     def folder(self) -> Path:
         """The base folder of the plan's relative paths."""
         return self.path if self.path.is_dir() else self.path.parent
+
+    def fitted_to(self, specs: Mapping[str, BackendSpec], default: str) -> Plan:
+        """Return the plan for a run on the backends `specs`: a goal given to small local models asks them for short
+        answers.
+        """
+        if not isinstance(self.policy, OrchestratorPolicy):
+            return self
+        policy = fit_to_models(self.policy, specs, default)
+        dag = orchestrator_dag(policy, self.dag.name, self.dag.inputs, self.dag.growth)
+        return replace(self, policy=policy, dag=dag)
 
 
 def load_plan(path: str | Path, *, overrides: Mapping[str, str] | None = None) -> Plan:
@@ -104,32 +117,57 @@ def parse_plan(
     folder: Path | None = None,
     overrides: Mapping[str, str] | None = None,
     most: int | None = MAX_BYTES,
+    names_default: bool = False,
 ) -> Plan:
     """Return the plan in `text`, in the format `yaml`, `json` or `toml`. See `load_plan`.
 
-    `folder` is the base of relative paths. `most` is the maximum size in bytes; None for no limit. Raises PlanError.
+    `folder` is the base of relative paths. `most` is the maximum size in bytes; None for no limit. With
+    `names_default`, each task without a backend gets the name of `defaults.backend`, for a runner with a default of its
+    own. Raises PlanError.
     """
     folder = folder or Path()
-    return _build(read_source(text, format=format, most=most), SuppliedValues(folder, overrides or {}), folder)
+    given = SuppliedValues(folder, overrides or {})
+    return _build(read_source(text, format=format, most=most), given, folder, names_default=names_default)
 
 
-def _build(source: Source, given: SuppliedValues, path: Path, *, with_functions: bool = False) -> Plan:
+def _build(
+    source: Source, given: SuppliedValues, path: Path, *, with_functions: bool = False, names_default: bool = False
+) -> Plan:
     part, lost = _shape(source)
     if part is None:
         raise PlanError(source.problems)
+    if names_default:
+        _name_default(part)
     _check_backends(part, source)
     if with_functions:
         _look_up_functions(part, path.parent, source)
     values = input_values(part.inputs, given, source)
     name = part.name.strip() or ("" if path.is_dir() else path.stem)
-    dag = _dag(PlanTasks(part, values, source), name, lost, _growth_of(part))
-    policy = follow_ups_of(part, source)
-    if dag is not None and policy is not None:
-        check_follow_ups(policy, dag, source)
+    dag, policy = _work(part, values, name, lost, source)
     if source.problems or dag is None:
         raise PlanError(source.problems)
     default = part.defaults.backend
-    return Plan(name, dag, part.backends, default, part.concurrency, path, policy)
+    return Plan(dag.name, dag, part.backends, default, part.concurrency, path, policy)
+
+
+def _work(
+    part: PlanPart, values: dict[str, JsonValue], name: str, lost: set[int], source: Source
+) -> tuple[DAG | None, Policy | None]:
+    """Return the initial DAG and the policy of the plan's runs."""
+    growth = None if part.growth is None else GrowthLimits(part.growth.max_tasks, part.growth.max_depth)
+    if part.orchestrate is not None:
+        policy = orchestrator_of(part.orchestrate, part.defaults, values, source)
+        return (None if policy is None else orchestrator_dag(policy, name, values, growth)), policy
+    if part.workflow:
+        workflow = workflow_of(part.workflow, part.defaults, name, source)
+        return (None if workflow is None else workflow_dag(workflow, values, growth, source)), workflow
+    if not part.tasks and source.problems:
+        return None, None
+    dag = _dag(PlanTasks(part, values, source), name, lost, growth)
+    follow_ups = follow_ups_of(part, source)
+    if dag is not None and follow_ups is not None:
+        check_follow_ups(follow_ups, dag, source)
+    return dag, follow_ups
 
 
 def _shape(source: Source) -> tuple[PlanPart | None, set[int]]:
@@ -137,6 +175,8 @@ def _shape(source: Source) -> tuple[PlanPart | None, set[int]]:
     if not isinstance(source.value, dict):
         message = f"a plan must be a mapping with the key 'tasks', not {describe(source.value)}"
         source.problems.append(source.problem((), message))
+        return None, set()
+    if not _has_one_kind(source.value, source):
         return None, set()
     try:
         return PlanPart.model_validate(source.value), set()
@@ -147,15 +187,54 @@ def _shape(source: Source) -> tuple[PlanPart | None, set[int]]:
         return salvage(source.value, error)
 
 
+def _has_one_kind(value: Mapping[str, JsonValue], source: Source) -> bool:
+    """Return whether at most one key gives the tasks of the run; with two, every further problem follows from that.
+    Other problems of these keys are added to `source.problems`.
+    """
+    given = [key for key in GIVEN_BY if value.get(key) is not None]
+    if not given:
+        message = "'tasks' is missing; add it, or 'orchestrate' with a goal, or 'workflow' with steps"
+        source.problems.append(source.problem(("tasks",), message))
+    for key in given[1:]:
+        message = f"a plan has one of {', '.join(GIVEN_BY)}, and this plan has {given[0]!r} already; leave one out"
+        hint = " (the follow-ups of tasks are called 'workflows')" if key == "workflow" else ""
+        source.problems.append(source.problem((key,), message + hint, at_key=True))
+    if given[1:]:
+        return False
+    if given and given != ["tasks"] and value.get("workflows"):
+        message = "'workflows' are follow-ups of 'tasks', and this plan has none; leave them out"
+        source.problems.append(source.problem(("workflows",), message, at_key=True))
+    if value.get("workflow") == []:
+        source.problems.append(source.problem(("workflow",), "there are no steps; add at least one"))
+    return True
+
+
 def _check_backends(part: PlanPart, source: Source) -> None:
     named: list[tuple[Where, str | None]] = [(("defaults", "backend"), part.defaults.backend)]
     named += [(("tasks", index, "backend"), task.backend) for index, task in enumerate(part.tasks)]
     for index, workflow in enumerate(part.workflows):
         named += [(("workflows", index, "steps", n, "backend"), step.backend) for n, step in enumerate(workflow.steps)]
+    named += [(("workflow", index, "backend"), step.backend) for index, step in enumerate(part.workflow)]
+    if (goal := part.orchestrate) is not None:
+        roles = {"planner": goal.planner, "executor": goal.executor, "reflector": goal.reflector}
+        named += [(("orchestrate", role), name) for role, name in roles.items()]
+        named += [(("orchestrate", "registry", name), name) for name in goal.registry]
     for path, name in named:
         if name is not None and name not in part.backends:
             hint = nearest(name, part.backends) or NAME_IT
             source.problems.append(source.problem(path, f"unknown backend {name!r}{hint}"))
+
+
+def _name_default(part: PlanPart) -> None:
+    """Write `defaults.backend` into each part that names no backend and continues no conversation."""
+    steps = (step for workflow in part.workflows for step in workflow.steps)
+    for one in (*part.tasks, *steps, *part.workflow):
+        if one.backend is None and not getattr(one, "continues", None):
+            one.backend = part.defaults.backend
+    if (goal := part.orchestrate) is not None:
+        goal.planner = goal.planner or part.defaults.backend
+        goal.executor = goal.executor or part.defaults.backend
+        goal.reflector = goal.reflector or part.defaults.backend
 
 
 def _look_up_functions(part: PlanPart, folder: Path, source: Source) -> None:
@@ -165,10 +244,6 @@ def _look_up_functions(part: PlanPart, folder: Path, source: Source) -> None:
         backend = spell(("backends", name))
         if not any(where == backend or where.startswith(f"{backend}.") for where in wrong):
             source.problems.append(source.problem(("backends", name, "call"), message))
-
-
-def _growth_of(part: PlanPart) -> GrowthLimits | None:
-    return None if part.growth is None else GrowthLimits(part.growth.max_tasks, part.growth.max_depth)
 
 
 def _dag(graph: PlanTasks, name: str, lost: set[int], growth: GrowthLimits | None) -> DAG | None:
@@ -182,6 +257,8 @@ def _dag(graph: PlanTasks, name: str, lost: set[int], growth: GrowthLimits | Non
         return None
 
 
+_STEP = {"name": "a-step-of-the-plan", "prompt": ""}
+_GOAL = {"goal": "the goal"}
 _ROUNDS = 3  # a corrected key may turn out to have a wrong value
 
 
@@ -190,7 +267,7 @@ def salvage(value: JsonValue, error: ValidationError) -> tuple[PlanPart | None, 
     whole: Any = copy.deepcopy(value)
     lost: set[int] = set()
     for _ in range(_ROUNDS):
-        if not isinstance(whole.get("tasks"), list):
+        if not any(isinstance(whole.get(key), list | dict) for key in GIVEN_BY):
             return None, lost
         # Backwards, to keep the indexes of the remaining findings valid.
         for finding in reversed(error.errors(include_url=False, include_input=False)):
@@ -206,6 +283,10 @@ def _mend(whole: Any, path: tuple[str | int, ...], kind: str, lost: set[int]) ->
     match path:
         case ("tasks", int() as index, *rest):
             _mend_task(whole, index, [str(part) for part in rest], kind, lost)
+        case ("workflow", int() as index, *rest):
+            _mend_part(whole["workflow"], index, [str(part) for part in rest], _STEP, StepPart)
+        case ("orchestrate", *rest) if rest:
+            _mend_part(whole, "orchestrate", [str(part) for part in rest], _GOAL, OrchestratePart)
         case ("inputs", name, *_):
             whole["inputs"][name] = None
         case ("backends", name, *_):
@@ -230,6 +311,17 @@ def _mend_task(whole: Any, index: int, rest: list[str], kind: str, lost: set[int
         if rest[0] in {"depends_on", "continues"}:
             lost.add(index)
         task.pop(rest[0], None)  # pyright: ignore[reportUnknownMemberType]
+
+
+def _mend_part(owner: Any, place: Any, rest: list[str], needed: Mapping[str, str], model: type[BaseModel]) -> None:
+    """Repair the part at `place` of `owner` with the values of `needed`; replace what is no mapping."""
+    part = owner[place]
+    if not rest or not isinstance(part, dict):
+        owner[place] = dict(needed)
+    elif rest[0] in needed:
+        part[rest[0]] = needed[rest[0]]
+    else:
+        _take_out(part, rest[0], model)  # pyright: ignore[reportUnknownArgumentType]
 
 
 def _take_out(mapping: dict[str, Any], key: str, model: type[BaseModel] | None) -> None:

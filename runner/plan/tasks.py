@@ -19,7 +19,7 @@ from plait.runner.errors import Problem
 from plait.runner.plan.errors import Path
 from plait.runner.plan.for_each import MAX_EDGES, Families, Member
 from plait.runner.plan.messages import describe
-from plait.runner.plan.schema import MAX_MADE, DefaultsPart, FollowUpPart, PlanPart, TaskPart
+from plait.runner.plan.schema import MAX_MADE, DefaultsPart, FollowUpPart, PlanPart, StepPart, TaskPart
 from plait.runner.plan.source import Source
 from plait.runner.prompts.render import parse_names
 
@@ -207,10 +207,16 @@ class PlanTasks:
         return problem.message
 
 
+def used_name(message: str) -> str | None:
+    """Return the name in a prompt that `message` reports."""
+    used = _USED.search(message)
+    return used[1] if used else None
+
+
 def line_in(prompt: str, message: str) -> int | None:
     """Return the line of the prompt with the name reported in `message`."""
-    used = _USED.search(message)
-    found = re.search(rf"(?<![\w.-]){re.escape(used[1])}(?![\w-])", prompt) if used else None
+    used = used_name(message)
+    found = re.search(rf"(?<![\w.-]){re.escape(used)}(?![\w-])", prompt) if used else None
     return prompt.count("\n", 0, found.start()) + 1 if found else None
 
 
@@ -242,7 +248,7 @@ def make_task(
     )
 
 
-def retry_of(part: TaskPart | FollowUpPart, defaults: DefaultsPart) -> Retry:
+def retry_of(part: TaskPart | FollowUpPart | StepPart, defaults: DefaultsPart) -> Retry:
     """Return the retry policy of the part, completed by the plan's defaults."""
     if part.retry is None and not defaults.retry.model_fields_set:
         return DEFAULT_RETRY

@@ -6,14 +6,14 @@ check therefore assumes that every task of the plan has completed and validates 
 
 from __future__ import annotations
 
-from plait.runner.domain.dag import DAG, nearest
+from plait.runner.domain.dag import DAG, nearest, sort_names
 from plait.runner.domain.task import FailureMode
 from plait.runner.errors import PromptError
 from plait.runner.plan.errors import Path
 from plait.runner.plan.schema import FollowUpPart, PlanPart
 from plait.runner.plan.source import Source
 from plait.runner.plan.tasks import check_schema, line_in, retry_of
-from plait.runner.policies.follow_ups import FollowUp, FollowUps, circle_of
+from plait.runner.policies.follow_ups import FollowUp, FollowUps
 from plait.runner.prompts.render import parse_names
 
 
@@ -86,7 +86,7 @@ def _check_roles(source: Source, path: Path, steps: list[FollowUpPart]) -> None:
 def _check_after(part: PlanPart, source: Source) -> None:
     """Report cycles of roles, and roles that look like misspellings."""
     after = {workflow.after: [step.role for step in workflow.steps] for workflow in part.workflows}
-    if circle := circle_of(after):
+    for circle in sort_names(after)[1]:
         place = next(n for n, workflow in enumerate(part.workflows) if workflow.after in circle)
         message = f"these roles form a cycle: {' -> '.join(circle)}; remove one of these steps"
         _complain(source, ("workflows", place, "after"), message)

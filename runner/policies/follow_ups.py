@@ -11,12 +11,11 @@ import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from graphlib import CycleError, TopologicalSorter
 from itertools import count
 from typing import cast
 
 from plait.backends.protocol import JsonInput, JsonValue
-from plait.runner.domain.dag import DAG
+from plait.runner.domain.dag import DAG, sort_names
 from plait.runner.domain.policy import Decision, RunView
 from plait.runner.domain.status import TaskStatus
 from plait.runner.domain.task import DEFAULT_RETRY, FailureMode, Mode, Retry, Task
@@ -101,8 +100,9 @@ class FollowUps:
         self._chains = {role: tuple(chain) for role, chain in chains.items()}
         for role, chain in self._chains.items():
             _check(role, [step.role for step in chain])
-        if circle := circle_of({role: [step.role for step in chain] for role, chain in self._chains.items()}):
-            raise ValueError(f"these roles form a cycle: {' -> '.join(circle)}")
+        _, cycles = sort_names({role: [step.role for step in chain] for role, chain in self._chains.items()})
+        if cycles:
+            raise ValueError(f"these roles form a cycle: {' -> '.join(cycles[0])}")
 
     def chains(self) -> Mapping[str, tuple[FollowUp, ...]]:
         """Return the follow-ups by role."""
@@ -193,15 +193,6 @@ def role_of(task: Task) -> str | None:
     """Return the role of `task`; None without a role."""
     role = task.metadata.get("role")
     return role if isinstance(role, str) else None
-
-
-def circle_of(roles: Mapping[str, Iterable[str]]) -> list[str]:
-    """Return a cycle of roles, starting and ending with the same role; empty if there is none."""
-    try:
-        TopologicalSorter({role: list(after) for role, after in roles.items()}).prepare()
-    except CycleError as error:
-        return list(reversed(cast("list[str]", error.args[1])))
-    return []
 
 
 def _check(after: str, roles: Sequence[str]) -> None:

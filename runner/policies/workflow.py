@@ -35,6 +35,7 @@ from plait.runner.prompts.base import RESERVED_NAMES
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,55}")
 """Eight characters shorter than a task id, to leave space for the number of the try."""
+DEFAULT_TRIES = 3
 _PASSED = {TaskStatus.COMPLETED, TaskStatus.SKIPPED}
 
 
@@ -57,7 +58,7 @@ class Step:
     """The name of a backend of the runner; None for the default backend."""
     on_error: OnError = "end"
     """The reaction to a failure."""
-    max_tries: int = 3
+    max_tries: int = DEFAULT_TRIES
     """The maximum number of tries with `retry`."""
     output_schema: Mapping[str, object] | None = None
     """A JSON Schema for the answer."""

@@ -46,7 +46,7 @@ def posted_plan(plan: Mapping[str, Any], inputs: Mapping[str, Any], backends: Co
     named = {name: {"kind": "function", "call": "server:backend"} for name in backends}
     text = _dump({**plan, "backends": named})
     try:
-        return replace(parse_plan(text, format="json", most=None), backends={})
+        return replace(parse_plan(text, format="json", most=None, names_default=True), backends={})
     except PlanError as error:
         there_are = f"; the server has {', '.join(map(repr, sorted(backends)))}, or leave 'backend' out"
         raise PlanError([_adapt_problem(problem, there_are) for problem in error.problems]) from None

@@ -14,7 +14,9 @@ from fastapi import APIRouter, Depends, Header, Query, Response
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
 from plait.backends.protocol import JsonValue
+from plait.backends.spec.build import BackendSpec
 from plait.runner.domain.status import RUN_DONE, RunStatus
+from plait.runner.engine.config import DEFAULT_BACKEND
 from plait.runner.errors import RunNotFound, RunNotResumable, RunOwned
 from plait.runner.operations.create_run import run_id_of
 from plait.runner.operations.inspect import RunInfo
@@ -38,6 +40,10 @@ class ServedRuns:
     backends: Collection[str]
     settings: Mapping[str, JsonValue]
     """Settings stored with each new run."""
+    specs: Mapping[str, BackendSpec] = field(default_factory=dict[str, BackendSpec])
+    """The specs of the backends, as far as known."""
+    default: str = DEFAULT_BACKEND
+    """The name of the backend for tasks that name none."""
     stopping: anyio.Event = field(default_factory=anyio.Event)
     """Set when the server stops."""
 
@@ -84,6 +90,7 @@ class Api:
         """Create a run and start it."""
         served = self._served
         plan = await anyio.to_thread.run_sync(posted_plan, new.plan, new.inputs, served.backends)
+        plan = plan.fitted_to(served.specs, served.default)
         if new.key is not None and await self._exists(run_id_of(new.key)):
             response.status_code = 200
         run_id = await self._runs.create_run(plan.dag, key=new.key, settings=served.settings, policy=plan.policy)

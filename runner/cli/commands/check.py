@@ -15,7 +15,11 @@ from plait.runner.cli.display.text import counted, one_line
 from plait.runner.cli.exits import COMPLETED, USAGE, print_line
 from plait.runner.cli.options import json_option, read_plan, set_option
 from plait.runner.drawing.layout import layers
+from plait.runner.engine.config import policy_backends
+from plait.runner.policies.orchestrator.policy import OrchestratorPolicy
+from plait.runner.policies.workflow import Workflow
 
+_LONGEST_GOAL = 100  # characters
 _LONGEST_PATH = 12  # tasks of the critical path that are printed
 
 
@@ -47,30 +51,47 @@ def check(path: Path, inputs: Mapping[str, str], as_json: bool) -> int:
     if as_json:
         print_json({"ok": True, **facts})
         return COMPLETED
-    print_line(
-        f"{one_line(plan.name)}: {counted(facts['tasks'], 'task')} in {counted(facts['levels'], 'level')}, no mistakes"
-    )
-    shown = facts["critical_path"][:_LONGEST_PATH]
-    dots = " -> ..." if len(shown) < len(facts["critical_path"]) else ""
-    print_line(f"  longest path  {' -> '.join(shown)}{dots}")
+    print_line(f"{one_line(plan.name)}: {_size(plan, facts)}, no mistakes")
+    if isinstance(plan.policy, OrchestratorPolicy):
+        print_line(f"  goal          {one_line(plan.policy.goal, _LONGEST_GOAL)}")
+    else:
+        shown = facts["critical_path"][:_LONGEST_PATH]
+        dots = " -> ..." if len(shown) < len(facts["critical_path"]) else ""
+        print_line(f"  longest path  {' -> '.join(shown)}{dots}")
     for name, backend in facts["backends"].items():
         kind = backend["kind"] or "chosen when it is run"
-        print_line(f"  backend       {one_line(name)}: {kind}, {counted(backend['tasks'], 'task')}")
+        tasks = f", {counted(backend['tasks'], 'task')}" if backend["tasks"] else ""
+        print_line(f"  backend       {one_line(name)}: {kind}{tasks}")
     return COMPLETED
+
+
+def _size(plan: Plan, facts: Mapping[str, Any]) -> str:
+    if isinstance(plan.policy, OrchestratorPolicy):
+        return f"a goal, at most {counted(plan.policy.limits.max_iterations, 'iteration')}"
+    if isinstance(plan.policy, Workflow):
+        return counted(len(plan.policy.steps()), "step")
+    return f"{counted(facts['tasks'], 'task')} in {counted(facts['levels'], 'level')}"
 
 
 def _plan_facts(plan: Plan) -> dict[str, Any]:
     dag = plan.dag
     default = plan.default_backend or (next(iter(plan.backends)) if len(plan.backends) == 1 else "default")
     used = Counter(dag.backend_of(task) or default for task in dag)
+    later = set[str]() if plan.policy is None else policy_backends(plan.policy, default) - used.keys()
+    used.update(dict.fromkeys(sorted(later), 0))
     return {
         "name": plan.name,
         "tasks": len(dag),
         "levels": max(layers(dag)) + 1,
-        "critical_path": dag.critical_path(),
+        "critical_path": _longest_path(plan),
         "inputs": sorted(dag.inputs),
         "backends": {
             name: {"kind": plan.backends[name].kind if name in plan.backends else None, "tasks": number}
             for name, number in used.items()
         },
     }
+
+
+def _longest_path(plan: Plan) -> list[str]:
+    steps = plan.policy.steps() if isinstance(plan.policy, Workflow) else ()
+    return [step.name for step in steps] or plan.dag.critical_path()

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import anyio
 import click
 
 from plait.backends.spec.build import BackendSpec, LocalSpec
-from plait.persistence import SQLiteStore
+from plait.runner import Plan
 from plait.runner.cli.backends import BackendOptions, BackendSet, requested_spec
-from plait.runner.cli.display.follow import follow_run
+from plait.runner.cli.commands.run import run_plan
 from plait.runner.cli.exits import redirect_prints
 from plait.runner.cli.options import (
-    DEFAULT_CONCURRENCY,
     KINDS,
     OutputOptions,
     apply_log_options,
@@ -28,8 +25,8 @@ from plait.runner.cli.options import (
     store_option,
     verbose_option,
 )
-from plait.runner.policies.orchestrator.policy import LoopLimits, OrchestratorPolicy
-from plait.runner.policies.orchestrator.prompts import ANSWER_ID, EXECUTOR, PLANNER, REFLECTOR
+from plait.runner.policies.orchestrator.policy import DEFAULT_LIMITS, LoopLimits, OrchestratorPolicy
+from plait.runner.policies.orchestrator.prompts import EXECUTOR, PLANNER, REFLECTOR
 
 
 @click.command("orchestrate")
@@ -43,15 +40,23 @@ from plait.runner.policies.orchestrator.prompts import ANSWER_ID, EXECUTOR, PLAN
 @click.option(
     "--max-iterations",
     type=click.IntRange(1),
-    default=10,
+    default=DEFAULT_LIMITS.max_iterations,
     show_default=True,
     help="Start no further task after this many executed tasks; running tasks end normally.",
 )
 @click.option(
-    "--max-tasks", type=click.IntRange(1), default=100, show_default=True, help="Plan at most this many tasks."
+    "--max-tasks",
+    type=click.IntRange(1),
+    default=DEFAULT_LIMITS.max_tasks,
+    show_default=True,
+    help="Plan at most this many tasks.",
 )
 @click.option(
-    "--reflect-every", type=click.IntRange(1), default=3, show_default=True, help="Reflect after this many tasks."
+    "--reflect-every",
+    type=click.IntRange(1),
+    default=DEFAULT_LIMITS.reflect_every,
+    show_default=True,
+    help="Reflect after this many tasks.",
 )
 @concurrency_option()
 @store_option
@@ -74,18 +79,20 @@ def orchestrate_command(goal: str, **options: Any) -> int:
     apply_log_options(options["log_style"], options["log_level"])
     output = OutputOptions.of(options)
     default = BackendOptions(options["backend"], options["model"], options["base_url"])
-    team = Team(default, options["planner"], options["executor"], options["reflector"])
-    limits = {name: options[name] for name in ("max_iterations", "max_tasks", "reflect_every")}
+    roles = RoleOptions(default, options["planner"], options["executor"], options["reflector"])
+    backend_set = roles.backend_set()
+    limits = LoopLimits(options["max_iterations"], options["reflect_every"], options["max_tasks"])
+    policy = OrchestratorPolicy(goal, limits)
+    dag = policy.dag()
     with redirect_prints():
-        return anyio.run(orchestrate, goal, team, limits, output)
+        return anyio.run(run_plan, Plan(dag.name, dag, policy=policy), backend_set, output)
 
 
 _LOCAL_ANSWER = 512  # tokens; a small model stops late
-_CHARACTERS_A_TOKEN = 2  # at least; decides where results are cut
 
 
 @dataclass(frozen=True, slots=True)
-class Team:
+class RoleOptions:
     """The backends of the three roles, as named on the command line: `KIND` or `KIND:MODEL`."""
 
     default: BackendOptions
@@ -104,24 +111,3 @@ class Team:
         default = BackendOptions(kind, model or None, self.default.base_url) if word else self.default
         spec = requested_spec(default)
         return spec.model_copy(update={"max_tokens": _LOCAL_ANSWER}) if isinstance(spec, LocalSpec) else spec
-
-
-async def orchestrate(goal: str, team: Team, limits: Mapping[str, int], options: OutputOptions) -> int:
-    """Reach `goal`. Return the exit code."""
-    backend_set = team.backend_set()
-    policy = OrchestratorPolicy(goal, _limits(backend_set, limits))
-    dag = policy.dag()
-    store = None if options.store is None else SQLiteStore(options.store)
-    # The store is opened last, so that a missing backend leaves no empty store behind.
-    async with backend_set.open(backend_set.specs) as made, store or nullcontext():
-        runner = backend_set.make_runner(made, store=store, concurrency=options.concurrency or DEFAULT_CONCURRENCY)
-        run = runner.start(dag, settings=backend_set.settings(), policy=policy)
-        return await follow_run(run, dag, replace(options, result_of=ANSWER_ID), store)
-
-
-def _limits(backend_set: BackendSet, given: Mapping[str, int]) -> LoopLimits:
-    """Return the limits, with the length of results that the smallest model can read."""
-    local = [spec for spec in backend_set.specs.values() if isinstance(spec, LocalSpec)]
-    room = [max(spec.context - spec.max_tokens, 1) * _CHARACTERS_A_TOKEN for spec in local]
-    plain = any(spec.gguf is None for spec in local)
-    return LoopLimits(**given, plain=plain, **({"shown": min(room)} if room else {}))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ from plait.runner.cli.options import (
     store_option,
     verbose_option,
 )
+from plait.runner.policies.orchestrator.policy import OrchestratorPolicy
+from plait.runner.policies.orchestrator.prompts import ANSWER_ID
 
 
 @click.command("run")
@@ -56,6 +59,9 @@ def run_command(plan: Path, inputs: dict[str, str], **options: Any) -> int:
 
 async def run_plan(plan: Plan, backend_set: BackendSet, options: OutputOptions) -> int:
     """Run `plan`. Return the exit code."""
+    plan = plan.fitted_to(backend_set.specs, backend_set.default)
+    if isinstance(plan.policy, OrchestratorPolicy):
+        options = replace(options, result_of=ANSWER_ID)
     names = required_backends(plan.dag, backend_set.default, policy=plan.policy, known=backend_set.specs)
     store = None if options.store is None else SQLiteStore(options.store)
     # The store is opened last, so that a missing backend leaves no empty store behind.

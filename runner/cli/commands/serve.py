@@ -106,7 +106,9 @@ async def serve(backend_set: BackendSet, options: ServeOptions, concurrency: int
             runner = backend_set.make_runner(made, store=store, concurrency=concurrency, shared_limits=True)
             async with RunService(runner) as service:
                 token = secrets.token_urlsafe(_TOKEN_BYTES)
-                served = ServedRuns(service, tuple(backend_set.specs), {**backend_set.settings(), "posted": True})
+                settings = {**backend_set.settings(), "posted": True}
+                specs = backend_set.specs
+                served = ServedRuns(service, tuple(specs), settings, specs, backend_set.default)
                 with _token_file(options, listening, token):
                     await _serve_until_signal(ApiServer(served, listening, token))
                 return CANCELLED if service.driven else COMPLETED

@@ -7,7 +7,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 
 from plait.runner.domain.policy import RunView
@@ -32,10 +32,11 @@ def is_work(task_id: str) -> bool:
 
 
 class WorkState:
-    """The state of the work of a run."""
+    """The state of the work of a run. `registry` holds the workers that a task may name as its backend."""
 
-    def __init__(self, run: RunView) -> None:
+    def __init__(self, run: RunView, registry: Mapping[str, str]) -> None:
         self._run = run
+        self._registry = registry
 
     @cached_property
     def work(self) -> list[Task]:
@@ -135,11 +136,11 @@ class WorkState:
         done, failed = of[TaskStatus.COMPLETED], [*of[TaskStatus.FAILED], *of[TaskStatus.SKIPPED]]
         share = max(most // max(len(done), 1), _LEAST_SHOWN)
         sections = (
-            _section("Done, with results:", done, most // _LEAST_SHOWN, lambda t, r: _done(t, r, share)),
-            _section("Failed:", failed, _MOST_LISTED, _failed),
-            _section("Under way:", [*of[TaskStatus.RUNNING], *of[TaskStatus.WAITING_INPUT]], _MOST_LISTED, _line),
-            _section("Not begun:", of[TaskStatus.PENDING], _MOST_LISTED, _pending),
-            _section("Dropped:", of[TaskStatus.CANCELLED], _MOST_LISTED, _line),
+            _section("Done, with results:", done, most // _LEAST_SHOWN, lambda t, r: self._done(t, r, share)),
+            _section("Failed:", failed, _MOST_LISTED, self._failed),
+            _section("Under way:", [*of[TaskStatus.RUNNING], *of[TaskStatus.WAITING_INPUT]], _MOST_LISTED, self._line),
+            _section("Not begun:", of[TaskStatus.PENDING], _MOST_LISTED, self._pending),
+            _section("Dropped:", of[TaskStatus.CANCELLED], _MOST_LISTED, self._line),
         )
         return "\n\n".join(filter(None, sections)) or "Nothing has been done yet."
 
@@ -147,13 +148,29 @@ class WorkState:
         """Return a digest of the findings. Repeated work without new findings leaves the digest unchanged."""
         results = ((task, self._run.result(task.id)) for task in self.work)
         return digest(
-            f"{assignment(task)}\0{result.status.value}\0{text_of(result.value)}\0{result.error or ''}"
+            f"{identity(task)}\0{result.status.value}\0{text_of(result.value)}\0{result.error or ''}"
             for task, result in results
             if result.status in EXECUTED
         )
 
     def _completed(self, task: Task) -> bool:
         return self._run.result(task.id).status is TaskStatus.COMPLETED
+
+    def _line(self, task: Task, _result: TaskResult) -> str:
+        worker = f" ({task.backend})" if task.backend in self._registry else ""
+        return f"- {task.id}{worker}: {cut(assignment(task), _LONGEST_PROMPT)}"
+
+    def _done(self, task: Task, result: TaskResult, most: int) -> str:
+        # Indented, to keep the lines of a result apart from lines of the report.
+        text = cut(text_of(result.value).strip(), most).replace("\n", "\n  ")
+        return f"{self._line(task, result)}\n  {text}"
+
+    def _failed(self, task: Task, result: TaskResult) -> str:
+        return f"{self._line(task, result)}\n  {cut(result.error or 'no reason given', _LONGEST_PROMPT)}"
+
+    def _pending(self, task: Task, result: TaskResult) -> str:
+        needs = [name for name in task.upstream if name.startswith(PREFIX)]
+        return self._line(task, result) + (f" (waits for {', '.join(needs)})" if needs else "")
 
 
 def digest(texts: Iterable[str]) -> str:
@@ -165,6 +182,11 @@ def digest(texts: Iterable[str]) -> str:
 def assignment(task: Task) -> str:
     """Return the assignment of the task, in the planner's words."""
     return " ".join((task.item if isinstance(task.item, str) else task.prompt).split())
+
+
+def identity(task: Task) -> str:
+    """Return the assignment of the task with its worker: the same assignment for another worker is another task."""
+    return f"{task.backend}\0{assignment(task)}"
 
 
 def cut(text: str, most: int) -> str:
@@ -202,22 +224,3 @@ def _section(
     earlier = [f"- {len(found) - most:,} earlier ones"] if len(found) > most else []
     lines = [line(task, result) for task, result in found[-most:]]
     return "\n".join([head, *earlier, *lines]) if lines else ""
-
-
-def _line(task: Task, _result: TaskResult) -> str:
-    return f"- {task.id}: {cut(assignment(task), _LONGEST_PROMPT)}"
-
-
-def _done(task: Task, result: TaskResult, most: int) -> str:
-    # Indented, to keep the lines of a result apart from lines of the report.
-    text = cut(text_of(result.value).strip(), most).replace("\n", "\n  ")
-    return f"{_line(task, result)}\n  {text}"
-
-
-def _failed(task: Task, result: TaskResult) -> str:
-    return f"{_line(task, result)}\n  {cut(result.error or 'no reason given', _LONGEST_PROMPT)}"
-
-
-def _pending(task: Task, result: TaskResult) -> str:
-    needs = [name for name in task.upstream if name.startswith(PREFIX)]
-    return _line(task, result) + (f" (waits for {', '.join(needs)})" if needs else "")

@@ -19,17 +19,8 @@ from plait.runner.domain.dag import DAG
 from plait.runner.domain.policy import Decision, RunView
 from plait.runner.domain.status import RunStatus, TaskStatus
 from plait.runner.domain.task import Task
-from plait.runner.policies.orchestrator.evidence import EXECUTED, WorkState, assignment, digest, is_work
-from plait.runner.policies.orchestrator.prompts import (
-    ANSWER_ID,
-    EXECUTOR,
-    PLANNER,
-    REFLECTOR,
-    answer_task,
-    plan_again,
-    plan_task,
-    reflect_task,
-)
+from plait.runner.policies.orchestrator.evidence import EXECUTED, WorkState, digest, identity, is_work
+from plait.runner.policies.orchestrator.prompts import ANSWER_ID, LoopPrompts, Team
 from plait.runner.policies.orchestrator.replies import KnownTasks, ModelRequest, ParsedReply, read_plan, read_reflection
 
 _MOST_REASONS = 10
@@ -79,6 +70,9 @@ class LoopLimits:
                 raise ValueError(f"{name} must be at least 1, not {number}")
 
 
+DEFAULT_LIMITS = LoopLimits()
+
+
 @dataclass(frozen=True, slots=True)
 class Loop:
     """The state of the loop, stored with each decision."""
@@ -123,42 +117,45 @@ class Loop:
 class OrchestratorPolicy:
     """Policy that plans tasks for `goal`, reflects on the results, and ends with the task `answer`.
 
-    The tasks run on the backends `planner`, `executor` and `reflector`. The run must begin with `dag()`. Raises
-    ValueError for an empty goal.
+    The tasks run on the backends of `team`: `planner`, `executor` and `reflector`, unless the team has other names, and
+    the workers of its registry. The run must begin with `dag()`. Raises ValueError for an empty goal.
     """
 
     kind = "orchestrator"
 
-    def __init__(self, goal: str, limits: LoopLimits | None = None) -> None:
+    def __init__(self, goal: str, limits: LoopLimits | None = None, team: Team | None = None) -> None:
         if not goal.strip():
             raise ValueError("the goal is empty; state the goal in a sentence")
         self.goal = goal
-        self.limits = limits or LoopLimits()
+        self.limits = limits or DEFAULT_LIMITS
+        self.team = team or Team()
+        self._prompts = LoopPrompts(self.team, self.limits.plain)
 
     def settings(self) -> dict[str, JsonValue]:
         """Return the settings for `from_settings`."""
-        return {"goal": self.goal, **asdict(self.limits)}
+        return {"goal": self.goal, "team": asdict(self.team), **asdict(self.limits)}
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, JsonValue]) -> OrchestratorPolicy:
         """Return the policy with the given stored `settings`."""
         limits = dict(cast("Mapping[str, Any]", settings))
-        return cls(limits.pop("goal"), LoopLimits(**limits))
+        goal, team = limits.pop("goal"), Team(**limits.pop("team"))
+        return cls(goal, LoopLimits(**limits), team)
 
     def dag(self) -> DAG:
-        """Return the initial DAG of a run: the task `plan.1`, with the goal as an input."""
-        first = plan_task(self.limits.max_tasks, self.limits.plain)
+        """Return the initial DAG of a run: the task `plan.1`, with the goal as an input, and the registry if any."""
+        first = self._prompts.plan(self.limits.max_tasks)
         words = " ".join(self.goal.split())
         name = words if len(words) <= _LONGEST_NAME else f"{words[: _LONGEST_NAME - 1]}…"
-        return DAG([first], name=name, inputs={"goal": self.goal})
+        return DAG([first], name=name, inputs={"goal": self.goal, **self.team.inputs()})
 
     def backends(self) -> frozenset[str | None]:
         """Return the names of the tasks' backends."""
-        return frozenset({PLANNER, EXECUTOR, REFLECTOR})
+        return self.team.backends()
 
     def decide(self, run: RunView) -> Decision:
         """Return the decision that follows the end of the task `run.ended`."""
-        evidence = WorkState(run)
+        evidence = WorkState(run, self.team.registry)
         decision = self._following(run, Loop.of(run.state), evidence)
         # Each task begins at most once: fewer tasks than the limit cannot exceed the limit.
         few = len(run.tasks) + len(decision.add) <= self.limits.max_iterations
@@ -196,7 +193,7 @@ class OrchestratorPolicy:
             return self._planned(loop, task_id, answer)
         if loop.stopped is not None:  # stopped meanwhile: the reflector's wishes no longer matter
             return self._unless_open(replace(loop, phase=Phase.EXECUTING, asked=None), evidence)
-        read = read_reflection(answer, ModelRequest(task_id, self.limits.plain), evidence.known(), evidence.not_begun())
+        read = read_reflection(answer, ModelRequest(task_id, self._prompts), evidence.known(), evidence.not_begun())
         if not read.problems:
             return self._reflected(replace(loop, phase=Phase.EXECUTING, asked=None, refused=False), evidence, read)
         if loop.refused:
@@ -205,12 +202,12 @@ class OrchestratorPolicy:
 
     def _planned(self, loop: Loop, task_id: str, answer: JsonValue) -> Decision:
         known = KnownTasks(frozenset({"plan.1", task_id}))
-        read = read_plan(answer, ModelRequest(task_id, self.limits.plain), known, self.limits.max_tasks)
+        read = read_plan(answer, ModelRequest(task_id, self._prompts), known, self.limits.max_tasks)
         if not read.problems:
             return _only(replace(loop, phase=Phase.EXECUTING, asked=None, refused=False), add=read.tasks)
         if loop.refused:
             return _failed(loop, "the planner's second plan cannot be used either", read)
-        again = plan_again(task_id, "plan.2", _reasons(read), self.limits.max_tasks, self.limits.plain)
+        again = self._prompts.plan_again(task_id, "plan.2", _reasons(read), self.limits.max_tasks)
         return _only(replace(loop, asked=again.id, refused=True), add=(again,))
 
     def _executed(self, loop: Loop, evidence: WorkState, status: TaskStatus) -> Decision:
@@ -243,7 +240,7 @@ class OrchestratorPolicy:
             return self._unless_open(replace(loop, stopped=Stop.MAX_ITERATIONS), evidence, evidence.not_begun())
         if len(evidence.work) + len(tasks) > self.limits.max_tasks:
             return self._unless_open(replace(loop, stopped=Stop.MAX_TASKS), evidence, drop)
-        found, plan = evidence.digest(), digest(map(assignment, tasks))
+        found, plan = evidence.digest(), digest(map(identity, tasks))
         tried = loop.plans if found == loop.evidence else ()
         if plan in tried and not evidence.can_go_on(drop):
             return self._answer(replace(loop, stopped=Stop.NO_PROGRESS), evidence)
@@ -265,13 +262,13 @@ class OrchestratorPolicy:
         told = evidence.as_text(self.limits.shown)
         if reasons:
             told += f"\n\nYour last answer could not be used:\n{reasons}"
-        task = reflect_task(f"reflect.{number}", told, evidence.unseen(), self.limits.plain)
+        task = self._prompts.reflect(f"reflect.{number}", told, evidence.unseen())
         loop = replace(loop, phase=Phase.REFLECTING, asked=task.id, reflected_at=loop.iteration)
         return _only(loop, add=(task,))
 
     def _answer(self, loop: Loop, evidence: WorkState) -> Decision:
         """Request the answer from the results at hand: cancel all tasks not begun, and wait for none."""
-        task = answer_task(evidence.as_text(self.limits.shown), evidence.unseen(), self.limits.plain)
+        task = self._prompts.answer(evidence.as_text(self.limits.shown), evidence.unseen())
         loop = replace(loop, phase=Phase.EXECUTING, asked=task.id)
         return _only(loop, add=(task,), cancel=evidence.not_begun())
 

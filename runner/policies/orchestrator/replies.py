@@ -5,14 +5,14 @@ Pure.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from graphlib import CycleError, TopologicalSorter
 from typing import cast
 
 from plait.backends.protocol import JsonValue
+from plait.runner.domain.dag import nearest, sort_names
 from plait.runner.domain.task import Task
-from plait.runner.policies.orchestrator.prompts import work_task
+from plait.runner.policies.orchestrator.prompts import LoopPrompts
 
 PREFIX = "do."
 _LONGEST_SLUG = 40
@@ -50,8 +50,8 @@ class ModelRequest:
 
     by: str
     """The id of the answering task."""
-    plain: bool
-    """As in `LoopLimits`."""
+    prompts: LoopPrompts
+    """The prompts of the loop, for the tasks to be added."""
 
 
 @dataclass(slots=True)
@@ -63,6 +63,8 @@ class _Entry:
     text: str
     needs: tuple[str, ...]
     """The names of the dependencies."""
+    worker: str | None = None
+    """The name of the worker that does the task."""
     id: str = ""
 
 
@@ -103,9 +105,12 @@ def _entries(value: JsonValue) -> list[_Entry] | None:
     for number, one in enumerate(value, 1):
         given: Mapping[str, JsonValue] = one if isinstance(one, dict) else {"prompt": one}
         name, text, needs = given.get("id", str(number)), given.get("prompt"), _texts(given.get("depends_on", []))
+        worker = given.get("backend")
         if not isinstance(name, str) or not isinstance(text, str) or needs is None:
             return None
-        entries.append(_Entry(name.removeprefix(PREFIX), text, tuple(dict.fromkeys(needs))))
+        if worker is not None and not isinstance(worker, str):
+            return None
+        entries.append(_Entry(name.removeprefix(PREFIX), text, tuple(dict.fromkeys(needs)), worker))
     return entries
 
 
@@ -117,24 +122,35 @@ def _texts(value: JsonValue) -> list[str] | None:
 def _read_tasks(entries: Sequence[_Entry], asked: ModelRequest, known: KnownTasks) -> ParsedReply:
     ours = {entry.name: entry for entry in entries}
     problems = [*_duplicates(entries), *(f"task {entry.name!r} has no prompt" for entry in entries if _is_empty(entry))]
+    problems += _unknown_workers(entries, asked.prompts.team.registry)
     taken = set(known.ids)
     for entry in entries:
         entry.id = _safe_id(entry.name, taken)
         taken.add(entry.id)
     needs = {entry.name: [_resolve(name, entry, ours, known, problems) for name in entry.needs] for entry in entries}
-    order, circle = _ordered(entries, ours)
-    problems += circle
+    order, cycles = _ordered(entries, ours)
+    problems += (f"these tasks wait for each other: {' -> '.join(cycle)}" for cycle in cycles)
     if problems:
         return ParsedReply(problems=tuple(problems))
     found = {name: [one for one in each if one is not None] for name, each in needs.items()}
+    prompts, by = asked.prompts, asked.by
     return ParsedReply(
-        tuple(work_task(ours[name].id, ours[name].text, found[name], asked.by, asked.plain) for name in order)
+        tuple(prompts.work(one.id, one.text, found[one.name], by, one.worker) for one in map(ours.__getitem__, order))
     )
 
 
 def _duplicates(entries: Sequence[_Entry]) -> list[str]:
     names = [entry.name for entry in entries]
     return [f"{names.count(name)} tasks have the id {name!r}" for name in dict.fromkeys(names) if names.count(name) > 1]
+
+
+def _unknown_workers(entries: Sequence[_Entry], registry: Mapping[str, str]) -> list[str]:
+    allowed = f"the registry has {', '.join(registry)}" if registry else "no task may name one; leave it out"
+    return [
+        f"task {entry.name!r} names backend {entry.worker!r}, and {allowed}{nearest(entry.worker, registry)}"
+        for entry in entries
+        if entry.worker is not None and entry.worker not in registry
+    ]
 
 
 def _is_empty(entry: _Entry) -> bool:
@@ -163,16 +179,14 @@ def _own(name: str, ours: Mapping[str, _Entry]) -> _Entry | None:
     return ours.get(name) or ours.get(name.removeprefix(PREFIX))
 
 
-def _ordered(entries: Sequence[_Entry], ours: Mapping[str, _Entry]) -> tuple[list[str], list[str]]:
-    """Return the names in topological order, and the problems if there is no such order."""
-    inside: dict[str, list[str]] = {entry.name: [] for entry in entries}
+def _ordered(entries: Sequence[_Entry], ours: Mapping[str, _Entry]) -> tuple[list[str], list[list[str]]]:
+    """Return the names in topological order, and the cycles."""
+    after: dict[str, list[str]] = {entry.name: [] for entry in entries}
     for entry in entries:
-        inside[entry.name] = [mine.name for name in entry.needs if (mine := _own(name, ours)) is not None]
-    try:
-        return list(TopologicalSorter(inside).static_order()), []
-    except CycleError as error:
-        circle = cast("Iterable[str]", error.args[1])
-        return [], [f"these tasks wait for each other: {' -> '.join(circle)}"]
+        for name in entry.needs:
+            if (mine := _own(name, ours)) is not None:
+                after[mine.name].append(entry.name)
+    return sort_names(after)
 
 
 def _safe_id(name: str, taken: set[str]) -> str:

@@ -108,7 +108,7 @@ def steps(*lines: str, after: str = "coder") -> str:
 MISTAKES = {
     "unknown key": (steps("{role: tester, promt: ''}"), 5, "workflows[0].steps[0].promt", "did you mean 'prompt'?"),
     "unknown key of a workflow": (TASKS + "workflows:\n- {after: coder, step: []}", 3, "workflows[0].step", "'steps'"),
-    "misspelt on top": (TASKS + "workflow: []", 2, "workflow", "did you mean 'workflows'?"),
+    "misspelt on top": (TASKS + "workflow: []", 2, "workflow", "the follow-ups of tasks are called 'workflows'"),
     "no list": (TASKS + "workflows: {coder: tester}", 2, "workflows", "must be a list, not a mapping"),
     "no role": (steps("{prompt: ''}"), 5, "workflows[0].steps[0].role", "is missing"),
     "no after": (TASKS + "workflows:\n- {steps: []}", 3, "workflows[0].after", "is missing"),
