@@ -37,6 +37,12 @@ class EventReader:
         self._waiting.append(event)
         self._news.set()
 
+    def take_waiting(self) -> list[events.Event]:
+        """Return and remove the events that wait for this reader. Never waits."""
+        waiting = list(self._waiting)
+        self._waiting.clear()
+        return waiting
+
     def close(self) -> None:
         """End the iteration after the events already received."""
         self._closed = True

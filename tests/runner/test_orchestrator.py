@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from plait.backends import ConversationRequest, Reply, ask
-from plait.persistence import MemoryStore, Store, StoreError
+from plait.persistence import Store, StoreError
 from plait.runner import (
     Orchestrator,
     OrchestratorResult,
@@ -21,9 +21,10 @@ from plait.runner import (
     Task,
     TaskStatus,
 )
+from plait.runner.domain import events
 from plait.runner.domain.dag import DAG
 from plait.runner.orchestrator import LoopState, load_loop_state
-from plait.runner.policies.orchestrator.policy import Stop
+from plait.runner.policies.orchestrator.policy import Loop, Stop
 from tests.support.fakes import Talker
 from tests.support.stores.faulty_store import Fault, FaultyStore, on_write
 from tests.support.team import ANSWER, CALLS, CONTEXT, GOAL, TASKS, Team
@@ -189,14 +190,124 @@ async def test_the_result_names_the_tasks_that_ask_and_their_questions(store: St
     assert (await resumed.run()).questions == {}
 
 
-async def test_the_result_names_the_failures_of_the_store() -> None:
-    failing = FaultyStore(MemoryStore(), on_write(lambda number: Fault.BEFORE if number in {3, 4} else None))
+async def test_the_result_names_a_question_of_the_planner_too() -> None:
+    async def planner(_prompt: str) -> object:
+        return await ask("Which bicycle?")
+
+    result = await Orchestrator(GOAL, backends={**Team().backends, "planner": planner}).run()
+    assert (result.status, result.questions) == (RunStatus.WAITING_INPUT, {"plan.1": "Which bicycle?"})
+
+
+async def test_the_result_names_the_failures_of_the_store(store: Store) -> None:
+    failing = FaultyStore(store, on_write(lambda number: Fault.BEFORE if number in {3, 4} else None))
     result = await orchestrator(Team(), failing, "r").run()
     check(result)
     assert result.degraded != () and result.degraded[0].until is not None
-    failing = FaultyStore(MemoryStore(), on_write(lambda number: Fault.BEFORE if number == 3 else None))
+    failing = FaultyStore(store, on_write(lambda number: Fault.BEFORE if number == 3 else None))
     with pytest.raises(StoreError):
-        await orchestrator(Team(), failing, "r", strict=True).run()
+        await orchestrator(Team(), failing, "strict", strict=True).run()
+    failing = FaultyStore(store, on_write(lambda number: Fault.BEFORE if number == 2 else None))
+    resumed = await Orchestrator.resume("strict", store=failing, backends=Team().backends, strict=True)
+    with pytest.raises(StoreError):
+        await resumed.run()
+
+
+async def test_the_properties_of_a_started_one_are_never_behind_its_events(store: Store) -> None:
+    phases: list[Phase] = []
+    async with orchestrator(Team(), store, "r").start() as run:
+        assert (run.run_id, run.status, run.phase) == ("r", RunStatus.QUEUED, Phase.PLANNING)
+        async for event in run.events():
+            if isinstance(event, events.PolicyDecided):
+                loop = Loop.of(event.state)
+                assert run.iteration >= loop.iteration and len(run.context) >= loop.iteration
+                phases.append(run.phase)
+        assert run.status is RunStatus.COMPLETED
+        check(await run.result())
+    assert Phase.REFLECTING in phases and phases[-1] is Phase.DONE
+    assert await run.result() == await run.result()
+
+
+async def test_the_first_reader_gets_every_event_and_each_reader_the_same() -> None:
+    async with orchestrator(Team()).start() as run:
+        first, second = run.events(), run.events()
+        kinds = [event.kind async for event in first]
+        assert kinds == [event.kind async for event in second]
+    assert kinds[:2] == ["run_created", "run_started"] and kinds[-1] == "run_completed"
+    assert kinds.count("task_completed") == len(TASKS)
+
+
+async def test_a_stopped_one_goes_on_later(store: Store) -> None:
+    made = orchestrator(Team(), store, "r")
+    async with made.start() as run:
+        async for event in run.events():
+            if isinstance(event, events.TaskCompleted) and event.task_id == "do.a":
+                run.stop()
+    result = await made.result()
+    assert (result.status, result.answer) == (RunStatus.INTERRUPTED, "")
+    calls: list[str] = []
+    resumed = await Orchestrator.resume("r", store=store, backends=Team(calls.append).backends, concurrency=1)
+    async with resumed.start() as again:
+        kinds = [event.kind async for event in again.events()]
+    check(await resumed.result())
+    assert (kinds[0], "find a" in calls, "plan" in calls) == ("run_resumed", False, False)
+
+
+async def test_another_task_stops_or_cancels_the_one_that_runs(store: Store) -> None:
+    for end, status in ((Orchestrator.stop, RunStatus.INTERRUPTED), (Orchestrator.cancel, RunStatus.CANCELLED)):
+
+        class Ending(Team):
+            async def execute(self, prompt: str) -> str:
+                end(made)  # noqa: B023 - called within the same turn of the loop
+                return await anyio.sleep_forever()
+
+        made = orchestrator(Ending(), store, end.__name__)
+        assert (await made.run()).status is status
+    record = await store.get_run("cancel")
+    assert record is not None and RunStatus(record.status) is RunStatus.CANCELLED
+
+
+async def test_an_error_inside_the_block_stops_it(store: Store) -> None:
+    made = orchestrator(Team(), store, "r")
+    with pytest.raises(KeyError, match="mine"):
+        async with made.start():
+            raise KeyError("mine")
+    assert (await made.result()).status is RunStatus.INTERRUPTED
+
+
+async def test_it_is_used_as_a_run_is() -> None:
+    made = orchestrator(Team())
+    for use in (made.events, made.stop, made.cancel, lambda: made.status):
+        with pytest.raises(RuntimeError, match="the orchestration has not begun"):
+            use()
+    with pytest.raises(RuntimeError, match="has not begun"):
+        await made.result()
+    check(await made.run())
+    with pytest.raises(RuntimeError, match="can be started only once"):
+        made.start()
+
+
+async def test_tasks_run_on_the_workers_that_they_name(store: Store) -> None:
+    async def planner(prompt: str) -> Any:
+        worker = "archiv" if "cannot be used" not in prompt else "archive"
+        plan = {"tasks": [{"id": "a", "prompt": "find a", "backend": worker}, {"id": "b", "prompt": "find b"}]}
+        return plan if prompt.startswith("You plan") else "the answer"
+
+    async def reflector(prompt: str) -> Any:
+        assert "- do.a (archive): find a\n  from the archive\n" in prompt
+        return {"done": True}
+
+    archive = Talker(lambda _prompt, _opening: "from the archive")
+    team = {"planner": planner, "executor": Team().execute, "reflector": reflector}
+    registry = {"archive": "Searches the archive."}
+    made = Orchestrator(GOAL, 10, {**team, "archive": archive}, registry=registry, store=store, run_id="r")
+    result = await made.run()
+    assert result.context == {"do.a": "from the archive", "do.b": "found b"}
+    tasks = {task.task_id: task for task in await store.list_tasks("r")}
+    assert (tasks["do.a"].backend, len(archive.prompts), "plan.2" in tasks) == ("archive", 1, True)
+    with pytest.raises(ValueError, match="there is no backend for archive; give one for each of planner, executor"):
+        await Orchestrator.resume("r", store=store, backends=team)
+    resumed = await Orchestrator.resume("r", store=store, backends={**team, "archive": archive})
+    assert (await resumed.run()).answer == "the answer"
 
 
 async def test_it_stops_at_its_limits() -> None:
@@ -243,6 +354,8 @@ async def test_a_reflector_that_fails_is_asked_again_when_failed_tasks_are_retri
         ({"max_tasks": 0}, "max_tasks must be at least 1"),
         ({"run_id": "r"}, "there is no store"),
         ({"backends": None}, "give backends="),
+        ({"registry": {"w": "x"}}, "there is no backend for w; give one for each of planner, executor, reflector, w"),
+        ({"backends": Team().plan, "registry": {"w": "x"}}, "registry names w, and there is only one backend"),
         ({"backends": {"planner": Team().plan}}, "no backend for executor, reflector"),
         (
             {"backends": {"planer": Team().plan, "executor": Team().execute, "reflector": Team().reflect}},
