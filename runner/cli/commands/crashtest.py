@@ -16,6 +16,7 @@ from plait.runner.crashtest.campaign import Campaign, PlanShape
 from plait.runner.crashtest.certificate import as_lines, as_value
 from plait.runner.crashtest.tally import Tally
 from plait.runner.crashtest.trial import parse_trial
+from plait.runner.policies.follow_ups import FollowUps
 
 _PATH = click.Path(path_type=Path)
 
@@ -66,6 +67,11 @@ def _plan_shape(plan: Path | None, inputs: dict[str, str]) -> PlanShape | None:
     if plan is None:
         return None
     loaded = read_plan(plan, inputs)
+    if loaded.policy is not None and loaded.policy.kind != FollowUps.kind:
+        raise CliError(
+            f"crash tests are for plans with `tasks`; the tasks of {plan} are planned during the run; without PLAN, "
+            "random plans are tested, runs that grow too"
+        )
     default = loaded.default_backend or next(iter(loaded.backends), "default")
     return PlanShape(loaded.dag, default, loaded.concurrency or DEFAULT_CONCURRENCY)
 

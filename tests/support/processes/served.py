@@ -60,12 +60,13 @@ class Served:
 
 
 @contextmanager
-def served(folder: Path, *options: str) -> Generator[Served]:
+def served(folder: Path, *options: str, backends: str = BACKENDS, work: str = WORK) -> Generator[Served]:
     """A server in `folder`, on its default store and on a function that answers in capitals. A prompt that begins with
     `held` waits, and one with `fail` fails, until there is a file `go`. One with `ask` asks for a number.
+    `backends` and `work` replace the function.
     """
-    (folder / "backends.yaml").write_text(BACKENDS)
-    (folder / "work.py").write_text(WORK)
+    (folder / "backends.yaml").write_text(backends)
+    (folder / "work.py").write_text(work)
     process = Warm(
         [*PLAIT, "serve", "--backends", "backends.yaml", "--port", "0", "--json", *options],
         cwd=folder,
