@@ -16,6 +16,7 @@ from plait.runner.cli.stored_backends import StoredBackends
 from plait.runner.domain.task import Task
 from plait.runner.plan import Plan, PlanError
 from plait.runner.plan.loader import load_plan_of_run
+from plait.runner.policies.follow_ups import FOLLOWS
 from plait.runner.policies.orchestrator.policy import OrchestratorPolicy
 from plait.runner.policies.workflow import Workflow
 from plait.runner.state.codec import decode_task
@@ -87,6 +88,7 @@ def _as_stored(settings: Mapping[str, JsonInput]) -> dict[str, JsonValue]:
 
 def _changed_tasks(plan: Plan, tasks: Sequence[TaskRecord]) -> Iterator[str]:
     given = {task.task_id: decode_task(task) for task in tasks if task.added_by is None}
+    given = {name: task for name, task in given.items() if FOLLOWS not in task.metadata}
     for task in plan.dag:
         before = given.pop(task.id, None)
         yield from [f"tasks.{task.id}"] if before is None else _changed_fields(before, task)

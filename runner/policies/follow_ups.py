@@ -26,6 +26,8 @@ from plait.runner.prompts.render import names_used
 
 WORK = "work"
 """The name of the followed task's result in the prompts of its follow-ups."""
+FOLLOWS = "follows"
+"""The key in the metadata of a follow-up with the id of the followed task."""
 PROMPTS: Mapping[str, str] = {
     "reviewer": "Review this work. Name what is wrong with it or missing in it, the worst first, or say that it is "
     "good.\n\n{{ work }}",
@@ -218,13 +220,13 @@ def _follow_up(step: FollowUp, task: Task, earlier: Mapping[str, str], task_id: 
         timeout=step.timeout,
         output_schema=step.output_schema,
         aliases=dict(earlier),
-        metadata={"role": step.role, "follows": task.id},
+        metadata={"role": step.role, FOLLOWS: task.id},
     )
 
 
 def _followed(follow_up: Task) -> JsonInput:
     """Return the id of the task followed by `follow_up`."""
-    return follow_up.metadata["follows"]
+    return follow_up.metadata[FOLLOWS]
 
 
 def _is_followed(task: Task, chain: Sequence[FollowUp], run: RunView) -> bool:
@@ -233,7 +235,7 @@ def _is_followed(task: Task, chain: Sequence[FollowUp], run: RunView) -> bool:
         for task_id in _ids(task.id, step.role):  # an id free at that time is in use now
             if (one := _find(run, task_id)) is None:
                 break
-            if one.metadata.get("follows") == task.id and task.id in one.depends_on:
+            if one.metadata.get(FOLLOWS) == task.id and task.id in one.depends_on:
                 return True
     return False
 

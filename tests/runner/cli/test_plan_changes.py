@@ -61,3 +61,15 @@ def test_a_resume_says_what_of_an_edited_plan_goes_unheeded(tmp_path: Path, edit
             if edit == "a backend":
                 whole += "; --backends FILE takes backends from a file"
             assert lines == ([] if said is None else [whole])
+
+
+def test_follow_ups_that_a_run_added_are_no_change_of_the_file(tmp_path: Path) -> None:
+    plan = make(tmp_path, "")
+    plan.write_text("""
+backends: {say: {kind: function, call: "functions.py:say"}}
+tasks: [{id: code, prompt: one, role: coder}, {id: other, prompt: "{{ code.x }}", depends_on: code}]
+workflows: [{after: coder, steps: [{role: reviewer, prompt: "{{ work }}"}]}]
+""")
+    assert plait_here(tmp_path, "run", "plan.yaml").code == 1
+    done = plait_here(tmp_path, "resume", "last", "--retry-failed", "--dry-run")
+    assert ("code.reviewer" in done.out, "the plan file" in done.err) == (True, False), done.err
