@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from plait.runner.plan import Plan, PlanError, load_plan
     from plait.runner.policies.follow_ups import FollowUp, FollowUps
     from plait.runner.policies.orchestrator.policy import LoopLimits, OrchestratorPolicy, Phase
+    from plait.runner.policies.orchestrator.prompts import Team
     from plait.runner.policies.workflow import Step, Workflow
     from plait.runner.policies.workflow_session import (
         ImpossibleState,
@@ -114,6 +115,7 @@ __all__ = [
     "TaskNotFound",
     "TaskResult",
     "TaskStatus",
+    "Team",
     "TurnNotStored",
     "UnknownStep",
     "Workflow",
@@ -142,6 +144,7 @@ _HOMES = {
     "plan": "Plan PlanError load_plan",
     "policies.follow_ups": "FollowUp FollowUps",
     "policies.orchestrator.policy": "LoopLimits OrchestratorPolicy Phase",
+    "policies.orchestrator.prompts": "Team",
     "policies.workflow": "Step Workflow",
     "policies.workflow_session": "ImpossibleState Interaction Session SessionComplete SessionEnded UnknownStep",
     "recovery.preview": "Preview",

@@ -15,8 +15,8 @@ from typing import Any, Self, TypeAlias, cast
 from plait.backends.protocol import Backend, JsonInput, JsonValue, Usage
 from plait.persistence.protocol import Store
 from plait.persistence.records import RunRecord, TaskRecord
-from plait.runner.domain import events
 from plait.runner.domain.dag import nearest
+from plait.runner.domain.events import Event, PolicyDecided, TaskCompleted
 from plait.runner.domain.question import OnQuestion
 from plait.runner.domain.result import Degradation, RunResult, TaskResult
 from plait.runner.domain.status import RunStatus, TaskStatus
@@ -283,11 +283,11 @@ class Orchestrator:
             self._take(event)
         return self._loop
 
-    def _take(self, event: events.Event) -> None:
+    def _take(self, event: Event) -> None:
         """Update loop and context from `event`."""
-        if isinstance(event, events.PolicyDecided):
+        if isinstance(event, PolicyDecided):
             self._loop = Loop.of(event.state)
-        elif isinstance(event, events.TaskCompleted) and is_work(event.task_id):
+        elif isinstance(event, TaskCompleted) and is_work(event.task_id):
             self._context[event.task_id] = event.text if event.data is None else event.data
 
     def _result(self, result: RunResult) -> OrchestratorResult:

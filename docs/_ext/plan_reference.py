@@ -21,6 +21,8 @@ PARTS = {
     "keys of an input of rows": "RowsInput",
     "keys of a needed input": "RequiredInput",
     "keys of growth": "GrowthPart",
+    "keys of a goal": "OrchestratePart",
+    "keys of a workflow's step": "StepPart",
     "keys of a workflow": "WorkflowPart",
     "keys of a step": "FollowUpPart",
 }

@@ -25,7 +25,7 @@ from plait.runner.plan.functions import missing_functions
 from plait.runner.plan.goal import fit_to_models, orchestrator_dag, orchestrator_of
 from plait.runner.plan.inputs import SuppliedValues, input_values
 from plait.runner.plan.messages import describe, explain, model_at, real_path
-from plait.runner.plan.schema import GIVEN_BY, OrchestratePart, PlanPart, StepPart
+from plait.runner.plan.schema import GIVEN_BY, FollowUpPart, OrchestratePart, PlanPart, StepPart, TaskPart
 from plait.runner.plan.source import MAX_BYTES, Source, read_source
 from plait.runner.plan.steps import workflow_dag, workflow_of
 from plait.runner.plan.tasks import PlanTasks
@@ -228,7 +228,8 @@ def _check_backends(part: PlanPart, source: Source) -> None:
 def _name_default(part: PlanPart) -> None:
     """Write `defaults.backend` into each part that names no backend and continues no conversation."""
     steps = (step for workflow in part.workflows for step in workflow.steps)
-    for one in (*part.tasks, *steps, *part.workflow):
+    parts: list[TaskPart | FollowUpPart | StepPart] = [*part.tasks, *steps, *part.workflow]
+    for one in parts:
         if one.backend is None and not getattr(one, "continues", None):
             one.backend = part.defaults.backend
     if (goal := part.orchestrate) is not None:
