@@ -64,7 +64,7 @@ def _session_opened(change: changes.SessionOpened) -> EventParts:
 
 
 def _task_completed(change: changes.TaskCompleted) -> EventParts:
-    detail = f'{{"input_tokens":{change.spent.input_tokens:d},"output_tokens":{change.spent.output_tokens:d}}}'
+    detail = completion_detail(change.spent.input_tokens, change.spent.output_tokens)
     return change.at, EventKind.TASK_COMPLETED, change.task_id, change.attempt, detail
 
 
@@ -104,6 +104,11 @@ def _task_reopened(change: changes.TaskReopened) -> EventParts:
 def start_detail(backend: str) -> str:
     """Return the detail of a TaskStarted event, for a store that derives the event from the attempt."""
     return _pair("backend", backend)
+
+
+def completion_detail(input_tokens: int, output_tokens: int) -> str:
+    """Return the detail of a TaskCompleted event, for a store that derives the event from the attempt."""
+    return f'{{"input_tokens":{input_tokens:d},"output_tokens":{output_tokens:d}}}'
 
 
 @lru_cache(maxsize=256)

@@ -9,7 +9,15 @@ from plait.persistence import changes, event_log, rules
 from plait.persistence.records import AttemptStatus
 from plait.persistence.sqlite import statements as sql
 from plait.persistence.sqlite.bulk import NO_NUMBER, NO_TEXT, Row
-from plait.persistence.sqlite.checksum import message_checksum, result_checksum
+from plait.persistence.sqlite.checksum import (
+    completion_checksum,
+    content_checksum,
+    end_checksum,
+    message_checksum,
+    row_checksum,
+    start_checksum,
+    task_checksum,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -17,6 +25,14 @@ if TYPE_CHECKING:
     from plait.persistence.changes import Change, NewTask
     from plait.persistence.sqlite.bulk import BatchRows
     from plait.persistence.sqlite.task_cache import CachedTask, TaskCache
+
+
+_NO_QUESTION: Final = (None, None)
+
+
+def _real(number: float | None) -> float | None:
+    """Return the number as SQLite returns it from a REAL column: an int as a float, and NaN as NULL."""
+    return None if number is None or number != number else number + 0.0  # noqa: PLR0124 - NaN
 
 
 class ChangeApplier:
@@ -27,6 +43,9 @@ class ChangeApplier:
         self._cache = cache
         self._base = cache.base
         self._rows = rows
+        self.input_tokens = 0
+        self.output_tokens = 0
+        self.cost_usd: float | None = None
 
     def apply(self, first_seq: int, batch: Sequence[Change]) -> None:
         """Apply the changes, numbered from `first_seq`. Raises Conflict if a change is not allowed."""
@@ -39,7 +58,8 @@ class ChangeApplier:
                 event = event_log.event_of(change)
                 if event is not None:
                     at, event_kind, *rest = event
-                    self._rows.add(sql.ADD_EVENTS, (self._run_id, seq, at, event_kind.value, *rest))
+                    row = (self._run_id, seq, at, event_kind.value, *rest)
+                    self._rows.add(sql.ADD_EVENTS, (*row, row_checksum(*row)))
 
     def _require_task(self, change: changes.TaskTransition, attempt: int | None = None) -> CachedTask:
         """Return the cached task.
@@ -67,19 +87,22 @@ class ChangeApplier:
         number, by = self._cache.number, NO_TEXT if added_by is None else added_by
         for new, task in zip(tasks, self._cache.add_tasks(tasks), strict=True):
             edges = f"[{', '.join(map(encode_basestring, new.depends_on))}]"  # JSON, three times as fast as json.dumps
-            backend = NO_TEXT if new.backend is None else new.backend
-            self._rows.add(sql.ADD_TASKS, (task, number, new.task_id, backend, by, edges, new.spec, new.prompt))
+            backend, spec, prompt = new.backend, new.spec, new.prompt
+            checksum = task_checksum(task, new.task_id, None, 0, None, backend, added_by, edges, spec, prompt)
+            named = new.task_id, NO_TEXT if backend is None else backend, by
+            self._rows.add(sql.ADD_TASKS, (task, number, *named, bytearray(checksum), edges, spec, prompt))
 
     def start_task(self, seq: int, change: changes.TaskStarted) -> None:
         task_id, attempt, session_id, at = change.task_id, change.attempt, change.session_id, change.at
         task, _, _, _ = self._require_task(change, attempt - 1)
         start = self._base | seq
         self._cache.tasks[task_id] = (task, "running", attempt, start)
+        backend, confirmed = change.backend, int(change.confirmed)
+        checksum = start_checksum(start, task, attempt, backend, session_id, confirmed, at)
         session = NO_TEXT if session_id is None else session_id
-        row = (start, task, attempt, change.backend, session, int(change.confirmed), at)
-        self._rows.add(sql.ADD_STARTS, row)
+        self._rows.add(sql.ADD_STARTS, (start, task, attempt, backend, session, confirmed, at, checksum))
         if session_id is not None:
-            self._rows.add(sql.ADD_SESSIONS, (self._run_id, task_id, session_id, attempt, at))
+            self._add_session(task_id, session_id, attempt, at)
         if attempt > 1:  # the task may have been set to pending
             self._rows.set_task(task, None)
 
@@ -89,52 +112,65 @@ class ChangeApplier:
         if not last or attempt not in (0, last):
             raise rules.conflict(self._run_id, change, (status, last))
         self._rows.set_session(start, change.session_id, confirmed=True if attempt else None)
-        self._rows.add(sql.ADD_SESSIONS, (self._run_id, task_id, change.session_id, attempt, change.at))
+        self._add_session(task_id, change.session_id, attempt, change.at)
+
+    def _add_session(self, task_id: str, session_id: str, attempt: int, at: str) -> None:
+        row = self._run_id, task_id, session_id, attempt
+        self._rows.add(sql.ADD_SESSIONS, (*row, at, row_checksum(*row)))
 
     def append_message(self, seq: int, change: changes.MessageAppended) -> None:
         task_id, role, content = change.task_id, change.role, change.content
         task = self._cache.find(change, task_id)[0]
-        checksum = bytearray(message_checksum(self._run_id, task_id, role, content))
         blob = self._rows.blob(content)
         bulk, kept = (sql.ADD_MESSAGES, content) if blob is None else (sql.ADD_LARGE_MESSAGES, blob)
         usage = change.input_tokens, change.output_tokens
-        self._rows.add(bulk, (self._base | seq, task, change.attempt, role, change.at, *usage, checksum, kept))
+        row = (self._base | seq, task, change.attempt, role, change.at, *usage)
+        self._rows.add(bulk, (*row, bytearray(message_checksum(row, kept)), kept))
 
     def complete_task(self, seq: int, change: changes.TaskCompleted) -> None:
         task_id, text, data, prompt = change.task_id, change.text, change.data, change.prompt
         task, status, last, start = self._require_task(change, change.attempt)
         self._cache.put_ended(task_id, (task, "completed", last, start))
-        checksum = bytearray(result_checksum(self._run_id, task_id, text, data))
         if status == "waiting_input":
             ended = self._end_row(seq, change, start, "completed")
-            self._finish_waiting(task, (*ended, checksum, *self._result_values(text, data)))
+            self._finish_waiting(task, ended, self._result_values(start, text, data))
             return
-        asked: int | bytearray = NO_TEXT
-        said: int | bytearray = NO_TEXT
-        if prompt is not None:
-            asked = bytearray(message_checksum(self._run_id, task_id, "user", prompt))
-            said = NO_TEXT if data is None else bytearray(message_checksum(self._run_id, task_id, "assistant", text))
-        spent = change.spent
-        cost, model = spent.cost_usd, spent.model
-        usage = spent.input_tokens, spent.output_tokens, NO_NUMBER if cost is None else cost, change.duration_s
-        ended = start, self._base | seq, change.at, *usage, NO_TEXT if model is None else model, checksum, asked, said
+        end, at, spent, took = self._base | seq, change.at, change.spent, change.duration_s + 0.0
+        cost, model = _real(spent.cost_usd), spent.model
+        input_tokens, output_tokens = spent.input_tokens, spent.output_tokens
+        self._add_usage(input_tokens, output_tokens, cost)
+        checksum = completion_checksum(start, end, at, input_tokens, output_tokens, cost, took, model)
+        usage = input_tokens, output_tokens, NO_NUMBER if cost is None else cost, took
+        ended = start, end, at, *usage, NO_TEXT if model is None else model, checksum
         kept: Row = (text, NO_TEXT if data is None else data, NO_TEXT if prompt is None else prompt)
         large = self._rows.blobs(text, data, prompt)
         if large is None:
-            self._rows.add(sql.ADD_COMPLETIONS, ended + kept)
+            asked = NO_TEXT if prompt is None else bytearray(content_checksum(start, prompt))
+            self._rows.add(sql.ADD_COMPLETIONS, (*ended, bytearray(content_checksum(start, text, data)), asked, *kept))
         else:
+            texts = text, data, prompt
+            text_or_key, data_or_key, asked_or_key = (key or one for key, one in zip(large, texts, strict=True))
+            asked = NO_TEXT if prompt is None else bytearray(content_checksum(start, asked_or_key))
+            said = bytearray(content_checksum(start, text_or_key, data_or_key))
             short = (NO_TEXT if key is not None else value for key, value in zip(large, kept, strict=True))
-            self._rows.add(sql.ADD_LARGE_COMPLETIONS, (*ended, *short, *large))
+            self._rows.add(sql.ADD_LARGE_COMPLETIONS, (*ended, said, asked, *short, *large))
 
-    def _result_values(self, text: str, data: str | None) -> Row:
-        """Return text and data for their row, None for a large value, and the keys of the large values' blobs."""
+    def _add_usage(self, input_tokens: int, output_tokens: int, cost: float | None) -> None:
+        """Add the usage of an attempt to the sums over the batch."""
+        self.input_tokens += input_tokens
+        self.output_tokens += output_tokens
+        if cost is not None:
+            self.cost_usd = cost + (self.cost_usd or 0.0)
+
+    def _result_values(self, start: int, text: str, data: str | None) -> Row:
+        """Return the checksum, text and data for their row, None for a large value, and the keys of the blobs."""
         keys = self._rows.blob(text), self._rows.blob(data)
         short = (None if key is not None else value for key, value in zip(keys, (text, data), strict=True))
-        return (*short, *keys)
+        return (content_checksum(start, keys[0] or text, keys[1] or data), *short, *keys)
 
-    def _finish_waiting(self, task: int, row: Row) -> None:
+    def _finish_waiting(self, task: int, ended: Row, result: Row) -> None:
         """End a task whose last attempt ended with a question, without another attempt."""
-        self._rows.add(sql.FINISH_ENDS, row)
+        self._rows.finish(ended, result)
         self._rows.set_task(task, None)
 
     def fail_task(self, seq: int, change: changes.TaskFailed) -> None:
@@ -143,22 +179,26 @@ class ChangeApplier:
         self._cache.put_ended(change.task_id, (task, change.status, last, start))
         ended = self._end_row(seq, change, start, change.status, (change.error_kind, change.error))
         if status == "waiting_input":
-            self._finish_waiting(task, (*ended, *_NO_RESULT))
+            self._finish_waiting(task, ended, _NO_RESULT)
         else:
-            self._rows.add(sql.ADD_ENDS, (*ended, *_NO_QUESTION))
+            self._add_end(ended)
+
+    def _add_end(self, ended: Row, question: Row = _NO_QUESTION) -> None:
+        row = (*ended, *question)
+        self._rows.add(sql.ADD_ENDS, (*row, end_checksum(*row)))
 
     def retry_task(self, seq: int, change: changes.TaskRetried) -> None:
         task, _, last, start = self._require_task(change, change.attempt)
         self._cache.tasks[change.task_id] = (task, "pending", last, start)
         ended = self._end_row(seq, change, start, AttemptStatus.RETRIED, (change.error_kind, change.error))
-        self._rows.add(sql.ADD_ENDS, (*ended, *_NO_QUESTION))
+        self._add_end(ended)
         self._rows.set_session(start, confirmed=change.continues_session)
 
     def interrupt_task(self, seq: int, change: changes.TaskInterrupted) -> None:
         task, _, last, start = self._require_task(change, change.attempt)
         self._cache.tasks[change.task_id] = (task, "pending", last, start)
         ended = self._end_row(seq, change, start, AttemptStatus.INTERRUPTED, (None, change.reason))
-        self._rows.add(sql.ADD_ENDS, (*ended, *_NO_QUESTION))
+        self._add_end(ended)
         if change.crashed:
             self._rows.set_task(task, None, crashed=True)
 
@@ -167,7 +207,7 @@ class ChangeApplier:
         self._cache.tasks[change.task_id] = (task, "waiting_input", last, start)
         asked = change.asked is not None
         ended_as = AttemptStatus.ASKED if asked else AttemptStatus.INTERRUPTED
-        self._rows.add(sql.ADD_ENDS, (*self._end_row(seq, change, start, ended_as), change.question, change.asked))
+        self._add_end(self._end_row(seq, change, start, ended_as), (change.question, change.asked))
         if not asked or change.crashed:
             self._rows.set_task(task, None if asked else "waiting_input", crashed=change.crashed)
 
@@ -175,7 +215,7 @@ class ChangeApplier:
         task, status, last, start = self._require_task(change)
         self._cache.put_ended(change.task_id, (task, "cancelled", last, start))
         if status == "running":
-            self._rows.add(sql.ADD_ENDS, (*self._end_row(seq, change, start, "cancelled"), *_NO_QUESTION))
+            self._add_end(self._end_row(seq, change, start, "cancelled"))
         else:
             self._rows.set_task(task, "cancelled")
 
@@ -185,7 +225,8 @@ class ChangeApplier:
         if not isinstance(change, changes.TaskInterrupted):
             took = None if isinstance(change, changes.TaskCancelled) else change.duration_s
             spent = change.spent
-            usage = spent.input_tokens, spent.output_tokens, spent.cost_usd, took, spent.model
+            usage = spent.input_tokens, spent.output_tokens, _real(spent.cost_usd), _real(took), spent.model
+            self._add_usage(*usage[:3])
         return (start, self._base | seq, status, change.at, *usage, *error)
 
     def requeue_task(self, _seq: int, change: changes.TaskReopened | changes.TaskAnswered) -> None:
@@ -200,7 +241,6 @@ class ChangeApplier:
                 self._rows.add(sql.DISCARD_RESULTS, (start,))
 
 
-_NO_QUESTION: Final = (None, None)
 _NO_RESULT: Final = (None,) * 5
 _Ends = (
     changes.TaskCompleted

@@ -14,10 +14,11 @@ from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final
 
 from plait.persistence.sqlite import statements as sql
+from plait.persistence.sqlite.checksum import damaged, end_checksum, start_checksum, task_checksum
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 Row = tuple[Any, ...]
 NO_TEXT: Final = 0
@@ -44,12 +45,14 @@ class BatchRows:
     once, with its last values.
     """
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
+    def __init__(self, connection: sqlite3.Connection, run_id: str) -> None:
         self._connection = connection
+        self._run_id = run_id
         self._blobs: set[bytes] = set()
         self._waiting: dict[sql.Bulk, list[Any]] = {bulk: [] for bulk in sql.IN_ORDER}
         self._sessions: dict[int, tuple[str | None, bool | None]] = {}
         self._tasks: dict[int, tuple[str | None, int, str | int | None]] = {}
+        self._finished: dict[int, tuple[Row, Row]] = {}
 
     def add(self, bulk: sql.Bulk, row: Row) -> None:
         """Gather a row of the statement."""
@@ -65,6 +68,10 @@ class BatchRows:
         """Set the values of a task that do not follow from attempts. `answers` 0 keeps the stored answers."""
         _, crashes, kept = self._tasks.get(task, (None, 0, 0))
         self._tasks[task] = set_to, crashes + crashed, kept if answers == 0 else answers
+
+    def finish(self, ended: Row, result: Row) -> None:
+        """End an attempt that ended with a question. `ended` is an end; usage is added to the stored usage."""
+        self._finished[ended[0]] = ended, result
 
     def blobs(self, *texts: str | None) -> tuple[bytes | None, ...] | None:
         """Return the key of `blob` for each text, or None if no text is large."""
@@ -89,11 +96,56 @@ class BatchRows:
 
     def write(self) -> None:
         """Execute the statements over the gathered rows."""
-        for start, session in self._sessions.items():
-            self.add(sql.SET_SESSIONS, (start, *session))
-        for task, row in self._tasks.items():
-            self.add(sql.SET_TASKS, (task, *row))
-        for bulk, values in self._waiting.items():
+        for bulk in sql.IN_ORDER:
+            # Rows that change are read after their addition, perhaps by this batch, and their checksums are renewed.
+            if bulk is sql.FINISH_ENDS and self._finished:
+                self._renew_ends()
+            elif bulk is sql.SET_SESSIONS and self._sessions:
+                self._renew_starts()
+            elif bulk is sql.SET_TASKS and self._tasks:
+                self._renew_tasks()
+            values = self._waiting[bulk]
             if values:
                 for _ in execute_bulk(self._connection, bulk, values):
                     pass
+
+    def _renew_starts(self) -> None:
+        for row in self._found(sql.FIND_STARTS, self._sessions):
+            start, *kept, session_id, confirmed, at, checksum = row
+            if checksum != start_checksum(*row[:-1]):
+                raise damaged(self._run_id, "the start of an attempt")
+            new_id, now_confirmed = self._sessions[start]
+            session_id = session_id if new_id is None else new_id
+            confirmed = confirmed if now_confirmed is None else int(now_confirmed)
+            checksum = start_checksum(start, *kept, session_id, confirmed, at)
+            self.add(sql.SET_SESSIONS, (start, session_id, confirmed, checksum))
+
+    def _renew_tasks(self) -> None:
+        for row in self._found(sql.FIND_GIVEN_TASKS, self._tasks):
+            task, task_id, _, crashes, answers, *kept, checksum = row
+            if checksum != task_checksum(*row[:-1]):
+                raise damaged(self._run_id, f"task {task_id!r}")
+            set_to, crashed, answered = self._tasks[task]
+            crashes += crashed
+            answers = answers if answered == 0 else answered
+            checksum = task_checksum(task, task_id, set_to, crashes, answers, *kept)
+            self.add(sql.SET_TASKS, (task, set_to, crashes, answers, checksum))
+
+    def _renew_ends(self) -> None:
+        for row in self._found(sql.FIND_ENDS, self._finished):
+            if row[-1] != end_checksum(*row[:-1]):
+                raise damaged(self._run_id, "the end of an attempt")
+            ended, result = self._finished[row[0]]
+            tokens_in, tokens_out, cost, took, model = row[4:9]
+            more_in, more_out, more_cost, more_took, new_model = ended[4:9]
+            usage = tokens_in + more_in, tokens_out + more_out, _sum(cost, more_cost), _sum(took, more_took)
+            new = (*ended[:4], *usage, model if new_model is None else new_model, *ended[9:])
+            self.add(sql.FINISH_ENDS, (*new, end_checksum(*new, None, None), *result))
+
+    def _found(self, bulk: sql.Bulk, ids: Iterable[int]) -> list[Row]:
+        """Return the stored rows with these ids."""
+        return [row for cursor in execute_bulk(self._connection, bulk, list(ids)) for row in cursor.fetchall()]
+
+
+def _sum(stored: float | None, more: float | None) -> float | None:
+    return more if stored is None else stored if more is None else stored + more

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from plait.persistence.errors import Conflict
 from plait.persistence.sqlite import statements as sql
+from plait.persistence.sqlite.checksum import damaged, row_checksum
 from plait.persistence.sqlite.task_cache import ids_of
 from plait.persistence.sqlite.transaction import transaction
 
@@ -99,4 +100,10 @@ def run_sizes(connection: sqlite3.Connection) -> dict[str, int]:
 
 def session_ids(connection: sqlite3.Connection) -> set[str]:
     """See `SQLiteStore.session_ids`."""
-    return {session_id for (session_id,) in connection.execute(sql.LIST_SESSIONS).fetchall()}
+    found: set[str] = set()
+    for *row, checksum in connection.execute(sql.LIST_SESSIONS).fetchall():
+        run_id, task_id, session_id, _ = row
+        if checksum != row_checksum(*row):
+            raise damaged(run_id, f"a session of task {task_id!r}")
+        found.add(session_id)
+    return found

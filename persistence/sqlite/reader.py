@@ -6,10 +6,11 @@ import gc
 import json
 import sqlite3
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from plait.persistence.errors import StoreError
-from plait.persistence.event_log import start_detail
+from plait.persistence.event_log import completion_detail, start_detail
 from plait.persistence.records import (
     NOTHING_SPENT,
     AttemptRecord,
@@ -24,16 +25,31 @@ from plait.persistence.records import (
 )
 from plait.persistence.rules import Claim, RunHead
 from plait.persistence.sqlite import statements as sql
-from plait.persistence.sqlite.checksum import message_checksum, result_checksum
+from plait.persistence.sqlite.checksum import (
+    blob_key,
+    content_checksum,
+    damaged,
+    end_checksum,
+    message_checksum,
+    row_checksum,
+    start_checksum,
+    task_checksum,
+)
 from plait.persistence.sqlite.task_cache import ids_of
 from plait.persistence.sqlite.transaction import decode_lossy, transaction
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping
 
+    from plait.persistence.sqlite.checksum import Content
+
 Row = tuple[Any, ...]
-_RESULT = 2
-"""The part of the view `messages` that has the checksum of a result."""
+_START = 8
+"""The number of columns of a start with its checksum."""
+_TASK = 11
+_END = 14
+_SEQ = 0xFFFFFFFF
+"""The bits of an id with the number of a change, or with the position of a task."""
 _EVENT_KINDS: Mapping[str, EventKind] = {kind.value: kind for kind in EventKind}
 """By the stored words. A look-up is several times as fast as a call of the class."""
 P = ParamSpec("P")
@@ -56,35 +72,46 @@ def read(
     except sqlite3.OperationalError as error:
         if "decode" not in str(error):
             raise
+    except (TypeError, KeyError, AttributeError) as error:
+        raise _of_wrong_type(error) from error
     connection.text_factory = decode_lossy
     try:
         return function(connection, *args, **kwargs)
+    except (TypeError, KeyError, AttributeError) as error:
+        raise _of_wrong_type(error) from error
     finally:
         connection.text_factory = str
 
 
-def read_head(connection: sqlite3.Connection, run_id: str, *, settings: bool) -> tuple[int, RunHead] | None:
-    """Return the number and the head of the run, or None if there is no such run.
+def _of_wrong_type(error: Exception) -> StoreError:
+    return StoreError(f"a stored row is damaged: a value has the wrong type ({error}); restore a copy of the store")
+
+
+def read_head(connection: sqlite3.Connection, run_id: str, *, settings: bool) -> tuple[int, RunHead, Spent] | None:
+    """Return the number and the head of the run with the usage of all attempts, or None if there is no such run.
 
     Without `settings` the settings of the head are empty: all inputs are part of the settings, up to many megabytes.
+    Raises StoreError if the row is damaged.
     """
     row = connection.execute(sql.GET_HEAD, (run_id,)).fetchone()
     if row is None:
         return None
-    return row[0], _head(row[1:], _settings(connection, run_id) if settings else "")
+    return _head(row, _settings(connection, run_id) if settings else "")
 
 
 def _settings(connection: sqlite3.Connection, run_id: str) -> str:
-    (found,) = connection.execute(sql.GET_SETTINGS, (run_id,)).fetchone()
-    if not found:
-        raise StoreError(f"the stored settings of run {run_id!r} are missing; restore a copy")
-    return str(found)
+    settings, key, checksum, content = connection.execute(sql.GET_SETTINGS, (run_id,)).fetchone()
+    if not _fits(run_id, checksum, _Stored(settings, key, content)):
+        raise damaged(run_id, "the text of its settings and inputs")
+    return str(settings if key is None else content)
 
 
-def _head(row: Row, settings: str) -> RunHead:
-    name, created_at, status, started_at, ended_at, error, last_seq, lease_expires_at, claims = row[:9]
-    policy_state, policy_seq, *owner = row[9:]
-    return RunHead(
+def _head(row: Row, settings: str) -> tuple[int, RunHead, Spent]:
+    number, run_id, name, created_at, status, started_at, ended_at, error, last_seq, lease_expires_at, claims = row[:11]
+    policy_state, policy_seq, input_tokens, output_tokens, cost_usd, *owner, checksum = row[11:]
+    if checksum != row_checksum(*row[:-1]):
+        raise damaged(run_id, "its row")
+    head = RunHead(
         name=name,
         settings=settings,
         created_at=created_at,
@@ -99,31 +126,81 @@ def _head(row: Row, settings: str) -> RunHead:
         policy_state=policy_state,
         policy_seq=policy_seq,
     )
+    return number, head, Spent(input_tokens, output_tokens, cost_usd)
 
 
 def get_run(connection: sqlite3.Connection, run_id: str) -> RunRecord | None:
     with transaction(connection):
         found = read_head(connection, run_id, settings=True)
-        return None if found is None else _run(connection, run_id, found[1])
+        return None if found is None else _run(connection, run_id, *found[1:])
 
 
 def list_runs(connection: sqlite3.Connection, limit: int) -> tuple[RunRecord, ...]:
     with transaction(connection):
         rows: list[Row] = connection.execute(sql.LIST_RUNS, (max(0, limit),)).fetchall()
-        return tuple(_run(connection, row[0], _head(row[1:], "")) for row in rows)
+        return tuple(_run(connection, row[1], *_head(row, "")[1:]) for row in rows)
 
 
-def _run(connection: sqlite3.Connection, run_id: str, head: RunHead) -> RunRecord:
+def _run(connection: sqlite3.Connection, run_id: str, head: RunHead, spent: Spent) -> RunRecord:
     counts: dict[str, int] = dict(connection.execute(sql.COUNT_TASKS, (run_id,)).fetchall())
-    input_tokens, output_tokens, cost_usd = connection.execute(sql.SUM_USAGE, (run_id,)).fetchone()
-    spent = Spent(input_tokens or 0, output_tokens or 0, cost_usd)
     return head.record(run_id, counts, spent)
+
+
+class _Stored(NamedTuple):
+    """A text as stored: in its row, or by key in `blobs`."""
+
+    inline: str | None
+    key: bytes | None
+    blob: str | None
+    """The text of `key` in `blobs`; None without a key, and if the text is lost."""
+
+    @property
+    def text(self) -> str | None:
+        return self.inline if self.key is None else self.blob
+
+    @property
+    def content(self) -> Content:
+        return self.inline if self.key is None else self.key
+
+    @property
+    def is_lost(self) -> bool:
+        """Return whether the text of the key is missing or damaged."""
+        return self.key is not None and (self.blob is None or blob_key(self.blob) != self.key)
+
+
+def _fits(row: int | str, checksum: bytes | None, text: _Stored, data: _Stored | None = None) -> bool:
+    """Return whether the texts fit the checksum of the row with this id."""
+    said = None if data is None else data.content
+    if text.content is None and said is None:
+        return checksum is None
+    if checksum != content_checksum(row, text.content, said):
+        return False
+    return not text.is_lost and (data is None or not data.is_lost)
+
+
+def _checked_start(run_id: str, task_id: str, row: Row) -> Row:
+    """Return the row without the checksum. Raises StoreError if the row is damaged."""
+    if row[7] != start_checksum(*row[:7]):
+        raise damaged(run_id, f"the start of an attempt at task {task_id!r}")
+    return row[:7]
+
+
+def _checked_end(run_id: str, task_id: str, row: Row) -> Row:
+    """Return the row without the checksum. Raises StoreError if the row is damaged."""
+    if row[13] != end_checksum(*row[:13]):
+        raise damaged(run_id, f"the end of an attempt at task {task_id!r}")
+    return row[:13]
 
 
 def list_tasks(connection: sqlite3.Connection, run_id: str) -> tuple[TaskRecord, ...]:
     # Row by row: a list of all rows would double the number of objects for the garbage collector.
-    with _paused_collector():
-        return tuple(_task(run_id, row) for row in connection.execute(sql.LIST_TASKS, (run_id,)))
+    with transaction(connection), _paused_collector():
+        found = connection.execute(sql.GET_NUMBER, (run_id,)).fetchone()
+        if found is None:
+            return ()
+        ids = ids_of(found[0])
+        numbered = enumerate(connection.execute(sql.LIST_TASKS, ids), ids["first"])
+        return tuple(_task(run_id, task, row) for task, row in numbered)
 
 
 @contextmanager
@@ -140,28 +217,56 @@ def _paused_collector() -> Generator[None]:
             gc.enable()
 
 
-def _edges(task_id: str, edges: str) -> tuple[str, ...]:
-    if edges == "[]":
-        return ()
-    try:
-        return tuple(json.loads(edges))
-    except (ValueError, TypeError) as error:
-        raise StoreError(f"the stored dependencies of task {task_id!r} are damaged: {error}; restore a copy") from error
+_STATUSES: Mapping[str, str] = {"retried": "pending", "interrupted": "pending", "asked": "waiting_input"}
+"""The status of a task whose last attempt ended with a status that no task has."""
 
 
-def _task(run_id: str, row: Row) -> TaskRecord:
-    task_id, position, prompt, backend, spec, status, attempt, text, data, checksum = row[:10]
-    error_kind, error, session_id, input_tokens, output_tokens, cost_usd, duration_s, started_at, ended_at = row[10:19]
-    crashes, session_confirmed, question, asked, answers, added_by, model, edges = row[19:]
-    damaged = _is_damaged(run_id, task_id, status, text, data, checksum)
-    if damaged:
+def _task(run_id: str, expected: int, row: Row) -> TaskRecord:
+    """Return the record of the task; `expected` is the id that the row has to have."""
+    task, task_id, set_to, crashes, answers, backend, added_by, edges, spec, prompt, checksum = row[:_TASK]
+    if task != expected or checksum != task_checksum(*row[: _TASK - 1]):
+        raise damaged(run_id, f"task {task_id!r} (prompt, dependencies, options, answers)")
+    start, _, attempt, _, session_id, confirmed, started_at, start_sum = row[_TASK : _TASK + _START]
+    if start is None:
+        return TaskRecord(
+            task_id,
+            task & _SEQ,
+            prompt,
+            _edges(edges),
+            backend,
+            spec,
+            set_to or "pending",
+            0,
+            crashes=crashes,
+            answers=answers,
+            added_by=added_by,
+        )
+    if start_sum != start_checksum(*row[_TASK : _TASK + _START - 1]):
+        raise damaged(run_id, f"the start of the last attempt at task {task_id!r}")
+    end = row[_TASK + _START : _TASK + _START + _END]
+    _, _, ended, ended_at, input_tokens, output_tokens, cost_usd, duration_s, model, error_kind, error = end[:11]
+    question, asked = end[11], end[12]
+    if ended is None:
+        status = set_to or "running"
+    elif end[13] != end_checksum(*end[:13]):
+        raise damaged(run_id, f"the end of the last attempt at task {task_id!r}")
+    else:
+        status = set_to or _STATUSES.get(ended, ended)
+    if status != "waiting_input":
+        question = asked = None
+    sha256, text, data, text_key, data_key, text_blob, data_blob = row[_TASK + _START + _END :]
+    is_damaged = not _fits(start, sha256, _Stored(text, text_key, text_blob), _Stored(data, data_key, data_blob))
+    is_damaged |= (sha256 is None) == (status == "completed")
+    if is_damaged:
         text = data = None
+    elif text_key is not None or data_key is not None:
+        text, data = text if text_key is None else text_blob, data if data_key is None else data_blob
     # By position: keyword arguments take a third longer over 10,000 tasks.
     return TaskRecord(
         task_id,
-        position,
+        task & _SEQ,
         prompt,
-        _edges(task_id, edges),
+        _edges(edges),
         backend,
         spec,
         status,
@@ -171,13 +276,13 @@ def _task(run_id: str, row: Row) -> TaskRecord:
         error_kind,
         error,
         session_id,
-        Spent(input_tokens or 0, output_tokens or 0, cost_usd, model) if attempt else NOTHING_SPENT,
+        Spent(input_tokens or 0, output_tokens or 0, cost_usd, model),
         duration_s,
         started_at,
         ended_at,
-        damaged,
+        is_damaged,
         crashes,
-        session_confirmed == 1,
+        confirmed == 1,
         question,
         asked,
         answers,
@@ -185,43 +290,89 @@ def _task(run_id: str, row: Row) -> TaskRecord:
     )
 
 
-def _is_damaged(*stored: Any) -> bool:
-    run_id, task_id, status, text, data, checksum = stored
-    # A text with a lost blob reads as None, which does not fit the checksum.
-    if status != "completed":
-        return any(value is not None for value in (text, data, checksum))
-    return text is None or checksum != result_checksum(run_id, task_id, text, data)
+def _edges(edges: str) -> tuple[str, ...]:
+    return () if edges == "[]" else tuple(json.loads(edges))
 
 
 def list_attempts(connection: sqlite3.Connection, run_id: str, task_id: str | None) -> tuple[AttemptRecord, ...]:
-    if task_id is None:
-        rows = connection.execute(sql.LIST_ATTEMPTS, (run_id,)).fetchall()
-    else:
-        rows = connection.execute(sql.LIST_TASK_ATTEMPTS, (run_id, task_id)).fetchall()
-    return tuple(_attempt(row) for row in rows)
+    with transaction(connection):
+        if task_id is None:
+            found = connection.execute(sql.GET_NUMBER, (run_id,)).fetchone()
+            rows = [] if found is None else connection.execute(sql.LIST_ATTEMPTS, ids_of(found[0])).fetchall()
+        else:
+            found = connection.execute(sql.GET_TASK, (run_id, task_id)).fetchone()
+            rows = [] if found is None else connection.execute(sql.LIST_TASK_ATTEMPTS, {"task": found[0]}).fetchall()
+        return tuple(_attempt(run_id, row) for row in rows)
 
 
-def _attempt(row: Row) -> AttemptRecord:
-    task_id, attempt, status, backend, session_id, started_at, ended_at, error_kind, error, *spent, duration_s = row
-    ended = ended_at, error_kind, error, Spent(*spent), duration_s
-    return AttemptRecord(task_id, attempt, status, backend, session_id, started_at, *ended)
+def _attempt(run_id: str, row: Row) -> AttemptRecord:
+    task_id: str = row[0]
+    _, _, attempt, backend, session_id, _, started_at = _checked_start(run_id, task_id, row[1 : 1 + _START])
+    begun = task_id, attempt
+    if row[1 + _START] is None:
+        return AttemptRecord(*begun, "running", backend, session_id, started_at, None, None, None, NOTHING_SPENT, None)
+    end = _checked_end(run_id, task_id, row[1 + _START :])
+    _, _, status, ended_at, *spent, duration_s, model, error_kind, error, _, _ = end
+    ended = ended_at, error_kind, error, Spent(*spent, model), duration_s
+    return AttemptRecord(*begun, status, backend, session_id, started_at, *ended)
 
 
 def list_messages(connection: sqlite3.Connection, run_id: str, task_id: str) -> tuple[MessageRecord, ...]:
-    rows: list[Row] = connection.execute(sql.LIST_MESSAGES, (run_id, task_id)).fetchall()
-    return tuple(_message(run_id, task_id, position, row) for position, row in enumerate(rows))
+    with transaction(connection):
+        found = connection.execute(sql.GET_TASK, (run_id, task_id)).fetchone()
+        if found is None:
+            return ()
+        task = {"task": found[0]}
+        messages = [_message(row) for row in connection.execute(sql.LIST_MESSAGES, task)]
+        for row in connection.execute(sql.LIST_END_MESSAGES, task):
+            messages += _end_messages(run_id, task_id, row)
+    messages.sort(key=attrgetter("place"))
+    return tuple(_record_of(task_id, position, message) for position, message in enumerate(messages))
 
 
-def _message(run_id: str, task_id: str, position: int, row: Row) -> MessageRecord:
-    attempt, role, content, part, input_tokens, output_tokens, at, checksum = row
-    if content is None:
-        damaged = True
-    elif part == _RESULT:
-        damaged = checksum != result_checksum(run_id, task_id, content, None)
-    else:
-        damaged = checksum != message_checksum(run_id, task_id, role, content)
-    shown: str = content or "" if not damaged else ""
-    return MessageRecord(task_id, position, attempt, role, shown, input_tokens, output_tokens, at, damaged)
+class _Placed(NamedTuple):
+    """A message with its place in the conversation."""
+
+    place: tuple[int, int]
+    """The number of the change, then the part, as in the view `messages`."""
+    attempt: int
+    role: str
+    content: str
+    input_tokens: int
+    output_tokens: int
+    at: str
+    damaged: bool
+
+
+def _message(row: Row) -> _Placed:
+    message, _, attempt, role, at, input_tokens, output_tokens, checksum, *texts = row
+    stored = _Stored(*texts)
+    is_damaged = stored.is_lost or checksum != message_checksum(row[:7], stored.content)
+    shown = "" if is_damaged else stored.text or ""
+    return _Placed((message & _SEQ, 0), attempt, role, shown, input_tokens, output_tokens, at, is_damaged)
+
+
+def _record_of(task_id: str, position: int, message: _Placed) -> MessageRecord:
+    _, attempt, role, content, input_tokens, output_tokens, at, is_damaged = message
+    return MessageRecord(task_id, position, attempt, role, content, input_tokens, output_tokens, at, is_damaged)
+
+
+def _end_messages(run_id: str, task_id: str, row: Row) -> list[_Placed]:
+    """Return the prompt of an attempt and its answer, if there is one."""
+    start, _, attempt, *_ = _checked_start(run_id, task_id, row[:_START])
+    _, end, _, at, input_tokens, output_tokens, *_ = _checked_end(run_id, task_id, row[_START : _START + _END])
+    checksum, text, data, text_key, data_key, text_blob, prompt_checksum, *prompts = row[_START + _END :]
+    prompt, said = _Stored(*prompts), _Stored(text, text_key, text_blob)
+    is_damaged = not _fits(start, prompt_checksum, prompt)
+    shown = "" if is_damaged else prompt.text or ""
+    found = [_Placed(((end & _SEQ) - 1, 1), attempt, "user", shown, 0, 0, at, is_damaged)]
+    if checksum is not None or said.content is not None:
+        data_content = data if data_key is None else data_key
+        is_damaged = said.is_lost or checksum != content_checksum(start, said.content, data_content)
+        shown = "" if is_damaged else said.text or ""
+        place = end & _SEQ, 2
+        found.append(_Placed(place, attempt, "assistant", shown, input_tokens, output_tokens, at, is_damaged))
+    return found
 
 
 def list_events(connection: sqlite3.Connection, run_id: str, after: int, limit: int) -> tuple[EventRecord, ...]:
@@ -231,18 +382,40 @@ def list_events(connection: sqlite3.Connection, run_id: str, after: int, limit: 
             return ()
         ids = ids_of(found[0])
         ids["first"] += max(0, after) + 1
-        page = {"run_id": run_id, "after": after, "limit": max(0, limit), **ids}
-        rows: list[Row] = connection.execute(sql.LIST_EVENTS, page).fetchall()
-        return tuple(_event(row) for row in rows)
+        limit = max(0, limit)
+        page = {"run_id": run_id, "after": after, "limit": limit, **ids}
+        events = [_event(row) for row in connection.execute(sql.LIST_OTHER_EVENTS, page)]
+        events += [_start_event(run_id, row) for row in connection.execute(sql.LIST_STARTS, page)]
+        events += [_completion_event(run_id, row) for row in connection.execute(sql.LIST_COMPLETIONS, page)]
+    events.sort(key=attrgetter("seq"))
+    return tuple(events[:limit])
 
 
 def _event(row: Row) -> EventRecord:
-    seq, at, kind, task_id, attempt, detail, started_by = row
-    known = _EVENT_KINDS.get(kind)
-    if known is None:
-        raise StoreError(f"the stored kind of event {seq} is damaged: {kind!r}; restore a copy")
-    return EventRecord(seq, at, known, task_id, attempt, detail if started_by is None else start_detail(started_by))
+    run_id, seq, at, kind, task_id, attempt, detail, checksum = row
+    if checksum != row_checksum(*row[:-1]):
+        raise damaged(run_id, f"event {seq}")
+    return EventRecord(seq, at, _EVENT_KINDS[kind], task_id, attempt, detail)
+
+
+def _start_event(run_id: str, row: Row) -> EventRecord:
+    start, _, attempt, backend, _, _, at = _checked_start(run_id, row[0], row[1:])
+    return EventRecord(start & _SEQ, at, EventKind.TASK_STARTED, row[0], attempt, start_detail(backend))
+
+
+def _completion_event(run_id: str, row: Row) -> EventRecord:
+    task_id, attempt = row[:2]
+    _, end, _, at, input_tokens, output_tokens, *_ = _checked_end(run_id, task_id, row[2:])
+    detail = completion_detail(input_tokens, output_tokens)
+    return EventRecord(end & _SEQ, at, EventKind.TASK_COMPLETED, task_id, attempt, detail)
 
 
 def list_notes(connection: sqlite3.Connection, run_id: str, after: int) -> tuple[NoteRecord, ...]:
-    return tuple(NoteRecord(*row) for row in connection.execute(sql.LIST_NOTES, (run_id, after)).fetchall())
+    return tuple(_note(row) for row in connection.execute(sql.LIST_NOTES, (run_id, after)).fetchall())
+
+
+def _note(row: Row) -> NoteRecord:
+    run_id, number, kind, at, task_id, body, checksum = row
+    if checksum != message_checksum((run_id, number, kind, at, task_id), body):
+        raise damaged(run_id, f"note {number}")
+    return NoteRecord(number, kind, at, task_id, body)

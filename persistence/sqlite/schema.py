@@ -12,8 +12,9 @@ from plait.persistence.sqlite.transaction import transaction
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-DATABASE_FORMAT: Final = 100
-"""The one format that this plait reads and writes: `user_version` in `schema.sql`. 1 to 5 were used in development."""
+DATABASE_FORMAT: Final = 101
+"""The one format that this plait reads and writes: `user_version` in `schema.sql`. 1 to 5 and 100 were used in
+development."""
 
 
 def create_tables(connection: sqlite3.Connection) -> None:

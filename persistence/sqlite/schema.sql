@@ -4,6 +4,8 @@
 -- Changes append rows to narrow tables with integer keys, and rarely update rows: a start is a row of `starts`, an end
 -- a row of `ends`. The views are for queries by people.
 --
+-- Every row has a checksum (see checksum.py), a text in `blobs` its key.
+--
 -- Ids: a run has a number, which is never used twice. The id of a task is number * 2^32 + position in the run (from 0).
 -- The id of a start or of a message is number * 2^32 + sequence number of the change. So the rows of a run lie
 -- together, in the order of the changes.
@@ -38,6 +40,11 @@ CREATE TABLE runs (
     claims TEXT NOT NULL,                -- JSON: [number of the claiming change, owner_id] for every epoch
     policy_state TEXT,                   -- JSON: the state of the run's policy, for its next call
     policy_seq INTEGER NOT NULL DEFAULT 0,  -- the number of the change with the state
+    input_tokens INTEGER NOT NULL DEFAULT 0,  -- the sums over all attempts
+    output_tokens INTEGER NOT NULL DEFAULT 0,
+    cost_usd REAL,
+    row_checksum INTEGER,                -- CRC-32 over the columns above without epoch, with `number`
+    settings_checksum BLOB NOT NULL,     -- SHA-256 over run_id and settings
     settings_sha256 BLOB REFERENCES blobs (sha256),
     settings TEXT NOT NULL               -- '' if the settings are in blobs
 ) STRICT;
@@ -55,6 +62,7 @@ CREATE TABLE given_tasks (
     answers TEXT,                        -- JSON: the answers of persons
     backend TEXT,                        -- the backend that the plan names; NULL for the default
     added_by TEXT,                       -- the task that added the task; NULL if RunCreated or the policy did
+    checksum BLOB NOT NULL,              -- SHA-256 over the row
     depends_on TEXT NOT NULL,            -- JSON: the ids of the tasks that have to end first
     spec TEXT NOT NULL,
     prompt TEXT NOT NULL,
@@ -70,6 +78,7 @@ CREATE TABLE starts (
     session_id TEXT,
     session_confirmed INTEGER NOT NULL DEFAULT 0 CHECK (session_confirmed = 0 OR session_confirmed = 1),
     started_at TEXT NOT NULL,
+    row_checksum INTEGER NOT NULL,       -- CRC-32 over the row
     UNIQUE (task, attempt)
 ) STRICT;
 
@@ -90,9 +99,9 @@ CREATE TABLE ends (
     error TEXT,
     question TEXT,                       -- the text for a person, while the task is waiting_input
     asked TEXT,                          -- more about the question as JSON, if the task itself asks
-    checksum BLOB,                       -- SHA-256 over run, task and result
-    prompt_checksum BLOB,                -- SHA-256 over run, task, 'user' and prompt
-    text_checksum BLOB,                  -- the same of 'assistant' and text, if the result has data beside the text
+    row_checksum INTEGER NOT NULL,       -- CRC-32 over the columns above
+    checksum BLOB,                       -- SHA-256 over id, text and data; NULL without a result
+    prompt_checksum BLOB,                -- SHA-256 over id and prompt; NULL without a prompt
     text_sha256 BLOB REFERENCES blobs (sha256),
     data_sha256 BLOB REFERENCES blobs (sha256),
     prompt_sha256 BLOB REFERENCES blobs (sha256),
@@ -115,7 +124,7 @@ CREATE TABLE other_messages (
     at TEXT NOT NULL,
     input_tokens INTEGER NOT NULL,
     output_tokens INTEGER NOT NULL,
-    checksum BLOB NOT NULL,              -- SHA-256 over run, task, role and content
+    checksum BLOB NOT NULL,              -- SHA-256 over the row
     content_sha256 BLOB REFERENCES blobs (sha256),
     content TEXT                         -- NULL if in blobs
 ) STRICT;
@@ -129,6 +138,7 @@ CREATE TABLE sessions (
     session_id TEXT NOT NULL,
     attempt INTEGER NOT NULL,            -- the last attempt that used the session; 0 if a person continued the session
     opened_at TEXT NOT NULL,
+    row_checksum INTEGER NOT NULL,       -- CRC-32 over the row without opened_at
     PRIMARY KEY (run_id, task_id, session_id)
 ) STRICT, WITHOUT ROWID;
 
@@ -141,6 +151,7 @@ CREATE TABLE other_events (
     task_id TEXT,
     attempt INTEGER,
     detail TEXT NOT NULL,
+    row_checksum INTEGER NOT NULL,       -- CRC-32 over the row
     PRIMARY KEY (run_id, seq)
 ) STRICT, WITHOUT ROWID;
 
@@ -152,6 +163,7 @@ CREATE TABLE notes (
     kind TEXT NOT NULL,
     task_id TEXT,                        -- the task concerned; NULL for a request about the run
     body TEXT NOT NULL,                  -- JSON
+    checksum BLOB NOT NULL,              -- SHA-256 over the row
     PRIMARY KEY (run_id, number)
 ) STRICT, WITHOUT ROWID;
 
@@ -190,8 +202,7 @@ FROM starts AS s JOIN given_tasks AS t ON t.id = s.task JOIN runs AS r ON r.numb
     LEFT JOIN ends AS e ON e.id = s.id;
 
 -- Every message; the order within a task is seq, part. Part 0 is a row of other_messages. Part 1 is the prompt of an
--- end, with the number before the end's. Parts 2 and 3 are the text of an end: 2 has the checksum of a result, 3 of a
--- message.
+-- end, with the number before the end's. Part 2 is the text of an end, with the checksum of the result.
 CREATE VIEW messages AS
 SELECT r.run_id, t.task_id, m.id & 4294967295 AS seq, 0 AS part, m.attempt, m.role, m.at, m.input_tokens,
     m.output_tokens, m.checksum, m.content_sha256, m.content
@@ -202,8 +213,8 @@ SELECT r.run_id, t.task_id, (e.end_id & 4294967295) - 1, 1, s.attempt, 'user', e
 FROM given_tasks AS t JOIN runs AS r ON r.number = t.run JOIN starts AS s ON s.task = t.id JOIN ends AS e ON e.id = s.id
 WHERE e.prompt_checksum IS NOT NULL
 UNION ALL
-SELECT r.run_id, t.task_id, e.end_id & 4294967295, iif(e.text_checksum IS NULL, 2, 3), s.attempt, 'assistant',
-    e.ended_at, e.input_tokens, e.output_tokens, coalesce(e.text_checksum, e.checksum), e.text_sha256, e.text
+SELECT r.run_id, t.task_id, e.end_id & 4294967295, 2, s.attempt, 'assistant',
+    e.ended_at, e.input_tokens, e.output_tokens, e.checksum, e.text_sha256, e.text
 FROM given_tasks AS t JOIN runs AS r ON r.number = t.run JOIN starts AS s ON s.task = t.id JOIN ends AS e ON e.id = s.id
 WHERE e.prompt_checksum IS NOT NULL AND (e.checksum IS NOT NULL OR e.text IS NOT NULL OR e.text_sha256 IS NOT NULL);
 
@@ -219,4 +230,4 @@ SELECT run_id, ended_seq, ended_at, 'task_completed', task_id, attempt, NULL,
 FROM attempts WHERE status = 'completed';
 
 PRAGMA application_id = 1886151028;  -- "plat"
-PRAGMA user_version = 100;           -- the format; 1 to 5 were used in development
+PRAGMA user_version = 101;           -- the format; 1 to 5 and 100 were used in development

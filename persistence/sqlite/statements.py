@@ -4,6 +4,8 @@ The rows of a batch are written by as few statements as possible. The sqlite3 mo
 every step, and waits up to 5 ms for the lock while the event loop is busy: one step for a thousand rows is cheaper.
 """
 
+# ruff: noqa: S608 - the parts of the statements are constants of this file
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -39,68 +41,64 @@ def bulk_sql(bulk: Bulk, rows: int) -> str:
 
 
 ADD_TASKS = Bulk(
-    8,
-    """INSERT INTO given_tasks (id, run, task_id, backend, added_by, depends_on, spec, prompt)
+    9,
+    """INSERT INTO given_tasks (id, run, task_id, backend, added_by, checksum, depends_on, spec, prompt)
     WITH new AS {rows} SELECT column1, column2, column3, nullif(column4, 0), nullif(column5, 0), column6, column7,
-        column8 FROM new WHERE column1 IS NOT NULL""",
+        column8, column9 FROM new WHERE column1 IS NOT NULL""",
 )
 ADD_STARTS = Bulk(
-    7,
-    """INSERT INTO starts (id, task, attempt, backend, session_id, session_confirmed, started_at)
-    WITH new AS {rows} SELECT column1, column2, column3, column4, nullif(column5, 0), column6, column7
+    8,
+    """INSERT INTO starts (id, task, attempt, backend, session_id, session_confirmed, started_at, row_checksum)
+    WITH new AS {rows} SELECT column1, column2, column3, column4, nullif(column5, 0), column6, column7, column8
     FROM new WHERE column1 IS NOT NULL""",
 )
 ADD_COMPLETIONS = Bulk(
     14,
     """INSERT INTO ends (id, end_id, status, ended_at, input_tokens, output_tokens, cost_usd, duration_s, model,
-    checksum, prompt_checksum, text_checksum, text, data, prompt)
+    row_checksum, checksum, prompt_checksum, text, data, prompt)
     WITH new AS {rows} SELECT column1, column2, 'completed', column3, column4, column5, nullif(column6, ''), column7,
-        nullif(column8, 0), column9, nullif(column10, 0), nullif(column11, 0), column12, nullif(column13, 0),
-        nullif(column14, 0)
+        nullif(column8, 0), column9, column10, nullif(column11, 0), column12, nullif(column13, 0), nullif(column14, 0)
     FROM new WHERE column1 IS NOT NULL""",
 )
 """Completions without a large part. Three NULL columns less for the blobs save a seventh of the time."""
 ADD_LARGE_COMPLETIONS = Bulk(
     17,
     """INSERT INTO ends (id, end_id, status, ended_at, input_tokens, output_tokens, cost_usd, duration_s, model,
-    checksum, prompt_checksum, text_checksum, text, data, prompt, text_sha256, data_sha256, prompt_sha256)
+    row_checksum, checksum, prompt_checksum, text, data, prompt, text_sha256, data_sha256, prompt_sha256)
     WITH new AS {rows} SELECT column1, column2, 'completed', column3, column4, column5, nullif(column6, ''), column7,
-        nullif(column8, 0), column9, nullif(column10, 0), nullif(column11, 0), nullif(column12, 0),
-        nullif(column13, 0), nullif(column14, 0), column15, column16, column17
+        nullif(column8, 0), column9, column10, nullif(column11, 0), nullif(column12, 0), nullif(column13, 0),
+        nullif(column14, 0), column15, column16, column17
     FROM new WHERE column1 IS NOT NULL""",
 )
 ADD_ENDS = Bulk(
-    13,
+    14,
     """INSERT INTO ends (id, end_id, status, ended_at, input_tokens, output_tokens, cost_usd, duration_s, model,
-    error_kind, error, question, asked)
+    error_kind, error, question, asked, row_checksum)
     WITH new AS {rows} SELECT * FROM new WHERE column1 IS NOT NULL""",
 )
 FINISH_ENDS = Bulk(
-    16,
-    """UPDATE ends SET end_id = column2, status = column3, ended_at = column4, input_tokens = input_tokens + column5,
-    output_tokens = output_tokens + column6, cost_usd = coalesce(cost_usd + column7, column7, cost_usd),
-    duration_s = coalesce(duration_s + column8, column8, duration_s), model = coalesce(column9, model),
-    error_kind = column10, error = column11, checksum = column12, text = column13, data = column14,
-    text_sha256 = column15, data_sha256 = column16, question = NULL, asked = NULL
+    17,
+    """UPDATE ends SET end_id = column2, status = column3, ended_at = column4, input_tokens = column5,
+    output_tokens = column6, cost_usd = column7, duration_s = column8, model = column9, error_kind = column10,
+    error = column11, row_checksum = column12, checksum = column13, text = column14, data = column15,
+    text_sha256 = column16, data_sha256 = column17, question = NULL, asked = NULL
     FROM {rows} AS new WHERE id = column1""",
 )
 """For attempts of waiting tasks that are completed or failed without another attempt."""
 DISCARD_RESULTS = Bulk(
     1,
-    """UPDATE ends SET text = NULL, data = NULL, checksum = NULL, text_checksum = NULL, text_sha256 = NULL,
-    data_sha256 = NULL FROM {rows} AS new WHERE id = column1""",
+    """UPDATE ends SET text = NULL, data = NULL, checksum = NULL, text_sha256 = NULL, data_sha256 = NULL
+    FROM {rows} AS new WHERE id = column1""",
 )
 """For damaged results, and for the messages that are stored with the results."""
 SET_SESSIONS = Bulk(
-    3,
-    """UPDATE starts SET session_id = coalesce(column2, session_id),
-    session_confirmed = coalesce(column3, session_confirmed)
+    4,
+    """UPDATE starts SET session_id = column2, session_confirmed = column3, row_checksum = column4
     FROM {rows} AS new WHERE id = column1""",
 )
 SET_TASKS = Bulk(
-    4,
-    """UPDATE given_tasks SET set_to = column2, crashes = crashes + column3,
-    answers = iif(column4 = 0, answers, column4)
+    5,
+    """UPDATE given_tasks SET set_to = column2, crashes = column3, answers = column4, checksum = column5
     FROM {rows} AS new WHERE id = column1""",
 )
 ADD_MESSAGES = Bulk(
@@ -114,14 +112,15 @@ ADD_LARGE_MESSAGES = Bulk(
     WITH new AS {rows} SELECT * FROM new WHERE column1 IS NOT NULL""",
 )
 ADD_SESSIONS = Bulk(
-    5,
-    """INSERT INTO sessions (run_id, task_id, session_id, attempt, opened_at)
+    6,
+    """INSERT INTO sessions (run_id, task_id, session_id, attempt, opened_at, row_checksum)
     WITH new AS {rows} SELECT * FROM new WHERE column1 IS NOT NULL
-    ON CONFLICT (run_id, task_id, session_id) DO UPDATE SET attempt = excluded.attempt""",
+    ON CONFLICT (run_id, task_id, session_id) DO UPDATE SET attempt = excluded.attempt,
+        row_checksum = excluded.row_checksum""",
 )
 ADD_EVENTS = Bulk(
-    7,
-    """INSERT INTO other_events (run_id, seq, at, kind, task_id, attempt, detail)
+    8,
+    """INSERT INTO other_events (run_id, seq, at, kind, task_id, attempt, detail, row_checksum)
     WITH new AS {rows} SELECT * FROM new WHERE column1 IS NOT NULL""",
 )
 
@@ -142,6 +141,19 @@ IN_ORDER = (
 )
 """The order of the statements of a batch: rows are added before rows are changed."""
 
+_START = """{0}id, {0}task, {0}attempt, {0}backend, {0}session_id, {0}session_confirmed, {0}started_at,
+    {0}row_checksum"""
+"""The columns of `starts`, with the checksum behind."""
+_END = """{0}id, {0}end_id, {0}status, {0}ended_at, {0}input_tokens, {0}output_tokens, {0}cost_usd, {0}duration_s,
+    {0}model, {0}error_kind, {0}error, {0}question, {0}asked, {0}row_checksum"""
+"""The columns of `ends` without prompt, text and data, with the checksum behind."""
+_TASK = """{0}id, {0}task_id, {0}set_to, {0}crashes, {0}answers, {0}backend, {0}added_by, {0}depends_on, {0}spec,
+    {0}prompt, {0}checksum"""
+"""The columns of `given_tasks` without `run`, with the checksum behind."""
+FIND_STARTS = Bulk(1, f"SELECT {_START.format('')} FROM {{rows}} AS new CROSS JOIN starts ON id = column1")
+FIND_ENDS = Bulk(1, f"SELECT {_END.format('')} FROM {{rows}} AS new CROSS JOIN ends ON id = column1")
+FIND_GIVEN_TASKS = Bulk(1, f"SELECT {_TASK.format('')} FROM {{rows}} AS new CROSS JOIN given_tasks ON id = column1")
+"""For rows that change: their checksums are renewed."""
 FIND_TASKS = Bulk(
     2,
     """SELECT tasks.task_id, position, status, attempt, started_seq FROM {rows} AS new
@@ -157,74 +169,86 @@ ON CONFLICT (sha256) DO UPDATE SET content = excluded.content WHERE content IS N
 """Keeps an existing blob, but repairs a damaged blob."""
 
 ADD_RUN = """
-INSERT INTO runs (run_id, name, settings, settings_sha256, created_at, status, last_seq, epoch, claims)
-VALUES (?, ?, ?, ?, ?, 'queued', 0, 0, '[]')
+INSERT INTO runs (run_id, name, settings, settings_sha256, settings_checksum, created_at, status, last_seq, epoch,
+    claims)
+VALUES (?, ?, ?, ?, ?, ?, 'queued', 0, 0, '[]')
 """
 SET_HEAD = """
-UPDATE runs SET status = ?, started_at = ?, ended_at = ?, error = ?, last_seq = ?, epoch = ?, lease_expires_at = ?,
-    claims = ?, policy_state = ?, policy_seq = ?, owner_id = ?, owner_host = ?, owner_boot_id = ?, owner_pid = ?,
-    owner_process_started = ?, owner_claimed_at = ?
-WHERE run_id = ?
+UPDATE runs SET status = ?, started_at = ?, ended_at = ?, error = ?, last_seq = ?, lease_expires_at = ?, claims = ?,
+    policy_state = ?, policy_seq = ?, input_tokens = ?, output_tokens = ?, cost_usd = ?, owner_id = ?, owner_host = ?,
+    owner_boot_id = ?, owner_pid = ?, owner_process_started = ?, owner_claimed_at = ?, row_checksum = ?, epoch = ?
+WHERE number = ?
 """
-SET_LAST_SEQ = "UPDATE runs SET last_seq = ? WHERE run_id = ?"
+SET_LAST_SEQ = """
+UPDATE runs SET last_seq = ?, input_tokens = ?, output_tokens = ?, cost_usd = ?, row_checksum = ? WHERE number = ?
+"""
 
 GET_NUMBER = "SELECT number FROM runs WHERE run_id = ?"
-GET_HEAD = """
-SELECT number, name, created_at, status, started_at, ended_at, error, last_seq, lease_expires_at, claims,
-    policy_state, policy_seq, owner_id, owner_host, owner_boot_id, owner_pid, owner_process_started, owner_claimed_at
+_HEAD = """number, run_id, name, created_at, status, started_at, ended_at, error, last_seq, lease_expires_at, claims,
+    policy_state, policy_seq, input_tokens, output_tokens, cost_usd, owner_id, owner_host, owner_boot_id, owner_pid,
+    owner_process_started, owner_claimed_at, row_checksum"""
+GET_HEAD = f"SELECT {_HEAD} FROM runs WHERE run_id = ?"
+GET_SETTINGS = """
+SELECT settings, settings_sha256, settings_checksum,
+    iif(settings_sha256 IS NULL, NULL, (SELECT content FROM blobs WHERE sha256 = settings_sha256))
 FROM runs WHERE run_id = ?
 """
-GET_SETTINGS = """
-SELECT coalesce((SELECT content FROM blobs WHERE sha256 = settings_sha256), settings) FROM runs WHERE run_id = ?
-"""
-LIST_RUNS = """
-SELECT run_id, name, created_at, status, started_at, ended_at, error, last_seq, lease_expires_at, claims,
-    policy_state, policy_seq, owner_id, owner_host, owner_boot_id, owner_pid, owner_process_started, owner_claimed_at
-FROM runs ORDER BY created_at DESC, number DESC LIMIT ?
-"""
+LIST_RUNS = f"SELECT {_HEAD} FROM runs ORDER BY created_at DESC, number DESC LIMIT ?"
 COUNT_TASKS = "SELECT status, count(*) FROM tasks WHERE run_id = ? GROUP BY status ORDER BY min(position)"
-SUM_USAGE = "SELECT sum(input_tokens), sum(output_tokens), sum(cost_usd) FROM attempts WHERE run_id = ?"
-LIST_TASKS = """
-SELECT task_id, position, prompt, backend, spec, status, attempt,
-    coalesce(text, (SELECT content FROM blobs WHERE sha256 = text_sha256)),
-    coalesce(data, (SELECT content FROM blobs WHERE sha256 = data_sha256)), checksum, error_kind, error, session_id,
-    input_tokens, output_tokens, cost_usd, duration_s, started_at, ended_at, crashes, session_confirmed, question,
-    asked, answers, added_by, model, depends_on
-FROM tasks WHERE run_id = ? ORDER BY position
+LIST_TASKS = f"""
+SELECT {_TASK.format("t.")}, {_START.format("s.")}, {_END.format("e.")},
+    e.checksum, e.text, e.data, e.text_sha256, e.data_sha256,
+    iif(e.text_sha256 IS NULL, NULL, (SELECT content FROM blobs WHERE sha256 = e.text_sha256)),
+    iif(e.data_sha256 IS NULL, NULL, (SELECT content FROM blobs WHERE sha256 = e.data_sha256))
+FROM given_tasks AS t
+    LEFT JOIN starts AS s ON s.id = (SELECT id FROM starts WHERE task = t.id ORDER BY attempt DESC LIMIT 1)
+    LEFT JOIN ends AS e ON e.id = s.id
+WHERE t.id BETWEEN :first AND :last ORDER BY t.id
 """
-_ATTEMPT = """SELECT task_id, attempt, status, backend, session_id, started_at, ended_at, error_kind, error,
-    input_tokens, output_tokens, cost_usd, model, duration_s FROM attempts"""
-LIST_ATTEMPTS = f"{_ATTEMPT} WHERE run_id = ? ORDER BY started_seq"
-LIST_TASK_ATTEMPTS = f"{_ATTEMPT} WHERE run_id = ? AND task_id = ? ORDER BY attempt"
+_ATTEMPTS = f"""
+SELECT t.task_id, {_START.format("s.")}, {_END.format("e.")}
+FROM starts AS s JOIN given_tasks AS t ON t.id = s.task LEFT JOIN ends AS e ON e.id = s.id
+"""
+LIST_ATTEMPTS = f"{_ATTEMPTS} WHERE s.id BETWEEN :first AND :last ORDER BY s.id"
+LIST_TASK_ATTEMPTS = f"{_ATTEMPTS} WHERE s.task = :task ORDER BY s.attempt"
+GET_TASK = "SELECT t.id FROM given_tasks AS t JOIN runs AS r ON r.number = t.run WHERE r.run_id = ? AND t.task_id = ?"
 LIST_MESSAGES = """
-SELECT attempt, role, coalesce(content, (SELECT content FROM blobs WHERE sha256 = content_sha256)),
-    part, input_tokens, output_tokens, at, checksum
-FROM messages WHERE run_id = ? AND task_id = ? ORDER BY seq, part
+SELECT m.id, m.task, m.attempt, m.role, m.at, m.input_tokens, m.output_tokens, m.checksum, m.content, m.content_sha256,
+    iif(m.content_sha256 IS NULL, NULL, (SELECT content FROM blobs WHERE sha256 = m.content_sha256))
+FROM other_messages AS m WHERE m.task = :task ORDER BY m.id
+"""
+LIST_END_MESSAGES = f"""
+SELECT {_START.format("s.")}, {_END.format("e.")},
+    e.checksum, e.text, e.data, e.text_sha256, e.data_sha256,
+    iif(e.text_sha256 IS NULL, NULL, (SELECT content FROM blobs WHERE sha256 = e.text_sha256)),
+    e.prompt_checksum, e.prompt, e.prompt_sha256,
+    iif(e.prompt_sha256 IS NULL, NULL, (SELECT content FROM blobs WHERE sha256 = e.prompt_sha256))
+FROM starts AS s JOIN ends AS e ON e.id = s.id
+WHERE s.task = :task AND coalesce(e.prompt_checksum, e.prompt, e.prompt_sha256) IS NOT NULL ORDER BY s.attempt
 """
 LAST_SEQ = "SELECT number, last_seq FROM runs WHERE run_id = ?"
-LIST_EVENTS = """
-SELECT * FROM (SELECT seq, at, kind, task_id, attempt, detail, NULL AS backend FROM other_events
-    WHERE run_id = :run_id AND seq > :after ORDER BY seq LIMIT :limit)
-UNION ALL
-SELECT * FROM (SELECT s.id & 4294967295, s.started_at, 'task_started', t.task_id, s.attempt, '{}', s.backend
-    FROM starts AS s JOIN given_tasks AS t ON t.id = s.task
-    WHERE s.id BETWEEN :first AND :last ORDER BY s.id LIMIT :limit)
-UNION ALL
-SELECT * FROM (SELECT e.end_id & 4294967295, e.ended_at, 'task_completed', t.task_id, s.attempt,
-        '{"input_tokens":' || e.input_tokens || ',"output_tokens":' || e.output_tokens || '}', NULL
-    FROM ends AS e JOIN starts AS s ON s.id = e.id JOIN given_tasks AS t ON t.id = s.task
-    WHERE e.end_id BETWEEN :first AND :last AND e.status = 'completed'
-    ORDER BY e.end_id LIMIT :limit)
-ORDER BY 1 LIMIT :limit
+LIST_OTHER_EVENTS = """
+SELECT run_id, seq, at, kind, task_id, attempt, detail, row_checksum FROM other_events
+WHERE run_id = :run_id AND seq > :after ORDER BY seq LIMIT :limit
 """
-"""The rows of the view `events`. Each part has the limit itself, so the cost of a page depends on the page alone."""
+LIST_STARTS = f"""
+SELECT t.task_id, {_START.format("s.")} FROM starts AS s JOIN given_tasks AS t ON t.id = s.task
+WHERE s.id BETWEEN :first AND :last ORDER BY s.id LIMIT :limit
+"""
+LIST_COMPLETIONS = f"""
+SELECT t.task_id, s.attempt, {_END.format("e.")}
+FROM ends AS e JOIN starts AS s ON s.id = e.id JOIN given_tasks AS t ON t.id = s.task
+WHERE e.end_id BETWEEN :first AND :last AND e.status = 'completed' ORDER BY e.end_id LIMIT :limit
+"""
+"""With LIST_OTHER_EVENTS and LIST_STARTS the rows of the view `events`. Each has the limit itself, so the cost of a
+page depends on the page alone.
+"""
 
-ADD_NOTE = """
-INSERT INTO notes (run_id, number, kind, at, task_id, body)
-SELECT run_id, (SELECT ifnull(max(number), 0) + 1 FROM notes WHERE run_id = runs.run_id), ?, ?, ?, ?
-FROM runs WHERE run_id = ?
+NEXT_NOTE = "SELECT ifnull(max(number), 0) + 1 FROM notes WHERE run_id = ?"
+ADD_NOTE = "INSERT INTO notes (run_id, number, kind, at, task_id, body, checksum) VALUES (?, ?, ?, ?, ?, ?, ?)"
+LIST_NOTES = """
+SELECT run_id, number, kind, at, task_id, body, checksum FROM notes WHERE run_id = ? AND number > ? ORDER BY number
 """
-LIST_NOTES = "SELECT number, kind, at, task_id, body FROM notes WHERE run_id = ? AND number > ? ORDER BY number"
 
 GET_OWNERSHIP = """
 SELECT status = 'completed' OR status = 'failed' OR status = 'cancelled', status, owner_pid, owner_host
@@ -248,7 +272,7 @@ DELETE FROM blobs WHERE NOT EXISTS (SELECT 1 FROM ends WHERE text_sha256 = blobs
     AND NOT EXISTS (SELECT 1 FROM other_messages WHERE content_sha256 = blobs.sha256)
     AND NOT EXISTS (SELECT 1 FROM runs WHERE settings_sha256 = blobs.sha256)
 """
-LIST_SESSIONS = "SELECT DISTINCT session_id FROM sessions"
+LIST_SESSIONS = "SELECT run_id, task_id, session_id, attempt, row_checksum FROM sessions"
 RUN_SIZES = """
 SELECT run_id, sum(bytes) FROM (
     SELECT number, length(CAST(settings AS BLOB)) + ifnull(length(CAST(error AS BLOB)), 0)

@@ -11,15 +11,18 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from plait.persistence import rules
 from plait.persistence.changes import RunCreated, RunReleased
 from plait.persistence.errors import Conflict
 from plait.persistence.failpoints import reached
+from plait.persistence.records import NOTHING_SPENT, Spent
 from plait.persistence.sqlite import statements as sql
 from plait.persistence.sqlite.apply import OF_TASKS, ChangeApplier
 from plait.persistence.sqlite.bulk import BatchRows, Row
+from plait.persistence.sqlite.checksum import content_checksum, message_checksum, row_checksum
 from plait.persistence.sqlite.reader import read_head
 from plait.persistence.sqlite.task_cache import TaskCache
 from plait.persistence.sqlite.transaction import transaction
@@ -52,15 +55,18 @@ def write_batch(connection: sqlite3.Connection, batch: Batch, caches: TaskCaches
 
 def send_note(connection: sqlite3.Connection, run_id: str, note: Note) -> None:
     """Add the note to the run's inbox. Raises Conflict, or an error of sqlite3."""
-    row = (note.kind, note.at, note.task_id, note.body, run_id)
     try:
         with transaction(connection, "BEGIN IMMEDIATE"):
-            added = connection.execute(sql.ADD_NOTE, row).rowcount
+            is_known = connection.execute(sql.GET_NUMBER, (run_id,)).fetchone() is not None
+            if is_known:
+                (number,) = connection.execute(sql.NEXT_NOTE, (run_id,)).fetchone()
+                row = run_id, number, note.kind, note.at, note.task_id
+                connection.execute(sql.ADD_NOTE, (*row, note.body, message_checksum(row, note.body)))
     except UnicodeDecodeError:
         raise
     except (UnicodeEncodeError, sqlite3.DataError, sqlite3.IntegrityError) as error:
         raise Conflict(f"run {run_id!r}: the note cannot be stored: {error}") from error
-    if not added:
+    if not is_known:
         raise Conflict(f"run {run_id!r} is not in the store, so no note can be sent to its owner")
 
 
@@ -72,11 +78,12 @@ def _apply(connection: sqlite3.Connection, batch: Batch, cache: TaskCache | None
     changes = batch.changes[skipped:]
     if not changes:
         return None
-    rows = BatchRows(connection)
+    rows = BatchRows(connection, run_id)
     if found is None:
         number, head = _new_run(connection, run_id, changes[0], rows)
+        spent = NOTHING_SPENT
     else:
-        number, head = found
+        number, head, spent = found
     if cache is None or not cache.is_current(connection, number, head):
         cache = TaskCache(connection, run_id, number)
     first_seq = batch.first_seq + skipped
@@ -84,12 +91,11 @@ def _apply(connection: sqlite3.Connection, batch: Batch, cache: TaskCache | None
         for seq, change in enumerate(changes, first_seq):
             head = rules.advance_head(head, change, seq, run_id)
     cache.begin_batch(changes)
-    ChangeApplier(run_id, cache, rows).apply(first_seq, changes)
+    applier = ChangeApplier(run_id, cache, rows)
+    applier.apply(first_seq, changes)
     rows.write()
-    if head is before:
-        connection.execute(sql.SET_LAST_SEQ, (batch.last_seq, run_id))
-    else:
-        _set_head(connection, run_id, head, batch.last_seq)
+    spent += Spent(applier.input_tokens, applier.output_tokens, applier.cost_usd)
+    _set_head(connection, (number, run_id), replace(head, last_seq=batch.last_seq), spent, changed=head is not before)
     cache.mark_written(head, batch.last_seq)
     return cache
 
@@ -98,17 +104,29 @@ def _new_run(connection: sqlite3.Connection, run_id: str, change: Change, rows: 
     head = rules.new_head(change, run_id)
     key = rows.blob(head.settings)
     kept = head.settings if key is None else ""
-    connection.execute(sql.ADD_RUN, (run_id, head.name, kept, key, head.created_at))
+    checksum = content_checksum(run_id, key or head.settings)
+    connection.execute(sql.ADD_RUN, (run_id, head.name, kept, key, checksum, head.created_at))
     (number,) = connection.execute(sql.GET_NUMBER, (run_id,)).fetchone()
     return number, head
 
 
-def _set_head(connection: sqlite3.Connection, run_id: str, head: RunHead, last_seq: int) -> None:
-    claims = json.dumps([[claim.seq, claim.owner_id] for claim in head.claims])
+def _set_head(
+    connection: sqlite3.Connection, run: tuple[int, str], head: RunHead, spent: Spent, *, changed: bool
+) -> None:
+    """Update the row of the run, which has a new checksum after each batch. Unless `changed`, only the number of the
+    last change and the usage differ.
+    """
     owner = head.owner
     owned_by: Row = (None,) * 6
     if owner is not None:
         owned_by = (owner.owner_id, owner.host, owner.boot_id, owner.pid, owner.process_started, owner.claimed_at)
-    state = (head.status, head.started_at, head.ended_at, head.error, last_seq, head.epoch, head.lease_expires_at)
-    policy = head.policy_state, head.policy_seq
-    connection.execute(sql.SET_HEAD, (*state, claims, *policy, *owned_by, run_id))
+    lease = None if head.lease_expires_at is None else head.lease_expires_at + 0.0
+    claims = json.dumps([[claim.seq, claim.owner_id] for claim in head.claims])
+    state = head.status, head.started_at, head.ended_at, head.error, head.last_seq, lease, claims
+    state = (*state, head.policy_state, head.policy_seq)
+    usage = spent.input_tokens, spent.output_tokens, spent.cost_usd
+    checksum = row_checksum(*run, head.name, head.created_at, *state, *usage, *owned_by)
+    if changed:
+        connection.execute(sql.SET_HEAD, (*state, *usage, *owned_by, checksum, head.epoch, run[0]))
+    else:
+        connection.execute(sql.SET_LAST_SEQ, (head.last_seq, *usage, checksum, run[0]))

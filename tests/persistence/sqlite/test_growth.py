@@ -109,7 +109,7 @@ async def test_of_a_completion_with_its_prompt_what_is_large_is_a_blob(path: Pat
 
 @pytest.mark.parametrize(
     ("harmed", "damaged"),
-    [("prompt", (False, True, False)), ("text", (True, False, True)), ("data", (True, False, False))],
+    [("prompt", (False, True, False)), ("text", (True, False, True)), ("data", (True, False, True))],
 )
 async def test_damage_to_a_prompt_harms_the_message_and_not_the_result(
     path: Path, harmed: str, damaged: tuple[bool, bool, bool]
@@ -159,7 +159,7 @@ async def test_large_settings_are_kept_once_and_told_where_they_are_lost(path: P
     edit(path, "PRAGMA foreign_keys = OFF", "DELETE FROM blobs")
     async with SQLiteStore(path, mode="existing") as store:
         assert [run.run_id for run in await store.list_runs()] == ["two"]
-        with pytest.raises(StoreError, match="settings of run 'two' are missing; restore a copy"):
+        with pytest.raises(StoreError, match=r"run 'two' is damaged: the text of its settings .*; restore a copy"):
             await store.get_run("two")
 
 
