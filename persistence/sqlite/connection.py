@@ -7,6 +7,7 @@ complete: the file is made under another name and linked, so an empty file under
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import secrets
@@ -19,10 +20,12 @@ from typing import Final, Literal
 
 from plait.persistence.errors import StoreUnusable
 from plait.persistence.failpoints import reached
-from plait.persistence.sqlite.schema import DATABASE_FORMAT, create_tables
+from plait.persistence.sqlite.schema import DATABASE_FORMAT, SCHEMA, create_tables, expected_schema
 from plait.persistence.sqlite.transaction import decode_lossy
-from plait.persistence.sqlite.wal import is_checkpointed, repair_advice
+from plait.persistence.sqlite.wal import is_checkpointed, repair_advice, wal_path
+from plait.persistence.sqlite.wal_frames import DOUBT, LogState, damaged_log, restore_log, state_of_log
 
+_LOG: Final = logging.getLogger(__name__)
 Mode = Literal["create", "existing", "read"]
 
 APPLICATION_ID: Final = 0x706C6174  # "plat"
@@ -38,6 +41,8 @@ _HINTS: Final = {
     sqlite3.SQLITE_IOERR: "check the disk",
 }
 
+_SMALL: Final = 64 << 20
+"""The bytes of a file that is also checked before it is only read, which takes 0.1 s at most."""
 _PAGE_SIZE: Final = "PRAGMA page_size = 8192"
 """For new files. Rows of one to four thousand bytes waste space in pages of 4,096 bytes, because a row that does not
 fit moves to the next page. Pages above 8,192 bytes save no more space, and each commit writes more.
@@ -57,7 +62,8 @@ _SETTINGS: Final = (
 def open_database(path: Path, mode: Mode, *, look_for_damage: bool = True) -> sqlite3.Connection:
     """Return a configured connection. Raises StoreUnusable, and then has changed nothing that existed.
 
-    `look_for_damage` has no effect in mode "read", so that a large file opens at once.
+    With `look_for_damage` the log, the tables, every page and the references between rows are checked. In mode "read"
+    they are checked if file and log are small, so that a large file opens at once.
     """
     if sqlite3.sqlite_version_info < OLDEST_SQLITE:
         raise StoreUnusable(f"SQLite {sqlite3.sqlite_version} is too old for {path}: 3.37 or later is needed")
@@ -73,7 +79,7 @@ def open_database(path: Path, mode: Mode, *, look_for_damage: bool = True) -> sq
             _inspect(path, "ro", thoroughly=look_for_damage)
             return _open_for_writing(path)
         access = _access_for_reading(path)
-        _inspect(path, access, thoroughly=False)
+        _inspect(path, access, thoroughly=look_for_damage and size_of(path) <= _SMALL)
         return _connect(path, access)
     except sqlite3.Error as error:
         hint = _HINTS.get(getattr(error, "sqlite_errorcode", 0) & 0xFF, "check its permissions and its file system")
@@ -145,8 +151,12 @@ def _inspect(path: Path, access: _Access, *, thoroughly: bool) -> None:
                 raise StoreUnusable(f"{path} belongs to another program; choose another path")
             if version != DATABASE_FORMAT:
                 raise _of_another_format(path, version)
+            check_journal(path, connection)
             if thoroughly:
+                _check_log(path)
+                check_tables(path, connection)
                 _check_pages(path, connection)
+                check_references(path, connection)
     except UnicodeDecodeError as error:  # a message of SQLite quotes the damaged page
         raise _damaged(path, "bytes that are no text where text has to be") from error
     except sqlite3.DatabaseError as error:
@@ -163,6 +173,46 @@ def _of_another_format(path: Path, version: int) -> StoreUnusable:
         f"{path} was made by a development version of plait (database format {version}); {reads}. "
         f"Start a new file, e.g. --store NEW.db"
     )
+
+
+def size_of(path: Path) -> int:
+    """Return the bytes of the database and of the log."""
+    sizes = 0
+    for file in (path, wal_path(path)):
+        with suppress(FileNotFoundError):
+            sizes += file.stat().st_size
+    return sizes
+
+
+def _check_log(path: Path) -> None:
+    state = state_of_log(wal_path(path))
+    if state is LogState.DAMAGED:
+        raise StoreUnusable(f"{damaged_log(path)}; {restore_log(path)}")
+    if state is LogState.IN_DOUBT:
+        _LOG.warning("%s: %s; look at the run that was written last", path, DOUBT)
+
+
+def check_journal(path: Path, connection: sqlite3.Connection) -> None:
+    """Raise StoreUnusable if the header of the file hides the log."""
+    (journal,) = connection.execute("PRAGMA journal_mode").fetchone()
+    if journal != "wal" and not is_checkpointed(path):
+        raise _damaged(path, "the header of the file names no log, but there is a log")
+
+
+def check_tables(path: Path, connection: sqlite3.Connection) -> None:
+    """Raise StoreUnusable if the definition of a table, an index or a view is not that of `schema.sql`."""
+    found = set(connection.execute(SCHEMA).fetchall())
+    changed = sorted(name for _, name, *_ in expected_schema() - found)
+    if changed:
+        raise _damaged(path, f"the definition of {', '.join(changed)} has changed")
+
+
+def check_references(path: Path, connection: sqlite3.Connection) -> None:
+    """Raise StoreUnusable if a row belongs to no run or attempt. A blob that is missing is reported by its readers."""
+    for table in ("ends", "other_events", "sessions", "notes"):
+        for _, _, parent, _ in connection.execute(f"PRAGMA foreign_key_check({table})"):
+            if parent != "blobs":
+                raise _damaged(path, f"a row of {table} has lost its row in {parent}")
 
 
 def _check_pages(path: Path, connection: sqlite3.Connection) -> None:

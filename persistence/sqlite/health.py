@@ -17,13 +17,23 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Final
 
-from plait.persistence.errors import StoreUnusable
+from plait.persistence.errors import StoreError, StoreUnusable
 from plait.persistence.sqlite import reader
-from plait.persistence.sqlite.connection import OLDEST_SQLITE, open_database, unfinished_files
+from plait.persistence.sqlite import statements as sql
+from plait.persistence.sqlite.connection import (
+    OLDEST_SQLITE,
+    check_journal,
+    check_references,
+    check_tables,
+    open_database,
+    unfinished_files,
+)
 from plait.persistence.sqlite.file_system import Locality, file_system_type, locality_of
+from plait.persistence.sqlite.purge import session_ids
 from plait.persistence.sqlite.schema import DATABASE_FORMAT
 from plait.persistence.sqlite.transaction import decode_lossy
-from plait.persistence.sqlite.wal import repair_advice
+from plait.persistence.sqlite.wal import repair_advice, wal_path
+from plait.persistence.sqlite.wal_frames import DOUBT, LogState, damaged_log, restore_log, state_of_log
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,7 +45,6 @@ at the same moment may lose committed rows, or the whole file.
 _LARGE_WAL: Final = 64 << 20  # bytes; about 8 MiB is usual
 _LITTLE_SPACE: Final = 100_000_000  # bytes
 _MOST_NAMED: Final = 5
-_ALL: Final = 1 << 31
 
 
 class Fitness(StrEnum):
@@ -150,7 +159,7 @@ def _user_and_mode(file: Path) -> tuple[int | None, int]:
 def file(path: Path) -> Iterator[Finding]:
     """Check the pages and the checksums of the store at `path`. Stop at an error that makes the file unreadable."""
     try:
-        connection = open_database(path, "read")
+        connection = open_database(path, "read", look_for_damage=False)
     except StoreUnusable as error:
         yield Finding("file", Fitness.BAD, str(error))
         return
@@ -159,6 +168,7 @@ def file(path: Path) -> Iterator[Finding]:
         yield Finding("schema", Fitness.OK, f"format {DATABASE_FORMAT}")  # another format cannot be opened
         try:
             yield _pages(path, connection)
+            yield from _structure(path, connection)
             yield _rows(connection)
         except (sqlite3.Error, UnicodeDecodeError) as error:  # a message of SQLite may quote a damaged page
             yield Finding("file", Fitness.BAD, f"{path} cannot be read: {error}", repair_advice(path))
@@ -189,16 +199,34 @@ def _pages(path: Path, connection: sqlite3.Connection) -> Finding:
     return Finding("pages", Fitness.BAD, f"damaged: {damage}", f"{repair_advice(path)}; no run can be resumed before")
 
 
+def _structure(path: Path, connection: sqlite3.Connection) -> Iterator[Finding]:
+    try:
+        check_journal(path, connection)
+        check_tables(path, connection)
+        check_references(path, connection)
+    except StoreUnusable as error:
+        yield Finding("file", Fitness.BAD, str(error))
+
+
 def _rows(connection: sqlite3.Connection) -> Finding:
     results = messages = 0
     damaged: list[str] = []
-    for run in reader.list_runs(connection, _ALL):
-        for task in reader.list_tasks(connection, run.run_id):
-            name = f"{run.run_id}/{task.task_id}"
-            talk = reader.list_messages(connection, run.run_id, task.task_id)
+    for (run_id,) in connection.execute(sql.LIST_RUN_IDS).fetchall():
+        try:
+            tasks = reader.read(connection, reader.check_run, run_id)
+        except StoreError as error:
+            damaged.append(str(error).split(";", maxsplit=1)[0])
+            continue
+        for task in tasks:
+            talk = reader.read(connection, reader.list_messages, run_id, task.task_id)
             results += task.status == "completed"
             messages += len(talk)
-            damaged += [name] if task.damaged or any(message.damaged for message in talk) else []
+            is_damaged = task.damaged or any(message.damaged for message in talk)
+            damaged += [f"{run_id}/{task.task_id}"] if is_damaged else []
+    try:
+        session_ids(connection)
+    except StoreError as error:
+        damaged.append(str(error).split(";", maxsplit=1)[0])
     checked = f"results: {results:,}, messages: {messages:,}"
     if not damaged:
         return Finding("checksums", Fitness.OK, f"all fit ({checked})")
@@ -213,6 +241,11 @@ def _wal(path: Path) -> Finding:
     except OSError:
         size = 0
     shown = f"{size / 1e6:,.1f} MB"
+    state = state_of_log(wal_path(path))
+    if state is LogState.DAMAGED:
+        return Finding("wal", Fitness.BAD, damaged_log(path), restore_log(path))
+    if state is LogState.IN_DOUBT:
+        return Finding("wal", Fitness.WARNING, f"{shown}; {DOUBT}")
     if size > _LARGE_WAL:
         advice = "end the processes that read the store for long; the next write then shrinks the WAL"
         return Finding("wal", Fitness.WARNING, shown, advice)

@@ -48,6 +48,7 @@ _START = 8
 """The number of columns of a start with its checksum."""
 _TASK = 11
 _END = 14
+_ALL = 1 << 31
 _SEQ = 0xFFFFFFFF
 """The bits of an id with the number of a change, or with the position of a task."""
 _EVENT_KINDS: Mapping[str, EventKind] = {kind.value: kind for kind in EventKind}
@@ -203,6 +204,15 @@ def list_tasks(connection: sqlite3.Connection, run_id: str) -> tuple[TaskRecord,
         return tuple(_task(run_id, task, row) for task, row in numbered)
 
 
+def check_run(connection: sqlite3.Connection, run_id: str) -> tuple[TaskRecord, ...]:
+    """Read everything of the run but messages, and return the tasks. Raises StoreError for a damaged row."""
+    get_run(connection, run_id)
+    list_attempts(connection, run_id, None)
+    list_events(connection, run_id, 0, _ALL)
+    list_notes(connection, run_id, 0)
+    return list_tasks(connection, run_id)
+
+
 @contextmanager
 def _paused_collector() -> Generator[None]:
     """Pause the garbage collector. All objects of the block are kept, and collections took a quarter of the time of a
@@ -312,8 +322,8 @@ def _attempt(run_id: str, row: Row) -> AttemptRecord:
     if row[1 + _START] is None:
         return AttemptRecord(*begun, "running", backend, session_id, started_at, None, None, None, NOTHING_SPENT, None)
     end = _checked_end(run_id, task_id, row[1 + _START :])
-    _, _, status, ended_at, *spent, duration_s, model, error_kind, error, _, _ = end
-    ended = ended_at, error_kind, error, Spent(*spent, model), duration_s
+    _, _, status, ended_at, input_tokens, output_tokens, cost_usd, duration_s, model, error_kind, error, _, _ = end
+    ended = ended_at, error_kind, error, Spent(input_tokens, output_tokens, cost_usd, model), duration_s
     return AttemptRecord(*begun, status, backend, session_id, started_at, *ended)
 
 
@@ -382,13 +392,12 @@ def list_events(connection: sqlite3.Connection, run_id: str, after: int, limit: 
             return ()
         ids = ids_of(found[0])
         ids["first"] += max(0, after) + 1
-        limit = max(0, limit)
-        page = {"run_id": run_id, "after": after, "limit": limit, **ids}
+        page = {"run_id": run_id, "after": after, "limit": max(0, limit), **ids}
         events = [_event(row) for row in connection.execute(sql.LIST_OTHER_EVENTS, page)]
         events += [_start_event(run_id, row) for row in connection.execute(sql.LIST_STARTS, page)]
         events += [_completion_event(run_id, row) for row in connection.execute(sql.LIST_COMPLETIONS, page)]
     events.sort(key=attrgetter("seq"))
-    return tuple(events[:limit])
+    return tuple(events[: max(0, limit)])
 
 
 def _event(row: Row) -> EventRecord:

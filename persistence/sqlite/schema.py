@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import closing
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -15,6 +17,18 @@ if TYPE_CHECKING:
 DATABASE_FORMAT: Final = 101
 """The one format that this plait reads and writes: `user_version` in `schema.sql`. 1 to 5 and 100 were used in
 development."""
+
+
+SCHEMA: Final = "SELECT type, name, tbl_name, sql FROM sqlite_schema"
+
+
+@cache
+def expected_schema() -> frozenset[tuple[str, str, str, str | None]]:
+    """Return the rows of `SCHEMA` in a new database."""
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+        for statement in _statements():
+            connection.execute(statement)
+        return frozenset(connection.execute(SCHEMA).fetchall())
 
 
 def create_tables(connection: sqlite3.Connection) -> None:

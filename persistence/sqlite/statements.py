@@ -183,6 +183,7 @@ SET_LAST_SEQ = """
 UPDATE runs SET last_seq = ?, input_tokens = ?, output_tokens = ?, cost_usd = ?, row_checksum = ? WHERE number = ?
 """
 
+LIST_RUN_IDS = "SELECT run_id FROM runs ORDER BY number"
 GET_NUMBER = "SELECT number FROM runs WHERE run_id = ?"
 _HEAD = """number, run_id, name, created_at, status, started_at, ended_at, error, last_seq, lease_expires_at, claims,
     policy_state, policy_seq, input_tokens, output_tokens, cost_usd, owner_id, owner_host, owner_boot_id, owner_pid,

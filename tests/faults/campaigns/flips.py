@@ -9,6 +9,7 @@ other text, status, edge or id that is returned as if it were stored.
 from __future__ import annotations
 
 import argparse
+import logging
 import multiprocessing
 import os
 import random
@@ -28,6 +29,7 @@ import anyio
 from plait.persistence import SQLiteStore, StoreError
 from plait.persistence.sqlite import health
 from plait.persistence.sqlite.health import Fitness
+from plait.persistence.sqlite.wal_frames import DOUBT
 from plait.runner import ParallelRunner, PlaitError, RunStatus
 from plait.runner.operations.inspect import look_up
 from tests.faults.campaigns.report import Report, Scale
@@ -43,6 +45,23 @@ TOLD = "reported as damaged"
 _ALL = 1 << 20
 
 Shown = dict[str, Any]
+
+
+class _Warnings(logging.Handler):
+    """Keeps whether the store has warned."""
+
+    _warned = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._warned = True
+
+    def pop(self) -> bool:
+        warned, self._warned = self._warned, False
+        return warned
+
+
+WARNINGS = _Warnings(logging.WARNING)
+logging.getLogger("plait.persistence").addHandler(WARNINGS)
 
 
 def run(*, scale: Scale, seed: int = 0) -> Report:
@@ -143,7 +162,8 @@ def flip(folder: Path, rng: random.Random) -> str:
 def doctor(path: Path) -> tuple[list[str], list[str]]:
     """Return the damage that `plait doctor` reports, and what is wrong with the report."""
     try:
-        return [one.found for one in health.file(path) if one.fitness is Fitness.BAD], []
+        findings = list(health.file(path))
+        return [one.found for one in findings if one.fitness is Fitness.BAD or DOUBT in one.found], []
     except Exception as error:
         return [], [f"doctor: traceback: {type(error).__name__}: {error}"]
 
@@ -162,6 +182,8 @@ async def read(path: Path) -> Shown:
 
     try:
         async with SQLiteStore(path, mode="read") as store:
+            if WARNINGS.pop():
+                return {"file": TOLD}
             await note("runs", store.list_runs)
             for run_id in RUNS:
                 await note(f"{run_id} run", partial(store.get_run, run_id))
@@ -205,6 +227,8 @@ async def resume(path: Path) -> dict[str, tuple[str, Any]]:
     done: dict[str, tuple[str, Any]] = {}
     try:
         async with SQLiteStore(path, mode="existing") as store:
+            if WARNINGS.pop():
+                return {"file": (TOLD, DOUBT)}
             for run_id in RESUMED:
                 done[run_id] = await _resumed(store, run_id)
     except StoreError as error:
@@ -235,7 +259,7 @@ async def _resumed(store: SQLiteStore, run_id: str) -> tuple[str, Any]:
     calls += [f"{how} {prompt}" for how, prompt in zip(opened, model.prompts, strict=False)]
     if result.status is not RunStatus.COMPLETED and result.error:
         return TOLD, [result.error, *sorted(calls)]
-    return result.status.value, (sorted(calls), texts)
+    return result.status.value, [sorted(calls), texts]
 
 
 def _misread(written: Shown, shown: Shown) -> list[str]:

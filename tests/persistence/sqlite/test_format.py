@@ -37,8 +37,8 @@ def refusal(path: Path | str, number: int) -> str:
     """The whole message about a file at `path` of the format `number`."""
     if number > DATABASE_FORMAT:
         return (
-            f"{path} was made by a newer plait (database format {number}); this plait reads format {DATABASE_FORMAT} only. "
-            "Upgrade plait"
+            f"{path} was made by a newer plait (database format {number}); this plait reads format {DATABASE_FORMAT} "
+            "only. Upgrade plait"
         )
     return (
         f"{path} was made by a development version of plait (database format {number}); this plait reads format "

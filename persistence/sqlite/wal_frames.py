@@ -1,0 +1,185 @@
+"""Check the frames of the write-ahead log (WAL): SQLite ignores a damaged frame and all frames behind it in silence.
+
+Theory: the log is a header and frames of 24 bytes and a page each. A checksum runs through the header and all frames; a
+frame of another generation of the log has other salts. SQLite takes the first frame that does not fit for the end of
+the log. The log of a process that was killed ends so too, and after a power loss the last transaction, which was never
+acknowledged, may not fit. But a transaction is written only after the sync of the transaction before. So a frame that
+does not fit is damage, if behind it a commit has a successor, a frame whose checksum continues the commit's. Else the
+last transaction is in doubt. (Frames of a commit that failed do not continue each other's commits.)
+
+The log is no file with locks, so reading the log does not drop the locks of SQLite (see connection.py).
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from array import array
+from enum import Enum
+from functools import lru_cache
+from shlex import quote
+from typing import TYPE_CHECKING, BinaryIO, Final, NamedTuple
+
+from plait.persistence.sqlite.wal import wal_path
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_HEADER: Final = struct.Struct(">8I")
+_FRAME: Final = struct.Struct(">6I")
+_MAGIC: Final = 0x377F0682
+"""The last bit is set if the checksums are of big-endian words."""
+_ATTEMPTS: Final = 5
+
+
+DOUBT: Final = (
+    "the last change in the log does not fit its checksum and is ignored: a crash cut the change off before it was "
+    "acknowledged, or the change is damaged"
+)
+"""The report on a log in doubt."""
+
+
+class LogState(Enum):
+    """The state of a log."""
+
+    WHOLE = "whole"
+    IN_DOUBT = "in doubt"
+    """The last transaction does not fit its checksums: unfinished at a crash, or damaged. SQLite ignores it."""
+    DAMAGED = "damaged"
+    """Acknowledged transactions do not fit their checksums. SQLite ignores them."""
+
+
+def damaged_log(path: Path) -> str:
+    """Return the report on the damaged log of the database at `path`."""
+    return f"{wal_path(path)} is damaged: stored changes do not fit their checksums, so SQLite would ignore them"
+
+
+def restore_log(path: Path) -> str:
+    """Return the remedy for the damaged log of the database at `path`."""
+    lose = f"sqlite3 {quote(str(path))} 'PRAGMA wal_checkpoint(TRUNCATE)'"
+    return f"restore a copy of {path.name} and {wal_path(path).name}, or lose the last changes with: {lose}"
+
+
+def state_of_log(log: Path) -> LogState:
+    """Return the state of the log. Another process may write meanwhile, so anything but WHOLE has to be seen twice."""
+    before: _Seen | None = None
+    for _ in range(_ATTEMPTS):
+        try:
+            with log.open("rb") as file:
+                seen = _look(file)
+        except FileNotFoundError:
+            return LogState.WHOLE
+        if seen.state is LogState.WHOLE or seen == before:
+            return seen.state
+        before = seen
+    return LogState.WHOLE  # changes all the time, so its writer is alive and uses the log
+
+
+class _Seen(NamedTuple):
+    state: LogState
+    header: bytes
+    frame: bytes
+    """The first frame that does not fit."""
+    size: int
+
+
+def _look(file: BinaryIO) -> _Seen:
+    header, size = file.read(_HEADER.size), file.seek(0, os.SEEK_END)
+    if len(header) < _HEADER.size or size == _HEADER.size:
+        return _Seen(LogState.WHOLE, header, b"", size)
+    magic, _, page_size, _, *salts, sum_1, sum_2 = _HEADER.unpack(header)
+    running, is_big = (sum_1, sum_2), bool(magic & 1)
+    if magic & ~1 != _MAGIC or _checksum((0, 0), header[:-8], is_big=is_big) != running:
+        return _Seen(LogState.DAMAGED, header, b"", size)
+    file.seek(_HEADER.size)
+    while len(frame := file.read(_FRAME.size + page_size)) == _FRAME.size + page_size:
+        _, _, *own_salts, sum_1, sum_2 = _FRAME.unpack_from(frame)
+        found = running if own_salts != salts else _next(running, frame, is_big=is_big)
+        if own_salts != salts or found != (sum_1, sum_2):
+            fits_behind = _Behind(salts, is_big, found)
+            return _Seen(fits_behind.state(file, frame), header, frame, size)
+        running = found
+    return _Seen(LogState.WHOLE, header, b"", size)
+
+
+class _Behind:
+    """The frames from the first that does not fit: `computed` is the checksum that this frame should have."""
+
+    def __init__(self, salts: list[int], is_big: bool, computed: tuple[int, int]) -> None:
+        self._salts = salts
+        self._is_big = is_big
+        self._computed = computed
+
+    def state(self, file: BinaryIO, frame: bytes) -> LogState:
+        """Return the state of the log. `frame` was read last."""
+        state, size = LogState.WHOLE, len(frame)
+        commits: list[tuple[int, int]] = []
+        """The checksums that the successor of a commit may continue."""
+        while len(frame) == size:
+            _, commit, salt_1, salt_2, *sums = _FRAME.unpack_from(frame)
+            stored = sums[0], sums[1]
+            if any(_next(one, frame, is_big=self._is_big) == stored for one in commits):
+                return LogState.DAMAGED
+            # One salt alone is a damaged salt.
+            if salt_1 == self._salts[0] or salt_2 == self._salts[1]:
+                commits = [stored] if state is LogState.IN_DOUBT else [stored, self._computed]
+                commits = commits if commit else []
+                state = LogState.IN_DOUBT
+            else:
+                commits = []
+            frame = file.read(size)
+        return state
+
+
+def _next(running: tuple[int, int], frame: bytes, *, is_big: bool) -> tuple[int, int]:
+    """Return the checksum of a frame behind a frame with the checksum `running`."""
+    running = _checksum(running, frame[:8], is_big=is_big)
+    return _checksum(running, frame[_FRAME.size :], is_big=is_big)
+
+
+def _checksum(running: tuple[int, int], content: bytes, *, is_big: bool) -> tuple[int, int]:
+    """Return the two running sums after `content`, which has a power of two of words, or few words.
+
+    Each pair of words x, y changes the sums by `s += x + t` and `t += y + s`, modulo 2^32: a product with the matrix
+    [[1, 1], [1, 2]]. The pairs lie in the 64-bit parts of two large numbers, and the second half of the pairs is added
+    to the first half times the power of the matrix, until one pair is left: a tenth of the time of a loop.
+    """
+    if is_big:
+        words = array("I", content)
+        words.byteswap()
+        content = words.tobytes()
+    s, t = running
+    pairs = len(content) // 8
+    if pairs & (pairs - 1):
+        for at in range(0, len(content), 8):
+            s, t = _checksum((s, t), content[at : at + 8], is_big=False)
+        return s, t
+    a, b, c = _power(pairs)
+    s, t = a * s + b * t, b * s + c * t
+    mask = _mask(pairs)
+    packed = int.from_bytes(content, "little")
+    first = packed & mask
+    second = ((packed >> 32) & mask) + first & mask
+    while pairs > 1:
+        pairs //= 2
+        a, b, c = _power(pairs)
+        mask, shift = _mask(pairs), 64 * pairs
+        x, y = first & mask, second & mask
+        first = (a * x & mask) + (b * y & mask) + (first >> shift) & mask
+        second = (b * x & mask) + (c * y & mask) + (second >> shift) & mask
+    return (s + first) & 0xFFFFFFFF, (t + second) & 0xFFFFFFFF
+
+
+@lru_cache
+def _mask(pairs: int) -> int:
+    """Return the low words of `pairs` parts of 64 bits, all bits set."""
+    return int.from_bytes(b"\xff\xff\xff\xff\0\0\0\0" * pairs, "little")
+
+
+@lru_cache
+def _power(exponent: int) -> tuple[int, int, int]:
+    """Return the entries a, b, c of [[1, 1], [1, 2]]**exponent = [[a, b], [b, c]], modulo 2^32."""
+    a, b, c = 1, 0, 1
+    for _ in range(exponent):
+        a, b, c = a + b, a + 2 * b, b + 2 * c
+    return a & 0xFFFFFFFF, b & 0xFFFFFFFF, c & 0xFFFFFFFF
