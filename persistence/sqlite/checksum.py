@@ -1,9 +1,9 @@
 """The checksums of the rows: they detect every changed column, and a row that stands in the place of another.
 
 Theory: a bit that a disk or a memory has flipped in a text is invisible to SQLite. Every row therefore has a checksum
-over all of its columns, ids included. What prompts, answers and results say has a SHA-256. Narrow rows have a CRC-32,
-which takes a fifth of the time and detects every burst of up to 32 bits. A text in `blobs` counts as its key, which is
-the SHA-256 of the text.
+over all of its columns, ids included: a SHA-256 for prompts, answers and results, and for narrow rows a CRC-32, which
+takes a fifth of the time and detects every burst of up to 32 bits. A text in `blobs` counts as its key, which is the
+SHA-256 of the text.
 
 Numbers and texts are written with their lengths or with `!a`, so two different rows never give the same bytes. `!a`
 writes only ASCII; `!r` would depend on the characters that a version of Python knows.

@@ -21,6 +21,7 @@ from typing import Final, Literal
 from plait.persistence.errors import StoreUnusable
 from plait.persistence.failpoints import reached
 from plait.persistence.sqlite.schema import DATABASE_FORMAT, SCHEMA, create_tables, expected_schema
+from plait.persistence.sqlite.statements import CHECK_REFERENCES
 from plait.persistence.sqlite.transaction import decode_lossy
 from plait.persistence.sqlite.wal import is_checkpointed, repair_advice, wal_path
 from plait.persistence.sqlite.wal_frames import DOUBT, LogState, damaged_log, restore_log, state_of_log
@@ -209,8 +210,8 @@ def check_tables(path: Path, connection: sqlite3.Connection) -> None:
 
 def check_references(path: Path, connection: sqlite3.Connection) -> None:
     """Raise StoreUnusable if a row belongs to no run or attempt. A blob that is missing is reported by its readers."""
-    for table in ("ends", "other_events", "sessions", "notes"):
-        for _, _, parent, _ in connection.execute(f"PRAGMA foreign_key_check({table})"):
+    for statement in CHECK_REFERENCES:
+        for table, _, parent, _ in connection.execute(statement):
             if parent != "blobs":
                 raise _damaged(path, f"a row of {table} has lost its row in {parent}")
 

@@ -4,8 +4,6 @@ The rows of a batch are written by as few statements as possible. The sqlite3 mo
 every step, and waits up to 5 ms for the lock while the event loop is busy: one step for a thousand rows is cheaper.
 """
 
-# ruff: noqa: S608 - the parts of the statements are constants of this file
-
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -141,18 +139,24 @@ IN_ORDER = (
 )
 """The order of the statements of a batch: rows are added before rows are changed."""
 
-_START = """{0}id, {0}task, {0}attempt, {0}backend, {0}session_id, {0}session_confirmed, {0}started_at,
-    {0}row_checksum"""
+_SELECT = "SELECT"
+_START = "s.id, s.task, s.attempt, s.backend, s.session_id, s.session_confirmed, s.started_at, s.row_checksum"
 """The columns of `starts`, with the checksum behind."""
-_END = """{0}id, {0}end_id, {0}status, {0}ended_at, {0}input_tokens, {0}output_tokens, {0}cost_usd, {0}duration_s,
-    {0}model, {0}error_kind, {0}error, {0}question, {0}asked, {0}row_checksum"""
+_END = """e.id, e.end_id, e.status, e.ended_at, e.input_tokens, e.output_tokens, e.cost_usd, e.duration_s, e.model,
+    e.error_kind, e.error, e.question, e.asked, e.row_checksum"""
 """The columns of `ends` without prompt, text and data, with the checksum behind."""
-_TASK = """{0}id, {0}task_id, {0}set_to, {0}crashes, {0}answers, {0}backend, {0}added_by, {0}depends_on, {0}spec,
-    {0}prompt, {0}checksum"""
+_TASK = """t.id, t.task_id, t.set_to, t.crashes, t.answers, t.backend, t.added_by, t.depends_on, t.spec, t.prompt,
+    t.checksum"""
 """The columns of `given_tasks` without `run`, with the checksum behind."""
-FIND_STARTS = Bulk(1, f"SELECT {_START.format('')} FROM {{rows}} AS new CROSS JOIN starts ON id = column1")
-FIND_ENDS = Bulk(1, f"SELECT {_END.format('')} FROM {{rows}} AS new CROSS JOIN ends ON id = column1")
-FIND_GIVEN_TASKS = Bulk(1, f"SELECT {_TASK.format('')} FROM {{rows}} AS new CROSS JOIN given_tasks ON id = column1")
+_TEXT = """e.checksum, e.text, e.data, e.text_sha256, e.data_sha256,
+    iif(e.text_sha256 IS NULL, NULL, (SELECT content FROM blobs WHERE sha256 = e.text_sha256))"""
+"""The result, as stored and from `blobs`, without the large data."""
+_LARGE_DATA = "iif(e.data_sha256 IS NULL, NULL, (SELECT content FROM blobs WHERE sha256 = e.data_sha256))"
+_PROMPT = """e.prompt_checksum, e.prompt, e.prompt_sha256,
+    iif(e.prompt_sha256 IS NULL, NULL, (SELECT content FROM blobs WHERE sha256 = e.prompt_sha256))"""
+FIND_STARTS = Bulk(1, f"{_SELECT} {_START} FROM {{rows}} AS new CROSS JOIN starts AS s ON s.id = column1")
+FIND_ENDS = Bulk(1, f"{_SELECT} {_END} FROM {{rows}} AS new CROSS JOIN ends AS e ON e.id = column1")
+FIND_GIVEN_TASKS = Bulk(1, f"{_SELECT} {_TASK} FROM {{rows}} AS new CROSS JOIN given_tasks AS t ON t.id = column1")
 """For rows that change: their checksums are renewed."""
 FIND_TASKS = Bulk(
     2,
@@ -185,31 +189,25 @@ UPDATE runs SET last_seq = ?, input_tokens = ?, output_tokens = ?, cost_usd = ?,
 
 LIST_RUN_IDS = "SELECT run_id FROM runs ORDER BY number"
 GET_NUMBER = "SELECT number FROM runs WHERE run_id = ?"
-_HEAD = """number, run_id, name, created_at, status, started_at, ended_at, error, last_seq, lease_expires_at, claims,
-    policy_state, policy_seq, input_tokens, output_tokens, cost_usd, owner_id, owner_host, owner_boot_id, owner_pid,
-    owner_process_started, owner_claimed_at, row_checksum"""
-GET_HEAD = f"SELECT {_HEAD} FROM runs WHERE run_id = ?"
+_HEAD = """SELECT number, run_id, name, created_at, status, started_at, ended_at, error, last_seq, lease_expires_at,
+    claims, policy_state, policy_seq, input_tokens, output_tokens, cost_usd, owner_id, owner_host, owner_boot_id,
+    owner_pid, owner_process_started, owner_claimed_at, row_checksum FROM runs"""
+GET_HEAD = f"{_HEAD} WHERE run_id = ?"
 GET_SETTINGS = """
 SELECT settings, settings_sha256, settings_checksum,
     iif(settings_sha256 IS NULL, NULL, (SELECT content FROM blobs WHERE sha256 = settings_sha256))
 FROM runs WHERE run_id = ?
 """
-LIST_RUNS = f"SELECT {_HEAD} FROM runs ORDER BY created_at DESC, number DESC LIMIT ?"
+LIST_RUNS = f"{_HEAD} ORDER BY created_at DESC, number DESC LIMIT ?"
 COUNT_TASKS = "SELECT status, count(*) FROM tasks WHERE run_id = ? GROUP BY status ORDER BY min(position)"
-LIST_TASKS = f"""
-SELECT {_TASK.format("t.")}, {_START.format("s.")}, {_END.format("e.")},
-    e.checksum, e.text, e.data, e.text_sha256, e.data_sha256,
-    iif(e.text_sha256 IS NULL, NULL, (SELECT content FROM blobs WHERE sha256 = e.text_sha256)),
-    iif(e.data_sha256 IS NULL, NULL, (SELECT content FROM blobs WHERE sha256 = e.data_sha256))
+_GIVEN = f"{_SELECT} {_TASK}, {_START}, {_END}, {_TEXT}, {_LARGE_DATA}"
+LIST_TASKS = f"""{_GIVEN}
 FROM given_tasks AS t
     LEFT JOIN starts AS s ON s.id = (SELECT id FROM starts WHERE task = t.id ORDER BY attempt DESC LIMIT 1)
     LEFT JOIN ends AS e ON e.id = s.id
-WHERE t.id BETWEEN :first AND :last ORDER BY t.id
-"""
-_ATTEMPTS = f"""
-SELECT t.task_id, {_START.format("s.")}, {_END.format("e.")}
-FROM starts AS s JOIN given_tasks AS t ON t.id = s.task LEFT JOIN ends AS e ON e.id = s.id
-"""
+WHERE t.id BETWEEN :first AND :last ORDER BY t.id"""  # noqa: S608 - put together from the constants above
+_ATTEMPTS = f"""{_SELECT} t.task_id, {_START}, {_END}
+FROM starts AS s JOIN given_tasks AS t ON t.id = s.task LEFT JOIN ends AS e ON e.id = s.id"""
 LIST_ATTEMPTS = f"{_ATTEMPTS} WHERE s.id BETWEEN :first AND :last ORDER BY s.id"
 LIST_TASK_ATTEMPTS = f"{_ATTEMPTS} WHERE s.task = :task ORDER BY s.attempt"
 GET_TASK = "SELECT t.id FROM given_tasks AS t JOIN runs AS r ON r.number = t.run WHERE r.run_id = ? AND t.task_id = ?"
@@ -218,29 +216,19 @@ SELECT m.id, m.task, m.attempt, m.role, m.at, m.input_tokens, m.output_tokens, m
     iif(m.content_sha256 IS NULL, NULL, (SELECT content FROM blobs WHERE sha256 = m.content_sha256))
 FROM other_messages AS m WHERE m.task = :task ORDER BY m.id
 """
-LIST_END_MESSAGES = f"""
-SELECT {_START.format("s.")}, {_END.format("e.")},
-    e.checksum, e.text, e.data, e.text_sha256, e.data_sha256,
-    iif(e.text_sha256 IS NULL, NULL, (SELECT content FROM blobs WHERE sha256 = e.text_sha256)),
-    e.prompt_checksum, e.prompt, e.prompt_sha256,
-    iif(e.prompt_sha256 IS NULL, NULL, (SELECT content FROM blobs WHERE sha256 = e.prompt_sha256))
+LIST_END_MESSAGES = f"""{_SELECT} {_START}, {_END}, {_TEXT}, {_PROMPT}
 FROM starts AS s JOIN ends AS e ON e.id = s.id
-WHERE s.task = :task AND coalesce(e.prompt_checksum, e.prompt, e.prompt_sha256) IS NOT NULL ORDER BY s.attempt
-"""
+WHERE s.task = :task AND coalesce(e.prompt_checksum, e.prompt, e.prompt_sha256) IS NOT NULL ORDER BY s.attempt"""
 LAST_SEQ = "SELECT number, last_seq FROM runs WHERE run_id = ?"
 LIST_OTHER_EVENTS = """
 SELECT run_id, seq, at, kind, task_id, attempt, detail, row_checksum FROM other_events
 WHERE run_id = :run_id AND seq > :after ORDER BY seq LIMIT :limit
 """
-LIST_STARTS = f"""
-SELECT t.task_id, {_START.format("s.")} FROM starts AS s JOIN given_tasks AS t ON t.id = s.task
-WHERE s.id BETWEEN :first AND :last ORDER BY s.id LIMIT :limit
-"""
-LIST_COMPLETIONS = f"""
-SELECT t.task_id, s.attempt, {_END.format("e.")}
+LIST_STARTS = f"""{_SELECT} t.task_id, {_START} FROM starts AS s JOIN given_tasks AS t ON t.id = s.task
+WHERE s.id BETWEEN :first AND :last ORDER BY s.id LIMIT :limit"""
+LIST_COMPLETIONS = f"""{_SELECT} t.task_id, s.attempt, {_END}
 FROM ends AS e JOIN starts AS s ON s.id = e.id JOIN given_tasks AS t ON t.id = s.task
-WHERE e.end_id BETWEEN :first AND :last AND e.status = 'completed' ORDER BY e.end_id LIMIT :limit
-"""
+WHERE e.end_id BETWEEN :first AND :last AND e.status = 'completed' ORDER BY e.end_id LIMIT :limit"""
 """With LIST_OTHER_EVENTS and LIST_STARTS the rows of the view `events`. Each has the limit itself, so the cost of a
 page depends on the page alone.
 """
@@ -273,6 +261,13 @@ DELETE FROM blobs WHERE NOT EXISTS (SELECT 1 FROM ends WHERE text_sha256 = blobs
     AND NOT EXISTS (SELECT 1 FROM other_messages WHERE content_sha256 = blobs.sha256)
     AND NOT EXISTS (SELECT 1 FROM runs WHERE settings_sha256 = blobs.sha256)
 """
+CHECK_REFERENCES = (
+    "PRAGMA foreign_key_check(ends)",
+    "PRAGMA foreign_key_check(other_events)",
+    "PRAGMA foreign_key_check(sessions)",
+    "PRAGMA foreign_key_check(notes)",
+)
+"""The rows without a parent, for tables whose indexes do not show a changed id. Other tables have such indexes."""
 LIST_SESSIONS = "SELECT run_id, task_id, session_id, attempt, row_checksum FROM sessions"
 RUN_SIZES = """
 SELECT run_id, sum(bytes) FROM (

@@ -206,6 +206,8 @@ def only_sqlite_opens_the_database(source: Source) -> Findings:
         name, whole = _name(call.func), ast.unparse(call.func)
         if name not in READERS or whole.startswith(OWN_FILES):
             continue
+        if source.path == "persistence/sqlite/wal_frames.py" and whole == "log.open":
+            continue
         if whole == "os.open" and re.search(r"O_EXCL|O_DIRECTORY|\(self\._log_path, os\.O_RDONLY\)", ast.unparse(call)):
             continue
         yield call.lineno, f"calls {whole}"
