@@ -85,7 +85,7 @@ class _Seen(NamedTuple):
 
 def _look(file: BinaryIO) -> _Seen:
     header, size = file.read(_HEADER.size), file.seek(0, os.SEEK_END)
-    if len(header) < _HEADER.size or size == _HEADER.size:
+    if size <= _HEADER.size or not any(header):  # a header of zeros was never synced, so no frame was
         return _Seen(LogState.WHOLE, header, b"", size)
     magic, _, page_size, _, *salts, sum_1, sum_2 = _HEADER.unpack(header)
     running, is_big = (sum_1, sum_2), bool(magic & 1)

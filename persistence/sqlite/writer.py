@@ -122,8 +122,8 @@ def _set_head(
         owned_by = (owner.owner_id, owner.host, owner.boot_id, owner.pid, owner.process_started, owner.claimed_at)
     lease = None if head.lease_expires_at is None else head.lease_expires_at + 0.0
     claims = json.dumps([[claim.seq, claim.owner_id] for claim in head.claims])
-    state = head.status, head.started_at, head.ended_at, head.error, head.last_seq, lease, claims
-    state = (*state, head.policy_state, head.policy_seq)
+    policy = head.policy_state, head.policy_seq
+    state = (head.status, head.started_at, head.ended_at, head.error, head.last_seq, lease, claims, *policy)
     usage = spent.input_tokens, spent.output_tokens, spent.cost_usd
     checksum = row_checksum(*run, head.name, head.created_at, *state, *usage, *owned_by)
     if changed:

@@ -180,14 +180,48 @@ async def test_a_run_deleted_meanwhile_is_not_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("spec", ['{"at_most_once": tr', "[]", '{"retry": {"attempts": 0}}', '{"unknown": 1}'])
-async def test_damage_that_has_no_checksum_is_said_in_one_line(tmp_path: Path, spec: str) -> None:
-    path = tmp_path / "p.db"
+async def test_options_that_cannot_be_read_are_said_in_one_line(store: Store, spec: str) -> None:
+    """Of a store without checksums, or of another version of plait."""
+
+    class Changing(FaultyStore):
+        async def list_tasks(self, run_id: str):
+            return tuple(replace(task, spec=spec) for task in await super().list_tasks(run_id))
+
+    await die(store, Dying(hangs_on("one")), DAG([Task("a", prompt="one")]))
+    with pytest.raises(StoreError, match="the stored data of run 'r' is damaged"):
+        await ParallelRunner(Talker(), store=Changing(store)).resume("r")
+
+
+CHANGES = {
+    "prompt": ("UPDATE given_tasks SET prompt = 'Transfer 900 EUR'", r"task 'b' \(prompt, dependencies"),
+    "options": ("UPDATE given_tasks SET spec = '{\"timeout\": 9}'", r"task 'b' \(prompt, dependencies, options"),
+    "edges": ("UPDATE given_tasks SET depends_on = '[]'", r"task 'b' \(prompt, dependencies"),
+    "answers": ("UPDATE given_tasks SET answers = '[]'", r"task 'b' \(prompt, dependencies, options, answers\)"),
+    "inputs": ("UPDATE runs SET settings = replace(settings, 'Bob', 'Bop')", "the text of its settings and inputs"),
+    "attempt": ("UPDATE starts SET session_id = 'of another'", "the start of an attempt at task 'a'"),
+    "end": ("UPDATE ends SET input_tokens = 900", "the end of an attempt at task 'a'"),
+    "run": ("UPDATE runs SET status = 'queued'", "its row"),
+}
+"""A change behind the back of plait, and the part of the run that is then damaged. Task b is to run."""
+
+
+@pytest.mark.parametrize("change", CHANGES)
+async def test_a_run_whose_work_is_damaged_is_refused(tmp_path: Path, change: str) -> None:
+    path, (statement, part) = tmp_path / "p.db", CHANGES[change]
+    dag = DAG(
+        [Task("a", prompt="one"), Task("b", "Transfer 100 EUR to {{ payee }}", depends_on=("a",))],
+        inputs={"payee": "Bob"},
+    )
     async with SQLiteStore(path) as store:
-        await die(store, Dying(hangs_on("one")), DAG([Task("a", prompt="one")]))
-    tamper(path, f"UPDATE given_tasks SET spec = '{spec}'")
+        await die(store, Dying(hangs_on("Transfer")), dag)
+    where = " WHERE task_id = 'b'" if "given_tasks" in statement else ""
+    tamper(path, statement + where)
+    backend = Talker()
     async with SQLiteStore(path, mode="existing") as store:
-        with pytest.raises(StoreError, match="the stored data of run 'r' is damaged"):
-            await ParallelRunner(Talker(), store=store).resume("r")
+        for call in (ParallelRunner.resume, ParallelRunner.preview_resume):
+            with pytest.raises(StoreError, match=f"run 'r' is damaged: {part}.*; restore a copy of the store"):
+                await call(ParallelRunner(backend, store=store), "r")
+    assert backend.prompts == []
 
 
 async def owned_elsewhere(store: Store, **changes: object) -> None:
