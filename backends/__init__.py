@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from plait.backends.ask import ask
+from plait.backends.cancellation import cancel_requested
 from plait.backends.errors import BackendError, BackendUnavailable, ErrorKind
 from plait.backends.function import FunctionBackend, as_backend
 from plait.backends.protocol import (
@@ -74,6 +75,7 @@ __all__ = [
     "Usage",
     "as_backend",
     "ask",
+    "cancel_requested",
 ]
 
 _LAZY = {

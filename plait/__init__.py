@@ -43,6 +43,7 @@ if TYPE_CHECKING:
         Usage,
         as_backend,
         ask,
+        cancel_requested,
     )
     from plait.persistence import MemoryStore, SQLiteStore, Store, StoreBusy, StoreError, StoreNotOpen, StoreUnusable
     from plait.runner import *  # noqa: F403 - each public name of the runner, listed there
@@ -83,6 +84,7 @@ __all__ = [
     "Usage",
     "as_backend",
     "ask",
+    "cancel_requested",
 ]
 __all__ += runner.__all__
 

@@ -71,8 +71,8 @@ class ParallelRunner:
     - `store_timeout`: the time limit of one store call, in seconds.
     - `lease`: the number of seconds for which a claim on a run holds without renewal. All users of a store need the
       same value. An owner with unknown state is watched for `lease` seconds before a takeover.
-    - `cancel_grace`: the number of seconds for which running attempts may continue after another process cancelled the
-      run; 0 ends the attempts at once.
+    - `cancel_grace`: the number of seconds for which running attempts may continue after the run was cancelled; 0 ends
+      the attempts at once.
     - `growth`: limits on the tasks added to a run by tasks and policies.
     - `on_question`: a callback for questions of tasks, in addition to all other ways of answering. The returned value
       is the answer; None defers to the other ways.
@@ -244,9 +244,10 @@ class ParallelRunner:
         """Cancel a stored run permanently, whichever process executes it, and return its status.
 
         An ended run is not changed. A run without an owner is cancelled at once. Otherwise the owner reads the request
-        from the store, polled every second: the owner stores the run as cancelling, starts no further task, lets
-        running attempts continue for its own `cancel_grace` seconds, and stores the run as cancelled. This call waits
-        up to `wait` seconds for the end and returns `cancelling` if the end is still outstanding. If the owner dies
+        from the store, at once in this process, else within a second: the owner stores the run as cancelling, starts no
+        further task, asks the running attempts to end (`cancel_requested`), lets them continue for its own
+        `cancel_grace` seconds, and stores the run as cancelled. This call waits up to `wait` seconds for the end and
+        returns `cancelling` if the end is still outstanding. If the owner dies
         first, the next `resume` or `cancel_run` completes the cancellation. Repeated calls are harmless.
 
         An owner with unknown state receives the request and is watched for one `lease`. Raises StoreRequired,

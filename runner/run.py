@@ -94,11 +94,13 @@ class Run:
         self._control.end("stop")
 
     def cancel(self) -> None:
-        """Cancel the run permanently: stop it, and mark all unfinished tasks as cancelled.
+        """Cancel the run permanently: start no further task, and ask the running attempts to end (`cancel_requested`).
 
-        The cost of a running attempt is the last cost reported by its backend (`Output.usage`).
+        The attempts may end by themselves for the `cancel_grace` of the runner, and are cut afterwards. Unfinished
+        tasks are then marked as cancelled. `stop` cuts the attempts of a cancelled run at once. The cost of a cut
+        attempt is the last cost reported by its backend (`Output.usage`).
         """
-        self._control.end("cancel")
+        self._control.cancel()
 
     async def _run(self) -> None:
         try:

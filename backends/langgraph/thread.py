@@ -12,10 +12,12 @@ import re
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Set
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from typing import Any, Protocol
 from uuid import uuid4
 
+from plait.backends.cancellation import when_cancelled
 from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.langgraph.values import messages_of, question_of, reply_of, tokens_of
 from plait.backends.protocol import ConversationRequest, Output, Reply, Usage
@@ -51,6 +53,10 @@ class UnstoredThread:
         self._graph = graph
         self._to_input = to_input
         self._request = request
+        self._values: Any = None
+        """The graph's values in this turn so far."""
+        self._earlier: Set[Any] = frozenset()
+        """Ids of the messages from before this turn."""
 
     @property
     def session_id(self) -> str | None:
@@ -58,12 +64,18 @@ class UnstoredThread:
 
     async def send(self, prompt: str) -> Reply:
         schema = None if self._request.output_schema is None else Schema(self._request.output_schema)
-        limit_reached = import_module("langgraph.errors").GraphRecursionError
+        errors = import_module("langgraph.errors")
+        self._values = None
         try:
             return await self._turn(prompt, schema)
         except BackendError:
             raise
-        except limit_reached as exc:
+        except errors.GraphDrained as exc:
+            usage = _cost(self._values, self._earlier)
+            raise BackendError(
+                ErrorKind.UNEXPECTED, f"the graph stopped between two nodes: {exc}", usage=usage
+            ) from exc
+        except errors.GraphRecursionError as exc:
             text = f"the graph did not end; fix its loop or raise its limit (with_config): {one_line(str(exc), 120)}"
             raise BackendError(ErrorKind.INVALID_REQUEST, text) from exc
         except Exception as exc:
@@ -78,23 +90,27 @@ class UnstoredThread:
         async for values in self._run(self._to_input(prompt, self._request), None):
             if isinstance(values, dict) and "__interrupt__" in values:
                 raise BackendError(ErrorKind.INVALID_REQUEST, f"the graph asks a question: {_NO_CHECKPOINTER}")
-        return self._reply(values, frozenset(), schema)
+        return self._reply(values, schema)
 
     async def _run(self, given: Any, config: Any, **options: Any) -> AsyncGenerator[Any]:
         """Run the graph and yield its values so far, after every event."""
-        values: Any = None
-        events: Any = self._graph.astream(given, config, stream_mode=["tasks", "values"], **options)
-        async with aclosing(events) as stream:
-            async for mode, event in stream:
-                if mode == "values":
-                    values = event
-                elif "triggers" in event:  # a node starts; its end is a separate event without triggers
-                    self._request.on_output(Output("notice", f"node {event['name']}"))
-                yield values
+        control = import_module("langgraph.runtime").RunControl()
+        events: Any = self._graph.astream(given, config, stream_mode=["tasks", "values"], control=control, **options)
+        with when_cancelled(partial(control.request_drain, "the run is being cancelled")):
+            async with aclosing(events) as stream:
+                async for mode, event in stream:
+                    starts = mode == "tasks" and "triggers" in event  # the end of a node has no triggers
+                    if mode == "values":
+                        self._values = event
+                    elif starts:
+                        self._request.on_output(Output("notice", f"node {event['name']}"))
+                    yield self._values
+                    if starts and control.drain_requested:  # while the caller had the event, before the node began
+                        raise import_module("langgraph.errors").GraphDrained(control.drain_reason)
 
-    def _reply(self, values: Any, earlier: Set[Any], schema: Schema | None) -> Reply:
+    def _reply(self, values: Any, schema: Schema | None) -> Reply:
         reply = reply_of(values, getattr(self._graph, "output_channels", None), schema)
-        return replace(reply, session_id=self.session_id, usage=_cost(values, earlier))
+        return replace(reply, session_id=self.session_id, usage=_cost(values, self._earlier))
 
 
 class Thread(UnstoredThread):
@@ -123,12 +139,12 @@ class Thread(UnstoredThread):
         goes_on = self._is_to_go_on(state, mark)
         if not goes_on:
             state = await self._made_ready(state)
-        earlier = {message.id for message in messages_of(state.values)}
+        self._earlier = {message.id for message in messages_of(state.values)}
         if goes_on:
             await self._go_on(state)
         else:
             await self._begin(prompt, state, mark)
-        return await self._finished(await self._state(), earlier, schema)
+        return await self._finished(await self._state(), schema)
 
     def _is_to_go_on(self, state: Any, mark: str) -> bool:
         """Return whether the thread's unfinished work is to be continued, instead of starting with a new input."""
@@ -190,18 +206,18 @@ class Thread(UnstoredThread):
                 holds = None
                 self._request.on_session(self._name)
 
-    async def _finished(self, state: Any, earlier: Set[Any], schema: Schema | None) -> Reply:
+    async def _finished(self, state: Any, schema: Schema | None) -> Reply:
         if state.interrupts:
             interrupt = state.interrupts[0]
             self._name = f"{self._thread}?{interrupt.id}+{await self._answers()}"
             question = question_of(interrupt)
-            cost = _cost(state.values, earlier)
+            cost = _cost(state.values, self._earlier)
             return Reply(question.text, session_id=self.session_id, usage=cost, question=question)
         if state.next:
             text = f"the graph stopped before {', '.join(state.next)}; ask with interrupt() inside a node instead"
             raise BackendError(ErrorKind.INVALID_REQUEST, text)
         self._name = self._thread
-        return self._reply(state.values, earlier, schema)
+        return self._reply(state.values, schema)
 
     # A turn with an answer may be repeated after an interruption or failure, when the node has already taken the
     # answer: given again, the answer would apply to the node's next question. The session id of a waiting conversation

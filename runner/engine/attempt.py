@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from plait.backends.cancellation import Cancellation
 from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.protocol import (
     Answer,
@@ -71,6 +72,8 @@ class RunContext:
     """The folder for files of attempts; None if the store keeps no files."""
     look_for_answer: Callable[[str, int, str], Awaitable[None]] = _no_inbox
     """Passes on the unread answers to an attempt of a task that were sent by a deadline."""
+    cancellation: Cancellation = field(default_factory=Cancellation)
+    """The request to the attempts under way to end, because the run is being cancelled."""
 
 
 _ATTACH_SECONDS = 1.0
@@ -213,7 +216,7 @@ class AttemptRunner:
             await make_room(request.files.turn)
         attempt.called = True
         said = INTERRUPTED if attempt.resumes_interrupted else attempt.prompt
-        outcome = await call_backend(backend, request, said, answers)
+        outcome = await call_backend(backend, request, said, answers, self._context.cancellation)
         attempt.over = True
         if outcome.reply is not None and outcome.reply.session_id is not None:
             self._session(attempt, outcome.reply.session_id, last=True)

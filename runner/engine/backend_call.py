@@ -12,6 +12,7 @@ from typing import TypeAlias, TypeGuard, cast, get_args
 import anyio
 
 from plait.backends.ask import QuestionAsked, answering
+from plait.backends.cancellation import Cancellation, cancellable
 from plait.backends.errors import BackendError, BackendUnavailable, ErrorKind
 from plait.backends.protocol import (
     NO_USAGE,
@@ -51,20 +52,27 @@ class CallOutcome:
 
 Answers: TypeAlias = Sequence[tuple[str, JsonValue]]
 """The answers available to `ask`: pairs of question text and answer."""
+_NEVER = Cancellation()
+"""The cancellation of a turn outside a run: never requested."""
 
 
 async def call_backend(
-    backend: Backend, request: ConversationRequest, prompt: str, answers: Answers = ()
+    backend: Backend,
+    request: ConversationRequest,
+    prompt: str,
+    answers: Answers = (),
+    cancellation: Cancellation = _NEVER,
 ) -> CallOutcome:
     """Open the conversation and run one turn, within the `timeout` of `request`. Return the outcome.
 
-    Errors are returned, not raised. Cancellation ends the turn, closes the conversation and is then re-raised.
+    The turn reads from `cancellation` whether its end is requested. Errors are returned, not raised. Cancellation
+    of the call ends the turn, closes the conversation and is then re-raised.
     """
     replies: list[Reply] = []
     cancels = Cancels()
     timeout = request.timeout
     try:
-        with answering(answers):
+        with cancellable(cancellation), answering(answers):
             if timeout is None:
                 await _send(backend, request, prompt, replies)
             else:

@@ -46,6 +46,7 @@ from plait.runner.engine.outcome import OutcomeHandler, RunEnd, finish_run
 from plait.runner.engine.policy_driver import PolicyDriver
 from plait.runner.engine.retry import Delays
 from plait.runner.engine.workers import WorkerPool
+from plait.runner.log import logger
 from plait.runner.scheduling.scheduler import Scheduler
 from plait.runner.state.run_state import RunState
 
@@ -70,6 +71,7 @@ class Executor:
         self._context = context
         self._policy_driver = policy_driver
         self._stamp = stamper(context.clock)
+        self._log = logger(run=context.run_id)
         self._attempt_runner = AttemptRunner(state, context, self._stamp)
         self._outcomes = OutcomeHandler(state, scheduler, growth, context, self._stamp)
         self._workers: anyio.abc.TaskGroup | None = None
@@ -122,13 +124,14 @@ class Executor:
             self._workers.cancel_scope.cancel()
 
     def wind_down(self) -> None:
-        """Cancel the run for good, but let the attempts under way end by themselves, until `end` is called. Do nothing
-        if the run is ending already.
+        """Cancel the run for good: ask the attempts under way to end, and let them until `end` is called. Do nothing if
+        the run is ending already.
         """
         if self.ended_by is not None or self._closed or self._has_ended:
             return
         self.ended_by, self._winding_down = "cancel", True
         self._context.sink.submit([events.RunCancelling(self._stamp(), self._context.run_id)])
+        self._context.cancellation.request()
         self._end_when_quiet()
 
     def answer(self, task_id: str, attempt: int, value: JsonInput, by: str) -> bool:
@@ -289,6 +292,11 @@ class Executor:
         and the attempts to run once the commit is set.
         """
         self._calls -= 1
+        if self._winding_down and outcome.error is not None:
+            # No failure of the task: the attempt was asked to end. `finish` cancels the task.
+            self._state.spend(attempt.position, outcome.error.usage)
+            self._log.debug("attempt_cancelled", outcome.error, task=attempt.task.id, attempt=attempt.number)
+            return self._context.sink.submit([]), []
         new_events = self._outcomes.handle(attempt, outcome, self._context.clock.monotonic() - began)
         ended = attempt.task.id if type(new_events[0]) in _ENDS else None
         if ended is None:

@@ -1,20 +1,26 @@
 """The notes that other processes send to a run's owner.
 
+The owner reads the inbox of its run every second. A sender in the owner's own process wakes the owner instead (`wake`).
+
 A cancel request carries the number of the last change of the run that the sender had read. If the run has ended since,
 the request is void: a late request must not cancel a run that a person has reopened. No clocks are compared.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TypeAlias
+
+import anyio
 
 from plait.backends.protocol import JsonValue
 from plait.persistence.errors import StoreError
 from plait.persistence.protocol import Store
-from plait.persistence.records import RUN_ENDS, Note, NoteRecord, RunRecord
+from plait.persistence.records import RUN_ENDS, Note, NoteRecord, Owner, RunRecord
 from plait.runner.clock import Clock
 from plait.runner.domain.status import RUN_DONE, RunStatus
 from plait.runner.errors import PlaitError
@@ -66,11 +72,30 @@ class Inbox:
         self._answer = answer
         self._after = 0
         self._complained = False
+        self._asleep = anyio.CancelScope()
+        self._woken = False
 
-    async def handle(self) -> None:
-        """Pass on answers as they arrive. Return when a valid cancel request has arrived."""
+    async def handle(self, owner: Owner) -> None:
+        """Pass on answers as they arrive. Return when a valid cancel request has arrived. `wake` finds the inbox by
+        `owner`.
+        """
+        with _wakes(owner, self._wake):
+            await self._handle()
+
+    def _wake(self) -> None:
+        self._woken = True
+        self._asleep.cancel()
+
+    async def _sleep(self) -> None:
+        """Sleep until the next read of the inbox is due. A wake since the last read counts."""
+        with anyio.CancelScope() as self._asleep:
+            if not self._woken:
+                await self._clock.sleep(LOOK_EVERY_S)
+        self._woken = False
+
+    async def _handle(self) -> None:
         while True:
-            await self._clock.sleep(LOOK_EVERY_S)
+            await self._sleep()
             notes = await self._new_notes()
             try:
                 if await _asks_for_cancel(self._store, self._run_id, notes):
@@ -107,6 +132,27 @@ class Inbox:
             self._answer(note.task_id, note.attempt, note.value, "person")
         except PlaitError as error:
             logger(run=self._run_id).warning("answer_refused", task=note.task_id, error=str(error))
+
+
+_awake: dict[str, Callable[[], object]] = {}
+"""For each owner in this process, by id: wakes the owner. Callable from any thread."""
+
+
+@contextmanager
+def _wakes(owner: Owner, wake: Callable[[], None]) -> Generator[None]:
+    loop = asyncio.get_running_loop()
+    _awake[owner.owner_id] = lambda: loop.call_soon_threadsafe(wake)
+    try:
+        yield
+    finally:
+        del _awake[owner.owner_id]
+
+
+def wake(owner: Owner | None) -> None:
+    """Have `owner` read its inbox now, if the owner is in this process; otherwise do nothing."""
+    if owner is not None and (wakes := _awake.get(owner.owner_id)) is not None:
+        with suppress(RuntimeError):  # the owner's event loop is closed
+            wakes()
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,6 +106,7 @@ async def _execute_stored(run: PreparedRun, config: Config, store: Store, feed: 
     checkpointer.begin_at(run.position)
     checkpointer.on_fatal = lambda: control.end("stop")
     inbox = Inbox(store, run.run_id, config.clock, lambda: checkpointer.away, control.answer)
+    assert run.owner is not None
     context = replace(_context(run, config, checkpointer, feed), look_for_answer=inbox.look_for_answer)
     result: RunResult | None = None
     began = False
@@ -122,7 +123,7 @@ async def _execute_stored(run: PreparedRun, config: Config, store: Store, feed: 
                 began = True
                 async with anyio.create_task_group() as beside:
                     beside.start_soon(checkpointer.renew_lease, config.lease)
-                    beside.start_soon(_handle_notes, inbox, config, control)
+                    beside.start_soon(_handle_notes, inbox, run.owner, control)
                     result = await _execute(
                         run, config, context, control, partial(_end_interrupted, run, config, checkpointer)
                     )
@@ -139,12 +140,15 @@ async def _execute_stored(run: PreparedRun, config: Config, store: Store, feed: 
     return replace(result, degraded=tuple(checkpointer.degraded))
 
 
-async def _handle_notes(inbox: Inbox, config: Config, control: Control) -> None:
-    """Pass on answers. Once the run is cancelled, start nothing more, and cancel the attempts under way after the grace
-    time.
-    """
-    await inbox.handle()
-    control.wind_down()
+async def _handle_notes(inbox: Inbox, owner: Owner, control: Control) -> None:
+    """Pass on answers, and a request to cancel the run."""
+    await inbox.handle(owner)
+    control.cancel()
+
+
+async def _end_after_grace(config: Config, control: Control) -> None:
+    """Once the run is cancelled, cancel the attempts still under way after the grace time."""
+    await control.cancelled()
     await config.clock.sleep(config.cancel_grace)
     control.end("cancel")
 
@@ -216,7 +220,10 @@ async def _execute(
     control.attach(executor.end, executor.wind_down, executor.answer)
     last_events: list[events.Event] = []
     try:
-        await executor.run()
+        async with anyio.create_task_group() as beside:
+            beside.start_soon(_end_after_grace, config, control)
+            await executor.run()
+            beside.cancel_scope.cancel()
     finally:
         scheduler.release_all()
         try:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal, TypeAlias
 
+import anyio
+
 from plait.backends.protocol import JsonValue
 
 Answer: TypeAlias = "Callable[[str, int, JsonValue, str], bool]"
@@ -18,6 +20,7 @@ class Control:
         self._end: Callable[[Literal["stop", "cancel"]], None] | None = None
         self._wind_down: Callable[[], None] | None = None
         self._answer: Answer | None = None
+        self._cancelled = anyio.Event()
 
     def attach(
         self,
@@ -37,10 +40,19 @@ class Control:
             if self._end is not None:
                 self._end(how)
 
-    def wind_down(self) -> None:
-        """Cancel the run, but let the attempts under way finish until `end` is called. Do nothing before `attach`."""
-        if self._wind_down is not None:
+    def cancel(self) -> None:
+        """Cancel the run, but let the attempts under way finish until `end` is called. A run with nothing under way yet
+        ends at once. Do nothing if the run is ending already.
+        """
+        if self._wind_down is None:
+            self.end("cancel")
+        elif self.ended_by is None:
             self._wind_down()
+            self._cancelled.set()
+
+    async def cancelled(self) -> None:
+        """Wait for `cancel` of a run under way."""
+        await self._cancelled.wait()
 
     def answer(self, task_id: str, attempt: int, value: JsonValue, by: str) -> bool:
         """Pass the answer to `Executor.answer` and return the result; False before `attach`."""

@@ -19,7 +19,7 @@ from plait.runner.domain.status import TaskStatus
 from plait.runner.domain.task import Task, failed_status
 from plait.runner.engine.config import Config
 from plait.runner.engine.feed import Feed
-from plait.runner.engine.inbox import AnswerNote, answer_note
+from plait.runner.engine.inbox import AnswerNote, answer_note, wake
 from plait.runner.errors import AnswerConflict, PlaitError, RunOwned
 from plait.runner.recovery.adoption import with_detached_turns
 from plait.runner.recovery.answers import first_notes, given_answers, open_questions, question_of, too_late
@@ -124,6 +124,7 @@ async def answer_question(
             nonce = secrets.token_hex(8)
             mine = AnswerNote(task_id, record.attempt, asking.checked(value), at, nonce)
             await run.store.send(run_id, answer_note(mine))
+            wake(owner)
         elif config.clock.monotonic() >= ends:
             return False
         await _wait_for_news(config, run, task_id, ends)

@@ -8,7 +8,7 @@ from plait.runner.domain.result import RunResult
 from plait.runner.domain.status import RUN_DONE, TASK_DONE, RunStatus
 from plait.runner.engine.config import Config
 from plait.runner.engine.feed import Feed
-from plait.runner.engine.inbox import cancel_note, is_to_be_cancelled
+from plait.runner.engine.inbox import cancel_note, is_to_be_cancelled, wake
 from plait.runner.errors import RunOwned
 from plait.runner.recovery.lease import acquire, is_live, wait_for_expiry
 from plait.runner.state.codec import encode_event
@@ -32,6 +32,7 @@ async def cancel_run(config: Config, run_id: str, wait: float) -> RunStatus:
         if not told and record.owner is not None and liveness(record.owner) is not Liveness.DEAD:
             if not await is_to_be_cancelled(store, record):
                 await store.send(run_id, cancel_note(record, iso(config.clock.wall())))
+            wake(record.owner)
             told = True
         if not is_live(record, config.clock.wall()):
             try:

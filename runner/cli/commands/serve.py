@@ -33,6 +33,7 @@ from plait.runner.cli.options import (
 )
 from plait.runner.cli.output_files import write_file
 from plait.runner.errors import PlaitError
+from plait.runner.parallel import CANCEL_GRACE_SECONDS
 from plait.runner.service import RunService
 
 if TYPE_CHECKING:
@@ -65,6 +66,14 @@ DEFAULT_PORT = 8377
     show_default=True,
     help="Listen on this port; 0 takes a free port.",
 )
+@click.option(
+    "--cancel-grace",
+    metavar="SECONDS",
+    type=click.IntRange(0, 86_400),
+    default=int(CANCEL_GRACE_SECONDS),
+    show_default=True,
+    help="Let running tasks of a cancelled run go on for this long; 0 ends them at once.",
+)
 @concurrency_option()
 @store_option
 @json_option
@@ -77,7 +86,9 @@ def serve_command(file: Path | None, **options: Any) -> int:
     """
     apply_log_options(options["log_style"], options["log_level"])
     backend_set = _prepare(file, BackendOptions(options["backend"], options["model"], options["base_url"]))
-    where = ServeOptions(options["host"], options["port"], options["store_path"], options["as_json"])
+    where = ServeOptions(
+        options["host"], options["port"], options["store_path"], options["as_json"], options["cancel_grace"]
+    )
     with redirect_prints():
         return anyio.run(serve, backend_set, where, options["concurrency"])
 
@@ -87,12 +98,13 @@ _TOKEN_BYTES = 32
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
-    """The address of the server, and the store of its runs."""
+    """The address of the server, the store of its runs, and the grace time of a cancelled run in seconds."""
 
     host: str
     port: int
     store: Path
     as_json: bool
+    cancel_grace: int
 
 
 async def serve(backend_set: BackendSet, options: ServeOptions, concurrency: int | None) -> int:
@@ -103,7 +115,9 @@ async def serve(backend_set: BackendSet, options: ServeOptions, concurrency: int
     with _listen(options) as listening:
         async with backend_set.open(backend_set.specs) as made, SQLiteStore(options.store) as store:
             concurrency = concurrency or DEFAULT_CONCURRENCY
-            runner = backend_set.make_runner(made, store=store, concurrency=concurrency, shared_limits=True)
+            runner = backend_set.make_runner(
+                made, store=store, concurrency=concurrency, shared_limits=True, cancel_grace=options.cancel_grace
+            )
             async with RunService(runner) as service:
                 token = secrets.token_urlsafe(_TOKEN_BYTES)
                 settings = {**backend_set.settings(), "posted": True}

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
+
 import anyio
 import anyio.lowlevel
+import anyio.to_thread
 import pytest
 
 from plait.backends import BackendError, ErrorKind
-from plait.persistence import Batch, MemoryStore, RunReleased, Store, StoreError, TaskCompleted, TaskFailed, TaskStarted
+from plait.persistence import (
+    Batch,
+    MemoryStore,
+    RunReleased,
+    SQLiteStore,
+    Store,
+    StoreError,
+    TaskCompleted,
+    TaskFailed,
+    TaskStarted,
+)
 from plait.runner import DAG, ParallelRunner, Retry, RunStatus, Task, TaskStatus
 from plait.runner.domain import events as ev
 from tests.support.fakes import Talker
@@ -179,7 +193,7 @@ async def test_nothing_follows_an_owners_leaving(left: str) -> None:
         async def write(self, batch: Batch) -> None:
             await super().write(batch)
             if isinstance(batch.changes[-1], RunReleased):
-                run._control.wind_down()
+                run._control.cancel()
 
     scene = Scene(store, held=Noticing(store))
     with scope:
@@ -221,7 +235,7 @@ async def test_a_retry_is_not_waited_for(store: Store) -> None:
     assert (waits.prompts, await scene.stored()) == (["a"], ("cancelled", {"a": "cancelled"}))
 
 
-@pytest.mark.parametrize("how", ["stop", "cancel", "native"])
+@pytest.mark.parametrize("how", ["stop", "native"])
 async def test_whatever_ends_the_grace_time_early_the_run_is_cancelled(store: Store, how: str) -> None:
     scene = Scene(store)
     scope = anyio.CancelScope()
@@ -230,7 +244,7 @@ async def test_whatever_ends_the_grace_time_early_the_run_is_cancelled(store: St
             await scene.limiter.reached.wait()
             await scene.cancel()
             await scene.clock.in_grace.wait()
-            {"stop": run.stop, "cancel": run.cancel, "native": scope.cancel}[how]()
+            {"stop": run.stop, "native": scope.cancel}[how]()
             await run.result()
     assert await scene.stored() == ("cancelled", {"a": "completed", "b": "cancelled", "c": "cancelled"})
 
@@ -288,3 +302,29 @@ async def test_a_store_that_is_away_when_the_cancel_comes_catches_up() -> None:
     assert (result.status, result.text) == (RunStatus.CANCELLED, {"a": "<a>", "b": "<b>"})
     assert [one.lost for one in result.degraded] == [0] and result.degraded[0].until is not None
     assert await scene.stored() == ("cancelled", {"a": "completed", "b": "completed", "c": "cancelled"})
+
+
+async def test_a_cancel_from_the_owners_own_process_is_seen_at_once() -> None:
+    """No look into the inbox is due: the clock of the owner allows none."""
+    scene = Scene(MemoryStore())
+    async with scene.runner.start(CHAIN, "r") as run:
+        await scene.limiter.reached.wait()
+        assert await scene.other.cancel_run("r") is RunStatus.CANCELLING
+        with anyio.fail_after(20):
+            await scene.clock.in_grace.wait()
+        scene.limiter.open.set()
+        assert (await run.result()).status is RunStatus.CANCELLED
+
+
+async def test_so_is_a_cancel_from_another_thread(tmp_path: Path) -> None:
+    async def elsewhere() -> RunStatus:
+        async with SQLiteStore(tmp_path / "runs.db") as store:
+            return await ParallelRunner(Talker(), store=store).cancel_run("r", wait=20.0)
+
+    async with SQLiteStore(tmp_path / "runs.db") as store:
+        scene = Scene(store)
+        scene.clock.grace_over.set()
+        async with scene.runner.start(CHAIN, "r") as run:
+            await scene.limiter.reached.wait()
+            assert await anyio.to_thread.run_sync(asyncio.run, elsewhere()) is RunStatus.CANCELLED
+            assert (await run.result()).status is RunStatus.CANCELLED

@@ -116,6 +116,15 @@ def test_a_run_is_cancelled_and_stays_so(tmp_path: Path) -> None:
         assert (refused.status_code, refused.json()["error"]["kind"]) == (409, "run_not_resumable")
 
 
+def test_the_server_has_a_grace_time_of_its_own(tmp_path: Path) -> None:
+    with served(tmp_path, "--cancel-grace", "0") as server, server.client() as client:
+        run_id = created(client, HELD)
+        events(client, run_id, until_="task_started held")
+        post(client, f"/api/runs/{run_id}/cancel")
+        assert [one.event for one in events(client, run_id)][-2:] == ["task_cancelled", "run_cancelled"]
+    assert not (tmp_path / "go").exists()
+
+
 def test_a_failed_run_is_tried_again_when_asked(tmp_path: Path) -> None:
     with served(tmp_path) as server, server.client() as client:
         run_id = created(client, {"tasks": [{"id": "a", "prompt": "fail", "retry": {"attempts": 1}}]})

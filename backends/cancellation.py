@@ -1,0 +1,94 @@
+"""Cancellation as a request: a turn reads the request at its safe points, such as between two calls of a model.
+
+The runner makes one `Cancellation` for each run and sets it around each call of a backend. A task's code reads the
+request with `cancel_requested`. A backend registers a callback with `when_cancelled`, which passes the request on in
+the backend's own protocol. A turn that goes on regardless is cut when the grace time of its run is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from contextvars import ContextVar, Token
+
+
+def cancel_requested() -> bool:
+    """Return whether the task in which the caller runs is to end: its run is being cancelled, or the attempt has ended.
+
+    For code that runs for long: `async def` and plain functions, nodes of a graph, and the threads and tasks that they
+    start with a copy of their context (`asyncio.to_thread`). An attempt has ended for a plain function when the time
+    limit of the task is over or the run was stopped, because nobody reads the result any more. Returns False outside of
+    a task. Cheap, and callable from any thread.
+    """
+    turn = _turn.get()
+    return turn is not None and (turn.over or turn.cancellation.requested)
+
+
+class Cancellation:
+    """The request to end the turns of one run. Used from the event loop's thread; `requested` is read by any thread."""
+
+    __slots__ = ("_callbacks", "requested")
+
+    def __init__(self) -> None:
+        self.requested = False
+        """Whether `request` was called."""
+        self._callbacks: dict[object, Callable[[], object]] = {}
+
+    def request(self) -> None:
+        """Set `requested` and call the registered callbacks. A second call does nothing."""
+        if not self.requested:
+            self.requested = True
+            for callback in list(self._callbacks.values()):
+                callback()
+
+    @contextmanager
+    def calling(self, callback: Callable[[], object]) -> Generator[None]:
+        """Call `callback` once when the request is made inside the block, or at once if it was made before."""
+        key = object()
+        self._callbacks[key] = callback
+        try:
+            if self.requested:
+                callback()
+            yield
+        finally:
+            del self._callbacks[key]
+
+
+class _Turn:
+    __slots__ = ("cancellation", "over")
+
+    def __init__(self, cancellation: Cancellation) -> None:
+        self.cancellation = cancellation
+        self.over = False
+
+
+_turn: ContextVar[_Turn | None] = ContextVar("turn", default=None)
+
+
+class cancellable:  # noqa: N801 - used as a statement, like a function
+    """Let the code inside `with cancellable(cancellation):` read the request. The end of the block is the attempt's."""
+
+    __slots__ = ("_token", "_turn")
+
+    def __init__(self, cancellation: Cancellation) -> None:
+        self._turn = _Turn(cancellation)
+
+    def __enter__(self) -> None:
+        self._token: Token[_Turn | None] = _turn.set(self._turn)
+
+    def __exit__(self, *_: object) -> None:
+        self._turn.over = True
+        _turn.reset(self._token)
+
+
+@contextmanager
+def when_cancelled(callback: Callable[[], object]) -> Generator[None]:
+    """Call `callback` in the event loop's thread when the cancellation of the current turn's run is requested inside
+    the block, or at once if it was requested before. Never called outside of a run. The callback must not raise.
+    """
+    turn = _turn.get()
+    if turn is None:
+        yield
+        return
+    with turn.cancellation.calling(callback):
+        yield
