@@ -107,9 +107,9 @@ class Reply:
 class Output:
     """An event of a running turn."""
 
-    kind: Literal["text", "tool", "waiting", "notice"]
+    kind: Literal["text", "tool", "waiting", "notice", "node"]
     """"text": a piece of the answer. "tool": a tool used by the agent. "waiting": the cause of a delay, such as a rate
-    limit. "notice": an action of the backend itself.
+    limit. "notice": an action of the backend itself. "node": a node of a graph begins, and `text` is its name.
     """
     text: str
     usage: Usage = NO_USAGE

@@ -124,6 +124,17 @@ class TaskAdopted:
 
 
 @value
+class NodeStarted:
+    """Record that a node of a graph begins within an attempt. Adds an event and changes no task."""
+
+    at: str
+    task_id: str
+    attempt: int
+    node: str
+    """The name of the node."""
+
+
+@value
 class SessionOpened:
     """Store the session id of an attempt, and confirm the session.
 
@@ -279,6 +290,7 @@ Change: TypeAlias = (
     | PolicyDecided
     | TaskStarted
     | TaskAdopted
+    | NodeStarted
     | SessionOpened
     | MessageAppended
     | TaskCompleted

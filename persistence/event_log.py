@@ -59,6 +59,10 @@ def _task_adopted(change: changes.TaskAdopted) -> EventParts:
     return change.at, EventKind.TASK_ADOPTED, change.task_id, change.attempt, "{}"
 
 
+def _node_started(change: changes.NodeStarted) -> EventParts:
+    return change.at, EventKind.NODE_STARTED, change.task_id, change.attempt, _pair("node", change.node)
+
+
 def _session_opened(change: changes.SessionOpened) -> EventParts:
     return change.at, EventKind.SESSION_OPENED, change.task_id, change.attempt, "{}"
 
@@ -123,6 +127,7 @@ _EVENTS: dict[type, Callable[..., EventParts]] = {
     changes.PolicyDecided: _policy_decided,
     changes.TaskStarted: _task_started,
     changes.TaskAdopted: _task_adopted,
+    changes.NodeStarted: _node_started,
     changes.SessionOpened: _session_opened,
     changes.TaskCompleted: _task_completed,
     changes.TaskFailed: _task_failed,

@@ -216,6 +216,8 @@ class EventKind(StrEnum):
     """An attempt begins."""
     TASK_ADOPTED = "task_adopted"
     """A resume took over an agent that outlived its process."""
+    NODE_STARTED = "node_started"
+    """A node of a graph begins; the `node` of the detail is its name."""
     SESSION_OPENED = "session_opened"
     """The id of the conversation is known, or the backend confirmed the id."""
     TASK_COMPLETED = "task_completed"

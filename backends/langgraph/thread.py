@@ -103,7 +103,7 @@ class UnstoredThread:
                     if mode == "values":
                         self._values = event
                     elif starts:
-                        self._request.on_output(Output("notice", f"node {event['name']}"))
+                        self._request.on_output(Output("node", clean_text(event["name"])))
                     yield self._values
                     if starts and control.drain_requested:  # while the caller had the event, before the node began
                         raise import_module("langgraph.errors").GraphDrained(control.drain_reason)

@@ -10,6 +10,7 @@ import pytest
 
 from plait.persistence import (
     Change,
+    NodeStarted,
     SessionOpened,
     TaskAdopted,
     TaskAnswered,
@@ -56,6 +57,15 @@ class InterruptsContract(OpenedStore):
         assert (await store.list_tasks(RUN), await store.list_attempts(RUN, "a")) == before
         told = (await store.list_events(RUN))[-1]
         assert (told.at, told.kind, told.task_id, told.attempt, told.detail) == (at(4), "task_adopted", "a", 1, "{}")
+
+    async def test_the_start_of_a_node_adds_only_an_event(self, store: Store, writer: Writer) -> None:
+        await writer.write(START_A)
+        before = await store.list_tasks(RUN), await store.list_attempts(RUN, "a")
+        await writer.write(NodeStarted(at(4), "a", 1, 'plan "B"'))
+        assert (await store.list_tasks(RUN), await store.list_attempts(RUN, "a")) == before
+        told = (await store.list_events(RUN))[-1]
+        assert (told.at, told.kind, told.task_id, told.attempt) == (at(4), "node_started", "a", 1)
+        assert told.detail == '{"node":"plan \\"B\\""}'
 
     async def test_a_session_is_confirmed_for_one_attempt(self, store: Store, writer: Writer) -> None:
         async def confirmed(*changes: Change) -> bool:

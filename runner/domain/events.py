@@ -174,6 +174,15 @@ class SessionOpened(TaskEvent):
 
 
 @value
+class NodeStarted(TaskEvent):
+    """A node of the task's graph begins. Nodes of nested graphs are not reported."""
+
+    kind: ClassVar[str] = "node_started"
+    node: str
+    """The name of the node."""
+
+
+@value
 class TaskOutput(TaskEvent):
     """Output observed during the turn. Not stored."""
 

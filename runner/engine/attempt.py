@@ -294,7 +294,12 @@ class AttemptRunner:
         return clean_text(session_id) if isinstance(session_id, str) else None
 
     def _output(self, attempt: Attempt, output: Output) -> None:
-        if not attempt.over:
+        if attempt.over:
+            return
+        if output.kind == "node":
+            node = clean_text(str(output.text))
+            self._context.sink.submit([events.NodeStarted(self._stamp(), attempt.task.id, attempt.number, node)])
+        else:
             usage = kept_usage(output.usage)
             self._state.spend(attempt.position, usage)
             event = events.TaskOutput(

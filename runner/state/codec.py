@@ -89,6 +89,10 @@ def _session_opened(event: events.SessionOpened) -> tuple[stored.Change, ...]:
     return (stored.SessionOpened(event.at, event.task_id, event.attempt, event.session_id),)
 
 
+def _node_started(event: events.NodeStarted) -> tuple[stored.Change, ...]:
+    return (stored.NodeStarted(event.at, event.task_id, event.attempt, event.node),)
+
+
 def _task_completed(event: events.TaskCompleted) -> tuple[stored.Change, ...]:
     said = event.turn
     completed = stored.TaskCompleted(
@@ -199,6 +203,7 @@ _CHANGES = cast(
         events.RunInterrupted: _run_ended,
         events.RunWaitingInput: _run_ended,
         events.TaskStarted: _task_started,
+        events.NodeStarted: _node_started,
         events.SessionOpened: _session_opened,
         events.TaskCompleted: _task_completed,
         events.TaskRetried: _task_retrying,

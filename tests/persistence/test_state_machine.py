@@ -25,6 +25,7 @@ from plait.persistence import (
     MemoryStore,
     MessageAppended,
     NewTask,
+    NodeStarted,
     PolicyDecided,
     RunClaimed,
     RunReleased,
@@ -51,6 +52,7 @@ def task_changes(task_id: str, attempt: int, text: str, flag: bool) -> dict[str,
     """Every change of a task, with `attempt` as the last one."""
     return {
         "session": SessionOpened(at(3), task_id, attempt if flag else 0, text[:20]),
+        "node": NodeStarted(at(3), task_id, attempt, text[:20]),
         "turn": MessageAppended(at(3), task_id, attempt, "assistant", text, 1, 2),
         **status_changes(task_id, attempt, text, flag=flag),
     }
@@ -59,7 +61,7 @@ def task_changes(task_id: str, attempt: int, text: str, flag: bool) -> dict[str,
 FOLLOWS = {
     "pending": (*["start"] * 9, "cancel"),
     "running": (
-        *["complete", "complete its prompt", "turn", "session", "retry", "interrupt", "wait", "ask"] * 3,
+        *["complete", "complete its prompt", "turn", "session", "node", "retry", "interrupt", "wait", "ask"] * 3,
         "fail",
         "skip",
         "cancel",

@@ -50,13 +50,13 @@ class NoDisplay:
 
 
 class PlainDisplay(NoDisplay):
-    """Prints a line with the local time for every event; if `verbose`, also for tools and waits of tasks."""
+    """Prints a line with the local time for every event; if `verbose`, also for tools, nodes and waits of tasks."""
 
     def __init__(self, *, verbose: bool = False) -> None:
         self._verbose = verbose
 
     def handle(self, event: events.Event) -> None:
-        if isinstance(event, events.TaskOutput) and not self._verbose:  # there may be very many
+        if isinstance(event, events.TaskOutput | events.NodeStarted) and not self._verbose:  # there may be very many
             return
         line = event_line(event)
         if line:
@@ -106,6 +106,8 @@ def _task_words(event: events.TaskEvent) -> str:
             goes_on = ", continues its conversation" if event.confirmed else ""
             how = "is taken over" if event.adopted else "started"
             line = f"{how} ({one_line(event.backend)}{again}{goes_on})"
+        case events.NodeStarted():
+            line = f"node {one_line(event.node)}"
         case events.TaskOutput():
             waits = "waits: " if event.output == "waiting" else ""
             line = "" if event.output == "text" else f"{waits}{_shorten(event.text)}"

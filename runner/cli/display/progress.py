@@ -31,6 +31,10 @@ class RunningAttempt:
     usage: Usage = NO_USAGE
     """Tokens and cost up to now."""
 
+    def enter(self, event: events.NodeStarted) -> None:
+        """Keep the node as the current action."""
+        self.now, self.kind = f"node {event.node}"[:_LONGEST], "node"
+
     def handle(self, output: events.TaskOutput) -> None:
         """Keep the output as the current action."""
         if output.output != "text":
@@ -76,6 +80,9 @@ class Progress:
         if isinstance(event, events.TaskOutput):
             if underway := self.running.get(event.task_id):
                 underway.handle(event)
+        elif isinstance(event, events.NodeStarted):
+            if underway := self.running.get(event.task_id):
+                underway.enter(event)
         elif isinstance(event, events.TaskStarted):
             self.retries.pop(event.task_id, None)
             self.running[event.task_id] = RunningAttempt(self.clock(), event.backend, event.attempt)

@@ -190,7 +190,7 @@ async def test_only_the_declared_output_is_shown(tmp_path: Path) -> None:
 async def test_nodes_are_noticed_as_they_start() -> None:
     seen: list[Output] = []
     await say(LangGraphBackend(CHAT.compile()), request=ConversationRequest(on_output=seen.append))
-    assert seen == [Output("notice", "node answer")]
+    assert seen == [Output("node", "answer")]
 
 
 @pytest.mark.parametrize("options", [{}, {"checkpointer": False}])

@@ -282,7 +282,7 @@ async def test_a_cancelled_turn_ends_at_once_and_is_gone_on_from(desk: Desk) -> 
         return {"done": ["slow"]}
 
     def stop_at_slow(output: Output) -> None:
-        if output.text == "node slow":
+        if output.text == "slow":
             scope.cancel()
 
     with anyio.fail_after(10), scope:
