@@ -234,6 +234,10 @@ async def test_the_first_reader_gets_every_event_and_each_reader_the_same() -> N
         assert kinds == [event.kind async for event in second]
     assert kinds[:2] == ["run_created", "run_started"] and kinds[-1] == "run_completed"
     assert kinds.count("task_completed") == len(TASKS)
+    async with orchestrator(Team()).start() as late:
+        await late.result()
+        assert len([event async for event in late.events()]) == len(kinds)
+        assert [event async for event in late.events()] == []
 
 
 async def test_a_stopped_one_goes_on_later(store: Store) -> None:

@@ -120,6 +120,9 @@ def test_a_posted_default_is_the_backend_of_tasks_steps_and_roles(tmp_path: Path
             assert events(client, run_id)[-1].event == "run_completed"
             found = texts(client.get(f"/api/runs/{run_id}").json())
             assert {text for _, text in found.values()} == {"from the archive"}
+    tasks = [{"id": "a", "prompt": "x", "backend": "x"}, {"id": "b", "prompt": "x", "continues": "a"}]
+    dag = posted_plan({"defaults": {"backend": "w"}, "tasks": tasks}, {}, ["w", "x"]).dag
+    assert [dag.backend_of(task) for task in dag] == ["x", "x"], "a conversation stays on its backend"
     policy = posted_plan({"defaults": {"backend": "w"}, "orchestrate": {"goal": "g"}}, {}, ["w", "x"]).policy
     assert isinstance(policy, OrchestratorPolicy) and policy.backends() == {"w"}
 

@@ -80,6 +80,35 @@ async def test_a_goal_in_a_file_is_checked_and_reached(tmp_path: Path) -> None:
         assert "- expert: knows everything" in shown.value["settings"]["inputs"]["registry"]
 
 
+def test_the_answer_alone_is_printed_also_if_a_task_ends_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "goal.yaml").write_text(
+        'backends: {f: {kind: function, call: "team.py:team"}}\norchestrate: {goal: g, reflect_every: 1}'
+    )
+    (tmp_path / "team.py").write_text("""
+import anyio
+answering, late = anyio.Event(), anyio.Event()
+
+async def team(prompt):
+    if prompt.startswith("You plan"):
+        return {"tasks": [{"id": "a", "prompt": "early"}, {"id": "b", "prompt": "late"}]}
+    if prompt.startswith("You do"):
+        if "late" in prompt:
+            await answering.wait()
+            late.set()
+        return "worked"
+    if prompt.startswith("You judge"):
+        return {"done": True}
+    answering.set()
+    await late.wait()
+    for _ in range(50):  # turns of the loop, until the end of the late task is known
+        await anyio.lowlevel.checkpoint()
+    return "the answer"
+""")
+    done = plait_here(tmp_path, "run", "goal.yaml", "--no-store")
+    assert (done.code, done.out) == (0, "the answer\n")
+    assert "do.b completed" in done.err
+
+
 @pytest.mark.parametrize("call", ["plan", "find b", "reflect"])
 async def test_a_killed_run_of_a_goal_is_resumed_from_the_store(tmp_path: Path, call: str) -> None:
     (tmp_path / "goal.yaml").write_text(GOAL)

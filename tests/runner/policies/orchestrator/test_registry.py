@@ -75,12 +75,17 @@ def test_a_worker_that_is_no_name_is_another_form(worker: Any) -> None:
     assert "it is not of the form" in str(run.task("plan.2").item)
 
 
-def test_the_same_task_for_another_worker_is_progress() -> None:
-    plans = [plan(on("a", "archive"))]
-    other = simulation(Script(plans, [add(on("b", "archive")), add(on("b", "coder")), DONE], ["do.b", "do.b-2"])).run()
-    assert loop_of(other).stopped is None and "do.b-2" in ids(other)
-    again = simulation(Script(plans, [add(on("b", "coder")), add(on("b", "coder")), add(on("b", "coder"))], ["do.b"]))
-    assert loop_of(again.run()).stopped is Stop.NO_PROGRESS
+@pytest.mark.parametrize(("third", "stopped"), [("coder", None), ("archive", Stop.NO_PROGRESS)])
+def test_the_same_task_for_another_worker_is_progress(third: str, stopped: Stop | None) -> None:
+    reflections = [add(on("b", "archive")), add(on("b", "archive")), add(on("b", third)), DONE]
+    script = Script([plan(task("a"))], reflections)
+    run = Simulation(
+        OrchestratorPolicy("reach the goal", team=TEAM),
+        OrchestratorPolicy("reach the goal", team=TEAM).dag(),
+        lambda one: RuntimeError("nothing found") if one.id.startswith("do.b") else script(one),
+        1,
+    ).run()
+    assert (loop_of(run).stopped, "do.b-3" in ids(run)) == (stopped, stopped is None)
 
 
 def test_other_names_for_the_roles() -> None:
