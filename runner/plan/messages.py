@@ -115,6 +115,7 @@ def _message(kind: str, path: Path, finding: Any, whole: object) -> str:
         "value_error": lambda: str(context["error"]),
         "union_tag_not_found": lambda: f"'kind' is missing; add one of {', '.join(SPEC_CLASSES)}",
         "union_tag_invalid": lambda: _not_one_of(list(SPEC_CLASSES), context["tag"]),
+        "too_long": lambda: f"has {len(value)} entries, and at most {context['max_length']} are allowed",
         "string_pattern_mismatch": lambda: _does_not_fit(path, value, whole),
     }
     if kind in words_by_kind:

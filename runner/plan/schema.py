@@ -25,6 +25,8 @@ MAX_PLANNED = 1_000
 """The maximum number of tasks of an orchestration: each end of a task looks at all tasks."""
 MAX_GOAL = 20_000
 """The maximum number of characters of a goal, which is part of every prompt of an orchestration."""
+MAX_STEPS = 200
+"""The maximum number of steps of a workflow: each step depends on all earlier steps."""
 MAX_WORKERS = 100
 MAX_DESCRIPTION = 1_000
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -342,8 +344,10 @@ class PlanPart(_Part):
     """The follow-ups of `tasks`, by `role`."""
     orchestrate: OrchestratePart | None = None
     """A goal to reach, in place of `tasks`."""
-    workflow: list[StepPart] = Field(default_factory=list[StepPart], json_schema_extra={"minItems": 1})
-    """Steps that run one after the other, in place of `tasks`."""
+    workflow: list[StepPart] = Field(
+        default_factory=list[StepPart], max_length=MAX_STEPS, json_schema_extra={"minItems": 1}
+    )
+    """Steps that run one after the other, in place of `tasks`; at most 200."""
 
 
 SPEC_CLASSES: dict[str, type[BaseModel]] = {

@@ -134,6 +134,13 @@ MISTAKES = {
         "orchestrate.registry.w",
         "must be text, not the number 1",
     ),
+    "too many workers": (
+        f"backends: {{{', '.join(f'w{number}: {{kind: person}}' for number in range(101))}}}\n"
+        f"orchestrate: {{goal: a, registry: {{{', '.join(f'w{number}: x' for number in range(101))}}}}}",
+        2,
+        "orchestrate.registry",
+        "has 101 entries, and at most 100 are allowed",
+    ),
     "a long description": (
         f"backends: {{w: {{kind: person}}}}\norchestrate: {{goal: a, registry: {{w: {'x' * 1001}}}}}",
         2,

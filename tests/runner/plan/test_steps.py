@@ -54,6 +54,12 @@ def test_steps_become_the_policy_and_the_first_task_of_the_run() -> None:
 
 MISTAKES = {
     "no step": ("workflow: []", 1, "workflow", "there are no steps; add at least one"),
+    "too many steps": (
+        "workflow:" + "".join(f"\n- {{name: s{number}, prompt: x}}" for number in range(201)),
+        2,
+        "workflow",
+        "has 201 entries, and at most 200 are allowed",
+    ),
     "no list": ("workflow: {name: a}", 1, "workflow", "must be a list, not a mapping"),
     "no name": ("workflow:\n- {prompt: a}", 2, "workflow[0].name", "'name' is missing"),
     "no prompt": ("workflow:\n- {name: a}", 2, "workflow[0].prompt", "'prompt' is missing"),
