@@ -14,11 +14,12 @@ from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 from uuid import uuid4
 
 from plait.backends.cancellation import when_cancelled
 from plait.backends.errors import BackendError, ErrorKind
+from plait.backends.langgraph.fields import RunFields
 from plait.backends.langgraph.values import messages_of, question_of, reply_of, tokens_of
 from plait.backends.protocol import ConversationRequest, Output, Reply, Usage
 from plait.backends.structured import Schema
@@ -57,6 +58,8 @@ class UnstoredThread:
         """The graph's values in this turn so far."""
         self._earlier: Set[Any] = frozenset()
         """Ids of the messages from before this turn."""
+        self._fields = RunFields(graph)
+        self._runnable = self._fields.graph_of(graph) if self._fields else graph
 
     @property
     def session_id(self) -> str | None:
@@ -71,14 +74,17 @@ class UnstoredThread:
         except BackendError:
             raise
         except errors.GraphDrained as exc:
+            await self._rest("cancelled")
             usage = _cost(self._values, self._earlier)
             raise BackendError(
                 ErrorKind.UNEXPECTED, f"the graph stopped between two nodes: {exc}", usage=usage
             ) from exc
         except errors.GraphRecursionError as exc:
+            await self._rest("failed")
             text = f"the graph did not end; fix its loop or raise its limit (with_config): {one_line(str(exc), 120)}"
             raise BackendError(ErrorKind.INVALID_REQUEST, text) from exc
         except Exception as exc:
+            await self._rest("failed", at_node=True)
             detail = one_line(str(exc))
             name = type(exc).__name__
             raise BackendError(ErrorKind.UNEXPECTED, f"{name}: {detail}" if detail else name) from exc
@@ -87,6 +93,7 @@ class UnstoredThread:
         if self._request.answer is not None:
             raise BackendError(ErrorKind.SESSION_LOST, f"an answer cannot be given: {_NO_CHECKPOINTER}")
         values: Any = None
+        self._fields.begin(self._run_id, None, None, ())
         async for values in self._run(self._to_input(prompt, self._request), None):
             if isinstance(values, dict) and "__interrupt__" in values:
                 raise BackendError(ErrorKind.INVALID_REQUEST, f"the graph asks a question: {_NO_CHECKPOINTER}")
@@ -95,20 +102,38 @@ class UnstoredThread:
     async def _run(self, given: Any, config: Any, **options: Any) -> AsyncGenerator[Any]:
         """Run the graph and yield its values so far, after every event."""
         control = import_module("langgraph.runtime").RunControl()
-        events: Any = self._graph.astream(given, config, stream_mode=["tasks", "values"], control=control, **options)
+        starts = False
+        events: Any = self._runnable.astream(given, config, stream_mode=["tasks", "values"], control=control, **options)
         with when_cancelled(partial(control.request_drain, "the run is being cancelled")):
             async with aclosing(events) as stream:
                 async for mode, event in stream:
-                    starts = mode == "tasks" and "triggers" in event  # the end of a node has no triggers
+                    began, starts = starts, mode == "tasks" and "triggers" in event  # the end has no triggers
                     if mode == "values":
                         self._values = event
                     elif starts:
+                        self._fields.enter(event["name"], same_step=began)
+                        await self._save_fields()
                         self._request.on_output(Output("node", clean_text(event["name"])))
                     yield self._values
                     if starts and control.drain_requested:  # while the caller had the event, before the node began
                         raise import_module("langgraph.errors").GraphDrained(control.drain_reason)
 
+    @property
+    def _run_id(self) -> str:
+        return self._request.idempotency_key.partition(":")[0]
+
+    async def _save_fields(self) -> None:
+        """Write the fields about the run to the thread, if there is a thread."""
+
+    async def _rest(self, status: str, *, at_node: bool = False) -> None:
+        if self._fields:
+            self._fields.rest(status, at_node=at_node)
+            await self._save_fields()
+
     def _reply(self, values: Any, schema: Schema | None) -> Reply:
+        ours = self._fields.values
+        if ours and isinstance(values, dict):
+            values = {name: one for name, one in cast("dict[str, Any]", values).items() if name not in ours}
         reply = reply_of(values, getattr(self._graph, "output_channels", None), schema)
         return replace(reply, session_id=self.session_id, usage=_cost(values, self._earlier))
 
@@ -140,6 +165,8 @@ class Thread(UnstoredThread):
         if not goes_on:
             state = await self._made_ready(state)
         self._earlier = {message.id for message in messages_of(state.values)}
+        known = () if self._forks is None else (self._forks, self._forks.partition(":")[0])
+        self._fields.begin(self._run_id, self._thread, state.values, known)
         if goes_on:
             await self._go_on(state)
         else:
@@ -206,8 +233,18 @@ class Thread(UnstoredThread):
                 holds = None
                 self._request.on_session(self._name)
 
+    async def _save_fields(self) -> None:
+        if not self._fields:
+            return
+        try:
+            await self._fields.save(self._graph.checkpointer, self._thread)
+        except Exception as exc:  # a copy of what plait knows; no reason to lose the work of the turn
+            text = f"{type(exc).__name__}: {one_line(str(exc), 200)}"
+            self._request.on_output(Output("notice", f"the fields about the run could not be written: {text}"))
+
     async def _finished(self, state: Any, schema: Schema | None) -> Reply:
         if state.interrupts:
+            await self._rest("waiting_input", at_node=True)
             interrupt = state.interrupts[0]
             self._name = f"{self._thread}?{interrupt.id}+{await self._answers()}"
             question = question_of(interrupt)
@@ -217,6 +254,7 @@ class Thread(UnstoredThread):
             text = f"the graph stopped before {', '.join(state.next)}; ask with interrupt() inside a node instead"
             raise BackendError(ErrorKind.INVALID_REQUEST, text)
         self._name = self._thread
+        await self._rest("completed")
         return self._reply(state.values, schema)
 
     # A turn with an answer may be repeated after an interruption or failure, when the node has already taken the
