@@ -6,7 +6,7 @@ from json.encoder import encode_basestring
 from typing import TYPE_CHECKING, Final
 
 from plait.persistence import changes, event_log, rules
-from plait.persistence.records import AttemptStatus
+from plait.persistence.records import NOTHING_SPENT, AttemptStatus
 from plait.persistence.sqlite import statements as sql
 from plait.persistence.sqlite.bulk import NO_NUMBER, NO_TEXT, Row
 from plait.persistence.sqlite.checksum import (
@@ -28,11 +28,6 @@ if TYPE_CHECKING:
 
 
 _NO_QUESTION: Final = (None, None)
-
-
-def _real(number: float | None) -> float | None:
-    """Return the number as SQLite returns it from a REAL column: an int as a float, and NaN as NULL."""
-    return None if number is None or number != number else number + 0.0  # noqa: PLR0124 - NaN
 
 
 class ChangeApplier:
@@ -135,10 +130,10 @@ class ChangeApplier:
             ended = self._end_row(seq, change, start, "completed")
             self._finish_waiting(task, ended, self._result_values(start, text, data))
             return
-        end, at, spent, took = self._base | seq, change.at, change.spent, change.duration_s + 0.0
-        cost, model = _real(spent.cost_usd), spent.model
-        input_tokens, output_tokens = spent.input_tokens, spent.output_tokens
-        self._add_usage(input_tokens, output_tokens, cost)
+        end, at, spent, took = self._base | seq, change.at, change.spent, change.duration_s
+        input_tokens, output_tokens, cost, model = spent.input_tokens, spent.output_tokens, spent.cost_usd, spent.model
+        if spent is not NOTHING_SPENT:
+            self._add_usage(input_tokens, output_tokens, cost)
         checksum = completion_checksum(start, end, at, input_tokens, output_tokens, cost, took, model)
         usage = input_tokens, output_tokens, NO_NUMBER if cost is None else cost, took
         ended = start, end, at, *usage, NO_TEXT if model is None else model, checksum
@@ -225,7 +220,7 @@ class ChangeApplier:
         if not isinstance(change, changes.TaskInterrupted):
             took = None if isinstance(change, changes.TaskCancelled) else change.duration_s
             spent = change.spent
-            usage = spent.input_tokens, spent.output_tokens, _real(spent.cost_usd), _real(took), spent.model
+            usage = spent.input_tokens, spent.output_tokens, spent.cost_usd, took, spent.model
             self._add_usage(*usage[:3])
         return (start, self._base | seq, status, change.at, *usage, *error)
 

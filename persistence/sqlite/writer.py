@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import struct
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -47,7 +48,14 @@ def write_batch(connection: sqlite3.Connection, batch: Batch, caches: TaskCaches
         reached("txn.after_commit")
     except UnicodeDecodeError:  # a message of SQLite quotes a damaged page: the batch is not the cause
         raise
-    except (UnicodeEncodeError, OverflowError, ValueError, sqlite3.DataError, sqlite3.IntegrityError) as error:
+    except (
+        UnicodeEncodeError,
+        OverflowError,
+        ValueError,
+        struct.error,
+        sqlite3.DataError,
+        sqlite3.IntegrityError,
+    ) as error:
         raise Conflict(f"run {batch.run_id!r}: a value of the batch cannot be stored: {error}") from error
     if cache is not None and not isinstance(batch.changes[-1], RunReleased):
         caches[batch.run_id] = cache

@@ -12,6 +12,7 @@ from tests.faults.campaigns import (
     adoptions,
     cancel_bugs,
     files,
+    flips,
     frequent,
     kills,
     machine,
@@ -99,6 +100,7 @@ def test_every_mistake_has_a_method_that_plants_it() -> None:
         "cancels": cancel_bugs.BUGS.keys(),
         "slow": slow.PLANTED.keys(),
         "machine": machine.BUGS.keys(),
+        "flips": flips.BUGS.keys(),
     }
     assert planted.keys() == set(METHODS)
     for mistake, (module, name) in TO_BE_SEEN.items():

@@ -19,17 +19,19 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import anyio
 
 from plait.persistence import SQLiteStore, StoreError
-from plait.persistence.sqlite import health
+from plait.persistence.sqlite import bulk, connection, health, reader
 from plait.persistence.sqlite.health import Fitness
-from plait.persistence.sqlite.wal_frames import DOUBT
+from plait.persistence.sqlite.wal_frames import DOUBT, LogState
 from plait.runner import ParallelRunner, PlaitError, RunStatus
 from plait.runner.operations.inspect import look_up
 from tests.faults.campaigns.report import Report, Scale
@@ -68,11 +70,15 @@ def run(*, scale: Scale, seed: int = 0) -> Report:
     """Flip as many bits as `scale` says."""
     began = time.monotonic()
     violations, outcomes = play(range(seed, seed + COUNTS[scale]))
+    with tempfile.TemporaryDirectory(prefix="flips-") as name:
+        images = Images.made(Path(name))
+        planted = {bug: is_caught(bug, images) for bug in BUGS}
     return Report(
         method="flipped bits",
         unit="flipped bits",
         cases=COUNTS[scale],
         violations=tuple(violations),
+        planted=planted,
         seconds=time.monotonic() - began,
         figures=dict(outcomes),
     )
@@ -114,6 +120,7 @@ class Images:
             shown[image] = anyio.run(read, folder / "read" / FILE)
             work[image] = anyio.run(resume, folder / "read" / FILE)
             shutil.rmtree(folder / "read")
+        assert not any(TOLD in (*shown[image].values(), *(one[0] for one in work[image].values())) for image in IMAGES)
         return cls(folder, shown, work)
 
 
@@ -126,37 +133,107 @@ def play_case(images: Images, case: int) -> tuple[list[str], str]:
     """Flip the bit of `case` in a copy. Return what is wrong, and the kind of outcome."""
     rng = random.Random(case)
     image = IMAGES[case % len(IMAGES)]
+    files = sorted((images.folder / image).iterdir())
+    offset = rng.randrange(sum(file.stat().st_size for file in files))
+    for file in files:
+        if offset < (size := file.stat().st_size):
+            break
+        offset -= size
+    wrong, outcome = play_flip(images, file, offset, 1 << rng.randrange(8))
+    where = f"case {case}, {image}, {file.name} byte {offset}: "
+    return [f"{where}{one} (python -m tests.faults.campaigns.flips --case {case})" for one in wrong[:2]], outcome
+
+
+def play_flip(images: Images, file: Path, offset: int, bit: int) -> tuple[list[str], str]:
+    """Flip a bit of `file`, a file of an image, in a copy. Return what is wrong, and the kind of outcome."""
+    image = file.parent.name
     with tempfile.TemporaryDirectory(prefix="flip-", dir=images.folder) as name:
-        folder = Path(name)
-        copy = shutil.copytree(images.folder / image, folder / "read")
-        place = flip(copy, rng)
-        shutil.copytree(copy, folder / "resumed")
+        copy = shutil.copytree(images.folder / image, Path(name) / "read")
+        flip(copy / file.name, offset, bit)
+        resumed = shutil.copytree(copy, Path(name) / "resumed")
         shown = anyio.run(read, copy / FILE)
         bad, wrong = doctor(copy / FILE)
-        work = anyio.run(resume, folder / "resumed" / FILE)
+        work = anyio.run(resume, resumed / FILE)
     wrong += [*_misread(images.shown[image], shown), *_misdone(images.work[image], work)]
     is_told = any(value == TOLD for value in shown.values()) or any(one[0] == TOLD for one in work.values())
     if is_told and not bad:
         wrong.append("doctor finds nothing")
-    where = f"case {case}, {image}, {place}: "
-    again = f" (python -m tests.faults.campaigns.flips --case {case})"
-    outcome = "wrong" if wrong else "reported" if is_told or bad else "without effect"
-    return [where + one + again for one in wrong[:2]], outcome
+    return wrong, "wrong" if wrong else "reported" if is_told or bad else "without effect"
 
 
-def flip(folder: Path, rng: random.Random) -> str:
-    """Flip a bit of a file in `folder`; every byte of every file is as likely. Return the place."""
-    files = sorted(folder.iterdir())
-    offset, bit = rng.randrange(sum(file.stat().st_size for file in files)), rng.randrange(8)
-    for file in files:
-        size = file.stat().st_size
-        if offset < size:
-            content = bytearray(file.read_bytes())
-            content[offset] ^= 1 << bit
-            file.write_bytes(content)
-            return f"{file.name} byte {offset} bit {bit}"
-        offset -= size
-    raise AssertionError
+def flip(file: Path, offset: int, bit: int) -> None:
+    """Flip a bit of the file."""
+    content = bytearray(file.read_bytes())
+    content[offset] ^= bit
+    file.write_bytes(content)
+
+
+class _Equal:
+    """Equal to every checksum."""
+
+    def __ne__(self, _other: object) -> bool:
+        return False
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@dataclass(frozen=True, slots=True)
+class Bug:
+    """A check that is left out, and a byte whose damage only this check finds."""
+
+    image: str
+    file: str
+    text: bytes
+    """The byte is the first of this text in the file."""
+    left_out: tuple[tuple[object, str, object], ...]
+
+
+def _equal(*_row: object) -> object:
+    return _Equal()
+
+
+def _whole(_log: Path) -> LogState:
+    return LogState.WHOLE
+
+
+def _unchecked(*_: object) -> None:
+    pass
+
+
+BUGS = {
+    "prompts not checked": Bug(
+        "closed", FILE, b"Transfer 300 EUR", ((reader, "task_checksum", _equal), (bulk, "task_checksum", _equal))
+    ),
+    "inputs not checked": Bug("closed", FILE, b"Bob in Bonn", ((reader, "content_checksum", _equal),)),
+    "answers in the inbox not checked": Bug(
+        "closed", FILE, b"from the current account", ((reader, "message_checksum", _equal),)
+    ),
+    "the log not checked": Bug(
+        "killed",
+        f"{FILE}-wal",
+        b"Transfer 100 EUR",
+        ((connection, "state_of_log", _whole), (health, "state_of_log", _whole)),
+    ),
+    "tables not compared": Bug(
+        "closed",
+        FILE,
+        b"pending'\n        WHEN e.id",
+        tuple((one, "check_tables", _unchecked) for one in (connection, health)),
+    ),
+}
+
+
+def is_caught(bug: str, images: Images) -> bool:
+    """Return whether the planted bug is found, and the same flip without the bug is reported."""
+    planted = BUGS[bug]
+    file = images.folder / planted.image / planted.file
+    offset = file.read_bytes().index(planted.text)
+    if play_flip(images, file, offset, 1)[1] != "reported":
+        return False
+    with ExitStack() as patches:
+        for owner, name, instead in planted.left_out:
+            patches.enter_context(mock.patch.object(owner, name, instead))
+        return bool(play_flip(images, file, offset, 1)[0])
 
 
 def doctor(path: Path) -> tuple[list[str], list[str]]:
@@ -180,6 +257,7 @@ async def read(path: Path) -> Shown:
         except Exception as error:
             shown[key] = f"traceback: {type(error).__name__}: {error}"
 
+    WARNINGS.pop()
     try:
         async with SQLiteStore(path, mode="read") as store:
             if WARNINGS.pop():
@@ -225,6 +303,7 @@ def plain(value: Any) -> Any:
 async def resume(path: Path) -> dict[str, tuple[str, Any]]:
     """Resume every run with work left. Return the work and the results by run, or `TOLD` with the report."""
     done: dict[str, tuple[str, Any]] = {}
+    WARNINGS.pop()
     try:
         async with SQLiteStore(path, mode="existing") as store:
             if WARNINGS.pop():
