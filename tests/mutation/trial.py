@@ -1,0 +1,166 @@
+"""`survives`: whether a test fails with a mutant in place.
+
+The worker has imported and collected all tests before the first trial. A trial is a fork of it: the fork exchanges the
+code of the mutated function, which every reference to the function then runs, and runs the tests until the first
+failure. A change outside function bodies needs a new import: a new pytest, to which `served` gives the mutated module.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from types import CodeType, FunctionType
+from typing import Any
+
+import pytest
+
+from tests.mutation.mutants import ROOT, Mutant, mutated_source
+
+HANG = "hangs"
+"""The outcome of a trial that a time limit ended."""
+_BROKEN = 3
+"""The exit status of a fork in which the trial itself failed."""
+
+
+class Trials:
+    """Runs trials within the collected session of a worker."""
+
+    def __init__(self, session: pytest.Session, seconds: dict[str, float]) -> None:
+        self._items = {item.nodeid: item for item in session.items}
+        self._seconds = seconds
+        self._folder = Path(tempfile.mkdtemp(prefix="mutant-"))
+        self._fit: dict[str, bool] = {}
+        """Whether a test passes in a fork without a mutant, for each test that ever failed."""
+        self._failed = False
+        session.config.pluginmanager.register(self)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._failed = self._failed or report.failed
+
+    def killer(self, mutant: Mutant, tests: Sequence[str]) -> str | None:
+        """Return the first of the tests that fails twice with the mutant and passes without, `HANG` after a time limit,
+        or None.
+        """
+        source = mutated_source(mutant)
+        exchanged = _exchange(mutant, source) if mutant.in_body else None
+        trial = partial(self._fork, exchanged) if exchanged else partial(self._new_process, mutant, source)
+        tests = [test for test in tests if test in self._items]
+        while tests:
+            failed = trial(tests)
+            if failed is None or failed not in tests or (trial([failed]) is not None and self._is_fit(failed)):
+                return failed
+            tests = tests[tests.index(failed) + 1 :]
+        return None
+
+    def _is_fit(self, test: str) -> bool:
+        if test not in self._fit:
+            self._fit[test] = self._fork(None, [test]) is None
+        return self._fit[test]
+
+    def _fork(self, exchanged: tuple[FunctionType, CodeType] | None, tests: Sequence[str]) -> str | None:
+        read, write = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.setpgid(0, 0)
+            if exchanged is not None:
+                exchanged[0].__code__ = exchanged[1]
+            self._run(tests, write)
+        os.close(write)
+        return self._watch(pid, read)
+
+    def _run(self, tests: Sequence[str], write: int) -> None:
+        """Run the tests in this fork until one fails, writing the name of each beforehand. Never returns."""
+        status, log = _BROKEN, os.dup(2)
+        try:
+            null = os.open(os.devnull, os.O_RDWR)
+            for stream in (0, 1, 2):
+                os.dup2(null, stream)
+            for test, following in zip(tests, [*tests[1:], None], strict=True):
+                item = self._items[test]
+                os.write(write, f"{test}\n".encode())
+                item.config.hook.pytest_runtest_protocol(item=item, nextitem=following and self._items[following])
+                if self._failed:
+                    break
+            status = int(self._failed)
+        except Exception:
+            os.write(log, traceback.format_exc().encode())
+        finally:
+            os._exit(status)
+
+    def _watch(self, pid: int, read: int) -> str | None:
+        """Return the failed test of the fork, HANG if a test took much too long, or None."""
+        test, limit = "", 5.0
+        with os.fdopen(read, "rb", buffering=0) as pipe:
+            while select.select([pipe], [], [], limit)[0]:
+                lines = pipe.read(65536).decode().splitlines()
+                if not lines:
+                    break
+                test = lines[-1]
+                limit = 5 + 8 * self._seconds[test]
+            else:
+                test = HANG
+        if test == HANG:
+            os.killpg(pid, signal.SIGKILL)
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        if status == _BROKEN:
+            raise RuntimeError(f"the trial itself failed at {test}")
+        return test if status else None
+
+    def _new_process(self, mutant: Mutant, source: str, tests: Sequence[str]) -> str | None:
+        served, asked = self._folder / "mutant.json", self._folder / "tests"
+        served.write_text(json.dumps({"module": mutant.module, "source": source}))
+        asked.write_text("\n".join(tests))
+        command = [sys.executable, "-m", "pytest", "-x", "-p", "tests.mutation.served", f"@{asked}"]
+        command.append(f"--basetemp={self._folder / 'tmp'}")
+        limit = 60 + 8 * sum(self._seconds[test] for test in tests)
+        try:
+            done = subprocess.run(
+                command, cwd=ROOT, env={**os.environ, "MUTANT": str(served)}, timeout=limit, **_QUIET, check=False
+            )
+        except subprocess.TimeoutExpired:
+            return HANG
+        if done.returncode == 0:
+            return None
+        found = re.search(r"^(?:FAILED|ERROR) (\S.*?)(?: - .*)?$", done.stdout, re.MULTILINE)
+        return found[1] if found else "the import"
+
+
+_QUIET: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+
+
+def _exchange(mutant: Mutant, source: str) -> tuple[FunctionType, CodeType] | None:
+    """Return the function of the mutant with its mutated code, or None if the function is not found as imported."""
+    name = "plait." + mutant.module.removesuffix(".py").replace("/", ".")
+    found: Any = sys.modules.get(name)
+    for part in mutant.function.split("."):
+        found = vars(found).get(part) if hasattr(found, "__dict__") else None
+        found = getattr(found, "fget", None) or found
+        while hasattr(found, "__wrapped__"):
+            found = found.__wrapped__
+        found = getattr(found, "__func__", found)
+    if not isinstance(found, FunctionType) or found.__qualname__ != mutant.function:
+        return None
+    mutated = _code(compile(source, found.__code__.co_filename, "exec", dont_inherit=True), mutant.function)
+    if mutated is None or len(mutated.co_freevars) != len(found.__code__.co_freevars):
+        return None
+    return found, mutated
+
+
+def _code(code: CodeType, name: str) -> CodeType | None:
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            if constant.co_qualname == name:
+                return constant
+            if name.startswith(f"{constant.co_qualname}.") and (inner := _code(constant, name)):
+                return inner
+    return None

@@ -1,0 +1,70 @@
+"""A worker: collects the tests once, tries its mutants in turn, and appends a line of JSON for each."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.mutation.mutants import Mutant, mutants_of
+from tests.mutation.trial import Trials
+
+
+class Worker:
+    """Takes the place of pytest's loop over the tests."""
+
+    def __init__(self, plan: dict[str, Any]) -> None:
+        self._plan = plan
+        self._killers: defaultdict[str, list[str]] = defaultdict(list)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        trials = Trials(session, self._plan["seconds"])
+        by_key = {
+            mutant.key: mutant
+            for module in {plan["module"] for plan in self._plan["plans"]}
+            for mutant in mutants_of(module)
+        }
+        with Path(self._plan["out"]).open("a") as out:
+            for each in self._plan["plans"]:
+                mutant = by_key[each["key"]]
+                started = time.monotonic()
+                killer = trials.killer(mutant, self._ordered(mutant, each["tests"]))
+                if killer in each["tests"]:
+                    self._killers[mutant.module].insert(0, killer)
+                seconds = round(time.monotonic() - started, 2)
+                found = {"key": mutant.key, "basis": mutant.basis, "state": each["state"], "killer": killer}
+                out.write(json.dumps({**found, "seconds": seconds}) + "\n")
+                out.flush()
+        return True
+
+    def _ordered(self, mutant: Mutant, tests: list[str]) -> list[str]:
+        """Return the tests in the order to run: those that killed other mutants of the module first, then as many as
+        fit into the seconds of the plan.
+        """
+        known = set(tests)
+        first = [test for test in dict.fromkeys(self._killers[mutant.module][:30]) if test in known]
+        spent, within = 0.0, []
+        for test in tests:
+            spent += self._plan["seconds"][test]
+            if spent > self._plan["limit"] and within:
+                break
+            within.append(test)
+        return list(dict.fromkeys([*first, *within]))
+
+
+def main(path: str) -> int:
+    plan = json.loads(Path(path).read_text())
+    files = sorted({test.partition("::")[0] for each in plan["plans"] for test in each["tests"]})
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+        return pytest.main(["-s", f"--basetemp={folder}/tests", *files], plugins=[Worker(plan)])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))
