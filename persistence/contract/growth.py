@@ -17,10 +17,12 @@ from plait.persistence import (
     TasksAdded,
     TaskStarted,
 )
-from plait.persistence.contract.opened import OpenedStore
+from plait.persistence.contract.opened import OpenedStore, Reopen
 from plait.persistence.contract.samples import CREATED, DONE_A, OPENING, RUN, START_A, Writer, at, owner, whole
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from plait.persistence import Change, Store
 
 MORE = (
@@ -73,6 +75,19 @@ class GrowthContract(OpenedStore):
         assert (by_id["e"].status, by_id["e"].text, by_id["d"].status) == ("completed", "The Moon.", "running")
         with pytest.raises(Conflict, match="'e'"):
             await writer.write(start)
+
+    async def test_a_later_process_adds_tasks_of_tasks_that_it_has_not_touched(
+        self, tmp_path: Path, reopen: Reopen
+    ) -> None:
+        async with self.open_store(tmp_path) as store:
+            writer = Writer(store)
+            await writer.write(*OPENING)
+        async with reopen(tmp_path) as writer.store:
+            with pytest.raises(Conflict, match="'nobody' as the adding task"):
+                await writer.write(TasksAdded(at(5), (NewTask("d", "p"),), "nobody"))
+            await writer.write(TasksAdded(at(5), (NewTask("d", "p", ("b",), "deep"),), "a"))
+            task = (await writer.store.list_tasks(RUN))[3]
+            assert (task.task_id, task.added_by, task.depends_on, task.backend) == ("d", "a", ("b",), "deep")
 
     async def test_one_batch_may_create_and_add_again_and_again(self, store: Store) -> None:
         writer = Writer(store)

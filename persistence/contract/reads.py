@@ -66,6 +66,8 @@ class ReadsContract(OpenedStore):
         assert run is not None
         assert (run.status, run.epoch, run.last_seq, run.owner, run.counts) == ("queued", 0, 1, None, {"pending": 3})
         assert (run.name, run.settings, run.created_at) == ("moon", '{"concurrency": 8}', at(0))
+        assert (run.started_at, run.ended_at, run.error, run.lease_expires_at) == (None, None, None, None)
+        assert (run.policy_state, run.policy_seq) == (None, 0)
         stored = await store.list_tasks(RUN)
         assert [(t.task_id, t.prompt, t.depends_on, t.backend, t.spec) for t in stored] == [
             (t.task_id, t.prompt, t.depends_on, t.backend, t.spec) for t in TASKS
@@ -180,6 +182,7 @@ class ReadsContract(OpenedStore):
         run = await store.get_run(RUN)
         assert run is not None
         assert (run.status, run.error, run.ended_at, run.owner) == ("failed", "task b failed", at(9), None)
+        assert run.lease_expires_at is None
         await writer.write(RunClaimed(at(10), owner("next"), 1.0), RunStatusChanged(at(10), "running"))
         run = await store.get_run(RUN)
         assert run is not None
