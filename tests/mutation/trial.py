@@ -1,12 +1,14 @@
-"""`survives`: whether a test fails with a mutant in place.
+"""`Trials`: whether a test fails with a mutant in place.
 
-The worker has imported and collected all tests before the first trial. A trial is a fork of it: the fork exchanges the
-code of the mutated function, which every reference to the function then runs, and runs the tests until the first
-failure. A change outside function bodies needs a new import: a new pytest, to which `served` gives the mutated module.
+The worker has imported and collected all tests before the first trial. A trial is a fork of the worker: the fork
+exchanges the code of the mutated function, which every reference to the function then runs, or a mutated constant in
+all modules, and runs the tests until the first failure. Any other change, such as to a field of a class, needs a new
+import: a new pytest, to which `served` gives the mutated module.
 """
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -16,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from types import CodeType, FunctionType
@@ -52,8 +54,8 @@ class Trials:
         or None.
         """
         source = mutated_source(mutant)
-        exchanged = _exchange(mutant, source) if mutant.in_body else None
-        trial = partial(self._fork, exchanged) if exchanged else partial(self._new_process, mutant, source)
+        change = _function(mutant, source) if mutant.in_body else _constant(mutant, source)
+        trial = partial(self._fork, change) if change else partial(self._new_process, mutant, source)
         tests = [test for test in tests if test in self._items]
         while tests:
             failed = trial(tests)
@@ -64,27 +66,28 @@ class Trials:
 
     def _is_fit(self, test: str) -> bool:
         if test not in self._fit:
-            self._fit[test] = self._fork(None, [test]) is None
+            self._fit[test] = self._fork(lambda: None, [test]) is None
         return self._fit[test]
 
-    def _fork(self, exchanged: tuple[FunctionType, CodeType] | None, tests: Sequence[str]) -> str | None:
+    def _fork(self, change: Callable[[], object], tests: Sequence[str]) -> str | None:
         read, write = os.pipe()
         pid = os.fork()
         if pid == 0:
             os.setpgid(0, 0)
-            if exchanged is not None:
-                exchanged[0].__code__ = exchanged[1]
-            self._run(tests, write)
+            self._run(change, tests, write)
         os.close(write)
         return self._watch(pid, read)
 
-    def _run(self, tests: Sequence[str], write: int) -> None:
-        """Run the tests in this fork until one fails, writing the name of each beforehand. Never returns."""
+    def _run(self, change: Callable[[], object], tests: Sequence[str], write: int) -> None:
+        """Make the change, and run the tests in this fork until one fails, writing the name of each beforehand. Never
+        returns.
+        """
         status, log = _BROKEN, os.dup(2)
         try:
             null = os.open(os.devnull, os.O_RDWR)
             for stream in (0, 1, 2):
                 os.dup2(null, stream)
+            change()
             for test, following in zip(tests, [*tests[1:], None], strict=True):
                 item = self._items[test]
                 os.write(write, f"{test}\n".encode())
@@ -138,10 +141,13 @@ class Trials:
 _QUIET: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
 
 
-def _exchange(mutant: Mutant, source: str) -> tuple[FunctionType, CodeType] | None:
-    """Return the function of the mutant with its mutated code, or None if the function is not found as imported."""
-    name = "plait." + mutant.module.removesuffix(".py").replace("/", ".")
-    found: Any = sys.modules.get(name)
+def _imported(mutant: Mutant) -> Any:
+    return sys.modules.get("plait." + mutant.module.removesuffix(".py").replace("/", "."))
+
+
+def _function(mutant: Mutant, source: str) -> Callable[[], object] | None:
+    """Return the exchange of the code of the mutant's function, or None if the function is not found as imported."""
+    found = _imported(mutant)
     for part in mutant.function.split("."):
         found = vars(found).get(part) if hasattr(found, "__dict__") else None
         found = getattr(found, "fget", None) or found
@@ -153,7 +159,38 @@ def _exchange(mutant: Mutant, source: str) -> tuple[FunctionType, CodeType] | No
     mutated = _code(compile(source, found.__code__.co_filename, "exec", dont_inherit=True), mutant.function)
     if mutated is None or len(mutated.co_freevars) != len(found.__code__.co_freevars):
         return None
-    return found, mutated
+    return partial(setattr, found, "__code__", mutated)
+
+
+def _constant(mutant: Mutant, source: str) -> Callable[[], object] | None:
+    """Return the exchange of the mutant's constant in all modules, or None if the mutant changes no constant."""
+    module = _imported(mutant)
+    name = next(filter(None, map(partial(_assigned, mutant), ast.parse(source).body)), None)
+    if module is None or name is None:
+        return None
+    mutated = {"__name__": module.__name__, "__file__": module.__file__}
+    try:
+        exec(compile(source, module.__file__, "exec", dont_inherit=True), mutated)
+    except Exception:
+        return None  # a test in a new process reports that the module cannot be imported
+    old = vars(module)[name]
+
+    def exchange() -> None:
+        for each in list(sys.modules.values()):
+            for key in [key for key, value in vars(each).items() if value is old and key == name]:
+                setattr(each, key, mutated[name])
+
+    return exchange
+
+
+def _assigned(mutant: Mutant, statement: ast.stmt) -> str | None:
+    """Return the name that the statement assigns, if the mutant is within the statement."""
+    if not isinstance(statement, ast.Assign | ast.AnnAssign) or not (
+        statement.lineno <= mutant.lines.start <= (statement.end_lineno or 0)
+    ):
+        return None
+    target = statement.target if isinstance(statement, ast.AnnAssign) else statement.targets[0]
+    return target.id if isinstance(target, ast.Name) else None
 
 
 def _code(code: CodeType, name: str) -> CodeType | None:
