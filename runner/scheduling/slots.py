@@ -199,9 +199,7 @@ class ReadyQueue:
         return not self.limiter.throttled
 
     def release_all(self) -> None:
-        """Release all slots and throttled tasks of the run."""
+        """Release all slots and throttled tasks of the run, which ends."""
         self.limiter.taken -= self.taken
         self.slots.taken -= self.taken
         self.limiter.throttled -= len(self.throttled)
-        self.taken = 0
-        self.throttled.clear()

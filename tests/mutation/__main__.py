@@ -53,7 +53,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=19, help="draws the sample")
     parser.add_argument("--sample", type=int, default=1000, help="how many mutants")
     parser.add_argument("--module", action="append", help="only modules that begin so, such as runner/scheduling/")
-    parser.add_argument("--seconds", type=float, default=20.0, help="of tests for each mutant, the fastest first")
+    parser.add_argument("--seconds", type=float, default=15.0, help="of tests for each mutant, the fastest first")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--show", metavar="TEXT", help="print the changes whose names contain TEXT, and try nothing")
     options = parser.parse_args(arguments)

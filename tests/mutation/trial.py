@@ -28,8 +28,6 @@ import pytest
 
 from tests.mutation.mutants import ROOT, Mutant, mutated_source
 
-HANG = "hangs"
-"""The outcome of a trial that a time limit ended."""
 _BROKEN = 3
 """The exit status of a fork in which the trial itself failed."""
 
@@ -50,9 +48,7 @@ class Trials:
         self._failed = self._failed or report.failed
 
     def killer(self, mutant: Mutant, tests: Sequence[str]) -> str | None:
-        """Return the first of the tests that fails twice with the mutant and passes without, `HANG` after a time limit,
-        or None.
-        """
+        """Return the first of the tests that fails or hangs twice with the mutant and passes without, or None."""
         source = mutated_source(mutant)
         change = _function(mutant, source) if mutant.in_body else _constant(mutant, source)
         trial = partial(self._fork, change) if change else partial(self._new_process, mutant, source)
@@ -76,7 +72,7 @@ class Trials:
             os.setpgid(0, 0)
             self._run(change, tests, write)
         os.close(write)
-        return self._watch(pid, read)
+        return self._watch(pid, read, 5.0 if len(tests) > 1 else 20.0)
 
     def _run(self, change: Callable[[], object], tests: Sequence[str], write: int) -> None:
         """Make the change, and run the tests in this fork until one fails, writing the name of each beforehand. Never
@@ -100,23 +96,23 @@ class Trials:
         finally:
             os._exit(status)
 
-    def _watch(self, pid: int, read: int) -> str | None:
-        """Return the failed test of the fork, HANG if a test took much too long, or None."""
-        test, limit = "", 5.0
+    def _watch(self, pid: int, read: int, patience: float) -> str | None:
+        """Return the test of the fork that failed, or took `patience` seconds and eight times its usual; else None."""
+        test, limit = "", patience
         with os.fdopen(read, "rb", buffering=0) as pipe:
             while select.select([pipe], [], [], limit)[0]:
                 lines = pipe.read(65536).decode().splitlines()
                 if not lines:
+                    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
                     break
                 test = lines[-1]
-                limit = 5 + 8 * self._seconds[test]
+                limit = patience + 8 * self._seconds[test]
             else:
-                test = HANG
-        if test == HANG:
-            os.killpg(pid, signal.SIGKILL)
-        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+                os.killpg(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+                status = 1
         if status == _BROKEN:
-            raise RuntimeError(f"the trial itself failed at {test}")
+            raise RuntimeError(f"the trial itself failed at {test!r}")
         return test if status else None
 
     def _new_process(self, mutant: Mutant, source: str, tests: Sequence[str]) -> str | None:
@@ -131,7 +127,7 @@ class Trials:
                 command, cwd=ROOT, env={**os.environ, "MUTANT": str(served)}, timeout=limit, **_QUIET, check=False
             )
         except subprocess.TimeoutExpired:
-            return HANG
+            return "all tests together"
         if done.returncode == 0:
             return None
         found = re.search(r"^(?:FAILED|ERROR) (\S.*?)(?: - .*)?$", done.stdout, re.MULTILINE)

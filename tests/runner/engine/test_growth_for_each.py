@@ -28,6 +28,13 @@ async def test_one_task_for_each_element(kept: Store | None) -> None:
     assert len(backend.prompts) == 4  # gathering calls nobody
 
 
+async def test_twelve_elements_keep_the_order_of_the_list_and_not_that_of_the_ids(kept: Store | None) -> None:
+    elements = [f"e{number}" for number in range(12)]
+    result = await ParallelRunner(talker({"source": listed(elements)}), store=kept).run(DAG([SOURCE, MAPPED]))
+    assert list(result.tasks) == ["source", "mapped", *(f"mapped.{number}" for number in range(1, 13))]
+    assert result["mapped"].data == [f"<part {element}>" for element in elements]
+
+
 async def test_nobody_continues_it_for_its_parts_have_a_conversation_each() -> None:
     with pytest.raises(
         DAGError, match="task 'sum': continues 'mapped', which has for_each: each part of 'mapped' has its own conv"
@@ -118,11 +125,11 @@ async def test_a_part_that_fails_counts_by_its_failure_mode(kept: Store | None, 
 
 
 async def test_a_failed_part_that_runs_again_completes_the_list(store: Store) -> None:
-    backend = talker({"source": listed(["a", "b"]), "b": ValueError("no")})
+    backend = talker({"source": listed([*"abcdefghijkl"]), "b": ValueError("no")})
     first = await ParallelRunner(backend, store=store).run(DAG([SOURCE, Task("m", "{{ item }}", for_each="source")]))
     backend = talker()
     result = await ParallelRunner(backend, store=store).resume(first.run_id, retry_failed=True)
-    assert (result["m"].data, backend.prompts) == (["<a>", "<b>"], ["b"])
+    assert (result["m"].data, backend.prompts) == ([f"<{letter}>" for letter in "abcdefghijkl"], ["b"])
 
 
 async def test_two_in_a_row(kept: Store | None) -> None:

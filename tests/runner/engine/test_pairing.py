@@ -29,6 +29,12 @@ async def test_a_part_gets_its_partners_result_and_the_list_is_all_of_them(kept:
     assert result.text["end"] == f"<{json.dumps(result['draft'].data)} {json.dumps(reviews)}>"
 
 
+async def test_twelve_parts_pair_up_in_the_order_of_the_list(kept: Store | None) -> None:
+    elements = [f"e{number}" for number in range(12)]
+    result = await ParallelRunner(talker({"source": listed(elements)}), store=kept).run(DAG([SOURCE, DRAFT, REVIEW]))
+    assert result["review"].data == [f"<judge <write {one}> of {one}>" for one in elements]
+
+
 async def test_a_part_waits_for_its_partner_alone(kept: Store | None) -> None:
     judged = anyio.Event()
 
