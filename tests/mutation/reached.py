@@ -1,6 +1,7 @@
 """`Reached`: which test reaches which line, gathered once and kept in `.mutants/reached.json`.
 
-A file of tests is run again when it changed, or when a module that its tests reached changed.
+A file of tests is run again when it changed. The lines of a module that changed later are found by comparing its text
+with the text at that time; a new line counts as reached by the tests of the nearest line before.
 """
 
 from __future__ import annotations
@@ -10,7 +11,10 @@ import json
 import os
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
+from difflib import SequenceMatcher
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,19 +32,19 @@ class Reached:
     def __init__(self) -> None:
         self._files: dict[str, Any] = json.loads(_FILE.read_text()) if _FILE.exists() else {}
         self._tests = dict(self._all())
+        self._lines: dict[str, dict[int, set[str]]] = {}
 
     def update(self, jobs: int) -> None:
         """Run the files of tests that changed, and record what they reach."""
         hashes = {name: _hash(name) for name in (*MODULES, *_test_files())}
         stale = [
-            name
-            for name in _test_files()
-            if self._files.get(name, {}).get("hashes", {}).get(name) != hashes[name]
-            or any(hashes.get(each) != value for each, value in self._files[name]["hashes"].items())
+            name for name in _test_files() if self._files.get(name, {}).get("hashes", {}).get(name) != hashes[name]
         ]
         if not stale:
             return
         print(f"gathering what the tests in {len(stale)} files reach ...", flush=True)
+        for module in MODULES:
+            (FOLDER / hashes[module]).write_text((ROOT / module).read_text())
         found = _gathered(stale, jobs)
         for name in stale:
             tests = {test: value for test, value in found.items() if test.startswith(f"{name}::")}
@@ -56,12 +60,26 @@ class Reached:
     def tests(self, mutant: Mutant) -> list[str]:
         """Return the tests that reach the mutant: first those of its package, the fastest first."""
         area = "/".join(Path(mutant.module).parts[: 2 if mutant.module.startswith("runner/") else 1])
-        lines = set(mutant.lines) if mutant.in_body else None
-        reaching = [test for test, value in self._tests.items() if _reaches(value["lines"].get(mutant.module), lines)]
-        if not reaching and lines:  # the compiler puts a constant on the first line of its statement
-            before = self._line_before(mutant)
-            reaching = [test for test, value in self._tests.items() if before in value["lines"].get(mutant.module, ())]
-        return sorted(reaching, key=lambda test: (not test.startswith(f"tests/{area}/"), self._tests[test]["seconds"]))
+        by_line = self._by_line(mutant.module)
+        lines = list(mutant.lines) if mutant.in_body else list(by_line)
+        if not any(line in by_line for line in lines):  # a constant: compiled on the first line of its statement
+            lines = [max((line for line in by_line if line < mutant.lines.start), default=0)]
+        reaching = {test for line in lines for test in by_line.get(line, ())}
+        return sorted(
+            reaching, key=lambda test: (not test.startswith(f"tests/{area}/"), self._tests[test]["seconds"], test)
+        )
+
+    def _by_line(self, module: str) -> dict[int, set[str]]:
+        """Return the tests that reach each line of the module's text."""
+        if module not in self._lines:
+            found = self._lines[module] = defaultdict[int, set[str]](set)
+            for value in self._files.values():
+                now = _moved(module, value["hashes"][module]) if module in value["hashes"] else {}
+                for test, its in value["tests"].items():
+                    for line in its["lines"].get(module, ()):
+                        if line in now:
+                            found[now[line]].add(test)
+        return self._lines[module]
 
     def state(self, tests: list[str]) -> str:
         """Return a hash of the tests and their files."""
@@ -69,17 +87,17 @@ class Reached:
         texts = [*sorted(tests), *(self._files[name]["hashes"][name] for name in sorted(files))]
         return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
 
-    def _line_before(self, mutant: Mutant) -> int:
-        found = {line for value in self._tests.values() for line in value["lines"].get(mutant.module, ())}
-        return max((line for line in found if line < mutant.lines.start), default=0)
-
     def _all(self) -> Iterator[tuple[str, Any]]:
         for value in self._files.values():
             yield from value["tests"].items()
 
 
-def _reaches(reached: list[int] | None, lines: set[int] | None) -> bool:
-    return reached is not None and (lines is None or not lines.isdisjoint(reached))
+@cache
+def _moved(module: str, text: str) -> dict[int, int]:
+    """Return the line of the module's text for each line of the earlier text that is still there."""
+    before, now = (FOLDER / text).read_text().splitlines(), (ROOT / module).read_text().splitlines()
+    blocks = SequenceMatcher(None, before, now, autojunk=False).get_matching_blocks()
+    return {old + line: new + line for old, new, size in blocks for line in range(1, size + 1)}
 
 
 def _gathered(files: list[str], jobs: int) -> dict[str, Any]:
