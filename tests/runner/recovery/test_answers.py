@@ -183,6 +183,39 @@ async def test_a_note_that_came_too_late_or_for_another_question_does_not_count(
     assert (await ParallelRunner(asks(), store=store, clock=clock).resume(run_id)).text["b"] == "so later"
 
 
+@pytest.mark.parametrize("default", ["later", None])
+async def test_a_note_sent_at_the_deadline_counts_before_the_default(store: Store, default: str | None) -> None:
+    clock = Still()
+    run_id = (await waiting(store, clock=clock, default=default, deadline=60)).run_id
+    runner = ParallelRunner(asks(), store=store, clock=clock)
+    (question,) = await runner.questions(run_id)
+    await store.send(run_id, note("yes", question.deadline_at or ""))
+    clock.now += 1000
+    assert await runner.questions(run_id) == []
+    assert (await runner.preview_resume(run_id)).tasks["a"].action is ResumeAction.START_OVER
+    refused = "has an earlier answer; this one was not used"
+    for call in (
+        runner.answer_question(run_id, "a", "no"),
+        runner.resume(run_id, answers={"a": "no"}),
+        runner.answer(run_id, "a", "done", "no"),
+    ):
+        with pytest.raises(AnswerConflict, match=refused):
+            await call
+    assert (await runner.resume(run_id)).text["b"] == "so yes"
+    assert '"by":"person"' in ((await store.list_tasks(run_id))[0].answers or "")
+
+
+@pytest.mark.parametrize(("default", "said"), [(False, "so false"), (0, "so 0")])
+async def test_a_default_may_be_false_or_zero(store: Store, default: object, said: str) -> None:
+    clock, schema = Still(), {"type": ["boolean", "integer"]}
+    run_id = (await waiting(store, clock=clock, default=default, schema=schema, deadline=60)).run_id
+    clock.now += 61
+    runner = ParallelRunner(asks(schema=schema), store=store, clock=clock)
+    with pytest.raises(AnswerConflict, match="the default answer was used"):
+        await runner.answer_question(run_id, "a", True)
+    assert (await runner.resume(run_id)).text["b"].lower() == said
+
+
 async def test_two_answer_at_once_and_one_of_them_is_first(store: Store) -> None:
     run_id = (await waiting(store)).run_id
     outcomes: dict[str, bool | AnswerConflict] = {}

@@ -86,6 +86,22 @@ def test_a_task_set_aside_frees_its_place_and_keeps_the_run_going() -> None:
     assert taken(dag, plan) == ["a"]
 
 
+def test_the_run_goes_on_while_another_task_is_set_aside() -> None:
+    dag = DAG([Task("a"), Task("b")])
+    plan = schedule(dag)
+    assert taken(dag, plan) == ["a", "b"]
+    plan.set_aside(0)
+    plan.set_aside(1)
+    plan.requeue(0)
+    assert taken(dag, plan) == ["a"]
+    plan.finish(0, DONE)
+    assert not plan.exhausted
+    plan.requeue(1)
+    assert taken(dag, plan) == ["b"]
+    plan.finish(1, DONE)
+    assert plan.exhausted
+
+
 @pytest.mark.parametrize("seed", range(200))
 def test_random_graphs_run_to_the_end_within_limits_and_in_order(seed: int) -> None:
     rng = random.Random(seed)
