@@ -1,0 +1,98 @@
+"""The kind of a server's error, by its HTTP status, its codes and its message."""
+
+from __future__ import annotations
+
+import pytest
+
+from plait.backends.error_kinds import kind_of
+
+STATUSES = {
+    300: "invalid_request",
+    400: "invalid_request",
+    401: "auth",
+    402: "auth",
+    403: "auth",
+    404: "invalid_request",
+    408: "transient",
+    409: "transient",
+    413: "context_overflow",
+    425: "transient",
+    426: "invalid_request",
+    429: "rate_limited",
+    499: "invalid_request",
+    500: "transient",
+    501: "transient",
+    503: "overloaded",
+    529: "overloaded",
+    0: "transient",
+    200: "transient",
+    299: "transient",
+}
+CODES = {
+    "context_length_exceeded": "context_overflow",
+    "exceed_context_size_error": "context_overflow",
+    "insufficient_quota": "auth",
+    "billing_error": "auth",
+    "content_filter": "refused",
+    "content_policy_violation": "refused",
+    "invalid_prompt": "refused",
+    "overloaded_error": "overloaded",
+    "rate_limit_error": "rate_limited",
+    "rate_limit_exceeded": "rate_limited",
+}
+STREAMED = {
+    "authentication_error": "auth",
+    "permission_error": "auth",
+    "invalid_request_error": "invalid_request",
+    "not_found_error": "invalid_request",
+}
+OVERFLOWS = [
+    "Prompt is too long: 9 tokens",
+    "this model's maximum context length is 8",
+    "over the context limit",
+    "exceeds the available context size",
+    "outside of the context window",
+    "longer than the maximum model length",
+    "the maximum prompt length is 8",
+    "input exceeds the maximum number of tokens",
+]
+
+
+@pytest.mark.parametrize("status", STATUSES)
+def test_a_status_alone(status: int) -> None:
+    assert kind_of(status, [], "no").value == STATUSES[status]
+
+
+@pytest.mark.parametrize("code", CODES)
+@pytest.mark.parametrize("status", [0, 400, 500])
+def test_a_code_says_more_than_the_status(status: int, code: str) -> None:
+    assert kind_of(status, ["unknown", code], "no").value == CODES[code]
+
+
+@pytest.mark.parametrize("code", STREAMED)
+def test_a_code_in_a_stream_counts_where_there_is_no_status(code: str) -> None:
+    assert kind_of(200, ["unknown", code], "no").value == STREAMED[code]
+    assert kind_of(503, [code], "no").value == "overloaded"
+
+
+@pytest.mark.parametrize("message", OVERFLOWS)
+@pytest.mark.parametrize("status", [0, 200, 400])
+def test_a_full_context_is_known_by_the_message(status: int, message: str) -> None:
+    assert kind_of(status, [], message).value == "context_overflow"
+    assert kind_of(500, [], message).value == "transient"
+
+
+@pytest.mark.parametrize("status", [0, 200, 429])
+def test_a_request_larger_than_the_limit_of_a_minute_is_not_waited_for(status: int) -> None:
+    assert kind_of(status, ["rate_limit_exceeded"], "Request too large for gpt").value == "context_overflow"
+    assert kind_of(status, ["rate_limit_exceeded"], "Your request: request too large").value == "rate_limited"
+    assert kind_of(400, ["rate_limit_exceeded"], "Request too large for gpt").value == "rate_limited"
+
+
+def test_no_credit_is_no_mistake_in_the_request() -> None:
+    assert kind_of(400, [], "Your Credit Balance is too low").value == "auth"
+
+
+def test_only_the_beginning_of_a_long_message_is_read() -> None:
+    assert kind_of(400, [], " " * 1982 + "prompt is too long").value == "context_overflow"
+    assert kind_of(400, [], " " * 1983 + "prompt is too long").value == "invalid_request"
