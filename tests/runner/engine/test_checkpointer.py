@@ -238,6 +238,70 @@ async def test_nobody_waits_for_a_store_that_hangs_while_it_is_tried_again() -> 
     assert [task.text for task in await store.inner.list_tasks(result.run_id)] == [str(i) for i in range(40)]
 
 
+class FailsLate(FaultyStore):
+    """The writes from number `first` on fail until `works` is set; number `late` is under way until `ends` is set."""
+
+    def __init__(self, first: int, late: int) -> None:
+        super().__init__(MemoryStore(), on_write(lambda n: Fault.BEFORE if n == late or self._is_away(n) else None))
+        self.first, self.late = first, late
+        self.begun, self.ends, self.works = anyio.Event(), anyio.Event(), anyio.Event()
+
+    def _is_away(self, number: int) -> bool:
+        return number >= self.first and not self.works.is_set()
+
+    async def write(self, batch: Batch) -> None:
+        if self.writes + 1 == self.late and not self.begun.is_set():
+            self.begun.set()
+            await self.ends.wait()
+            for _ in range(50):  # until all that follows from the task that set `ends` is submitted
+                await anyio.lowlevel.checkpoint()
+        await super().write(batch)
+
+
+async def test_submissions_that_gather_while_a_write_fails_are_told_and_kept() -> None:
+    dag = DAG([Task("a", "a"), Task("b", "b"), Task("c", "c", depends_on=["b"]), Task("d", "d", depends_on=["c"])])
+    store = FailsLate(3, late=3)  # after the run itself and the starts of a and b
+
+    async def body(prompt: str) -> str:
+        if prompt == "b":
+            await store.begun.wait()
+            store.ends.set()
+        if prompt == "d":
+            store.works.set()
+        return prompt
+
+    with anyio.fail_after(30):
+        async with ParallelRunner(body, store=store).start(dag) as run:
+            told = [
+                event.task_id for event in [event async for event in run.events()] if event.kind == "task_completed"
+            ]
+            result = await run.result()
+    assert (result.status, sorted(told)) == (RunStatus.COMPLETED, ["a", "b", "c", "d"])
+    assert [(one.lost, one.until is not None) for one in result.degraded] == [(0, True)]
+    record = await store.inner.get_run(result.run_id)
+    assert record is not None
+    assert (record.status, record.owner, record.counts) == ("completed", None, {"completed": 4})
+    assert [task.text for task in await store.inner.list_tasks(result.run_id)] == ["a", "b", "c", "d"]
+
+
+async def test_a_run_that_ends_while_its_store_is_tried_again_in_vain_is_stored_to_its_end() -> None:
+    store = FailsLate(3, late=4)
+
+    async def body(prompt: str) -> str:
+        if prompt == "b":
+            await store.begun.wait()
+            store.ends.set()
+            store.works.set()
+        return prompt
+
+    with anyio.fail_after(30):
+        result = await ParallelRunner(body, store=store).run(DAG([Task("a", "a"), Task("b", "b", depends_on=["a"])]))
+    assert [(one.lost, one.until is not None) for one in result.degraded] == [(0, True)]
+    record = await store.inner.get_run(result.run_id)
+    assert record is not None
+    assert (record.status, record.owner, record.counts) == ("completed", None, {"completed": 2})
+
+
 async def test_a_passing_failure_of_the_very_last_write_is_made_good() -> None:
     class FailsAtTheEnd(FaultyStore):
         failed = False
