@@ -134,9 +134,17 @@ class StoreContract(
         [
             (replace(CREATED, at=at(9)),),
             (replace(CREATED, settings="{}"),),
+            (replace(CREATED, settings=CREATED.settings[:-1]),),
+            (replace(CREATED, name=CREATED.name[:-1]),),
             (CREATED, RunClaimed(at(1), owner("somebody else"), 1000.5)),
         ],
-        ids=["another time", "other settings", "another owner"],
+        ids=[
+            "another time",
+            "other settings",
+            "settings that begin alike",
+            "a name that begins alike",
+            "another owner",
+        ],
     )
     async def test_a_second_creator_of_a_run_is_refused(self, store: Store, other: tuple[Change, ...]) -> None:
         await Writer(store).write(*OPENING)
@@ -156,6 +164,27 @@ class StoreContract(
                 await store.write(batch)
         assert await whole(store) == before
         await writer.write(START_A)
+
+    async def test_a_batch_of_an_epoch_that_was_never_claimed_is_fenced(self, store: Store, writer: Writer) -> None:
+        before = await whole(store)
+        for epoch in (0, 2):
+            with pytest.raises(Fenced, match=f"written at epoch {epoch}, the run is at epoch 1"):
+                await store.write(replace(writer.batch(START_A), epoch=epoch))
+        assert await whole(store) == before
+
+    async def test_each_claim_of_a_batch_is_fenced(self, store: Store, writer: Writer) -> None:
+        first, second, other = (RunClaimed(at(5), owner(name), 2000.0) for name in ("first", "second", "other"))
+        batch = writer.batch(first, START_A, second, DONE_A)
+        await store.write(batch)
+        before = await whole(store)
+        for changes in ((first, START_A, other, DONE_A), (first, START_A), (first, START_A, DONE_A, DONE_A)):
+            refused = replace(batch, changes=changes)
+            if changes == (first, START_A):
+                await store.write(refused)  # the beginning of what is stored
+            else:
+                with pytest.raises(Fenced):
+                    await store.write(refused)
+        assert await whole(store) == before
 
     async def test_of_two_claims_one_wins(self, store: Store, writer: Writer) -> None:
         await store.write(writer.batch(RunClaimed(at(5), owner("left"), 2000.0)))
