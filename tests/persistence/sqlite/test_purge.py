@@ -130,6 +130,42 @@ async def test_runs_that_go_on_are_refused_and_named(path: Path) -> None:
                 await reader.purge(["done"])
 
 
+async def test_the_sessions_of_deleted_runs_are_forgotten(path: Path) -> None:
+    async with SQLiteStore(path) as store:
+        for run_id in ("one", "two"):
+            writer = Writer(store, run_id)
+            await writer.write(*OPENING, replace(START_A, session_id=f"session-{run_id}"), *ENDS)
+        assert await store.session_ids() == {"session-one", "session-two"}
+        await store.purge(["one"])
+        assert await store.session_ids() == {"session-two"}
+
+
+GOING_ON = {
+    "queued": (CREATED,),
+    "running": (*OPENING, RunReleased(at(9))),
+    "waiting_input": (*OPENING, RunStatusChanged(at(9), "waiting_input"), RunReleased(at(9))),
+    "cancelling": (*OPENING, RunStatusChanged(at(9), "cancelling"), RunReleased(at(9))),
+}
+
+
+@pytest.mark.parametrize("status", GOING_ON)
+async def test_a_run_without_an_owner_that_has_not_ended_is_kept(path: Path, status: str) -> None:
+    async with SQLiteStore(path) as store:
+        await Writer(store, "it").write(*GOING_ON[status])
+        before = await whole(store, "it")
+        with pytest.raises(Conflict, match=f"nothing was deleted: run 'it' is {status}: resume or cancel it first"):
+            await store.purge(["it"])
+        assert await whole(store, "it") == before
+
+
+@pytest.mark.parametrize("status", ["completed", "failed", "cancelled"])
+async def test_a_run_that_has_ended_is_deleted(path: Path, status: str) -> None:
+    async with SQLiteStore(path) as store:
+        await Writer(store, "it").write(*OPENING, RunStatusChanged(at(9), status), RunReleased(at(9)))
+        assert (await store.purge(["unknown", "it"])).run_ids == ("it",)
+        assert await store.list_runs() == ()
+
+
 async def test_somebody_who_reads_is_told_of_and_purging_again_makes_up_for_it(path: Path) -> None:
     async with SQLiteStore(path) as store:
         await fill(store, "old", CANARY)

@@ -109,10 +109,10 @@ async def test_a_deadline_passes_while_no_process_is_alive(store: Store, default
     )
     assert said in after.tasks["a"].reason
     for call in (runner.answer_question(run_id, "a", "yes"), runner.resume(run_id, answers={"a": "yes"})):
-        with pytest.raises(AnswerConflict, match=r"had to be answered by 2027-.*Z; the "):
+        with pytest.raises(AnswerConflict, match=rf"task 'a' of run {run_id} had to be answered by 2027-.*Z; the "):
             await call
     for how in ("done", "fail"):
-        with pytest.raises(AnswerConflict, match="had to be answered by"):
+        with pytest.raises(AnswerConflict, match=f"task 'a' of run {run_id} had to be answered by"):
             await runner.answer(run_id, "a", how, "x")
     result = await runner.resume(run_id)
     wanted = ResumeAction.FAIL if default is None else ResumeAction.START_OVER
@@ -193,7 +193,7 @@ async def test_a_note_sent_at_the_deadline_counts_before_the_default(store: Stor
     clock.now += 1000
     assert await runner.questions(run_id) == []
     assert (await runner.preview_resume(run_id)).tasks["a"].action is ResumeAction.START_OVER
-    refused = "has an earlier answer; this one was not used"
+    refused = f"the question of task 'a' of run {run_id} has an earlier answer; this one was not used"
     for call in (
         runner.answer_question(run_id, "a", "no"),
         runner.resume(run_id, answers={"a": "no"}),
@@ -214,6 +214,13 @@ async def test_a_default_may_be_false_or_zero(store: Store, default: object, sai
     with pytest.raises(AnswerConflict, match="the default answer was used"):
         await runner.answer_question(run_id, "a", True)
     assert (await runner.resume(run_id)).text["b"].lower() == said
+
+
+async def test_a_resume_answers_before_the_deadline_whatever_the_default(store: Store) -> None:
+    run_id = (await waiting(store, clock=Still(), default="later", deadline=60)).run_id
+    result = await ParallelRunner(asks(), store=store, clock=Still()).resume(run_id, answers={"a": "yes"})
+    assert result.text["b"] == "so yes"
+    assert '"by":"person"' in ((await store.list_tasks(run_id))[0].answers or "")
 
 
 async def test_two_answer_at_once_and_one_of_them_is_first(store: Store) -> None:

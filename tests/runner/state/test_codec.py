@@ -1,0 +1,112 @@
+"""Every value of an event that a store records arrives in the change of the same meaning."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from plait.backends.protocol import Message, Usage
+from plait.persistence import changes as stored
+from plait.persistence.records import Spent
+from plait.runner.domain import events
+from plait.runner.domain.status import TaskStatus
+from plait.runner.domain.task import Task
+from plait.runner.state.codec import decode_usage, encode_event, encode_usage, to_json
+
+MESSAGES = (Message("user", "hi"), Message("assistant", "ho", Usage(5, 6)))
+VALUES: dict[str, Any] = {
+    "at": "2026-11-25T00:00:00.000Z",
+    "task_id": "t",
+    "attempt": 7,
+    "backend": "b",
+    "session_id": "s",
+    "confirmed": True,
+    "adopted": False,
+    "text": "answer",
+    "data": [1],
+    "data_json": "[1]",
+    "usage": Usage(1, 2, 0.5, "m"),
+    "duration_s": 1.5,
+    "turn": "prompt",
+    "status": TaskStatus.SKIPPED,
+    "error_kind": "auth",
+    "error": "no key",
+    "delay_s": 2.5,
+    "messages": MESSAGES,
+    "continues_session": True,
+    "reason": "stopped",
+    "crashed": True,
+    "question": "Which?",
+    "asking": None,
+    "answers": None,
+    "tasks": (Task("x", "p", backend="deep"),),
+    "added_by": "t",
+    "state": {},
+    "state_json": "{}",
+    "damaged": True,
+}
+ALIASES = {"spent": Spent(1, 2, 0.5, "m"), "data": "[1]", "prompt": "prompt", "state": "{}", "asked": None}
+EVENTS = {
+    events.TaskStarted: stored.TaskStarted,
+    events.SessionOpened: stored.SessionOpened,
+    events.TaskCompleted: stored.TaskCompleted,
+    events.TaskRetried: stored.TaskRetried,
+    events.TaskFailed: stored.TaskFailed,
+    events.TaskInterrupted: stored.TaskInterrupted,
+    events.TaskWaiting: stored.TaskWaiting,
+    events.TaskAnswered: stored.TaskAnswered,
+    events.PolicyDecided: stored.PolicyDecided,
+    events.TaskCancelled: stored.TaskCancelled,
+    events.TaskReopened: stored.TaskReopened,
+}
+
+
+def event_of(kind: Any, **other: Any) -> Any:
+    return kind(**{field.name: {**VALUES, **other}[field.name] for field in fields(kind) if field.init})
+
+
+@pytest.mark.parametrize("kind", EVENTS)
+def test_each_value_is_stored(kind: type[events.Event]) -> None:
+    *said, change = encode_event(event_of(kind))
+    assert type(change) is EVENTS[kind]
+    expected = {**VALUES, **ALIASES, "status": "skipped"}
+    for field in fields(change):
+        assert getattr(change, field.name) == expected[field.name], field.name
+    assert said == (
+        [
+            stored.MessageAppended(VALUES["at"], "t", 7, "user", "hi"),
+            stored.MessageAppended(VALUES["at"], "t", 7, "assistant", "ho", 5, 6),
+        ]
+        if "messages" in {field.name for field in fields(kind)}
+        else []
+    )
+
+
+def test_an_adopted_attempt_is_stored_as_adopted() -> None:
+    adopted = event_of(events.TaskStarted, adopted=True)
+    assert encode_event(adopted) == (stored.TaskAdopted(VALUES["at"], "t", 7),)
+
+
+def test_a_turn_of_several_messages_is_stored_as_messages() -> None:
+    first, second, completed = encode_event(event_of(events.TaskCompleted, turn=MESSAGES))
+    assert (first, second) == (
+        stored.MessageAppended(VALUES["at"], "t", 7, "user", "hi"),
+        stored.MessageAppended(VALUES["at"], "t", 7, "assistant", "ho", 5, 6),
+    )
+    assert isinstance(completed, stored.TaskCompleted)
+    assert (completed.prompt, completed.text, completed.data) == (None, "answer", "[1]")
+
+
+def test_usage_comes_back_as_it_was() -> None:
+    for usage in (Usage(1, 2, 0.5, "m"), Usage(0, 0), Usage(3, 4, None, "m")):
+        assert decode_usage(encode_usage(usage)) == usage
+
+
+def test_json_keeps_what_utf_8_cannot_hold_as_an_escape() -> None:
+    assert to_json({"ä": ["ö", None, 1.5]}) == '{"ä":["ö",null,1.5]}'
+    assert to_json("a\ud800ä") == '"a\\ud800\\u00e4"'
+    for value in (float("nan"), float("inf"), [float("nan"), "\ud800"]):
+        with pytest.raises(ValueError, match="not JSON compliant"):
+            to_json(value)
