@@ -1,0 +1,120 @@
+"""The problems of tasks that cannot be added: each names the task, the field and the place in the list."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from plait.runner import DAG, DAGError, GrowthLimits, Problem, Task, TaskStatus
+from plait.runner.engine.growth import Growth
+from plait.runner.scheduling.scheduler import InitialState, Scheduler
+from plait.runner.scheduling.slots import SlotPool
+from plait.runner.state.run_state import RunState
+
+Place = tuple[str | None, str | None, int | None]
+GIVEN = [Task("x"), Task("gone"), Task("m.x.1"), Task("list"), Task("many", "{{ item }}", for_each="list")]
+FINE = Task("fine")
+
+
+def grow(
+    tasks: Sequence[Task], *, default: str = "fast", limits: GrowthLimits | None = None, added_by: str | None = None
+) -> Sequence[str]:
+    """Return the backends of all tasks after `tasks` are added. A refusal leaves everything as it was."""
+    dag = DAG(GIVEN)
+    state, names = RunState(dag), ["fast"] * len(GIVEN)
+    state.cancel(1, "now")
+    scheduler = Scheduler(dag, names, SlotPool(9), InitialState(state.statuses))
+    growth = Growth(
+        state,
+        scheduler,
+        names,
+        backends={"fast", "deep"},
+        default=default,
+        limits=limits or GrowthLimits(),
+        stamp=lambda: "now",
+    )
+    try:
+        event = growth.add(tasks, added_by)
+    except DAGError:
+        assert (len(dag), names) == (len(GIVEN), ["fast"] * len(GIVEN))
+        raise
+    assert (event.tasks, event.added_by, event.at) == (tuple(tasks), added_by, "now")
+    assert len(dag) == len(GIVEN) + len(tasks)
+    return names
+
+
+PROBLEMS: dict[str, tuple[Task, Place, str]] = {
+    "unknown backend": (
+        Task("a", backend="faast"),
+        ("a", "backend", 1),
+        "no backend named 'faast'; there are: deep",
+    ),
+    "another backend than the conversation": (
+        Task("a", continues="x", backend="deep"),
+        ("a", "backend", 1),
+        "continues 'x', which runs on backend 'fast'",
+    ),
+    "a cancelled dependency": (Task("a", depends_on=["gone"]), ("a", "depends_on", 1), "depends on 'gone', which was"),
+    "a cancelled conversation": (Task("a", continues="gone"), ("a", "depends_on", 1), "depends on 'gone', which was"),
+    "the id of a part": (Task("many.2"), ("many.2", "id", 1), "reserved for a part of 'many'"),
+    "parts with the id of a task": (
+        Task("m.x", "{{ item }}", for_each="list"),
+        ("m.x", "for_each", None),
+        "the run has a task 'm.x.1'",
+    ),
+    "many conversations": (Task("a", continues="many"), ("a", "continues", 1), "continues 'many', which has for_each"),
+}
+
+
+@pytest.mark.parametrize("why", PROBLEMS)
+def test_a_problem_names_its_place(why: str) -> None:
+    task, place, message = PROBLEMS[why]
+    with pytest.raises(DAGError) as caught:
+        grow([FINE, task])
+    (problem,) = caught.value.problems
+    assert (problem.task_id, problem.field, problem.position) == place
+    assert message in problem.message
+
+
+def test_a_conversation_among_the_added_tasks_stays_on_its_backend() -> None:
+    talk = Task("talk", backend="deep")
+    assert grow([talk, Task("on", continues="talk")])[-2:] == ["deep", "deep"]
+    with pytest.raises(DAGError, match="continues 'talk', which runs on backend 'deep'"):
+        grow([talk, Task("on", continues="talk", backend="fast")])
+
+
+def test_a_default_that_does_not_exist_is_a_problem_of_each_task() -> None:
+    with pytest.raises(DAGError) as caught:
+        grow([FINE, Task("a", backend="deep"), Task("b")], default="none")
+    assert [(one.task_id, one.field, one.position) for one in caught.value.problems] == [
+        ("fine", "backend", 0),
+        ("b", "backend", 2),
+    ]
+
+
+def test_the_limits_are_met_exactly() -> None:
+    size = len(GIVEN)
+    assert len(grow([FINE], limits=GrowthLimits(max_tasks=size + 1))) == size + 1
+    assert len(grow([FINE], limits=GrowthLimits(max_depth=1), added_by="x")) == size + 1
+    assert len(grow([FINE], limits=GrowthLimits(max_depth=0))) == size + 1
+    for limits, says in (
+        (GrowthLimits(max_tasks=size), f"1 more tasks would make {size + 1}, and max_tasks is {size}"),
+        (GrowthLimits(max_depth=0), "these tasks would be at depth 1, and max_depth is 0"),
+    ):
+        with pytest.raises(DAGError, match=says) as caught:
+            grow([FINE], limits=limits, added_by="x")
+        assert [(one.task_id, one.field) for one in caught.value.problems] == [(None, "tasks")]
+
+
+def test_all_problems_are_told_at_once_after_those_already_found() -> None:
+    dag = DAG(GIVEN)
+    state, names = RunState(dag), ["fast"] * len(GIVEN)
+    scheduler = Scheduler(dag, names, SlotPool(9))
+    growth = Growth(
+        state, scheduler, names, backends={"fast"}, default="fast", limits=GrowthLimits(), stamp=lambda: "now"
+    )
+    with pytest.raises(DAGError) as caught:
+        growth.add([Task("a", backend="b"), Task("c", depends_on=["d"])], None, [Problem("earlier")])
+    assert [one.task_id for one in caught.value.problems] == [None, "a", "c"]
+    assert state.statuses == [TaskStatus.PENDING] * len(GIVEN)
