@@ -46,8 +46,8 @@ class RunStore(Protocol):
 class TaskStore(Protocol):
     """Tasks: their definitions, statuses and attempts."""
 
-    async def list_tasks(self, run_id: str) -> tuple[TaskRecord, ...]:
-        """Return every task of the run, in the order of adding."""
+    async def list_tasks(self, run_id: str, task_id: str | None = None) -> tuple[TaskRecord, ...]:
+        """Return every task of the run, in the order of adding; only the task `task_id`, or none, if not None."""
         ...
 
     async def list_attempts(self, run_id: str, task_id: str | None = None) -> tuple[AttemptRecord, ...]:
@@ -58,8 +58,10 @@ class TaskStore(Protocol):
 class ContextStore(Protocol):
     """Results, which are part of the tasks, and conversations."""
 
-    async def list_tasks(self, run_id: str) -> tuple[TaskRecord, ...]:
-        """Return every task of the run with its result, in the order of adding."""
+    async def list_tasks(self, run_id: str, task_id: str | None = None) -> tuple[TaskRecord, ...]:
+        """Return the tasks with their results, as TaskStore does. The result of another task than `task_id` is not
+        read.
+        """
         ...
 
     async def list_messages(self, run_id: str, task_id: str) -> tuple[MessageRecord, ...]:

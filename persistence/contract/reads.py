@@ -76,6 +76,13 @@ class ReadsContract(OpenedStore):
             (i, "pending", 0, None) for i in range(3)
         ]
 
+    async def test_one_task_reads_as_among_all(self, store: Store, writer: Writer) -> None:
+        await writer.write(START_A, ASK, ANSWER, DONE_A)
+        await Writer(store, "another").write(CREATED)
+        tasks = await store.list_tasks(RUN)
+        assert [await store.list_tasks(RUN, task.task_id) for task in tasks] == [(task,) for task in tasks]
+        assert await store.list_tasks(RUN, "A") == await store.list_tasks("nobody", "a") == ()
+
     async def test_a_completed_task_has_its_result_usage_session_and_times(self, store: Store, writer: Writer) -> None:
         await writer.write(START_A, ASK, ANSWER, DONE_A)
         task = (await store.list_tasks(RUN))[0]

@@ -72,9 +72,10 @@ class MemoryStore:
         newest_first = sorted(latest_first, key=lambda item: item[1].head.created_at, reverse=True)
         return tuple(replace(_record(run_id, run), settings="") for run_id, run in newest_first)[: max(0, limit)]
 
-    async def list_tasks(self, run_id: str) -> tuple[TaskRecord, ...]:
+    async def list_tasks(self, run_id: str, task_id: str | None = None) -> tuple[TaskRecord, ...]:
         run = self._runs.get(run_id)
-        return () if run is None else tuple(_with_attempt(run, task) for task in run.tasks.values())
+        tasks: Iterable[TaskRecord] = () if run is None else run.tasks.values()
+        return tuple(_with_attempt(run, task) for task in tasks if run is not None and task_id in {None, task.task_id})
 
     async def list_attempts(self, run_id: str, task_id: str | None = None) -> tuple[AttemptRecord, ...]:
         run = self._runs.get(run_id)

@@ -22,6 +22,7 @@ from plait.persistence.errors import StoreError
 _START: Final = struct.Struct("<4q").pack
 _TASK = _START
 _END: Final = struct.Struct("<4q2d").pack
+_PIECE: Final = 1 << 20  # characters
 Content: TypeAlias = str | bytes | None
 """A text, the key of a text in `blobs`, or NULL."""
 
@@ -93,5 +94,8 @@ def task_checksum(  # noqa: PLR0913, PLR0917 - the columns of `given_tasks`, wit
 
 
 def blob_key(content: str) -> bytes:
-    """Return the key of a text in `blobs`."""
-    return sha256(content.encode()).digest()
+    """Return the key of a text in `blobs`. The text is not encoded as a whole: it may have hundreds of megabytes."""
+    key = sha256()
+    for start in range(0, len(content), _PIECE):
+        key.update(content[start : start + _PIECE].encode())
+    return key.digest()

@@ -196,13 +196,16 @@ def _checked_end(run_id: str, task_id: str, row: Row) -> Row:
     return row[:13]
 
 
-def list_tasks(connection: sqlite3.Connection, run_id: str) -> tuple[TaskRecord, ...]:
+def list_tasks(connection: sqlite3.Connection, run_id: str, task_id: str | None = None) -> tuple[TaskRecord, ...]:
     # Row by row: a list of all rows would double the number of objects for the garbage collector.
     with transaction(connection), _paused_collector():
-        found = connection.execute(sql.GET_NUMBER, (run_id,)).fetchone()
+        if task_id is None:
+            found = connection.execute(sql.GET_NUMBER, (run_id,)).fetchone()
+        else:
+            found = connection.execute(sql.GET_TASK, (run_id, task_id)).fetchone()
         if found is None:
             return ()
-        ids = ids_of(found[0])
+        ids = ids_of(found[0]) if task_id is None else {"first": found[0], "last": found[0]}
         numbered = enumerate(connection.execute(sql.LIST_TASKS, ids), ids["first"])
         return tuple(_task(run_id, task, row) for task, row in numbered)
 

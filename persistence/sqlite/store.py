@@ -112,8 +112,8 @@ class SQLiteStore:
     async def list_runs(self, limit: int = 50) -> tuple[RunRecord, ...]:
         return await self._call(reader.read, reader.list_runs, limit)
 
-    async def list_tasks(self, run_id: str) -> tuple[TaskRecord, ...]:
-        return await self._call(reader.read, reader.list_tasks, run_id)
+    async def list_tasks(self, run_id: str, task_id: str | None = None) -> tuple[TaskRecord, ...]:
+        return await self._call(reader.read, reader.list_tasks, run_id, task_id)
 
     async def list_attempts(self, run_id: str, task_id: str | None = None) -> tuple[AttemptRecord, ...]:
         return await self._call(reader.read, reader.list_attempts, run_id, task_id)

@@ -122,11 +122,9 @@ def shown_status(run: RunRecord) -> RunStatus:
 
 async def find_task(store: Store, run: RunRecord, task_id: str) -> TaskRecord:
     """Return the task of the run with the id `task_id`."""
-    tasks = await store.list_tasks(run.run_id)
-    for task in tasks:
-        if task.task_id == task_id:
-            return task
-    hint = nearest(task_id, [task.task_id for task in tasks])
+    for task in await store.list_tasks(run.run_id, task_id) if is_utf8(task_id) else ():
+        return task
+    hint = nearest(task_id, [task.task_id for task in await store.list_tasks(run.run_id)])
     raise CliError(f"run {run.run_id} has no task {task_id!r}{hint or f'; `plait show {run.run_id}` lists them'}")
 
 

@@ -44,9 +44,9 @@ class TimeoutStore:
         """See Store."""
         return await self._answer(self._store.list_runs(limit))
 
-    async def list_tasks(self, run_id: str) -> tuple[TaskRecord, ...]:
+    async def list_tasks(self, run_id: str, task_id: str | None = None) -> tuple[TaskRecord, ...]:
         """See Store."""
-        return await self._answer(self._store.list_tasks(run_id))
+        return await self._answer(self._store.list_tasks(run_id, task_id))
 
     async def list_attempts(self, run_id: str, task_id: str | None = None) -> tuple[AttemptRecord, ...]:
         """See Store."""

@@ -24,6 +24,7 @@ from plait.persistence.sqlite.wal import LogWatch
 from tests.support.stores.database import in_child
 
 FRAME_BYTES = 24 + 8192
+WRITES = ("CREATE TABLE visited (at TEXT)", "DROP TABLE visited")
 NOTE = Note("cancel", at(5))
 
 
@@ -182,9 +183,9 @@ async def test_an_emptied_log_under_a_reader_is_waited_for(path: Path) -> None:
     "how",
     [
         ("PRAGMA wal_checkpoint(TRUNCATE)",),
-        ("PRAGMA wal_checkpoint(TRUNCATE)", "UPDATE runs SET name = 'another'"),
-        ("PRAGMA journal_size_limit = 0", "PRAGMA wal_checkpoint(RESTART)", "UPDATE runs SET name = 'another'"),
-        ("PRAGMA wal_checkpoint(RESTART)", "UPDATE runs SET name = 'another'"),
+        ("PRAGMA wal_checkpoint(TRUNCATE)", *WRITES),
+        ("PRAGMA journal_size_limit = 0", "PRAGMA wal_checkpoint(RESTART)", *WRITES),
+        ("PRAGMA wal_checkpoint(RESTART)", *WRITES),
     ],
 )
 async def test_a_log_that_sqlite_shortens_is_not_cut(path: Path, how: tuple[str, ...]) -> None:

@@ -171,9 +171,9 @@ async def test_a_run_deleted_meanwhile_is_not_found(tmp_path: Path) -> None:
         await ParallelRunner(Talker(), store=store).run(DAG([Task("a", prompt="one")]), "r")
 
         class Purging(FaultyStore):
-            async def list_tasks(self, run_id: str):
+            async def list_tasks(self, run_id: str, task_id: str | None = None):
                 await store.purge([run_id])
-                return await super().list_tasks(run_id)
+                return await super().list_tasks(run_id, task_id)
 
         with pytest.raises(RunNotFound, match="was deleted from the store just now"):
             await ParallelRunner(Talker(), store=Purging(store)).resume("r")

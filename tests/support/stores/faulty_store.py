@@ -87,8 +87,8 @@ class FaultyStore:
     async def list_runs(self, limit: int = 50) -> tuple[RunRecord, ...]:
         return await self._call("list_runs", lambda: self.inner.list_runs(limit))
 
-    async def list_tasks(self, run_id: str) -> tuple[TaskRecord, ...]:
-        return await self._call("list_tasks", lambda: self.inner.list_tasks(run_id))
+    async def list_tasks(self, run_id: str, task_id: str | None = None) -> tuple[TaskRecord, ...]:
+        return await self._call("list_tasks", lambda: self.inner.list_tasks(run_id, task_id))
 
     async def list_attempts(self, run_id: str, task_id: str | None = None) -> tuple[AttemptRecord, ...]:
         return await self._call("list_attempts", lambda: self.inner.list_attempts(run_id, task_id))
