@@ -54,11 +54,16 @@ class _Database:
         self._in_doubt = False
         self._look_for_damage = False
 
-    def run(self, function: Callable[Concatenate[sqlite3.Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+    def run(
+        self, function: Callable[Concatenate[sqlite3.Connection, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> list[T]:
+        """Return the result of `function` as the only element of a list, for the caller to take out: the thread keeps
+        the list until the next function, and would keep a large result.
+        """
         if self._in_doubt:
             self._replace()
         try:
-            return function(self._connection, *args, **kwargs)
+            return [function(self._connection, *args, **kwargs)]
         except BaseException as error:
             code = getattr(error, "sqlite_errorcode", 0) & 0xFF
             self._look_for_damage = code in _DAMAGE or isinstance(error, UnicodeDecodeError)
@@ -127,8 +132,8 @@ class DatabaseThread:
 
         If the caller is cancelled, the function still runs to the end, and the result is lost.
         """
-        execute = cast("Callable[..., Awaitable[T]]", self._connection._execute)  # pyright: ignore
-        return await execute(self._database.run, function, *args, **kwargs)
+        execute = cast("Callable[..., Awaitable[list[T]]]", self._connection._execute)  # pyright: ignore
+        return (await execute(self._database.run, function, *args, **kwargs)).pop()
 
     async def stop(self) -> None:
         """Wait for the queued functions, then close the connection and end the thread. Shielded from cancellation."""

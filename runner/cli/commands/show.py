@@ -7,7 +7,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -157,9 +157,8 @@ async def show_task(path: Path, word: str, task_id: str, as_json: bool) -> int:
     """Print a task: its prompt, conversation, result and attempts. Return the exit code."""
     async with read_only_store(path) as store:
         run = await find_run(store, word)
-        task = await find_task(store, run, task_id)
+        task, messages = await _read_task(store, run, task_id)
         attempts = await store.list_attempts(run.run_id, task.task_id)
-        messages = await store.list_messages(run.run_id, task.task_id)
         waiting = [] if task.question is None else await list_waiting(store, run.run_id)
         info = (await task_infos(store, run, [task]))[task.task_id]
     if as_json:
@@ -177,6 +176,22 @@ async def show_task(path: Path, word: str, task_id: str, as_json: bool) -> int:
     _print_task_result(task, messages)
     _print_attempts(attempts)
     return COMPLETED
+
+
+async def _read_task(store: Store, run: RunRecord, task_id: str) -> tuple[TaskRecord, Sequence[MessageRecord]]:
+    """Return the task and its messages. A result that is also a message is the same object, and is never held twice:
+    it may have hundreds of megabytes.
+    """
+    task = await find_task(store, run, task_id)
+    result = None if task.text is None else (len(task.text), hash(task.text))
+    task = replace(task, text=None)
+    messages = await store.list_messages(run.run_id, task_id)
+    if result is None:
+        return task, messages
+    for one in messages:
+        if (len(one.content), hash(one.content)) == result:
+            return replace(task, text=one.content), messages
+    return await find_task(store, run, task_id), messages
 
 
 def _message_note(message: MessageRecord, failed: Mapping[int, str]) -> str:

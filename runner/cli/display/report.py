@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,9 @@ WHY_STOPPED = {
     Stop.NO_PROGRESS: "no further progress was made",
 }
 _MOST_QUESTIONS = 5
+_PIECE = 1 << 16  # characters
+_PIECES = 64
+"""Pieces that are written at once."""
 EXIT_CODES = {
     RunStatus.COMPLETED: exits.COMPLETED,
     RunStatus.FAILED: exits.FAILED,
@@ -101,8 +105,17 @@ def print_result_json(ending: FinishedRun, store: Path | None) -> None:
 
 
 def print_json(value: Any) -> None:
-    """Print JSON on standard output, in ASCII, so that no character acts on a terminal."""
-    exits.print_line(json.dumps(value, indent=2).replace("\x7f", "\\u007f"))
+    """Print JSON on standard output, in ASCII, so that no character acts on a terminal. Printed in pieces, because a
+    result may have hundreds of megabytes.
+    """
+    waiting: list[str] = []
+    for part in chain(json.JSONEncoder(indent=2).iterencode(value), "\n"):
+        for start in range(0, len(part), _PIECE):
+            waiting.append(part[start : start + _PIECE].replace("\x7f", "\\u007f"))
+            if len(waiting) == _PIECES:
+                exits.write(exits.output(), "".join(waiting))
+                waiting.clear()
+    exits.write(exits.output(), "".join(waiting))
 
 
 def _task_json(task: TaskResult) -> dict[str, Any]:

@@ -8,14 +8,24 @@ from pathlib import Path
 
 from plait.persistence.records import TaskRecord
 from plait.runner.cli.display.text import coloured, columns, visible
-from plait.runner.cli.exits import print_line
+from plait.runner.cli.exits import output, print_line, write
 from plait.runner.cli.lookup import WaitingTask
 from plait.runner.domain.question import answers_of
 
+_PIECE = 1 << 20  # characters
+
 
 def print_section(head: str, text: str) -> None:
-    """Print text under a heading."""
-    print_line(f"\n-- {head} --\n{visible(text).removesuffix(chr(10))}")
+    """Print text under a heading, piece by piece: a result may have hundreds of megabytes."""
+    print_line(f"\n-- {head} --")
+    end = len(text.removesuffix("\n"))
+    start = 0
+    while end - start > _PIECE:
+        cut = start + _PIECE
+        cut += text[cut - 1] == "\r"  # keep \r\n together
+        write(output(), visible(text[start:cut]))
+        start = cut
+    print_line(visible(text[start:]).removesuffix("\n"))
 
 
 def print_answers(task: TaskRecord) -> None:
