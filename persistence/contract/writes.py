@@ -171,6 +171,12 @@ class StoreContract(
             with pytest.raises(Fenced, match=f"written at epoch {epoch}, the run is at epoch 1"):
                 await store.write(replace(writer.batch(START_A), epoch=epoch))
         assert await whole(store) == before
+        batch = await writer.write(START_A, ASK)
+        before = await whole(store)
+        for epoch in (0, 2):  # the beginning of the batch is stored already
+            with pytest.raises(Fenced, match=f"written at epoch {epoch}, the run is at epoch 1"):
+                await store.write(replace(batch, epoch=epoch, changes=(START_A, ASK, DONE_A)))
+        assert await whole(store) == before
 
     async def test_each_claim_of_a_batch_is_fenced(self, store: Store, writer: Writer) -> None:
         first, second, other = (RunClaimed(at(5), owner(name), 2000.0) for name in ("first", "second", "other"))

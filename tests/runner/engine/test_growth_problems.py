@@ -29,7 +29,7 @@ def grow(
         state,
         scheduler,
         names,
-        backends={"fast", "deep"},
+        backends={"fast", "faster", "deep"},
         default=default,
         limits=limits or GrowthLimits(),
         stamp=lambda: "now",
@@ -52,6 +52,11 @@ PROBLEMS: dict[str, tuple[Task, Place, str]] = {
     ),
     "another backend than the conversation": (
         Task("a", continues="x", backend="deep"),
+        ("a", "backend", 1),
+        "continues 'x', which runs on backend 'fast'",
+    ),
+    "a backend that begins like that of the conversation": (
+        Task("a", continues="x", backend="faster"),
         ("a", "backend", 1),
         "continues 'x', which runs on backend 'fast'",
     ),

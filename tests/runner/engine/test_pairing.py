@@ -35,6 +35,14 @@ async def test_twelve_parts_pair_up_in_the_order_of_the_list(kept: Store | None)
     assert result["review"].data == [f"<judge <write {one}> of {one}>" for one in elements]
 
 
+async def test_a_list_whose_name_begins_alike_is_another_list(kept: Store | None) -> None:
+    other = Task("drafts", prompt="write {{ item }}", for_each="source2")
+    dag = DAG([SOURCE, Task("source2", "source2"), other, Task("r", "{{ drafts }}", ["drafts"], for_each="source")])
+    answers = {"source": listed(["a", "b"]), "source2": listed(["c", "d"])}
+    result = await ParallelRunner(talker(answers), store=kept).run(dag)
+    assert result["r"].data == ['<["<write c>", "<write d>"]>'] * 2
+
+
 async def test_a_part_waits_for_its_partner_alone(kept: Store | None) -> None:
     judged = anyio.Event()
 
