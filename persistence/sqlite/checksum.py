@@ -14,7 +14,7 @@ from __future__ import annotations
 import struct
 from hashlib import sha256
 from math import nan as NAN  # noqa: N812 - a constant
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 from zlib import crc32
 
 from plait.persistence.errors import StoreError
@@ -46,12 +46,25 @@ def start_checksum(  # noqa: PLR0913, PLR0917 - the columns of `starts`
     return crc32(_START(start, task, attempt, confirmed) + f"{backend}\0{session_id}\0{at}".encode())
 
 
-def end_checksum(*row: Any) -> int:
-    """Return the CRC-32 of the columns of `ends` from `id` to `asked`."""
-    start, end, status, at, tokens_in, tokens_out, cost, took, model, error_kind, error, question, asked = row
-    numbers = start, end, tokens_in, tokens_out, NAN if cost is None else cost, NAN if took is None else took
+def end_checksum(  # noqa: PLR0913, PLR0917 - the columns of `ends` from `id` to `asked`
+    start: int,
+    end: int,
+    status: str,
+    at: str | None,
+    tokens_in: int,
+    tokens_out: int,
+    cost: float | None,
+    took: float | None,
+    model: str | None,
+    error_kind: str | None,
+    error: str | None,
+    question: str | None,
+    asked: str | None,
+) -> int:
+    """Return the CRC-32 of a row of `ends`, without prompt, text and data."""
+    cost, took = NAN if cost is None else cost, NAN if took is None else took
     texts = f"{status}\0{at}\0{model}\0{error_kind}\0{error}\0{question}\0{asked}"
-    return crc32(_END(*numbers) + texts.encode())
+    return crc32(_END(start, end, tokens_in, tokens_out, cost, took) + texts.encode())
 
 
 def completion_checksum(  # noqa: PLR0913, PLR0917 - columns of `ends`
