@@ -1,34 +1,43 @@
-"""Anthropic, and servers with its messages API, on the official SDK. Always streamed: see openai.py."""
+"""Anthropic, and servers with its messages API. Streamed for the reason given in openai.py."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import Any, ClassVar
 
 from plait.backends.errors import BackendError, ErrorKind
+from plait.backends.json_fields import at, tables, text
 from plait.backends.llm.base import RemoteBackend, StreamUsage, in_words
+from plait.backends.llm.client import Client
+from plait.backends.llm.endpoint import Endpoint
+from plait.backends.llm.native_schema import native_schema
 from plait.backends.llm.openai import length_message
-from plait.backends.llm.sdk import expect_events
-from plait.backends.protocol import ConversationRequest, Message, Output
+from plait.backends.llm.server_errors import broken_off, no_answer
+from plait.backends.llm.sse import ServerEvent
+from plait.backends.protocol import ConversationRequest, JsonValue, Message, Output
 from plait.backends.text import clean_text, one_line
 
 DEFAULT_MODEL = "claude-haiku-4-5"
 """Model used if no model is named."""
+_VERSION = "2023-06-01"
+"""Version of the API, sent as `anthropic-version`."""
 # Tokens read from or written to the prompt cache are counted separately.
 _READ = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
 
 
 @dataclass(eq=False)
 class AnthropicBackend(RemoteBackend):
-    """The messages API through the `anthropic` SDK (extra `anthropic`), which the first conversation imports.
+    """The messages API of Anthropic, or of any server with the same API.
 
     To continue a conversation, earlier messages are sent again; the server keeps no history. An output schema is passed
     to the server as far as the API can express the schema, and described to the model otherwise. The answer is checked,
-    and requested once more if it does not fit. The SDK's own retries are off. Cancelling a turn closes its connection.
+    and requested once more if it does not fit. Cancelling a turn closes its connection.
 
-    `aclose` and `async with` free the client; not freeing the client before the program's end is harmless.
+    `aclose` and `async with` close the connections kept for further requests; without them, the connections close with
+    the event loop.
     """
 
     model: str | None = None
@@ -44,72 +53,100 @@ class AnthropicBackend(RemoteBackend):
     max_tokens: int = 16_384
     """Limit of one answer, in tokens."""
 
-    package: ClassVar[str] = "anthropic"
-    client_class: ClassVar[str] = "AsyncAnthropic"
     url_env: ClassVar[str] = "ANTHROPIC_BASE_URL"
     default_url: ClassVar[str] = "https://api.anthropic.com"
+    headers_env: ClassVar[str] = "ANTHROPIC_CUSTOM_HEADERS"
 
     async def _ask(
-        self, client: Any, request: ConversationRequest, messages: Sequence[Message], spent: StreamUsage
+        self, client: Client, request: ConversationRequest, messages: Sequence[Message], spent: StreamUsage
     ) -> Message:
-        answer = _Answer(request, spent)
         build = partial(self._request, request, messages)
-        async with await self._begin(client.messages.create, build, request) as stream:
-            await expect_events(stream.response, self._server)
-            async for event in stream:
-                answer.add(event)
+        url = self._server.url_of("/v1/messages")
+        answer = _Answer(request, spent, self._server, url)
+        async with self._answered(client, url, build, request) as response:
+            await response.receive(answer.take, answer.take_whole)
         return answer.finish(self.max_tokens)
+
+    def _headers(self, server: Endpoint) -> Mapping[str, str]:
+        key = {"x-api-key": server.key} if server.key else {}
+        return {"anthropic-version": _VERSION, **key, **server.login}
 
     def _request(self, request: ConversationRequest, messages: Sequence[Message], avoided: Set[str]) -> dict[str, Any]:
         systems = [self.system or "", *(message.content for message in messages if message.role == "system")]
-        # Fields unknown to some versions of the SDK are put into the body directly.
-        body: dict[str, Any] = dict(self.extra or {})
-        if self.temperature is not None:
-            body["temperature"] = self.temperature
-        if request.output_schema is not None:
-            words = in_words(request.output_schema)
-            wanted = None if words in avoided else _native_schema(request.output_schema)
-            if wanted is None:
-                systems.append(words)
-            else:
-                own: Any = body.get("output_config", {})
-                body["output_config"] = {**own, "format": {"type": "json_schema", "schema": wanted}}
-        arguments: dict[str, Any] = {
+        body: dict[str, Any] = {
             "model": self.model or DEFAULT_MODEL,
             "max_tokens": self.max_tokens,
             # The API rejects empty messages.
             "messages": [{"role": m.role, "content": m.content} for m in messages if m.role != "system" and m.content],
             "stream": True,
-            "extra_body": body,
+            **(self.extra or {}),
         }
+        if self.temperature is not None:
+            body["temperature"] = self.temperature
+        if request.output_schema is not None:
+            words = in_words(request.output_schema)
+            wanted = None if words in avoided else native_schema(request.output_schema)
+            if wanted is None:
+                systems.append(words)
+            else:
+                own: Any = body.get("output_config", {})
+                body["output_config"] = {**own, "format": {"type": "json_schema", "schema": wanted}}
         system = "\n\n".join(clean_text(text) for text in systems if text)
-        return {**arguments, "system": system} if system else arguments
+        return {**body, "system": system} if system else body
 
 
 class _Answer:
     """An answer assembled event by event."""
 
-    def __init__(self, request: ConversationRequest, spent: StreamUsage) -> None:
+    def __init__(self, request: ConversationRequest, spent: StreamUsage, server: Endpoint, url: str) -> None:
         self._request = request
         self._spent = spent
+        self._server = server
+        self._url = url
         self._texts: list[str] = []
         self._reason: str | None = None
         self._why = ""
         self._events = 0
 
-    def add(self, event: Any) -> None:
+    def take(self, event: ServerEvent) -> bool:
+        """Add `event`. Returns whether the event ends the stream. Raises BackendError for an error."""
+        value = json.loads(event.data)
         self._events += 1
-        kind = getattr(event, "type", None)
+        kind = at(value, "type") or event.name
+        if kind == "error":
+            raise broken_off(value, self._server)
         if kind == "message_start":
-            self._spent.note(getattr(event.message, "usage", None), read=_READ, written="output_tokens")
-            self._spent.note_model(getattr(event.message, "model", None))
-        elif kind == "content_block_delta" and getattr(event.delta, "type", None) == "text_delta":
-            self._texts.append(event.delta.text)
-            self._request.on_output(Output("text", clean_text(event.delta.text)))
+            self._begin(at(value, "message"))
+        elif kind == "content_block_delta" and at(value, "delta", "type") == "text_delta":
+            self._add_text(at(value, "delta", "text"))
         elif kind == "message_delta":
-            self._reason = event.delta.stop_reason or self._reason
-            self._why = getattr(getattr(event.delta, "stop_details", None), "explanation", None) or self._why
-            self._spent.note(getattr(event, "usage", None), read=_READ, written="output_tokens")
+            self._end(at(value, "delta"), at(value, "usage"))
+        return kind == "message_stop"
+
+    def take_whole(self, answer: JsonValue) -> None:
+        """Add the whole `answer`, sent in one piece. Raises BackendError if there is none in it."""
+        if at(answer, "content") is None:
+            raise no_answer(answer, self._url, self._server)
+        self._events += 1
+        self._begin(answer)
+        for block in tables(answer, "content"):
+            if block.get("type") == "text":
+                self._add_text(block.get("text"))
+        self._end(answer, None)
+
+    def _begin(self, message: JsonValue) -> None:
+        self._spent.note(at(message, "usage"), read=_READ, written="output_tokens")
+        self._spent.note_model(at(message, "model"))
+
+    def _add_text(self, piece: JsonValue) -> None:
+        if isinstance(piece, str):
+            self._texts.append(piece)
+            self._request.on_output(Output("text", clean_text(piece)))
+
+    def _end(self, delta: JsonValue, usage: JsonValue) -> None:
+        self._reason = text(delta, "stop_reason") or self._reason
+        self._why = text(delta, "stop_details", "explanation") or self._why
+        self._spent.note(usage, read=_READ, written="output_tokens")
 
     def finish(self, max_tokens: int) -> Message:
         """Return the whole message. Raises BackendError if the answer is not whole."""
@@ -128,61 +165,3 @@ class _Answer:
             text = "the server's answer held no events; is base_url the URL of a messages API?"
             raise BackendError(ErrorKind.TRANSIENT, text)
         raise BackendError(ErrorKind.TRANSIENT, f"the answer broke off after {self._events} events, no stop reason")
-
-
-def _native_schema(schema: Mapping[str, object]) -> dict[str, Any] | None:
-    """Return `schema` in the part of JSON Schema supported by the API; None if that part cannot express the schema."""
-    from anthropic import transform_schema  # noqa: PLC0415 - the SDK is imported on first use
-
-    try:
-        return transform_schema(dict(schema)) if _Expressible(schema).holds() else None
-    except (AssertionError, AttributeError, RecursionError, TypeError, ValueError):
-        return None
-
-
-# Keywords that the SDK moves into the description, where the rest then forbids values that the schema allows, or has a
-# dangling reference.
-_BEYOND = frozenset({"definitions", "$anchor", "patternProperties", "allOf", "if", "not"})
-# The SDK closes each object, so at most one of these keywords may describe a value.
-_SHAPES = frozenset({"properties", "anyOf", "oneOf", "$ref"})
-_LOCAL = "#/$defs/"
-
-
-class _Expressible:
-    """Checks whether the API can be given a schema: the SDK must neither break nor narrow the schema."""
-
-    def __init__(self, schema: Mapping[str, Any]) -> None:
-        self._schema = schema
-        self._defs: Mapping[str, Any] = schema.get("$defs") or {}
-        self._open: list[str] = []
-        self._good: set[str] = set()
-
-    def holds(self) -> bool:
-        return self._fits(self._schema) and all(map(self._refers_well, (_LOCAL + name for name in self._defs)))
-
-    def _fits(self, schema: Mapping[str, Any]) -> bool:
-        if _BEYOND & schema.keys() or len(_SHAPES & schema.keys()) > 1:
-            return False
-        if schema.get("additionalProperties", False) is not False:
-            return False
-        if schema.get("type") == "object" and not schema.get("properties"):
-            return False  # an object with any keys, which the SDK would turn into an empty object
-        return all(map(self._fits, _parts(schema))) and ("$ref" not in schema or self._refers_well(schema["$ref"]))
-
-    def _refers_well(self, reference: str) -> bool:
-        name = reference.removeprefix(_LOCAL)
-        if name in self._good:
-            return True
-        if name == reference or name not in self._defs or name in self._open:
-            return False
-        self._open.append(name)
-        fits = self._fits(self._defs[name])
-        self._open.pop()
-        self._good |= {name} if fits else set()
-        return fits
-
-
-def _parts(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the direct subschemas of `schema` that are passed to the API."""
-    items = [schema["items"]] if "items" in schema else []
-    return [*schema.get("properties", {}).values(), *schema.get("anyOf", ()), *schema.get("oneOf", ()), *items]

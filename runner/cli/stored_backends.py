@@ -19,8 +19,8 @@ from pydantic import ValidationError
 
 from plait.backends.errors import BackendUnavailable
 from plait.backends.llm.anthropic import AnthropicBackend
+from plait.backends.llm.endpoint import is_environments
 from plait.backends.llm.openai import OpenAIBackend
-from plait.backends.llm.sdk import is_environments
 from plait.backends.protocol import Backend
 from plait.backends.spec.agents import AgentSpec
 from plait.backends.spec.build import AnthropicSpec, BackendSpec, FunctionSpec, OpenAISpec
@@ -194,7 +194,7 @@ def _needs_plan_file(spec: BackendSpec) -> bool:
 
 def _leaks_key(spec: OpenAISpec | AnthropicSpec) -> bool:
     """Return whether a stored spec would send a key of this environment to a server of another origin."""
-    # Headers from the environment go to the server of the environment only: see backends/llm/sdk.py.
+    # Headers from the environment go to the server of the environment only: see backends/llm/endpoint.py.
     backend = OpenAIBackend if isinstance(spec, OpenAISpec) else AnthropicBackend
     as_usual = spec.base_url is None or is_environments(spec.base_url, backend.url_env, backend.default_url)
     return not (as_usual and spec.api_key_env == backend.api_key_env) and bool(os.environ.get(spec.api_key_env))

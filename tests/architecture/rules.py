@@ -38,8 +38,7 @@ HOMES = {
     "aiosqlite": "persistence/sqlite/*.py",
     "sqlite3": "persistence/sqlite/*.py",
     "networkx": "runner/domain/dag.py",
-    "openai": "backends/llm/openai.py",
-    "anthropic": "backends/llm/anthropic.py",
+    "aiohttp": "backends/llm/client.py",
     "langgraph": "backends/langgraph/*.py",
     "xllamacpp": "backends/llm/_llama_server.py",
     "psutil": "backends/process/*.py",
@@ -47,7 +46,7 @@ HOMES = {
     "starlette": "runner/web/*.py",
     "uvicorn": "runner/web/*.py",
 }
-LAZY = {"networkx", "openai", "anthropic", "langgraph", "xllamacpp"}
+LAZY = {"aiohttp", "networkx", "langgraph", "xllamacpp"}
 STATUSES = {"pending", "queued", "running", "waiting_input", "completed", "failed", "skipped", "cancelling",
             "cancelled", "interrupted"}  # fmt: skip
 EVENT_KINDS = {kind.value for kind in EventKind}

@@ -80,8 +80,11 @@ class _OverTheWire(BackendContract):
         prefix = self.dialect.prefix
         async with serve(_polite(self.dialect)) as polite, serve(silence) as silent, serve(failure) as broken:
             urls = [f"{server.url}{prefix}" for server in (polite, silent, broken)]
-            yield Subject(*(self.backend("m", base_url=url) for url in urls))
-            # No connection outlives its request.
+            backends = [self.backend("m", base_url=url) for url in urls]
+            yield Subject(*backends)
+            # No connection outlives its client.
+            for backend in backends:
+                await backend.aclose()
             with anyio.fail_after(2):
                 for server in (polite, silent, broken):
                     if server.connections:

@@ -1,7 +1,7 @@
 """Build the sdist and the wheel, and use the wheel as a stranger would: `make release-check`.
 
 The wheel is built twice, from the checkout and from the sdist, and has to hold every tracked file of the packages both
-times. It is then installed, with the extra `openai`, into an environment of its own, where the first Python example of
+times. It is then installed into an environment of its own, where the first Python example of
 README.md runs against a model server on 127.0.0.1, outside the checkout. The package index serves the dependencies.
 """
 
@@ -91,7 +91,7 @@ async def use(wheel: Path, folder: Path) -> None:
     venv.create(folder / "venv", with_pip=True)
     (place := folder / "place").mkdir()
     programs = folder / "venv" / ("Scripts" if os.name == "nt" else "bin")
-    run([str(programs / "python"), "-m", "pip", "install", "-q", f"plait[openai] @ {wheel.as_uri()}"], place)
+    run([str(programs / "python"), "-m", "pip", "install", "-q", f"plait @ {wheel.as_uri()}"], place)
     (place / "example.py").write_text(example(), encoding="utf-8")
     async with serve(oblige) as server:
         environment = {"OPENAI_BASE_URL": f"{server.url}/v1", "OPENAI_API_KEY": "test", "HOME": str(place)}

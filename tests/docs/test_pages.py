@@ -39,7 +39,7 @@ import yaml
 
 from plait.backends import AnthropicBackend, OpenAIBackend
 from plait.backends.agents.catalog import AGENTS
-from plait.backends.llm.sdk import _HEADERS
+from plait.backends.llm.endpoint import _HEADERS
 from plait.persistence import SQLiteStore
 from plait.runner.plan import parse_plan
 from tests.docs.documents import (
@@ -331,28 +331,16 @@ def test_every_page_is_on_the_site() -> None:
     assert {f"docs/{name}.md" for name in listed} == PAGES.keys() - {"README.md", "CONTRIBUTING.md", "docs/index.md"}
 
 
-READ_BY_THE_SDKS = {"OPENAI_ORG_ID", "OPENAI_PROJECT_ID"}
-
-
 def test_the_variables_that_the_page_names_are_those_of_the_code() -> None:
     rows = re.findall(r"^\| (`[A-Z_]+`[^|]*)\|", PAGES["docs/reference/configuration.md"], re.MULTILINE)
     named = set(re.findall(r"`([A-Z_]+)`", " ".join(rows)))
     folders = ("runner", "backends", "persistence")
     code = "".join(p.read_text(encoding="utf-8") for name in folders for p in (ROOT / name).rglob("*.py"))
-    assert {name for name in named - READ_BY_THE_SDKS if f'"{name}"' not in code} == set()
+    assert {name for name in named if f'"{name}"' not in code} == set()
     models = {name for kind in (AnthropicBackend, OpenAIBackend) for name in (kind.api_key_env, kind.url_env)}
     agents = {name for one in AGENTS if one.backend for name in (*one.login.keys, one.login.folder[0])}
     read = set(re.findall(r'environ\.get\("([A-Z_]+)"', code))
-    assert read | models | agents | set(_HEADERS) | READ_BY_THE_SDKS <= named
-
-
-def test_the_variables_of_the_sdks_are_those_of_the_sdks() -> None:
-    found = find_spec("openai")
-    if found is None or not found.submodule_search_locations:
-        pytest.skip("the extra `openai` is not installed")
-    files = Path(found.submodule_search_locations[0]).rglob("*client*.py")
-    code = "".join(path.read_text(encoding="utf-8") for path in files)
-    assert {name for name in READ_BY_THE_SDKS if f'"{name}"' not in code} == set()
+    assert read | models | agents | set(_HEADERS) | OpenAIBackend.named_headers.keys() <= named
 
 
 PAGE = """# T

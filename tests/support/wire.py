@@ -60,6 +60,8 @@ class Script:
     gone: asyncio.Event = field(default_factory=asyncio.Event)
     streaming: asyncio.Event = field(default_factory=asyncio.Event)
     connections: int = 0
+    opened: int = 0
+    """All connections so far, closed ones included."""
     idle: asyncio.Event = field(default_factory=asyncio.Event)
     url: str = ""
 
@@ -69,14 +71,14 @@ class Script:
 
     async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
+        self.opened += 1
         self.idle.clear()
         try:
-            request = await _read(reader)
-            self.requests.append(request)
-            answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
-            await answer(Exchange(request, reader, writer, self))
-            # Kept open, as servers do: it is the client that has to let go.
-            await reader.read()
+            # Kept open between requests, as servers do: it is the client that has to let go.
+            while (request := await _read(reader)) is not None:
+                self.requests.append(request)
+                answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+                await answer(Exchange(request, reader, writer, self))
         except (ConnectionError, asyncio.IncompleteReadError):
             self.gone.set()
         finally:
@@ -116,8 +118,14 @@ async def serve(*answers: Answer, port: int = 0) -> AsyncGenerator[Script]:
         await server.wait_closed()
 
 
-async def _read(reader: asyncio.StreamReader) -> Request:
-    head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+async def _read(reader: asyncio.StreamReader) -> Request | None:
+    """The next request; None if the client closed the connection in place of one."""
+    try:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+    except asyncio.IncompleteReadError as error:
+        if error.partial:
+            raise
+        return None
     method, path, _ = head[0].split(" ")
     headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:] if line)}
     length = int(headers.get("content-length", "0"))

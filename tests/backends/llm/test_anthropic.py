@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import re
 from contextlib import suppress
 from typing import Any
 
@@ -17,9 +16,8 @@ from plait.backends import (
     Output,
     Usage,
 )
-from plait.backends.extras import install_command
-from plait.backends.llm.anthropic import DEFAULT_MODEL
-from tests.support.wire import Messages, Script, events, serve
+from plait.backends.llm.native_schema import native_schema
+from tests.support.wire import Messages, Script, events, plain, serve
 
 WIRE = Messages()
 SCHEMA: dict[str, Any] = {
@@ -48,8 +46,7 @@ async def test_a_turn_on_the_wire(monkeypatch: pytest.MonkeyPatch) -> None:
         reply = await say(backend, request=ConversationRequest(on_output=seen.append))
     request = server.requests[0]
     assert (request.method, request.path) == ("POST", "/v1/messages")
-    # Which header holds the key is the SDK's matter.
-    assert {"Bearer k-1", "k-1"} & {request.headers.get("authorization"), request.headers.get("x-api-key")}
+    assert (request.headers["x-api-key"], request.headers["anthropic-version"]) == ("k-1", "2023-06-01")
     assert "not-to-be-sent" not in str(request.headers)
     assert request.body == {
         "model": "m",
@@ -215,15 +212,43 @@ async def test_anthropic_itself_insists_on_a_key(monkeypatch: pytest.MonkeyPatch
         await say(AnthropicBackend())
 
 
-async def test_missing_sdk_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("plait.backends.extras.find_spec", lambda name: None)
-    with pytest.raises(BackendUnavailable, match=re.escape(install_command("anthropic"))):
-        AnthropicBackend().check()
+WHOLE = {
+    "type": "message",
+    "model": "big",
+    "content": [
+        {"type": "thinking", "thinking": "hm"},
+        {"type": "text", "text": "all "},
+        {"type": "text", "text": "of it"},
+    ],
+    "stop_reason": "end_turn",
+    "usage": {"input_tokens": 5, "cache_read_input_tokens": 4, "output_tokens": 2},
+}
 
 
-def test_the_sdk_knows_the_default_model() -> None:
-    import anthropic.types.model
-    from anthropic.resources.messages.messages import DEPRECATED_MODELS
+async def test_an_answer_in_one_piece() -> None:
+    async with serve(plain(200, WHOLE), plain(200, {**WHOLE, "stop_reason": "max_tokens"})) as server:
+        reply = await say(make(server))
+        assert (reply.text, reply.usage) == ("all of it", Usage(9, 2, model="big"))
+        with pytest.raises(BackendError) as caught:
+            await say(make(server))
+    assert caught.value.kind is ErrorKind.CONTEXT_OVERFLOW
 
-    assert DEFAULT_MODEL in str(anthropic.types.model.Model)
-    assert DEFAULT_MODEL not in DEPRECATED_MODELS
+
+@pytest.mark.parametrize(
+    ("schema", "wanted"),
+    [
+        ({"type": "integer", "minimum": 1, "title": "A"},
+         {"type": "integer", "title": "A", "description": "{minimum: 1}"}),
+        ({"type": "string", "enum": ["a", None]}, {"enum": ["a", None]}),
+        ({"oneOf": [{"type": "null"}, {"type": "string", "format": "date"}]},
+         {"anyOf": [{"type": "null"}, {"type": "string", "format": "date"}]}),
+        ({"type": "array", "items": {"type": "number"}, "minItems": 1, "maxItems": 2},
+         {"type": "array", "items": {"type": "number"}, "minItems": 1, "description": "{maxItems: 2}"}),
+        ({"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]},
+         {"type": "object", "properties": {"a": {"type": "string"}}, "additionalProperties": False, "required": ["a"]}),
+        ({"type": "text"}, None),
+        ({"type": "array", "items": [{"type": "string"}]}, None),
+    ],
+)  # fmt: skip
+def test_the_part_of_a_schema_that_the_api_supports(schema: dict[str, Any], wanted: dict[str, Any] | None) -> None:
+    assert native_schema(schema) == wanted

