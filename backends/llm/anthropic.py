@@ -78,7 +78,7 @@ class AnthropicBackend(RemoteBackend):
             "max_tokens": self.max_tokens,
             # The API rejects empty messages.
             "messages": [{"role": m.role, "content": m.content} for m in messages if m.role != "system" and m.content],
-            "stream": True,
+            "stream": self.stream,
             **(self.extra or {}),
         }
         if self.temperature is not None:

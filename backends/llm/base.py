@@ -87,6 +87,10 @@ class RemoteBackend(ABC):
     """Fields merged into the body of each request, for further features of the server, such as `{"reasoning_effort":
     "low"}` (OpenAI) or `{"thinking": {"type": "adaptive"}}` (Anthropic). Raises ValueError for fields set by plait.
     """
+    stream: bool = True
+    """Whether the answer is requested as a stream. False for a server that cannot stream: the work then goes on at most
+    servers after a cancellation.
+    """
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
     _client: Client | None = field(default=None, init=False, repr=False)
     _server: Endpoint = field(default=Endpoint("", ""), init=False, repr=False)
@@ -252,7 +256,7 @@ def check_extra(extra: Mapping[str, JsonValue] | None) -> None:
     if taken:
         raise ValueError(
             f"extra may not hold {', '.join(sorted(taken))}: plait sets these fields; model, system, "
-            "temperature and max_tokens are settings beside extra"
+            "temperature, max_tokens and stream are settings beside extra"
         )
     try:
         json.dumps(extra, allow_nan=False, ensure_ascii=False).encode()

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import Any, ClassVar, cast
+from urllib.parse import quote, urlencode
 
 from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.json_fields import at, tables
@@ -58,6 +59,11 @@ class OpenAIBackend(RemoteBackend):
     """Sampling temperature; None for the server's default."""
     max_tokens: int | None = None
     """Limit of one answer, in tokens; None for the server's default."""
+    api_version: str | None = None
+    """Version of Azure's API, such as "2024-10-21", for Azure's form of addressing. `base_url` is then the URL of the
+    resource (`https://NAME.openai.azure.com`), `model` is the deployment, and the key goes into the header `api-key`.
+    None for every other server, and for the path `/openai/v1` of Azure.
+    """
     _listed_model: str | None = field(default=None, init=False, repr=False)
 
     url_env: ClassVar[str] = "OPENAI_BASE_URL"
@@ -71,20 +77,31 @@ class OpenAIBackend(RemoteBackend):
     async def _ask(
         self, client: Client, request: ConversationRequest, messages: Sequence[Message], spent: StreamUsage
     ) -> Message:
-        build = partial(self._request, await self._choose_model(client), request, messages)
-        url = self._server.url_of("/chat/completions")
+        model = await self._choose_model(client)
+        build = partial(self._request, model, request, messages)
+        url = self._url_for(model)
         answer = _Answer(request, spent, self._server, url)
         async with self._answered(client, url, build, request) as response:
             await response.receive(answer.take, answer.take_whole)
         return answer.finish(self.max_tokens)
 
     def _headers(self, server: Endpoint) -> Mapping[str, str]:
-        key = {"Authorization": f"Bearer {server.key}"} if server.key else {}
+        if not server.key:
+            return server.login
+        key = {"Authorization": f"Bearer {server.key}"} if self.api_version is None else {"api-key": server.key}
         return {**key, **server.login}
+
+    def _url_for(self, model: str) -> str:
+        if self.api_version is None:
+            return self._server.url_of("/chat/completions")
+        path = f"/openai/deployments/{quote(model, safe='')}/chat/completions"
+        return self._server.url_of(path, urlencode({"api-version": self.api_version}))
 
     async def _choose_model(self, client: Client) -> str:
         if self.model or self._listed_model:
             return self.model or self._listed_model or ""
+        if self.api_version is not None:
+            raise BackendError(ErrorKind.INVALID_REQUEST, "name the deployment with `model`")
         if not self._is_custom:
             return DEFAULT_MODEL
         self._listed_model = self._first(await self._list(client))
@@ -125,10 +142,11 @@ class OpenAIBackend(RemoteBackend):
         body: dict[str, Any] = {
             "model": model,
             "messages": sent,
-            "stream": True,
-            "stream_options": {"include_usage": True},
+            "stream": self.stream,
             **(self.extra or {}),
         }
+        if self.stream:
+            body["stream_options"] = {"include_usage": True}
         if self.temperature is not None:
             body["temperature"] = self.temperature
         if self.max_tokens is not None:

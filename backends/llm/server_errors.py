@@ -68,7 +68,7 @@ def _without_status(body: Any, what: str, server: Endpoint, doubt: str = "") -> 
 def _doubt(url: str) -> str:
     if "/v1/v1/" in url:
         return "; leave /v1 out of base_url"
-    return "" if re.search(r"/v\d", url) else "; is /v1 missing at the end of base_url?"
+    return "" if re.search(r"/v\d|/deployments/", url) else "; is /v1 missing at the end of base_url?"
 
 
 def _read_body(body: Any) -> tuple[list[str], str]:

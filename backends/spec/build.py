@@ -71,6 +71,9 @@ class _RemoteSpec(_ModelSpec):
         description="URL of the server, if not the default; without a user, password or query.",
     )
     request_timeout: float = Field(default=600.0, gt=0, description="Seconds for one whole request.")
+    stream: bool = Field(
+        default=True, description="Whether answers are streamed; false for a server that cannot stream."
+    )
     extra: dict[str, Any] | None = Field(
         default=None,
         description="Further fields of each request's body, as named by the server, such as reasoning_effort.",
@@ -87,6 +90,11 @@ class OpenAISpec(_RemoteSpec):
     """OpenAI, or any server that speaks its chat completions (Ollama, vLLM, llama.cpp, LM Studio, OpenRouter)."""
 
     kind: Literal["openai"]
+    api_version: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Version of Azure's API, for Azure's form of addressing; model is then the deployment.",
+    )
     api_key_env: str = Field(
         default="OPENAI_API_KEY",
         description="The environment variable that holds the key; never the key itself.",

@@ -187,6 +187,10 @@ class Dialect(Protocol):
         """The events of an answer in these pieces; without a reason the end is left out."""
         ...
 
+    def whole(self, text: str) -> Answer:
+        """An answer in one piece."""
+        ...
+
     def error(self, status: int, code: str, message: str, **headers: str) -> Answer:
         """An error answer."""
         ...
@@ -215,6 +219,11 @@ class ChatCompletions:
         choices = [] if choice is None else [{"index": 0, "finish_reason": None, **choice}]
         base = {"id": "c1", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": choices}
         return f"data: {json.dumps({**base, **more})}\n\n"
+
+    def whole(self, text: str) -> Answer:
+        choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+        usage = {"prompt_tokens": 11, "completion_tokens": 7, "total_tokens": 18}
+        return plain(200, {"object": "chat.completion", "model": "m", "choices": [choice], "usage": usage})
 
     def error(self, status: int, code: str, message: str, **headers: str) -> Answer:
         body = {"error": {"message": message, "type": code, "param": None, "code": code}}
@@ -253,6 +262,12 @@ class Messages:
 
     def event(self, kind: str, **more: Any) -> str:
         return f"event: {kind}\ndata: {json.dumps({'type': kind, **more})}\n\n"
+
+    def whole(self, text: str) -> Answer:
+        usage = {"input_tokens": 8, "cache_read_input_tokens": 3, "output_tokens": 7}
+        content = [{"type": "text", "text": text}]
+        end = {"stop_reason": "end_turn", "usage": usage}
+        return plain(200, {"type": "message", "role": "assistant", "model": "m", "content": content, **end})
 
     def error(self, status: int, code: str, message: str, **headers: str) -> Answer:
         return plain(status, {"type": "error", "error": {"type": code, "message": message}}, **headers)

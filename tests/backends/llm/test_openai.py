@@ -300,3 +300,19 @@ async def test_an_answer_in_one_piece_has_to_be_whole(choice: dict[str, object],
         with pytest.raises(BackendError) as caught:
             await say(make(server))
     assert (caught.value.kind, caught.value.usage) == (kind, Usage(5, 2, model="big"))
+
+
+async def test_azures_form_of_addressing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AZURE_KEY", "k-1")
+    not_found = plain(404, {"error": {"code": "DeploymentNotFound", "message": "The deployment does not exist."}})
+    async with serve(events(WIRE.parts("x")), not_found) as server:
+        backend = OpenAIBackend("my deployment", base_url=server.url, api_version="2024-10-21", api_key_env="AZURE_KEY")
+        assert (await say(backend)).text == "x"
+        with pytest.raises(BackendError, match=r"answered 404: The deployment does not exist\.$"):
+            await say(backend)
+    request = server.requests[0]
+    assert request.path == "/openai/deployments/my%20deployment/chat/completions?api-version=2024-10-21"
+    assert request.headers["api-key"] == "k-1"
+    assert "authorization" not in request.headers
+    with pytest.raises(BackendError, match="name the deployment with `model`"):
+        await say(OpenAIBackend(base_url="http://127.0.0.1:9", api_version="2024-10-21"))

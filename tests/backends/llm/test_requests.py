@@ -135,3 +135,10 @@ async def test_extra_fields_go_into_each_request(dialect: Dialect) -> None:
 def test_extra_fields_that_cannot_be_merged(dialect: Dialect, extra: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         make(dialect, "http://127.0.0.1:9", extra=extra)
+
+
+async def test_an_answer_can_be_asked_for_in_one_piece(dialect: Dialect) -> None:
+    async with serve(dialect.whole('{"n": 3}')) as server:
+        assert await ask_for(make(dialect, server.url, stream=False), SCHEMA) == {"n": 3}
+    [body] = server.bodies
+    assert (body["stream"], "stream_options" in body, carries_schema(body)) == (False, False, True)
