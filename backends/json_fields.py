@@ -17,7 +17,7 @@ def at(value: JsonValue | Mapping[str, JsonValue], *path: str) -> JsonValue:
     """Return the value under `path`, one key per level; None if missing."""
     here: object = value
     for key in path:
-        if not isinstance(here, Mapping):
+        if type(here) is not dict and not isinstance(here, Mapping):  # the first check alone is ten times as fast
             return None
         here = cast("Mapping[str, JsonValue]", here).get(key)
     return cast("JsonValue", here)

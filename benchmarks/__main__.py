@@ -1,8 +1,8 @@
 """`python -m benchmarks [--quick]`: run all benchmarks, write results.json and the table in docs/benchmarks.md.
 
 `--quick` measures once instead of five times. `--growing` repeats only the benchmarks of growing runs, `--agents` only
-the benchmarks of agents run as commands. Compared cases are measured in turn, in the same minutes. Figures are medians
-and ratios of medians.
+the benchmarks of agents run as commands, `--wire` only the benchmarks of calls to a model's API. Compared cases are
+measured in turn, in the same minutes. Figures are medians and ratios of medians.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import statistics
 import subprocess
 import sys
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -139,6 +140,7 @@ def promises(times: int, results: dict[str, dict[str, float]]) -> list[Line]:
         Line("100,000 tasks with 3 dependencies: built and checked", f"{build['wall_s']:.2f} s", "seconds"),
         *growth(times, results),
         *agents(times, results),
+        *wire(times, results),
         Line("`plait --help`", f"{start['wall_s']:.2f} s", "within 0.3 s", start["wall_s"] <= 0.3),
     ]
 
@@ -173,6 +175,48 @@ def agents(times: int, results: dict[str, dict[str, float]]) -> list[Line]:
     ]
 
 
+def wire(times: int, results: dict[str, dict[str, float]]) -> list[Line]:
+    """Measure streamed calls to a model's API through plait, and with the least code on aiohttp."""
+
+    def compared(shape: str, count: str, slots: str, seconds: str) -> list[dict[str, float]]:
+        found = in_turn(times, *(("calls", client, shape, count, slots, seconds) for client in ("plait", "bare")))
+        for client, row in zip(("plait", "aiohttp"), found, strict=True):
+            results[f"calls {shape} {count} of {seconds} s, {slots} at once, {client}"] = row
+        return found
+
+    ours, bare = compared("fan", "1000", "64", "0.05")
+    cpu, busy = ours["cpu_us_per_task"] / bare["cpu_us_per_task"], ours["busy"] / bare["busy"]
+    wide, wide_bare = compared("layered", "5000", "256", "0.2")
+    wide_busy = wide["busy"] / wide_bare["busy"]
+    chain, chain_bare = compared("chain", "200", "1", "0.005")
+    beyond = (chain["wall_s"] - chain_bare["wall_s"]) * 1000 / 200
+    opened = ours["connections"]
+    lines = [
+        Line("CPU of a streamed call, SQLite included, against bare aiohttp", f"{cpu:.2f} times", "within 2", cpu <= 2),
+        Line("busy share of 64 slots of 50 ms, against bare aiohttp", f"{busy:.1%}", "at least 97 %", busy >= 0.97),
+        Line(
+            "busy share of 256 slots of 200 ms, 5,000 calls in layers of 500, against bare aiohttp",
+            f"{wide_busy:.1%}",
+            "at least 97 %",
+            wide_busy >= 0.97,
+        ),
+        Line(
+            "chain of 200 calls of 5 ms, time of a call beyond bare aiohttp",
+            f"{beyond:.2f} ms",
+            "at most 2 ms",
+            beyond <= 2,
+        ),
+        Line("connections for 1,000 calls, 64 at once", f"{opened:.0f}", "at most 64", opened <= 64),
+    ]
+    if find_spec("openai") is not None:
+        one, sdk = in_turn(times, ("one_call", "plait"), ("one_call", "sdk"))
+        results |= {"import and one call, plait": one, "import and one call, openai SDK": sdk}
+        start = one["wall_s"] / sdk["wall_s"]
+        what = "import and one call, a whole process, against the openai SDK"
+        lines.append(Line(what, f"{start:.2f} times", "within 0.35", start <= 0.35))
+    return lines
+
+
 def row_of(line: Line) -> str:
     """Return the line as a table row."""
     marks = {True: "yes", False: "**no**", None: ""}
@@ -201,7 +245,8 @@ def page(table: list[str], lines: list[Line], times: int) -> str:
 def main() -> None:
     times = 1 if "--quick" in sys.argv else 5
     results: dict[str, dict[str, float]] = {}
-    part = agents if "--agents" in sys.argv else growth if "--growing" in sys.argv else None
+    parts = {"--agents": agents, "--growing": growth, "--wire": wire}
+    part = next((parts[word] for word in sys.argv if word in parts), None)
     if part is not None:
         lines = part(times, results)
         kept = json.loads(RESULTS.read_text())

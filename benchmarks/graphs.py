@@ -17,9 +17,11 @@ def fan(tasks: int) -> Edges:
     return [[], *[[0] for _ in range(tasks - 2)], list(range(1, tasks - 1))]
 
 
-def layered(tasks: int, seed: int = 1) -> Edges:
-    """Return layers of sqrt(N) tasks, at most 100; each task depends on 3 random tasks of the previous layer."""
-    width = min(100, max(1, round(tasks**0.5)))
+def layered(tasks: int, seed: int = 1, width: int | None = None) -> Edges:
+    """Return layers of `width` tasks, or else sqrt(N) and at most 100; each task depends on 3 random tasks of the
+    previous layer.
+    """
+    width = width or min(100, max(1, round(tasks**0.5)))
     rng = random.Random(seed)
     edges: Edges = []
     for position in range(tasks):

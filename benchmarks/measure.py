@@ -16,7 +16,7 @@ from typing import Any
 
 import anyio
 
-from benchmarks import agents, graphs, growing
+from benchmarks import agents, graphs, growing, wire
 from benchmarks.gauge import ANSWER, AT_ONCE, body, figures, spent
 from benchmarks.prototype import durable as durable_prototype
 from benchmarks.stores import sqlite_store
@@ -198,7 +198,7 @@ async def start_up() -> dict[str, float]:
 
 MEASURES: dict[str, Callable[..., Awaitable[dict[str, float]]]] = {
     f.__name__: f for f in (bare, tight, prototype, no_store, durable, build, resume, lag, makespan, start_up)
-} | {**growing.MEASURES, **agents.MEASURES}
+} | {**growing.MEASURES, **agents.MEASURES, **wire.MEASURES}
 
 
 def main() -> None:

@@ -63,7 +63,7 @@ class AnthropicBackend(RemoteBackend):
         build = partial(self._request, request, messages)
         url = self._server.url_of("/v1/messages")
         answer = _Answer(request, spent, self._server, url)
-        async with self._answered(client, url, build, request) as response:
+        with await self._answered(client, url, build, request) as response:
             await response.receive(answer.take, answer.take_whole)
         return answer.finish(self.max_tokens)
 

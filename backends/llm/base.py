@@ -15,12 +15,11 @@ from typing import Any, ClassVar, Self
 from urllib.parse import urlsplit
 from uuid import uuid4
 
-import anyio
 from anyio.to_thread import run_sync
 
-from plait.backends.errors import BackendError, BackendUnavailable, ErrorKind
+from plait.backends.errors import BackendError, BackendUnavailable
 from plait.backends.json_fields import count, number
-from plait.backends.llm.client import Client, Response
+from plait.backends.llm.client import Client, Limits, Response
 from plait.backends.llm.endpoint import Endpoint, environment_headers, find_server, is_environments
 from plait.backends.llm.server_errors import status_error
 from plait.backends.protocol import NO_USAGE, Conversation, ConversationRequest, JsonValue, Message, Output, Usage
@@ -157,11 +156,10 @@ class RemoteBackend(ABC):
     def _headers(self, server: Endpoint) -> Mapping[str, str]:
         """Return the headers of each request to `server`, with the key."""
 
-    @asynccontextmanager
     async def _answered(
         self, client: Client, url: str, build: Callable[[Set[str]], dict[str, Any]], request: ConversationRequest
-    ) -> AsyncGenerator[Response]:
-        """Send the request made by `build`, and yield the response if its status is good. Raises BackendError if not.
+    ) -> Response:
+        """Send the request made by `build`, and return the response if its status is good. Raises BackendError if not.
 
         `build` gets the parts of a request to avoid. A part rejected by the server is replaced by an alternative, if
         there is one, in this and all later requests.
@@ -169,15 +167,15 @@ class RemoteBackend(ABC):
         avoided = set(self._avoided)
         while True:
             body = build(avoided)
-            async with client.post(url, body) as response:
-                if response.status < 300:
-                    self._avoided |= avoided
-                    yield response
-                    return
+            response = await client.post(url, body)
+            if response.status < 300:
+                self._avoided |= avoided
+                return response
+            with response:
                 said = json_or_text(await response.read())
-                avoided |= self._to_avoid(_complaint(response.status, said), request)
-                if build(avoided) == body:
-                    raise status_error(response.status, response.headers, said, url, self._server)
+            avoided |= self._to_avoid(_complaint(response.status, said), request)
+            if build(avoided) == body:
+                raise status_error(response.status, response.headers, said, url, self._server)
             request.on_output(Output("notice", "the server refuses a part of the request; asking without it"))
 
     def _to_avoid(self, complaint: str, request: ConversationRequest) -> set[str]:
@@ -216,9 +214,9 @@ class RemoteBackend(ABC):
         headers = dict(self._headers(server))
         if is_environments(server.url, self.url_env, self.default_url):
             headers |= environment_headers(self.headers_env, self.named_headers)
-        limit = min(CONNECT_LIMIT, self.request_timeout)
+        limits = Limits(self.request_timeout, min(CONNECT_LIMIT, self.request_timeout))
         try:
-            return Client(server, headers, connect_limit=limit, use_proxy=self.use_proxy)
+            return Client(server, headers, limits, use_proxy=self.use_proxy)
         except BackendUnavailable:
             raise
         except Exception as exc:  # a broken certificate store, for example
@@ -228,21 +226,15 @@ class RemoteBackend(ABC):
     async def _guarded(self, client: Client, request: ConversationRequest, messages: Sequence[Message]) -> Message:
         spent = StreamUsage()
         try:
-            with anyio.fail_after(self.request_timeout):
-                return await self._ask(client, request, messages, spent)
+            return await self._ask(client, request, messages, spent)
         except BackendError as error:
             failure = error
         except Exception as exc:
-            # The limit of connecting is a subclass of TimeoutError.
-            failure = self._out_of_time() if type(exc) is TimeoutError else client.error_of(exc)
+            failure = client.error_of(exc)
         failure.usage = spent.usage
         # Raise outside of the except block, so that the error has no context: an exception of the client holds the
         # request, whose headers hold the key.
         raise failure
-
-    def _out_of_time(self) -> BackendError:
-        text = f"no whole answer from {self._server.name} within {self.request_timeout:g} s (request_timeout)"
-        return BackendError(ErrorKind.TIMEOUT, text)
 
 
 def check_extra(extra: Mapping[str, JsonValue] | None) -> None:

@@ -15,8 +15,9 @@ import json
 import ssl
 import weakref
 from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Any, TypeAlias
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import anyio
 
@@ -42,13 +43,27 @@ _TAIL_LIMIT = 0.1
 _OWN_HEADERS = {"content-type": "application/json", "user-agent": "plait", "accept-encoding": "identity"}
 """No compression: a compressor on the way would hold events back."""
 
+_to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _Sessions: TypeAlias = "dict[asyncio.AbstractEventLoop, tuple[aiohttp.ClientSession, AsyncGenerator[Any]]]"
 Take: TypeAlias = Callable[[ServerEvent], bool]
 """Takes an event of a stream. Returns whether the event is the stream's last."""
 
 
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits of a request in seconds."""
+
+    request: float
+    """For the whole request. A limit on silence alone would never be reached by an answer that drips."""
+    connect: float
+    """For connecting."""
+
+
 class Response:
-    """A server's response whose head has arrived."""
+    """A server's response whose head has arrived, and a context manager that ends it.
+
+    The connection is used again if the body was read to its end, and closed otherwise.
+    """
 
     def __init__(self, raw: aiohttp.ClientResponse) -> None:
         self._raw = raw
@@ -57,6 +72,12 @@ class Response:
         connection = raw.connection
         if connection is not None and connection.protocol is not None and self.headers.get("server") == _HANGS_UP:
             connection.protocol.force_close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._raw.close()
 
     async def read(self) -> bytes:
         """Return the whole body."""
@@ -83,10 +104,11 @@ class Response:
         decoder = EventDecoder()
         content = self._raw.content
         while piece := await content.readany():
-            if any(take(event) for event in decoder.feed(piece)):
-                if not content.is_eof():
-                    await self._finish()
-                return
+            for event in decoder.feed(piece):
+                if take(event):
+                    if not content.is_eof():
+                        await self._finish()
+                    return
         any(take(event) for event in decoder.end())
 
     async def _finish(self) -> None:
@@ -98,49 +120,35 @@ class Response:
 class Client:
     """A client for one server. Creating a client imports aiohttp and may read certificates: create it in a thread."""
 
-    def __init__(
-        self, server: Endpoint, headers: Mapping[str, str], *, connect_limit: float, use_proxy: bool = True
-    ) -> None:
+    def __init__(self, server: Endpoint, headers: Mapping[str, str], limits: Limits, *, use_proxy: bool = True) -> None:
         import aiohttp  # noqa: PLC0415 - takes 0.15 s
 
         self._aiohttp = aiohttp
         self._server = server
-        self._connect_limit = connect_limit
+        self._limits = limits
         self._proxy = server.proxy() if use_proxy else None
         self._options: dict[str, Any] = {
             # Names in lower case: a later header replaces an earlier one of the same name.
             "headers": _OWN_HEADERS | {name.lower(): value for name, value in headers.items()},
-            "timeout": aiohttp.ClientTimeout(total=None, connect=connect_limit),
+            "timeout": aiohttp.ClientTimeout(total=limits.request, connect=limits.connect),
         }
         self._tls = _trusted_roots() if server.url.startswith("https:") else True
         self._sessions: _Sessions = {}
         weakref.finalize(self, _close_at_exit, self._sessions)
 
-    @asynccontextmanager
-    async def post(self, url: str, body: Mapping[str, Any]) -> AsyncGenerator[Response]:
-        """Send `body` as JSON, and yield the response, whatever its status.
-
-        The connection is used again if the response was read to the end, and closed otherwise. Raises the exceptions
-        of aiohttp, which `error_of` translates.
+    async def post(self, url: str, body: Mapping[str, Any]) -> Response:
+        """Send `body` as JSON, and return the response, whatever its status. Raises the exceptions of aiohttp, which
+        `error_of` translates.
         """
         # A lone surrogate would not survive the encoding.
-        data = clean_text(json.dumps(body, ensure_ascii=False, separators=(",", ":"))).encode()
+        data = clean_text(_to_json(body)).encode()
         session = await self._session()
-        raw = await session.post(url, data=data, allow_redirects=False, proxy=self._proxy)
-        try:
-            yield Response(raw)
-        finally:
-            raw.close()
+        return Response(await session.post(url, data=data, allow_redirects=False, proxy=self._proxy))
 
-    @asynccontextmanager
-    async def get(self, url: str) -> AsyncGenerator[Response]:
-        """Request `url`, and yield the response, whatever its status; in other respects as `post`."""
+    async def get(self, url: str) -> Response:
+        """Request `url`, and return the response, whatever its status. Raises the exceptions of aiohttp."""
         session = await self._session()
-        raw = await session.get(url, allow_redirects=False, proxy=self._proxy)
-        try:
-            yield Response(raw)
-        finally:
-            raw.close()
+        return Response(await session.get(url, allow_redirects=False, proxy=self._proxy))
 
     async def aclose(self) -> None:
         """Close the connections of the running event loop. A later request opens new ones."""
@@ -151,9 +159,12 @@ class Client:
     def error_of(self, exc: Exception) -> BackendError:
         """Return the BackendError for an exception raised by a request or while its response was read."""
         server, name = self._server, type(exc).__name__
+        if isinstance(exc, self._aiohttp.ConnectionTimeoutError):
+            text = f"no connection to {server.name} within {self._limits.connect:g} s"
+            return BackendError(ErrorKind.TIMEOUT, text)
         if isinstance(exc, TimeoutError):
-            text = f"no connection to {server.name} within {self._connect_limit:g} s"
-            return BackendError(ErrorKind.TIMEOUT, server.safe_text(text))
+            text = f"no whole answer from {server.name} within {self._limits.request:g} s (request_timeout)"
+            return BackendError(ErrorKind.TIMEOUT, text)
         if isinstance(exc, self._aiohttp.ClientSSLError):
             doubt = "; SSL_CERT_FILE may name a file with the certificate to trust"
             text = server.safe_text(f"the connection to {server.name} failed: {name}: {exc}", doubt)

@@ -6,6 +6,7 @@ import base64
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from urllib.parse import SplitResult, unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -43,11 +44,7 @@ class Endpoint:
 
     def url_of(self, path: str, query: str = "") -> str:
         """Return the URL of `path` below the server's own, without user and password; `query` joins the server's."""
-        parts = urlsplit(self.url)
-        whole = parts.path.rstrip("/") + path
-        host = parts.netloc.rpartition("@")[2]
-        asked = "&".join(part for part in (parts.query, query) if part)
-        return SplitResult(parts.scheme, host, whole, asked, "").geturl()
+        return _joined(self.url, path, query)
 
     @property
     def login(self) -> dict[str, str]:
@@ -80,6 +77,14 @@ class Endpoint:
                 f"the proxy in {name} has to be like http://host:3128; NO_PROXY names servers to reach without it"
             )
         return proxy
+
+
+@lru_cache(maxsize=256)
+def _joined(url: str, path: str, query: str) -> str:
+    parts = urlsplit(url)
+    asked = "&".join(part for part in (parts.query, query) if part)
+    host = parts.netloc.rpartition("@")[2]
+    return SplitResult(parts.scheme, host, parts.path.rstrip("/") + path, asked, "").geturl()
 
 
 def read_key(variable: str, *, needed: bool) -> str:

@@ -81,7 +81,7 @@ class OpenAIBackend(RemoteBackend):
         build = partial(self._request, model, request, messages)
         url = self._url_for(model)
         answer = _Answer(request, spent, self._server, url)
-        async with self._answered(client, url, build, request) as response:
+        with await self._answered(client, url, build, request) as response:
             await response.receive(answer.take, answer.take_whole)
         return answer.finish(self.max_tokens)
 
@@ -109,7 +109,7 @@ class OpenAIBackend(RemoteBackend):
 
     async def _list(self, client: Client) -> list[str]:
         url = self._server.url_of("/models")
-        async with client.get(url) as response:
+        with await client.get(url) as response:
             body = json_or_text(await response.read())
         if response.status >= 300:
             raise status_error(response.status, response.headers, body, url, self._server)
@@ -178,33 +178,39 @@ class _Answer:
         """Add the chunk in `event`. Returns whether the event ends the stream. Raises BackendError for an error."""
         if event.data.startswith(b"[DONE]"):
             return True
-        chunk = json.loads(event.data)
-        # An object "error": vLLM.
-        if event.name == "error" or at(chunk, "error") or at(chunk, "object") == "error":
-            raise broken_off(chunk, self._server)
-        self._add(chunk)
+        chunk = json.loads(event.data.decode())
+        if isinstance(chunk, dict):
+            chunk = cast("dict[str, JsonValue]", chunk)
+            # An object "error": vLLM.
+            if chunk.get("error") or chunk.get("object") == "error" or event.name == "error":
+                raise broken_off(chunk, self._server)
+            self._add(chunk)
         return False
 
     def take_whole(self, answer: JsonValue) -> None:
         """Add the whole `answer`, sent in one piece. Raises BackendError if there is none in it."""
-        if not at(answer, "choices"):
+        if not isinstance(answer, dict) or not answer.get("choices"):
             raise no_answer(answer, self._url, self._server)
         self._add(answer)
 
-    def _add(self, chunk: JsonValue) -> None:
+    def _add(self, chunk: Mapping[str, JsonValue]) -> None:
         self._chunks += 1
-        self._spent.note(at(chunk, "usage"), read=("prompt_tokens",), written="completion_tokens")
+        if chunk.get("usage"):
+            self._spent.note(chunk["usage"], read=("prompt_tokens",), written="completion_tokens")
         if self._spent.usage.model is None:
-            self._spent.note_model(at(chunk, "model"))
+            self._spent.note_model(chunk.get("model"))
         for choice in tables(chunk, "choices"):
             # An answer in one piece holds a message.
             delta = choice.get("delta") or choice.get("message")
-            text = _text(at(delta, "content"))
-            if text:
-                self._texts.append(text)
-                self._request.on_output(Output("text", clean_text(text)))
-            self._refusals.append(_text(at(delta, "refusal")))
-            self._reason = str(choice.get("finish_reason") or "") or self._reason
+            if isinstance(delta, dict):
+                text = _text(delta.get("content"))
+                if text:
+                    self._texts.append(text)
+                    self._request.on_output(Output("text", clean_text(text)))
+                if delta.get("refusal"):
+                    self._refusals.append(_text(delta["refusal"]))
+            if choice.get("finish_reason"):
+                self._reason = str(choice["finish_reason"])
 
     def finish(self, max_tokens: int | None) -> Message:
         """Return the whole message. Raises BackendError if the answer is not whole."""
@@ -235,6 +241,8 @@ class _Answer:
 
 def _text(content: Any) -> str:
     """Return the text of a delta's content. Mistral's thinking models send a list of parts, including thoughts."""
+    if isinstance(content, str):
+        return content
     parts = cast("list[object]", content) if isinstance(content, list) else [content]
     texts = [at(cast("JsonValue", part), "text") if isinstance(part, dict) else part for part in parts]
     return "".join(text for text in texts if isinstance(text, str))

@@ -1,0 +1,151 @@
+"""`python -m benchmarks.model_server SLOTS SECONDS`: a stub of a model's server, on a free port of 127.0.0.1.
+
+An answer of 200 characters takes SECONDS in one of SLOTS slots; further requests wait. A streamed answer comes in 10
+chunks, evenly spread over its time. `GET /figures` returns the figures since the previous such request. The server
+reads requests with as little code as possible, because it shares the machine with the measured client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections import deque
+
+ANSWER = "x" * 200
+PIECES = 10
+_SIZE = b"content-length: "
+
+
+def _chunk(choice: dict[str, object], **more: object) -> bytes:
+    event = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": [choice], **more}
+    data = f"data: {json.dumps(event)}\n\n".encode()
+    return b"%x\r\n%s\r\n" % (len(data), data)
+
+
+USAGE = {"prompt_tokens": 10, "completion_tokens": 50, "total_tokens": 60}
+_PIECE = _chunk({"index": 0, "delta": {"content": ANSWER[: len(ANSWER) // PIECES]}, "finish_reason": None})
+_DONE = b"data: [DONE]\n\n"
+_END = b"%s%x\r\n%s\r\n0\r\n\r\n" % (
+    _chunk({"index": 0, "delta": {}, "finish_reason": "stop"}, usage=USAGE),
+    len(_DONE),
+    _DONE,
+)
+_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+_CHOICE = {"index": 0, "message": {"role": "assistant", "content": ANSWER}, "finish_reason": "stop"}
+_BODY = json.dumps(
+    {"id": "c", "object": "chat.completion", "created": 1, "model": "m", "choices": [_CHOICE], "usage": USAGE}
+)
+_WHOLE = f"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {len(_BODY)}\r\n\r\n{_BODY}".encode()
+
+
+class Slots:
+    """The slots of the server, and the figures."""
+
+    def __init__(self, slots: int, seconds: float) -> None:
+        self.seconds = seconds
+        self._slots = self._free = slots
+        self._waiting: deque[Connection] = deque()
+        self._reset()
+
+    def _reset(self) -> None:
+        self.connections = self._served = 0
+        self._busy = 0.0
+        self._first: float | None = None
+        self._last = 0.0
+
+    def enter(self, connection: Connection) -> None:
+        self._first = self._first or time.perf_counter()
+        if self._free:
+            self._free -= 1
+            connection.begin()
+        else:
+            self._waiting.append(connection)
+
+    def leave(self, took: float) -> None:
+        self._served += 1
+        self._busy += took
+        self._last = time.perf_counter()
+        if self._waiting:
+            self._waiting.popleft().begin()
+        else:
+            self._free += 1
+
+    def figures(self) -> bytes:
+        span = self._last - (self._first or 0.0)
+        share = self._busy / self._slots / span if self._served else 0.0
+        found = {"connections": self.connections, "served": self._served, "busy": share, "span_s": span}
+        self._reset()
+        body = json.dumps(found).encode()
+        return b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
+
+
+class Connection(asyncio.Protocol):
+    """One connection, which serves one request after the other."""
+
+    def __init__(self, slots: Slots) -> None:
+        self._slots = slots
+        self._read = b""
+        self._streams = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._read += data
+        head, end, body = self._read.partition(b"\r\n\r\n")
+        if not end:
+            return
+        if head.startswith(b"GET "):
+            self._read = b""
+            self._transport.write(self._slots.figures())
+            return
+        lowered = head.lower()
+        at = lowered.find(_SIZE) + len(_SIZE)
+        if len(body) < int(lowered[at:].split(b"\r\n", 1)[0]):
+            return
+        self._read = b""
+        self._streams = json.loads(body).get("stream", False)
+        self._slots.connections += not getattr(self, "_counted", False)
+        self._counted = True
+        self._slots.enter(self)
+
+    def begin(self) -> None:
+        self._began = time.perf_counter()
+        if self._streams:
+            self._transport.write(_HEAD)
+        self._next(1)
+
+    def _next(self, piece: int) -> None:
+        # Absolute times: the timers' delays do not add up.
+        loop, seconds = asyncio.get_running_loop(), self._slots.seconds
+        if not self._streams:
+            loop.call_at(loop.time() + seconds, self._finish, _WHOLE)
+        elif piece == PIECES:
+            loop.call_later(self._began + seconds - time.perf_counter(), self._finish, _PIECE + _END)
+        else:
+            due = self._began + seconds * piece / PIECES - time.perf_counter()
+            loop.call_later(due, self._send, piece)
+
+    def _send(self, piece: int) -> None:
+        self._transport.write(_PIECE)
+        self._next(piece + 1)
+
+    def _finish(self, last: bytes) -> None:
+        # The time of the slot, and not that of a late timer of a loaded server.
+        self._slots.leave(self._slots.seconds)
+        if not self._transport.is_closing():
+            self._transport.write(last)
+
+
+async def main() -> None:
+    slots = Slots(int(sys.argv[1]), float(sys.argv[2]))
+    server = await asyncio.get_running_loop().create_server(lambda: Connection(slots), "127.0.0.1", 0, backlog=1024)
+    print(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", flush=True)
+    await server.serve_forever()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
