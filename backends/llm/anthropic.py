@@ -69,7 +69,7 @@ class AnthropicBackend(RemoteBackend):
 
     def _headers(self, server: Endpoint) -> Mapping[str, str]:
         key = {"x-api-key": server.key} if server.key else {}
-        return {"anthropic-version": _VERSION, **key, **server.login}
+        return {"anthropic-version": _VERSION, **key}
 
     def _request(self, request: ConversationRequest, messages: Sequence[Message], avoided: Set[str]) -> dict[str, Any]:
         systems = [self.system or "", *(message.content for message in messages if message.role == "system")]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import base64
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from plait.backends.errors import BackendUnavailable
@@ -43,17 +42,8 @@ class Endpoint:
             return host
 
     def url_of(self, path: str, query: str = "") -> str:
-        """Return the URL of `path` below the server's own, without user and password; `query` joins the server's."""
+        """Return the URL of `path` below the server's own; `query` joins the server's."""
         return _joined(self.url, path, query)
-
-    @property
-    def login(self) -> dict[str, str]:
-        """The header for a user and a password in the URL; empty without them."""
-        parts = urlsplit(self.url)
-        if parts.username is None and parts.password is None:
-            return {}
-        pair = f"{unquote(parts.username or '')}:{unquote(parts.password or '')}"
-        return {"Authorization": f"Basic {base64.b64encode(pair.encode()).decode()}"}
 
     def proxy(self) -> str | None:
         """Return the proxy that the environment or the system names for this server; None for a direct connection.
@@ -63,7 +53,7 @@ class Endpoint:
         parts = urlsplit(self.url)
         found = getproxies()
         proxy = found.get(parts.scheme) or found.get("all")
-        if not proxy or proxy_bypass(parts.netloc.rpartition("@")[2]):
+        if not proxy or proxy_bypass(parts.netloc):
             return None
         proxy = proxy if "://" in proxy else f"http://{proxy}"
         try:
@@ -83,8 +73,7 @@ class Endpoint:
 def _joined(url: str, path: str, query: str) -> str:
     parts = urlsplit(url)
     asked = "&".join(part for part in (parts.query, query) if part)
-    host = parts.netloc.rpartition("@")[2]
-    return SplitResult(parts.scheme, host, parts.path.rstrip("/") + path, asked, "").geturl()
+    return parts._replace(path=parts.path.rstrip("/") + path, query=asked, fragment="").geturl()
 
 
 def read_key(variable: str, *, needed: bool) -> str:

@@ -87,9 +87,8 @@ class OpenAIBackend(RemoteBackend):
 
     def _headers(self, server: Endpoint) -> Mapping[str, str]:
         if not server.key:
-            return server.login
-        key = {"Authorization": f"Bearer {server.key}"} if self.api_version is None else {"api-key": server.key}
-        return {**key, **server.login}
+            return {}
+        return {"Authorization": f"Bearer {server.key}"} if self.api_version is None else {"api-key": server.key}
 
     def _url_for(self, model: str) -> str:
         if self.api_version is None:

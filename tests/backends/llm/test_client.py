@@ -240,16 +240,6 @@ async def test_no_cookies_and_no_compression() -> None:
     assert server.requests[1].headers["user-agent"] == "plait"
 
 
-async def test_a_login_in_the_url_is_sent_as_basic_authorization(dialect: Dialect) -> None:
-    async with (
-        serve(events(dialect.parts("x"))) as server,
-        make(dialect, server.url.replace("//", "//me:pass%20word@")) as backend,
-    ):
-        assert await say(backend) == "x"
-    assert server.requests[0].headers["authorization"] == "Basic bWU6cGFzcyB3b3Jk"
-    assert "me:" not in server.requests[0].headers["host"]
-
-
 async def test_netrc_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / ".netrc").write_text("default login me password canary\n")
     monkeypatch.setenv("HOME", str(tmp_path))
