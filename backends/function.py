@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.protocol import Backend, ConversationRequest, JsonValue, Reply
+from plait.backends.schema_checks import check_answer, in_thread, is_large, read_answer
 from plait.backends.structured import Mismatch, Schema, invalid_output
 from plait.backends.text import clean_text, one_line, parse_json
 
@@ -103,20 +104,20 @@ class _FunctionConversation:
             kind = ErrorKind.TRANSIENT if isinstance(exc, ConnectionError | TimeoutError) else ErrorKind.UNEXPECTED
             raise BackendError(kind, (f"{name}: {detail}" if detail else name) + where) from exc
         if self._request.output_schema is not None:
-            return self._checked(value)
+            return await self._checked(value)
         if isinstance(value, str):
             return Reply(clean_text(str(value)))
-        text, data = _as_json(value)
+        text, data = await _to_json(value)
         return Reply(text, data)
 
-    def _checked(self, value: Any) -> Reply:
+    async def _checked(self, value: Any) -> Reply:
         schema = Schema(self._request.output_schema or {})
         try:
             if isinstance(value, str):
                 text = clean_text(str(value))
-                return Reply(text, schema.read(text))
-            text, data = _as_json(value)
-            return Reply(text, schema.check(data))
+                return Reply(text, await read_answer(schema, text))
+            text, data = await _to_json(value)
+            return Reply(text, await check_answer(schema, data))
         except Mismatch as mismatch:
             raise invalid_output(mismatch) from None
 
@@ -131,6 +132,10 @@ def _place_of(error: Exception) -> str:
         if theirs and file.is_file():
             return f" (at {one_line(file.name, 80)}:{line} in {name})"
     return ""
+
+
+async def _to_json(value: Any) -> tuple[str, JsonValue]:
+    return await in_thread(_as_json, value) if is_large(value) else _as_json(value)
 
 
 def _as_json(value: Any) -> tuple[str, JsonValue]:

@@ -7,6 +7,7 @@ from typing import TypeAlias
 
 from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.protocol import NO_USAGE, ConversationRequest, JsonValue, Message, Output, Reply, Usage
+from plait.backends.schema_checks import read_answer
 from plait.backends.structured import Mismatch, Schema, invalid_output, repair_prompt
 from plait.backends.text import clean_text
 
@@ -53,13 +54,13 @@ class ReplayConversation:
 
     async def _fitting(self, turn: list[Message], text: str, schema: Schema) -> tuple[str, JsonValue]:
         try:
-            return text, schema.read(text)
+            return text, await read_answer(schema, text)
         except Mismatch as mismatch:
             problem = mismatch
         self._request.on_output(Output("notice", "the answer does not fit its schema; asking once more"))
         text = await self._exchange(turn, repair_prompt(problem, schema))
         try:
-            return text, schema.read(text)
+            return text, await read_answer(schema, text)
         except Mismatch as mismatch:
             raise invalid_output(mismatch) from None
 

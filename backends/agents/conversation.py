@@ -26,6 +26,7 @@ from plait.backends.process.manifest import read_manifest
 from plait.backends.process.private import private_folder
 from plait.backends.process.spawn import Launch, adopted, child_environment, running
 from plait.backends.protocol import NO_USAGE, ConversationRequest, Files, JsonValue, Message, Output, Reply, Usage
+from plait.backends.schema_checks import check_answer, read_answer
 from plait.backends.structured import Mismatch, Schema, invalid_output, repair_prompt
 from plait.backends.text import clean_text, one_line
 
@@ -127,14 +128,14 @@ class CliConversation:
 
     async def _fitting(self, turn: list[Message], answered: TurnAnswer, schema: Schema) -> tuple[TurnAnswer, JsonValue]:
         try:
-            return answered, _read(answered, schema)
+            return answered, await _read(answered, schema)
         except Mismatch as mismatch:
             problem = mismatch
         self._request.on_output(Output("notice", "the answer does not fit its schema; asking once more"))
         prompt = repair_prompt(problem, schema)
         answered = await self._exchange(turn, prompt, prompt)
         try:
-            return answered, _read(answered, schema)
+            return answered, await _read(answered, schema)
         except Mismatch as mismatch:
             raise invalid_output(mismatch) from None
 
@@ -290,8 +291,10 @@ class CliConversation:
         return since(total, before)
 
 
-def _read(answered: TurnAnswer, schema: Schema) -> JsonValue:
-    return schema.check(answered.data) if answered.data is not None else schema.read(answered.text)
+async def _read(answered: TurnAnswer, schema: Schema) -> JsonValue:
+    if answered.data is not None:
+        return await check_answer(schema, answered.data)
+    return await read_answer(schema, answered.text)
 
 
 def _cost(messages: list[Message] | tuple[Message, ...]) -> Usage:

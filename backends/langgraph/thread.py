@@ -97,7 +97,7 @@ class UnstoredThread:
         async for values in self._run(self._to_input(prompt, self._request), None):
             if isinstance(values, dict) and "__interrupt__" in values:
                 raise BackendError(ErrorKind.INVALID_REQUEST, f"the graph asks a question: {_NO_CHECKPOINTER}")
-        return self._reply(values, schema)
+        return await self._reply(values, schema)
 
     async def _run(self, given: Any, config: Any, **options: Any) -> AsyncGenerator[Any]:
         """Run the graph and yield its values so far, after every event."""
@@ -130,11 +130,11 @@ class UnstoredThread:
             self._fields.rest(status, at_node=at_node)
             await self._save_fields()
 
-    def _reply(self, values: Any, schema: Schema | None) -> Reply:
+    async def _reply(self, values: Any, schema: Schema | None) -> Reply:
         ours = self._fields.values
         if ours and isinstance(values, dict):
             values = {name: one for name, one in cast("dict[str, Any]", values).items() if name not in ours}
-        reply = reply_of(values, getattr(self._graph, "output_channels", None), schema)
+        reply = await reply_of(values, getattr(self._graph, "output_channels", None), schema)
         return replace(reply, session_id=self.session_id, usage=_cost(values, self._earlier))
 
 
@@ -255,7 +255,7 @@ class Thread(UnstoredThread):
             raise BackendError(ErrorKind.INVALID_REQUEST, text)
         self._name = self._thread
         await self._rest("completed")
-        return self._reply(state.values, schema)
+        return await self._reply(state.values, schema)
 
     # A turn with an answer may be repeated after an interruption or failure, when the node has already taken the
     # answer: given again, the answer would apply to the node's next question. The session id of a waiting conversation

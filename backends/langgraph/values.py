@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from plait.backends.protocol import NO_USAGE, JsonValue, Question, Reply, Usage
+from plait.backends.schema_checks import check_answer, read_answer
 from plait.backends.structured import Mismatch, Schema, invalid_output
 from plait.backends.text import clean_text, shown
 
@@ -26,7 +27,7 @@ def json_part(values: Mapping[Any, Any]) -> dict[str, JsonValue]:
     return cast("dict[str, JsonValue]", _fields(values, 0))
 
 
-def reply_of(values: Any, names: Any, schema: Schema | None) -> Reply:
+async def reply_of(values: Any, names: Any, schema: Schema | None) -> Reply:
     """Return the reply of a graph that ended with `values`; `names` are the declared output fields, or None.
 
     Raises BackendError (invalid_output) if the reply does not fit `schema`.
@@ -39,7 +40,10 @@ def reply_of(values: Any, names: Any, schema: Schema | None) -> Reply:
     text = json.dumps(data, ensure_ascii=False) if said is None else said
     try:
         if schema is not None:
-            data = schema.check(fields) if fields or said is None else schema.read(text)
+            if fields or said is None:
+                data = await check_answer(schema, fields)
+            else:
+                data = await read_answer(schema, text)
     except Mismatch as mismatch:
         raise invalid_output(mismatch) from None
     return Reply(text, data)

@@ -95,7 +95,7 @@ def get_ready() -> None:
     """Prepare this process for forking: import modules and collect garbage. Raises RuntimeError if threads exist."""
     if threading.active_count() > 1:
         raise RuntimeError("crash tests fork, and this process has threads already; run them in a process of their own")
-    for name in ("aiosqlite", "anyio._backends._asyncio", "anyio.to_thread", "jsonschema"):
+    for name in ("aiosqlite", "anyio._backends._asyncio", "anyio.to_thread", "jsonschema_rs"):
         with contextlib.suppress(ImportError):  # only saves the import in the children
             importlib.import_module(name)
     gc.collect()

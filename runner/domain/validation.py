@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 from plait.backends.protocol import JsonInput
+from plait.backends.structured import schema_problem
 from plait.runner.domain.reachability import not_upstream
 from plait.runner.domain.task import Retry, Task
 from plait.runner.errors import Problem, nearest
@@ -94,6 +95,7 @@ class Checks:
         self._start = start
         self._positions = graph.positions
         self._hints = MOST_HINTS
+        self._schemas: dict[int, str | None] = {}
         self.named: list[tuple[int, int]] = []
         """Pairs of positions: the prompt of the second task names the first, an indirect upstream task. Filled by
         `prompts`.
@@ -169,6 +171,8 @@ class Checks:
         for name in ("item", "metadata", "output_schema"):
             if (kept := getattr(task, name)) and (why := why_no_json(kept)):
                 yield Problem(f"{name} has to be JSON, to be stored with the task: {why}", task.id, name, None, place)
+            elif name == "output_schema" and kept and (wrong := self._schema_problem(kept)):
+                yield Problem(wrong, task.id, name, None, place)
         if not _is_text(task.prompt):
             yield Problem("the prompt has to be text, without lone surrogates", task.id, "prompt", None, place)
         if not (_is_number(task.weight) and task.weight >= 0):
@@ -190,6 +194,13 @@ class Checks:
                 None,
                 place,
             )
+
+    def _schema_problem(self, schema: Mapping[str, object]) -> str | None:
+        """Return the problem of a schema, which many tasks may share; None if the schema can be used."""
+        if id(schema) not in self._schemas:
+            problem = schema_problem(schema)
+            self._schemas[id(schema)] = None if problem is None else problem.with_place
+        return self._schemas[id(schema)]
 
     def inputs(self) -> Iterator[Problem]:
         """Yield the problems of the graph's inputs."""

@@ -9,6 +9,7 @@ from typing import Literal, TypeAlias, get_args
 
 from plait.backends.errors import BackendError
 from plait.backends.protocol import JsonInput, JsonValue, Message
+from plait.backends.schema_checks import read_answer
 from plait.backends.structured import Mismatch, Schema
 from plait.backends.text import clean_text
 from plait.persistence.changes import Change, TaskAnswered, TaskCompleted, TaskFailed, TaskWaiting
@@ -67,7 +68,7 @@ async def apply_decision(config: Config, run: StoredRun, task_id: str, decision:
     then: list[Change] = []
     if TaskStatus(record.status) is not TaskStatus.WAITING_INPUT:  # the process died and the run was not resumed
         then.append(TaskWaiting(at, task_id, record.attempt, step.reason, crashed=True))
-    then += _outcome(run, dag[task_id], record, decision, at)
+    then += await _outcome(run, dag[task_id], record, decision, at)
     await with_lease(config, run, then, under_way(run.tasks, but=task_id))
 
 
@@ -180,7 +181,9 @@ async def _store_answer(config: Config, run: StoredRun, task_id: str, value: Jso
     return True
 
 
-def _outcome(run: StoredRun, task: Task, record: TaskRecord, decision: PersonDecision, at: str) -> Sequence[Change]:
+async def _outcome(
+    run: StoredRun, task: Task, record: TaskRecord, decision: PersonDecision, at: str
+) -> Sequence[Change]:
     text = clean_text(decision.text)
     if decision.how == "again":
         return [TaskAnswered(at, task.id)]
@@ -191,7 +194,7 @@ def _outcome(run: StoredRun, task: Task, record: TaskRecord, decision: PersonDec
                 at, task.id, record.attempt, status.value, DECLARED_FAILED, text or "a person marked the task as failed"
             )
         ]
-    data = None if task.output_schema is None else _data(task, text)
+    data = None if task.output_schema is None else await _data(task, text)
     position = run.state.dag.position(task.id)
     said = [Message("assistant", text)]
     asking = run.state.asking.get(position)
@@ -202,8 +205,8 @@ def _outcome(run: StoredRun, task: Task, record: TaskRecord, decision: PersonDec
     return [*message_changes(at, task.id, record.attempt, said), TaskCompleted(at, task.id, record.attempt, text, data)]
 
 
-def _data(task: Task, text: str) -> str:
+async def _data(task: Task, text: str) -> str:
     try:
-        return to_json(Schema(task.output_schema or {}).read(text))
+        return to_json(await read_answer(Schema(task.output_schema or {}), text))
     except (Mismatch, BackendError) as error:
         raise PlaitError(f"the answer does not fit the output_schema of task {task.id!r}: {error}") from None

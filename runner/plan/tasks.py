@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, cast
-
-from jsonschema import Draft202012Validator
-from jsonschema.exceptions import SchemaError
 
 from plait.backends.protocol import JsonValue
 from plait.backends.spec.build import FunctionSpec
+from plait.backends.structured import schema_problem
 from plait.runner.domain.dag import nearest
 from plait.runner.domain.task import DEFAULT_RETRY, TASKS_SCHEMA, FailureMode, Retry, Task
 from plait.runner.domain.validation import MOST_HINTS, uses_itself
@@ -85,7 +83,9 @@ class PlanTasks:
             index, first = self._origins[problem.position]
             # Members of a family share prompt and dependencies, and therefore mistakes. Aliases are generated; a wrong
             # alias follows from a mistake already reported.
-            if first and problem.field != "aliases" and not (index in lost and "not upstream" in problem.message):
+            # Schemas are checked with their positions.
+            known = problem.field in {"aliases", "output_schema"}
+            if first and not known and not (index in lost and "not upstream" in problem.message):
                 path: Path = ("tasks", index, *((problem.field,) if problem.field else ()))
                 line = problem.line or line_in(self._parts[index].prompt, problem.message)
                 self._complain(path, self._with_family_name(problem), line=line)
@@ -263,24 +263,5 @@ def check_schema(schema: dict[str, Any] | None, path: Path, source: Source) -> N
     """Report the problems of the `output_schema` at `path`."""
     if schema is None:
         return
-    try:
-        Draft202012Validator.check_schema(schema)
-    except SchemaError as error:
-        message = error.message if len(error.message) <= 200 else error.message[:197] + "..."
-        where = (*path, *error.absolute_path)
-        source.problems.append(source.problem(where, f"this is not a valid JSON Schema: {message}"))
-    for inner, target in _references(schema, ()):
-        if not target.startswith("#"):
-            message = f"$ref {describe(target)} leaves the schema; only references like '#/$defs/name' work"
-            source.problems.append(source.problem((*path, *inner), message))
-
-
-def _references(schema: Any, path: Path) -> Iterator[tuple[Path, str]]:
-    if isinstance(schema, dict):
-        for key, value in cast(dict[str, Any], schema).items():
-            if key in {"$ref", "$dynamicRef"} and isinstance(value, str):
-                yield (*path, key), value
-            yield from _references(value, (*path, key))
-    elif isinstance(schema, list):
-        for index, value in enumerate(schema):  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
-            yield from _references(value, (*path, index))
+    if (problem := schema_problem(schema)) is not None:
+        source.problems.append(source.problem((*path, *problem.path), str(problem)))

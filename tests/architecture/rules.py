@@ -23,6 +23,8 @@ PURE = (
     "runner/state/attempt_files.py",
     "backends/errors.py",
     "backends/protocol.py",
+    "backends/_schema_validator.py",
+    "backends/schema_cost.py",
     "backends/structured.py",
     "backends/text.py",
     "backends/values.py",
@@ -41,12 +43,13 @@ HOMES = {
     "aiohttp": "backends/llm/client.py",
     "langgraph": "backends/langgraph/*.py",
     "xllamacpp": "backends/llm/_llama_server.py",
+    "jsonschema_rs": "backends/_schema_validator.py",
     "psutil": "backends/process/*.py",
     "fastapi": "runner/web/*.py",
     "starlette": "runner/web/*.py",
     "uvicorn": "runner/web/*.py",
 }
-LAZY = {"aiohttp", "networkx", "langgraph", "xllamacpp"}
+LAZY = {"aiohttp", "networkx", "langgraph", "xllamacpp", "jsonschema_rs"}
 STATUSES = {"pending", "queued", "running", "waiting_input", "completed", "failed", "skipped", "cancelling",
             "cancelled", "interrupted"}  # fmt: skip
 EVENT_KINDS = {kind.value for kind in EventKind}

@@ -220,8 +220,8 @@ async def test_values_that_fit_the_schema(value: Any) -> None:
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        ({"n": "x"}, r"at \$\.n: 'x' is not of type 'integer'"),
-        ({}, r"at \$: 'n' is a required property"),
+        ({"n": "x"}, r"at \$\.n: \"x\" is not of type \"integer\""),
+        ({}, r"at \$: \"n\" is a required property"),
         ("no JSON", "it is not JSON"),
         ("```json\nnope\n```", "fenced block is not JSON"),
         ('{"n": NaN}', "NaN is not JSON"),

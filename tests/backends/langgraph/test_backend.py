@@ -169,7 +169,7 @@ async def test_a_schema_is_for_the_fields_beside_the_messages() -> None:
     backend = LangGraphBackend(chain(judge, state=Mooded).compile())
     reply = await say(backend, "bad", ConversationRequest(output_schema=SCHEMA))
     assert (reply.text, reply.data) == ("well", {"mood": "bad"})
-    with pytest.raises(BackendError, match="'odd' is not one of") as caught:
+    with pytest.raises(BackendError, match='"odd" is not one of') as caught:
         await say(backend, "odd", ConversationRequest(output_schema=SCHEMA))
     assert caught.value.kind is ErrorKind.INVALID_OUTPUT
 

@@ -3,8 +3,8 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any
 
+import jsonschema_rs
 import pytest
-from jsonschema import Draft202012Validator
 
 from plait.backends import (
     AnthropicBackend,
@@ -138,7 +138,6 @@ REFERS = {"type": "object", "properties": {"a": {"$ref": "#/$defs/N"}}}
         {"definitions": {"N": TEXT}, "type": "object", "properties": {"a": {"$ref": "#/definitions/N"}}},
         {"type": "object", "properties": {"a": TEXT, "b": {"$ref": "#/properties/a"}}},
         {"$defs": {"N": {"$anchor": "n", **TEXT}}, "type": "object", "properties": {"a": {"$ref": "#n"}}},
-        {"$defs": {"M": TEXT}, **REFERS},
         {"$defs": {"N": REFERS}, **REFERS},
         {"type": "object", "properties": {"a": TEXT, "inner": {"$ref": "#"}}},
         {"$defs": {"N": LEAF}, "$ref": "#/$defs/N", "properties": {"b": TEXT}},
@@ -154,7 +153,7 @@ REFERS = {"type": "object", "properties": {"a": {"$ref": "#/$defs/N"}}}
 )
 async def test_schemas_that_the_api_would_break_or_narrow_are_asked_for_in_words(schema: dict[str, Any]) -> None:
     async with serve(events(WIRE.parts('{"a": "x"}'))) as server:
-        with suppress(BackendError):  # some of them refer to nothing
+        with suppress(BackendError):  # the answer does not fit all of them
             await say(make(server), request=ConversationRequest(output_schema=schema))
     assert "output_config" not in server.bodies[0]
     assert "JSON Schema" in server.bodies[0]["system"]
@@ -173,7 +172,7 @@ async def test_schemas_that_the_api_keeps_are_given_to_it(schema: dict[str, Any]
     async with serve(events(WIRE.parts('{"a": "x"}'))) as server:
         reply = await say(make(server), request=ConversationRequest(output_schema=schema))
     assert reply.data == {"a": "x"}
-    assert Draft202012Validator(server.bodies[0]["output_config"]["format"]["schema"]).is_valid(reply.data)
+    assert jsonschema_rs.is_valid(server.bodies[0]["output_config"]["format"]["schema"], reply.data)
     assert "system" not in server.bodies[0]
 
 

@@ -178,7 +178,7 @@ async def test_one_repair_turn() -> None:
 
 async def test_no_second_repair_turn() -> None:
     async with serve(events(WIRE.parts('{"n": "three"}'))) as server:
-        with pytest.raises(BackendError, match="n: 'three' is not of type 'integer'") as caught:
+        with pytest.raises(BackendError, match='n: "three" is not of type "integer"') as caught:
             await say(make(server), request=ConversationRequest(output_schema=SCHEMA))
     assert caught.value.kind is ErrorKind.INVALID_OUTPUT
     assert len(server.requests) == 2
@@ -264,7 +264,7 @@ def test_nothing_warns_when_it_is_never_closed() -> None:
 def test_import_loads_no_client() -> None:
     code = (
         "import sys, backends; early = set(sys.modules); backends.OpenAIBackend(); backends.AnthropicBackend(); "
-        "backends.LocalBackend(); print(*[m for m in ('anyio', 'pydantic', 'jsonschema') if m in early], "
+        "backends.LocalBackend(); print(*[m for m in ('anyio', 'pydantic', 'jsonschema_rs') if m in early], "
         "*[m for m in ('aiohttp', 'xllamacpp') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -7,8 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jsonschema_rs
 import pytest
-from jsonschema import Draft202012Validator
 
 from plait.backends.spec.build import FunctionSpec, OpenAISpec
 from plait.runner.domain.task import FailureMode, Retry
@@ -263,7 +263,7 @@ def test_any_text_can_be_given_for_a_required_input_as_the_message_says(text):
 def test_the_published_schema_is_the_model():
     published = json.loads((ROOT / "docs" / "plan.schema.json").read_text())
     assert published == plan_schema()
-    Draft202012Validator.check_schema(published)
+    jsonschema_rs.meta.validate(published)
 
 
 @pytest.mark.parametrize("head", ["", 'name: "   "\n'])
@@ -275,7 +275,7 @@ def test_a_plan_without_a_name_or_a_suffix_is_called_like_its_file(tmp_path, hea
 @pytest.mark.parametrize("name", ["hello", "feedback", "letters"])
 def test_examples(name):
     path = ROOT / "examples" / f"{name}.yaml"
-    Draft202012Validator(plan_schema()).validate(read_source(path.read_text()).value)
+    jsonschema_rs.validate(plan_schema(), read_source(path.read_text()).value)
     plan = load_plan(path)
     assert len(plan.dag) == {"hello": 2, "feedback": 37, "letters": 3}[name]
     assert len(plan.dag.critical_path()) == {"hello": 2, "feedback": 3, "letters": 1}[name]
@@ -285,11 +285,11 @@ def test_blocks_of_the_page():
     blocks = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "guides" / "plan-files.md").read_text(), re.DOTALL)
     assert len(blocks) == 6
     for block in blocks:
-        Draft202012Validator(plan_schema()).validate(read_source(block).value)
+        jsonschema_rs.validate(plan_schema(), read_source(block).value)
         parse_plan(block, folder=ROOT)
 
 
 def test_importing_the_package_reads_no_yaml():
-    late = ("yaml", "pydantic", "jsonschema", "jinja2")
+    late = ("yaml", "pydantic", "jsonschema_rs", "jinja2")
     code = f"import sys, runner; sys.exit(any(name in sys.modules for name in {late}))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -8,8 +8,8 @@ import os
 import socket
 from pathlib import Path
 
+import jsonschema_rs
 import pytest
-from jsonschema import Draft202012Validator
 
 from plait.runner.plan import PlanError, parse_plan, plan_schema
 from plait.runner.web.posted_plan import posted_plan
@@ -134,7 +134,7 @@ def test_a_mapping_whose_rows_are_no_text_is_a_value_like_any_other(tmp_path: Pa
         plan: dict[str, object] = {"inputs": {"t": value}, "tasks": [{"id": "t1", "prompt": "{{ t.rows }}"}]}
         assert parse_plan(json.dumps(plan), format="json", folder=tmp_path).dag.inputs == {"t": value}
         assert posted_plan(plan, {}, []).dag.inputs == posted_plan(plan, {"t": value}, []).dag.inputs == {"t": value}
-        Draft202012Validator(plan_schema()).validate(plan)
+        jsonschema_rs.validate(plan_schema(), plan)
 
 
 def test_names_that_no_file_can_have_are_mistakes(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ LOADED = (
     "plait.runner.plan.added_tasks",
     "anyio._backends._asyncio",
     "anyio.to_thread",
-    "jsonschema",
+    "jsonschema_rs",
     "structlog",
     "uvicorn.protocols.http.h11_impl",
     "uvicorn.lifespan.on",
