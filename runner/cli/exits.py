@@ -40,7 +40,7 @@ EXIT_CODES: Mapping[int, str] = {
     TAKEN_OVER: "another process took the run over while this process slept",
     CANCELLED: "the run was cancelled, or interrupted by Ctrl-C, SIGTERM or SIGHUP (a closed terminal; ignored under "
     "`nohup`): `plait resume` continues",
-    ABORTED: "ended at once by a second Ctrl-C or SIGTERM",
+    ABORTED: "ended at once by a second Ctrl-C; 143 by a second SIGTERM",
 }
 """The meaning of each exit code, for the help of the command and for the reference of the site."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import Any
 
 import anyio
@@ -26,6 +27,7 @@ from plait.runner.cli.options import (
     plan_option,
     store_option,
 )
+from plait.runner.cli.signals import end_at_second
 from plait.runner.cli.stored_backends import FileOptions, StoredBackends
 from plait.runner.operations.inspect import usage_as_json
 from plait.runner.state.codec import decode_dag
@@ -64,6 +66,7 @@ def continue_command(run: str, task: str, message: str, **options: Any) -> int:
 async def continue_task(word: str, task_id: str, message: str, files: FileOptions, options: OutputOptions) -> int:
     """Send `message` in the conversation of a task and print the answer. Return the exit code."""
     assert options.store is not None
+    end_at_second([signal.SIGINT])  # the first cancels this function
     async with existing_store(options.store) as store:
         record = await find_run(store, word)
         await find_task(store, record, task_id)

@@ -21,9 +21,9 @@ from plait.runner.cli.display import report
 from plait.runner.cli.display.plain import Display, NoDisplay, PlainDisplay
 from plait.runner.cli.display.progress import Progress, grow
 from plait.runner.cli.display.report import FinishedRun
-from plait.runner.cli.exits import ABORTED
 from plait.runner.cli.lookup import WaitingTask, list_waiting
 from plait.runner.cli.options import OutputOptions
+from plait.runner.cli.signals import end_at_second
 from plait.runner.domain import events
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.result import RunResult
@@ -31,7 +31,7 @@ from plait.runner.domain.status import RunStatus, TaskStatus
 from plait.runner.run import Run
 
 _REFRESH = 0.2  # seconds
-_SHOW_CURSOR = b"\x1b[?25h\n"
+_SHOW_CURSOR = b"\x1b[?25h"
 
 
 async def follow_run(
@@ -108,19 +108,24 @@ async def _refresh_display(display: Display) -> None:
 async def stop_on_signal(
     stop: Callable[[], None], note: Callable[[str], None], *, task_status: anyio.abc.TaskStatus[None]
 ) -> None:
-    """Call `stop` at the first signal; the second signal ends the process. A signal that is ignored from the start
-    stays ignored: a shell ignores Ctrl-C for background jobs, and `nohup` ignores SIGHUP.
+    """Call `stop` at the first signal; a second Ctrl-C or SIGTERM ends the process. A signal that is ignored from the
+    start stays ignored: a shell ignores Ctrl-C for background jobs, and `nohup` ignores SIGHUP.
     """
-    handled = [one for one in _SECOND_SIGNAL if signal.getsignal(one) != signal.SIG_IGN]
+    handled = [one for one in (*_ENDING, signal.SIGHUP) if signal.getsignal(one) != signal.SIG_IGN]
+    ending = [one for one in _ENDING if one in handled]
     stopping = False
     try:
         with anyio.open_signal_receiver(*handled) as signals:
+            end_at_second(ending)
             task_status.started()
             async for _ in signals:
                 stopping = True
-                # From here on not by the event loop: a function of the user may block the loop.
-                for number in handled:
-                    signal.signal(number, _SECOND_SIGNAL[number])
+                # The first signal may be another one than the second.
+                for number in ending:
+                    signal.signal(number, signal.SIG_DFL)
+                if signal.SIGHUP in handled:
+                    signal.signal(signal.SIGHUP, _ignore_hangup)
+                _show_cursor()
                 note("stopping, and storing the state of the run; a second signal exits at once")
                 stop()
                 await anyio.sleep_forever()
@@ -135,11 +140,11 @@ def _ignore_hangup(_number: int, _frame: FrameType | None) -> None:
     """
 
 
-def _exit_at_once(_number: int, _frame: FrameType | None) -> None:
+def _show_cursor() -> None:
+    """Show the cursor that a live display hides: a process that the system ends shows it no more."""
     if sys.stderr.isatty():
         with suppress(OSError):
             os.write(2, _SHOW_CURSOR)
-    os._exit(ABORTED)
 
 
-_SECOND_SIGNAL = {signal.SIGINT: _exit_at_once, signal.SIGTERM: _exit_at_once, signal.SIGHUP: _ignore_hangup}
+_ENDING = (signal.SIGINT, signal.SIGTERM)

@@ -66,6 +66,20 @@ def block(prompt):
     time.sleep(120)
 
 
+async def sleep(prompt):
+    log(prompt)
+    if not Path("go").exists():
+        time.sleep(120)
+    return "held: " + prompt
+
+
+async def seize(prompt):
+    log(prompt)
+    if not Path("go").exists():
+        sum(range(10**13))  # holds the interpreter: no handler in Python runs
+    return "held: " + prompt
+
+
 async def fail(prompt):
     log(prompt)
     if not Path("go").exists():

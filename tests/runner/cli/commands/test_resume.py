@@ -6,6 +6,7 @@ import json
 import re
 import signal
 import subprocess
+import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -77,10 +78,41 @@ def test_a_second_ctrl_c_leaves_at_once(tmp_path: Path) -> None:
         terminal.press_ctrl_c()
         terminal.until("a second signal exits at once")
         terminal.press_ctrl_c()
-        assert terminal.wait() == 130
-    assert terminal.seen.endswith(b"\x1b[?25h\r\n")
+        assert terminal.wait() == -signal.SIGINT  # 130 in a shell
+    assert terminal.seen.rfind(b"\x1b[?25h") > terminal.seen.rfind(b"\x1b[?25l")
     assert b"Traceback" not in terminal.seen
     assert plait_here(tmp_path, "runs", "--json").value[0]["status"] == "interrupted"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("function", ["sleep", "seize", "finish"])
+def test_a_second_signal_ends_the_process_whatever_it_does(
+    tmp_path: Path, function: str, number: signal.Signals
+) -> None:
+    """The first signal finds an event loop that is blocked: by Python, by a library that holds the interpreter, or not
+    at all.
+    """
+    make(tmp_path, HELD, hold=function)
+    with running(tmp_path) as process:
+        wait_for_call(tmp_path, "two")
+        process.send_signal(number)
+        wait_until_default(process.pid, number)
+        process.send_signal(number)
+        process.communicate(timeout=20)
+    assert process.returncode == -number
+    (run,) = plait_here(tmp_path, "runs", "--json").value
+    assert (run["status"], run["done"]) == ("interrupted", 1)
+    (tmp_path / "go").touch()
+    assert plait_here(tmp_path, "resume").code == 0
+    assert calls(tmp_path) == ["one", "two", "two", "three held: two"]
+
+
+def wait_until_default(pid: int, number: int) -> None:
+    """Wait until the first signal was delivered, and the system would end the process at the next one."""
+    ends = time.monotonic() + 20
+    while int(re.findall(r"SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())[0], 16) >> (number - 1) & 1:
+        assert time.monotonic() < ends, f"signal {number} is still caught"
+        time.sleep(0.01)
 
 
 def test_a_function_that_blocks_its_thread_does_not_keep_the_process(tmp_path: Path) -> None:
