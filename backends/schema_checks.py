@@ -80,6 +80,8 @@ async def in_thread(function: Callable[..., _Result], *args: Any) -> _Result:
 
 def is_large(value: object) -> bool:
     """Return whether `value`, as JSON, may have more than `LARGE` characters. Looks at a few thousand parts at most."""
+    if value is None:
+        return False
     left = LARGE // 8
     rest: list[object] = [value]
     while rest:

@@ -20,6 +20,7 @@ from benchmarks import agents, graphs, growing, wire
 from benchmarks.gauge import ANSWER, AT_ONCE, body, figures, spent
 from benchmarks.prototype import durable as durable_prototype
 from benchmarks.stores import sqlite_store
+from plait.backends import ConversationRequest, FunctionBackend
 from plait.persistence import Batch, Store
 from plait.runner import DAG, ParallelRunner, RunStatus, Task
 
@@ -154,19 +155,59 @@ async def lag(tasks: str = "4000", at_once: str = "200") -> dict[str, float]:
         await anyio.sleep(0.02)
         return ANSWER * 5
 
-    async def sample() -> None:
-        while True:
-            before = time.perf_counter()
-            await anyio.sleep(0.001)
-            late.append(time.perf_counter() - before - 0.001)
-
     async with sqlite_store() as store, anyio.create_task_group() as group:
-        group.start_soon(sample)
+        group.start_soon(_sample, late)
         runner = ParallelRunner(sleeping, store=store, concurrency=int(at_once))
         await runner.run(graphs.dag(graphs.layered(int(tasks))))
         group.cancel_scope.cancel()
     late.sort()
     return {"p50_ms": late[len(late) // 2] * 1e3, "p99_ms": late[int(len(late) * 0.99)] * 1e3, "max_ms": late[-1] * 1e3}
+
+
+async def _sample(late: list[float]) -> None:
+    while True:
+        before = time.perf_counter()
+        await anyio.sleep(0.001)
+        late.append(time.perf_counter() - before - 0.001)
+
+
+async def checks(count: str = "64") -> dict[str, float]:
+    """Measure the lag of the event loop, sampled every millisecond, while answers of 1 MB are read and checked."""
+    text = json.dumps([{"name": f"name {n}", "score": n * 1.5, "tags": ["a", "b", "c"]} for n in range(16_000)])
+    item = {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "pattern": "^name [0-9]+$"},
+            "score": {"type": "number"},
+            "tags": {"type": "array", "items": {"type": "string"}, "uniqueItems": True},
+        },
+        "required": ["name", "score", "tags"],
+    }
+    schema = {"type": "array", "items": item, "uniqueItems": True}
+
+    backend, request = FunctionBackend(_say(text)), ConversationRequest(output_schema=schema)
+
+    async def check() -> None:
+        async with backend.open(request) as conversation:
+            assert (await conversation.send("work")).data
+
+    await check()  # imports the validator
+    late: list[float] = []
+    before = spent()
+    async with anyio.create_task_group() as sampling:
+        sampling.start_soon(_sample, late)
+        async with anyio.create_task_group() as group:
+            for _ in range(int(count)):
+                group.start_soon(check)
+        sampling.cancel_scope.cancel()
+    return {"mb": len(text) / 1e6, "max_ms": max(late) * 1e3} | figures(before, int(count))
+
+
+def _say(text: str) -> Callable[[str], Awaitable[str]]:
+    async def say(_prompt: str) -> str:
+        return text
+
+    return say
 
 
 async def makespan(seed: str, at_once: str = "16", tasks: str = "300") -> dict[str, float]:
@@ -197,7 +238,7 @@ async def start_up() -> dict[str, float]:
 
 
 MEASURES: dict[str, Callable[..., Awaitable[dict[str, float]]]] = {
-    f.__name__: f for f in (bare, tight, prototype, no_store, durable, build, resume, lag, makespan, start_up)
+    f.__name__: f for f in (bare, tight, prototype, no_store, durable, build, resume, lag, checks, makespan, start_up)
 } | {**growing.MEASURES, **agents.MEASURES, **wire.MEASURES}
 
 

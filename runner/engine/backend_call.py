@@ -25,6 +25,7 @@ from plait.backends.protocol import (
     Role,
     Usage,
 )
+from plait.backends.schema_checks import in_thread, is_large
 from plait.backends.structured import Schema
 from plait.backends.text import clean_text, shown
 from plait.backends.values import value
@@ -84,7 +85,7 @@ async def call_backend(
             raise BackendError(
                 ErrorKind.UNEXPECTED, "the backend's conversation suppressed the exception that ended the turn"
             )
-        outcome = _checked(replies[0])
+        outcome = await _storable(replies[0])
     except QuestionAsked as asked:
         outcome = _asked(asked.question)
     except asyncio.CancelledError as error:
@@ -141,10 +142,17 @@ async def _send(backend: Backend, request: ConversationRequest, prompt: str, rep
         logger().warning("closing_failed", error=type(error).__name__, key=request.idempotency_key)
 
 
-def _checked(reply: Reply) -> CallOutcome:
+async def _storable(reply: Reply) -> CallOutcome:
     """Return the outcome of a reply in storable form, so that no paid reply is lost at the store. Raises BackendError
     if `reply` is invalid.
     """
+    if not is_large(getattr(reply, "data", None)):  # a backend may return anything
+        return _checked(reply)
+    with anyio.CancelScope(shield=True):
+        return await in_thread(_checked, reply)
+
+
+def _checked(reply: Reply) -> CallOutcome:
     plain = _is_plain(reply)
     wrong = None if plain else _reply_problem(reply)
     if wrong:
