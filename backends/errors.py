@@ -31,7 +31,7 @@ class ErrorKind(StrEnum):
     CRASHED = "crashed"
     """The process behind the backend died."""
     INVALID_OUTPUT = "invalid_output"
-    """The answer does not fit the requested schema, also after the repair turn."""
+    """The answer does not fit the requested schema, also after the repair turn, or cannot be checked in time."""
     UNAVAILABLE = "unavailable"
     """The backend is unavailable on this machine (`BackendUnavailable`): an extra, a key, a file or a
     command is missing. Retrying is useless until a person fixes the cause.

@@ -1,11 +1,11 @@
-"""Ends the process at a second Ctrl-C or SIGTERM, whatever the process does.
+"""Ends the process at a second Ctrl-C or SIGTERM, also while nothing of Python can run.
 
 A handler of Python runs between two instructions of Python, and one of the event loop when the loop is free: neither
 runs while a function of the user blocks the loop, or a library holds the interpreter. So the system itself has to end
 the process. The flag SA_RESETHAND makes the system restore a signal's default action, which is to end the process, when
 the signal is first delivered. Python cannot set the flag; the C library can.
 
-The end is that of any kill: what is stored stays, and the watchdog (`backends/process/watchdog.py`) ends the agents.
+The end is that of any kill: stored steps stay, and the watchdog (`backends/process/watchdog.py`) ends the agents.
 """
 
 from __future__ import annotations

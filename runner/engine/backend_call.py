@@ -150,6 +150,7 @@ async def _storable(reply: Reply) -> CallOutcome:
         return _checked(reply)
     with anyio.CancelScope(shield=True):
         return await in_thread(_checked, reply)
+    raise AssertionError("a shielded scope is not cancelled")
 
 
 def _checked(reply: Reply) -> CallOutcome:
@@ -237,13 +238,15 @@ def _question_problem(question: Question) -> str | None:
     try:
         asking = Asking(question, Way.REPLY)
         encoded = asking.encoded()
+        if encoded != clean_text(encoded):
+            return "a schema or a default that cannot be stored"
         if question.schema is not None:
             Schema(question.schema)
         if question.default is not None:
             asking.checked(question.default)
     except (TypeError, ValueError, RecursionError, BackendError, PlaitError) as error:
         return f"a schema or a default that cannot be used: {error}"
-    return None if encoded == clean_text(encoded) else "a schema or a default that cannot be stored"
+    return None
 
 
 def _are_messages(messages: object) -> TypeGuard[tuple[Message, ...]]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -13,7 +15,10 @@ import pytest
 
 from plait.backends import BackendError, ConversationRequest, ErrorKind, FunctionBackend, schema_checks
 from plait.backends.schema_checks import LARGE
+from plait.runner import DAG, ParallelRunner, Retry, RunStatus, Task, TaskStatus
 from tests.support.agents.homes import until
+
+ROOT = Path(__file__).parents[2]
 
 
 async def read(answer: Any, schema: dict[str, Any]) -> Any:
@@ -39,9 +44,9 @@ ENDLESS = {
 NUMBERS = [*range(50_000)]
 
 
-def checking() -> list[psutil.Process]:
-    """Return the processes that check something for this one."""
-    mine = psutil.Process().children(recursive=True)
+def checking(owner: int | None = None) -> list[psutil.Process]:
+    """Return the processes that check something for process `owner`, or for this one."""
+    mine = psutil.Process(owner).children(recursive=True)
     found: list[psutil.Process] = []
     for one in mine:
         with suppress(psutil.NoSuchProcess):
@@ -95,6 +100,37 @@ async def test_the_loop_runs_during_a_costly_check_and_a_cancel_ends_the_check()
         await until(lambda: len(checking()) == 1)  # the loop looks around while the process works
         group.cancel_scope.cancel()
     await until(lambda: checking() == [])
+
+
+async def test_the_time_limit_of_a_task_and_a_cancel_work_during_a_check() -> None:
+    async def work(prompt: str) -> list[int]:
+        return NUMBERS
+
+    once = Retry(attempts=1)
+    runner = ParallelRunner(work)
+    result = await runner.run(DAG([Task("a", output_schema=ENDLESS, timeout=1, retry=once)]))
+    assert (result["a"].status, result["a"].error_kind) == (TaskStatus.FAILED, "timeout")
+    async with runner.start(DAG([Task("a", output_schema=ENDLESS, retry=once)])) as run:
+        await until(checking)
+        run.cancel()
+        assert (await run.result()).status is RunStatus.CANCELLED
+    await until(lambda: checking() == [])
+
+
+async def test_a_check_dies_with_its_process() -> None:
+    """By itself: nobody is left to kill it."""
+    program = (
+        "import asyncio\n"
+        "from plait.backends import schema_checks\n"
+        "from tests.backends.test_schema_checks import ENDLESS, NUMBERS, read\n"
+        "schema_checks.CPU_LIMIT = 2\n"
+        "asyncio.run(read(NUMBERS, ENDLESS))\n"
+    )
+    async with await anyio.open_process([sys.executable, "-c", program], cwd=ROOT) as process:
+        await until(lambda: checking(process.pid))
+        (check,) = checking(process.pid)
+        process.kill()
+    await until(lambda: not check.is_running() or check.status() == psutil.STATUS_ZOMBIE)
 
 
 async def test_a_large_answer_is_parsed_and_checked_by_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:

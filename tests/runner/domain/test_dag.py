@@ -26,6 +26,20 @@ def test_a_good_graph_keeps_its_tasks_in_order() -> None:
     assert (len(dag), "a" in dag, "c" in dag, dag["b"].depends_on, dag.name) == (2, True, False, ["a"], "two")
 
 
+def test_a_schema_that_cannot_be_used_is_a_mistake_of_its_task() -> None:
+    fan = {f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(40)}
+    found = problems(
+        Task("bomb", output_schema={"$ref": "#/$defs/d0", "$defs": {**fan, "d40": {"type": "string"}}}),
+        Task("typo", output_schema={"properties": {"a": {"type": "strin"}}}),
+        Task("elsewhere", output_schema={"items": {"$ref": "http://127.0.0.1:9/s"}}),
+        Task("good", output_schema={"$defs": {"list": {"items": {"$ref": "#/$defs/list"}}}, "$ref": "#/$defs/list"}),
+    )
+    assert len(found) == 3
+    assert "too costly to check" in found[0]
+    assert found[1].startswith("task 'typo': output_schema at $.properties.a.type: this is not a valid JSON Schema")
+    assert "leaves the schema" in found[2]
+
+
 def test_every_mistake_is_reported_at_once() -> None:
     found = problems(
         Task("facts"),

@@ -121,7 +121,7 @@ async def test_ask_outside_of_a_task_is_refused() -> None:
         ({"text": "x", "deadline": float("nan")}, "a deadline of nan"),
         ({"text": "x", "default": 3}, "must be text, not 3"),
         ({"text": "x", "default": "no", "schema": {"type": "integer"}}, "does not fit the question"),
-        ({"text": "x", "schema": {"type": "sometimes"}}, "is not a JSON Schema"),
+        ({"text": "x", "schema": {"type": "sometimes"}}, "is not a valid JSON Schema"),
         ({"text": "x", "schema": {"const": "\ud800"}}, "cannot be stored"),
         ({"text": "x", "schema": 5}, "cannot be used"),
     ],

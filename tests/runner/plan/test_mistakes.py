@@ -11,6 +11,7 @@ from plait.runner.prompts.render import render
 from tests.support.plans.plan_mistakes import mistakes, tasks
 from tests.support.processes.command import plait
 
+TO = "{$ref: '#/$defs/d"
 CASES = {
     "unknown key": (tasks('{id: a, prompt: "", wieght: 2}'), 2, "tasks[0].wieght", "did you mean 'weight'?"),
     "unknown key without a like": (
@@ -149,6 +150,28 @@ CASES = {
         2,
         "tasks[0].output_schema.type",
         "not a valid JSON Schema",
+    ),
+    "costly schema": (
+        "tasks:\n- id: a\n  prompt: x\n  output_schema:\n    $ref: '#/$defs/d0'\n    $defs:\n"
+        + "".join(
+            f"      d{n}: {{anyOf: [{{$ref: '#/$defs/d{n + 1}'}}, {{$ref: '#/$defs/d{n + 1}'}}]}}\n" for n in range(40)
+        )
+        + "      d40: {type: string}\n",
+        29,
+        "tasks[0].output_schema.$defs.d22.anyOf[1].$ref",
+        "too costly to check",
+    ),
+    "costly pattern": (
+        tasks('{id: a, prompt: "", output_schema: {pattern: "((a{100}){100}){100}"}}'),
+        2,
+        "tasks[0].output_schema.pattern",
+        "patterns are too large",
+    ),
+    "schema that refers to nothing": (
+        tasks('{id: a, prompt: "", output_schema: {$ref: "#/$defs/none"}}'),
+        2,
+        "tasks[0].output_schema.$ref",
+        "points to no schema",
     ),
     "schema elsewhere": (
         tasks('{id: a, prompt: "", output_schema: {$ref: "http://example.org/s"}}'),

@@ -94,6 +94,18 @@ async def application(store: Store) -> AsyncGenerator[httpx.AsyncClient]:
             yield client
 
 
+async def test_a_schema_that_costs_too_much_is_refused_in_one_line() -> None:
+    fan = {f"d{n}": {"anyOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(40)}
+    schema = {"$ref": "#/$defs/d0", "$defs": {**fan, "d40": {"type": "string"}}}
+    async with application(MemoryStore()) as client:
+        plan = {"tasks": [{"id": "a", "prompt": "a", "output_schema": schema}]}
+        answer = await client.post("/api/runs", json={"plan": plan}, headers=JSON)
+    assert answer.status_code == 422, answer.text
+    error = answer.json()["error"]
+    assert error["kind"] == "plan_invalid"
+    assert "too costly to check" in error["message"]
+
+
 @pytest.mark.parametrize(
     "body",
     [
