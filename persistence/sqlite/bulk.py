@@ -136,15 +136,20 @@ class BatchRows:
             if row[-1] != end_checksum(*row[:-1]):
                 raise damaged(self._run_id, "the end of an attempt")
             ended, result = self._finished[row[0]]
-            tokens_in, tokens_out, cost, took, model = row[4:9]
-            more_in, more_out, more_cost, more_took, new_model = ended[4:9]
-            usage = tokens_in + more_in, tokens_out + more_out, _sum(cost, more_cost), _sum(took, more_took)
-            new = (*ended[:4], *usage, model if new_model is None else new_model, *ended[9:])
-            self.add(sql.FINISH_ENDS, (*new, end_checksum(*new, None, None), *result))
+            new = _finished(row, ended)
+            self.add(sql.FINISH_ENDS, (*new[:11], end_checksum(*new), *result))
 
     def _found(self, bulk: sql.Bulk, ids: Iterable[int]) -> list[Row]:
         """Return the stored rows with these ids."""
         return [row for cursor in execute_bulk(self._connection, bulk, list(ids)) for row in cursor.fetchall()]
+
+
+def _finished(stored: Row, ended: Row) -> Row:
+    """Return the columns of an end that follows a question: usage is added, and the question is answered."""
+    tokens_in, tokens_out, cost, took, model = stored[4:9]
+    more_in, more_out, more_cost, more_took, new_model = ended[4:9]
+    usage = tokens_in + more_in, tokens_out + more_out, _sum(cost, more_cost), _sum(took, more_took)
+    return (*ended[:4], *usage, model if new_model is None else new_model, *ended[9:], None, None)
 
 
 def _sum(stored: float | None, more: float | None) -> float | None:

@@ -278,8 +278,13 @@ def _task(run_id: str, expected: int, row: Row) -> TaskRecord:
     is_damaged, text, data = _result(start, status, row[_LAST_SUM + 1 :])
     spent = Spent(tokens_in or 0, tokens_out or 0, cost_usd, model)
     # By position: keyword arguments take a third longer over 10,000 tasks.
-    last = attempt, text, data, error_kind, error, session_id, spent, duration_s, started_at, ended_at, is_damaged
-    return TaskRecord(*given, status, *last, crashes, confirmed == 1, question, asked, answers, added_by)
+    last = text, data, error_kind, error, session_id, spent, duration_s, started_at, ended_at, is_damaged
+    more: tuple[Any, ...] = (crashes, confirmed == 1, question, asked, answers, added_by)
+    return _record(*given, status, attempt, *last, *more)
+
+
+_record: Callable[..., TaskRecord] = TaskRecord
+"""TaskRecord for values whose types the columns guarantee."""
 
 
 def _result(start: int, status: str, row: Row) -> tuple[bool, str | None, str | None]:
