@@ -18,6 +18,7 @@ from plait.backends.agents.conversation import LAST_WORD, CliConversation
 from plait.backends.agents.protocol import Call, Program, Reader
 from plait.backends.agents.session_locks import Sessions, first_before, since
 from plait.backends.agents.transcript import UnreportedCall, earlier, exchanges, feed, parsed
+from plait.backends.cancellation import when_cancelled
 from plait.backends.errors import BackendError
 from plait.backends.json_fields import at
 from plait.backends.process.child import Child
@@ -91,7 +92,7 @@ class AcpConversation(CliConversation):
         outbox.ring()  # announces the presence of this process, which may have adopted the turn
         failure: BackendError | None = None
         try:
-            with patience:
+            with patience, when_cancelled(patience.cancel):
                 await child.follow(on_line, idle=self._program.idle_timeout, until=until)
         except BackendError as error:
             failure = error

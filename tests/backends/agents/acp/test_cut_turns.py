@@ -7,6 +7,7 @@ import random
 import anyio
 import pytest
 
+from plait import DAG, MemoryStore, ParallelRunner, RunStatus, Task, TaskStatus
 from plait.backends import AcpBackend, BackendUnavailable, ErrorKind, Output
 from tests.support.agents.homes import Home, fails, send, until
 
@@ -55,6 +56,21 @@ async def test_two_writers_of_one_session_go_one_after_the_other(home: Home) -> 
         await send(backend, "Short.", files=home.files(3, "b"), on_output=note, **going_on)
     assert waits[0].kind == "waiting"
     assert [text for role, text in home.calls[-1]["said"] if role == "user"] == ["First.", prompt, "Short."]
+
+
+@pytest.mark.parametrize("deaf", [(), ("--deaf",)])
+async def test_the_agent_of_a_cancelled_run_is_told_so_long_before_the_grace_time_ends(
+    home: Home, deaf: tuple[str, ...]
+) -> None:
+    runner = ParallelRunner(home.acp(*deaf), store=MemoryStore(), cancel_grace=600)
+    async with runner.start(DAG([Task("a", prompt="Work. [[child]] [[until /nowhere]]")])) as run:
+        await until(lambda: len(home.calls) == 1)
+        run.cancel()
+        with anyio.fail_after(30):
+            result = await run.result()
+    assert (result.status, result["a"].status) == (RunStatus.CANCELLED, TaskStatus.CANCELLED)
+    assert home.noted("heard")[-1]["method"] == "session/cancel"
+    assert home.processes == []
 
 
 @pytest.mark.parametrize("deaf", [(), ("--deaf",)])
