@@ -54,31 +54,24 @@ class Cancellation:
             del self._callbacks[key]
 
 
-class _Turn:
-    __slots__ = ("cancellation", "over")
+class cancellable:  # noqa: N801 - used as a statement, like a function
+    """Let the code inside `with cancellable(cancellation):` read the request. The end of the block is the attempt's."""
+
+    __slots__ = ("_token", "cancellation", "over")
 
     def __init__(self, cancellation: Cancellation) -> None:
         self.cancellation = cancellation
         self.over = False
 
-
-_turn: ContextVar[_Turn | None] = ContextVar("turn", default=None)
-
-
-class cancellable:  # noqa: N801 - used as a statement, like a function
-    """Let the code inside `with cancellable(cancellation):` read the request. The end of the block is the attempt's."""
-
-    __slots__ = ("_token", "_turn")
-
-    def __init__(self, cancellation: Cancellation) -> None:
-        self._turn = _Turn(cancellation)
-
     def __enter__(self) -> None:
-        self._token: Token[_Turn | None] = _turn.set(self._turn)
+        self._token: Token[cancellable | None] = _turn.set(self)
 
     def __exit__(self, *_: object) -> None:
-        self._turn.over = True
+        self.over = True
         _turn.reset(self._token)
+
+
+_turn: ContextVar[cancellable | None] = ContextVar("turn", default=None)
 
 
 @contextmanager
