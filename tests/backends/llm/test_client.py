@@ -17,6 +17,7 @@ import pytest
 
 from plait.backends import BackendError, BackendUnavailable, ConversationRequest, ErrorKind, OpenAIBackend
 from plait.backends.llm import client as client_module
+from plait.backends.llm.local import _ServerClient
 from tests.support.remotes import Remote, dialect, make
 from tests.support.wire import Answer, ChatCompletions, Dialect, Exchange, events, hang_up, plain, serve
 
@@ -267,6 +268,13 @@ async def test_the_proxy_of_the_environment_is_used(no_proxies: pytest.MonkeyPat
     [request] = proxy.requests
     assert request.path == "http://far.example/v1/chat/completions"
     assert request.headers["proxy-authorization"] == "Basic bWU6c2VjcmV0"
+
+
+async def test_no_proxy_comes_between_plait_and_its_own_server(no_proxies: pytest.MonkeyPatch) -> None:
+    no_proxies.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    async with serve(events(WIRE.parts("x"))) as server:
+        assert (await failure(make(WIRE, server.url))).kind is ErrorKind.TRANSIENT
+        assert await say(_ServerClient("m", base_url=f"{server.url}/v1")) == "x"
 
 
 @pytest.mark.parametrize("proxy", ["nonsense://here", "socks5://127.0.0.1:1080", "http://", "http://h:x"])

@@ -30,6 +30,7 @@ def decode(*pieces: bytes) -> list[ServerEvent]:
         (b"data\n\n", [("", b"")]),
         (b"\xef\xbb\xbfdata: a\n\n", [("", b"a")]),
         (b"data: a\r\n\r\ndata: b\r\n\r\n", [("", b"a"), ("", b"b")]),
+        (b"data: a\r\ndata: b\r\n\r\n", [("", b"a\nb")]),
         (b"data: a\r\rdata: b\r\r", [("", b"a"), ("", b"b")]),
         (b"data: a\n\n\n\ndata: b", [("", b"a"), ("", b"b")]),
         (b"data: \xe2\x80\xa8\x0b\x0c\x1c\xc2\x85\n\n", [("", b"\xe2\x80\xa8\x0b\x0c\x1c\xc2\x85")]),
