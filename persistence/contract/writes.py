@@ -186,7 +186,7 @@ class StoreContract(
         for changes in ((first, START_A, other, DONE_A), (first, START_A), (first, START_A, DONE_A, DONE_A)):
             refused = replace(batch, changes=changes)
             if changes == (first, START_A):
-                await store.write(refused)  # the beginning of what is stored
+                await store.write(refused)  # the beginning of the stored batch
             else:
                 with pytest.raises(Fenced):
                     await store.write(refused)
