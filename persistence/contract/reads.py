@@ -226,6 +226,15 @@ class ReadsContract(OpenedStore):
             await writer.write(*AT_START[state], NEXT[change])
             assert (await store.list_tasks(RUN))[0].status == expected
 
+    @pytest.mark.parametrize("change", ["complete", "fail", "retry", "interrupt", "ask"])
+    async def test_an_attempt_that_is_not_the_last_cannot_end(self, store: Store, writer: Writer, change: str) -> None:
+        await writer.write(START_A)
+        before = await whole(store)
+        for attempt in (0, 2):
+            with pytest.raises(Conflict, match=rf"task 'a' \(attempt {attempt}\) does not follow: .* attempt 1"):
+                await writer.write(replace(cast("Any", NEXT[change]), attempt=attempt))
+        assert await whole(store) == before
+
     @pytest.mark.parametrize("resumed", [False, True])
     @pytest.mark.parametrize("new", [*RUN_LEGAL, "interrupted", "nonsense"])
     @pytest.mark.parametrize("old", RUN_LEGAL)

@@ -31,6 +31,34 @@ async def test_one_failed_write_is_caught_up(fault: Fault, nth: int) -> None:
     assert result.degraded[0].lost == 0
 
 
+async def test_a_second_outage_is_caught_up_like_the_first() -> None:
+    class OnAndOff(FaultyStore):
+        is_away = False
+        written = anyio.Event()
+
+        async def write(self, batch: Batch) -> None:
+            if self.is_away:
+                raise StoreError("away")
+            await super().write(batch)
+            self.written.set()
+
+    store = OnAndOff(MemoryStore())
+    chain = DAG([Task(f"t{i}", str(i), depends_on=[f"t{i - 1}"] if i else []) for i in range(10)])
+
+    async def body(prompt: str) -> str:
+        if prompt in {"2", "6"}:
+            store.is_away = True
+        if prompt in {"4", "8"}:
+            store.is_away, store.written = False, anyio.Event()
+            await store.written.wait()
+        return prompt
+
+    with anyio.fail_after(30):
+        result = await ParallelRunner(body, store=store).run(chain)
+    assert [(one.lost, one.until is not None) for one in result.degraded] == [(0, True), (0, True)]
+    assert [task.text for task in await store.inner.list_tasks(result.run_id)] == [str(i) for i in range(10)]
+
+
 async def test_a_long_outage_is_caught_up_when_the_store_answers(caplog: pytest.LogCaptureFixture) -> None:
     released = anyio.Event()
 
