@@ -9,9 +9,16 @@ import anyio
 import pytest
 
 from plait.runner.web import security
-from plait.runner.web.security import MOST_BODY_BYTES, MOST_HEAD_BYTES, SECURITY_HEADERS, Guard, Message
+from plait.runner.web.security import MOST_BODY_BYTES, MOST_HEAD_BYTES, Guard, Message
 
 HOST = "localhost:1"
+PRIVATE = [
+    (b"cache-control", b"no-store"),
+    (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"x-content-type-options", b"nosniff"),
+]
 SENT = {"host": HOST, "authorization": "Bearer t0ken", "content-type": "application/json"}
 
 
@@ -105,7 +112,7 @@ def test_what_does_not_fit_exactly_is_refused(headers: list[tuple[str, str]], st
     assert sent[b"content-length"] == str(len(body["body"])).encode()
     assert (sent[b"content-type"], sent[b"connection"]) == (b"application/json", b"close")
     assert sent.get(b"www-authenticate") == (b"Bearer" if status == 401 else None)
-    assert set(SECURITY_HEADERS) <= set(start["headers"])
+    assert set(PRIVATE) <= set(start["headers"])
 
 
 @pytest.mark.parametrize(
@@ -123,7 +130,7 @@ def test_what_does_not_fit_exactly_is_refused(headers: list[tuple[str, str]], st
 def test_what_fits_is_let_in(headers: list[tuple[str, str]]) -> None:
     asked = Asked(headers=headers)
     assert (asked.status, asked.got, asked.sent[1]["after"]) == (200, b"", "http.disconnect")
-    assert asked.sent[0]["headers"] == [(b"x-own", b"1"), *SECURITY_HEADERS]
+    assert asked.sent[0]["headers"] == [(b"x-own", b"1"), *PRIVATE]
 
 
 def test_a_body_in_pieces_is_given_on_whole() -> None:
@@ -155,6 +162,32 @@ def test_the_rest_of_a_refused_body_is_read_up_to_twice_the_limit() -> None:
     piece = b"x" * (MOST_BODY_BYTES // 2)
     assert Asked(*[piece] * 9, headers=changed(host="other"))._chunks == [piece] * 4
     assert Asked(*[piece] * 3, headers=changed(host="other"))._chunks == []
+
+
+@pytest.mark.parametrize("name", ["host", "origin", "content_type"])
+def test_a_long_value_is_cut_in_the_message(name: str) -> None:
+    message = json.loads(Asked(headers=changed(**{name: "=" * 500})).sent[1]["body"])["error"]["message"]
+    assert message.count("=") == 80
+
+
+def test_a_message_without_a_body_is_an_empty_piece() -> None:
+    async def receive() -> Message:
+        return {"type": "http.request"}
+
+    async def send(_message: Message) -> None:
+        raise AssertionError("nothing is sent")
+
+    got: list[bytes] = []
+
+    async def app(_scope: Any, again: Any, _send: Any) -> None:
+        got.append((await again())["body"])
+
+    async def ask() -> None:
+        scope = {"type": "http", "headers": [(name.encode(), value.encode()) for name, value in SENT.items()]}
+        await Guard(app, "t0ken", frozenset({HOST}))(scope, receive, send)
+
+    anyio.run(ask)
+    assert got == [b""]
 
 
 def test_nothing_but_http_is_spoken() -> None:
