@@ -16,7 +16,6 @@ import select
 import signal
 import subprocess
 import sys
-import tempfile
 import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -35,10 +34,10 @@ _BROKEN = 3
 class Trials:
     """Runs trials within the collected session of a worker."""
 
-    def __init__(self, session: pytest.Session, seconds: dict[str, float]) -> None:
+    def __init__(self, session: pytest.Session, seconds: dict[str, float], folder: Path) -> None:
         self._items = {item.nodeid: item for item in session.items}
         self._seconds = seconds
-        self._folder = Path(tempfile.mkdtemp(prefix="mutant-"))
+        self._folder = folder
         self._fit: dict[str, bool] = {}
         """Whether a test passes in a fork without a mutant, for each test that ever failed."""
         self._failed = False

@@ -19,13 +19,14 @@ from tests.mutation.trial import Trials
 class Worker:
     """Takes the place of pytest's loop over the tests."""
 
-    def __init__(self, plan: dict[str, Any]) -> None:
+    def __init__(self, plan: dict[str, Any], folder: Path) -> None:
         self._plan = plan
+        self._folder = folder
         self._killers: defaultdict[str, list[str]] = defaultdict(list)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        trials = Trials(session, self._plan["seconds"])
+        trials = Trials(session, self._plan["seconds"], self._folder)
         by_key = {
             mutant.key: mutant
             for module in {plan["module"] for plan in self._plan["plans"]}
@@ -63,7 +64,7 @@ def main(path: str) -> int:
     plan = json.loads(Path(path).read_text())
     files = sorted({test.partition("::")[0] for each in plan["plans"] for test in each["tests"]})
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        return pytest.main(["-s", f"--basetemp={folder}/tests", *files], plugins=[Worker(plan)])
+        return pytest.main(["-s", f"--basetemp={folder}/tests", *files], plugins=[Worker(plan, Path(folder))])
 
 
 if __name__ == "__main__":
