@@ -111,24 +111,25 @@ class BatchRows:
 
     def _renew_starts(self) -> None:
         for row in self._found(sql.FIND_STARTS, self._sessions):
-            start, *kept, session_id, confirmed, at, checksum = row
+            start, task, attempt, backend, session_id, confirmed, at, checksum = row
             if checksum != start_checksum(*row[:-1]):
                 raise damaged(self._run_id, "the start of an attempt")
             new_id, now_confirmed = self._sessions[start]
             session_id = session_id if new_id is None else new_id
             confirmed = confirmed if now_confirmed is None else int(now_confirmed)
-            checksum = start_checksum(start, *kept, session_id, confirmed, at)
+            checksum = start_checksum(start, task, attempt, backend, session_id, confirmed, at)
             self.add(sql.SET_SESSIONS, (start, session_id, confirmed, checksum))
 
     def _renew_tasks(self) -> None:
         for row in self._found(sql.FIND_GIVEN_TASKS, self._tasks):
-            task, task_id, _, crashes, answers, *kept, checksum = row
+            task, task_id, _, crashes, stored, backend, added_by, edges, spec, prompt, checksum = row
             if checksum != task_checksum(*row[:-1]):
                 raise damaged(self._run_id, f"task {task_id!r}")
             set_to, crashed, answered = self._tasks[task]
             crashes += crashed
-            answers = answers if answered == 0 else answered
-            checksum = task_checksum(task, task_id, set_to, crashes, answers, *kept)
+            answers = stored if isinstance(answered, int) else answered
+            given = backend, added_by, edges, spec, prompt
+            checksum = task_checksum(task, task_id, set_to, crashes, answers, *given)
             self.add(sql.SET_TASKS, (task, set_to, crashes, answers, checksum))
 
     def _renew_ends(self) -> None:
