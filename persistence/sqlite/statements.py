@@ -149,9 +149,12 @@ _TASK = """t.id, t.task_id, t.set_to, t.crashes, t.answers, t.backend, t.added_b
     t.checksum"""
 """The columns of `given_tasks` without `run`, with the checksum behind."""
 _TEXT = """e.checksum, e.text, e.data, e.text_sha256, e.data_sha256,
-    iif(e.text_sha256 IS NULL, NULL, (SELECT content FROM blobs WHERE sha256 = e.text_sha256))"""
+    large_text.content"""
 """The result, as stored and from `blobs`, without the large data."""
-_LARGE_DATA = "iif(e.data_sha256 IS NULL, NULL, (SELECT content FROM blobs WHERE sha256 = e.data_sha256))"
+_OF_TEXT = "LEFT JOIN blobs AS large_text ON large_text.sha256 = e.text_sha256"
+"""Joined, because SQLite copies the result of a subquery once more, and a text may have hundreds of megabytes."""
+_LARGE_DATA = "large_data.content"
+_OF_DATA = "LEFT JOIN blobs AS large_data ON large_data.sha256 = e.data_sha256"
 _PROMPT = """e.prompt_checksum, e.prompt, e.prompt_sha256,
     iif(e.prompt_sha256 IS NULL, NULL, (SELECT content FROM blobs WHERE sha256 = e.prompt_sha256))"""
 FIND_STARTS = Bulk(1, f"{_SELECT} {_START} FROM {{rows}} AS new CROSS JOIN starts AS s ON s.id = column1")
@@ -204,7 +207,7 @@ _GIVEN = f"{_SELECT} {_TASK}, {_START}, {_END}, {_TEXT}, {_LARGE_DATA}"
 LIST_TASKS = f"""{_GIVEN}
 FROM given_tasks AS t
     LEFT JOIN starts AS s ON s.id = (SELECT id FROM starts WHERE task = t.id ORDER BY attempt DESC LIMIT 1)
-    LEFT JOIN ends AS e ON e.id = s.id
+    LEFT JOIN ends AS e ON e.id = s.id {_OF_TEXT} {_OF_DATA}
 WHERE t.id BETWEEN :first AND :last ORDER BY t.id"""  # noqa: S608 - put together from the constants above
 _ATTEMPTS = f"""{_SELECT} t.task_id, {_START}, {_END}
 FROM starts AS s JOIN given_tasks AS t ON t.id = s.task LEFT JOIN ends AS e ON e.id = s.id"""
@@ -213,11 +216,12 @@ LIST_TASK_ATTEMPTS = f"{_ATTEMPTS} WHERE s.task = :task ORDER BY s.attempt"
 GET_TASK = "SELECT t.id FROM given_tasks AS t JOIN runs AS r ON r.number = t.run WHERE r.run_id = ? AND t.task_id = ?"
 LIST_MESSAGES = """
 SELECT m.id, m.task, m.attempt, m.role, m.at, m.input_tokens, m.output_tokens, m.checksum, m.content, m.content_sha256,
-    iif(m.content_sha256 IS NULL, NULL, (SELECT content FROM blobs WHERE sha256 = m.content_sha256))
-FROM other_messages AS m WHERE m.task = :task ORDER BY m.id
+    large.content
+FROM other_messages AS m LEFT JOIN blobs AS large ON large.sha256 = m.content_sha256
+WHERE m.task = :task ORDER BY m.id
 """
 LIST_END_MESSAGES = f"""{_SELECT} {_START}, {_END}, {_TEXT}, {_PROMPT}
-FROM starts AS s JOIN ends AS e ON e.id = s.id
+FROM starts AS s JOIN ends AS e ON e.id = s.id {_OF_TEXT}
 WHERE s.task = :task AND coalesce(e.prompt_checksum, e.prompt, e.prompt_sha256) IS NOT NULL ORDER BY s.attempt"""
 LAST_SEQ = "SELECT number, last_seq FROM runs WHERE run_id = ?"
 LIST_OTHER_EVENTS = """

@@ -184,8 +184,8 @@ async def test_options_that_cannot_be_read_are_said_in_one_line(store: Store, sp
     """Of a store without checksums, or of another version of plait."""
 
     class Changing(FaultyStore):
-        async def list_tasks(self, run_id: str):
-            return tuple(replace(task, spec=spec) for task in await super().list_tasks(run_id))
+        async def list_tasks(self, run_id: str, task_id: str | None = None):
+            return tuple(replace(task, spec=spec) for task in await super().list_tasks(run_id, task_id))
 
     await die(store, Dying(hangs_on("one")), DAG([Task("a", prompt="one")]))
     with pytest.raises(StoreError, match="the stored data of run 'r' is damaged"):
