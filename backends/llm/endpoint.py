@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from urllib.parse import urlsplit
-from urllib.request import getproxies, proxy_bypass
 
 from plait.backends.errors import BackendUnavailable
 from plait.backends.text import check_base_url, header_values, masked, one_line
@@ -50,6 +49,8 @@ class Endpoint:
 
         Raises BackendUnavailable for a proxy that is no HTTP proxy.
         """
+        from urllib.request import getproxies, proxy_bypass  # noqa: PLC0415 - brings the whole of http and email
+
         parts = urlsplit(self.url)
         found = getproxies()
         proxy = found.get(parts.scheme) or found.get("all")
