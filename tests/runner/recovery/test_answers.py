@@ -223,6 +223,19 @@ async def test_a_resume_answers_before_the_deadline_whatever_the_default(store: 
     assert '"by":"person"' in ((await store.list_tasks(run_id))[0].answers or "")
 
 
+async def test_a_task_fails_unanswered_while_another_one_goes_on_waiting(store: Store) -> None:
+    async def work(prompt: str) -> Any:
+        return await ask("Go?", deadline=60 if prompt == "soon" else None)
+
+    clock = Still()
+    runner = ParallelRunner(work, store=store, clock=clock)
+    run_id = (await runner.run(DAG([Task("a", "soon"), Task("b", "whenever")]))).run_id
+    clock.now += 61
+    result = await ParallelRunner(work, store=store, clock=clock).resume(run_id)
+    assert (result["a"].status, result.waiting) == (TaskStatus.FAILED, ("b",))
+    assert [task.status for task in await store.list_tasks(run_id)] == ["failed", "waiting_input"]
+
+
 async def test_two_answer_at_once_and_one_of_them_is_first(store: Store) -> None:
     run_id = (await waiting(store)).run_id
     outcomes: dict[str, bool | AnswerConflict] = {}
