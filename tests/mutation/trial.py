@@ -115,7 +115,7 @@ class Trials:
         return test if status else None
 
     def _new_process(self, mutant: Mutant, source: str, tests: Sequence[str]) -> str | None:
-        served, asked = self._folder / "mutant.json", self._folder / "tests"
+        served, asked = self._folder / "mutant.json", self._folder / "asked"
         served.write_text(json.dumps({"module": mutant.module, "source": source}))
         asked.write_text("\n".join(tests))
         command = [sys.executable, "-m", "pytest", "-x", "-p", "tests.mutation.served", f"@{asked}"]
