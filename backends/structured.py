@@ -115,7 +115,7 @@ class Schema:
             if visits <= _MAX_LIST_COST and not cost.recursive:
                 problems = list_problems(validator.validator, value)
             elif elsewhere is None:
-                raise TooCostly("it does not fit")
+                raise TooCostly("it is of another form than the schema, and listing the places would take too long")
         elif elsewhere is None:
             raise TooCostly("checking it would take too long; make the answer or the schema smaller")
         if problems is None and elsewhere is not None:

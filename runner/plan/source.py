@@ -179,6 +179,10 @@ class _YamlReader:
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
             detail = " ".join(part for part in (error.context, error.problem) if part)
+            if "nesting depth" in detail and mark:  # the own limit of libyaml, far above MAX_DEPTH
+                _fail(
+                    self._source, f"the plan is nested deeper than {MAX_DEPTH} levels", mark.line + 1, mark.column + 1
+                )
             if mark and any(line.lstrip(" ").startswith("\t") for line in self._text.split("\n")[mark.line :][:1]):
                 detail += "; indent with spaces, not with tabs"
             if mark and error.context_mark and error.context_mark.line != mark.line:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from tests.support.agents.homes import Home, make_home
 from tests.support.processes.command import plait, plait_here
+from tests.support.stores.database import edit_runs
 
 PLAN = """
 backends:
@@ -55,8 +54,7 @@ def test_a_plan_of_agents_runs_and_each_conversation_goes_on(home: Home) -> None
 def test_what_an_agent_may_do_is_for_the_plan_file_to_say(home: Home) -> None:
     done = plait_here(home.path, "run", "plan.yaml", "--json")
     run_id = done.value["run_id"]
-    with closing(sqlite3.connect(home.path / ".plait" / "plait.db")) as database, database:
-        database.execute("UPDATE runs SET settings = replace(settings, '\"Read\"', '\"Bash\"')")
+    edit_runs(home.path / ".plait" / "plait.db", "settings = replace(settings, '\"Read\"', '\"Bash\"')")
     calls = len(home.calls)
     refused = plait_here(home.path, "continue", run_id, "one", "Go on.")
     assert refused.code == 2

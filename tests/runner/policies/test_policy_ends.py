@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from plait.backends import BackendError, ErrorKind, Reply
+import anyio
+
+from plait.backends import BackendError, ErrorKind, Reply, as_backend
 from plait.backends.protocol import Question
 from plait.persistence import MemoryStore, TaskRecord
 from plait.runner import DAG, Decision, ParallelRunner, ResumeAction, Retry, Run, RunStatus, Task, TaskStatus
@@ -73,9 +75,26 @@ def test_cancelling_a_task_that_waits_for_its_next_attempt_lets_the_run_end() ->
         clock = VirtualClock()
         flaky = BackendError(ErrorKind.TRANSIENT, "later", retry_after=3600)
         policy = Scripted(by_end({"b": Decision(cancel=("a",))}))
-        dag = DAG([Task("a", "a", retry=Retry(base_delay=3600, max_delay=3600)), Task("b", "b", ["c"]), Task("c", "c")])
+        dag = DAG(
+            [
+                Task("a", "a", retry=Retry(base_delay=3600, max_delay=3600)),
+                Task("b", "b", ["c"]),
+                Task("c", "c", backend="last"),
+            ]
+        )
         began = clock.monotonic()
-        result = await ParallelRunner(talker({"a": flaky}), clock=clock).run(dag, policy=policy)
+        failed = anyio.Event()
+
+        async def last(_prompt: str) -> str:
+            await failed.wait()
+            return "c"
+
+        runner = ParallelRunner(talker({"a": flaky}), backends={"last": as_backend(last)}, clock=clock)
+        async with runner.start(dag, policy=policy) as run:
+            async for event in run.events():
+                if isinstance(event, events.TaskRetried):
+                    failed.set()
+            result = await run.result()
         assert (result.status, result["a"].status) == (RunStatus.COMPLETED, TaskStatus.CANCELLED)
         assert clock.monotonic() - began < 60
 

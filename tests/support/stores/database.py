@@ -11,6 +11,8 @@ from pathlib import Path
 
 from plait.persistence import SQLiteStore
 from plait.persistence.contract.samples import ANSWER, ASK, DONE_A, OPENING, START_A, Writer
+from plait.persistence.sqlite import statements
+from plait.persistence.sqlite.checksum import content_checksum, row_checksum
 from tests.support.processes.warm import Warm
 
 ROOT = Path(__file__).parents[3]
@@ -31,6 +33,17 @@ def edit(path: Path, *sql: str) -> None:
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         for statement in sql:
             connection.execute(statement).fetchall()
+
+
+def edit_runs(path: Path, change: str) -> None:
+    """Change the rows of all runs as an earlier writer would have left them: with checksums that fit."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute(f"UPDATE runs SET {change}")
+        for *row, _ in connection.execute(statements.LIST_RUNS, (-1,)).fetchall():
+            number, run_id = row[:2]
+            (settings,) = connection.execute("SELECT settings FROM runs WHERE number = ?", (number,)).fetchone()
+            sums = row_checksum(*row), content_checksum(run_id, settings), number
+            connection.execute("UPDATE runs SET row_checksum = ?, settings_checksum = ? WHERE number = ?", sums)
 
 
 def in_child(code: str, *arguments: str) -> Warm:

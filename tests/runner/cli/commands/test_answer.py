@@ -107,20 +107,19 @@ backends:
   bad: {kind: function, call: "work.py:bad"}
   note: {kind: function, call: "work.py:note"}
 tasks:
-  - {id: bad, prompt: x, backend: bad}
+  - {id: bad, prompt: x, backend: bad, retry: {max_crashes: 1}}
   - {id: good, prompt: fine, backend: note, depends_on: [hold]}
   - {id: hold, prompt: y, backend: note}
 """
     killed(tmp_path, plan)
-    assert [plait(tmp_path, "resume").code for _ in range(2)] == [-signal.SIGKILL] * 2
-    last = plait(tmp_path, "resume", "--json")
-    assert last.code == 1
+    codes = [plait(tmp_path, "resume").code]
+    while codes[-1] == -signal.SIGKILL and len(codes) < 5:
+        codes.append(plait(tmp_path, "resume").code)
+    assert (codes[:2], codes[-1]) == ([-signal.SIGKILL] * 2, 1)
+    last = plait(tmp_path, "show", "last", "--json")
     tasks = {task["task_id"]: task for task in last.value["tasks"]}
-    assert (tasks["bad"]["error_kind"], tasks["bad"]["attempts"], tasks["good"]["status"]) == (
-        "crashed",
-        3,
-        "completed",
-    )
+    assert (tasks["bad"]["error_kind"], tasks["good"]["status"]) == ("crashed", "completed")
+    assert tasks["bad"]["attempts"] == len(codes)
 
 
 def test_an_owner_that_slept_past_its_take_over_leaves_with_its_own_exit_code(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from plait.runner.operations.retention import Expiry, expired
 from tests.support.plans.logged import make, wait_for_call
 from tests.support.processes.command import PLAIT, environment, plait, plait_here
 from tests.support.processes.warm import Warm
-from tests.support.stores.database import edit
+from tests.support.stores.database import edit_runs
 
 STORE = Path(".plait") / "plait.db"
 TASKS = "  - {id: a, prompt: one}\n  - {id: b, prompt: two, backend: fail}\n"
@@ -97,7 +97,7 @@ def test_a_large_run_gives_its_space_back_and_its_text_is_gone(folder: Path) -> 
 def test_age_counts_from_the_end(folder: Path) -> None:
     oldest = runs(folder)[-1]
     assert plait_here(folder, "gc", "--older-than", "1h", "--json").value["runs"] == []
-    edit(folder / STORE, f"UPDATE runs SET ended_at = '2001-01-01T00:00:00.000Z' WHERE run_id = '{oldest}'")
+    edit_runs(folder / STORE, f"ended_at = iif(run_id = '{oldest}', '2001-01-01T00:00:00.000Z', ended_at)")
     assert plait_here(folder, "gc", "--older-than", "30d", "--keep", "3", "--json").value["runs"] == []
     done = plait_here(folder, "gc", "--older-than", "30d", "--keep", "1", "--json").value
     assert [run["run_id"] for run in done["runs"]] == [oldest]
@@ -146,7 +146,7 @@ def test_a_dry_run_counts_what_a_dead_process_owns_as_the_deletion_does(folder: 
     host, boot = os.uname().nodename, Path("/proc/sys/kernel/random/boot_id")
     of_before = "another" if boot.exists() else ""
     owner = f"owner_id = 'o', owner_host = '{host}', owner_boot_id = '{of_before}', owner_pid = 4190000"
-    edit(folder / STORE, f"UPDATE runs SET {owner}, owner_process_started = '1', owner_claimed_at = created_at")
+    edit_runs(folder / STORE, f"{owner}, owner_process_started = '1', owner_claimed_at = created_at")
     would = plait_here(folder, "gc", "--keep", "1", "--dry-run", "--json").value
     assert len(would["runs"]) == 2
     assert plait_here(folder, "gc", "--keep", "1", "--json").value["runs"] == would["runs"]

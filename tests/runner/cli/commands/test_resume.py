@@ -17,7 +17,7 @@ from tests.support.plans.logged import calls, make, wait_for_call
 from tests.support.processes import warm
 from tests.support.processes.command import PLAIT, Terminal, environment, plait, plait_here
 from tests.support.processes.warm import Warm
-from tests.support.stores.database import edit
+from tests.support.stores.database import edit_runs
 
 HELD = """
   - {id: a, prompt: one}
@@ -311,7 +311,7 @@ def test_a_run_that_is_stored_in_another_format_is_refused_in_one_line(tmp_path:
     make(tmp_path, HELD, hold="hold")
     (tmp_path / "go").touch()
     assert plait_here(tmp_path, "run", "plan.yaml", "-q", "--store", "runs.db").code == 0
-    edit(tmp_path / "runs.db", "UPDATE runs SET settings = json_set(settings, '$.format', 2)")
+    edit_runs(tmp_path / "runs.db", "settings = json_set(settings, '$.format', 2)")
     [run] = plait_here(tmp_path, "runs", "--json", "--store", "runs.db").value
     (tmp_path / "log").unlink()
     for words in (("resume",), ("resume", "--dry-run"), ("continue", "a", "more")):
