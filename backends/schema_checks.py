@@ -8,12 +8,14 @@ time.
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import json
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -72,10 +74,24 @@ async def in_thread(function: Callable[..., _Result], *args: Any) -> _Result:
     from anyio.to_thread import run_sync  # noqa: PLC0415 - small answers do without anyio
 
     def call() -> _Result:
-        with _interpreter:
+        with _interpreter, _paused_collector():
             return function(*args)
 
     return await run_sync(call, abandon_on_cancel=True, limiter=_limiter())
+
+
+@contextmanager
+def _paused_collector() -> Generator[None]:
+    """Pause the garbage collector: a pass over a large new value takes longer than parsing the value, and would hold
+    the interpreter right after the parsing, without a pause for the event loop.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def is_large(value: object) -> bool:
