@@ -206,6 +206,20 @@ async def test_somebody_who_writes_keeps_the_file_from_being_written_anew(path: 
         assert found(path, CANARY) == []
 
 
+async def test_an_unexpected_failure_to_write_the_file_anew_is_an_error_and_the_texts_are_gone(path: Path) -> None:
+    """SQLite attaches a second database for VACUUM. Deletion itself overwrites what it deletes."""
+    async with SQLiteStore(path) as store:
+        await fill(store, "kept")
+        await fill(store, "old", CANARY)
+        thread = store._thread
+        assert thread is not None
+        await thread.run(lambda connection: connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0))
+        with pytest.raises(StoreError, match="too many attached databases"):
+            await store.purge(["old"])
+        assert [run.run_id for run in await store.list_runs()] == ["kept"]
+    assert found(path, CANARY) == []  # closing has emptied the WAL
+
+
 async def test_purging_a_large_run_does_not_take_for_ever(path: Path) -> None:
     """Each row that goes is looked for in the tables that refer to it."""
     tasks = tuple(NewTask(f"t{n}", "p", (f"t{n - 1}",) if n else ()) for n in range(5000))
