@@ -10,7 +10,7 @@ import anyio.abc
 import anyio.lowlevel
 import pytest
 
-from plait.backends import ConversationRequest, JsonInput, Reply, ask
+from plait.backends import BackendError, ConversationRequest, ErrorKind, JsonInput, Reply, ask
 from plait.persistence import Batch, MemoryStore, Store
 from plait.persistence.changes import RunReleased
 from plait.runner import (
@@ -93,6 +93,23 @@ async def test_starting_twice_runs_once(store: Store) -> None:
         await runs.start_run(run_id)  # it has ended: nothing to do
         assert await store.get_run(run_id) == before
     assert backend.prompts == ["a", "b <a>"]
+
+
+async def test_starting_a_failed_run_retries_nothing(store: Store) -> None:
+    calls: list[str] = []
+
+    async def fails(prompt: str) -> str:
+        calls.append(prompt)
+        raise BackendError(ErrorKind.INVALID_REQUEST, "no")
+
+    async with service(store, fails) as runs:
+        run_id = await runs.create_run(PAIR)
+        await runs.start_run(run_id)
+        assert (await kinds(runs, run_id))[-1] == "run_failed"
+        before = await store.get_run(run_id)
+        await runs.start_run(run_id)
+        assert await store.get_run(run_id) == before
+    assert (before and before.status, calls) == ("failed", ["a"])
 
 
 async def test_a_start_that_nobody_waits_for_any_more_goes_on(store: Store) -> None:

@@ -7,8 +7,8 @@ import pytest
 
 from plait.backends import ask
 from plait.persistence import Batch, MemoryStore, Note, Store
-from plait.persistence.records import TaskRecord
-from plait.runner import DAG, FailureMode, OpenQuestion, ParallelRunner, RunStatus, Task, TaskStatus
+from plait.persistence.records import NoteRecord, TaskRecord
+from plait.runner import DAG, AnswerConflict, FailureMode, OpenQuestion, ParallelRunner, RunStatus, Task, TaskStatus
 from plait.runner.domain import events as new_events
 from plait.runner.engine.inbox import LOOK_EVERY_S
 from tests.support.fakes import QuickClock
@@ -200,3 +200,56 @@ def test_an_answer_that_comes_while_the_last_end_is_written_down_finds_a_worker(
 
     for seed in range(5):
         run_seeded(main, seed)
+
+
+class LateNotes(FaultyStore):
+    """A note takes `late` virtual seconds to the store."""
+
+    def __init__(self, inner: Store, late: float) -> None:
+        super().__init__(inner)
+        self._late = late
+
+    async def send(self, run_id: str, note: Note) -> None:
+        await anyio.sleep(self._late)
+        await super().send(run_id, note)
+
+
+class Unread(FaultyStore):
+    """The owner of the run sees no note."""
+
+    async def list_notes(self, run_id: str, after: int = 0) -> tuple[NoteRecord, ...]:
+        return ()
+
+
+@pytest.mark.parametrize(("first", "late", "by"), [("yes", "yes please", "person"), (None, "yes", "default")])
+def test_an_answer_that_arrives_after_another_one_is_refused(first: str | None, late: str, by: str) -> None:
+    """Although the first answer begins as the late one does, or the default is the same."""
+
+    async def main() -> None:
+        store, clock, work = MemoryStore(), VirtualClock(), Held(default="yes", deadline=8)
+        async with ParallelRunner(work, store=store, clock=clock).start(HOLDING, "x") as run:
+            await clock.sleep(5)
+            async with anyio.create_task_group() as beside:
+                if first is not None:
+                    beside.start_soon(ParallelRunner(store=store, clock=clock).answer_question, "x", "a", first)
+                with pytest.raises(AnswerConflict, match=f"was answered by {by}"):
+                    await ParallelRunner(store=LateNotes(store, 8), clock=clock).answer_question("x", "a", late)
+            work.release()
+            assert (await run.result()).text["a"] == "yes"
+
+    run_seeded(main, 1)
+
+
+def test_the_second_of_two_equal_answers_is_refused_before_the_owner_reads_them() -> None:
+    async def main() -> None:
+        store, clock, work = MemoryStore(), VirtualClock(), Held()
+        async with ParallelRunner(work, store=Unread(store), clock=clock).start(HOLDING, "x") as run:
+            await clock.sleep(5)
+            async with anyio.create_task_group() as beside:
+                beside.start_soon(ParallelRunner(store=store, clock=clock).answer_question, "x", "a", "yes")
+                with pytest.raises(AnswerConflict, match="has an earlier answer"):
+                    await ParallelRunner(store=LateNotes(store, 2), clock=clock).answer_question("x", "a", "yes")
+            work.release()
+            await run.result()
+
+    run_seeded(main, 1)

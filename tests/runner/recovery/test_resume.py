@@ -287,3 +287,14 @@ async def test_what_depends_on_a_task_that_is_tried_again_is_not_run_again_itsel
     backend = Talker()
     result = await ParallelRunner(backend, store=store).resume("r", retry_failed=True)
     assert (result.status, backend.prompts) == (RunStatus.COMPLETED, ["a"])
+
+
+async def test_a_resume_needs_no_backend_of_a_completed_task(store: Store) -> None:
+    async def fails(_prompt: str) -> str:
+        raise BackendError(ErrorKind.INVALID_REQUEST, "no")
+
+    dag = DAG([Task("a", "a", backend="old"), Task("b", "b", ["a"], backend="new", retry=Retry(attempts=1))])
+    run = await ParallelRunner(backends={"old": Talker(), "new": fails}, store=store).run(dag)
+    assert run.status is RunStatus.FAILED
+    result = await ParallelRunner(backends={"new": Talker()}, store=store).resume(run.run_id, retry_failed=True)
+    assert (result.status, result["a"].reused) == (RunStatus.COMPLETED, True)
