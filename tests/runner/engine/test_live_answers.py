@@ -253,3 +253,30 @@ def test_the_second_of_two_equal_answers_is_refused_before_the_owner_reads_them(
             await run.result()
 
     run_seeded(main, 1)
+
+
+def test_an_answer_is_reported_soon_and_the_run_is_read_again_once_whatever_else_happens() -> None:
+    async def main() -> None:
+        store, clock = Counting(), VirtualClock()
+
+        class ReadLater(Unread):
+            async def list_notes(self, run_id: str, after: int = 0) -> tuple[NoteRecord, ...]:
+                return await self.inner.list_notes(run_id, after) if clock.monotonic() > 9 else ()
+
+        async def work(prompt: str) -> str:
+            if prompt == "a":
+                return str(await ask("Go?"))
+            await clock.sleep(2)
+            return prompt
+
+        others = [Task(f"t{n}", "t", depends_on=[f"t{n - 1}"] if n else []) for n in range(20)]
+        dag = DAG([Task("a", "a"), *others])
+        async with ParallelRunner(work, store=ReadLater(store), clock=clock).start(dag, "x") as run:
+            await clock.sleep(1)
+            store.reads = 0
+            assert await ParallelRunner(store=store, clock=clock).answer_question("x", "a", "yes", wait=30)
+            assert clock.monotonic() < 9 + 2 * LOOK_EVERY_S + 1
+            assert store.reads == 2
+            assert (await run.result()).text["a"] == "yes"
+
+    run_seeded(main, 1)
