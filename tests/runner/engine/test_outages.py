@@ -9,6 +9,7 @@ import pytest
 from plait.persistence import Batch, Conflict, MemoryStore, StoreError, failpoints
 from plait.persistence.changes import Change, PolicyDecided, TaskCancelled, TaskCompleted
 from plait.runner import DAG, Decision, ParallelRunner, RunResult, RunStatus, Task
+from plait.runner.domain.events import StoreRecovered
 from plait.runner.domain.question import parse_time
 from plait.runner.engine import checkpointer
 from plait.runner.state.owner import LEASE_SECONDS
@@ -189,3 +190,22 @@ async def test_each_write_passes_the_failpoints_on_both_sides(monkeypatch: pytes
     writes = [name for name in seen if name in {"batch.before_write", "batch.after_write", "events.published"}]
     assert writes[:3] == ["batch.before_write", "batch.after_write", "events.published"]
     assert writes.count("batch.before_write") == writes.count("batch.after_write")
+
+
+async def test_a_recovery_counts_what_was_caught_up_in_all_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpointer, "BATCH_LIMIT", 2)
+    inner = Recorded(MemoryStore())
+    is_away = True
+
+    async def work(prompt: str) -> str:
+        nonlocal is_away
+        is_away = prompt != "last"
+        return prompt
+
+    store = FaultyStore(inner, on_write(lambda n: Fault.BEFORE if n > 1 and is_away else None))
+    dag = DAG([Task("a", "a"), Task("b", "b", ["a"]), Task("last", "last", ["b"])])
+    async with ParallelRunner(work, store=store).start(dag, "r") as run:
+        told = [event async for event in run.events()]
+    (recovered,) = [event.changes for event in told if isinstance(event, StoreRecovered)]
+    caught_up = [len(batch.changes) for batch in inner.batches[1:]]
+    assert sum(caught_up) >= recovered > max(caught_up)
