@@ -9,7 +9,7 @@ import pytest
 from plait.persistence import Batch, Conflict, MemoryStore, StoreError, failpoints
 from plait.persistence.changes import Change, PolicyDecided, TaskCancelled, TaskCompleted
 from plait.runner import DAG, Decision, ParallelRunner, RunResult, RunStatus, Task
-from plait.runner.domain.events import StoreRecovered
+from plait.runner.domain.events import StoreDegraded, StoreRecovered
 from plait.runner.domain.question import parse_time
 from plait.runner.engine import checkpointer
 from plait.runner.state.owner import LEASE_SECONDS
@@ -73,9 +73,12 @@ def test_a_lease_renewed_during_an_outage_holds_after_the_outage() -> None:
             assert await expiry(store.inner) > clock.wall() + LEASE_SECONDS / 3
             return prompt
 
-        result = await ParallelRunner(body, store=store, clock=clock).run(DAG([Task("a", "a")]), "r")
+        async with ParallelRunner(body, store=store, clock=clock).start(DAG([Task("a", "a")]), "r") as run:
+            told = [event async for event in run.events()]
+            result = await run.result()
         assert result.status is RunStatus.COMPLETED
         assert [(one.lost, one.until is not None) for one in result.degraded] == [(0, True)]
+        assert [event.error for event in told if isinstance(event, StoreDegraded)] == ["away"]
 
     run_seeded(main, 1)
 
@@ -152,7 +155,8 @@ def test_the_log_counts_what_an_outage_keeps_in_memory(caplog: pytest.LogCapture
     with caplog.at_level(logging.WARNING, logger="plait"):
         unstored = run_seeded(main, 1)
     assert unstored > 0
-    assert any(f"'unstored': {unstored}" in record.getMessage() for record in caplog.records)
+    (said,) = [record.getMessage() for record in caplog.records if "store_degraded" in record.getMessage()]
+    assert f"'unstored': {unstored}" in said and "'error': 'away'" in said
 
 
 @pytest.mark.parametrize("limit", range(1, 12))
