@@ -79,7 +79,9 @@ class RunOwned(PlaitError):  # noqa: N818
 
 
 class RunNotResumable(PlaitError):  # noqa: N818
-    """Raised if the run was cancelled, or failed and the call does not reopen failed tasks."""
+    """Raised if the run was cancelled, failed and the call does not reopen failed tasks, or would build on a damaged
+    result.
+    """
 
 
 class BackendMissing(PlaitError):  # noqa: N818

@@ -14,7 +14,14 @@ from plait.runner.errors import PlaitError
 from plait.runner.recovery.adoption import with_detached_turns
 from plait.runner.recovery.answers import ReceivedAnswers, given_answers
 from plait.runner.recovery.lease import wait_for_expiry
-from plait.runner.recovery.resume import crashes_of_suspects, evidence_of, later_tries, policy_state_of, with_watch
+from plait.runner.recovery.resume import (
+    crashes_of_suspects,
+    evidence_of,
+    later_tries,
+    policy_state_of,
+    require_sound,
+    with_watch,
+)
 from plait.runner.recovery.resume_plan import (
     ANSWERED,
     RUNS,
@@ -25,7 +32,7 @@ from plait.runner.recovery.resume_plan import (
     plan_resume,
 )
 from plait.runner.state.conversations import load_history
-from plait.runner.state.stored_run import StoredRun, needs_no_work
+from plait.runner.state.stored_run import StoredPolicy, StoredRun, needs_no_work
 
 DEFAULTED = "no answer by the deadline, so the default answer is used"
 _CHARACTERS_A_TOKEN = 4
@@ -65,11 +72,13 @@ class Preview:
 
 
 async def preview(config: Config, run: StoredRun, retry_failed: bool) -> Preview:
-    """Return the preview of a resume: see `ParallelRunner.preview_resume`. Raises as `wait_for_expiry`."""
+    """Return the preview of a resume: see `ParallelRunner.preview_resume`. Raises as `wait_for_expiry` and
+    `require_sound`.
+    """
     ended = needs_no_work(run, retry_failed)
     if not ended:
         await wait_for_expiry(config, run, Feed())
-    steps = await _steps(config, run, retry_failed=retry_failed and not ended)
+    steps = await _steps(config, run, ended, retry_failed)
     later = await later_tries(run, steps, config.clock.wall())
     suspects = crashes_of_suspects(run, steps)
     for position, until in with_watch(run, suspects, later, config.clock.wall()).items():
@@ -82,14 +91,17 @@ async def preview(config: Config, run: StoredRun, retry_failed: bool) -> Preview
     return Preview(run.record.run_id, status, {step.task_id: step for step in weighed}, ended)
 
 
-async def _steps(config: Config, run: StoredRun, *, retry_failed: bool) -> list[ResumeStep]:
+async def _steps(config: Config, run: StoredRun, ended: bool, retry_failed: bool) -> list[ResumeStep]:
     if await is_to_be_cancelled(run.store, run.record):
         return judge_cancelled(run.tasks)
+    retry_failed = retry_failed and not ended
     given = await given_answers(run, config.clock.wall())
     end = policy_state_of(run, retry_failed).end
     if end is None:
         run = await with_detached_turns(config, run)
     steps = plan_resume(run.state.dag, run.tasks, retry_failed=retry_failed, evidence=evidence_of(run, given))
+    if not ended:
+        require_sound(run, steps, decides=StoredPolicy.of(run.record) is not None and end is None)
     if end is not None:
         steps = judge_decided(steps, fails=end is RunStatus.FAILED)
     return [_by_default(step, run, given) for step in steps]

@@ -22,7 +22,7 @@ from plait.runner.engine.lifecycle import PreparedRun
 from plait.runner.engine.policy_driver import PolicyState, read_policy_state
 from plait.runner.engine.retry import next_tries
 from plait.runner.engine.run_control import Control
-from plait.runner.errors import PlaitError, PolicyMissing
+from plait.runner.errors import PlaitError, PolicyMissing, RunNotResumable
 from plait.runner.policies import policy_of
 from plait.runner.recovery.adoption import adopted_attempt, session_event, with_detached_turns
 from plait.runner.recovery.answers import ReceivedAnswers, given_answers
@@ -33,6 +33,7 @@ from plait.runner.recovery.resume_plan import (
     ResumeAction,
     ResumeStep,
     crashes_with,
+    find_damaged_ground,
     is_to_be_corrected,
     plan_resume,
 )
@@ -45,8 +46,9 @@ async def prepare_resume(config: Config, run: StoredRun, how: ResumeOptions, con
     """Claim a run without a living owner and prepare the run for execution, in one transaction. Return None, and store
     nothing, if the run waits for a person, the resume brings nothing new, and `control` has not ended the run.
 
-    Raises RunOwned if another process claims the run first, BackendMissing, PolicyMissing, AnswerConflict for a late
-    answer in `how`, PlaitError for an invalid answer or a surplus policy, and StoreError.
+    Raises RunOwned if another process claims the run first, RunNotResumable as `require_sound`, BackendMissing,
+    PolicyMissing, AnswerConflict for a late answer in `how`, PlaitError for an invalid answer or a surplus policy, and
+    StoreError.
     """
     decided = policy_state_of(run, how.retry_failed)
     if decided.end is None:
@@ -56,6 +58,7 @@ async def prepare_resume(config: Config, run: StoredRun, how: ResumeOptions, con
     given = await given_answers(run, config.clock.wall(), how.answers)
     evidence = evidence_of(run, given)
     steps = plan_resume(state.dag, run.tasks, retry_failed=how.retry_failed, evidence=evidence)
+    require_sound(run, steps, decides=policy is not None and decided.end is None)
     at = iso(config.clock.wall())
     new_events: list[events.Event] = []
     suspects = crashes_of_suspects(run, steps)
@@ -113,6 +116,21 @@ class ResumeOptions:
     """Answers to open questions, by task id."""
     policy: Policy | None = None
     """A policy of the stored kind; None for the built-in policy of that kind."""
+
+
+def require_sound(run: StoredRun, steps: Sequence[ResumeStep], *, decides: bool) -> None:
+    """Raise RunNotResumable if the resume would build on a damaged result: see `find_damaged_ground`."""
+    damaged = find_damaged_ground(run.state.dag, run.tasks, steps, decides=decides)
+    if damaged is None:
+        return
+    builds = "the run's policy would decide" if decides else "other tasks would run"
+    remedy = "resume with retry_failed (plait resume --retry-failed) to run the task again"
+    if run.state.dag[damaged].at_most_once:
+        remedy = "the task must not take effect twice, so restore a copy of the store, or start a new run"
+    raise RunNotResumable(
+        f"run {run.record.run_id}: the stored result of task {damaged!r} does not fit its checksum, and {builds} "
+        f"without the result; {remedy}"
+    )
 
 
 def evidence_of(run: StoredRun, given: ReceivedAnswers) -> Evidence:

@@ -143,6 +143,24 @@ def judge_decided(steps: Sequence[ResumeStep], *, fails: bool) -> list[ResumeSte
     return [ResumeStep(step.task_id, action, ended) if step.action in stopped else step for step in steps]
 
 
+def find_damaged_ground(
+    dag: DAG, records: Sequence[TaskRecord], steps: Sequence[ResumeStep], *, decides: bool
+) -> str | None:
+    """Return the id of a task whose damaged result the resume would build on, or None.
+
+    A damaged result counts as failed. If the failure mode lets dependents run nevertheless, they would do other work
+    than planned. `decides`: a policy decides about the run, and would decide on another result.
+    """
+    unfinished = {i for i, record in enumerate(records) if TASK_STATUSES[record.status] not in TASK_DONE}
+    for position, (task, record, step) in enumerate(zip(dag.tasks, records, steps, strict=True)):
+        if not record.damaged or step.action is not ResumeAction.KEEP:
+            continue
+        passes = task.failure_mode is not FailureMode.HARD and not unfinished.isdisjoint(dag.needed_by(position))
+        if decides or passes:
+            return task.id
+    return None
+
+
 def is_to_be_corrected(record: TaskRecord) -> bool:
     """Return whether the last attempt added invalid tasks and the planner has not received the mistakes yet."""
     return TASK_STATUSES[record.status] is TaskStatus.PENDING and (record.error or "").startswith(INVALID_TASKS)
