@@ -34,7 +34,7 @@ class RunStore(Protocol):
     async def list_runs(self, limit: int = 50) -> tuple[RunRecord, ...]:
         """Return the last created runs, newest first, at most `limit`; none if `limit` is 0 or less.
 
-        `settings` is empty in the records.
+        `settings` is empty in the records. A damaged run is listed as `damaged`, so that the others are found.
         """
         ...
 

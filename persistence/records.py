@@ -83,6 +83,10 @@ class RunRecord:
     """The state of the last PolicyDecided."""
     policy_seq: int = 0
     """The number of the last PolicyDecided; 0 before the first."""
+    damaged: bool = False
+    """Whether the stored run does not fit its checksum. Only in `Store.list_runs`: then `status` is failed, `error` is
+    the reason, and nothing else but `run_id` is known.
+    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,7 +85,7 @@ class ChangeApplier:
             backend, spec, prompt = new.backend, new.spec, new.prompt
             checksum = task_checksum(task, new.task_id, None, 0, None, backend, added_by, edges, spec, prompt)
             named = new.task_id, NO_TEXT if backend is None else backend, by
-            self._rows.add(sql.ADD_TASKS, (task, number, *named, bytearray(checksum), edges, spec, prompt))
+            self._rows.add(sql.ADD_TASKS, (task, number, *named, checksum, edges, spec, prompt))
 
     def start_task(self, seq: int, change: changes.TaskStarted) -> None:
         task_id, attempt, session_id, at = change.task_id, change.attempt, change.session_id, change.at

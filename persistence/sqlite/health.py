@@ -213,16 +213,14 @@ def _rows(connection: sqlite3.Connection) -> Finding:
     damaged: list[str] = []
     for (run_id,) in connection.execute(sql.LIST_RUN_IDS).fetchall():
         try:
-            tasks = reader.read(connection, reader.check_run, run_id)
-            talks = [reader.read(connection, reader.list_messages, run_id, task.task_id) for task in tasks]
+            for task in reader.read(connection, reader.check_run, run_id):
+                talk = reader.read(connection, reader.list_messages, run_id, task.task_id)
+                results += task.status == "completed"
+                messages += len(talk)
+                is_damaged = task.damaged or any(message.damaged for message in talk)
+                damaged += [f"{run_id}/{task.task_id}"] if is_damaged else []
         except StoreError as error:
             damaged.append(str(error).split(";", maxsplit=1)[0])
-            continue
-        for task, talk in zip(tasks, talks, strict=True):
-            results += task.status == "completed"
-            messages += len(talk)
-            is_damaged = task.damaged or any(message.damaged for message in talk)
-            damaged += [f"{run_id}/{task.task_id}"] if is_damaged else []
     try:
         session_ids(connection)
     except StoreError as error:

@@ -6,6 +6,7 @@ import gc
 import json
 import sqlite3
 from contextlib import contextmanager
+from dataclasses import replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
@@ -143,7 +144,16 @@ def get_run(connection: sqlite3.Connection, run_id: str) -> RunRecord | None:
 def list_runs(connection: sqlite3.Connection, limit: int) -> tuple[RunRecord, ...]:
     with transaction(connection):
         rows: list[Row] = connection.execute(sql.LIST_RUNS, (max(0, limit),)).fetchall()
-        return tuple(_run(connection, row[1], *_head(row, "")[1:]) for row in rows)
+        return tuple(_listed(connection, row) for row in rows)
+
+
+def _listed(connection: sqlite3.Connection, row: Row) -> RunRecord:
+    """Return the run, without settings; marked as damaged if the row does not fit its checksum."""
+    try:
+        return _run(connection, row[1], *_head(row, "")[1:])
+    except StoreError as error:
+        head = RunHead(name="", settings="", created_at="", status="failed", error=str(error))
+        return replace(head.record(str(row[1]), {}, NOTHING_SPENT), damaged=True)
 
 
 def _run(connection: sqlite3.Connection, run_id: str, head: RunHead, spent: Spent) -> RunRecord:

@@ -62,7 +62,7 @@ CREATE TABLE given_tasks (
     answers TEXT,                        -- JSON: the answers of persons
     backend TEXT,                        -- the backend that the plan names; NULL for the default
     added_by TEXT,                       -- the task that added the task; NULL if RunCreated or the policy did
-    checksum BLOB NOT NULL,              -- SHA-256 over the row
+    row_checksum INTEGER NOT NULL,       -- CRC-32 over the row
     depends_on TEXT NOT NULL,            -- JSON: the ids of the tasks that have to end first
     spec TEXT NOT NULL,
     prompt TEXT NOT NULL,

@@ -40,7 +40,7 @@ def bulk_sql(bulk: Bulk, rows: int) -> str:
 
 ADD_TASKS = Bulk(
     9,
-    """INSERT INTO given_tasks (id, run, task_id, backend, added_by, checksum, depends_on, spec, prompt)
+    """INSERT INTO given_tasks (id, run, task_id, backend, added_by, row_checksum, depends_on, spec, prompt)
     WITH new AS {rows} SELECT column1, column2, column3, nullif(column4, 0), nullif(column5, 0), column6, column7,
         column8, column9 FROM new WHERE column1 IS NOT NULL""",
 )
@@ -96,7 +96,7 @@ SET_SESSIONS = Bulk(
 )
 SET_TASKS = Bulk(
     5,
-    """UPDATE given_tasks SET set_to = column2, crashes = column3, answers = column4, checksum = column5
+    """UPDATE given_tasks SET set_to = column2, crashes = column3, answers = column4, row_checksum = column5
     FROM {rows} AS new WHERE id = column1""",
 )
 ADD_MESSAGES = Bulk(
@@ -146,7 +146,7 @@ _END = """e.id, e.end_id, e.status, e.ended_at, e.input_tokens, e.output_tokens,
     e.error_kind, e.error, e.question, e.asked, e.row_checksum"""
 """The columns of `ends` without prompt, text and data, with the checksum behind."""
 _TASK = """t.id, t.task_id, t.set_to, t.crashes, t.answers, t.backend, t.added_by, t.depends_on, t.spec, t.prompt,
-    t.checksum"""
+    t.row_checksum"""
 """The columns of `given_tasks` without `run`, with the checksum behind."""
 _TEXT = """e.checksum, e.text, e.data, e.text_sha256, e.data_sha256,
     large_text.content"""

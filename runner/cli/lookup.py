@@ -94,7 +94,7 @@ async def find_newest_resumable(store: Store, retry_failed: bool) -> RunRecord:
         wanted |= RUN_REOPENINGS
     refused: RunRecord | None = None
     for run in await store.list_runs(MAX_RUNS_SEARCHED):
-        if shown_status(run) in wanted:
+        if not run.damaged and shown_status(run) in wanted:
             found = await find_run(store, run.run_id)
             if stores_backends(found):
                 return found

@@ -23,11 +23,12 @@ class Expiry:
 def expired(runs: Iterable[RunRecord], expiry: Expiry, now: float) -> list[RunRecord]:
     """Return the runs to delete at Unix time `now`, from `runs` sorted newest first.
 
-    Never selects an unfinished run, or a run with an owner, for example during the continuation of a conversation.
+    Never selects an unfinished run, a damaged run, or a run with an owner, for example during the continuation of a
+    conversation.
     """
     if expiry == Expiry():
         return []
-    ended = [run for run in runs if RunStatus(run.status) in RUN_DONE]
+    ended = [run for run in runs if RunStatus(run.status) in RUN_DONE and not run.damaged]
     return [run for run in ended[expiry.keep or 0 :] if run.owner is None and _is_older(run, expiry.older_than, now)]
 
 

@@ -13,7 +13,7 @@ from plait.persistence.protocol import Store
 from plait.persistence.records import RunRecord
 from plait.runner.cli.display.report import print_json
 from plait.runner.cli.display.text import one_line, visible
-from plait.runner.cli.exits import COMPLETED, print_line
+from plait.runner.cli.exits import COMPLETED, print_line, print_note
 from plait.runner.cli.lookup import (
     MAX_RUNS_SEARCHED,
     WaitingTask,
@@ -63,6 +63,9 @@ async def list_questions(word: str | None, path: Path, as_json: bool) -> int:
 
 async def _list_waiting_runs(store: Store) -> list[RunRecord]:
     runs = await store.list_runs(MAX_RUNS_SEARCHED)
+    for run in runs:
+        if run.damaged:
+            print_note(one_line(run.error or ""))
     asks = (TaskStatus.WAITING_INPUT, TaskStatus.RUNNING)
     return [run for run in runs if any(map(run.counts.get, asks)) and RunStatus(run.status) not in RUN_DONE]
 

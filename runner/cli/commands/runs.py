@@ -122,6 +122,8 @@ def _owner(run: RunRecord) -> str:
 
 
 def _run_row(run: RunRecord) -> tuple[str, ...]:
+    if run.damaged:
+        return one_line(run.run_id), "", "damaged", "", "", ""
     info = run_info(run, time.time())
     created = datetime.fromisoformat(run.created_at).timestamp()
     return (

@@ -349,8 +349,21 @@ def _misread(written: Shown, shown: Shown) -> list[str]:
     for key, was in written.items():
         if key.endswith(("messages", "attempts")) and "/" in key and shown.get(key.split("/")[0] + " tasks") == TOLD:
             continue
-        wrong += [f"{key}{one}" for one in _differences(was, shown.get(key, "nothing"))][:1]
+        now = shown.get(key, "nothing")
+        if key == "runs":
+            wrong += _mislisted(was, now)
+        else:
+            wrong += [f"{key}{one}" for one in _differences(was, now)][:1]
     return wrong
+
+
+def _mislisted(was: list[Any], now: Any) -> list[str]:
+    """Return the runs that are missing or changed in the list. Damaged runs are marked, and may stand anywhere."""
+    if not isinstance(now, list) or TOLD not in now:
+        return [f"runs{one}" for one in _differences(was, now)][:1]
+    whole = [one for one in now if one != TOLD]
+    missing = [one for one in was if one in whole] != whole or len(now) != len(was)
+    return [f"runs: {_short(now)}"] if missing else []
 
 
 def _differences(was: Any, now: Any, where: str = "") -> list[str]:

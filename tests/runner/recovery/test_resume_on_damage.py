@@ -1,4 +1,4 @@
-"""Resumes that would build on a damaged result: refused before anything runs, with the task and the remedy in one line."""
+"""Resumes that would build on a damaged result: refused before anything runs, in a line with task and remedy."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from plait.persistence import SQLiteStore
 from plait.persistence.contract.samples import ANSWER, ASK, DONE_A, OPENING, START_A, Writer
-from plait.persistence.sqlite import statements
+from plait.persistence.sqlite import statements as sql
 from plait.persistence.sqlite.checksum import content_checksum, row_checksum
 from tests.support.processes.warm import Warm
 
@@ -29,9 +29,9 @@ def end_of(task_id: str, change: str) -> str:
     return f"UPDATE ends SET {change} WHERE id IN ({ids})"
 
 
-def edit(path: Path, *sql: str) -> None:
+def edit(path: Path, *statements: str) -> None:
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        for statement in sql:
+        for statement in statements:
             connection.execute(statement).fetchall()
 
 
@@ -39,7 +39,7 @@ def edit_runs(path: Path, change: str) -> None:
     """Change the rows of all runs as an earlier writer would have left them: with checksums that fit."""
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute(f"UPDATE runs SET {change}")
-        for *row, _ in connection.execute(statements.LIST_RUNS, (-1,)).fetchall():
+        for *row, _ in connection.execute(sql.LIST_RUNS, (-1,)).fetchall():
             number, run_id = row[:2]
             (settings,) = connection.execute("SELECT settings FROM runs WHERE number = ?", (number,)).fetchone()
             sums = row_checksum(*row), content_checksum(run_id, settings), number

@@ -1,0 +1,96 @@
+"""`plait runs`, and the other commands, beside a run whose row is damaged."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.support.plans.logged import make
+from tests.support.processes.command import plait_here
+from tests.support.stores.database import edit
+
+STORE = Path(".plait") / "plait.db"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with three ended runs."""
+    folder = tmp_path_factory.mktemp("made")
+    make(folder, "  - {id: a, prompt: one}\n  - {id: x, prompt: knock, backend: fail}\n", fail="fail")
+    for _ in range(3):
+        assert plait_here(folder, "run", "plan.yaml", "-q").code == 1
+    return folder
+
+
+@pytest.fixture
+def folder(made: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made, tmp_path / "copy"))
+
+
+def ids(folder: Path) -> list[str]:
+    return [run["run_id"] for run in plait_here(folder, "runs", "--json").value]
+
+
+def damage(folder: Path, run_id: str, change: str = "error = 'another'") -> None:
+    edit(folder / STORE, f"UPDATE runs SET {change} WHERE run_id = '{run_id}'")
+
+
+CHANGES = ["error = 'another'", "status = 'running'", "created_at = '2026-13-77'", "claims = '[['", "name = 'other'"]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_the_other_runs_are_listed_beside_a_damaged_one(folder: Path, change: str) -> None:
+    _, broken, _ = whole = ids(folder)
+    damage(folder, broken, change)
+    for words in ((), ("--long",)):
+        done = plait_here(folder, "runs", *words)
+        assert (done.code, done.err) == (0, "")
+        rows = {line.split()[0]: line.split()[1:] for line in done.out.splitlines()[1:]}
+        assert {name: row[1] for name, row in rows.items() if name != broken} == dict.fromkeys(
+            set(whole) - {broken}, "failed"
+        )
+        assert rows[broken][0] == "damaged"
+    listed = {run["run_id"]: run for run in plait_here(folder, "runs", "--json").value}
+    assert listed.keys() == set(whole)
+    assert listed[broken]["error"].startswith(f"run '{broken}' is damaged: its row does not fit its checksum")
+
+
+@pytest.mark.parametrize("words", [["show"], ["log"], ["graph"], ["resume"], ["show", "--json"]])
+def test_a_damaged_run_is_one_clear_line(folder: Path, words: list[str]) -> None:
+    newest, broken, _ = ids(folder)
+    damage(folder, broken)
+    done = plait_here(folder, words[0], broken, *words[1:])
+    assert (done.code, done.out, len(done.err.splitlines())) == (3, "", 1)
+    assert f"run '{broken}' is damaged: its row does not fit its checksum; restore a copy of the store" in done.err
+    if words != ["resume"]:
+        assert plait_here(folder, words[0], newest, *words[1:]).code == 0
+
+
+@pytest.mark.parametrize("change", ["prompt = 'two'", "spec = '{'"])
+def test_damage_of_a_task_is_one_clear_line_and_the_run_is_listed(folder: Path, change: str) -> None:
+    newest, *_ = whole = ids(folder)
+    edit(
+        folder / STORE, f"UPDATE given_tasks SET {change} WHERE task_id = 'a' AND run = (SELECT max(number) FROM runs)"
+    )
+    done = plait_here(folder, "show", newest)
+    assert (done.code, done.out, len(done.err.splitlines())) == (3, "", 1)
+    assert f"run '{newest}' is damaged: task 'a'" in done.err
+    assert ids(folder) == whole
+
+
+def test_a_damaged_run_is_neither_deleted_nor_resumed_unasked(folder: Path) -> None:
+    broken, middle, _ = ids(folder)
+    damage(folder, broken)
+    assert f"run {middle}" in plait_here(folder, "resume", "--retry-failed", "--dry-run").out
+    assert plait_here(folder, "gc", "--keep", "1").code == 0
+    assert ids(folder) == [broken, middle]
+
+
+def test_questions_of_a_damaged_run_are_not_missed_in_silence(folder: Path) -> None:
+    broken, *_ = ids(folder)
+    damage(folder, broken)
+    done = plait_here(folder, "questions")
+    assert (done.code, done.out) == (0, "nothing waits for a person\n")
+    assert f"run '{broken}' is damaged" in done.err
