@@ -46,9 +46,8 @@ async def prepare_resume(config: Config, run: StoredRun, how: ResumeOptions, con
     """Claim a run without a living owner and prepare the run for execution, in one transaction. Return None, and store
     nothing, if the run waits for a person, the resume brings nothing new, and `control` has not ended the run.
 
-    Raises RunOwned if another process claims the run first, RunNotResumable as `require_sound`, BackendMissing,
-    PolicyMissing, AnswerConflict for a late answer in `how`, PlaitError for an invalid answer or a surplus policy, and
-    StoreError.
+    Raises RunOwned if another process claims the run first, BackendMissing, PolicyMissing, AnswerConflict for a late
+    answer in `how`, PlaitError for an invalid answer or a surplus policy, StoreError, and as `require_sound`.
     """
     decided = policy_state_of(run, how.retry_failed)
     if decided.end is None:
@@ -86,10 +85,9 @@ async def prepare_resume(config: Config, run: StoredRun, how: ResumeOptions, con
     new_events += [_adopted(run, position, names[position], at) for position in adopted]
     await _load_failures(run)
     backlog = [] if policy is None else await _policy_backlog(run, new_events)
-    asks_here = config.on_question is not None and bool(state.asking)
-    runs = any(step.action in RUNS for step in steps)
+    works = (config.on_question is not None and state.asking) or any(step.action in RUNS for step in steps)
     waits = run.status is RunStatus.WAITING_INPUT and TaskStatus.WAITING_INPUT in state.statuses
-    if waits and is_unchanged and control.ended_by is None and not (adopted or backlog or asks_here or runs):
+    if waits and is_unchanged and control.ended_by is None and not (adopted or backlog or works):
         return None
     if not backlog and decided != read_policy_state(record.policy_state):
         # With a backlog, the first decision stores the reopened state. Otherwise the state is stored here; without

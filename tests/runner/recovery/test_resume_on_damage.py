@@ -75,7 +75,7 @@ async def test_a_task_that_must_not_take_effect_twice_is_not_offered_again(tmp_p
 async def test_damage_on_which_nothing_builds_stops_nothing_else(tmp_path: Path, mode: str) -> None:
     path = tmp_path / "p.db"
     done = [Task("a", "A", failure_mode=mode), Task("b", "B {{ a }}", depends_on=["a"])]  # type: ignore[arg-type]
-    await left_over(path, [*done, Task("z", "last", weight=0.1)], "a")
+    await left_over(path, [*done, Task("z", "last", depends_on=["b"])], "a")
     backend = Talker()
     async with SQLiteStore(path, mode="existing") as store:
         result = await ParallelRunner(backend, store=store).resume("r")
