@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import sqlite3
+import struct
 from contextlib import contextmanager
 from dataclasses import replace
 from operator import attrgetter
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
     from plait.persistence.sqlite.checksum import Content
 
 Row = tuple[Any, ...]
+_WRONG_TYPES = TypeError, KeyError, AttributeError, struct.error
+"""The errors of reading a value of a type that its column does not allow; struct.error is of a packed number."""
 _START = 8
 """The number of columns of a start with its checksum."""
 _TASK = 11
@@ -78,12 +81,12 @@ def read(
     except sqlite3.OperationalError as error:
         if "decode" not in str(error):
             raise
-    except (TypeError, KeyError, AttributeError) as error:
+    except _WRONG_TYPES as error:
         raise _of_wrong_type(error) from error
     connection.text_factory = decode_lossy
     try:
         return function(connection, *args, **kwargs)
-    except (TypeError, KeyError, AttributeError) as error:
+    except _WRONG_TYPES as error:
         raise _of_wrong_type(error) from error
     finally:
         connection.text_factory = str
