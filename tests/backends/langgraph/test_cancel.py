@@ -39,6 +39,8 @@ class Nodes:
     def __init__(self, holds: str, *, plain: bool) -> None:
         self.holds, self.plain = holds, plain
         self.begun: list[str] = []
+        self.before = {holds}
+        """The nodes that begin before the cancel."""
         self.late: list[str] = []
         """The nodes that began although the cancel was visible."""
 
@@ -113,13 +115,13 @@ async def cancel_while_held(nodes: Nodes, graph: Any, folder: Path, by: str) -> 
         runner = ParallelRunner(LangGraphBackend(graph), store=store)
         if by == "handle":
             async with runner.start(PLAN) as run:
-                await until(lambda: nodes.holds in nodes.begun)
+                await until(lambda: nodes.before <= set(nodes.begun))
                 run.cancel()
             return run.run_id
         async with RunService(runner) as service:
             run_id = await service.create_run(PLAN)
             await service.start_run(run_id)
-            await until(lambda: nodes.holds in nodes.begun)
+            await until(lambda: nodes.before <= set(nodes.begun))
             assert await service.cancel_run(run_id, wait=30) is RunStatus.CANCELLED
         return run_id
 
@@ -132,14 +134,12 @@ async def test_no_node_begins_after_the_cancel(
     tmp_path: Path, shape: Callable[[Nodes], Any], holds: str, *, plain: bool, by: str
 ) -> None:
     nodes = Nodes(holds, plain=plain)
+    if shape is parallel:  # a node of another branch that is scheduled beside the cancel counts as under way
+        nodes.before |= {"a": set("bcdefg"), "c": set("aefg"), "f": set("abcd"), "i": set()}[holds]
     async with kept(shape(nodes), tmp_path / "threads.db") as graph:
         run_id = await cancel_while_held(nodes, graph, tmp_path, by)
-        if shape is parallel:  # LangGraph may have scheduled a node of the other branch just before the cancel
-            assert not set(nodes.late) & set("hij")
-            assert all(len(set(nodes.late) & set(branch)) <= 1 for branch in ("bcd", "efg"))
-        else:
-            assert nodes.late == []
-            assert nodes.begun[-1] == holds
+        assert nodes.late == []
+        assert nodes.begun[-1] == holds or shape is parallel
         async with SQLiteStore(tmp_path / "runs.db") as store:
             tasks = {task.task_id: task.status for task in await store.list_tasks(run_id)}
             assert tasks == {"graph": TaskStatus.CANCELLED, "after": TaskStatus.CANCELLED}
