@@ -34,11 +34,10 @@ class EventDecoder:
 
     def feed(self, piece: bytes) -> list[ServerEvent]:
         """Return the events completed by `piece`, the next bytes of the stream."""
-        if self._ended_in_cr:
-            piece = piece.removeprefix(b"\n")  # the second half of a CR LF
-            self._ended_in_cr = False
         if not piece:
             return []
+        if self._ended_in_cr:
+            piece = piece.removeprefix(b"\n")  # the second half of a CR LF
         self._ended_in_cr = piece.endswith(b"\r")
         cut = max(piece.rfind(b"\n"), piece.rfind(b"\r")) + 1
         if not cut:

@@ -62,6 +62,10 @@ def test_an_event_is_there_as_soon_as_it_is_complete() -> None:
     assert decoder.feed(b"data: c\n\n") == [("", b"c")]
 
 
+def test_an_empty_piece_within_a_line_end_changes_nothing() -> None:
+    assert decode(b"data: a\r", b"", b"\ndata: b\r\n\r\n") == [("", b"a\nb")]
+
+
 def test_a_large_event_in_small_pieces_costs_linear_time() -> None:
     def seconds(pieces: int) -> float:
         decoder, piece, start = EventDecoder(), b"x" * 1000, time.process_time()
