@@ -39,7 +39,8 @@ class ReplayConversation:
         except BackendError as error:
             # The requests before the failure were paid for as well.
             error.usage += _usage_of(turn)
-            error.messages = tuple(turn) if len(turn) > 1 else ()
+            arrived = (*turn, *error.messages)
+            error.messages = arrived if len(arrived) > 1 else ()
             raise
         self._history += turn
         return Reply(text, data, self.session_id, _usage_of(turn), tuple(turn))

@@ -10,11 +10,10 @@ from typing import Any, ClassVar
 
 from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.json_fields import at, tables, text
-from plait.backends.llm.base import RemoteBackend, StreamUsage, in_words
+from plait.backends.llm.base import RemoteBackend, StreamUsage, in_words, truncated
 from plait.backends.llm.client import Client
 from plait.backends.llm.endpoint import Endpoint
 from plait.backends.llm.native_schema import native_schema
-from plait.backends.llm.openai import length_message
 from plait.backends.llm.server_errors import broken_off, no_answer
 from plait.backends.llm.sse import ServerEvent
 from plait.backends.protocol import ConversationRequest, JsonValue, Message, Output
@@ -156,9 +155,9 @@ class _Answer:
             why = f": {one_line(self._why, 200)}" if self._why else ""
             raise BackendError(ErrorKind.REFUSED, f"the model declined to answer{why}")
         if self._reason == "max_tokens":
-            raise BackendError(ErrorKind.CONTEXT_OVERFLOW, length_message(max_tokens, self._spent.usage.output_tokens))
+            raise truncated("".join(self._texts), self._spent.usage, max_tokens)
         if self._reason == "model_context_window_exceeded":
-            raise BackendError(ErrorKind.CONTEXT_OVERFLOW, "the answer was cut: the model's context is full")
+            raise truncated("".join(self._texts), self._spent.usage)
         if self._reason is not None:
             raise BackendError(ErrorKind.UNEXPECTED, f"the answer ended with stop reason {self._reason!r}")
         if not self._events:

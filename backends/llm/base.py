@@ -17,14 +17,14 @@ from uuid import uuid4
 
 from anyio.to_thread import run_sync
 
-from plait.backends.errors import BackendError, BackendUnavailable
+from plait.backends.errors import BackendError, BackendUnavailable, ErrorKind
 from plait.backends.json_fields import count, number
 from plait.backends.llm.client import Client, Limits, Response
 from plait.backends.llm.endpoint import Endpoint, environment_headers, find_server, is_environments
 from plait.backends.llm.server_errors import status_error
 from plait.backends.protocol import NO_USAGE, Conversation, ConversationRequest, JsonValue, Message, Output, Usage
 from plait.backends.replay import ReplayConversation
-from plait.backends.text import check_base_url, one_line, shown
+from plait.backends.text import check_base_url, clean_text, one_line, shown
 
 CONNECT_LIMIT = 15.0
 """Limit in seconds for connecting to a server. An answer may take far longer."""
@@ -259,6 +259,20 @@ def check_extra(extra: Mapping[str, JsonValue] | None) -> None:
 def in_words(schema: Mapping[str, object]) -> str:
     """Return the instruction to the model for a server that cannot be given `schema`."""
     return f"Answer with nothing but JSON that fits this JSON Schema: {json.dumps(schema, ensure_ascii=False)}"
+
+
+def truncated(text: str, usage: Usage, max_tokens: int | None = None) -> BackendError:
+    """Return the error of an answer that a limit of length cut after `text`. `max_tokens` is the limit of the request,
+    None if the request has none or if another limit was reached.
+    """
+    paid = f"the answer was cut after {usage.output_tokens} tokens" if usage.output_tokens else "the answer was cut"
+    if max_tokens is not None and usage.output_tokens in {0, max_tokens}:
+        reason = f"the backend's `max_tokens: {max_tokens}` is reached; raise it, or ask for a shorter answer"
+    else:
+        reason = "the model's context or its own limit is reached; shorten the prompt, or ask for a shorter answer"
+    text = clean_text(text)
+    messages = (Message("assistant", text, usage),) if text else ()
+    return BackendError(ErrorKind.TRUNCATED, f"{paid}: {reason}", usage=usage, messages=messages)
 
 
 def json_or_text(body: bytes) -> JsonValue:

@@ -63,7 +63,7 @@ class LocalBackend:
     temperature: float | None = 0.0
     """Sampling temperature. At 0, equal prompts get equal answers."""
     max_tokens: int | None = 256
-    """Limit of one answer. An answer that reaches the limit is an error (`context_overflow`)."""
+    """Limit of one answer. An answer that reaches the limit is an error (`truncated`)."""
     request_timeout: float = 600.0
     """Limit of one whole request, in seconds."""
     _child: _ReadyServer | None = field(default=None, init=False, repr=False)

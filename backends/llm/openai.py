@@ -16,7 +16,7 @@ from urllib.parse import quote, urlencode
 
 from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.json_fields import at, tables
-from plait.backends.llm.base import RemoteBackend, StreamUsage, in_words, json_or_text
+from plait.backends.llm.base import RemoteBackend, StreamUsage, in_words, json_or_text, truncated
 from plait.backends.llm.client import Client
 from plait.backends.llm.endpoint import Endpoint
 from plait.backends.llm.server_errors import broken_off, no_answer, status_error
@@ -219,7 +219,7 @@ class _Answer:
             why = one_line(refusal, 200) if refusal else f"a content filter stopped the answer ({self._said})"
             raise BackendError(ErrorKind.REFUSED, f"the model declined: {why}")
         if reason in _TOO_LONG:
-            raise BackendError(ErrorKind.CONTEXT_OVERFLOW, length_message(max_tokens, self._spent.usage.output_tokens))
+            raise truncated("".join(self._texts), self._spent.usage, max_tokens)
         if reason in _TOOLS:
             raise BackendError(ErrorKind.UNEXPECTED, "the model asked for a tool, and none was offered to it")
         if reason not in _WHOLE:
@@ -245,10 +245,3 @@ def _text(content: Any) -> str:
     parts = cast("list[object]", content) if isinstance(content, list) else [content]
     texts = [at(cast("JsonValue", part), "text") if isinstance(part, dict) else part for part in parts]
     return "".join(text for text in texts if isinstance(text, str))
-
-
-def length_message(max_tokens: int | None, output_tokens: int) -> str:
-    """Return the message for an answer cut for its length, as precise as the numbers allow."""
-    if max_tokens is not None and output_tokens in {0, max_tokens}:
-        return f"the answer was cut at max_tokens={max_tokens}; raise it, or ask for a shorter answer"
-    return f"the answer was cut after {output_tokens} tokens: the model's context or its own limit is reached"

@@ -37,7 +37,7 @@ _BY_WORD: Mapping[str, ErrorKind] = {
     "authentication_failed": ErrorKind.AUTH,
     "billing_error": ErrorKind.AUTH,
     "invalid_request": ErrorKind.INVALID_REQUEST,
-    "max_output_tokens": ErrorKind.CONTEXT_OVERFLOW,
+    "max_output_tokens": ErrorKind.TRUNCATED,
 }
 _IN_BRACKETS = re.compile(r"\(([45]\d\d)\b")
 _BY_CODE: Mapping[int, ErrorKind] = {
@@ -48,7 +48,7 @@ _BY_CODE: Mapping[int, ErrorKind] = {
     -32602: ErrorKind.INVALID_REQUEST,
 }
 _STOPS: Mapping[str, tuple[ErrorKind, str]] = {
-    "max_tokens": (ErrorKind.CONTEXT_OVERFLOW, "the answer or the context is full (max_tokens)"),
+    "max_tokens": (ErrorKind.TRUNCATED, "the answer or the context is full (max_tokens)"),
     "max_turn_requests": (
         ErrorKind.CONTEXT_OVERFLOW,
         "the limit of model requests in one turn is reached (max_turn_requests)",

@@ -40,7 +40,7 @@ _TYPED: Mapping[str, ErrorKind] = {
     "org_disabled_credential": ErrorKind.AUTH,
     "invalid_credential_header": ErrorKind.AUTH,
     "network_edge_blocked": ErrorKind.AUTH,
-    "max_output_tokens": ErrorKind.CONTEXT_OVERFLOW,
+    "max_output_tokens": ErrorKind.TRUNCATED,
     "message_over_context_limit": ErrorKind.CONTEXT_OVERFLOW,
     "autocompact_thrashing": ErrorKind.CONTEXT_OVERFLOW,
     "safety_monitor_blocked": ErrorKind.REFUSED,
@@ -60,7 +60,7 @@ _UNTYPED: Mapping[str, ErrorKind] = {
     "overloaded": ErrorKind.OVERLOADED,
     "invalid_request": ErrorKind.INVALID_REQUEST,
     "model_not_found": ErrorKind.INVALID_REQUEST,
-    "max_output_tokens": ErrorKind.CONTEXT_OVERFLOW,
+    "max_output_tokens": ErrorKind.TRUNCATED,
 }
 """`error` of a failed turn, for errors without an HTTP status."""
 

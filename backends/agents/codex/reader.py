@@ -25,7 +25,7 @@ _PHRASES: Phrases = (
     ("reason: content_filter", ErrorKind.REFUSED),
     ("was flagged", ErrorKind.REFUSED),
     ("request was blocked", ErrorKind.REFUSED),
-    ("reason: max_output_tokens", ErrorKind.CONTEXT_OVERFLOW),
+    ("reason: max_output_tokens", ErrorKind.TRUNCATED),
     ("at capacity", ErrorKind.OVERLOADED),
     ("not inside a trusted directory", ErrorKind.INVALID_REQUEST),
     ("error loading config", ErrorKind.INVALID_REQUEST),

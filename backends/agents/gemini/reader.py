@@ -27,7 +27,7 @@ _PHRASES: Phrases = (
     ("exhausted your", ErrorKind.RATE_LIMITED),
     ("quota will reset", ErrorKind.RATE_LIMITED),
     ("response was blocked", ErrorKind.REFUSED),
-    ("exceeded the token limit", ErrorKind.CONTEXT_OVERFLOW),
+    ("exceeded the token limit", ErrorKind.TRUNCATED),
     ("input token count", ErrorKind.CONTEXT_OVERFLOW),
     ("max session turns", ErrorKind.CONTEXT_OVERFLOW),
     ("no final response text", ErrorKind.TRANSIENT),

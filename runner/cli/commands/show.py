@@ -167,9 +167,10 @@ async def show_task(path: Path, word: str, task_id: str, as_json: bool) -> int:
         return COMPLETED
     _print_task(run, task, messages)
     print_section("prompt", task.prompt)
-    failed = {one.attempt: one.status for one in attempts[:-1] if one.error_kind}
+    failed = {one.attempt: one.status for one in attempts if one.error_kind}
     for message in messages:
-        whose = _message_note(message, failed)
+        is_last_prompt = message.role == "user" and message.attempt == attempts[-1].attempt
+        whose = "" if is_last_prompt else _message_note(message, failed)
         print_section(f"{message.role}{whose}", "(damaged)" if message.damaged else message.content)
     print_answers(task)
     print_question(task, [one for one in waiting if one.task_id == task.task_id], path)

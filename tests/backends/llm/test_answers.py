@@ -24,8 +24,8 @@ async def test_good_finish_reasons_of_all_servers(reason: str) -> None:
 @pytest.mark.parametrize(
     ("reason", "kind"),
     [
-        *((name, ErrorKind.CONTEXT_OVERFLOW) for name in ("MAX_TOKENS", "model_length")),
-        ("model_context_window_exceeded", ErrorKind.CONTEXT_OVERFLOW),
+        *((name, ErrorKind.TRUNCATED) for name in ("MAX_TOKENS", "model_length")),
+        ("model_context_window_exceeded", ErrorKind.TRUNCATED),
         *((name, ErrorKind.REFUSED) for name in ("content_filter: PROHIBITED_CONTENT", "SAFETY", "RECITATION")),
         *((name, ErrorKind.REFUSED) for name in ("sensitive", "blocklist", "SPII", "prohibited_content")),
         ("function_call", ErrorKind.UNEXPECTED),

@@ -190,8 +190,8 @@ async def test_a_model_that_cannot_write_as_much_as_max_tokens_allows() -> None:
 @pytest.mark.parametrize(
     ("reason", "kind", "words"),
     [
-        ("max_tokens", ErrorKind.CONTEXT_OVERFLOW, "max_tokens=7; raise it"),
-        ("model_context_window_exceeded", ErrorKind.CONTEXT_OVERFLOW, "context is full"),
+        ("max_tokens", ErrorKind.TRUNCATED, "after 7 tokens: the backend's `max_tokens: 7` is reached; raise it"),
+        ("model_context_window_exceeded", ErrorKind.TRUNCATED, "after 7 tokens: the model's context"),
         ("refusal", ErrorKind.REFUSED, "declined"),
         ("tool_use", ErrorKind.UNEXPECTED, "'tool_use'"),
         ("pause_turn", ErrorKind.UNEXPECTED, "'pause_turn'"),
@@ -230,7 +230,7 @@ async def test_an_answer_in_one_piece() -> None:
         assert (reply.text, reply.usage) == ("all of it", Usage(9, 2, model="big"))
         with pytest.raises(BackendError) as caught:
             await say(make(server))
-    assert caught.value.kind is ErrorKind.CONTEXT_OVERFLOW
+    assert caught.value.kind is ErrorKind.TRUNCATED
 
 
 @pytest.mark.parametrize(

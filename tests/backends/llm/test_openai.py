@@ -185,7 +185,8 @@ async def test_no_second_repair_turn() -> None:
 
 
 @pytest.mark.parametrize(
-    ("max_tokens", "words"), [(7, "max_tokens=7; raise it"), (500, "after 7 tokens"), (None, "after 7 tokens")]
+    ("max_tokens", "words"),
+    [(7, "`max_tokens: 7` is reached; raise it"), (500, "after 7 tokens"), (None, "after 7 tokens")],
 )
 async def test_length_says_which_limit(max_tokens: int | None, words: str) -> None:
     async with serve(events(WIRE.parts("so far", reason="length"))) as server:
@@ -290,7 +291,7 @@ async def test_an_answer_in_one_piece() -> None:
 @pytest.mark.parametrize(
     ("choice", "kind"),
     [
-        ({"message": {"content": "half"}, "finish_reason": "length"}, ErrorKind.CONTEXT_OVERFLOW),
+        ({"message": {"content": "half"}, "finish_reason": "length"}, ErrorKind.TRUNCATED),
         ({"message": {"content": "half"}, "finish_reason": None}, ErrorKind.TRANSIENT),
         ({"message": {"content": None, "refusal": "no"}, "finish_reason": "stop"}, ErrorKind.REFUSED),
     ],

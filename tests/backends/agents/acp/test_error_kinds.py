@@ -13,7 +13,7 @@ WORDS = {
     "authentication_failed": "auth",
     "billing_error": "auth",
     "invalid_request": "invalid_request",
-    "max_output_tokens": "context_overflow",
+    "max_output_tokens": "truncated",
 }
 CODES = {
     -32000: "auth",
@@ -45,7 +45,7 @@ LOST = [
     "service failure",
 ]
 STOPS = {
-    "max_tokens": ("context_overflow", "max_tokens"),
+    "max_tokens": ("truncated", "max_tokens"),
     "max_turn_requests": ("context_overflow", "max_turn_requests"),
     "refusal": ("refused", "declined"),
     "cancelled": ("crashed", "cancelled"),

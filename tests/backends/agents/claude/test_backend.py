@@ -203,7 +203,7 @@ API_ERROR: dict[str, Any] = {
         ({"api_error_status": 404, "result": "no such model"}, ErrorKind.INVALID_REQUEST, None),
         ({"api_error_status": 403, "result": "no"}, ErrorKind.AUTH, None),
         ({"result": "Prompt is too long"}, ErrorKind.CONTEXT_OVERFLOW, None),
-        ({"result": "...", "api_error": "max_output_tokens"}, ErrorKind.CONTEXT_OVERFLOW, None),
+        ({"result": "...", "api_error": "max_output_tokens"}, ErrorKind.TRUNCATED, None),
         ({"result": "Claude AI usage limit reached|1795000060"}, ErrorKind.RATE_LIMITED, 60.0),
         ({"result": "You've hit your limit · resets 12pm (UTC)"}, ErrorKind.RATE_LIMITED, 3_260.0),
         ({"result": "This appears to violate our Usage Policy"}, ErrorKind.REFUSED, None),

@@ -20,7 +20,7 @@ FIELDS = [
     ("api_error", "org_disabled_credential", "auth"),
     ("api_error", "invalid_credential_header", "auth"),
     ("api_error", "network_edge_blocked", "auth"),
-    ("api_error", "max_output_tokens", "context_overflow"),
+    ("api_error", "max_output_tokens", "truncated"),
     ("api_error", "message_over_context_limit", "context_overflow"),
     ("api_error", "autocompact_thrashing", "context_overflow"),
     ("api_error", "safety_monitor_blocked", "refused"),
@@ -45,7 +45,7 @@ ERRORS = {
     "overloaded": "overloaded",
     "invalid_request": "invalid_request",
     "model_not_found": "invalid_request",
-    "max_output_tokens": "context_overflow",
+    "max_output_tokens": "truncated",
     "unknown": "transient",
 }
 MESSAGES = {

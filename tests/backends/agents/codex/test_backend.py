@@ -167,7 +167,7 @@ def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         ("To use Codex with your ChatGPT plan, upgrade to Plus", ErrorKind.AUTH, None),
         ("Missing environment variable: `KEY`.", ErrorKind.AUTH, None),
         ("Codex ran out of room in the model's context window.", ErrorKind.CONTEXT_OVERFLOW, None),
-        ("Incomplete response returned, reason: max_output_tokens", ErrorKind.CONTEXT_OVERFLOW, None),
+        ("Incomplete response returned, reason: max_output_tokens", ErrorKind.TRUNCATED, None),
         ("Incomplete response returned, reason: content_filter", ErrorKind.REFUSED, None),
         ("Selected model is at capacity. Please try a different model.", ErrorKind.OVERLOADED, None),
         ("unexpected status 503 Service Unavailable: no", ErrorKind.OVERLOADED, None),

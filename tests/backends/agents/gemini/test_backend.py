@@ -156,7 +156,7 @@ def test_a_bare_word_of_the_server_is_explained_by_the_exit_status(status: int, 
     ("message", "kind"),
     [
         ("The model response was blocked due to safety settings.", ErrorKind.REFUSED),
-        ("Model response was truncated because it exceeded the token limit.", ErrorKind.CONTEXT_OVERFLOW),
+        ("Model response was truncated because it exceeded the token limit.", ErrorKind.TRUNCATED),
         ("Thoughts but no final response text. If your context window is near", ErrorKind.TRANSIENT),
     ],
 )
