@@ -71,7 +71,7 @@ def run_cli(command: click.Command, arguments: Sequence[str]) -> int:
         code: int | None = command.main(list(arguments), prog_name="plait", standalone_mode=False)
         return code or COMPLETED
     except click.ClickException as error:
-        error.show()
+        (error if isinstance(error, CliError) else _usage_error(error)).show()
         return error.code if isinstance(error, CliError) else USAGE
     except (click.Abort, KeyboardInterrupt):
         return CANCELLED
@@ -84,6 +84,14 @@ def run_cli(command: click.Command, arguments: Sequence[str]) -> int:
             print_line(visible(answer))
         fault.show()
         return fault.code
+
+
+def _usage_error(error: click.ClickException) -> CliError:
+    """Return `error` of click, whose own text takes four lines, as one line."""
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    command = context.command_path if context else "plait"
+    message = error.format_message().removesuffix(".").replace("a valid integer range", "a whole number")
+    return CliError(f"{message[:1].lower()}{message[1:]}; see `{command} --help`")
 
 
 def _require_working_directory() -> None:

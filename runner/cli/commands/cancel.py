@@ -24,8 +24,8 @@ from plait.runner.parallel import CANCEL_GRACE_SECONDS
 def cancel_command(run: str, store_path: Path, as_json: bool) -> int:
     """Cancel RUN (an id, the beginning of an id, or `last`) for good, also while another process runs the run.
 
-    Completed tasks keep their results. No further task starts, and running tasks have 5 seconds to end. A run that has
-    ended stays as it is.
+    Completed tasks keep their results. No further task starts, and running tasks have 5 seconds to end, or as many as
+    `serve --cancel-grace` says for a run of a server. A run that has ended stays as it is.
     """
     return anyio.run(cancel_run, run, store_path, as_json)
 

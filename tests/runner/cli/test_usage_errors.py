@@ -1,0 +1,32 @@
+"""Wrong words on the command line: one line and exit code 2."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.processes.command import plait_here
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("run", "missing argument 'PLAN'; see `plait run --help`"),
+        ("run plan.yaml --x", "no such option '--x'; see `plait run --help`"),
+        ("show a b c", "got unexpected extra argument (c); see `plait show --help`"),
+        ("nope", "no such command 'nope'; see `plait --help`"),
+        ("show a b --events", "--events is for a whole run; leave TASK out; see `plait show --help`"),
+        (
+            "serve --cancel-grace x",
+            "invalid value for '--cancel-grace': 'x' is not a whole number; see `plait serve --help`",
+        ),
+        (
+            "serve --port 65536",
+            "invalid value for '--port': 65536 is not in the range 0<=x<=65535; see `plait serve --help`",
+        ),
+    ],
+)
+def test_one_line_and_exit_code_2(tmp_path: Path, words: str, said: str) -> None:
+    done = plait_here(tmp_path, *words.split())
+    assert (done.code, done.out, done.err) == (2, "", f"plait: {said}\n")
