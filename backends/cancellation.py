@@ -54,8 +54,8 @@ class Cancellation:
             del self._callbacks[key]
 
 
-class cancellable:  # noqa: N801 - used as a statement, like a function
-    """Let the code inside `with cancellable(cancellation):` read the request. The end of the block is the attempt's."""
+class CancellableTurn:
+    """A turn whose code can read the request. The end of the `with` block is the end of the attempt."""
 
     __slots__ = ("_token", "cancellation", "over")
 
@@ -64,14 +64,14 @@ class cancellable:  # noqa: N801 - used as a statement, like a function
         self.over = False
 
     def __enter__(self) -> None:
-        self._token: Token[cancellable | None] = _turn.set(self)
+        self._token: Token[CancellableTurn | None] = _turn.set(self)
 
     def __exit__(self, *_: object) -> None:
         self.over = True
         _turn.reset(self._token)
 
 
-_turn: ContextVar[cancellable | None] = ContextVar("turn", default=None)
+_turn: ContextVar[CancellableTurn | None] = ContextVar("turn", default=None)
 
 
 @contextmanager

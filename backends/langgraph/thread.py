@@ -19,7 +19,7 @@ from uuid import uuid4
 
 from plait.backends.cancellation import when_cancelled
 from plait.backends.errors import BackendError, ErrorKind
-from plait.backends.langgraph.fields import RunFields
+from plait.backends.langgraph.state_fields import RunFields
 from plait.backends.langgraph.values import messages_of, question_of, reply_of, tokens_of
 from plait.backends.protocol import ConversationRequest, Output, Reply, Usage
 from plait.backends.structured import Schema

@@ -12,7 +12,7 @@ from typing import TypeAlias, TypeGuard, cast, get_args
 import anyio
 
 from plait.backends.ask import QuestionAsked, answering
-from plait.backends.cancellation import Cancellation, cancellable
+from plait.backends.cancellation import CancellableTurn, Cancellation
 from plait.backends.errors import BackendError, BackendUnavailable, ErrorKind
 from plait.backends.protocol import (
     NO_USAGE,
@@ -30,7 +30,7 @@ from plait.backends.structured import Schema
 from plait.backends.text import clean_text, shown
 from plait.backends.values import value
 from plait.persistence.failpoints import reached
-from plait.runner.cancellation import Cancels
+from plait.runner.asyncio_cancellation import Cancels
 from plait.runner.domain.question import Asking, Way
 from plait.runner.errors import PlaitError, PromptError
 from plait.runner.log import logger
@@ -73,7 +73,7 @@ async def call_backend(
     cancels = Cancels()
     timeout = request.timeout
     try:
-        with cancellable(cancellation), answering(answers):
+        with CancellableTurn(cancellation), answering(answers):
             if timeout is None:
                 await _send(backend, request, prompt, replies)
             else:

@@ -28,7 +28,7 @@ from plait.persistence.errors import Conflict, Fenced, StoreBusy, StoreError, St
 from plait.persistence.failpoints import reached
 from plait.persistence.protocol import Store
 from plait.persistence.rules import split_completion
-from plait.runner.cancellation import outlasting_cancellation
+from plait.runner.asyncio_cancellation import outlasting_cancellation
 from plait.runner.clock import Clock, iso
 from plait.runner.domain import events
 from plait.runner.domain.result import Degradation

@@ -10,7 +10,7 @@ import anyio.abc
 
 from plait.backends.ask import as_here
 from plait.backends.protocol import JsonInput
-from plait.runner.cancellation import Cancels
+from plait.runner.asyncio_cancellation import Cancels
 from plait.runner.domain.question import Asking, OnQuestion, OpenQuestion, parse_time
 from plait.runner.engine.attempt import RunContext
 from plait.runner.errors import PlaitError

@@ -31,7 +31,7 @@ from plait.persistence.errors import Conflict, Fenced, StoreError
 from plait.persistence.failpoints import reached
 from plait.persistence.protocol import Store, files_root
 from plait.persistence.records import Owner
-from plait.runner.cancellation import require_asyncio
+from plait.runner.asyncio_cancellation import require_asyncio
 from plait.runner.clock import iso, stamper
 from plait.runner.domain import events
 from plait.runner.domain.conversation import History

@@ -13,7 +13,7 @@ from plait.persistence.changes import Batch
 from plait.persistence.errors import StoreError
 from plait.persistence.protocol import Store, files_root
 from plait.persistence.records import AttemptRecord, EventRecord, MessageRecord, Note, NoteRecord, RunRecord, TaskRecord
-from plait.runner.cancellation import Cancels
+from plait.runner.asyncio_cancellation import Cancels
 
 T = TypeVar("T")
 

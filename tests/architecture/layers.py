@@ -33,7 +33,7 @@ LAYERS: list[list[str]] = [
     ["persistence"],  # the public names
     ["persistence.contract"],
     # One run of a DAG.
-    ["runner.errors", "runner.clock", "runner.log", "runner.cancellation"],
+    ["runner.errors", "runner.clock", "runner.log", "runner.asyncio_cancellation"],
     ["runner.prompts"],
     ["runner.domain"],
     ["runner.scheduling", "runner.policies", "runner.drawing", "runner.state"],

@@ -16,7 +16,7 @@ from langgraph.graph import END, START, MessagesState, StateGraph
 
 from plait import DAG, ParallelRunner, RunService, RunStatus, SQLiteStore, Task, TaskStatus, Usage, cancel_requested
 from plait.backends import BackendError, ConversationRequest, LangGraphBackend, Output
-from plait.backends.cancellation import Cancellation, cancellable
+from plait.backends.cancellation import CancellableTurn, Cancellation
 from tests.support.graphs import kept
 from tests.support.polling import until
 
@@ -164,7 +164,7 @@ async def test_a_cancel_that_comes_just_before_a_node_begins(tmp_path: Path) -> 
 
     async with kept(flat(nodes), tmp_path / "threads.db") as graph:
         request = ConversationRequest(idempotency_key="run:graph", on_output=on_output)
-        with cancellable(cancellation):
+        with CancellableTurn(cancellation):
             async with LangGraphBackend(graph).open(request) as conversation:
                 with pytest.raises(BackendError, match="the graph stopped between two nodes"):
                     await conversation.send("p")
