@@ -185,6 +185,8 @@ class ConversationRequest:
     """Seconds until the turn is cancelled; None for never. A backend that ends the turn itself shortly before can
     report the turn's usage and whether the session can be continued.
     """
+    goes_on: bool = False
+    """Whether another task is known to continue the conversation, so that a server's cache is worth filling."""
 
 
 class Conversation(Protocol):

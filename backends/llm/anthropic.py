@@ -14,6 +14,7 @@ from plait.backends.llm.base import RemoteBackend, StreamUsage, in_words, trunca
 from plait.backends.llm.client import Client
 from plait.backends.llm.endpoint import Endpoint
 from plait.backends.llm.native_schema import native_schema
+from plait.backends.llm.prompt_cache import SharedBeginning
 from plait.backends.llm.server_errors import broken_off, no_answer
 from plait.backends.llm.sse import ServerEvent
 from plait.backends.protocol import ConversationRequest, JsonValue, Message, Output
@@ -59,46 +60,96 @@ class AnthropicBackend(RemoteBackend):
     async def _ask(
         self, client: Client, request: ConversationRequest, messages: Sequence[Message], spent: StreamUsage
     ) -> Message:
-        build = partial(self._request, request, messages)
         url = self._server.url_of("/v1/messages")
-        answer = _Answer(request, spent, self._server, url)
-        with await self._answered(client, url, build, request) as response:
-            await response.receive(answer.take, answer.take_whole)
+        async with self._sharing(request, self._system(messages), _turns(messages)) as shared:
+            build = partial(self._request, request, messages, 0 if shared is None else shared.length)
+            answer = _Answer(request, spent, self._server, url, shared)
+            with await self._answered(client, url, build, request) as response:
+                await response.receive(answer.take, answer.take_whole)
         return answer.finish(self.max_tokens)
 
     def _headers(self, server: Endpoint) -> Mapping[str, str]:
         key = {"x-api-key": server.key} if server.key else {}
         return {"anthropic-version": _VERSION, **key}
 
-    def _request(self, request: ConversationRequest, messages: Sequence[Message], avoided: Set[str]) -> dict[str, Any]:
-        systems = [self.system or "", *(message.content for message in messages if message.role == "system")]
+    def _system(self, messages: Sequence[Message]) -> str:
+        texts = [self.system or "", *(message.content for message in messages if message.role == "system")]
+        return "\n\n".join(clean_text(text) for text in texts if text)
+
+    def _request(
+        self, request: ConversationRequest, messages: Sequence[Message], shared: int, avoided: Set[str]
+    ) -> dict[str, Any]:
+        """Return the body of a request. `shared` is the length in characters of the beginning of the prompt, system
+        prompt included, to be kept by the server; 0 for none.
+        """
+        system, turns = self._system(messages), _turns(messages)
+        texts: list[Any] = [turn.content for turn in turns]
         body: dict[str, Any] = {
             "model": self.model or DEFAULT_MODEL,
             "max_tokens": self.max_tokens,
-            # The API rejects empty messages.
-            "messages": [{"role": m.role, "content": m.content} for m in messages if m.role != "system" and m.content],
             "stream": self.stream,
             **(self.extra or {}),
         }
         if self.temperature is not None:
             body["temperature"] = self.temperature
+        words = ""
         if request.output_schema is not None:
             words = in_words(request.output_schema)
             wanted = None if words in avoided else native_schema(request.output_schema)
-            if wanted is None:
-                systems.append(words)
-            else:
+            if wanted is not None:
                 own: Any = body.get("output_config", {})
                 body["output_config"] = {**own, "format": {"type": "json_schema", "schema": wanted}}
-        system = "\n\n".join(clean_text(text) for text in systems if text)
-        return {**body, "system": system} if system else body
+                words = ""
+        whole = "\n\n".join(text for text in (system, clean_text(words)) if text)
+        if self._cache is not None:
+            # A beginning that ends within the history is a part of what is kept at the history's end.
+            in_last = shared - len(system) - sum(map(len, texts[:-1]))
+            ends = _ends_of_conversation(request, len(texts))
+            if in_last > 0 and len(texts) - 1 not in ends:
+                texts[-1] = _kept(texts[-1], in_last)
+            for index in ends:
+                texts[index] = _kept(texts[index], len(texts[index]))
+        body["messages"] = [{"role": turn.role, "content": text} for turn, text in zip(turns, texts, strict=True)]
+        if whole:
+            body["system"] = _kept(whole, shared) if 0 < shared <= len(system) else whole
+        return body
+
+
+def _turns(messages: Sequence[Message]) -> list[Message]:
+    """Return the messages without those of the system. The API rejects empty messages."""
+    return [message for message in messages if message.role != "system" and message.content]
+
+
+def _ends_of_conversation(request: ConversationRequest, turns: int) -> list[int]:
+    """Return the indices of the turns up to which another request has read or will read the conversation."""
+    before = len(_turns(request.history))
+    return [index for index, is_end in ((before - 1, before), (turns - 1, request.goes_on)) if is_end]
+
+
+def _block(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}
+
+
+def _kept(text: str, length: int) -> list[dict[str, Any]]:
+    """Return `text` as blocks. The first is to be kept by the server: the whole words within `length` characters."""
+    end = len(text) if length >= len(text) else max(text.rfind(mark, 0, length) for mark in "\n ") + 1 or length
+    kept = {**_block(text[:end]), "cache_control": {"type": "ephemeral"}}
+    return [kept, _block(text[end:])] if text[end:] else [kept]
 
 
 class _Answer:
     """An answer assembled event by event."""
 
-    def __init__(self, request: ConversationRequest, spent: StreamUsage, server: Endpoint, url: str) -> None:
+    def __init__(
+        self,
+        request: ConversationRequest,
+        spent: StreamUsage,
+        server: Endpoint,
+        url: str,
+        shared: SharedBeginning | None,
+    ) -> None:
         self._request = request
+        self._shared = shared
         self._spent = spent
         self._server = server
         self._url = url
@@ -115,6 +166,8 @@ class _Answer:
         if kind == "error":
             raise broken_off(value, self._server)
         if kind == "message_start":
+            if self._shared is not None:
+                self._shared.begin()
             self._begin(at(value, "message"))
         elif kind == "content_block_delta" and at(value, "delta", "type") == "text_delta":
             self._add_text(at(value, "delta", "text"))

@@ -7,7 +7,7 @@ import os
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence, Set
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import TracebackType
@@ -21,6 +21,7 @@ from plait.backends.errors import BackendError, BackendUnavailable, ErrorKind
 from plait.backends.json_fields import count, number
 from plait.backends.llm.client import Client, Limits, Response
 from plait.backends.llm.endpoint import Endpoint, environment_headers, find_server, is_environments
+from plait.backends.llm.prompt_cache import SHORTEST, PromptCache, SharedBeginning
 from plait.backends.llm.server_errors import status_error
 from plait.backends.protocol import NO_USAGE, Conversation, ConversationRequest, JsonValue, Message, Output, Usage
 from plait.backends.replay import ReplayConversation
@@ -90,9 +91,15 @@ class RemoteBackend(ABC):
     """Whether the answer is requested as a stream. False for a server that cannot stream: the work then goes on at most
     servers after a cancellation.
     """
+    prompt_cache: bool | None = None
+    """Whether the server keeps the beginnings of prompts, and charges less for them when they come again. Of requests
+    with a long common beginning the first is then sent alone, until its answer begins, and Anthropic is told what to
+    keep. None means true for the vendor's own server and false for any other.
+    """
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
     _client: Client | None = field(default=None, init=False, repr=False)
     _server: Endpoint = field(default=Endpoint("", ""), init=False, repr=False)
+    _cache: PromptCache | None = field(default=None, init=False, repr=False)
     _avoided: set[str] = field(default_factory=set[str], init=False, repr=False)
 
     url_env: ClassVar[str]
@@ -105,6 +112,8 @@ class RemoteBackend(ABC):
     """Environment variables that each hold the value of a header for that server, and the names of the headers."""
     use_proxy: ClassVar[bool] = True
     """Whether the proxy that the environment names is used."""
+    keep_alive: ClassVar[bool] = True
+    """Whether connections are used again."""
 
     def __post_init__(self) -> None:
         check_base_url(self.base_url, f"the environment variable {self.api_key_env}")
@@ -178,6 +187,17 @@ class RemoteBackend(ABC):
                 raise status_error(response.status, response.headers, said, url, self._server)
             request.on_output(Output("notice", "the server refuses a part of the request; asking without it"))
 
+    def _sharing(
+        self, request: ConversationRequest, system: str, messages: Sequence[Message]
+    ) -> AbstractAsyncContextManager[SharedBeginning | None]:
+        """Return the context in which a request is sent; the value is None if there is nothing to share."""
+        texts = [system, *(message.content for message in messages)]
+        if self._cache is None or sum(map(len, texts)) < SHORTEST:
+            return nullcontext()
+        return SharedBeginning(
+            self._cache, "".join(texts), "" if request.output_schema is None else in_words(request.output_schema)
+        )
+
     def _to_avoid(self, complaint: str, request: ConversationRequest) -> set[str]:
         """Return the rejected parts, according to the server's `complaint` in lower case, for which an alternative
         exists.
@@ -207,6 +227,8 @@ class RemoteBackend(ABC):
         with self._lock:
             if self._client is None:
                 self._server = self._find_server()
+                uses_cache = not self._is_custom if self.prompt_cache is None else self.prompt_cache
+                self._cache = PromptCache() if uses_cache and self.stream else None
                 self._client = self._make_or_explain(self._server)
             return self._client
 
@@ -216,7 +238,7 @@ class RemoteBackend(ABC):
             headers |= environment_headers(self.headers_env, self.named_headers)
         limits = Limits(self.request_timeout, min(CONNECT_LIMIT, self.request_timeout))
         try:
-            return Client(server, headers, limits, use_proxy=self.use_proxy)
+            return Client(server, headers, limits, use_proxy=self.use_proxy, keep_alive=self.keep_alive)
         except BackendUnavailable:
             raise
         except Exception as exc:  # a broken certificate store, for example

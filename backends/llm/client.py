@@ -43,6 +43,8 @@ _TAIL_LIMIT = 0.1
 _OWN_HEADERS = {"content-type": "application/json", "user-agent": "plait", "accept-encoding": "identity"}
 """No compression: a compressor on the way would hold events back."""
 
+_CLOSE = {"connection": "close"}
+
 _to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _Sessions: TypeAlias = "dict[asyncio.AbstractEventLoop, tuple[aiohttp.ClientSession, AsyncGenerator[Any]]]"
 Take: TypeAlias = Callable[[ServerEvent], bool]
@@ -69,8 +71,10 @@ class Response:
         self._raw = raw
         self.status = raw.status
         self.headers: Mapping[str, str] = raw.headers
+        self.hangs_up = self.headers.get("server") == _HANGS_UP
+        """Whether the server closes the connection after the response, whatever it says."""
         connection = raw.connection
-        if connection is not None and connection.protocol is not None and self.headers.get("server") == _HANGS_UP:
+        if self.hangs_up and connection is not None and connection.protocol is not None:
             connection.protocol.force_close()
 
     def __enter__(self) -> Self:
@@ -120,13 +124,22 @@ class Response:
 class Client:
     """A client for one server. Creating a client imports aiohttp and may read certificates: create it in a thread."""
 
-    def __init__(self, server: Endpoint, headers: Mapping[str, str], limits: Limits, *, use_proxy: bool = True) -> None:
+    def __init__(
+        self,
+        server: Endpoint,
+        headers: Mapping[str, str],
+        limits: Limits,
+        *,
+        use_proxy: bool = True,
+        keep_alive: bool = True,
+    ) -> None:
         import aiohttp  # noqa: PLC0415 - takes 0.15 s
 
         self._aiohttp = aiohttp
         self._server = server
         self._limits = limits
         self._proxy = server.proxy() if use_proxy else None
+        self._headers = None if keep_alive else _CLOSE
         self._options: dict[str, Any] = {
             # Names in lower case: a later header replaces an earlier one of the same name.
             "headers": _OWN_HEADERS | {name.lower(): value for name, value in headers.items()},
@@ -143,12 +156,17 @@ class Client:
         # A lone surrogate would not survive the encoding.
         data = clean_text(_to_json(body)).encode()
         session = await self._session()
-        return Response(await session.post(url, data=data, allow_redirects=False, proxy=self._proxy))
+        response = Response(
+            await session.post(url, data=data, headers=self._headers, allow_redirects=False, proxy=self._proxy)
+        )
+        if response.hangs_up:  # a response that arrived whole has given its connection back already
+            self._headers = _CLOSE
+        return response
 
     async def get(self, url: str) -> Response:
         """Request `url`, and return the response, whatever its status. Raises the exceptions of aiohttp."""
         session = await self._session()
-        return Response(await session.get(url, allow_redirects=False, proxy=self._proxy))
+        return Response(await session.get(url, headers=self._headers, allow_redirects=False, proxy=self._proxy))
 
     async def aclose(self) -> None:
         """Close the connections of the running event loop. A later request opens new ones."""

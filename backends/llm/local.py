@@ -153,10 +153,13 @@ def missing_parts(*, weights: bool = True) -> list[str]:
 
 
 class _ServerClient(OpenAIBackend):
-    """The OpenAI adapter for the child: the key is made by this process, and no proxy is used."""
+    """The OpenAI adapter for the child: the key is made by this process, no proxy is used, and the server
+    closes its connections.
+    """
 
     key: str = ""
     use_proxy: ClassVar[bool] = False
+    keep_alive: ClassVar[bool] = False
 
     def _find_server(self) -> Endpoint:
         return Endpoint(self.base_url or "", self.key)

@@ -19,6 +19,7 @@ from plait.backends.json_fields import at, tables
 from plait.backends.llm.base import RemoteBackend, StreamUsage, in_words, json_or_text, truncated
 from plait.backends.llm.client import Client
 from plait.backends.llm.endpoint import Endpoint
+from plait.backends.llm.prompt_cache import SharedBeginning
 from plait.backends.llm.server_errors import broken_off, no_answer, status_error
 from plait.backends.llm.sse import ServerEvent
 from plait.backends.protocol import ConversationRequest, JsonValue, Message, Output
@@ -80,9 +81,10 @@ class OpenAIBackend(RemoteBackend):
         model = await self._choose_model(client)
         build = partial(self._request, model, request, messages)
         url = self._url_for(model)
-        answer = _Answer(request, spent, self._server, url)
-        with await self._answered(client, url, build, request) as response:
-            await response.receive(answer.take, answer.take_whole)
+        async with self._sharing(request, self.system or "", messages) as shared:
+            answer = _Answer(request, spent, self._server, url, shared)
+            with await self._answered(client, url, build, request) as response:
+                await response.receive(answer.take, answer.take_whole)
         return answer.finish(self.max_tokens)
 
     def _headers(self, server: Endpoint) -> Mapping[str, str]:
@@ -163,8 +165,16 @@ class OpenAIBackend(RemoteBackend):
 class _Answer:
     """An answer assembled chunk by chunk. Lenient servers omit fields, so every field is treated as optional."""
 
-    def __init__(self, request: ConversationRequest, spent: StreamUsage, server: Endpoint, url: str) -> None:
+    def __init__(
+        self,
+        request: ConversationRequest,
+        spent: StreamUsage,
+        server: Endpoint,
+        url: str,
+        shared: SharedBeginning | None,
+    ) -> None:
         self._request = request
+        self._shared = shared
         self._spent = spent
         self._server = server
         self._url = url
@@ -194,6 +204,8 @@ class _Answer:
 
     def _add(self, chunk: Mapping[str, JsonValue]) -> None:
         self._chunks += 1
+        if self._shared is not None:
+            self._shared.begin()
         if chunk.get("usage"):
             self._spent.note(chunk["usage"], read=("prompt_tokens",), written="completion_tokens")
         if self._spent.usage.model is None:

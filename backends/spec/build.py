@@ -74,6 +74,11 @@ class _RemoteSpec(_ModelSpec):
     stream: bool = Field(
         default=True, description="Whether answers are streamed; false for a server that cannot stream."
     )
+    prompt_cache: bool | None = Field(
+        default=None,
+        description="Whether the server keeps the beginnings of prompts and charges less for them later. Default: true "
+        "for the vendor's own server, else false.",
+    )
     extra: dict[str, Any] | None = Field(
         default=None,
         description="Further fields of each request's body, as named by the server, such as reasoning_effort.",

@@ -264,7 +264,7 @@ class AttemptRunner:
                 answer = Answer(continuation.answer.value)
         task = attempt.task
         files = self._files(attempt) if self._outlive[self._context.task_backends[attempt.position]] else None
-        return ConversationRequest(  # positional: fourteen keyword arguments take as long as the rest of this method
+        return ConversationRequest(  # positional: fifteen keyword arguments take as long as the rest of this method
             attempt.session_id,
             attempt.resume,
             messages,
@@ -279,6 +279,7 @@ class AttemptRunner:
             partial(self._output, attempt),
             partial(self._session, attempt),
             self._time_left(attempt),
+            self._state.times_continued(attempt.position) > 0,
         )
 
     def _files(self, attempt: Attempt) -> Files | None:

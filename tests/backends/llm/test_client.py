@@ -131,6 +131,7 @@ async def test_a_server_that_hangs_up_after_its_streams_fails_no_request() -> No
         for _ in range(5):
             assert await say(backend) == "x"
         assert len(server.requests) == server.opened == 5
+        assert [one.headers.get("connection") for one in server.requests] == [None, *["close"] * 4]
 
 
 async def test_cancelling_closes_the_connection(dialect: Dialect) -> None:
