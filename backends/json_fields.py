@@ -61,10 +61,28 @@ class UsageTally:
         self.total = NO_USAGE
         self._requests: dict[str, Usage] = {}
 
-    def note(self, request: str, read: int, written: int) -> None:
-        """Record that `request` has used at least `read` input tokens and `written` output tokens."""
+    def note(self, request: str, used: Usage) -> None:
+        """Record that `request` has used at least the tokens of `used`."""
         old = self._requests.get(request, NO_USAGE)
-        new = Usage(max(old.input_tokens, read), max(old.output_tokens, written))
-        self._requests[request] = new
-        more = Usage(new.input_tokens - old.input_tokens, new.output_tokens - old.output_tokens)
-        self.total = self.total + more
+        self._requests[request] = new = at_least(old, used)
+        self.total += Usage(
+            new.input_tokens - old.input_tokens,
+            new.output_tokens - old.output_tokens,
+            cache_read_tokens=new.cache_read_tokens - old.cache_read_tokens,
+            cache_write_tokens=new.cache_write_tokens - old.cache_write_tokens,
+            reasoning_tokens=new.reasoning_tokens - old.reasoning_tokens,
+        )
+
+
+def at_least(known: Usage, used: Usage) -> Usage:
+    """Return the larger of each number of two reports on one request. The model is the model of `known`."""
+    costs = [cost for cost in (known.cost_usd, used.cost_usd) if cost is not None]
+    return Usage(
+        max(known.input_tokens, used.input_tokens),
+        max(known.output_tokens, used.output_tokens),
+        max(costs, default=None),
+        known.model,
+        max(known.cache_read_tokens, used.cache_read_tokens),
+        max(known.cache_write_tokens, used.cache_write_tokens),
+        max(known.reasoning_tokens, used.reasoning_tokens),
+    )

@@ -29,23 +29,43 @@ class Usage:
     """The cost of a turn and the model that answered."""
 
     input_tokens: int = 0
-    """Tokens read, as counted by the backend."""
+    """Tokens read, as counted by the backend, tokens of the provider's cache included."""
     output_tokens: int = 0
-    """Tokens written, as counted by the backend."""
+    """Tokens written, as counted by the backend, reasoning included."""
     cost_usd: float | None = None
-    """Cost in US dollars; None if the backend does not report a cost."""
+    """Cost in US dollars; None if unknown."""
     model: str | None = None
     """Printable model name reported by the server or agent; None if not reported. A sum keeps the name of the last
     addend that has a name.
     """
+    cache_read_tokens: int = 0
+    """The part of `input_tokens` that the provider read from its cache."""
+    cache_write_tokens: int = 0
+    """The part of `input_tokens` that the provider wrote to its cache."""
+    reasoning_tokens: int = 0
+    """The part of `output_tokens` that the model spent on reasoning."""
+    cost_is_partial: bool = False
+    """Whether the usage is a sum of known and unknown costs: `cost_usd` is then the sum of the known costs."""
+
+    @property
+    def cost_is_unknown(self) -> bool:
+        """Whether tokens were used at an unknown cost."""
+        return self.cost_usd is None and (self.input_tokens > 0 or self.output_tokens > 0)
 
     def __add__(self, other: Usage) -> Usage:
+        if other is NO_USAGE:
+            return self
         costs = [cost for cost in (self.cost_usd, other.cost_usd) if cost is not None]
+        lacks = self.cost_is_partial or other.cost_is_partial or self.cost_is_unknown or other.cost_is_unknown
         return Usage(
             self.input_tokens + other.input_tokens,
             self.output_tokens + other.output_tokens,
             sum(costs) if costs else None,
             other.model or self.model,
+            self.cache_read_tokens + other.cache_read_tokens,
+            self.cache_write_tokens + other.cache_write_tokens,
+            self.reasoning_tokens + other.reasoning_tokens,
+            bool(costs) and lacks,
         )
 
 

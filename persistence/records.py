@@ -32,20 +32,37 @@ class Spent:
     """The tokens and the cost of an attempt or of a run, and the model that answered."""
 
     input_tokens: int = 0
+    """Tokens read from and written to the provider's cache included."""
     output_tokens: int = 0
+    """Reasoning tokens included."""
     cost_usd: float | None = None
-    """US dollars; None if the backend reports no cost."""
+    """US dollars; None if unknown."""
     model: str | None = None
     """The name that the backend reports; None if the backend reports no name, and for a sum over a run."""
+    cache_read_tokens: int = 0
+    cache_write_tokens: int = 0
+    reasoning_tokens: int = 0
+    cost_is_partial: bool = False
+    """Whether known and unknown costs were added: `cost_usd` is then the sum of the known costs."""
+
+    @property
+    def cost_is_unknown(self) -> bool:
+        """Whether tokens were used at an unknown cost."""
+        return self.cost_usd is None and (self.input_tokens > 0 or self.output_tokens > 0)
 
     def __add__(self, more: Spent) -> Spent:
         """Return the sums. The model is the model of `more`; if `more` has none, the model of `self`."""
         costs = [cost for cost in (self.cost_usd, more.cost_usd) if cost is not None]
+        lacks = self.cost_is_partial or more.cost_is_partial or self.cost_is_unknown or more.cost_is_unknown
         return Spent(
             self.input_tokens + more.input_tokens,
             self.output_tokens + more.output_tokens,
             sum(costs) if costs else None,
             self.model if more.model is None else more.model,
+            self.cache_read_tokens + more.cache_read_tokens,
+            self.cache_write_tokens + more.cache_write_tokens,
+            self.reasoning_tokens + more.reasoning_tokens,
+            bool(costs) and lacks,
         )
 
 

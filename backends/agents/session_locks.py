@@ -122,6 +122,9 @@ def _is_held(lock: Path) -> bool:
     return False
 
 
+_PARTS = ("cache_read_tokens", "cache_write_tokens", "reasoning_tokens")
+
+
 def first_before(folder: Path, before: Usage) -> Usage:
     """Return the cost of the session before the call with its files in `folder`.
 
@@ -139,15 +142,16 @@ def _read(path: Path) -> Usage | None:
     try:
         told = json.loads(path.read_bytes())
         cost = told["cost_usd"]
-        return Usage(int(told["input_tokens"]), int(told["output_tokens"]), None if cost is None else float(cost))
+        cache_read, cache_write, reasoning = (int(told.get(name, 0)) for name in _PARTS)
+        tokens = int(told["input_tokens"]), int(told["output_tokens"])
+        return Usage(*tokens, None if cost is None else float(cost), None, cache_read, cache_write, reasoning)
     except (OSError, ValueError, TypeError, KeyError):
         return None
 
 
 def _write(path: Path, usage: Usage) -> None:
-    text = json.dumps(
-        {"input_tokens": usage.input_tokens, "output_tokens": usage.output_tokens, "cost_usd": usage.cost_usd}
-    )
+    names = ("input_tokens", "output_tokens", "cost_usd", *_PARTS)
+    text = json.dumps({name: getattr(usage, name) for name in names})
     with suppress(OSError):
         new = path.with_suffix(f".{os.getpid()}.new")
         private_file(new, text)
@@ -179,5 +183,10 @@ def since(total: Usage, before: Usage) -> Usage:
     cost = None
     if total.cost_usd is not None:
         cost = max(0.0, total.cost_usd - (before.cost_usd or 0.0))
-    read, written = total.input_tokens - before.input_tokens, total.output_tokens - before.output_tokens
-    return Usage(max(0, read), max(0, written), cost, total.model)
+    read = max(0, total.input_tokens - before.input_tokens)
+    written = max(0, total.output_tokens - before.output_tokens)
+    cache_read, cache_write, reasoning = (getattr(total, name) - getattr(before, name) for name in _PARTS)
+    # The history of a conversation holds no tokens counted apart, so a part may come out larger than the whole.
+    cache_read = min(read, max(0, cache_read))
+    cache_write = min(read - cache_read, max(0, cache_write))
+    return Usage(read, written, cost, total.model, cache_read, cache_write, min(written, max(0, reasoning)))

@@ -101,14 +101,27 @@ def _tokens(message: Any) -> Usage:
     if not isinstance(said, Mapping):
         return NO_USAGE
     counts = cast("Mapping[str, Any]", said)
-    given, made = (counts.get(name) for name in ("input_tokens", "output_tokens"))
+    given, made = _whole(counts.get("input_tokens")), _whole(counts.get("output_tokens"))
+    of_input, of_output = counts.get("input_token_details"), counts.get("output_token_details")
+    cache_read = min(given, _detail(of_input, "cache_read"))
     told: Any = getattr(message, "response_metadata", None)
     model: object = cast("Mapping[str, Any]", told).get("model_name") if isinstance(told, Mapping) else None
     return Usage(
-        given if isinstance(given, int) else 0,
-        made if isinstance(made, int) else 0,
+        given,
+        made,
         model=shown(model) if isinstance(model, str) and model else None,
+        cache_read_tokens=cache_read,
+        cache_write_tokens=min(given - cache_read, _detail(of_input, "cache_creation")),
+        reasoning_tokens=min(made, _detail(of_output, "reasoning")),
     )
+
+
+def _detail(details: object, name: str) -> int:
+    return _whole(cast("Mapping[str, object]", details).get(name)) if isinstance(details, Mapping) else 0
+
+
+def _whole(count: object) -> int:
+    return count if type(count) is int and count > 0 else 0
 
 
 def _is_message(value: Any) -> bool:

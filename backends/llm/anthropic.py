@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 from plait.backends.errors import BackendError, ErrorKind
-from plait.backends.json_fields import at, tables, text
+from plait.backends.json_fields import at, count, number, tables, text
 from plait.backends.llm.base import RemoteBackend, StreamUsage, in_words, truncated
 from plait.backends.llm.client import Client
 from plait.backends.llm.endpoint import Endpoint
@@ -17,15 +17,13 @@ from plait.backends.llm.native_schema import native_schema
 from plait.backends.llm.prompt_cache import SharedBeginning
 from plait.backends.llm.server_errors import broken_off, no_answer
 from plait.backends.llm.sse import ServerEvent
-from plait.backends.protocol import ConversationRequest, JsonValue, Message, Output
+from plait.backends.protocol import ConversationRequest, JsonValue, Message, Output, Usage
 from plait.backends.text import clean_text, one_line
 
 DEFAULT_MODEL = "claude-haiku-4-5"
 """Model used if no model is named."""
 _VERSION = "2023-06-01"
 """Version of the API, sent as `anthropic-version`."""
-# Tokens read from or written to the prompt cache are counted separately.
-_READ = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
 
 
 @dataclass(eq=False)
@@ -137,6 +135,18 @@ def _kept(text: str, length: int) -> list[dict[str, Any]]:
     return [kept, _block(text[end:])] if text[end:] else [kept]
 
 
+def usage_of(told: JsonValue) -> Usage:
+    """Return the counts of a `usage` of Anthropic's API, whose `input_tokens` are the tokens beside the cache."""
+    cache_read, cache_write = count(told, "cache_read_input_tokens"), count(told, "cache_creation_input_tokens")
+    return Usage(
+        count(told, "input_tokens") + cache_read + cache_write,
+        count(told, "output_tokens"),
+        number(told, "cost"),
+        cache_read_tokens=cache_read,
+        cache_write_tokens=cache_write,
+    )
+
+
 class _Answer:
     """An answer assembled event by event."""
 
@@ -187,7 +197,7 @@ class _Answer:
         self._end(answer, None)
 
     def _begin(self, message: JsonValue) -> None:
-        self._spent.note(at(message, "usage"), read=_READ, written="output_tokens")
+        self._spent.note(usage_of(at(message, "usage")))
         self._spent.note_model(at(message, "model"))
 
     def _add_text(self, piece: JsonValue) -> None:
@@ -198,7 +208,7 @@ class _Answer:
     def _end(self, delta: JsonValue, usage: JsonValue) -> None:
         self._reason = text(delta, "stop_reason") or self._reason
         self._why = text(delta, "stop_details", "explanation") or self._why
-        self._spent.note(usage, read=_READ, written="output_tokens")
+        self._spent.note(usage_of(usage))
 
     def finish(self, max_tokens: int) -> Message:
         """Return the whole message. Raises BackendError if the answer is not whole."""

@@ -18,7 +18,7 @@ from uuid import uuid4
 from anyio.to_thread import run_sync
 
 from plait.backends.errors import BackendError, BackendUnavailable, ErrorKind
-from plait.backends.json_fields import count, number
+from plait.backends.json_fields import at_least
 from plait.backends.llm.client import Client, Limits, Response
 from plait.backends.llm.endpoint import Endpoint, environment_headers, find_server, is_environments
 from plait.backends.llm.prompt_cache import SHORTEST, PromptCache, SharedBeginning
@@ -46,21 +46,9 @@ class StreamUsage:
     def __init__(self) -> None:
         self.usage = NO_USAGE
 
-    def note(self, usage: JsonValue, *, read: Sequence[str], written: str) -> None:
-        """Raise the usage to the counts in the server's `usage`. `read` and `written` name the token counts.
-
-        Values that are not counts, as sent by some gateways, are ignored, so that no answer is lost.
-        """
-        if usage is None:
-            return
-        tokens = sum(count(usage, name) for name in read)
-        costs = [cost for cost in (self.usage.cost_usd, number(usage, "cost")) if cost is not None]
-        self.usage = Usage(
-            max(self.usage.input_tokens, tokens),
-            max(self.usage.output_tokens, count(usage, written)),
-            max(costs, default=None),
-            self.usage.model,
-        )
+    def note(self, used: Usage) -> None:
+        """Raise the usage to the counts in `used`, as reported by the server."""
+        self.usage = at_least(self.usage, used)
 
     def note_model(self, name: Any) -> None:
         """Record the name of the answering model. Values that are not names are ignored."""

@@ -15,14 +15,14 @@ from typing import Any, ClassVar, cast
 from urllib.parse import quote, urlencode
 
 from plait.backends.errors import BackendError, ErrorKind
-from plait.backends.json_fields import at, tables
+from plait.backends.json_fields import at, count, number, tables
 from plait.backends.llm.base import RemoteBackend, StreamUsage, in_words, json_or_text, truncated
 from plait.backends.llm.client import Client
 from plait.backends.llm.endpoint import Endpoint
 from plait.backends.llm.prompt_cache import SharedBeginning
 from plait.backends.llm.server_errors import broken_off, no_answer, status_error
 from plait.backends.llm.sse import ServerEvent
-from plait.backends.protocol import ConversationRequest, JsonValue, Message, Output
+from plait.backends.protocol import ConversationRequest, JsonValue, Message, Output, Usage
 from plait.backends.text import clean_text, one_line
 
 DEFAULT_MODEL = "gpt-5.4-mini"
@@ -207,7 +207,7 @@ class _Answer:
         if self._shared is not None:
             self._shared.begin()
         if chunk.get("usage"):
-            self._spent.note(chunk["usage"], read=("prompt_tokens",), written="completion_tokens")
+            self._spent.note(_usage(chunk["usage"]))
         if self._spent.usage.model is None:
             self._spent.note_model(chunk.get("model"))
         for choice in tables(chunk, "choices"):
@@ -248,6 +248,28 @@ class _Answer:
             return "the server's answer held no events; is base_url the URL of a chat completions API?"
         how = f"with {self._said}" if self._reason else "without a finish reason"
         return f"the answer broke off after {self._chunks} events, {how}"
+
+
+def _usage(told: JsonValue) -> Usage:
+    """Return the counts of a server's `usage`. Values that are not counts, as sent by some gateways, are ignored.
+
+    Some servers (xAI, Gemini) count reasoning beside `completion_tokens`: only the total then shows all output.
+    """
+    read, written = count(told, "prompt_tokens"), count(told, "completion_tokens")
+    beside = max(0, count(told, "total_tokens") - read - written)
+    # DeepSeek has a field of its own.
+    cached = count(told, "prompt_tokens_details", "cached_tokens") or count(told, "prompt_cache_hit_tokens")
+    cached = min(cached, read)
+    return Usage(
+        read,
+        written + beside,
+        number(told, "cost"),
+        cache_read_tokens=cached,
+        cache_write_tokens=min(count(told, "prompt_tokens_details", "cache_write_tokens"), read - cached),
+        reasoning_tokens=min(
+            max(beside, count(told, "completion_tokens_details", "reasoning_tokens")), written + beside
+        ),
+    )
 
 
 def _text(content: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -120,8 +121,13 @@ class QuestionsContract(OpenedStore):
             START_A, replace(ASKING, spent=replace(ASKING.spent, cost_usd=None)), replace(DONE_A, duration_s=0.25)
         )
         (attempt,) = await store.list_attempts(RUN)
-        assert (attempt.spent, attempt.duration_s) == (Spent(6, 4, 0.25, "sample-1"), 1.75)
-        assert (await store.list_events(RUN))[-1].detail == '{"input_tokens":6,"output_tokens":4}'
+        assert (attempt.spent, attempt.duration_s) == (Spent(6, 4, 0.25, "sample-1", cost_is_partial=True), 1.75)
+        assert json.loads((await store.list_events(RUN))[-1].detail) == {
+            "input_tokens": 6,
+            "output_tokens": 4,
+            "cost_usd": 0.25,
+            "cost_is_partial": True,
+        }
 
     async def test_a_waiting_task_with_a_question_is_cancelled(self, store: Store, writer: Writer) -> None:
         await writer.write(START_A, ASKING, TaskCancelled(at(6), "a"))

@@ -168,7 +168,7 @@ class ReadsContract(OpenedStore):
         assert await store.list_events(RUN, after=-5) == events
         assert [json.loads(e.detail) for e in events[2:5:2]] == [
             {"backend": "fast"},
-            {"input_tokens": 3, "output_tokens": 2},
+            {"input_tokens": 3, "output_tokens": 2, "cost_usd": 0.25},
         ]
         assert not any("Moon" in e.detail or "First" in e.detail for e in events)
 

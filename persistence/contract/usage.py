@@ -1,7 +1,8 @@
-"""The store contract: the model of each attempt."""
+"""The store contract: the model, the tokens and the cost of each attempt."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 from plait.persistence import (
@@ -21,7 +22,7 @@ from plait.persistence.contract.samples import ASKING, DONE_A, RUN, START_A, Wri
 
 
 class UsageContract(OpenedStore):
-    """An attempt has the model that its end names."""
+    """An attempt has the model, the tokens and the cost that its end names."""
 
     async def test_each_attempt_keeps_the_model_that_answered(self, store: Store, writer: Writer) -> None:
         await writer.write(START_A, TaskRetried(at(4), "a", 1, "transient", "reset", 0.5, spent=Spent(model="one")))
@@ -42,6 +43,40 @@ class UsageContract(OpenedStore):
         ]
         assert [task.spent.model for task in await store.list_tasks(RUN)] == ["three", None, "four"]
         assert attempts[:4] == await store.list_attempts(RUN, "a")
+
+    async def test_tokens_counted_apart_are_kept_and_added_up(self, store: Store, writer: Writer) -> None:
+        retried = Spent(100, 20, 0.5, "one", 60, 30, 12)
+        completed = Spent(50, 9, None, "one", 7, 0, 4)
+        await writer.write(START_A, TaskRetried(at(4), "a", 1, "transient", "reset", 0.5, spent=retried))
+        await writer.write(TaskStarted(at(5), "a", 2, "fast"), replace(DONE_A, attempt=2, spent=completed))
+        assert [attempt.spent for attempt in await store.list_attempts(RUN)] == [retried, completed]
+        assert (await store.list_tasks(RUN))[0].spent == completed
+        run = await store.get_run(RUN)
+        assert run is not None
+        assert run.spent == Spent(150, 29, 0.5, None, 67, 30, 16, cost_is_partial=True)
+        last = (await store.list_events(RUN))[-1]
+        assert json.loads(last.detail) == {
+            "input_tokens": 50,
+            "output_tokens": 9,
+            "cache_read_tokens": 7,
+            "reasoning_tokens": 4,
+        }
+
+    async def test_an_unknown_cost_makes_a_sum_partial(self, store: Store, writer: Writer) -> None:
+        known, unknown = Spent(1, 1, 0.25), Spent(1, 1)
+        free = Spent()  # nothing was used, so nothing is unknown
+        for spents, partial in (((known, unknown), True), ((unknown, known), True), ((known, free), False)):
+            total = sum(spents, Spent())
+            assert (total.cost_usd, total.cost_is_partial) == (0.25, partial)
+        assert (sum((unknown, unknown), Spent()).cost_is_unknown, sum((free, free), Spent()).cost_is_unknown) == (
+            True,
+            False,
+        )
+        await writer.write(START_A, replace(DONE_A, spent=replace(known, cost_is_partial=True)))
+        run = await store.get_run(RUN)
+        assert run is not None
+        assert (run.spent, (await store.list_tasks(RUN))[0].spent) == (replace(known, cost_is_partial=True),) * 2
+        assert json.loads((await store.list_events(RUN))[-1].detail)["cost_is_partial"] is True
 
     async def test_the_model_of_a_question_stays_if_the_end_names_none(self, store: Store, writer: Writer) -> None:
         await writer.write(START_A, ASKING, replace(DONE_A, spent=replace(DONE_A.spent, model=None)))

@@ -15,12 +15,12 @@ from plait.persistence import rules
 from plait.persistence.errors import Conflict
 from plait.persistence.memory.staged import MemoryRun, StagedRun
 from plait.persistence.records import (
+    NOTHING_SPENT,
     AttemptRecord,
     EventRecord,
     MessageRecord,
     NoteRecord,
     RunRecord,
-    Spent,
     TaskRecord,
 )
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from plait.persistence.changes import Batch
-    from plait.persistence.records import Note, Spent
+    from plait.persistence.records import Note
 
 
 class MemoryStore:
@@ -109,10 +109,8 @@ class MemoryStore:
 
 def _record(run_id: str, run: MemoryRun) -> RunRecord:
     counts = dict(Counter(task.status for task in run.tasks.values()))
-    spent = [attempt.spent for attempt in run.attempts.values()]
-    tokens = sum(one.input_tokens for one in spent), sum(one.output_tokens for one in spent)
-    costs = [one.cost_usd for one in spent if one.cost_usd is not None]
-    return run.head.record(run_id, counts, Spent(*tokens, sum(costs) if costs else None))
+    spent = sum((attempt.spent for attempt in run.attempts.values()), NOTHING_SPENT)
+    return run.head.record(run_id, counts, replace(spent, model=None))
 
 
 def _with_attempt(run: MemoryRun, task: TaskRecord) -> TaskRecord:

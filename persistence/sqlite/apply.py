@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from plait.persistence import changes, event_log, rules
 from plait.persistence.records import NOTHING_SPENT, AttemptStatus
 from plait.persistence.sqlite import statements as sql
-from plait.persistence.sqlite.bulk import NO_NUMBER, NO_TEXT, Row
+from plait.persistence.sqlite.bulk import NO_NUMBER, NO_TEXT, Row, usage_columns
 from plait.persistence.sqlite.checksum import (
     completion_checksum,
     content_checksum,
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 
 _NO_QUESTION: Final = (None, None)
+_NO_PARTS: Final = (0, 0, 0, 0)
+"""No tokens counted apart, and no partial cost."""
 
 
 class ChangeApplier:
@@ -38,9 +40,8 @@ class ChangeApplier:
         self._cache = cache
         self._base = cache.base
         self._rows = rows
-        self.input_tokens = 0
-        self.output_tokens = 0
-        self.cost_usd: float | None = None
+        self.spent = NOTHING_SPENT
+        """The sums over the ended attempts of the batch."""
 
     def apply(self, first_seq: int, batch: Sequence[Change]) -> None:
         """Apply the changes, numbered from `first_seq`. Raises Conflict if a change is not allowed."""
@@ -132,30 +133,29 @@ class ChangeApplier:
             return
         end, at, spent, took = self._base | seq, change.at, change.spent, change.duration_s
         input_tokens, output_tokens, cost, model = spent.input_tokens, spent.output_tokens, spent.cost_usd, spent.model
+        parts: Row = _NO_PARTS
         if spent is not NOTHING_SPENT:
-            self._add_usage(input_tokens, output_tokens, cost)
-        checksum = completion_checksum(start, end, at, input_tokens, output_tokens, cost, took, model)
+            self.spent += spent
+            parts = usage_columns(spent, took)[2:6]
         usage = input_tokens, output_tokens, NO_NUMBER if cost is None else cost, took
-        ended = start, end, at, *usage, NO_TEXT if model is None else model, checksum
+        ended = start, end, at, *usage, NO_TEXT if model is None else model
         kept: Row = (text, NO_TEXT if data is None else data, NO_TEXT if prompt is None else prompt)
         large = self._rows.blobs(text, data, prompt)
-        if large is None:
+        if large is None and parts == _NO_PARTS:
+            checksum = completion_checksum(start, end, at, input_tokens, output_tokens, cost, took, model)
             asked = NO_TEXT if prompt is None else bytearray(content_checksum(start, prompt))
-            self._rows.add(sql.ADD_COMPLETIONS, (*ended, bytearray(content_checksum(start, text, data)), asked, *kept))
+            said = bytearray(content_checksum(start, text, data))
+            self._rows.add(sql.ADD_COMPLETIONS, (*ended, checksum, said, asked, *kept))
         else:
+            large = (None, None, None) if large is None else large
+            columns: Row = (start, end, "completed", at, *usage_columns(spent, took), None, None, None, None)
+            checksum = end_checksum(*columns)
             texts = text, data, prompt
             text_or_key, data_or_key, asked_or_key = (key or one for key, one in zip(large, texts, strict=True))
             asked = NO_TEXT if prompt is None else bytearray(content_checksum(start, asked_or_key))
             said = bytearray(content_checksum(start, text_or_key, data_or_key))
             short = (NO_TEXT if key is not None else value for key, value in zip(large, kept, strict=True))
-            self._rows.add(sql.ADD_LARGE_COMPLETIONS, (*ended, said, asked, *short, *large))
-
-    def _add_usage(self, input_tokens: int, output_tokens: int, cost: float | None) -> None:
-        """Add the usage of an attempt to the sums over the batch."""
-        self.input_tokens += input_tokens
-        self.output_tokens += output_tokens
-        if cost is not None:
-            self.cost_usd = cost + (self.cost_usd or 0.0)
+            self._rows.add(sql.ADD_LARGE_COMPLETIONS, (*ended, *parts, checksum, said, asked, *short, *large))
 
     def _result_values(self, start: int, text: str, data: str | None) -> Row:
         """Return the checksum, text and data for their row, None for a large value, and the keys of the blobs."""
@@ -216,12 +216,12 @@ class ChangeApplier:
 
     def _end_row(self, seq: int, change: changes.AttemptEnd, start: int, status: str, error: Row = (None, None)) -> Row:
         """Return the values that every end of an attempt has. `error` is the kind and the text."""
-        usage: Row = (0, 0, None, None, None)
+        took, spent = None, NOTHING_SPENT
         if not isinstance(change, changes.TaskInterrupted):
             took = None if isinstance(change, changes.TaskCancelled) else change.duration_s
             spent = change.spent
-            usage = spent.input_tokens, spent.output_tokens, spent.cost_usd, took, spent.model
-            self._add_usage(*usage[:3])
+            self.spent += spent
+        usage = usage_columns(spent, took)
         return (start, self._base | seq, status, change.at, *usage, *error)
 
     def requeue_task(self, _seq: int, change: changes.TaskReopened | changes.TaskAnswered) -> None:

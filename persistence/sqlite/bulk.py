@@ -13,6 +13,7 @@ from hashlib import sha256
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final
 
+from plait.persistence.records import Spent
 from plait.persistence.sqlite import statements as sql
 from plait.persistence.sqlite.checksum import damaged, end_checksum, start_checksum, task_checksum
 
@@ -138,7 +139,7 @@ class BatchRows:
                 raise damaged(self._run_id, "the end of an attempt")
             ended, result = self._finished[row[0]]
             new = _finished(row, ended)
-            self.add(sql.FINISH_ENDS, (*new[:11], end_checksum(*new), *result))
+            self.add(sql.FINISH_ENDS, (*new[:-2], end_checksum(*new), *result))
 
     def _found(self, bulk: sql.Bulk, ids: Iterable[int]) -> list[Row]:
         """Return the stored rows with these ids."""
@@ -147,11 +148,20 @@ class BatchRows:
 
 def _finished(stored: Row, ended: Row) -> Row:
     """Return the columns of an end that follows a question: usage is added, and the question is answered."""
-    tokens_in, tokens_out, cost, took, model = stored[4:9]
-    more_in, more_out, more_cost, more_took, new_model = ended[4:9]
-    usage = tokens_in + more_in, tokens_out + more_out, _sum(cost, more_cost), _sum(took, more_took)
-    return (*ended[:4], *usage, model if new_model is None else new_model, *ended[9:], None, None)
+    took, more_took = stored[11], ended[11]
+    took = more_took if took is None else took if more_took is None else took + more_took
+    spent = spent_in(stored) + spent_in(ended)
+    return (*ended[:4], *usage_columns(spent, took), *ended[13:], None, None)
 
 
-def _sum(stored: float | None, more: float | None) -> float | None:
-    return more if stored is None else stored if more is None else stored + more
+def usage_columns(spent: Spent, took: float | None) -> Row:
+    """Return the values of the columns of `ends` from `input_tokens` to `model`."""
+    cost = spent.cost_usd, took, spent.model
+    parts = spent.cache_read_tokens, spent.cache_write_tokens, spent.reasoning_tokens, int(spent.cost_is_partial)
+    return (spent.input_tokens, spent.output_tokens, *parts, *cost)
+
+
+def spent_in(end: Row) -> Spent:
+    """Return the usage in a row of `ends`."""
+    tokens_in, tokens_out, cache_read, cache_write, reasoning, is_partial, cost, _, model = end[4:13]
+    return Spent(tokens_in, tokens_out, cost, model, cache_read, cache_write, reasoning, is_partial == 1)

@@ -22,6 +22,7 @@ from plait.persistence.errors import StoreError
 _START: Final = struct.Struct("<4q").pack
 _TASK = _START
 _END: Final = struct.Struct("<4q2d").pack
+_PARTS: Final = struct.Struct("<4q").pack
 _PIECE: Final = 1 << 20  # characters
 Content: TypeAlias = str | bytes | None
 """A text, the key of a text in `blobs`, or NULL."""
@@ -53,6 +54,10 @@ def end_checksum(  # noqa: PLR0913, PLR0917 - the columns of `ends` from `id` to
     at: str | None,
     tokens_in: int,
     tokens_out: int,
+    cache_read: int,
+    cache_write: int,
+    reasoning: int,
+    is_partial: int,
     cost: float | None,
     took: float | None,
     model: str | None,
@@ -64,13 +69,16 @@ def end_checksum(  # noqa: PLR0913, PLR0917 - the columns of `ends` from `id` to
     """Return the CRC-32 of a row of `ends`, without prompt, text and data."""
     cost, took = NAN if cost is None else cost, NAN if took is None else took
     texts = f"{status}\0{at}\0{model}\0{error_kind}\0{error}\0{question}\0{asked}"
-    return crc32(_END(start, end, tokens_in, tokens_out, cost, took) + texts.encode())
+    checksum = crc32(_END(start, end, tokens_in, tokens_out, cost, took) + texts.encode())
+    if cache_read or cache_write or reasoning or is_partial:
+        return crc32(_PARTS(cache_read, cache_write, reasoning, is_partial), checksum)
+    return checksum
 
 
 def completion_checksum(  # noqa: PLR0913, PLR0917 - columns of `ends`
     start: int, end: int, at: str, tokens_in: int, tokens_out: int, cost: float | None, took: float, model: str | None
 ) -> int:
-    """Return `end_checksum` of an attempt that completed, and has no error and no question."""
+    """Return `end_checksum` of an attempt that completed, has no error and no question, and no tokens counted apart."""
     texts = f"completed\0{at}\0{model}\0None\0None\0None\0None"
     return crc32(_END(start, end, tokens_in, tokens_out, NAN if cost is None else cost, took) + texts.encode())
 

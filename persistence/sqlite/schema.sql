@@ -40,9 +40,13 @@ CREATE TABLE runs (
     claims TEXT NOT NULL,                -- JSON: [number of the claiming change, owner_id] for every epoch
     policy_state TEXT,                   -- JSON: the state of the run's policy, for its next call
     policy_seq INTEGER NOT NULL DEFAULT 0,  -- the number of the change with the state
-    input_tokens INTEGER NOT NULL DEFAULT 0,  -- the sums over all attempts
+    input_tokens INTEGER NOT NULL DEFAULT 0,  -- the sums over all attempts, here and below
     output_tokens INTEGER NOT NULL DEFAULT 0,
-    cost_usd REAL,
+    cache_read_tokens INTEGER NOT NULL DEFAULT 0,   -- parts of input_tokens
+    cache_write_tokens INTEGER NOT NULL DEFAULT 0,
+    reasoning_tokens INTEGER NOT NULL DEFAULT 0,    -- a part of output_tokens
+    cost_is_partial INTEGER NOT NULL DEFAULT 0 CHECK (cost_is_partial = 0 OR cost_is_partial = 1),
+    cost_usd REAL,                       -- NULL if unknown; a sum of the known costs if cost_is_partial
     row_checksum INTEGER,                -- CRC-32 over the columns above without epoch, with `number`
     settings_checksum BLOB NOT NULL,     -- SHA-256 over run_id and settings
     settings_sha256 BLOB REFERENCES blobs (sha256),
@@ -92,7 +96,11 @@ CREATE TABLE ends (
     ended_at TEXT,
     input_tokens INTEGER NOT NULL DEFAULT 0,
     output_tokens INTEGER NOT NULL DEFAULT 0,
-    cost_usd REAL,
+    cache_read_tokens INTEGER NOT NULL DEFAULT 0,   -- parts of input_tokens
+    cache_write_tokens INTEGER NOT NULL DEFAULT 0,
+    reasoning_tokens INTEGER NOT NULL DEFAULT 0,    -- a part of output_tokens
+    cost_is_partial INTEGER NOT NULL DEFAULT 0 CHECK (cost_is_partial = 0 OR cost_is_partial = 1),
+    cost_usd REAL,                       -- NULL if unknown; a sum of the known costs if cost_is_partial
     duration_s REAL,
     model TEXT,                          -- the model that answered, as the backend names it; NULL if unknown
     error_kind TEXT,
@@ -180,7 +188,9 @@ SELECT r.run_id, t.task_id, t.id & 4294967295 AS position,
     s.id & 4294967295 AS started_seq, e.ended_at, e.end_id & 4294967295 AS ended_seq, e.error_kind, e.error,
     iif(coalesce(t.set_to, e.status) IN ('waiting_input', 'asked'), e.question, NULL) AS question,
     iif(coalesce(t.set_to, e.status) IN ('waiting_input', 'asked'), e.asked, NULL) AS asked, t.answers,
-    coalesce(e.input_tokens, 0) AS input_tokens, coalesce(e.output_tokens, 0) AS output_tokens, e.cost_usd,
+    coalesce(e.input_tokens, 0) AS input_tokens, coalesce(e.output_tokens, 0) AS output_tokens,
+    coalesce(e.cache_read_tokens, 0) AS cache_read_tokens, coalesce(e.cache_write_tokens, 0) AS cache_write_tokens,
+    coalesce(e.reasoning_tokens, 0) AS reasoning_tokens, coalesce(e.cost_is_partial, 0) AS cost_is_partial, e.cost_usd,
     e.duration_s, e.model, t.depends_on, t.spec, t.prompt,
     e.checksum, e.text_sha256, e.data_sha256, e.text, e.data
 FROM given_tasks AS t JOIN runs AS r ON r.number = t.run
@@ -196,7 +206,9 @@ FROM given_tasks AS t JOIN runs AS r ON r.number = t.run, json_each(t.depends_on
 CREATE VIEW attempts AS
 SELECT r.run_id, t.task_id, s.attempt, coalesce(e.status, 'running') AS status, s.backend, e.model, s.session_id,
     s.started_at, e.ended_at, e.error_kind, e.error, coalesce(e.input_tokens, 0) AS input_tokens,
-    coalesce(e.output_tokens, 0) AS output_tokens, e.cost_usd, e.duration_s, s.id & 4294967295 AS started_seq,
+    coalesce(e.output_tokens, 0) AS output_tokens, coalesce(e.cache_read_tokens, 0) AS cache_read_tokens,
+    coalesce(e.cache_write_tokens, 0) AS cache_write_tokens, coalesce(e.reasoning_tokens, 0) AS reasoning_tokens,
+    coalesce(e.cost_is_partial, 0) AS cost_is_partial, e.cost_usd, e.duration_s, s.id & 4294967295 AS started_seq,
     e.end_id & 4294967295 AS ended_seq
 FROM starts AS s JOIN given_tasks AS t ON t.id = s.task JOIN runs AS r ON r.number = t.run
     LEFT JOIN ends AS e ON e.id = s.id;
@@ -226,8 +238,13 @@ UNION ALL
 SELECT run_id, started_seq, started_at, 'task_started', task_id, attempt, backend, '{}' FROM attempts
 UNION ALL
 SELECT run_id, ended_seq, ended_at, 'task_completed', task_id, attempt, NULL,
-    '{"input_tokens":' || input_tokens || ',"output_tokens":' || output_tokens || '}'
+    '{"input_tokens":' || input_tokens || ',"output_tokens":' || output_tokens
+    || iif(cache_read_tokens, ',"cache_read_tokens":' || cache_read_tokens, '')
+    || iif(cache_write_tokens, ',"cache_write_tokens":' || cache_write_tokens, '')
+    || iif(reasoning_tokens, ',"reasoning_tokens":' || reasoning_tokens, '')
+    || iif(cost_usd IS NULL, '', printf(',"cost_usd":%!.17g', cost_usd))
+    || iif(cost_is_partial, ',"cost_is_partial":true', '') || '}'
 FROM attempts WHERE status = 'completed';
 
 PRAGMA application_id = 1886151028;  -- "plat"
-PRAGMA user_version = 101;           -- the format; 1 to 5 and 100 were used in development
+PRAGMA user_version = 102;           -- the format; 1 to 5, 100 and 101 were used in development

@@ -58,28 +58,33 @@ ADD_COMPLETIONS = Bulk(
         nullif(column8, 0), column9, column10, nullif(column11, 0), column12, nullif(column13, 0), nullif(column14, 0)
     FROM new WHERE column1 IS NOT NULL""",
 )
-"""Completions without a large part. Three NULL columns less for the blobs save a seventh of the time."""
+"""Completions without a large part and without tokens counted apart. Three NULL columns less for the blobs save a
+seventh of the time.
+"""
 ADD_LARGE_COMPLETIONS = Bulk(
-    17,
+    21,
     """INSERT INTO ends (id, end_id, status, ended_at, input_tokens, output_tokens, cost_usd, duration_s, model,
-    row_checksum, checksum, prompt_checksum, text, data, prompt, text_sha256, data_sha256, prompt_sha256)
+    cache_read_tokens, cache_write_tokens, reasoning_tokens, cost_is_partial, row_checksum, checksum, prompt_checksum,
+    text, data, prompt, text_sha256, data_sha256, prompt_sha256)
     WITH new AS {rows} SELECT column1, column2, 'completed', column3, column4, column5, nullif(column6, ''), column7,
-        nullif(column8, 0), column9, column10, nullif(column11, 0), nullif(column12, 0), nullif(column13, 0),
-        nullif(column14, 0), column15, column16, column17
+        nullif(column8, 0), column9, column10, column11, column12, column13, column14, nullif(column15, 0),
+        nullif(column16, 0), nullif(column17, 0), nullif(column18, 0), column19, column20, column21
     FROM new WHERE column1 IS NOT NULL""",
 )
 ADD_ENDS = Bulk(
-    14,
-    """INSERT INTO ends (id, end_id, status, ended_at, input_tokens, output_tokens, cost_usd, duration_s, model,
-    error_kind, error, question, asked, row_checksum)
+    18,
+    """INSERT INTO ends (id, end_id, status, ended_at, input_tokens, output_tokens, cache_read_tokens,
+    cache_write_tokens, reasoning_tokens, cost_is_partial, cost_usd, duration_s, model, error_kind, error, question,
+    asked, row_checksum)
     WITH new AS {rows} SELECT * FROM new WHERE column1 IS NOT NULL""",
 )
 FINISH_ENDS = Bulk(
-    17,
+    21,
     """UPDATE ends SET end_id = column2, status = column3, ended_at = column4, input_tokens = column5,
-    output_tokens = column6, cost_usd = column7, duration_s = column8, model = column9, error_kind = column10,
-    error = column11, row_checksum = column12, checksum = column13, text = column14, data = column15,
-    text_sha256 = column16, data_sha256 = column17, question = NULL, asked = NULL
+    output_tokens = column6, cache_read_tokens = column7, cache_write_tokens = column8, reasoning_tokens = column9,
+    cost_is_partial = column10, cost_usd = column11, duration_s = column12, model = column13, error_kind = column14,
+    error = column15, row_checksum = column16, checksum = column17, text = column18, data = column19,
+    text_sha256 = column20, data_sha256 = column21, question = NULL, asked = NULL
     FROM {rows} AS new WHERE id = column1""",
 )
 """For attempts of waiting tasks that are completed or failed without another attempt."""
@@ -142,8 +147,9 @@ IN_ORDER = (
 _SELECT = "SELECT"
 _START = "s.id, s.task, s.attempt, s.backend, s.session_id, s.session_confirmed, s.started_at, s.row_checksum"
 """The columns of `starts`, with the checksum behind."""
-_END = """e.id, e.end_id, e.status, e.ended_at, e.input_tokens, e.output_tokens, e.cost_usd, e.duration_s, e.model,
-    e.error_kind, e.error, e.question, e.asked, e.row_checksum"""
+_END = """e.id, e.end_id, e.status, e.ended_at, e.input_tokens, e.output_tokens, e.cache_read_tokens,
+    e.cache_write_tokens, e.reasoning_tokens, e.cost_is_partial, e.cost_usd, e.duration_s, e.model, e.error_kind,
+    e.error, e.question, e.asked, e.row_checksum"""
 """The columns of `ends` without prompt, text and data, with the checksum behind."""
 _TASK = """t.id, t.task_id, t.set_to, t.crashes, t.answers, t.backend, t.added_by, t.depends_on, t.spec, t.prompt,
     t.row_checksum"""
@@ -182,19 +188,22 @@ VALUES (?, ?, ?, ?, ?, ?, 'queued', 0, 0, '[]')
 """
 SET_HEAD = """
 UPDATE runs SET status = ?, started_at = ?, ended_at = ?, error = ?, last_seq = ?, lease_expires_at = ?, claims = ?,
-    policy_state = ?, policy_seq = ?, input_tokens = ?, output_tokens = ?, cost_usd = ?, owner_id = ?, owner_host = ?,
+    policy_state = ?, policy_seq = ?, input_tokens = ?, output_tokens = ?, cache_read_tokens = ?,
+    cache_write_tokens = ?, reasoning_tokens = ?, cost_is_partial = ?, cost_usd = ?, owner_id = ?, owner_host = ?,
     owner_boot_id = ?, owner_pid = ?, owner_process_started = ?, owner_claimed_at = ?, row_checksum = ?, epoch = ?
 WHERE number = ?
 """
 SET_LAST_SEQ = """
-UPDATE runs SET last_seq = ?, input_tokens = ?, output_tokens = ?, cost_usd = ?, row_checksum = ? WHERE number = ?
+UPDATE runs SET last_seq = ?, input_tokens = ?, output_tokens = ?, cache_read_tokens = ?, cache_write_tokens = ?,
+    reasoning_tokens = ?, cost_is_partial = ?, cost_usd = ?, row_checksum = ? WHERE number = ?
 """
 
 LIST_RUN_IDS = "SELECT run_id FROM runs ORDER BY number"
 GET_NUMBER = "SELECT number FROM runs WHERE run_id = ?"
 _HEAD = """SELECT number, run_id, name, created_at, status, started_at, ended_at, error, last_seq, lease_expires_at,
-    claims, policy_state, policy_seq, input_tokens, output_tokens, cost_usd, owner_id, owner_host, owner_boot_id,
-    owner_pid, owner_process_started, owner_claimed_at, row_checksum FROM runs"""
+    claims, policy_state, policy_seq, input_tokens, output_tokens, cache_read_tokens, cache_write_tokens,
+    reasoning_tokens, cost_is_partial, cost_usd, owner_id, owner_host, owner_boot_id, owner_pid, owner_process_started,
+    owner_claimed_at, row_checksum FROM runs"""
 GET_HEAD = f"{_HEAD} WHERE run_id = ?"
 GET_SETTINGS = """
 SELECT settings, settings_sha256, settings_checksum,

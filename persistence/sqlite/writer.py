@@ -19,7 +19,7 @@ from plait.persistence import rules
 from plait.persistence.changes import RunCreated, RunReleased
 from plait.persistence.errors import Conflict
 from plait.persistence.failpoints import reached
-from plait.persistence.records import NOTHING_SPENT, Spent
+from plait.persistence.records import NOTHING_SPENT
 from plait.persistence.sqlite import statements as sql
 from plait.persistence.sqlite.apply import OF_TASKS, ChangeApplier
 from plait.persistence.sqlite.bulk import BatchRows, Row
@@ -30,7 +30,7 @@ from plait.persistence.sqlite.transaction import transaction
 
 if TYPE_CHECKING:
     from plait.persistence.changes import Batch, Change
-    from plait.persistence.records import Note
+    from plait.persistence.records import Note, Spent
     from plait.persistence.rules import RunHead
 
 TaskCaches = dict[str, TaskCache]
@@ -102,7 +102,7 @@ def _apply(connection: sqlite3.Connection, batch: Batch, cache: TaskCache | None
     applier = ChangeApplier(run_id, cache, rows)
     applier.apply(first_seq, changes)
     rows.write()
-    spent += Spent(applier.input_tokens, applier.output_tokens, applier.cost_usd)
+    spent += applier.spent
     _set_head(connection, (number, run_id), replace(head, last_seq=batch.last_seq), spent, changed=head is not before)
     cache.mark_written(head, batch.last_seq)
     return cache
@@ -132,7 +132,8 @@ def _set_head(
     claims = json.dumps([[claim.seq, claim.owner_id] for claim in head.claims])
     policy = head.policy_state, head.policy_seq
     state = (head.status, head.started_at, head.ended_at, head.error, head.last_seq, lease, claims, *policy)
-    usage = spent.input_tokens, spent.output_tokens, spent.cost_usd
+    parts = spent.cache_read_tokens, spent.cache_write_tokens, spent.reasoning_tokens, int(spent.cost_is_partial)
+    usage = spent.input_tokens, spent.output_tokens, *parts, spent.cost_usd
     checksum = row_checksum(*run, head.name, head.created_at, *state, *usage, *owned_by)
     if changed:
         connection.execute(sql.SET_HEAD, (*state, *usage, *owned_by, checksum, head.epoch, run[0]))

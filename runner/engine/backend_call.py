@@ -274,8 +274,10 @@ def _countable(usage: object) -> bool:
         return True
     if not isinstance(usage, Usage):
         return False
-    tokens, cost = (usage.input_tokens, usage.output_tokens), usage.cost_usd
-    whole = all(type(count) is int and 0 <= count <= _MOST_TOKENS for count in tokens)
+    read, written, cost = usage.input_tokens, usage.output_tokens, usage.cost_usd
+    cached, reasoning = (usage.cache_read_tokens, usage.cache_write_tokens), usage.reasoning_tokens
+    whole = all(type(count) is int and 0 <= count <= _MOST_TOKENS for count in (read, written, *cached, reasoning))
+    whole = whole and sum(cached) <= read and reasoning <= written and type(usage.cost_is_partial) is bool
     whole = whole and (usage.model is None or isinstance(usage.model, str))  # pyright: ignore[reportUnnecessaryIsInstance]
     return whole and (cost is None or (type(cost) in {int, float} and 0 <= cost <= _MOST_USD))
 

@@ -287,7 +287,15 @@ def asks_as_json(question: OpenQuestion | None) -> dict[str, Any]:
 
 def usage_as_json(usage: Usage) -> dict[str, Any]:
     """Return tokens and cost as fields of a JSON object."""
-    return {"input_tokens": usage.input_tokens, "output_tokens": usage.output_tokens, "cost_usd": usage.cost_usd}
+    return {
+        "input_tokens": usage.input_tokens,
+        "output_tokens": usage.output_tokens,
+        "cache_read_tokens": usage.cache_read_tokens,
+        "cache_write_tokens": usage.cache_write_tokens,
+        "reasoning_tokens": usage.reasoning_tokens,
+        "cost_usd": usage.cost_usd,
+        "cost_is_partial": usage.cost_is_partial,
+    }
 
 
 async def history(store: Store, run_id: str, after: int, clock: Clock, poll: float) -> AsyncGenerator[StoredEvent]:

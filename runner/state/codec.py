@@ -35,12 +35,30 @@ def encode_usage(usage: Usage) -> Spent:
     """Return the stored form of `usage`."""
     if usage is NO_USAGE:
         return NOTHING_SPENT
-    return Spent(usage.input_tokens, usage.output_tokens, usage.cost_usd, usage.model)
+    return Spent(
+        usage.input_tokens,
+        usage.output_tokens,
+        usage.cost_usd,
+        usage.model,
+        usage.cache_read_tokens,
+        usage.cache_write_tokens,
+        usage.reasoning_tokens,
+        usage.cost_is_partial,
+    )
 
 
 def decode_usage(spent: Spent) -> Usage:
     """Return the usage in a record."""
-    return Usage(spent.input_tokens, spent.output_tokens, spent.cost_usd, spent.model)
+    return Usage(
+        spent.input_tokens,
+        spent.output_tokens,
+        spent.cost_usd,
+        spent.model,
+        spent.cache_read_tokens,
+        spent.cache_write_tokens,
+        spent.reasoning_tokens,
+        spent.cost_is_partial,
+    )
 
 
 def encode_event(event: events.Event) -> tuple[stored.Change, ...]:

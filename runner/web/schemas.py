@@ -132,8 +132,16 @@ class RunShape(RunStatusShape):
     """Number of tasks by status; statuses without tasks are left out."""
     input_tokens: int
     output_tokens: int
+    cache_read_tokens: int
+    """Part of `input_tokens` read from the provider's cache."""
+    cache_write_tokens: int
+    """Part of `input_tokens` written to the provider's cache."""
+    reasoning_tokens: int
+    """Part of `output_tokens` spent on reasoning."""
     cost_usd: float | None
-    """Dollars; null if no backend reported a price."""
+    """Dollars; null if unknown."""
+    cost_is_partial: bool
+    """True if `cost_usd` is a sum without some unknown costs."""
 
 
 class AskedShape(_Sent):
@@ -194,7 +202,16 @@ class TaskShape(_Sent):
     """True if the backend has named the session."""
     input_tokens: int
     output_tokens: int
+    cache_read_tokens: int
+    """Part of `input_tokens` read from the provider's cache."""
+    cache_write_tokens: int
+    """Part of `input_tokens` written to the provider's cache."""
+    reasoning_tokens: int
+    """Part of `output_tokens` spent on reasoning."""
     cost_usd: float | None
+    """Dollars; null if unknown."""
+    cost_is_partial: bool
+    """True if `cost_usd` is a sum without some unknown costs."""
     duration_s: float | None
     """Seconds of the last attempt."""
     started_at: str | None

@@ -114,7 +114,15 @@ def _tokens(usage: JsonValue | Mapping[str, JsonValue]) -> Usage:
     which.
     """
     read, written, total = (count(usage, f"{name}Tokens") for name in ("input", "output", "total"))
-    cached = count(usage, "cachedReadTokens") + count(usage, "cachedWriteTokens")
-    if read + written == total:
-        return Usage(read, written)
-    return Usage(read + cached, max(written, total - read - cached))
+    cache_read, cache_write = count(usage, "cachedReadTokens"), count(usage, "cachedWriteTokens")
+    if read + written != total:
+        read += cache_read + cache_write
+        written = max(written, total - read)
+    cache_read = min(read, cache_read)
+    return Usage(
+        read,
+        written,
+        cache_read_tokens=cache_read,
+        cache_write_tokens=min(read - cache_read, cache_write),
+        reasoning_tokens=min(written, count(usage, "thoughtTokens")),
+    )

@@ -254,21 +254,22 @@ class ClaudeReader:
         return self._delay if told is None else told
 
     def _bill(self, request: str, usage: JsonValue) -> None:
-        told = _of_request(usage)
-        self._tally.note(request, told.input_tokens, told.output_tokens)
+        self._tally.note(request, _of_request(usage))
 
     def _output(self, kind: Literal["text", "tool", "waiting", "notice"], words: str) -> Output:
         return Output(kind, words, self.usage)
 
 
 def _of_request(usage: JsonValue) -> Usage:
-    read = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
-    return Usage(sum(count(usage, name) for name in read), count(usage, "output_tokens"))
+    cache_read, cache_write = count(usage, "cache_read_input_tokens"), count(usage, "cache_creation_input_tokens")
+    read = count(usage, "input_tokens") + cache_read + cache_write
+    return Usage(read, count(usage, "output_tokens"), cache_read_tokens=cache_read, cache_write_tokens=cache_write)
 
 
 def _of_model(usage: JsonValue) -> Usage:
-    read = ("inputTokens", "cacheCreationInputTokens", "cacheReadInputTokens")
-    return Usage(sum(count(usage, name) for name in read), count(usage, "outputTokens"), number(usage, "costUSD"))
+    cache_read, cache_write = count(usage, "cacheReadInputTokens"), count(usage, "cacheCreationInputTokens")
+    read, cost = count(usage, "inputTokens") + cache_read + cache_write, number(usage, "costUSD")
+    return Usage(read, count(usage, "outputTokens"), cost, cache_read_tokens=cache_read, cache_write_tokens=cache_write)
 
 
 def _numbers(version: str) -> tuple[int, ...]:

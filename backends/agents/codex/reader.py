@@ -117,7 +117,14 @@ class CodexReader:
             kind, message = no_outcome("Codex", ending, _PHRASES, _NOISE)
             raise failure(kind, message, continues_session=self._has_said)
         used = at(self._completed, "usage")
-        total = Usage(count(used, "input_tokens"), count(used, "output_tokens"), model=self._model)
+        read, written = count(used, "input_tokens"), count(used, "output_tokens")
+        total = Usage(
+            read,
+            written,
+            model=self._model,
+            cache_read_tokens=min(read, count(used, "cached_input_tokens")),
+            reasoning_tokens=min(written, count(used, "reasoning_output_tokens")),
+        )
         return TurnAnswer(self._text or "", usage=total, is_total=True)
 
     def _item(self, item: JsonValue, *, is_whole: bool) -> Sequence[Output]:

@@ -162,4 +162,6 @@ def _delay(error: JsonValue) -> float | None:
 def _of_turn(stats: JsonValue) -> Usage:
     """Return the usage in `stats`. Thinking counts as output, and is contained only in the total."""
     read, written = count(stats, "input_tokens"), count(stats, "output_tokens")
-    return Usage(read, max(written, count(stats, "total_tokens") - read))
+    thought = max(0, count(stats, "total_tokens") - read - written)
+    cached = min(read, count(stats, "cached"))
+    return Usage(read, written + thought, cache_read_tokens=cached, reasoning_tokens=thought)
