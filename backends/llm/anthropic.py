@@ -51,6 +51,7 @@ class AnthropicBackend(RemoteBackend):
     max_tokens: int = 16_384
     """Limit of one answer, in tokens."""
 
+    needs_cache_marks: ClassVar[bool] = True
     url_env: ClassVar[str] = "ANTHROPIC_BASE_URL"
     default_url: ClassVar[str] = "https://api.anthropic.com"
     headers_env: ClassVar[str] = "ANTHROPIC_CUSTOM_HEADERS"

@@ -100,6 +100,8 @@ class RemoteBackend(ABC):
     """Environment variables that each hold the value of a header for that server, and the names of the headers."""
     use_proxy: ClassVar[bool] = True
     """Whether the proxy that the environment names is used."""
+    needs_cache_marks: ClassVar[bool] = False
+    """Whether the server keeps only those beginnings of prompts that a request marks."""
     keep_alive: ClassVar[bool] = True
     """Whether connections are used again."""
 
@@ -216,7 +218,7 @@ class RemoteBackend(ABC):
             if self._client is None:
                 self._server = self._find_server()
                 uses_cache = not self._is_custom if self.prompt_cache is None else self.prompt_cache
-                self._cache = PromptCache() if uses_cache and self.stream else None
+                self._cache = PromptCache(needs_marks=self.needs_cache_marks) if uses_cache and self.stream else None
                 self._client = self._make_or_explain(self._server)
             return self._client
 

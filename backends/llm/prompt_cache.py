@@ -31,19 +31,21 @@ _PATIENCE_S = 30.0
 class _Beginning:
     """A beginning that at least one request has."""
 
-    __slots__ = ("is_stored", "requests", "used_at")
+    __slots__ = ("answered", "is_stored", "requests", "used_at")
 
     def __init__(self) -> None:
-        self.is_stored = anyio.Event()
-        """Set once the first request with the beginning is being answered, or has ended."""
+        self.is_stored = False
+        self.answered: anyio.Event | None = None
+        """Set once the request that goes ahead is being answered or has ended; None if no request is ahead."""
         self.requests = 0
         self.used_at = 0.0
 
 
 class PromptCache:
-    """The beginnings of the requests to one server."""
+    """The beginnings of the requests to one server. `needs_marks` if the server stores only marked beginnings."""
 
-    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, *, needs_marks: bool, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self.needs_marks = needs_marks
         self._monotonic = monotonic
         self._beginnings: dict[int, _Beginning] = {}
         """By hash, the last used at the end."""
@@ -74,7 +76,7 @@ class SharedBeginning:
     stands for options that are part of what the server stores, such as a schema.
     """
 
-    __slots__ = ("_cache", "_led", "_text", "_variant", "length")
+    __slots__ = ("_answered", "_cache", "_led", "_text", "_variant", "length")
 
     def __init__(self, cache: PromptCache, text: str, variant: str) -> None:
         self.length = 0
@@ -82,39 +84,62 @@ class SharedBeginning:
         self._cache = cache
         self._text = text
         self._variant = variant
-        self._led: list[_Beginning] = []
-        """The beginnings that the answer to this request stores first."""
+        self._answered = anyio.Event()
+        self._led: list[tuple[int, _Beginning]] = []
+        """The beginnings with which this request goes ahead, and their lengths."""
 
     def begin(self) -> None:
         """Let the requests go that wait for this one: the first event of the answer has arrived."""
-        for beginning in self._led:
-            beginning.is_stored.set()
-        self._led.clear()
+        self._end(begun=True)
 
     async def __aenter__(self) -> Self:
-        loop = id(asyncio.get_running_loop())  # an event belongs to a loop
-        lengths, keys = list[int](), [hash((loop, self._variant))]
-        length = SHORTEST
-        while length <= len(self._text):
-            keys.append(hash((keys[-1], self._text[lengths[-1] if lengths else 0 : length])))
-            lengths.append(length)
-            length += length // 4
-        found = self._cache.register(keys[1:])
-        self._led = [one for one in found if one.requests == 1]
-        known = [one for one in found if one.requests > 1]
-        try:
-            if known:
-                with anyio.move_on_after(_PATIENCE_S):
-                    await known[-1].is_stored.wait()
-            elif found:
+        lengths, keys = self._keys()
+        found = self._cache.register(keys)
+        with anyio.move_on_after(_PATIENCE_S):
+            while (answered := _request_ahead(found)) is not None:
+                await answered.wait()
+        for length, one in zip(lengths, found, strict=True):
+            if not one.is_stored and one.answered is None:
+                one.answered = self._answered
+                self._led.append((length, one))
+        if len(self._led) == len(found):
+            try:
                 await anyio.lowlevel.checkpoint()  # requests that start together with this one are registered
-        except BaseException:
-            self.begin()
-            raise
+            except BaseException:
+                self._end(begun=False)
+                raise
         self.length = max((length for length, one in zip(lengths, found, strict=True) if one.requests > 1), default=0)
         return self
 
     async def __aexit__(
         self, _kind: type[BaseException] | None, _exc: BaseException | None, _traceback: TracebackType | None
     ) -> None:
-        self.begin()
+        self._end(begun=False)
+
+    def _keys(self) -> tuple[list[int], list[int]]:
+        """Return the lengths of the compared beginnings, and their hashes."""
+        key = hash((id(asyncio.get_running_loop()), self._variant))  # an event belongs to a loop
+        lengths, keys, start, length = list[int](), list[int](), 0, SHORTEST
+        while length <= len(self._text):
+            key = hash((key, self._text[start:length]))
+            lengths.append(length)
+            keys.append(key)
+            start, length = length, length + length // 4
+        return lengths, keys
+
+    def _end(self, *, begun: bool) -> None:
+        for length, one in self._led:
+            one.is_stored = begun and (length <= self.length or not self._cache.needs_marks)
+            one.answered = None
+        self._led.clear()
+        self._answered.set()
+
+
+def _request_ahead(found: Sequence[_Beginning]) -> anyio.Event | None:
+    """Return the event to wait for: of the longest beginning with a request ahead, None if a longer one is stored."""
+    for one in reversed(found):
+        if one.is_stored:
+            return None
+        if one.answered is not None:
+            return one.answered
+    return None
