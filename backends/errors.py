@@ -52,10 +52,11 @@ class BackendError(Exception):
     - `retry_after` is the server's own hint in seconds, or None.
     - `usage` is the cost of the failed turn.
     - `messages` are the turn's messages, including the prompt; empty if the prompt was the only message.
+    - `traceback` is the traceback of the user's code that failed, as Python prints it, or None.
     - `continues_session` says that the session holds the prompt and the work done: the next attempt goes on there.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the parts of a failed turn
         self,
         kind: ErrorKind,
         message: str,
@@ -64,8 +65,10 @@ class BackendError(Exception):
         usage: Usage = NO_USAGE,
         messages: tuple[Message, ...] = (),
         continues_session: bool = False,
+        traceback: str | None = None,
     ) -> None:
         super().__init__(message)
+        self.traceback = traceback
         self.continues_session = continues_session
         self.usage = usage
         self.messages = messages

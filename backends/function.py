@@ -6,7 +6,7 @@ import inspect
 import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from traceback import walk_tb
+from traceback import StackSummary, TracebackException, walk_tb
 from types import TracebackType
 from typing import Any, TypeAlias
 
@@ -19,6 +19,8 @@ from plait.backends.text import clean_text, one_line, parse_json
 _NOT_THEIRS = (Path(__file__).parent, Path(inspect.__file__).parent)
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
 """Folders of code not written by users for a plan: `plait`, Python's own, and installed packages."""
+_LONGEST_TRACEBACK = 16_000
+"""Most characters of a stored traceback."""
 
 Function: TypeAlias = Callable[[str], Awaitable[Any]] | Callable[[str], Any]
 """`async def f(prompt: str)` or `def f(prompt: str)`, returning text or any JSON value except None."""
@@ -102,7 +104,8 @@ class _FunctionConversation:
             detail = one_line(str(exc))
             where = _place_of(exc)
             kind = ErrorKind.TRANSIENT if isinstance(exc, ConnectionError | TimeoutError) else ErrorKind.UNEXPECTED
-            raise BackendError(kind, (f"{name}: {detail}" if detail else name) + where) from exc
+            message = (f"{name}: {detail}" if detail else name) + where
+            raise BackendError(kind, message, traceback=format_traceback(exc)) from exc
         if self._request.output_schema is not None:
             return await self._checked(value)
         if isinstance(value, str):
@@ -122,14 +125,29 @@ class _FunctionConversation:
             raise invalid_output(mismatch) from None
 
 
+def format_traceback(error: BaseException) -> str:
+    """Return the traceback of `error` as Python prints it, from the first line of the user's code on."""
+    printed = TracebackException.from_exception(error, compact=True)
+    frames = list(printed.stack)
+    first = next((index for index, frame in enumerate(frames) if _is_users(Path(frame.filename))), 0)
+    printed.stack = StackSummary.from_list(frames[first:])
+    text = clean_text("".join(printed.format()))
+    # The end says most: the innermost call and the error.
+    return text if len(text) <= _LONGEST_TRACEBACK else f"...\n{text[-_LONGEST_TRACEBACK:]}"
+
+
+def _is_users(file: Path) -> bool:
+    """Return whether the code in `file` is neither of plait nor of Python nor of an installed package."""
+    return _INSTALLED.isdisjoint(file.parts) and not any(file.is_relative_to(folder) for folder in _NOT_THEIRS)
+
+
 def _place_of(error: Exception) -> str:
     """Return the innermost line of user code in the traceback of `error`; empty if the traceback has none."""
     places = [
         (Path(frame.f_code.co_filename), line, frame.f_code.co_name) for frame, line in walk_tb(error.__traceback__)
     ]
     for file, line, name in reversed(places):
-        theirs = _INSTALLED.isdisjoint(file.parts) and not any(file.is_relative_to(folder) for folder in _NOT_THEIRS)
-        if theirs and file.is_file():
+        if _is_users(file) and file.is_file():
             return f" (at {one_line(file.name, 80)}:{line} in {name})"
     return ""
 

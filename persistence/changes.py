@@ -196,6 +196,8 @@ class TaskFailed:
     error: str
     duration_s: float = 0.0
     spent: Spent = NOTHING_SPENT
+    traceback: str | None = None
+    """As in AttemptRecord."""
 
 
 @value
@@ -213,6 +215,8 @@ class TaskRetried:
     spent: Spent = NOTHING_SPENT
     continues_session: bool = False
     """The next attempt continues the session, which is confirmed thereby. False revokes the confirmation."""
+    traceback: str | None = None
+    """As in AttemptRecord."""
 
 
 @value

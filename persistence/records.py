@@ -186,6 +186,8 @@ class AttemptRecord:
     error: str | None
     spent: Spent
     duration_s: float | None
+    traceback: str | None = None
+    """The traceback of a function that failed, as Python prints it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,6 +78,15 @@ class UsageContract(OpenedStore):
         assert (run.spent, (await store.list_tasks(RUN))[0].spent) == (replace(known, cost_is_partial=True),) * 2
         assert json.loads((await store.list_events(RUN))[-1].detail)["cost_is_partial"] is True
 
+    async def test_each_failed_attempt_keeps_its_traceback(self, store: Store, writer: Writer) -> None:
+        retried = TaskRetried(at(4), "a", 1, "transient", "reset", 0.5, traceback="Traceback one")
+        failed = TaskFailed(at(6), "a", 2, "failed", "unexpected", "KeyError", traceback="Traceback two\n  \u00e9")
+        await writer.write(START_A, retried, TaskStarted(at(5), "a", 2, "fast"), failed)
+        await writer.write(TaskReopened(at(7), "a"), TaskStarted(at(8), "a", 3, "fast"))
+        expected = ["Traceback one", "Traceback two\n  \u00e9", None]
+        assert [attempt.traceback for attempt in await store.list_attempts(RUN, "a")] == expected
+        assert [attempt.traceback for attempt in await store.list_attempts(RUN)] == expected
+
     async def test_the_model_of_a_question_stays_if_the_end_names_none(self, store: Store, writer: Writer) -> None:
         await writer.write(START_A, ASKING, replace(DONE_A, spent=replace(DONE_A.spent, model=None)))
         assert [attempt.spent.model for attempt in await store.list_attempts(RUN)] == ["sample-1"]

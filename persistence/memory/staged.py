@@ -234,7 +234,7 @@ class StagedRun:
             if not isinstance(change, changes.TaskCancelled):
                 ended["duration_s"] = _sum(attempt.duration_s, change.duration_s)
             if isinstance(change, changes.TaskFailed | changes.TaskRetried):
-                ended |= {"error_kind": change.error_kind, "error": change.error}
+                ended |= {"error_kind": change.error_kind, "error": change.error, "traceback": change.traceback}
         self._put_attempt(replace(attempt, **ended))
 
 

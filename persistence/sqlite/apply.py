@@ -177,6 +177,11 @@ class ChangeApplier:
             self._finish_waiting(task, ended, _NO_RESULT)
         else:
             self._add_end(ended)
+            self._add_traceback(start, change.traceback)
+
+    def _add_traceback(self, start: int, traceback: str | None) -> None:
+        if traceback is not None:
+            self._rows.add(sql.ADD_TRACEBACKS, (start, traceback, row_checksum(start, traceback)))
 
     def _add_end(self, ended: Row, question: Row = _NO_QUESTION) -> None:
         row = (*ended, *question)
@@ -187,6 +192,7 @@ class ChangeApplier:
         self._cache.tasks[change.task_id] = (task, "pending", last, start)
         ended = self._end_row(seq, change, start, AttemptStatus.RETRIED, (change.error_kind, change.error))
         self._add_end(ended)
+        self._add_traceback(start, change.traceback)
         self._rows.set_session(start, confirmed=change.continues_session)
 
     def interrupt_task(self, seq: int, change: changes.TaskInterrupted) -> None:

@@ -330,15 +330,23 @@ def list_attempts(connection: sqlite3.Connection, run_id: str, task_id: str | No
 
 def _attempt(run_id: str, row: Row) -> AttemptRecord:
     task_id: str = row[0]
+    traceback = _checked_traceback(run_id, task_id, row[1:4])
+    row = row[3:]
     _, _, attempt, backend, session_id, _, started_at = _checked_start(run_id, task_id, row[1 : 1 + _START])
     begun = task_id, attempt
     if row[1 + _START] is None:
         return AttemptRecord(*begun, "running", backend, session_id, started_at, None, None, None, NOTHING_SPENT, None)
     end = _checked_end(run_id, task_id, row[1 + _START :])
     status, ended_at, duration_s, (error_kind, error, *_) = end[2], end[3], end[11], end[13:]
-    return AttemptRecord(
-        *begun, status, backend, session_id, started_at, ended_at, error_kind, error, spent_in(end), duration_s
-    )
+    given = status, backend, session_id, started_at, ended_at, error_kind, error, spent_in(end), duration_s
+    return AttemptRecord(*begun, *given, traceback)
+
+
+def _checked_traceback(run_id: str, task_id: str, row: Row) -> str | None:
+    start, content, checksum = row
+    if start is not None and checksum != row_checksum(start, content):
+        raise damaged(run_id, f"the traceback of an attempt of task {task_id!r}")
+    return content
 
 
 def list_messages(connection: sqlite3.Connection, run_id: str, task_id: str) -> tuple[MessageRecord, ...]:

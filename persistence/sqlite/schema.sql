@@ -123,6 +123,13 @@ CREATE INDEX ends_text_sha256 ON ends (text_sha256) WHERE text_sha256 IS NOT NUL
 CREATE INDEX ends_data_sha256 ON ends (data_sha256) WHERE data_sha256 IS NOT NULL;
 CREATE INDEX ends_prompt_sha256 ON ends (prompt_sha256) WHERE prompt_sha256 IS NOT NULL;
 
+-- The traceback of a function that failed.
+CREATE TABLE tracebacks (
+    id INTEGER NOT NULL PRIMARY KEY REFERENCES ends (id),
+    row_checksum INTEGER NOT NULL,       -- CRC-32 over the row
+    content TEXT NOT NULL
+) STRICT;
+
 -- All messages but the prompt and the text of an end.
 CREATE TABLE other_messages (
     id INTEGER NOT NULL PRIMARY KEY,

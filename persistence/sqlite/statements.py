@@ -78,6 +78,11 @@ ADD_ENDS = Bulk(
     asked, row_checksum)
     WITH new AS {rows} SELECT * FROM new WHERE column1 IS NOT NULL""",
 )
+ADD_TRACEBACKS = Bulk(
+    3,
+    """INSERT INTO tracebacks (id, content, row_checksum)
+    WITH new AS {rows} SELECT * FROM new WHERE column1 IS NOT NULL""",
+)
 FINISH_ENDS = Bulk(
     21,
     """UPDATE ends SET end_id = column2, status = column3, ended_at = column4, input_tokens = column5,
@@ -133,6 +138,7 @@ IN_ORDER = (
     ADD_COMPLETIONS,
     ADD_LARGE_COMPLETIONS,
     ADD_ENDS,
+    ADD_TRACEBACKS,
     FINISH_ENDS,
     DISCARD_RESULTS,
     SET_SESSIONS,
@@ -218,8 +224,9 @@ FROM given_tasks AS t
     LEFT JOIN starts AS s ON s.id = (SELECT id FROM starts WHERE task = t.id ORDER BY attempt DESC LIMIT 1)
     LEFT JOIN ends AS e ON e.id = s.id {_OF_TEXT} {_OF_DATA}
 WHERE t.id BETWEEN :first AND :last ORDER BY t.id"""  # noqa: S608 - put together from the constants above
-_ATTEMPTS = f"""{_SELECT} t.task_id, {_START}, {_END}
-FROM starts AS s JOIN given_tasks AS t ON t.id = s.task LEFT JOIN ends AS e ON e.id = s.id"""
+_ATTEMPTS = f"""{_SELECT} t.task_id, b.id, b.content, b.row_checksum, {_START}, {_END}
+FROM starts AS s JOIN given_tasks AS t ON t.id = s.task LEFT JOIN ends AS e ON e.id = s.id
+    LEFT JOIN tracebacks AS b ON b.id = s.id"""
 LIST_ATTEMPTS = f"{_ATTEMPTS} WHERE s.id BETWEEN :first AND :last ORDER BY s.id"
 LIST_TASK_ATTEMPTS = f"{_ATTEMPTS} WHERE s.task = :task ORDER BY s.attempt"
 GET_TASK = "SELECT t.id FROM given_tasks AS t JOIN runs AS r ON r.number = t.run WHERE r.run_id = ? AND t.task_id = ?"
@@ -261,6 +268,7 @@ DELETE_RUN = (
     "DELETE FROM other_events WHERE run_id = :run_id",
     "DELETE FROM sessions WHERE run_id = :run_id",
     "DELETE FROM other_messages WHERE id BETWEEN :first AND :last",
+    "DELETE FROM tracebacks WHERE id BETWEEN :first AND :last",
     "DELETE FROM ends WHERE id BETWEEN :first AND :last",
     "DELETE FROM starts WHERE id BETWEEN :first AND :last",
     "DELETE FROM given_tasks WHERE id BETWEEN :first AND :last",
@@ -276,6 +284,7 @@ DELETE FROM blobs WHERE NOT EXISTS (SELECT 1 FROM ends WHERE text_sha256 = blobs
 """
 CHECK_REFERENCES = (
     "PRAGMA foreign_key_check(ends)",
+    "PRAGMA foreign_key_check(tracebacks)",
     "PRAGMA foreign_key_check(other_events)",
     "PRAGMA foreign_key_check(sessions)",
     "PRAGMA foreign_key_check(notes)",
@@ -293,6 +302,8 @@ SELECT run_id, sum(bytes) FROM (
     SELECT id >> 32, ifnull(length(CAST(text AS BLOB)), 0) + ifnull(length(CAST(data AS BLOB)), 0)
         + ifnull(length(CAST(prompt AS BLOB)), 0) + ifnull(length(CAST(error AS BLOB)), 0)
         + ifnull(length(CAST(question AS BLOB)), 0) + ifnull(length(CAST(asked AS BLOB)), 0) FROM ends
+    UNION ALL
+    SELECT id >> 32, length(CAST(content AS BLOB)) FROM tracebacks
     UNION ALL
     SELECT id >> 32, length(CAST(content AS BLOB)) FROM other_messages WHERE content IS NOT NULL
     UNION ALL

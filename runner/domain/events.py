@@ -230,6 +230,8 @@ class TaskRetried(TaskEvent):
     messages: tuple[Message, ...] = ()
     continues_session: bool = False
     """True if the next attempt may continue the session of the failed attempt."""
+    traceback: str | None = None
+    """The traceback of a function that failed."""
 
 
 @value
@@ -243,6 +245,8 @@ class TaskFailed(TaskEvent):
     duration_s: float
     usage: Usage = NO_USAGE
     messages: tuple[Message, ...] = ()
+    traceback: str | None = None
+    """As in TaskRetried."""
 
 
 @value

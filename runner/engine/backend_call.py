@@ -14,6 +14,7 @@ import anyio
 from plait.backends.ask import QuestionAsked, answering
 from plait.backends.cancellation import CancellableTurn, Cancellation
 from plait.backends.errors import BackendError, BackendUnavailable, ErrorKind
+from plait.backends.function import format_traceback
 from plait.backends.protocol import (
     NO_USAGE,
     Backend,
@@ -300,7 +301,8 @@ def classified(error: Exception) -> BackendError:
     if isinstance(cause, PromptError):
         return BackendError(ErrorKind.INVALID_REQUEST, text)
     name = type(cause).__name__
-    unexpected = BackendError(ErrorKind.UNEXPECTED, f"{name}: {text}"[:2000] if text else name)
+    message = f"{name}: {text}"[:2000] if text else name
+    unexpected = BackendError(ErrorKind.UNEXPECTED, message, traceback=format_traceback(cause))
     unexpected.__cause__ = cause
     return unexpected
 
@@ -321,6 +323,7 @@ def _tidied(error: BackendError) -> BackendError:
         usage=usage,
         messages=messages,
         continues_session=goes_on,
+        traceback=error.traceback,
     )
     tidied.__cause__ = error
     return tidied

@@ -151,6 +151,7 @@ def _task_retrying(event: events.TaskRetried) -> tuple[stored.Change, ...]:
         event.duration_s,
         encode_usage(event.usage),
         event.continues_session,
+        event.traceback,
     )
     return (*message_changes(event.at, event.task_id, event.attempt, event.messages), retried)
 
@@ -165,6 +166,7 @@ def _task_failed(event: events.TaskFailed) -> tuple[stored.Change, ...]:
         event.error,
         event.duration_s,
         encode_usage(event.usage),
+        event.traceback,
     )
     return (*message_changes(event.at, event.task_id, event.attempt, event.messages), failed)
 

@@ -131,7 +131,8 @@ class RunState(ReadableState):
                 duration_s=duration_s,
             ),
         )
-        return events.TaskFailed(at, task.id, number, status, kind, error.message, duration_s, error.usage, messages)
+        message, usage, traceback = error.message, error.usage, error.traceback
+        return events.TaskFailed(at, task.id, number, status, kind, message, duration_s, usage, messages, traceback)
 
     def cancel(self, position: int, at: str) -> events.TaskCancelled:
         """Cancel the unfinished task. The cost of an attempt under way is the cost reported so far."""
@@ -160,8 +161,9 @@ class RunState(ReadableState):
                 self._corrected.add(position)
         goes_on = continuation is not None and continuation.interrupted
         task_id, number, kind = self.dag.tasks[position].id, self._attempts[position], error.kind.value
+        message, said, traceback = error.message, error.messages, error.traceback
         return events.TaskRetried(
-            at, task_id, number, kind, error.message, delay_s, duration_s, error.usage, error.messages, goes_on
+            at, task_id, number, kind, message, delay_s, duration_s, error.usage, said, goes_on, traceback
         )
 
     def interrupt(self, position: int, at: str, reason: str, *, crashed: bool = False) -> events.TaskInterrupted:

@@ -176,6 +176,9 @@ async def show_task(path: Path, word: str, task_id: str, as_json: bool) -> int:
     print_question(task, [one for one in waiting if one.task_id == task.task_id], path)
     _print_task_result(task, messages)
     _print_attempts(attempts)
+    for one in attempts:
+        if one.traceback is not None:
+            print_section(f"traceback (attempt {one.attempt})", one.traceback.rstrip())
     return COMPLETED
 
 

@@ -36,6 +36,7 @@ VALUES: dict[str, Any] = {
     "delay_s": 2.5,
     "messages": MESSAGES,
     "continues_session": True,
+    "traceback": "Traceback",
     "reason": "stopped",
     "crashed": True,
     "question": "Which?",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import anyio.to_thread
 
-from tests.support.processes.command import Done, plait
+from tests.support.processes.command import Done, plait, plait_here
 from tests.support.wire import ChatCompletions, events, serve
 
 WIRE = ChatCompletions()
@@ -16,6 +16,32 @@ backends:
   far: {{kind: openai, model: m, base_url: "{url}/v1", max_tokens: 7}}
 tasks:
   - {{id: a, prompt: tell, output_schema: {{type: object}}}}
+"""
+
+
+FUNCTIONS = """
+import asyncio
+
+
+def broken(prompt):
+    return look(prompt)
+
+
+def look(prompt):
+    return {}[prompt]
+
+
+async def waiting(prompt):
+    await asyncio.sleep(0)
+    raise ConnectionError("down\\x1b[2J")
+"""
+CALLS = """
+backends:
+  broken: {kind: function, call: "functions.py:broken"}
+  waiting: {kind: function, call: "functions.py:waiting"}
+tasks:
+  - {id: a, prompt: one, backend: broken}
+  - {id: b, prompt: two, backend: waiting, retry: {attempts: 2, base_delay: 0}}
 """
 
 
@@ -35,3 +61,26 @@ async def test_a_truncated_answer_keeps_its_text_and_tokens(tmp_path: Path) -> N
     assert "\n-- user --\ntell\n\n-- assistant (attempt 1, failed) --\nno object\n" in shown
     assert '\n-- assistant (attempt 1, failed) --\n{"half": an ans\n' in shown
     assert "\ntokens    22+14\n" in shown
+
+
+def test_the_traceback_of_a_function_is_stored_with_its_attempt(tmp_path: Path) -> None:
+    (tmp_path / "functions.py").write_text(FUNCTIONS)
+    (tmp_path / "plan.yaml").write_text(CALLS)
+    assert plait_here(tmp_path, "run", "plan.yaml").code == 1
+    shown = plait_here(tmp_path, "show", "last", "a").out
+    _, _, traceback = shown.partition("-- traceback (attempt 1) --\n")
+    lines = traceback.splitlines()
+    assert lines[0] == "Traceback (most recent call last):"
+    assert [line.strip() for line in lines[1:-1] if "^" not in line] == [
+        f'File "{tmp_path}/functions.py", line 6, in broken',
+        "return look(prompt)",
+        f'File "{tmp_path}/functions.py", line 10, in look',
+        "return {}[prompt]",
+    ]
+    assert lines[-1] == "KeyError: 'one'"
+    shown = plait_here(tmp_path, "show", "last", "b").out
+    assert "-- traceback (attempt 1) --" in shown
+    assert "-- traceback (attempt 2) --" in shown
+    assert "\x1b" not in shown
+    attempts = plait_here(tmp_path, "show", "last", "b", "--json").value["history"]
+    assert ["in waiting" in attempt["traceback"] for attempt in attempts] == [True, True]
