@@ -10,10 +10,11 @@ from traceback import StackSummary, TracebackException, walk_tb
 from types import TracebackType
 from typing import Any, TypeAlias
 
+from plait.backends.answers.reader import read_answer
+from plait.backends.answers.schema import Mismatch, Schema, invalid_output
+from plait.backends.answers.threads import in_thread, is_large
 from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.protocol import Backend, ConversationRequest, JsonValue, Reply
-from plait.backends.schema_checks import check_answer, in_thread, is_large, read_answer
-from plait.backends.structured import Mismatch, Schema, invalid_output
 from plait.backends.text import clean_text, one_line, parse_json
 
 _NOT_THEIRS = (Path(__file__).parent, Path(inspect.__file__).parent)
@@ -116,11 +117,8 @@ class _FunctionConversation:
     async def _checked(self, value: Any) -> Reply:
         schema = Schema(self._request.output_schema or {})
         try:
-            if isinstance(value, str):
-                text = clean_text(str(value))
-                return Reply(text, await read_answer(schema, text))
-            text, data = await _to_json(value)
-            return Reply(text, await check_answer(schema, data))
+            text = clean_text(str(value)) if isinstance(value, str) else (await _to_json(value))[0]
+            return Reply(text, await read_answer(schema, text))
         except Mismatch as mismatch:
             raise invalid_output(mismatch) from None
 

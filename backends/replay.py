@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeAlias
 
+from plait.backends.answers.reader import read_answer
+from plait.backends.answers.schema import Mismatch, Schema, invalid_output, repair_prompt
 from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.protocol import NO_USAGE, ConversationRequest, JsonValue, Message, Output, Reply, Usage
-from plait.backends.schema_checks import read_answer
-from plait.backends.structured import Mismatch, Schema, invalid_output, repair_prompt
 from plait.backends.text import clean_text
 
 Ask: TypeAlias = Callable[[Sequence[Message]], Awaitable[Message]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Iterable
 
 from plait.backends.protocol import JsonValue
@@ -68,21 +69,35 @@ def header_values(lines: str) -> list[str]:
     return [*values, *(value.rpartition(" ")[2] for value in values)]
 
 
+class UnreadableNumber(ValueError):  # noqa: N818 - becomes the message of another error
+    """A number in JSON is too large to be read."""
+
+
 def parse_json(text: str) -> JsonValue:
-    """Return the value of JSON `text`. Raises ValueError for invalid JSON, NaN, Infinity and numbers beyond a float."""
+    """Return the value of JSON `text`. Raises ValueError for invalid JSON, NaN and Infinity, and UnreadableNumber for a
+    number beyond a float or with more digits than Python reads.
+    """
     try:
-        value: JsonValue = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
+        value: JsonValue = _DECODER.decode(text)
+    except (ValueError, RecursionError) as error:
+        raise _described(error) from None
     return value
 
 
 def json_at(text: str, start: int) -> tuple[JsonValue, int]:
     """Return the JSON value that starts at `start` of `text`, and its end. Raises ValueError as `parse_json` does."""
     try:
-        return json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite).raw_decode(text, start)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
+        return _DECODER.raw_decode(text, start)
+    except (ValueError, RecursionError) as error:
+        raise _described(error) from None
+
+
+def _described(error: ValueError | RecursionError) -> ValueError:
+    if isinstance(error, RecursionError):
+        return ValueError("nested too deeply")
+    if isinstance(error, json.JSONDecodeError) or "integer string" not in str(error):
+        return error
+    return UnreadableNumber(f"a number has more than {sys.get_int_max_str_digits():,} digits")
 
 
 def _refuse_constant(name: str) -> JsonValue:
@@ -92,5 +107,13 @@ def _refuse_constant(name: str) -> JsonValue:
 def _finite(digits: str) -> float:
     number = float(digits)
     if math.isinf(number):
-        raise ValueError(f"the number {one_line(digits, 40)} is too large")
+        raise UnreadableNumber(f"the number {one_line(digits, 40)} is too large")
     return number
+
+
+def _same(value: dict[str, JsonValue]) -> dict[str, JsonValue]:
+    """Return `value`. The parser holds the interpreter, but for calls of functions written in Python."""
+    return value
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite, object_hook=_same)

@@ -20,14 +20,14 @@ from plait.backends.agents.protocol import Call, ProcessEnd, Program, Reader, Tu
 from plait.backends.agents.session_files import digest
 from plait.backends.agents.session_locks import SessionInUse, Sessions, first_before, since
 from plait.backends.agents.transcript import UnreportedCall, cut_before, feed, mark_reported, parsed
+from plait.backends.answers.reader import check_answer, read_answer
+from plait.backends.answers.schema import Mismatch, Schema, invalid_output, repair_prompt
 from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.process.child import Child
 from plait.backends.process.manifest import read_manifest
 from plait.backends.process.private import private_folder
 from plait.backends.process.spawn import Launch, adopted, child_environment, running
 from plait.backends.protocol import NO_USAGE, ConversationRequest, Files, JsonValue, Message, Output, Reply, Usage
-from plait.backends.schema_checks import check_answer, read_answer
-from plait.backends.structured import Mismatch, Schema, invalid_output, repair_prompt
 from plait.backends.text import clean_text, one_line
 
 _PATIENCE = 30.0

@@ -17,12 +17,12 @@ from importlib import import_module
 from typing import Any, Protocol, cast
 from uuid import uuid4
 
+from plait.backends.answers.schema import Schema
 from plait.backends.cancellation import when_cancelled
 from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.langgraph.state_fields import RunFields
 from plait.backends.langgraph.values import messages_of, question_of, reply_of, tokens_of
 from plait.backends.protocol import ConversationRequest, Output, Reply, Usage
-from plait.backends.structured import Schema
 from plait.backends.text import clean_text, one_line
 
 _MARK = "plait_turn"

@@ -8,9 +8,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
+from plait.backends.answers.reader import check_answer, read_answer
+from plait.backends.answers.schema import Mismatch, Schema, invalid_output
 from plait.backends.protocol import NO_USAGE, JsonValue, Question, Reply, Usage
-from plait.backends.schema_checks import check_answer, read_answer
-from plait.backends.structured import Mismatch, Schema, invalid_output
 from plait.backends.text import clean_text, shown
 
 _ROLES = {"human": "user", "ai": "assistant", "AIMessageChunk": "assistant", "HumanMessageChunk": "user"}

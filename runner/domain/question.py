@@ -9,9 +9,9 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, TypeAlias
 
+from plait.backends.answers.schema import Mismatch, Schema
 from plait.backends.errors import BackendError
 from plait.backends.protocol import JsonInput, JsonValue, Question
-from plait.backends.structured import Mismatch, Schema
 from plait.backends.text import clean_text, parse_json
 from plait.runner.errors import PlaitError
 
@@ -62,12 +62,13 @@ class Asking:
             return clean_text(value)
         try:
             # Encode and parse the value here, to reject values that the store cannot hold.
-            plain = parse_json(clean_text(_json(value)))
+            text = clean_text(_json(value))
+            parse_json(text)
         except (TypeError, ValueError, RecursionError) as error:
             asked = _short(self.question.text)
             raise PlaitError(f"the answer to the question {asked!r} cannot be stored as JSON: {error}") from None
         try:
-            return Schema(self.question.schema).check(plain)
+            return Schema(self.question.schema).read(text)
         except (Mismatch, BackendError) as error:
             raise PlaitError(f"the answer does not fit the question {_short(self.question.text)!r}: {error}") from None
 

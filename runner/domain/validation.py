@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
+from plait.backends.answers.schema import schema_problem
 from plait.backends.protocol import JsonInput
-from plait.backends.structured import schema_problem
 from plait.runner.domain.reachability import not_upstream
 from plait.runner.domain.task import Retry, Task
 from plait.runner.errors import Problem, nearest

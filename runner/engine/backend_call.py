@@ -11,6 +11,8 @@ from typing import TypeAlias, TypeGuard, cast, get_args
 
 import anyio
 
+from plait.backends.answers.schema import Schema
+from plait.backends.answers.threads import in_thread, is_large
 from plait.backends.ask import QuestionAsked, answering
 from plait.backends.cancellation import CancellableTurn, Cancellation
 from plait.backends.errors import BackendError, BackendUnavailable, ErrorKind
@@ -26,8 +28,6 @@ from plait.backends.protocol import (
     Role,
     Usage,
 )
-from plait.backends.schema_checks import in_thread, is_large
-from plait.backends.structured import Schema
 from plait.backends.text import clean_text, shown
 from plait.backends.values import value
 from plait.persistence.failpoints import reached

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
+from plait.backends.answers.reader import read_answer
+from plait.backends.answers.schema import Mismatch, Schema
 from plait.backends.errors import BackendError
 from plait.backends.protocol import JsonInput, JsonValue, Message
-from plait.backends.schema_checks import read_answer
-from plait.backends.structured import Mismatch, Schema
 from plait.backends.text import clean_text
 from plait.persistence.changes import Change, TaskAnswered, TaskCompleted, TaskFailed, TaskWaiting
 from plait.persistence.records import TaskRecord

@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
+from plait.backends.answers.schema import schema_problem
 from plait.backends.protocol import JsonValue
 from plait.backends.spec.build import FunctionSpec
-from plait.backends.structured import schema_problem
 from plait.runner.domain.dag import nearest
 from plait.runner.domain.task import DEFAULT_RETRY, TASKS_SCHEMA, FailureMode, Retry, Task
 from plait.runner.domain.validation import MOST_HINTS, uses_itself

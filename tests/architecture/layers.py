@@ -17,9 +17,9 @@ from tests.architecture.source import Source
 LAYERS: list[list[str]] = [
     # The contract of a backend and its vocabulary.
     ["backends.protocol backends.errors backends.values backends.text backends.json_fields backends.error_kinds "
-     "backends.extras backends._schema_validator backends.schema_cost"],
-    ["backends.ask backends.cancellation backends.function backends.person backends.replay "
-     "backends.structured backends.schema_checks"],
+     "backends.extras"],
+    ["backends.answers"],
+    ["backends.ask backends.cancellation backends.function backends.person backends.replay"],
     ["backends.process"],
     ["backends.llm", "backends.langgraph", "backends.agents"],
     ["backends.agents.claude", "backends.agents.codex", "backends.agents.gemini", "backends.agents.acp"],

@@ -137,7 +137,6 @@ REFERS = {"type": "object", "properties": {"a": {"$ref": "#/$defs/N"}}}
     [
         {"definitions": {"N": TEXT}, "type": "object", "properties": {"a": {"$ref": "#/definitions/N"}}},
         {"type": "object", "properties": {"a": TEXT, "b": {"$ref": "#/properties/a"}}},
-        {"$defs": {"N": {"$anchor": "n", **TEXT}}, "type": "object", "properties": {"a": {"$ref": "#n"}}},
         {"$defs": {"N": REFERS}, **REFERS},
         {"type": "object", "properties": {"a": TEXT, "inner": {"$ref": "#"}}},
         {"$defs": {"N": LEAF}, "$ref": "#/$defs/N", "properties": {"b": TEXT}},

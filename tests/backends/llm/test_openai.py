@@ -18,6 +18,7 @@ from plait.backends import (
     Output,
     Usage,
 )
+from plait.runner import DAG, ParallelRunner, Retry, Task
 from tests.support.wire import Answer, ChatCompletions, Script, events, plain, serve
 
 WIRE = ChatCompletions()
@@ -174,6 +175,14 @@ async def test_one_repair_turn() -> None:
     assert json.dumps(SCHEMA) in complaint
     assert [message["content"] for message in server.bodies[1]["messages"]] == ["How many?", "It is three.", complaint]
     assert "notice" in {output.kind for output in seen}
+
+
+@pytest.mark.parametrize(("attempts", "calls"), [(1, 2), (3, 6)])
+async def test_a_task_makes_two_calls_in_each_attempt_if_no_answer_fits(attempts: int, calls: int) -> None:
+    async with serve(*[events(WIRE.parts('{"n": "x"}'))] * 9) as server:
+        task = Task("a", output_schema=SCHEMA, retry=Retry(attempts=attempts, base_delay=0))
+        result = await ParallelRunner(make(server)).run(DAG([task]))
+    assert (result["a"].error_kind, len(server.requests)) == ("invalid_output", calls)
 
 
 async def test_no_second_repair_turn() -> None:

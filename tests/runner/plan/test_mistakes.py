@@ -158,7 +158,7 @@ CASES = {
         )
         + "      d40: {type: string}\n",
         29,
-        "tasks[0].output_schema.$defs.d22.anyOf[1].$ref",
+        "tasks[0].output_schema.$defs.d22.anyOf[1]",
         "too costly to check",
     ),
     "costly pattern": (
@@ -402,6 +402,14 @@ def test_a_column_that_is_not_there_is_a_mistake_of_the_plan(tmp_path: Path, hea
         2,
         f"plan.yaml:7:1: tasks[0].prompt: {said}{have}",
     )
+
+
+def test_a_schema_that_costs_too_much_is_a_mistake_of_the_plan(tmp_path: Path) -> None:
+    text, line, place, words = CASES["costly schema"]
+    (tmp_path / "plan.yaml").write_text(text)
+    done = plait(tmp_path, "check", "plan.yaml")
+    assert (done.code, done.err.count("\n")) == (2, 1), done.err
+    assert done.err.startswith(f"plan.yaml:{line}:") and f" {place}: the schema is {words}" in done.err
 
 
 def test_it_is_the_same_for_files_and_for_a_list_in_the_plan(tmp_path: Path) -> None:

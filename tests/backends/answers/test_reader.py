@@ -13,12 +13,13 @@ import anyio
 import psutil
 import pytest
 
-from plait.backends import BackendError, ConversationRequest, ErrorKind, FunctionBackend, schema_checks
-from plait.backends.schema_checks import LARGE
+from plait.backends import BackendError, ConversationRequest, ErrorKind, FunctionBackend
+from plait.backends.answers import process
+from plait.backends.answers.threads import LARGE
 from plait.runner import DAG, ParallelRunner, Retry, RunStatus, Task, TaskStatus
 from tests.support.agents.homes import until
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 async def read(answer: Any, schema: dict[str, Any]) -> Any:
@@ -50,7 +51,7 @@ def checking(owner: int | None = None) -> list[psutil.Process]:
     found: list[psutil.Process] = []
     for one in mine:
         with suppress(psutil.NoSuchProcess):
-            if any("_schema_validator" in word for word in one.cmdline()):
+            if any("answers.process" in word for word in one.cmdline()):
                 found.append(one)
     return found
 
@@ -87,7 +88,7 @@ async def test_a_schema_that_stands_for_too_much_is_refused_before_the_call(keyw
 
 
 async def test_a_costly_check_ends_at_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schema_checks, "CPU_LIMIT", 1)
+    monkeypatch.setattr(process, "CPU_LIMIT", 1)
     with pytest.raises(BackendError, match="took more than 1 s") as caught:
         await read(NUMBERS, ENDLESS)
     assert caught.value.kind is ErrorKind.INVALID_OUTPUT
@@ -121,9 +122,9 @@ async def test_a_check_dies_with_its_process() -> None:
     """By itself: nobody is left to kill it."""
     program = (
         "import asyncio\n"
-        "from plait.backends import schema_checks\n"
-        "from tests.backends.test_schema_checks import ENDLESS, NUMBERS, read\n"
-        "schema_checks.CPU_LIMIT = 2\n"
+        "from plait.backends.answers import process\n"
+        "from tests.backends.answers.test_reader import ENDLESS, NUMBERS, read\n"
+        "process.CPU_LIMIT = 2\n"
         "asyncio.run(read(NUMBERS, ENDLESS))\n"
     )
     async with await anyio.open_process([sys.executable, "-c", program], cwd=ROOT) as process:
@@ -135,14 +136,14 @@ async def test_a_check_dies_with_its_process() -> None:
 
 async def test_a_large_answer_is_parsed_and_checked_by_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     threads: set[int] = set()
-    loads = json.loads
+    decode = json.JSONDecoder.decode
 
-    def noted(text: str, **how: Any) -> Any:
+    def noted(decoder: json.JSONDecoder, text: str) -> Any:
         if len(text) > LARGE:
             threads.add(threading.get_ident())
-        return loads(text, **how)
+        return decode(decoder, text)
 
-    monkeypatch.setattr(json, "loads", noted)
+    monkeypatch.setattr(json.JSONDecoder, "decode", noted)
     text = json.dumps([{"name": "x" * 100}] * (LARGE // 50))
     assert len(await read(text, {"items": {"required": ["name"]}})) == LARGE // 50
     assert threads
@@ -160,7 +161,7 @@ async def test_the_mismatches_of_a_costly_check_are_told() -> None:
 
 async def test_alternatives_of_a_recursive_schema_are_listed_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """A mismatch deep in the value has a mismatch in each alternative of each level."""
-    monkeypatch.setattr(schema_checks, "CPU_LIMIT", 1)
+    monkeypatch.setattr(process, "CPU_LIMIT", 1)
     node = {"type": "object", "properties": {"c": {"$ref": "#"}}}
     value: Any = 1
     for _ in range(25):

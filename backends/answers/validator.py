@@ -1,26 +1,20 @@
-"""Validators of jsonschema-rs, and the program of the process that checks what would take long.
-
-This file is imported, and is also run by its path: it imports nothing else of plait. The program reads a schema and a
-value from standard input, and writes the mismatches as JSON to standard output. Its arguments are the folder of
-jsonschema-rs and a number of seconds: after so much processor time the system ends it, also when the process that
-started it is dead.
-"""
+"""Validators of jsonschema-rs, and the places in which a value does not fit a schema."""
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeAlias
+
+from plait.backends.text import one_line
 
 if TYPE_CHECKING:
     from jsonschema_rs import Validator
 
-MEMORY_LIMIT = 2 << 30
-"""Bytes of memory for one check: a list of a million mismatches takes less."""
 MOST_PROBLEMS = 5
 _BACKTRACK_LIMIT = 10_000
+
+Path: TypeAlias = tuple[str | int, ...]
 
 
 class Prepared(NamedTuple):
@@ -31,16 +25,21 @@ class Prepared(NamedTuple):
     """Whether a pattern has lookaround or backreferences, so that patterns are tried in more than one way."""
 
 
-class InvalidSchema(Exception):  # noqa: N818 - becomes the error of the caller
-    """A schema is no JSON Schema. `path` is the place in the schema."""
+class SchemaProblem(Exception):  # noqa: N818 - becomes the error of the caller
+    """A schema cannot be used. `path` is the place in the schema."""
 
-    def __init__(self, message: str, path: Sequence[str | int] = ()) -> None:
+    def __init__(self, message: str, path: Path = ()) -> None:
         super().__init__(message)
-        self.path = tuple(path)
+        self.path = path[:20]
+
+    @property
+    def with_place(self) -> str:
+        """The problem after the name of the field and the place, in one line."""
+        return f"output_schema{f' at {json_path(self.path)}' if self.path else ''}: {self}"
 
 
 def prepare(schema: str) -> Prepared:
-    """Return the validator for a schema given as JSON. Raises InvalidSchema. Never fetches anything."""
+    """Return the validator for a schema given as JSON. Raises SchemaProblem. Never fetches anything."""
     # Imported here: the library is as large as all the rest, and most runs have no schema.
     import jsonschema_rs  # noqa: PLC0415
 
@@ -54,9 +53,13 @@ def prepare(schema: str) -> Prepared:
     try:
         return Prepared(make(jsonschema_rs.FancyRegexOptions(backtrack_limit=_BACKTRACK_LIMIT)), backtracks=True)
     except jsonschema_rs.ValidationError as error:
-        raise InvalidSchema(error.message, error.instance_path) from None
+        raise _invalid(error.message, tuple(error.instance_path)) from None
     except (ValueError, jsonschema_rs.ReferencingError) as error:
-        raise InvalidSchema(str(error)) from None
+        raise _invalid(str(error)) from None
+
+
+def _invalid(message: str, path: Path = ()) -> SchemaProblem:
+    return SchemaProblem(f"this is not a valid JSON Schema: {one_line(message, 200)}", path)
 
 
 def list_problems(validator: Validator, value: Any) -> list[str]:
@@ -78,32 +81,3 @@ def json_path(path: Sequence[str | int]) -> str:
 
 def _refuse_to_fetch(uri: str) -> NoReturn:
     raise ValueError(f"{uri!r} leaves the schema; only references like '#/$defs/name' work")
-
-
-def _limit_resources(seconds: int) -> None:
-    with suppress(ImportError, ValueError, OSError):  # Windows has no `resource`; the parent's limit remains
-        import resource  # noqa: PLC0415
-
-        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT, MEMORY_LIMIT))
-
-
-def main() -> None:
-    """Check the value on standard input: the length of the schema, a line end, the schema and the value, as JSON."""
-    _limit_resources(int(sys.argv[2]))
-    sys.path.append(sys.argv[1])
-    size = int(sys.stdin.buffer.readline())
-    schema = sys.stdin.buffer.read(size).decode()
-    value = json.loads(sys.stdin.buffer.read())
-    validator = prepare(schema).validator
-    if validator.is_valid(value):
-        sys.stdout.write("[]\n")
-        return
-    # The answer is known; listing the mismatches may take longer than all that was before.
-    sys.stdout.write("mismatch\n")
-    sys.stdout.flush()
-    sys.stdout.write(json.dumps(list_problems(validator, value)))
-
-
-if __name__ == "__main__":
-    main()

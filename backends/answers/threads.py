@@ -1,0 +1,93 @@
+"""Threads for work that the event loop must not wait for."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+if TYPE_CHECKING:
+    from anyio import CapacityLimiter
+    from anyio.lowlevel import RunVar
+
+LARGE = 64 * 1024
+"""Characters of a text that is parsed in a thread. Parsing takes 15 ms for a million characters."""
+_MOST_WAITING = 4
+_Result = TypeVar("_Result")
+
+
+async def in_thread(function: Callable[..., _Result], *args: Any) -> _Result:
+    """Return the result of a function that holds the interpreter for long, such as parsing.
+
+    One such function runs at a time: they would compete for the interpreter, and the event loop would wait for each of
+    them in turn. Cancellation abandons the call.
+    """
+
+    def call() -> _Result:
+        with _paused_collector():
+            return function(*args)
+
+    return await _run(call, "plait_parsing", 1)
+
+
+async def in_waiting_thread(function: Callable[..., _Result], *args: Any) -> _Result:
+    """Return the result of a function that waits for a process. Four such functions run at a time.
+
+    Cancellation abandons the call.
+    """
+    return await _run(lambda: function(*args), "plait_checking", _MOST_WAITING)
+
+
+def is_large(value: object) -> bool:
+    """Return whether `value`, as JSON, may have more than `LARGE` characters. Looks at a few thousand parts at most."""
+    if value is None:
+        return False
+    left = LARGE // 8
+    rest: list[object] = [value]
+    while rest:
+        one = rest.pop()
+        left -= 1
+        if isinstance(one, str):
+            left -= len(one) // 8
+        elif isinstance(one, dict):
+            rest += cast("dict[str, object]", one).values()
+        elif isinstance(one, list | tuple):
+            rest += cast("list[object]", one)
+        if left < len(rest):
+            return True
+    return False
+
+
+async def _run(call: Callable[[], _Result], name: str, at_once: int) -> _Result:
+    from anyio import CapacityLimiter  # noqa: PLC0415 - small answers do without anyio
+    from anyio.to_thread import run_sync  # noqa: PLC0415
+
+    kept = _limiter_of_loop(name)
+    limiter = kept.get(None)
+    if limiter is None:
+        limiter = CapacityLimiter(at_once)
+        kept.set(limiter)
+    return await run_sync(call, abandon_on_cancel=True, limiter=limiter)
+
+
+@cache
+def _limiter_of_loop(name: str) -> RunVar[CapacityLimiter | None]:
+    from anyio.lowlevel import RunVar  # noqa: PLC0415
+
+    return RunVar(name)
+
+
+@contextmanager
+def _paused_collector() -> Generator[None]:
+    """Pause the garbage collector: a pass over a large new value takes longer than parsing the value, and would hold
+    the interpreter right after the parsing, without a pause for the event loop.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
