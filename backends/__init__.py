@@ -11,6 +11,7 @@ from plait.backends.ask import ask
 from plait.backends.cancellation import cancel_requested
 from plait.backends.errors import BackendError, BackendUnavailable, ErrorKind
 from plait.backends.function import FunctionBackend, as_backend
+from plait.backends.prices import Billing, Price
 from plait.backends.protocol import (
     NO_USAGE,
     Answer,
@@ -50,6 +51,7 @@ __all__ = [
     "Backend",
     "BackendError",
     "BackendUnavailable",
+    "Billing",
     "ClaudeCodeBackend",
     "CodexBackend",
     "Conversation",
@@ -69,6 +71,7 @@ __all__ = [
     "OpenAIBackend",
     "Output",
     "PersonBackend",
+    "Price",
     "Question",
     "Reply",
     "Role",

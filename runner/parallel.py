@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeAlias
 
 from plait.backends.function import as_backend
+from plait.backends.prices import Price
 from plait.backends.protocol import Backend, JsonInput, Reply
 from plait.persistence.changes import RunClaimed
 from plait.persistence.protocol import Store
@@ -76,6 +77,8 @@ class ParallelRunner:
     - `growth`: limits on the tasks added to a run by tasks and policies.
     - `on_question`: a callback for questions of tasks, in addition to all other ways of answering. The returned value
       is the answer; None defers to the other ways.
+    - `prices`: the prices of models, by the name of the model. A backend's own report of a cost comes first, then these
+      prices, then the list of the extra `prices`.
     - `clock`: the source of time.
     - `rng`: the source of random retry delays.
     """
@@ -96,6 +99,7 @@ class ParallelRunner:
         cancel_grace: float = CANCEL_GRACE_SECONDS,
         growth: GrowthLimits = DEFAULT_LIMITS,
         on_question: OnQuestion | None = None,
+        prices: Mapping[str, Price] | None = None,
         clock: Clock | None = None,
         rng: random.Random | None = None,
     ) -> None:
@@ -116,6 +120,7 @@ class ParallelRunner:
             cancel_grace,
             growth,
             on_question,
+            dict(prices or {}),
             clock or Clock(),
             rng or random.SystemRandom(),  # forked processes need different retry delays
         )

@@ -17,6 +17,7 @@ from plait.backends.llm.native_schema import native_schema
 from plait.backends.llm.prompt_cache import SharedBeginning
 from plait.backends.llm.server_errors import broken_off, no_answer
 from plait.backends.llm.sse import ServerEvent
+from plait.backends.prices import Billing
 from plait.backends.protocol import ConversationRequest, JsonValue, Message, Output, Usage
 from plait.backends.text import clean_text, one_line
 
@@ -55,6 +56,11 @@ class AnthropicBackend(RemoteBackend):
     url_env: ClassVar[str] = "ANTHROPIC_BASE_URL"
     default_url: ClassVar[str] = "https://api.anthropic.com"
     headers_env: ClassVar[str] = "ANTHROPIC_CUSTOM_HEADERS"
+
+    @property
+    def billing(self) -> Billing:
+        """The facts that decide the price of calls without a reported cost."""
+        return Billing(self._url, self.model or DEFAULT_MODEL)
 
     async def _ask(
         self, client: Client, request: ConversationRequest, messages: Sequence[Message], spent: StreamUsage

@@ -28,6 +28,7 @@ from plait.backends.errors import BackendError, BackendUnavailable, ErrorKind
 from plait.backends.extras import install_command, pip_install
 from plait.backends.llm.endpoint import Endpoint
 from plait.backends.llm.openai import OpenAIBackend
+from plait.backends.prices import FREE, Billing
 from plait.backends.protocol import Conversation, ConversationRequest, Reply
 from plait.backends.text import one_line
 
@@ -68,6 +69,11 @@ class LocalBackend:
     """Limit of one whole request, in seconds."""
     _child: _ReadyServer | None = field(default=None, init=False, repr=False)
     _lock: anyio.Lock = field(default_factory=anyio.Lock, init=False, repr=False)
+
+    @property
+    def billing(self) -> Billing:
+        """The facts that decide the price: the model runs on this machine and costs nothing."""
+        return Billing(price=FREE)
 
     def new_session_id(self) -> str | None:
         """Return a random id. The id names the conversation in the store, and is not sent to the server."""

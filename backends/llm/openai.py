@@ -22,6 +22,7 @@ from plait.backends.llm.endpoint import Endpoint
 from plait.backends.llm.prompt_cache import SharedBeginning
 from plait.backends.llm.server_errors import broken_off, no_answer, status_error
 from plait.backends.llm.sse import ServerEvent
+from plait.backends.prices import Billing
 from plait.backends.protocol import ConversationRequest, JsonValue, Message, Output, Usage
 from plait.backends.text import clean_text, one_line
 
@@ -74,6 +75,11 @@ class OpenAIBackend(RemoteBackend):
         "OPENAI_ORG_ID": "OpenAI-Organization",
         "OPENAI_PROJECT_ID": "OpenAI-Project",
     }
+
+    @property
+    def billing(self) -> Billing:
+        """The facts that decide the price of calls without a reported cost."""
+        return Billing(self._url, self.model)
 
     async def _ask(
         self, client: Client, request: ConversationRequest, messages: Sequence[Message], spent: StreamUsage

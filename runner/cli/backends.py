@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
 from pydantic import TypeAdapter, ValidationError
 
+from plait.backends.prices import Price
 from plait.backends.protocol import Backend, JsonValue
 from plait.backends.spec.build import KINDS, BackendSpec, build, default_spec
 from plait.runner import DAG, ParallelRunner, Plan
@@ -23,9 +24,11 @@ from plait.runner.domain.dag import nearest
 from plait.runner.domain.policy import Policy
 from plait.runner.domain.status import TASK_DONE, TaskStatus
 from plait.runner.engine.config import DEFAULT_BACKEND, needed_backends, policy_backends, task_backends
+from plait.runner.plan.schema import PricePart
 from plait.runner.plan.source import MAX_BYTES, read_source
 
 SPECS: TypeAdapter[dict[str, BackendSpec]] = TypeAdapter(dict[str, BackendSpec])
+_PRICES: TypeAdapter[dict[str, PricePart]] = TypeAdapter(dict[str, PricePart])
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +57,18 @@ class BackendSet:
     """Plan file that names the backends."""
     folders: Mapping[str, Path] = field(default_factory=dict[str, Path])
     """Folders of backends whose paths do not start from `folder`."""
+    prices: Mapping[str, Price] = field(default_factory=dict[str, Price])
+    """Prices by the name of the model."""
 
     def settings(self) -> dict[str, JsonValue]:
         """Return the settings that are stored with a run."""
         dumped = cast("JsonValue", SPECS.dump_python(dict(self.specs), mode="json", exclude_none=True))
         plan = None if self.plan is None else str(self.plan)
-        return {"plan": plan, "folder": str(self.folder), "backends": dumped, "default_backend": self.default}
+        kept: dict[str, JsonValue] = {"plan": plan, "folder": str(self.folder), "backends": dumped}
+        kept["default_backend"] = self.default
+        if self.prices:
+            kept["prices"] = {model: _without_blanks(price) for model, price in self.prices.items()}
+        return kept
 
     @asynccontextmanager
     async def open(self, names: Iterable[str]) -> AsyncGenerator[dict[str, Backend]]:
@@ -91,7 +100,7 @@ class BackendSet:
         # A task without a backend then runs under the name of the default, and the limit of that backend applies.
         limits = {name: limit for name, limit in self.limits().items() if name in made}
         default = self.default if self.default in made else None
-        return ParallelRunner(backends=made, default=default, limits=limits, **options)
+        return ParallelRunner(backends=made, default=default, limits=limits, prices=self.prices, **options)
 
 
 def required_backends(
@@ -136,7 +145,24 @@ def backend_set_of_file(path: Path | None, options: BackendOptions) -> BackendSe
         default = next(iter(specs)) if len(specs) == 1 else DEFAULT_BACKEND
     elif default not in specs:
         raise CliError(f"{path}: defaults.backend: there is no backend {default!r} under `backends:`")
-    return BackendSet(specs, str(default), path.resolve().parent, path.resolve())
+    return BackendSet(specs, str(default), path.resolve().parent, path.resolve(), prices=_prices_of(value, path))
+
+
+def _prices_of(value: Mapping[str, Any], path: Path) -> dict[str, Price]:
+    try:
+        return read_prices(value.get("prices"))
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise CliError(f"{path}: prices.{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+
+
+def _without_blanks(price: Price) -> dict[str, JsonValue]:
+    return {name: amount for name, amount in asdict(price).items() if amount is not None}
+
+
+def read_prices(value: object) -> dict[str, Price]:
+    """Return the prices in the form of a plan. Raises ValidationError."""
+    return {model: one.price() for model, one in _PRICES.validate_python(value or {}).items()}
 
 
 def read_plan_data(path: Path) -> dict[str, Any]:
@@ -162,7 +188,7 @@ def backend_set_of_plan(plan: Plan, options: BackendOptions) -> BackendSet:
         raise CliError(f"{plan.path} names its backends itself; leave --backend, --model and --base-url out")
     if is_open:
         specs[default] = requested_spec(options)
-    return BackendSet(specs, default, plan.folder.resolve(), plan.path.resolve())
+    return BackendSet(specs, default, plan.folder.resolve(), plan.path.resolve(), prices=plan.prices)
 
 
 def requested_spec(options: BackendOptions) -> BackendSpec:

@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +21,20 @@ from plait.backends.errors import BackendUnavailable
 from plait.backends.llm.anthropic import AnthropicBackend
 from plait.backends.llm.endpoint import is_environments
 from plait.backends.llm.openai import OpenAIBackend
+from plait.backends.prices import Price
 from plait.backends.protocol import Backend
 from plait.backends.spec.agents import AgentSpec
 from plait.backends.spec.build import AnthropicSpec, BackendSpec, FunctionSpec, OpenAISpec
 from plait.persistence.protocol import Store
 from plait.persistence.records import RunRecord, TaskRecord
-from plait.runner.cli.backends import SPECS, BackendOptions, BackendSet, backend_set_of_file, read_plan_data
+from plait.runner.cli.backends import (
+    SPECS,
+    BackendOptions,
+    BackendSet,
+    backend_set_of_file,
+    read_plan_data,
+    read_prices,
+)
 from plait.runner.cli.exits import CliError, print_note
 from plait.runner.cli.lookup import stores_backends
 from plait.runner.domain.status import TaskStatus
@@ -57,6 +65,8 @@ class StoredBackends:
     files: FileOptions
     replacements: Mapping[str, BackendSpec]
     """Backends of `files.backends` that replace those in `specs`."""
+    prices: Mapping[str, Price] = field(default_factory=dict[str, Price])
+    """Prices by the name of the model: those stored with the run, replaced by those of `files.backends`."""
     made_by_program: bool = False
     """A program made the run: its settings name no backends, and `files.backends` names all of them."""
 
@@ -67,7 +77,10 @@ class StoredBackends:
         if not stores_backends(run):
             if given is not None:
                 specs = given.specs
-                return cls(run.run_id, specs, given.default, given.folder, None, files, specs, made_by_program=True)
+                prices = given.prices
+                return cls(
+                    run.run_id, specs, given.default, given.folder, None, files, specs, prices, made_by_program=True
+                )
             raise CliError(
                 f"run {run.run_id} was not made by `plait run`, so its store does not name the backends; "
                 "resume the run from Python: ParallelRunner(...).resume(run_id); or name a plan file that names them "
@@ -77,12 +90,18 @@ class StoredBackends:
         specs, default, folder = (settings[key] for key in ("backends", "default_backend", "folder"))
         plan = settings.get("plan") if files.plan is None else files.plan.resolve()
         replacements = {} if given is None else {name: spec for name, spec in given.specs.items() if name in specs}
+        try:
+            stored_prices = read_prices(settings.get("prices"))
+        except ValidationError:
+            raise CliError(f"run {run.run_id} was stored with prices that are not in the form of a plan") from None
+        prices = stored_prices | ({} if given is None else dict(given.prices))
         if given is not None and not replacements:
             raise CliError(
                 f"{files.backends} names {_join_names(given.specs)} under `backends:`, and run {run.run_id} has "
                 f"{_join_names(specs)}: give a replacement the name of a stored backend"
             )
-        return cls(run.run_id, specs, default, Path(folder), Path(plan) if plan else None, files, replacements)
+        file = Path(plan) if plan else None
+        return cls(run.run_id, specs, default, Path(folder), file, files, replacements, prices)
 
     def make_agents(self) -> dict[str, Backend]:
         """Return the agents, to ask for turns that outlived their runner. Starts and checks nothing."""
@@ -117,7 +136,7 @@ class StoredBackends:
             elif self.made_by_program:
                 raise CliError(self._missing_message(name))
         folders = {} if backends_file is None else dict.fromkeys(self.replacements, backends_file.resolve().parent)
-        return BackendSet(specs, self.default, folder, self.plan, folders)
+        return BackendSet(specs, self.default, folder, self.plan, folders, self.prices)
 
     def _trusted_spec(self, name: str) -> BackendSpec | None:
         """Return the stored backend if trusted, else the same backend from the plan file; None for an unknown name."""

@@ -10,7 +10,9 @@ from pathlib import Path
 
 from plait.backends.cancellation import Cancellation
 from plait.backends.errors import BackendError, ErrorKind
+from plait.backends.prices import Price
 from plait.backends.protocol import (
+    NO_USAGE,
     Answer,
     Backend,
     ConversationRequest,
@@ -31,6 +33,7 @@ from plait.runner.engine.backend_call import CallOutcome, call_backend, classifi
 from plait.runner.engine.checkpointer import EventSink
 from plait.runner.engine.feed import Feed
 from plait.runner.engine.handover import NO_HANDOVER, AdoptedAttempt, Handover
+from plait.runner.engine.pricing import Pricing
 from plait.runner.log import logger
 from plait.runner.state.attempt_files import attempt_files
 from plait.runner.state.orphans import end_attempt, make_room
@@ -72,6 +75,8 @@ class RunContext:
     """The folder for files of attempts; None if the store keeps no files."""
     look_for_answer: Callable[[str, int, str], Awaitable[None]] = _no_inbox
     """Passes on the unread answers to an attempt of a task that were sent by a deadline."""
+    prices: Mapping[str, Price] = field(default_factory=dict[str, Price])
+    """The user's own prices, by model."""
     cancellation: Cancellation = field(default_factory=Cancellation)
     """The request to the attempts under way to end, because the run is being cancelled."""
 
@@ -138,6 +143,7 @@ class AttemptRunner:
         self._context = context
         self._stamp = stamp
         self._log = logger(run=context.run_id)
+        self._pricing = Pricing(context.backends, context.prices, context.clock)
         # Computed once: isinstance with a protocol costs more than the rest of an attempt's start.
         self._outlive = {name: isinstance(backend, DetachedBackend) for name, backend in context.backends.items()}
 
@@ -217,6 +223,7 @@ class AttemptRunner:
         attempt.called = True
         said = INTERRUPTED if attempt.resumes_interrupted else attempt.prompt
         outcome = await call_backend(backend, request, said, answers, self._context.cancellation)
+        outcome = await self._pricing.priced(outcome, self._context.task_backends[attempt.position])
         attempt.over = True
         if outcome.reply is not None and outcome.reply.session_id is not None:
             self._session(attempt, outcome.reply.session_id, last=True)
@@ -302,6 +309,8 @@ class AttemptRunner:
             self._context.sink.submit([events.NodeStarted(self._stamp(), attempt.task.id, attempt.number, node)])
         else:
             usage = kept_usage(output.usage)
+            if usage is not NO_USAGE:
+                usage = self._pricing.price(usage, self._context.task_backends[attempt.position])
             self._state.spend(attempt.position, usage)
             event = events.TaskOutput(
                 self._stamp(), attempt.task.id, attempt.number, output.kind, str(output.text), usage

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
+from plait.backends.prices import Price
 from plait.backends.protocol import Backend
 from plait.persistence.protocol import Store
 from plait.runner.clock import Clock
@@ -37,6 +38,7 @@ class Config:
     cancel_grace: float
     growth: GrowthLimits
     on_question: OnQuestion | None
+    prices: Mapping[str, Price]
     clock: Clock
     rng: random.Random
     _shared: WeakKeyDictionary[asyncio.AbstractEventLoop, SlotPool] = field(
@@ -63,6 +65,8 @@ class Config:
                 raise ValueError(
                     f"limits names {name!r}, which is no backend of this runner{nearest(name, self.backends)}"
                 )
+        for model, price in self.prices.items():
+            price.check(model)
         if not self.lease > 0:
             raise ValueError(f"lease must be more than 0 seconds, not {self.lease}")
         if not 0 <= self.cancel_grace < float("inf"):

@@ -178,6 +178,7 @@ def _context(run: PreparedRun, config: Config, sink: EventSink, feed: Feed) -> R
         run.handover,
         partial(_recall, config, run.run_id, run.state),
         files_root(config.store),
+        prices=config.prices,
     )
 
 

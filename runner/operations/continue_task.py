@@ -17,6 +17,7 @@ from plait.runner.engine.backend_call import call_backend
 from plait.runner.engine.checkpointer import Checkpointer
 from plait.runner.engine.config import Config, require_backends
 from plait.runner.engine.feed import Feed
+from plait.runner.engine.pricing import Pricing
 from plait.runner.errors import PlaitError, TurnNotStored
 from plait.runner.recovery.lease import acquire, wait_for_expiry
 from plait.runner.state.attempt_files import attempt_files
@@ -68,6 +69,7 @@ async def continue_task(config: Config, run: StoredRun, task_id: str, message: s
                 beside.start_soon(checkpointer.renew_lease, config.lease)
                 await kill_orphans(run.store, run_id, under_way(run.tasks))
                 outcome = await call_backend(config.backends[name], request, message)
+                outcome = await Pricing(config.backends, config.prices, config.clock).priced(outcome, name)
                 reply, failure = outcome.reply, outcome.error
                 if outcome.asked is not None:
                     failure = PlaitError(

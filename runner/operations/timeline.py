@@ -20,6 +20,7 @@ from plait.backends.protocol import JsonValue
 from plait.persistence.protocol import Store, files_root
 from plait.persistence.records import ATTEMPT_ENDS, EventKind, EventRecord, MessageRecord, TaskRecord
 from plait.runner.domain.question import answers_of
+from plait.runner.operations.inspect import usage_as_json
 from plait.runner.state.attempt_files import attempt_files, run_folder
 
 if TYPE_CHECKING:
@@ -271,6 +272,5 @@ class _AttemptOutput:
         self.has_entries = True
         usage = output.usage
         detail: dict[str, JsonValue] = {"output": output.kind, "text": text}
-        used = {"input_tokens": usage.input_tokens, "output_tokens": usage.output_tokens, "cost_usd": usage.cost_usd}
-        detail.update({name: number for name, number in used.items() if number})
+        detail.update({name: number for name, number in usage_as_json(usage).items() if number})
         return TimelineEntry(at, "output", self.task_id, self.attempt, detail)

@@ -33,6 +33,7 @@ from plait.runner.plan.workflows import check_follow_ups, follow_ups_of
 from plait.runner.policies.orchestrator.policy import OrchestratorPolicy
 
 if TYPE_CHECKING:
+    from plait.backends.prices import Price
     from plait.backends.protocol import JsonValue
     from plait.backends.spec.build import BackendSpec
     from plait.runner.domain.policy import Policy
@@ -58,6 +59,8 @@ class Plan:
     """The number of tasks running at once; None if not given."""
     path: Path = Path()
     """The plan file, or the base folder of relative paths for a plan from text."""
+    prices: Mapping[str, Price] = field(default_factory=dict[str, Any])
+    """The prices of models, by name: `ParallelRunner(prices=plan.prices)`."""
     policy: Policy | None = None
     """The policy described by `orchestrate`, `workflow` or `workflows`; None without any."""
 
@@ -147,7 +150,8 @@ def _build(
     if source.problems or dag is None:
         raise PlanError(source.problems)
     default = part.defaults.backend
-    return Plan(dag.name, dag, part.backends, default, part.concurrency, path, policy)
+    prices = {model: price.price() for model, price in part.prices.items()}
+    return Plan(dag.name, dag, part.backends, default, part.concurrency, path, prices, policy)
 
 
 def _work(

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, TypeAlias, get_args
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, WithJsonSchema, model_validator
 
 from plait.backends.errors import ErrorKind
+from plait.backends.prices import Price
 from plait.backends.spec.build import BackendSpec
 from plait.runner.domain.dag import nearest
 from plait.runner.domain.task import DEFAULT_RETRY, DEFAULT_RETRY_ON, MAX_DEPTH, MAX_TASKS, NEVER_RETRIED
@@ -311,6 +312,23 @@ class GrowthPart(_Part):
     """The maximum number of levels at which added tasks may add tasks; 0: no task adds any."""
 
 
+class PricePart(_Part):
+    """The price of a model, in US dollars for a million tokens."""
+
+    input: float = Field(ge=0, allow_inf_nan=False)
+    """The price of input."""
+    output: float = Field(ge=0, allow_inf_nan=False)
+    """The price of output, reasoning included."""
+    cache_read: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    """The price of input read from the provider's cache. Default: input."""
+    cache_write: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    """The price of input written to the provider's cache. Default: input."""
+
+    def price(self) -> Price:
+        """Return the price."""
+        return Price(self.input, self.output, self.cache_read, self.cache_write)
+
+
 GIVEN_BY = ("tasks", "orchestrate", "workflow")
 """The keys of a plan that give the tasks of its run. A plan has one of them."""
 
@@ -336,6 +354,8 @@ class PlanPart(_Part):
     """Backends by name. A plan without backends uses the backend chosen on the command line."""
     concurrency: int | None = Field(default=None, ge=1, le=10_000)
     """The number of tasks running at once."""
+    prices: dict[str, PricePart] = Field(default_factory=dict[str, PricePart])
+    """Prices by the name of the model, in place of the list of the extra `prices`."""
     growth: GrowthPart | None = None
     """Limits on the tasks added by tasks."""
     tasks: list[TaskPart] = Field(default_factory=list[TaskPart], json_schema_extra={"minItems": 1})

@@ -45,12 +45,13 @@ HOMES = {
     "langgraph": "backends/langgraph/*.py",
     "xllamacpp": "backends/llm/_llama_server.py",
     "jsonschema_rs": "backends/answers/validator.py",
+    "genai_prices": "backends/prices.py",
     "psutil": "backends/process/*.py",
     "fastapi": "runner/web/*.py",
     "starlette": "runner/web/*.py",
     "uvicorn": "runner/web/*.py",
 }
-LAZY = {"aiohttp", "networkx", "langgraph", "xllamacpp", "jsonschema_rs"}
+LAZY = {"aiohttp", "networkx", "langgraph", "xllamacpp", "jsonschema_rs", "genai_prices"}
 STATUSES = {"pending", "queued", "running", "waiting_input", "completed", "failed", "skipped", "cancelling",
             "cancelled", "interrupted"}  # fmt: skip
 EVENT_KINDS = {kind.value for kind in EventKind}

@@ -22,6 +22,7 @@ from plait.backends.agents.claude.reader import ClaudeReader
 from plait.backends.agents.error_kinds import NETWORK
 from plait.backends.agents.protocol import Call
 from plait.backends.agents.transcript import reread
+from plait.backends.prices import Billing
 from plait.backends.process.private import private_file
 from plait.backends.text import check_base_url
 
@@ -126,6 +127,11 @@ class ClaudeCodeBackend(CliBackend):
         wrong = [name for name in self.ask_for if not re.fullmatch(r"[\w.*|-]+", name)]
         if wrong:
             raise ValueError(f"ask_for must hold names of tools, such as 'Bash', not {wrong[0]!r}")
+
+    @property
+    def billing(self) -> Billing:
+        """The facts that decide the price of turns without a reported cost."""
+        return Billing(self.base_url or "anthropic", self.model, sums_requests=True)
 
     @property
     def passes(self) -> Sequence[str]:

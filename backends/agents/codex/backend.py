@@ -20,6 +20,7 @@ from plait.backends.agents.codex.reader import CodexReader
 from plait.backends.agents.error_kinds import NETWORK
 from plait.backends.agents.protocol import Call
 from plait.backends.json_fields import at
+from plait.backends.prices import Billing
 from plait.backends.process.private import private_file
 from plait.backends.protocol import JsonValue
 from plait.backends.text import check_base_url
@@ -71,6 +72,11 @@ class CodexBackend(CliBackend):
 
     def __post_init__(self) -> None:
         check_base_url(self.base_url, "the environment variable that api_key_env names")
+
+    @property
+    def billing(self) -> Billing:
+        """The facts that decide the price of turns without a reported cost."""
+        return Billing(self.base_url or "openai", self.model, sums_requests=True)
 
     @property
     def passes(self) -> Sequence[str]:

@@ -16,6 +16,7 @@ from plait.backends.agents.backend import CliBackend
 from plait.backends.agents.error_kinds import NETWORK
 from plait.backends.agents.gemini.reader import GeminiReader
 from plait.backends.agents.protocol import Call
+from plait.backends.prices import Billing
 from plait.backends.process.private import private_file
 from plait.backends.text import check_base_url
 
@@ -68,6 +69,11 @@ class GeminiBackend(CliBackend):
 
     def __post_init__(self) -> None:
         check_base_url(self.base_url, "the environment variable GEMINI_API_KEY")
+
+    @property
+    def billing(self) -> Billing:
+        """The facts that decide the price of turns without a reported cost."""
+        return Billing(self.base_url or "google", self.model, sums_requests=True)
 
     @property
     def passes(self) -> Sequence[str]:

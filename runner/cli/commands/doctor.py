@@ -11,6 +11,8 @@ import anyio
 import click
 
 from plait.backends.agents.discovery import look_for_agents
+from plait.backends.extras import install_command
+from plait.backends.prices import list_version
 from plait.backends.process.available_memory import available_memory
 from plait.backends.process.strays import agents_at_work, left_over_servers
 from plait.persistence import SQLiteStore
@@ -60,10 +62,20 @@ def run_doctor(path: Path, as_json: bool) -> int:
 def _check_machine(path: Path) -> Iterator[Finding]:
     yield Finding("python", Fitness.OK, f"{platform.python_version()}, plait {version('plait')}")
     yield health.library()
+    yield _check_prices()
     folder = next((one for one in path.absolute().parents if _exists(one)), path.absolute())
     mounts = _MOUNTS.read_text(errors="replace") if _MOUNTS.exists() else None
     yield health.file_system(path if _exists(path) else folder, mounts)
     yield health.space(folder)
+
+
+def _check_prices() -> Finding:
+    found = list_version()
+    if found is None:
+        about = "no list of prices: the cost of a call is known if the server reports it, or from `prices:` in the plan"
+        return Finding("prices", Fitness.OK, about, f"to install the list: {install_command('prices')}")
+    number, day = found
+    return Finding("prices", Fitness.OK, f"genai-prices {number}, installed on {day}; never fetched from the network")
 
 
 def _exists(path: Path) -> bool:

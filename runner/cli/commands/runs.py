@@ -16,11 +16,11 @@ from plait.persistence import Store
 from plait.persistence.records import RunRecord
 from plait.runner.cli.display.report import print_json
 from plait.runner.cli.display.sections import print_table
-from plait.runner.cli.display.text import age, dollars, one_line, size, tokens
+from plait.runner.cli.display.text import age, cells, cost, one_line, size, tokens
 from plait.runner.cli.exits import COMPLETED, print_line, print_note
 from plait.runner.cli.lookup import read_only_store, shown_status
 from plait.runner.cli.options import json_option, store_option
-from plait.runner.domain.status import RunStatus
+from plait.runner.domain.status import RunStatus, TaskStatus
 from plait.runner.operations.inspect import run_info
 from plait.runner.state.owner import Liveness, liveness
 
@@ -41,7 +41,7 @@ from plait.runner.state.owner import Liveness, liveness
     multiple=True,
     help="List only runs shown with this status; may be given more than once.",
 )
-@click.option("--long", is_flag=True, help="Also print cost, size in the store, and owner.")
+@click.option("--long", is_flag=True, help="Also print tokens, size in the store, and owner.")
 @store_option
 @json_option
 def runs_command(limit: int, statuses: tuple[str, ...], long: bool, store_path: Path, as_json: bool) -> int:
@@ -49,8 +49,8 @@ def runs_command(limit: int, statuses: tuple[str, ...], long: bool, store_path: 
     return anyio.run(list_runs, store_path, RunFilter(limit, tuple(map(RunStatus, statuses)), long), as_json)
 
 
-HEAD = ("RUN", "NAME", "STATUS", "TASKS", "TOKENS", "AGE")
-LONG_HEAD = ("RUN", "NAME", "STATUS", "TASKS", "TOKENS", "COST", "SIZE", "AGE", "OWNER")
+HEAD = ("RUN", "NAME", "STATUS", "TASKS", "COST", "AGE")
+LONG_HEAD = ("RUN", "NAME", "STATUS", "TASKS", "COST", "TOKENS", "SIZE", "AGE", "OWNER")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class RunFilter:
     statuses: Collection[RunStatus] = ()
     """Shown statuses to list; empty for all."""
     long: bool = False
-    """With cost, owner, and size in the store (bytes)."""
+    """With tokens, owner, and size in the store (bytes)."""
 
 
 async def list_runs(path: Path, chosen: RunFilter, as_json: bool) -> int:
@@ -79,8 +79,8 @@ async def list_runs(path: Path, chosen: RunFilter, as_json: bool) -> int:
         shown = " or ".join(chosen.statuses)
         print_line(f"no run is {shown}; `plait runs` shows all" if shown else "no runs yet; `plait run PLAN` makes one")
         return COMPLETED
-    rows = list(map(_long_row, runs, held)) if chosen.long else list(map(_run_row, runs))
-    head, numbers = (LONG_HEAD, {3, 4, 5, 6, 7}) if chosen.long else (HEAD, {3, 4, 5})
+    rows = list(map(_long_row, runs, held)) if chosen.long else _fitted(list(map(_run_row, runs)))
+    head, numbers = (LONG_HEAD, {4, 5, 6, 7}) if chosen.long else (HEAD, {4, 5})
     print_table([head, *rows], 2, [None, *(shown_status(run) for run in runs)], frozenset(numbers))
     _print_if_more(runs, found)
     return COMPLETED
@@ -106,7 +106,19 @@ def _print_if_more(runs: Sequence[RunRecord], found: Sequence[RunRecord]) -> Non
 
 def _long_row(run: RunRecord, held: int) -> tuple[str, ...]:
     *row, created = _run_row(run)
-    return (*row, dollars(run.spent.cost_usd), size(held), created, _owner(run))
+    used = tokens(run.spent.input_tokens, run.spent.output_tokens)
+    return (*row, used, size(held), created, _owner(run))
+
+
+_WIDTH = 80
+_SHORTEST_NAME = 8
+
+
+def _fitted(rows: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """Return the rows of the short list with names cut so that a line has at most 80 columns, if possible."""
+    widths = [max(map(cells, column)) for column in zip(HEAD, *rows, strict=True)]
+    room = _WIDTH - sum(widths) - 2 * (len(HEAD) - 1) + widths[1]
+    return [(run_id, one_line(name, max(room, _SHORTEST_NAME)), *rest) for run_id, name, *rest in rows]
 
 
 def _long_run_json(run: RunRecord, held: int) -> dict[str, Any]:
@@ -130,10 +142,16 @@ def _run_row(run: RunRecord) -> tuple[str, ...]:
         one_line(run.run_id),
         one_line(run.name, 40),
         info.status.value,
-        f"{info.done:,}/{sum(run.counts.values()):,}",
-        tokens(run.spent.input_tokens, run.spent.output_tokens),
+        _progress(run),
+        "unknown" if run.spent.cost_is_unknown else cost(run.spent),
         age(time.time() - created),
     )
+
+
+def _progress(run: RunRecord) -> str:
+    """Return the completed tasks and the failures: `28 of 30, 2 failed`."""
+    completed, failed = run.counts.get(TaskStatus.COMPLETED, 0), run.counts.get(TaskStatus.FAILED, 0)
+    return f"{completed:,} of {sum(run.counts.values()):,}" + (f", {failed:,} failed" if failed else "")
 
 
 def _run_json(run: RunRecord) -> dict[str, Any]:

@@ -15,10 +15,10 @@ import anyio
 import click
 
 from plait.persistence.protocol import Store
-from plait.persistence.records import AttemptRecord, EventRecord, MessageRecord, RunRecord, TaskRecord
+from plait.persistence.records import AttemptRecord, EventRecord, MessageRecord, RunRecord, Spent, TaskRecord
 from plait.runner.cli.display.report import WHY_STOPPED, parse_stop, print_json
 from plait.runner.cli.display.sections import print_answers, print_question, print_section, print_table
-from plait.runner.cli.display.text import coloured, counted, dollars, one_line, seconds, tokens, visible
+from plait.runner.cli.display.text import coloured, cost, counted, one_line, seconds, token_parts, tokens, visible
 from plait.runner.cli.exits import COMPLETED, print_line
 from plait.runner.cli.lookup import (
     find_adders,
@@ -82,11 +82,11 @@ async def show_run(path: Path, word: str, as_json: bool) -> int:
 
 def _print_tasks(run: RunRecord, tasks: Mapping[str, TaskInfo], added: Mapping[str, str]) -> None:
     added_by = ("ADDED BY",) if added else ()
-    rows: list[tuple[str, ...]] = [("TASK", "STATUS", "TRIES", "TIME", "TOKENS", *added_by, "")]
+    rows: list[tuple[str, ...]] = [("TASK", "STATUS", "TRIES", "TIME", "TOKENS", "COST", *added_by, "")]
     for task in tasks.values():
         *cells, note = _task_row(run, task)
         rows.append((*cells, *(one_line(added.get(task.task_id, "")) for _ in added_by), note))
-    print_table(rows, 1, [None, *(task.status for task in tasks.values())], frozenset({2, 3, 4}))
+    print_table(rows, 1, [None, *(task.status for task in tasks.values())], frozenset({2, 3, 4, 5}))
 
 
 def _print_run(run: RunRecord, tasks: Sequence[TaskRecord]) -> None:
@@ -103,14 +103,18 @@ def _print_run(run: RunRecord, tasks: Sequence[TaskRecord]) -> None:
     _print_field("created", run.created_at)
     _print_field("ended", run.ended_at)
     _print_field("owner", f"process {owner.pid} on {owner.host}" if owner and status is RunStatus.RUNNING else None)
-    used = " ".join(
-        filter(None, (tokens(run.spent.input_tokens, run.spent.output_tokens), dollars(run.spent.cost_usd)))
-    )
-    _print_field("tokens", used)
+    _print_usage(run.spent)
     models = Counter(task.spent.model for task in tasks if task.spent.model is not None)
     each = (f"{name} ({counted(number, 'task')})" for name, number in models.most_common())
     _print_field("model", next(iter(models)) if len(models) == 1 else ", ".join(each))
     print_line("")
+
+
+def _print_usage(spent: Spent) -> None:
+    used, parts = tokens(spent.input_tokens, spent.output_tokens), token_parts(spent)
+    _print_field("tokens", f"{used} ({parts})" if parts else used)
+    named = f" for model {spent.model}" if spent.cost_is_unknown and spent.model else ""
+    _print_field("cost", cost(spent).removeprefix("cost ") + named)
 
 
 def _stop_reason(run: RunRecord) -> Stop | None:
@@ -143,6 +147,7 @@ def _task_row(run: RunRecord, task: TaskInfo) -> tuple[str, ...]:
         str(task.attempts or ""),
         seconds(task.duration_s),
         tokens(task.usage.input_tokens, task.usage.output_tokens),
+        "unknown" if task.usage.cost_is_unknown else cost(task.usage),
         "the stored result is damaged" if task.damaged else one_line(error, _LONGEST_ERROR) + next_try,
     )
 
@@ -216,7 +221,7 @@ def _print_task(run: RunRecord, task: TaskRecord, messages: Sequence[MessageReco
     _print_field("added by", task.added_by)
     _print_field("session", task.session_id)
     _print_field("time", seconds(task.duration_s))
-    _print_field("tokens", tokens(task.spent.input_tokens, task.spent.output_tokens))
+    _print_usage(task.spent)
     later = [one for one in messages if one.attempt == 0]
     if used := tokens(sum(one.input_tokens for one in later), sum(one.output_tokens for one in later)):
         print_line(f"{'':<9} and {used} in turns after the run, not included above")
@@ -244,11 +249,17 @@ def _print_attempts(attempts: Sequence[AttemptRecord]) -> None:
             one.started_at,
             seconds(one.duration_s),
             tokens(one.spent.input_tokens, one.spent.output_tokens),
-            one_line(f"{one.error_kind}: {one.error}" if one.error_kind else one.error or "", _LONGEST_ERROR),
+            "unknown" if one.spent.cost_is_unknown else cost(one.spent),
+            "; ".join(filter(None, (token_parts(one.spent), _attempt_error(one)))),
         )
         for one in attempts
     ]
-    print_table(rows, 1, [one.status for one in attempts], frozenset({0, 4, 5}))
+    print_table(rows, 1, [one.status for one in attempts], frozenset({0, 4, 5, 6}))
+
+
+def _attempt_error(attempt: AttemptRecord) -> str:
+    error = attempt.error or ""
+    return one_line(f"{attempt.error_kind}: {error}" if attempt.error_kind else error, _LONGEST_ERROR)
 
 
 async def show_events(path: Path, word: str, as_json: bool) -> int:

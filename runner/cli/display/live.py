@@ -14,7 +14,7 @@ from rich.text import Text
 
 from plait.runner.cli.display.plain import event_line
 from plait.runner.cli.display.progress import Progress, RunningAttempt
-from plait.runner.cli.display.text import COLOURS, columns, dollars, last_cells, one_line, seconds, tokens
+from plait.runner.cli.display.text import COLOURS, columns, cost, last_cells, one_line, seconds, tokens
 from plait.runner.domain import events
 from plait.runner.domain.status import TaskStatus
 
@@ -130,7 +130,7 @@ class LiveDisplay:
         ]
         usage = progress.usage
         used = tokens(usage.input_tokens, usage.output_tokens)
-        parts = [*counts, f"{used} tokens" if used else "", dollars(usage.cost_usd)]
+        parts = [*counts, f"{used} tokens" if used else "", cost(usage)]
         parts.append(seconds(progress.clock() - progress.began))
         line.append("  " + " · ".join(part for part in parts if part))
         if progress.degraded is not None:
@@ -166,7 +166,7 @@ def _facts(task_id: str, one: RunningAttempt, now: float) -> tuple[str, ...]:
         seconds(now - one.since),
         one_line(one.backend, _LONGEST_NAME) + (f" attempt {one.attempt}" if one.attempt > 1 else ""),
         tokens(one.usage.input_tokens, one.usage.output_tokens),
-        dollars(one.usage.cost_usd),
+        "" if one.usage.cost_usd is None else cost(one.usage),
     )
 
 

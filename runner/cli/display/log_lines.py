@@ -70,8 +70,9 @@ def _error_text(detail: Detail) -> str:
 def _spent(detail: Detail) -> str:
     """Return duration, tokens and cost: `1.2s 310+42 tokens $0.0123`."""
     used = tokens(_count(detail, "input_tokens"), _count(detail, "output_tokens"))
-    cost = dollars(_number(detail, "cost_usd"))
-    return " ".join(filter(None, (seconds(_number(detail, "duration_s")), f"{used} tokens" if used else "", cost)))
+    paid = dollars(_number(detail, "cost_usd"))
+    paid = f"at least {paid}" if detail.get("cost_is_partial") is True else paid
+    return " ".join(filter(None, (seconds(_number(detail, "duration_s")), f"{used} tokens" if used else "", paid)))
 
 
 def _suffix(text: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Protocol
 
-from plait.runner.cli.display.text import counted, one_line, seconds, tokens
+from plait.runner.cli.display.text import cost, counted, one_line, seconds, tokens
 from plait.runner.cli.exits import print_note
 from plait.runner.domain import events
 from plait.runner.domain.status import TaskStatus
@@ -139,9 +139,10 @@ def _task_words(event: events.TaskEvent) -> str:
 
 
 def duration_and_tokens(event: events.TaskCompleted) -> str:
-    """Return duration and tokens: `1.2s 310+42 tokens`."""
+    """Return duration, tokens and a known cost: `1.2s 310+42 tokens $0.0123`."""
     used = tokens(event.usage.input_tokens, event.usage.output_tokens)
-    return seconds(event.duration_s) + (f" {used} tokens" if used else "")
+    paid = "" if event.usage.cost_usd is None else cost(event.usage)
+    return " ".join(filter(None, (seconds(event.duration_s), f"{used} tokens" if used else "", paid)))
 
 
 def _shorten(text: str) -> str:

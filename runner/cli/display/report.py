@@ -10,18 +10,11 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from plait.backends.extras import install_command
+from plait.backends.prices import list_version
 from plait.backends.protocol import JsonValue
 from plait.runner.cli import exits
-from plait.runner.cli.display.text import (
-    coloured,
-    counted,
-    dollars,
-    one_line,
-    seconds,
-    tokens,
-    visible,
-    without_controls,
-)
+from plait.runner.cli.display.text import coloured, cost, counted, one_line, seconds, tokens, visible, without_controls
 from plait.runner.cli.lookup import WaitingTask
 from plait.runner.cli.options import command_line
 from plait.runner.domain.dag import DAG
@@ -31,6 +24,7 @@ from plait.runner.operations.inspect import usage_as_json
 from plait.runner.policies.orchestrator.policy import Stop
 
 _MOST_FAILURES = 10
+_MOST_MODELS = 3
 WHY_STOPPED = {
     Stop.MAX_ITERATIONS: "no further task was started: max_iterations is reached",
     Stop.MAX_TASKS: "no further task was planned: max_tasks is reached",
@@ -144,7 +138,8 @@ def print_summary(ending: FinishedRun, store: Path | None, waiting: Sequence[Wai
     status = coloured(result.status.value, result.status, sys.stderr)
     exits.write(sys.stderr, f"\n{status} in {seconds(ending.took)}: {', '.join(_summary_parts(ending))}\n")
     questions = _questions(result, store, waiting)
-    for line in (*_stopped(ending.policy_state), *_failures(result), *questions, *_store_failures(result)):
+    problems = (*_failures(result), *_unknown_costs(result))
+    for line in (*_stopped(ending.policy_state), *problems, *questions, *_store_failures(result)):
         exits.print_note(line)
     if store is not None:
         for what, line in _next_commands(ending.dag, result, store):
@@ -177,8 +172,8 @@ def _summary_parts(ending: FinishedRun) -> Iterator[str]:
     used = tokens(usage.input_tokens, usage.output_tokens)
     if used:
         yield f"{used} tokens"
-    if usage.cost_usd is not None:
-        yield dollars(usage.cost_usd)
+    if paid := cost(usage):
+        yield paid
 
 
 def parse_stop(policy_state: JsonValue) -> Stop | None:
@@ -204,6 +199,18 @@ def _failures(result: RunResult) -> Iterator[str]:
         yield f"  failed    {task.id}: {task.error_kind}: {one_line(task.error or '', 300)}{tries}"
     if len(failed) > _MOST_FAILURES:
         yield f"  failed    and {len(failed) - _MOST_FAILURES} more"
+
+
+def _unknown_costs(result: RunResult) -> Iterator[str]:
+    """Yield the line that names the models without a price."""
+    unpriced = (task.usage.model for task in result.tasks.values() if task.usage.cost_is_unknown)
+    models = sorted({model for model in unpriced if model is not None})
+    if models:
+        shown = ", ".join(one_line(model, 60) for model in models[:_MOST_MODELS])
+        more = f" and {len(models) - _MOST_MODELS} more" if len(models) > _MOST_MODELS else ""
+        remedy = "add the price to `prices:` in the plan"
+        remedy += "" if list_version() else f", or install the list of prices: {install_command('prices')}"
+        yield f"  cost      unknown for model {shown}{more}; {remedy}"
 
 
 def _questions(result: RunResult, store: Path | None, waiting: Sequence[WaitingTask]) -> Iterator[str]:

@@ -58,8 +58,11 @@ async def test_a_turn_on_the_wire(monkeypatch: pytest.MonkeyPatch) -> None:
     }
     assert reply.text == "Good day."
     assert [output.text for output in seen] == ["Good ", "day."]
-    assert reply.usage == Usage(11, 7, model="m"), "tokens from the prompt cache count as input"
-    assert reply.messages == (Message("user", "Hello."), Message("assistant", "Good day.", Usage(11, 7, model="m")))
+    assert reply.usage == Usage(11, 7, model="m", cache_read_tokens=3), "tokens from the prompt cache count as input"
+    assert reply.messages == (
+        Message("user", "Hello."),
+        Message("assistant", "Good day.", Usage(11, 7, model="m", cache_read_tokens=3)),
+    )
 
 
 async def test_history_without_what_the_api_refuses() -> None:
@@ -101,7 +104,7 @@ async def test_what_the_api_cannot_express_is_checked_here() -> None:
     async with serve(events(WIRE.parts('{"n": 0}')), events(WIRE.parts('{"n": 1}'))) as server:
         reply = await say(make(server), request=ConversationRequest(output_schema=SCHEMA))
     assert reply.data == {"n": 1}
-    assert reply.usage == Usage(22, 14, model="m")
+    assert reply.usage == Usage(22, 14, model="m", cache_read_tokens=6)
     assert "0 is less than the minimum of 1" in reply.messages[2].content
 
 
@@ -226,7 +229,7 @@ WHOLE = {
 async def test_an_answer_in_one_piece() -> None:
     async with serve(plain(200, WHOLE), plain(200, {**WHOLE, "stop_reason": "max_tokens"})) as server:
         reply = await say(make(server))
-        assert (reply.text, reply.usage) == ("all of it", Usage(9, 2, model="big"))
+        assert (reply.text, reply.usage) == ("all of it", Usage(9, 2, model="big", cache_read_tokens=4))
         with pytest.raises(BackendError) as caught:
             await say(make(server))
     assert caught.value.kind is ErrorKind.TRUNCATED

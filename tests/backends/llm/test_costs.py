@@ -25,12 +25,17 @@ async def failure(
     return caught.value
 
 
+def cached(dialect: Dialect) -> int:
+    """Return the tokens read from the cache in the answers of `dialect`."""
+    return 0 if isinstance(dialect, ChatCompletions) else 3
+
+
 @pytest.mark.parametrize(
     "reason", ["length", "content_filter", "tool_calls", "model_context_window_exceeded", "pause_turn"]
 )
 async def test_what_an_unusable_answer_cost_is_told(dialect: Dialect, reason: str) -> None:
     error = await failure(dialect, events(dialect.parts("so far", reason=reason)))
-    assert error.usage == Usage(11, 7, model="m")
+    assert error.usage == Usage(11, 7, model="m", cache_read_tokens=cached(dialect))
 
 
 @pytest.mark.parametrize("end", ["clean", "cut", "hang", "error"])
@@ -42,13 +47,13 @@ async def test_what_a_broken_stream_cost_so_far_is_told(dialect: Dialect, end: s
         parts.append(dialect.error_event("overloaded_error", "sorry"))
     answer = events(parts, end="clean" if end == "error" else end)  # type: ignore[arg-type]
     error = await failure(dialect, answer, request_timeout=1.5 if end == "hang" else 10.0)
-    assert error.usage == Usage(11, 1, model="m")
+    assert error.usage == Usage(11, 1, model="m", cache_read_tokens=cached(dialect))
 
 
 async def test_a_repair_that_fails_adds_to_what_the_first_answer_cost(dialect: Dialect) -> None:
     answers = (events(dialect.parts("no")), events(dialect.parts("no", reason="length")))
     error = await failure(dialect, *answers, schema={"type": "array", "items": {"type": "string"}})
-    assert error.usage == Usage(22, 14, model="m")
+    assert error.usage == Usage(22, 14, model="m", cache_read_tokens=2 * cached(dialect))
 
 
 async def cost_of(usages: Sequence[Any]) -> Usage:
@@ -78,10 +83,79 @@ TOLD = {"prompt_tokens": 11, "completion_tokens": 7}
         ([{}], Usage(model="m")),
         ([TOLD, {}], Usage(11, 7, model="m")),
         ([TOLD, {"prompt_tokens": 0, "completion_tokens": 0}], Usage(11, 7, model="m")),
+        ([{**TOLD, "prompt_tokens_details": {"cached_tokens": 99}}], Usage(11, 7, None, "m", 11)),
+        ([{**TOLD, "completion_tokens_details": {"reasoning_tokens": 99}}], Usage(11, 7, None, "m", 0, 0, 7)),
+        ([{**TOLD, "prompt_tokens_details": [], "completion_tokens_details": "-"}], Usage(11, 7, model="m")),
     ],
 )
 async def test_odd_counts_of_tokens_cost_no_answer(usages: Sequence[Any], cost: Usage) -> None:
     assert await cost_of(usages) == cost
+
+
+DETAILS = {
+    "openai": (
+        {
+            "prompt_tokens": 2006,
+            "completion_tokens": 300,
+            "total_tokens": 2306,
+            "prompt_tokens_details": {"cached_tokens": 1920, "audio_tokens": 0},
+            "completion_tokens_details": {"reasoning_tokens": 192, "audio_tokens": 0, "accepted_prediction_tokens": 0},
+        },
+        Usage(2006, 300, None, "m", 1920, 0, 192),
+    ),
+    "openrouter": (
+        {
+            "prompt_tokens": 194,
+            "completion_tokens": 2,
+            "total_tokens": 196,
+            "cost": 0.95,
+            "prompt_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 100, "audio_tokens": 0},
+            "completion_tokens_details": {"reasoning_tokens": 0},
+        },
+        Usage(194, 2, 0.95, "m", 0, 100, 0),
+    ),
+    "deepseek": (
+        {
+            "prompt_tokens": 20,
+            "completion_tokens": 10,
+            "total_tokens": 30,
+            "prompt_cache_hit_tokens": 16,
+            "prompt_cache_miss_tokens": 4,
+        },
+        Usage(20, 10, None, "m", 16),
+    ),
+    "xai": (
+        {
+            "prompt_tokens": 32,
+            "completion_tokens": 9,
+            "total_tokens": 135,
+            "prompt_tokens_details": {"text_tokens": 32, "cached_tokens": 6},
+            "completion_tokens_details": {"reasoning_tokens": 94},
+        },
+        Usage(32, 103, None, "m", 6, 0, 94),
+    ),
+}
+"""The `usage` of each server in the form of its documentation; xAI counts reasoning beside the completion."""
+
+
+@pytest.mark.parametrize("server", DETAILS)
+async def test_cached_and_reasoning_tokens_are_counted_apart(server: str) -> None:
+    told, used = DETAILS[server]
+    assert await cost_of([told]) == used
+
+
+async def test_tokens_written_to_and_read_from_the_cache_of_the_messages_api_are_input() -> None:
+    wire = Messages()
+    begun = {"id": "m1", "type": "message", "role": "assistant", "content": [], "model": "m"}
+    usage = {"input_tokens": 8, "cache_read_input_tokens": 2048, "cache_creation_input_tokens": 512, "output_tokens": 1}
+    parts = [
+        wire.event("message_start", message={**begun, "usage": usage}),
+        wire.event("content_block_delta", index=0, delta={"type": "text_delta", "text": "hi"}),
+        wire.event("message_delta", delta={"stop_reason": "end_turn"}, usage={"output_tokens": 7}),
+        wire.event("message_stop"),
+    ]
+    async with serve(events(parts)) as server, make(wire, server.url).open(ConversationRequest()) as conversation:
+        assert (await conversation.send("Hello.")).usage == Usage(2568, 7, None, "m", 2048, 512)
 
 
 @pytest.mark.parametrize(
@@ -100,4 +174,4 @@ async def test_odd_counts_of_the_messages_api_cost_no_answer() -> None:
         wire.event("message_delta", delta={"stop_reason": "end_turn"}, usage={"output_tokens": -7}),
     ]
     async with serve(events(parts)) as server, make(wire, server.url).open(ConversationRequest()) as conversation:
-        assert (await conversation.send("Hello.")).usage == Usage(3, 0)
+        assert (await conversation.send("Hello.")).usage == Usage(3, 0, cache_read_tokens=3)

@@ -27,12 +27,24 @@ ANSWERS = {
     "qwen-0.24.4": ("STUB: 2 messages", "STUB: 6 messages", "STUB: 8 messages"),
 }
 TOKENS = {
-    "claude-agent-acp-0.100.0": (Usage(16, 7, 0.000279), Usage(32, 14, 0.0006975), Usage(16, 7, 0.000279)),
-    "codex-acp-2.6.0": (Usage(11, 7), Usage(22, 14), Usage(11, 7)),
+    "claude-agent-acp-0.100.0": (
+        Usage(16, 7, 0.000279, cache_read_tokens=5),
+        Usage(32, 14, 0.0006975, cache_read_tokens=10),
+        Usage(16, 7, 0.000279, cache_read_tokens=5),
+    ),
+    "codex-acp-2.6.0": (
+        Usage(11, 7, cache_read_tokens=5, reasoning_tokens=2),
+        Usage(22, 14, cache_read_tokens=10, reasoning_tokens=4),
+        Usage(11, 7, cache_read_tokens=5, reasoning_tokens=2),
+    ),
     # These tell of a turn's last request alone.
     "goose-1.52.0": (Usage(11, 7), Usage(11, 7), Usage(11, 7)),
-    "opencode-1.18.33": (Usage(11, 7, 0.0), Usage(11, 7, 0.0), Usage(11, 7, 0.0)),
-    "qwen-0.24.4": (Usage(11, 7), Usage(22, 14), Usage(11, 7)),
+    "opencode-1.18.33": (Usage(11, 7, 0.0, cache_read_tokens=5),) * 3,
+    "qwen-0.24.4": (
+        Usage(11, 7, cache_read_tokens=5),
+        Usage(22, 14, cache_read_tokens=10),
+        Usage(11, 7, cache_read_tokens=5),
+    ),
 }
 MODELS = {
     "claude-agent-acp-0.100.0": "claude-sonnet-4-5",

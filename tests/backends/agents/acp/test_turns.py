@@ -132,14 +132,14 @@ async def test_a_schema_is_asked_for_and_a_wrong_answer_mended(home: Home) -> No
     reply = await send(home.acp(), "Say it. [[plain]]", output_schema=schema)
     assert reply.data == {"mood": "good"}
     assert [call["session"] for call in home.calls] == [reply.session_id] * 2
-    assert reply.usage == Usage(30, 14, 0.002, "small")
+    assert reply.usage == Usage(30, 14, 0.002, "small", 10)
 
 
 async def test_cost_is_the_turns_own_also_where_the_agent_tells_the_sessions(home: Home) -> None:
     backend, files = home.acp(), home.files
     first = await send(backend, "One.", files=files(1, "a"))
     second = await send(backend, "Two.", session_id=first.session_id, resume=True, files=files(1, "b"))
-    assert [first.usage, second.usage] == [Usage(15, 7, 0.001, "small")] * 2
+    assert [first.usage, second.usage] == [Usage(15, 7, 0.001, "small", 5)] * 2
 
 
 async def test_a_failed_turn_costs_what_it_did_alone(home: Home) -> None:
@@ -147,7 +147,7 @@ async def test_a_failed_turn_costs_what_it_did_alone(home: Home) -> None:
     first = await send(backend, "One.", files=files(1, "a"))
     error = await fails(backend, "[[stop refusal]]", session_id=first.session_id, resume=True, files=files(1, "b"))
     assert error.kind is ErrorKind.REFUSED
-    assert error.usage == Usage(15, 7, 0.001, "small")
+    assert error.usage == Usage(15, 7, 0.001, "small", 5)
 
 
 async def test_branches_leave_their_parent_as_it_was(home: Home) -> None:

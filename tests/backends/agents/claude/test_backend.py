@@ -15,8 +15,9 @@ from plait.backends.protocol import Usage
 from tests.support.agents.recorded import NOW, Seen, names, read, recorded, replay
 
 PROGRAM = ClaudeCodeBackend(now=lambda: NOW)
-FREE, ONE, TWO = Usage(0, 0, 0.0), Usage(16, 7, 0.0001395), Usage(32, 14, 0.000279)
-UNPRICED = Usage(16, 7)
+FREE, ONE = Usage(0, 0, 0.0), Usage(16, 7, 0.0001395, cache_read_tokens=5)
+TWO = Usage(32, 14, 0.000279, cache_read_tokens=10)
+UNPRICED = Usage(16, 7, cache_read_tokens=5)
 MODEL = "claude-sonnet-4-5"
 NOTHING = Usage()
 
@@ -32,7 +33,7 @@ ANSWERS: dict[str, tuple[str, Usage]] = {
     # The session's third turn: its total is three times that.
     "claude/resume_stream": ("third TURN-C", ONE),
     # Two results: what was at work in the background is told to the model, which goes on.
-    "claude/background_stream": ("STUB 5 messages; last: ", Usage(48, 21, 0.0004185)),
+    "claude/background_stream": ("STUB 5 messages; last: ", Usage(48, 21, 0.0004185, cache_read_tokens=15)),
     "claude/permission_denied_json": ("Permission to use Bash has been denied because ", TWO),
     "claude/structured_json": ('{"name":"Ada"}', ONE),
     "claude/tool_stream": ("</system-reminder>>", TWO),
@@ -54,7 +55,12 @@ FAILURES: dict[str, tuple[ErrorKind, str, bool, Usage]] = {
     "claude/killed_sigint": (ErrorKind.CRASHED, "ended with status 0 before its turn was over", False, NOTHING),
     "claude/killed_sigkill": (ErrorKind.CRASHED, "ended by SIGKILL before its turn was over", False, NOTHING),
     "claude/killed_sigterm": (ErrorKind.CRASHED, "ended with status 143 before its turn was over", False, NOTHING),
-    "claude/max_budget_json": (ErrorKind.CONTEXT_OVERFLOW, "maximum budget ($0.0002)", True, Usage(16, 7, 0.000279)),
+    "claude/max_budget_json": (
+        ErrorKind.CONTEXT_OVERFLOW,
+        "maximum budget ($0.0002)",
+        True,
+        Usage(16, 7, 0.000279, cache_read_tokens=5),
+    ),
     "claude/max_turns_json": (ErrorKind.CONTEXT_OVERFLOW, "maximum number of turns (2)", True, TWO),
     "claude/resume_unknown_json": (ErrorKind.SESSION_LOST, "No conversation found with session ID", False, NOTHING),
     "claude/resume_unknown_stream": (ErrorKind.SESSION_LOST, "No conversation found", False, NOTHING),
@@ -103,7 +109,7 @@ def test_text_is_shown_as_it_comes_and_once() -> None:
         "; last user line: third TURN-C",
     ]
     assert seen.answered is not None and seen.streamed == seen.answered.text
-    assert seen.outputs[0].usage == Usage(16, 1, model=MODEL)
+    assert seen.outputs[0].usage == Usage(16, 1, model=MODEL, cache_read_tokens=5)
 
 
 def test_the_model_is_that_of_the_main_agents_own_messages() -> None:
@@ -144,7 +150,7 @@ def test_a_total_is_the_calls_own_in_old_versions_and_nobodys_turn_in_new_ones()
         resumed = PROGRAM.reader(Call(folder=Path("/nowhere"), resume=True))
         resumed.read({"type": "system", "subtype": "init", "claude_code_version": version})
         seen = read(resumed, recorded("claude197", "resume_json")["stdout"], ProcessEnd(0))
-        assert seen.answered is not None and seen.answered.usage == Usage(16, 7, cost), version
+        assert seen.answered is not None and seen.answered.usage == Usage(16, 7, cost, cache_read_tokens=5), version
 
 
 def test_the_first_result_is_not_the_last_word_while_something_works_in_the_background() -> None:
@@ -182,7 +188,7 @@ def test_a_cut_turn_says_what_is_known_of_it(lines: int) -> None:
     assert seen.error is not None and seen.error.kind is ErrorKind.CRASHED
     # Neither the announcement nor that a request is made shows that the session holds the prompt.
     assert seen.error.continues_session == (seen.reader.session_id is not None) == (lines > 2)
-    begun, whole = Usage(16, 1, model=MODEL), Usage(16, 7, model=MODEL)
+    begun, whole = Usage(16, 1, model=MODEL, cache_read_tokens=5), Usage(16, 7, model=MODEL, cache_read_tokens=5)
     assert seen.error.usage == {1: NOTHING, 2: NOTHING, 3: begun, 6: begun, 9: whole}[lines]
     assert seen.reader.last_whole == (None if lines < 7 else "444cc378-160a-4507-bfef-2c412d54c5c4")
 

@@ -22,12 +22,12 @@ THREAD = "01a2000a-1ecc-7a20-bc14-49e1445f179f"
 
 # The recorded turns that have an answer: what it ends with, and what the whole session has cost by then.
 ANSWERS: dict[str, tuple[str, Usage]] = {
-    "first": ("first TURN-A", Usage(11, 7)),
-    "resume": ("second TURN-B", Usage(22, 14)),
-    "resume_stdin": ("prompt from stdin", Usage(33, 21)),
-    "resume_after_sigkill": ("after kill", Usage(44, 28)),
-    "fork": ("forked", Usage(44, 28)),
-    "tool": ("run a tool", Usage(22, 14)),
+    "first": ("first TURN-A", Usage(11, 7, cache_read_tokens=5, reasoning_tokens=2)),
+    "resume": ("second TURN-B", Usage(22, 14, cache_read_tokens=10, reasoning_tokens=4)),
+    "resume_stdin": ("prompt from stdin", Usage(33, 21, cache_read_tokens=15, reasoning_tokens=6)),
+    "resume_after_sigkill": ("after kill", Usage(44, 28, cache_read_tokens=20, reasoning_tokens=8)),
+    "fork": ("forked", Usage(44, 28, cache_read_tokens=20, reasoning_tokens=8)),
+    "tool": ("run a tool", Usage(22, 14, cache_read_tokens=10, reasoning_tokens=4)),
 }
 # Those that failed: why, a piece of the message, whether the session goes on.
 FAILURES: dict[str, tuple[ErrorKind, str, bool]] = {

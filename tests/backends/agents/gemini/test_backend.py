@@ -19,8 +19,11 @@ PROGRAM = GeminiBackend(now=lambda: NOW)
 
 # The recorded turns that have an answer: what it ends with, and what it cost.
 ANSWERS: dict[str, tuple[str, Usage]] = {
-    "resume_stream": ("last user line: third TURN-C", Usage(11, 7, model="gemini-2.5-flash")),
-    "tool_stream": ('{"name": "run_shell_command", "response": ', Usage(22, 14, model="gemini-2.5-flash")),
+    "resume_stream": ("last user line: third TURN-C", Usage(11, 7, model="gemini-2.5-flash", cache_read_tokens=5)),
+    "tool_stream": (
+        '{"name": "run_shell_command", "response": ',
+        Usage(22, 14, model="gemini-2.5-flash", cache_read_tokens=10),
+    ),
 }
 NO_EVENTS = "ended with status 0 before its turn was over"
 # Those that failed: why, and a piece of the message. The session goes on in none of them: it drops a failed prompt.
@@ -102,7 +105,7 @@ def test_the_session_of_a_cut_turn_goes_on_once_the_model_has_spoken() -> None:
 def test_thoughts_count_as_output() -> None:
     stats = {"input_tokens": 10, "output_tokens": 5, "total_tokens": 40}
     seen = _read(SAID, {"type": "result", "status": "success", "stats": stats})
-    assert seen.answered is not None and seen.answered.usage == Usage(10, 30)
+    assert seen.answered is not None and seen.answered.usage == Usage(10, 30, reasoning_tokens=25)
 
 
 def _api_error(code: int, message: str, **more: Any) -> str:

@@ -1,0 +1,211 @@
+"""The price of a model: a line of the user, or a line of the list in the package `genai-prices` (extra `prices`).
+
+The list is loaded when a call needs a price from the list, which takes some tenths of a second. Nothing is fetched from
+the network: the prices are those of the installed version of the package.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from functools import cache, lru_cache
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from math import isfinite
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from plait.backends.protocol import Usage
+from plait.backends.values import value
+
+_PACKAGE = "genai_prices"
+_PERIOD_S = 1800
+"""Some prices depend on the time of day, and change at a full or a half hour."""
+_DATE = re.compile(r"[-@:](\d{4}-?\d{2}-?\d{2}|latest)")
+"""The end of a model's name that a server adds to the name in the request."""
+
+
+@value
+class Price:
+    """The price of a model, in US dollars for a million tokens."""
+
+    input: float
+    output: float
+    cache_read: float | None = None
+    """For input read from the provider's cache; None for the price of other input."""
+    cache_write: float | None = None
+    """For input written to the provider's cache; None for the price of other input."""
+    reasoning: float | None = None
+    """For reasoning; None for the price of other output."""
+
+    def cost(self, used: Usage) -> float:
+        """Return the cost of `used` in US dollars."""
+        read, written, thought = used.cache_read_tokens, used.cache_write_tokens, used.reasoning_tokens
+        dollars = (used.input_tokens - read - written) * self.input + (used.output_tokens - thought) * self.output
+        dollars += read * (self.input if self.cache_read is None else self.cache_read)
+        dollars += written * (self.input if self.cache_write is None else self.cache_write)
+        return (dollars + thought * (self.output if self.reasoning is None else self.reasoning)) / 1_000_000
+
+    def check(self, model: str) -> None:
+        """Raise ValueError unless all numbers are finite and not negative; `model` is named in the message."""
+        for name in ("input", "output", "cache_read", "cache_write", "reasoning"):
+            amount = getattr(self, name)
+            if amount is not None and not (isinstance(amount, int | float) and isfinite(amount) and amount >= 0):
+                raise ValueError(f"the price of {model!r} has {name}={amount!r}; give dollars for a million tokens")
+
+
+FREE = Price(0.0, 0.0)
+"""The price of a model that costs no money."""
+
+
+@value
+class Billing:
+    """The facts that decide the price of a backend's calls."""
+
+    provider: str | None = None
+    """The provider that bills the calls: the URL of the API, or the name of the provider in genai-prices. None: the
+    list is not asked.
+    """
+    model: str | None = None
+    """The requested model, for servers that do not name the answering model."""
+    sums_requests: bool = False
+    """Whether the usage of a turn is a sum over an unknown number of requests. A price that depends on the length of
+    the input is then the price of a short input.
+    """
+    price: Price | None = None
+    """The price of every model of the backend; None to look the price up."""
+
+
+UNBILLED = Billing()
+"""The billing of a backend without `billing`: only a line of the user gives a price."""
+
+
+@runtime_checkable
+class BilledBackend(Protocol):
+    """A backend that reports tokens without their cost, and knows the provider."""
+
+    @property
+    def billing(self) -> Billing:
+        """The facts that decide the price. Cheap, no I/O."""
+        ...
+
+
+class Prices:
+    """The prices of a run: the user's `lines` by model, then the list."""
+
+    def __init__(self, lines: Mapping[str, Price]) -> None:
+        self._lines = lines
+
+    def needs_list(self, used: Usage, billing: Billing) -> bool:
+        """Return whether only the list, not loaded so far, can hold the price of `used`."""
+        return billing.provider is not None and self._own(used, billing) is None and not is_loaded()
+
+    def priced(self, used: Usage, billing: Billing, longest: int | None = None, *, at: float) -> Usage:
+        """Return `used` with its cost, if the cost is unknown and there is a price at the Unix time `at`.
+
+        `longest` is the input of the longest request in `used`; None if `used` is a single request. The list counts
+        only if loaded.
+        """
+        if not used.cost_is_unknown:
+            return used
+        price = self._own(used, billing)
+        if price is None and billing.provider is not None and is_loaded():
+            model = used.model or billing.model
+            tiers = () if model is None else _listed(billing.provider, model, int(at // _PERIOD_S))
+            length = 0 if billing.sums_requests else used.input_tokens if longest is None else longest
+            price = next((one for start, one in reversed(tiers) if not start or length > start), None)
+        if price is None:
+            return used
+        return Usage(
+            used.input_tokens,
+            used.output_tokens,
+            price.cost(used),
+            used.model,
+            used.cache_read_tokens,
+            used.cache_write_tokens,
+            used.reasoning_tokens,
+        )
+
+    def _own(self, used: Usage, billing: Billing) -> Price | None:
+        """Return the price in the user's lines, else the backend's own."""
+        if self._lines:
+            for model in (used.model, billing.model):
+                line = None if model is None else self._line(model)
+                if line is not None:
+                    return line
+        return billing.price
+
+    def _line(self, model: str) -> Price | None:
+        """Return the line of `model`. A line also holds for its name with a date at the end, as servers report."""
+        line = self._lines.get(model)
+        if line is None and (date := _DATE.search(model)) is not None and date.end() == len(model):
+            line = self._lines.get(model[: date.start()])
+        return line
+
+
+def is_loaded() -> bool:
+    """Return whether the list is loaded, or cannot be loaded because the package is missing."""
+    return _list.cache_info().currsize > 0
+
+
+def load() -> None:
+    """Load the list, if the package is installed. Takes some tenths of a second the first time; call in a thread."""
+    _list()
+
+
+def list_version() -> tuple[str, str] | None:
+    """Return the version of the installed list and the day of its installation; None if the list is not installed.
+
+    Loads nothing.
+    """
+    found = find_spec(_PACKAGE)
+    if found is None or found.origin is None:
+        return None
+    try:
+        number = version(_PACKAGE.replace("_", "-"))
+    except PackageNotFoundError:
+        return None
+    data = Path(found.origin).with_name("data.py")
+    return number, datetime.fromtimestamp(data.stat().st_mtime, UTC).date().isoformat()
+
+
+@cache
+def _list() -> Any:
+    """Return the list; None if the package is missing."""
+    if find_spec(_PACKAGE) is None:
+        return None
+    return import_module("genai_prices.data_snapshot").get_snapshot()
+
+
+@lru_cache(maxsize=1024)
+def _listed(provider: str, model: str, period: int) -> tuple[tuple[int, Price], ...]:
+    """Return the prices in the list, each behind the length of input above which the price holds, in rising order;
+    none if the list has no price by tokens. A call of the list's own function takes 0.4 ms, so the numbers are kept.
+    """
+    snapshot = _list()
+    is_url = "://" in provider
+    try:
+        _, known = snapshot.find_provider_model(model, None, None if is_url else provider, provider if is_url else None)
+    except (LookupError, AttributeError):  # an unknown name; no list
+        return ()
+    amounts = known.get_prices(datetime.fromtimestamp(period * _PERIOD_S, UTC))
+    if amounts.requests_kcount or (amounts.input_mtok is None and amounts.output_mtok is None):
+        return ()
+    names = ("input_mtok", "output_mtok", "cache_read_mtok", "cache_write_mtok", "output_reasoning_mtok")
+    columns = [getattr(amounts, name) for name in names]
+    starts = {0, *(tier.start for column in columns for tier in getattr(column, "tiers", ()))}
+    return tuple((start, _price_above(start, columns)) for start in sorted(starts))
+
+
+def _price_above(start: int, columns: list[Any]) -> Price:
+    """Return the price for an input longer than `start`."""
+    found: list[float | None] = []
+    for column in columns:
+        amount = getattr(column, "base", column)
+        for tier in getattr(column, "tiers", ()):
+            amount = tier.price if tier.start <= start and start else amount
+        found.append(None if amount is None else float(amount))
+    into, out, *parts = found
+    return Price(into or 0.0, out or 0.0, *parts)

@@ -1,0 +1,54 @@
+"""The cost of attempts: the usage of every outcome passes through here once, before the outcome changes the state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import anyio
+from anyio.to_thread import run_sync
+
+from plait.backends import prices
+from plait.backends.prices import UNBILLED, BilledBackend, Billing, Price, Prices
+from plait.backends.protocol import Backend, Message, Usage
+from plait.runner.clock import Clock
+from plait.runner.engine.backend_call import CallOutcome
+
+
+class Pricing:
+    """Gives usage of an unknown cost its price. A cost that the backend reports stays."""
+
+    def __init__(self, backends: Mapping[str, Backend], lines: Mapping[str, Price], clock: Clock) -> None:
+        self._prices = Prices(lines)
+        self._clock = clock
+        self._billed = {name: one for name, one in backends.items() if isinstance(one, BilledBackend)}
+
+    async def priced(self, outcome: CallOutcome, name: str) -> CallOutcome:
+        """Return `outcome`, of a call of the backend `name`, with its cost. The list of prices is loaded if necessary,
+        in a thread; a cancellation waits for the list, because the outcome is paid for.
+        """
+        reply, error = outcome.reply, outcome.error
+        ended = reply or error
+        if ended is None or not ended.usage.cost_is_unknown:
+            return outcome
+        if self._prices.needs_list(ended.usage, self._billing(name)):
+            with anyio.CancelScope(shield=True):
+                await run_sync(prices.load)
+        usage = self.price(ended.usage, name, ended.messages)
+        if reply is not None:
+            return replace(outcome, reply=replace(reply, usage=usage))
+        if error is not None:
+            error.usage = usage
+        return outcome
+
+    def price(self, used: Usage, name: str, messages: Sequence[Message] = ()) -> Usage:
+        """Return `used`, by the backend `name`, with its cost, as far as known without loading the list.
+
+        The usage of `messages`, if any, is by request.
+        """
+        longest = max((one.usage.input_tokens for one in messages), default=0) or None
+        return self._prices.priced(used, self._billing(name), longest, at=self._clock.wall())
+
+    def _billing(self, name: str) -> Billing:
+        backend = self._billed.get(name)
+        return UNBILLED if backend is None else backend.billing
