@@ -103,16 +103,20 @@ def _print_run(run: RunRecord, tasks: Sequence[TaskRecord]) -> None:
     _print_field("created", run.created_at)
     _print_field("ended", run.ended_at)
     _print_field("owner", f"process {owner.pid} on {owner.host}" if owner and status is RunStatus.RUNNING else None)
-    _print_usage(run.spent)
+    _print_tokens(run.spent)
+    _print_cost(run.spent)
     models = Counter(task.spent.model for task in tasks if task.spent.model is not None)
     each = (f"{name} ({counted(number, 'task')})" for name, number in models.most_common())
     _print_field("model", next(iter(models)) if len(models) == 1 else ", ".join(each))
     print_line("")
 
 
-def _print_usage(spent: Spent) -> None:
+def _print_tokens(spent: Spent) -> None:
     used, parts = tokens(spent.input_tokens, spent.output_tokens), token_parts(spent)
     _print_field("tokens", f"{used} ({parts})" if parts else used)
+
+
+def _print_cost(spent: Spent) -> None:
     named = f" for model {spent.model}" if spent.cost_is_unknown and spent.model else ""
     _print_field("cost", cost(spent).removeprefix("cost ") + named)
 
@@ -221,10 +225,11 @@ def _print_task(run: RunRecord, task: TaskRecord, messages: Sequence[MessageReco
     _print_field("added by", task.added_by)
     _print_field("session", task.session_id)
     _print_field("time", seconds(task.duration_s))
-    _print_usage(task.spent)
+    _print_tokens(task.spent)
     later = [one for one in messages if one.attempt == 0]
     if used := tokens(sum(one.input_tokens for one in later), sum(one.output_tokens for one in later)):
         print_line(f"{'':<9} and {used} in turns after the run, not included above")
+    _print_cost(task.spent)
     _print_field("error", f"{task.error_kind}: {task.error}" if task.error_kind else None)
 
 

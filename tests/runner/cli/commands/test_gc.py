@@ -168,7 +168,7 @@ def test_runs_at_length(folder: Path) -> None:
     value = plait_here(folder, "runs", "--long", "--json").value
     assert all(run["size_bytes"] > 0 and run["owner"] is None for run in value)
     lines = plait_here(folder, "runs", "--long").out.splitlines()
-    assert lines[0].split() == ["RUN", "NAME", "STATUS", "TASKS", "TOKENS", "COST", "SIZE", "AGE", "OWNER"]
+    assert lines[0].split() == ["RUN", "NAME", "STATUS", "TASKS", "COST", "TOKENS", "SIZE", "AGE", "OWNER"]
     assert len(lines) == 4
     make(folder, "  - {id: w, prompt: wait, backend: hold}\n", hold="hold")
     with under_way(folder) as running:

@@ -114,8 +114,8 @@ def test_runs_are_listed_newest_first(folder: Path) -> None:
     assert [run["run_id"] for run in runs] == sorted((run["run_id"] for run in runs), reverse=True)
     assert [(run["status"], run["name"], run["done"], run["total"]) for run in runs] == [("failed", "trial", 3, 4)] * 2
     lines = plait_here(folder, "runs").out.splitlines()
-    assert lines[0].split() == ["RUN", "NAME", "STATUS", "TASKS", "TOKENS", "AGE"]
-    assert [line.split()[:4] for line in lines[1:]] == [[run["run_id"], "trial", "failed", "3/4"] for run in runs]
+    assert lines[0].split() == ["RUN", "NAME", "STATUS", "TASKS", "COST", "AGE"]
+    assert [line.split()[:4] for line in lines[1:]] == [[run["run_id"], "trial", "failed", "2"] for run in runs]
     assert len(plait_here(folder, "runs", "--limit", "1", "--json").value) == 1
     for words, more in ((["1"], True), (["1", "--long"], True), (["2"], False)):
         listed = plait_here(folder, "runs", "--limit", *words)
