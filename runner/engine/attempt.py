@@ -223,7 +223,9 @@ class AttemptRunner:
         attempt.called = True
         said = INTERRUPTED if attempt.resumes_interrupted else attempt.prompt
         outcome = await call_backend(backend, request, said, answers, self._context.cancellation)
-        outcome = await self._pricing.priced(outcome, self._context.task_backends[attempt.position])
+        ended = outcome.reply or outcome.error
+        if ended is not None and ended.usage is not NO_USAGE:
+            outcome = await self._pricing.priced(outcome, self._context.task_backends[attempt.position])
         attempt.over = True
         if outcome.reply is not None and outcome.reply.session_id is not None:
             self._session(attempt, outcome.reply.session_id, last=True)
