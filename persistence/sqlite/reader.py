@@ -338,12 +338,13 @@ def _attempt(run_id: str, row: Row) -> AttemptRecord:
         return AttemptRecord(*begun, "running", backend, session_id, started_at, None, None, None, NOTHING_SPENT, None)
     end = _checked_end(run_id, task_id, row[1 + _START :])
     status, ended_at, duration_s, (error_kind, error, *_) = end[2], end[3], end[11], end[13:]
-    given = status, backend, session_id, started_at, ended_at, error_kind, error, spent_in(end), duration_s
-    return AttemptRecord(*begun, *given, traceback)
+    given = status, backend, session_id, started_at
+    return AttemptRecord(*begun, *given, ended_at, error_kind, error, spent_in(end), duration_s, traceback)
 
 
 def _checked_traceback(run_id: str, task_id: str, row: Row) -> str | None:
-    start, content, checksum = row
+    start, checksum = row[0], row[2]
+    content: str | None = row[1]
     if start is not None and checksum != row_checksum(start, content):
         raise damaged(run_id, f"the traceback of an attempt of task {task_id!r}")
     return content

@@ -74,6 +74,8 @@ def backend(dialect: Dialect, server: Script, **options: Any) -> OpenAIBackend |
 
 
 async def run(dag: DAG, one: OpenAIBackend | AnthropicBackend) -> None:
+    async with one.open(ConversationRequest()):
+        pass  # makes the client, in a thread: the tasks then send their requests in one step of the event loop
     result = await ParallelRunner(one, store=MemoryStore(), concurrency=len(dag)).run(dag)
     assert result.status is RunStatus.COMPLETED, result.error
 
