@@ -174,6 +174,7 @@ class _Answer:
         self._reason: str | None = None
         self._why = ""
         self._events = 0
+        self._begun = False
 
     def take(self, event: ServerEvent) -> bool:
         """Add `event`. Returns whether the event ends the stream. Raises BackendError for an error."""
@@ -181,13 +182,15 @@ class _Answer:
         self._events += 1
         kind = at(value, "type") or event.name
         if kind == "error":
-            raise broken_off(value, self._server)
+            raise broken_off(value, self._server, begun=self._begun)
         if kind == "message_start":
             if self._shared is not None:
                 self._shared.begin()
             self._begin(at(value, "message"))
-        elif kind == "content_block_delta" and at(value, "delta", "type") == "text_delta":
-            self._add_text(at(value, "delta", "text"))
+        elif kind == "content_block_delta":
+            self._begun = True  # a thought is a part of the answer, too
+            if at(value, "delta", "type") == "text_delta":
+                self._add_text(at(value, "delta", "text"))
         elif kind == "message_delta":
             self._end(at(value, "delta"), at(value, "usage"))
         return kind == "message_stop"

@@ -188,6 +188,7 @@ class _Answer:
         self._refusals: list[str] = []
         self._reason: str | None = None
         self._chunks = 0
+        self._begun = False
 
     def take(self, event: ServerEvent) -> bool:
         """Add the chunk in `event`. Returns whether the event ends the stream. Raises BackendError for an error."""
@@ -198,7 +199,7 @@ class _Answer:
             chunk = cast("dict[str, JsonValue]", chunk)
             # An object "error": vLLM.
             if chunk.get("error") or chunk.get("object") == "error" or event.name == "error":
-                raise broken_off(chunk, self._server)
+                raise broken_off(chunk, self._server, begun=self._begun)
             self._add(chunk)
         return False
 
@@ -220,6 +221,8 @@ class _Answer:
             # An answer in one piece holds a message.
             delta = choice.get("delta") or choice.get("message")
             if isinstance(delta, dict):
+                # Thoughts are a part of the answer, too, under many names; the role alone is none.
+                self._begun = self._begun or any(value for name, value in delta.items() if name != "role")
                 text = _text(delta.get("content"))
                 if text:
                     self._texts.append(text)

@@ -14,7 +14,7 @@ from email.utils import parsedate_to_datetime
 from typing import Any, cast
 
 from plait.backends.error_kinds import kind_of
-from plait.backends.errors import BackendError
+from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.llm.endpoint import Endpoint
 from plait.backends.text import parse_json
 
@@ -34,9 +34,18 @@ def status_error(status: int, headers: Mapping[str, str], body: Any, url: str, s
     return BackendError(kind_of(status, words, detail), text, retry_after=wait)
 
 
-def broken_off(body: Any, server: Endpoint) -> BackendError:
-    """Return the BackendError for the error `body` received within a stream."""
-    return _without_status(body, f"{server.name} broke off the answer", server)
+def broken_off(body: Any, server: Endpoint, *, begun: bool) -> BackendError:
+    """Return the BackendError for the error `body` within a stream; `begun` if a part of the answer had arrived.
+
+    A rate limit or an overload then refuses no call: the server had accepted the call, and bills the call. Such an
+    error is transient, so that the attempt counts.
+    """
+    error = _without_status(body, f"{server.name} broke off the answer", server)
+    if begun and error.kind in {ErrorKind.RATE_LIMITED, ErrorKind.OVERLOADED}:
+        why = error.kind.value.replace("_", " ")
+        error = _without_status(body, f"{server.name} broke off the answer it had begun ({why})", server)
+        error.kind = ErrorKind.TRANSIENT
+    return error
 
 
 def no_answer(body: Any, url: str, server: Endpoint) -> BackendError:

@@ -16,7 +16,9 @@ from plait.backends import BackendError, ConversationRequest, ErrorKind
 from tests.support.remotes import Remote, dialect, make
 from tests.support.wire import (
     Answer,
+    ChatCompletions,
     Dialect,
+    Messages,
     Script,
     events,
     hang_up,
@@ -175,10 +177,39 @@ async def test_answers_that_end_for_another_reason(dialect: Dialect, reason: str
     ],
 )
 async def test_errors_inside_a_stream(dialect: Dialect, code: str, kind: ErrorKind) -> None:
-    parts = [*dialect.parts("half an ", reason=None), dialect.error_event(code, f"sorry, {SECRET}")]
+    parts = [*dialect.parts(reason=None), dialect.error_event(code, f"sorry, {SECRET}")]
     error, _ = await failure(dialect, events(parts))
     assert error.kind is kind
     assert "broke off the answer: sorry, ***" in error.message
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "why"),
+    [
+        ("overloaded_error", K.TRANSIENT, "it had begun (overloaded)"),
+        ("rate_limit_error", K.TRANSIENT, "it had begun (rate limited)"),
+        ("server_error", K.TRANSIENT, ""),
+        ("context_length_exceeded", K.CONTEXT_OVERFLOW, ""),
+    ],
+)
+async def test_a_call_that_has_begun_to_answer_is_not_refused_any_more(
+    dialect: Dialect, code: str, kind: ErrorKind, why: str
+) -> None:
+    parts = [*dialect.parts("half an ", reason=None), dialect.error_event(code, "sorry")]
+    error, _ = await failure(dialect, events(parts))
+    assert error.kind is kind
+    assert f"broke off the answer {why}".rstrip() + ": sorry" in error.message
+
+
+async def test_a_thought_is_the_beginning_of_an_answer(dialect: Dialect) -> None:
+    if isinstance(dialect, Messages):
+        thinks = dialect.event("content_block_delta", index=0, delta={"type": "thinking_delta", "thinking": "Hm."})
+    else:
+        assert isinstance(dialect, ChatCompletions)
+        thinks = dialect.chunk({"delta": {"reasoning_content": "Hm."}})
+    parts = [*dialect.parts(reason=None), thinks, dialect.error_event("overloaded_error", "sorry")]
+    error, _ = await failure(dialect, events(parts))
+    assert error.kind is K.TRANSIENT
 
 
 @pytest.mark.parametrize(
