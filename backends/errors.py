@@ -50,6 +50,7 @@ class BackendError(Exception):
     - `kind` decides whether the runner retries.
     - `message` is one line for a person, without keys and without prompt text.
     - `retry_after` is the server's own hint in seconds, or None.
+    - `status` is the HTTP status of the answer, or None; an attribute alone.
     - `usage` is the cost of the failed turn.
     - `messages` are the turn's messages, including the prompt; empty if the prompt was the only message.
     - `traceback` is the traceback of the user's code that failed, as Python prints it, or None.
@@ -75,6 +76,7 @@ class BackendError(Exception):
         self.kind = kind
         self.message = message
         self.retry_after = retry_after
+        self.status: int | None = None
 
     def __str__(self) -> str:
         return f"{self.kind.value}: {self.message}"

@@ -1,6 +1,7 @@
 """Stores: they keep the runs of plait."""
 
 from plait.persistence.changes import (
+    BackendThrottled,
     Batch,
     Change,
     LeaseRenewed,
@@ -46,6 +47,7 @@ from plait.persistence.sqlite import Purged, SQLiteStore
 __all__ = [
     "AttemptRecord",
     "AttemptStatus",
+    "BackendThrottled",
     "Batch",
     "Change",
     "Conflict",

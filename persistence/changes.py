@@ -135,6 +135,22 @@ class NodeStarted:
 
 
 @value
+class BackendThrottled:
+    """Record how a backend is throttled from now on. Adds an event and changes no task."""
+
+    at: str
+    backend: str
+    until: str | None
+    """The end of the pause; None if the backend is not paused."""
+    cause: str
+    """The HTTP status or the kind of the error behind the pause."""
+    slots: int
+    """The number of tasks that may run on the backend at once, after the pause."""
+    total: int
+    """The number without throttling."""
+
+
+@value
 class SessionOpened:
     """Store the session id of an attempt, and confirm the session.
 
@@ -295,6 +311,7 @@ Change: TypeAlias = (
     | TaskStarted
     | TaskAdopted
     | NodeStarted
+    | BackendThrottled
     | SessionOpened
     | MessageAppended
     | TaskCompleted

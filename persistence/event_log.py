@@ -64,6 +64,12 @@ def _node_started(change: changes.NodeStarted) -> EventParts:
     return change.at, EventKind.NODE_STARTED, change.task_id, change.attempt, _pair("node", change.node)
 
 
+def _backend_throttled(change: changes.BackendThrottled) -> EventParts:
+    names = ("backend", "until", "cause", "slots", "total")
+    detail = json.dumps({name: getattr(change, name) for name in names}, ensure_ascii=False, separators=(",", ":"))
+    return change.at, EventKind.BACKEND_THROTTLED, None, None, detail
+
+
 def _session_opened(change: changes.SessionOpened) -> EventParts:
     return change.at, EventKind.SESSION_OPENED, change.task_id, change.attempt, "{}"
 
@@ -143,6 +149,7 @@ _EVENTS: dict[type, Callable[..., EventParts]] = {
     changes.TaskStarted: _task_started,
     changes.TaskAdopted: _task_adopted,
     changes.NodeStarted: _node_started,
+    changes.BackendThrottled: _backend_throttled,
     changes.SessionOpened: _session_opened,
     changes.TaskCompleted: _task_completed,
     changes.TaskFailed: _task_failed,

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from plait.persistence.changes import Batch
     from plait.persistence.records import (
         AttemptRecord,
+        EventKind,
         EventRecord,
         MessageRecord,
         Note,
@@ -38,8 +39,13 @@ class RunStore(Protocol):
         """
         ...
 
-    async def list_events(self, run_id: str, after: int = 0, limit: int = 1000) -> tuple[EventRecord, ...]:
-        """Return the events with numbers above `after`, oldest first, at most `limit`; none if `limit` is 0 or less."""
+    async def list_events(
+        self, run_id: str, after: int = 0, limit: int = 1000, kind: EventKind | None = None
+    ) -> tuple[EventRecord, ...]:
+        """Return the events with numbers above `after`, oldest first, at most `limit`; none if `limit` is 0 or less.
+
+        With a `kind`, only events of the kind.
+        """
         ...
 
 

@@ -235,6 +235,8 @@ class EventKind(StrEnum):
     """A task or the policy of the run added tasks."""
     POLICY_DECIDED = "policy_decided"
     """The policy of the run made a decision."""
+    BACKEND_THROTTLED = "backend_throttled"
+    """A backend is paused after a rate limit or an overload, may be called again, or has all its slots again."""
     TASK_STARTED = "task_started"
     """An attempt begins."""
     TASK_ADOPTED = "task_adopted"

@@ -31,7 +31,9 @@ def status_error(status: int, headers: Mapping[str, str], body: Any, url: str, s
     doubt = _doubt(url) if status == 404 and "model" not in detail.lower() else ""
     text = server.safe_text(f"{server.name} answered {status}: {detail}", doubt)
     wait = _asked_delay(body) if hint is None else hint
-    return BackendError(kind_of(status, words, detail), text, retry_after=wait)
+    error = BackendError(kind_of(status, words, detail), text, retry_after=wait)
+    error.status = status
+    return error
 
 
 def broken_off(body: Any, server: Endpoint, *, begun: bool) -> BackendError:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from plait.persistence import (
+    BackendThrottled,
     Change,
     NodeStarted,
     SessionOpened,
@@ -66,6 +67,17 @@ class InterruptsContract(OpenedStore):
         told = (await store.list_events(RUN))[-1]
         assert (told.at, told.kind, told.task_id, told.attempt) == (at(4), "node_started", "a", 1)
         assert told.detail == '{"node":"plan \\"B\\""}'
+
+    async def test_a_throttled_backend_adds_only_an_event(self, store: Store, writer: Writer) -> None:
+        await writer.write(START_A)
+        before = await store.list_tasks(RUN), await store.list_attempts(RUN, "a")
+        await writer.write(BackendThrottled(at(4), "fast", at(9), "429", 2, 4))
+        await writer.write(BackendThrottled(at(9), "fast", None, "429", 2, 4))
+        assert (await store.list_tasks(RUN), await store.list_attempts(RUN, "a")) == before
+        paused, opened = (await store.list_events(RUN))[-2:]
+        assert (paused.at, paused.kind, paused.task_id, paused.attempt) == (at(4), "backend_throttled", None, None)
+        assert json.loads(paused.detail) == {"backend": "fast", "until": at(9), "cause": "429", "slots": 2, "total": 4}
+        assert json.loads(opened.detail) == {"backend": "fast", "until": None, "cause": "429", "slots": 2, "total": 4}
 
     async def test_a_session_is_confirmed_for_one_attempt(self, store: Store, writer: Writer) -> None:
         async def confirmed(*changes: Change) -> bool:

@@ -11,6 +11,7 @@ import pytest
 from plait.persistence import (
     Change,
     Conflict,
+    EventKind,
     LeaseRenewed,
     MessageAppended,
     MessageRecord,
@@ -166,6 +167,10 @@ class ReadsContract(OpenedStore):
             assert await store.list_events(RUN, after) == ()
         assert await store.list_events(RUN, limit=0) == await store.list_events(RUN, limit=-1) == ()
         assert await store.list_events(RUN, after=-5) == events
+        for kind in EventKind:
+            assert await store.list_events(RUN, kind=kind) == tuple(e for e in events if e.kind == kind)
+        assert [e.seq for e in await store.list_events(RUN, after=4, kind=EventKind.TASK_STARTED)] == [10]
+        assert [e.seq for e in await store.list_events(RUN, limit=1, kind=EventKind.TASK_STARTED)] == [4]
         assert [json.loads(e.detail) for e in events[2:5:2]] == [
             {"backend": "fast"},
             {"input_tokens": 3, "output_tokens": 2, "cost_usd": 0.25},

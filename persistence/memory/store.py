@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter
 from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING, Self
 
 from plait.persistence import rules
@@ -17,6 +18,7 @@ from plait.persistence.memory.staged import MemoryRun, StagedRun
 from plait.persistence.records import (
     NOTHING_SPENT,
     AttemptRecord,
+    EventKind,
     EventRecord,
     MessageRecord,
     NoteRecord,
@@ -89,12 +91,15 @@ class MemoryStore:
         kept = [message for message in messages if (task_id, message.position) not in discarded]
         return tuple(replace(message, position=position) for position, message in enumerate(kept))
 
-    async def list_events(self, run_id: str, after: int = 0, limit: int = 1000) -> tuple[EventRecord, ...]:
+    async def list_events(
+        self, run_id: str, after: int = 0, limit: int = 1000, kind: EventKind | None = None
+    ) -> tuple[EventRecord, ...]:
         run = self._runs.get(run_id)
         if run is None:
             return ()
         first = bisect_right(run.events, after, key=lambda event: event.seq)
-        return tuple(run.events[first : first + max(0, limit)])
+        found = islice(run.events, first, None) if kind is None else (e for e in run.events[first:] if e.kind == kind)
+        return tuple(islice(found, max(0, limit)))
 
     async def send(self, run_id: str, note: Note) -> None:
         run = self._runs.get(run_id)

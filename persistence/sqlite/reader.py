@@ -408,17 +408,21 @@ def _end_messages(run_id: str, task_id: str, row: Row) -> list[_Placed]:
     return found
 
 
-def list_events(connection: sqlite3.Connection, run_id: str, after: int, limit: int) -> tuple[EventRecord, ...]:
+def list_events(
+    connection: sqlite3.Connection, run_id: str, after: int, limit: int, kind: EventKind | None = None
+) -> tuple[EventRecord, ...]:
     with transaction(connection):
         found = connection.execute(sql.LAST_SEQ, (run_id,)).fetchone()
         if found is None or after >= found[1]:  # the usual answer for a listener that polls
             return ()
         ids = ids_of(found[0])
         ids["first"] += max(0, after) + 1
-        page = {"run_id": run_id, "after": after, "limit": max(0, limit), **ids}
+        page = {"run_id": run_id, "after": after, "limit": max(0, limit), "kind": kind, **ids}
         events = [_event(row) for row in connection.execute(sql.LIST_OTHER_EVENTS, page)]
-        events += [_start_event(run_id, row) for row in connection.execute(sql.LIST_STARTS, page)]
-        events += [_completion_event(run_id, row) for row in connection.execute(sql.LIST_COMPLETIONS, page)]
+        if kind in {None, EventKind.TASK_STARTED}:
+            events += [_start_event(run_id, row) for row in connection.execute(sql.LIST_STARTS, page)]
+        if kind in {None, EventKind.TASK_COMPLETED}:
+            events += [_completion_event(run_id, row) for row in connection.execute(sql.LIST_COMPLETIONS, page)]
     events.sort(key=attrgetter("seq"))
     return tuple(events[: max(0, limit)])
 

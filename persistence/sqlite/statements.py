@@ -242,7 +242,7 @@ WHERE s.task = :task AND coalesce(e.prompt_checksum, e.prompt, e.prompt_sha256) 
 LAST_SEQ = "SELECT number, last_seq FROM runs WHERE run_id = ?"
 LIST_OTHER_EVENTS = """
 SELECT run_id, seq, at, kind, task_id, attempt, detail, row_checksum FROM other_events
-WHERE run_id = :run_id AND seq > :after ORDER BY seq LIMIT :limit
+WHERE run_id = :run_id AND seq > :after AND (:kind IS NULL OR kind = :kind) ORDER BY seq LIMIT :limit
 """
 LIST_STARTS = f"""{_SELECT} t.task_id, {_START} FROM starts AS s JOIN given_tasks AS t ON t.id = s.task
 WHERE s.id BETWEEN :first AND :last ORDER BY s.id LIMIT :limit"""

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from plait.persistence.changes import Batch
     from plait.persistence.records import (
         AttemptRecord,
+        EventKind,
         EventRecord,
         MessageRecord,
         Note,
@@ -121,8 +122,10 @@ class SQLiteStore:
     async def list_messages(self, run_id: str, task_id: str) -> tuple[MessageRecord, ...]:
         return await self._call(reader.read, reader.list_messages, run_id, task_id)
 
-    async def list_events(self, run_id: str, after: int = 0, limit: int = 1000) -> tuple[EventRecord, ...]:
-        return await self._call(reader.read, reader.list_events, run_id, after, limit)
+    async def list_events(
+        self, run_id: str, after: int = 0, limit: int = 1000, kind: EventKind | None = None
+    ) -> tuple[EventRecord, ...]:
+        return await self._call(reader.read, reader.list_events, run_id, after, limit, kind)
 
     async def send(self, run_id: str, note: Note) -> None:
         self._check_writable()

@@ -97,6 +97,22 @@ class RunWatched(Event):
 
 
 @value
+class BackendThrottled(Event):
+    """A backend is paused after a rate limit or an overload, may be called again, or has all its slots again."""
+
+    kind: ClassVar[str] = "backend_throttled"
+    backend: str
+    until: str | None
+    """The end of the pause; None if the backend is not paused."""
+    cause: str
+    """The HTTP status of the refusal, such as `429`; without a status the kind of the error, such as `rate_limited`."""
+    slots: int
+    """The number of tasks that may run on the backend at once, after the pause if there is one."""
+    total: int
+    """The number without throttling."""
+
+
+@value
 class RunEnded(Event):
     """Base of the events that end a run for this process. No event follows."""
 

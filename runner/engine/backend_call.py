@@ -185,6 +185,8 @@ _MOST_TOKENS = 10**12
 """Most tokens of one turn. No model uses as many, and the sum of a million such turns still fits in 63 bits."""
 _MOST_USD = 10**9
 """Highest cost of one turn, in US dollars."""
+_LONGEST_HINT_S = 366 * 86_400.0
+"""Longest hint of a server in seconds. A longer one is a mistake, such as a point in time in place of a duration."""
 _ROLES = get_args(Role)
 _DEEPEST = 200
 """Most levels of nesting in structured data: JSON readers have a depth limit, and a resume must read the data."""
@@ -312,7 +314,7 @@ def _tidied(error: BackendError) -> BackendError:
     kind = ErrorKind(error.kind) if error.kind in set(ErrorKind) else ErrorKind.UNEXPECTED
     message, hint = error.message, error.retry_after
     text = clean_text(message) if isinstance(message, str) else _text_of(error)  # pyright: ignore[reportUnnecessaryIsInstance]
-    sound = isinstance(hint, int | float) and 0 <= hint < float("inf")
+    sound = isinstance(hint, int | float) and 0 <= hint <= _LONGEST_HINT_S
     usage = kept_usage(error.usage)
     messages = _clean(error.messages) if _are_messages(error.messages) else ()
     goes_on = error.continues_session is True
@@ -325,6 +327,7 @@ def _tidied(error: BackendError) -> BackendError:
         continues_session=goes_on,
         traceback=error.traceback,
     )
+    tidied.status = error.status if isinstance(error.status, int) else None
     tidied.__cause__ = error
     return tidied
 

@@ -45,6 +45,7 @@ from plait.runner.engine.interrupts import PendingQuestions
 from plait.runner.engine.outcome import OutcomeHandler, RunEnd, finish_run
 from plait.runner.engine.policy_driver import PolicyDriver
 from plait.runner.engine.retry import Delays
+from plait.runner.engine.throttling import ThrottlingReporter
 from plait.runner.engine.workers import WorkerPool
 from plait.runner.log import logger
 from plait.runner.scheduling.scheduler import Scheduler
@@ -101,6 +102,7 @@ class Executor:
                 self.ended_by = self.ended_by or "policy"
             if self.ended_by is not None:
                 return
+            ThrottlingReporter(self._scheduler, self._context.sink, self._stamp).begin()
             for position in self._scheduler.later:  # first, so that the policy can end these delays
                 until = self._context.handover.next_tries[position]
                 self._delays.begin(workers, position, until - self._context.clock.wall())

@@ -52,6 +52,7 @@ from plait.runner.engine.run_control import Control
 from plait.runner.errors import OwnershipLost, RunExists
 from plait.runner.log import logger
 from plait.runner.scheduling.scheduler import InitialState, Scheduler
+from plait.runner.scheduling.slots import Pause
 from plait.runner.state.conversations import load_history
 from plait.runner.state.failures import THROTTLING
 from plait.runner.state.orphans import kill_orphans
@@ -193,7 +194,7 @@ async def _execute(
             run.state.statuses,
             alone=run.state.suspects(),
             later=run.handover.next_tries.keys(),
-            throttled=[i for i in run.handover.next_tries if run.state.records[i].error_kind in THROTTLING],
+            throttled=_throttled(run),
             held=run.handover.adopted.keys(),
         ),
     )
@@ -237,6 +238,16 @@ async def _execute(
     assert isinstance(last, events.RunEnded)
     summary = run.state.resume_summary() if run.resumed else None
     return run.state.result(run.run_id, last.status, last.error, summary)
+
+
+def _throttled(run: PreparedRun) -> dict[int, Pause]:
+    """Return the pause of each pending task whose last attempt was throttled in an earlier process."""
+    times, statuses = run.handover.next_tries, run.state.statuses
+    return {
+        i: Pause(times.get(i, 0.0), record.error_kind or "", probe=True)
+        for i, record in enumerate(run.state.records)
+        if record.error_kind in THROTTLING and statuses[i] is TaskStatus.PENDING
+    }
 
 
 async def _nothing() -> None:

@@ -24,9 +24,11 @@ from plait.runner.engine.for_each import ForEachExpander
 from plait.runner.engine.growth import Growth
 from plait.runner.engine.policy_driver import PolicyState
 from plait.runner.engine.retry import deserves_retry, retry_delay
+from plait.runner.engine.throttling import pause_of
 from plait.runner.errors import DAGError
 from plait.runner.log import logger
 from plait.runner.scheduling.scheduler import Scheduler
+from plait.runner.scheduling.slots import Pause
 from plait.runner.state.codec import to_json
 from plait.runner.state.run_state import RunState
 
@@ -91,7 +93,8 @@ class OutcomeHandler:
         if not attempt.task.at_most_once and deserves_retry(attempt.task.retry, failures, error):
             delay = retry_delay(attempt.task.retry, max(failures, throttled), error.retry_after, self._context.rng)
             continuation = _continuation_after(attempt, error)
-            return self._retry(attempt, error, duration, delay, continuation, throttled=throttled > 0)
+            pause = pause_of(error, delay, self._context.clock.wall()) if throttled else None
+            return self._retry(attempt, error, duration, delay, continuation, pause=pause)
         return self._fail(attempt, error, duration)
 
     def _complete(self, attempt: Attempt, reply: Reply, data_json: str | None, duration: float) -> events.TaskCompleted:
@@ -151,10 +154,13 @@ class OutcomeHandler:
         delay: float,
         continuation: Continuation | None = None,
         *,
-        throttled: bool = False,
+        pause: Pause | None = None,
     ) -> events.TaskRetried:
         retrying = self._state.retry(attempt.position, self._stamp(), error, delay, duration, continuation)
-        (self._scheduler.throttle if throttled else self._scheduler.set_aside)(attempt.position)
+        if pause is None:
+            self._scheduler.set_aside(attempt.position)
+        else:
+            self._scheduler.throttle(attempt.position, pause)
         self._log.info("task_retried", task=attempt.task.id, error_kind=error.kind.value, delay_s=round(delay, 3))
         return retrying
 

@@ -1,7 +1,7 @@
 """Retries of failed attempts: the decision and the delay, according to `Retry`. The random generator is an argument.
 
-A server's `retry_after` hint holds for later processes as well: if a limit is lifted in three hours, a resume does not
-call the server earlier.
+A server's `retry_after` hint is waited for however long it is, and holds for later processes as well: if a limit is
+lifted in a week, a resume does not call the server earlier.
 """
 
 from __future__ import annotations
@@ -22,17 +22,16 @@ from plait.runner.domain.question import parse_time
 from plait.runner.domain.status import TASK_STATUSES, TaskStatus
 from plait.runner.domain.task import NEVER_RETRIED, Retry
 
-LONGEST_HINT_S = 86_400.0
-"""Longest hint that is waited for, in seconds. After a longer hint the task fails, and a person decides."""
+_STEP_S = 60.0
+"""Seconds between two looks at the clocks during a delay."""
 
 
 def deserves_retry(retry: Retry, failures: int, error: BackendError) -> bool:
     """Return whether another attempt follows `error`. `failures` counts the failed attempts; throttled attempts may not
     count.
     """
-    waits = error.retry_after is None or error.retry_after <= LONGEST_HINT_S
     deserves = error.kind in retry.on and error.kind not in NEVER_RETRIED
-    return deserves and max(failures, 1) < retry.attempts and waits
+    return deserves and max(failures, 1) < retry.attempts
 
 
 def retry_delay(retry: Retry, times: int, hint: float | None, rng: random.Random) -> float:
@@ -45,6 +44,9 @@ def retry_delay(retry: Retry, times: int, hint: float | None, rng: random.Random
 
 class Delays:
     """The delays between two attempts of tasks.
+
+    A delay ends when either the wall clock or the monotonic clock has advanced by the delay. A laptop that sleeps stops
+    its monotonic clock, and a wall clock that is set back would prolong the delay.
 
     `try_again` is called with the position of the task when the delay of the task is over or ended early.
     """
@@ -65,8 +67,12 @@ class Delays:
             self._scopes[position].cancel()
 
     async def _wait(self, position: int, delay: float, scope: anyio.CancelScope) -> None:
+        clock, left = self._clock, max(0.0, delay)
+        at_wall, at_monotonic = clock.wall() + left, clock.monotonic() + left
         with scope:
-            await self._clock.sleep(max(0.0, delay))
+            await clock.sleep(min(left, _STEP_S))
+            while (left := min(at_wall - clock.wall(), at_monotonic - clock.monotonic())) > 0:
+                await clock.sleep(min(left, _STEP_S))
         del self._scopes[position]
         await self._try_again(position)
 
@@ -82,9 +88,9 @@ async def next_tries(
     failed = {task.task_id: task.attempt for task in tasks if _waits_to_be_tried_again(task)}
     times: dict[str, float] = {}
     after = 0
-    while failed and (page := await store.list_events(run_id, after)):
+    while failed and (page := await store.list_events(run_id, after, kind=EventKind.TASK_RETRIED)):
         for event in page:
-            if event.kind == EventKind.TASK_RETRIED and event.task_id and failed.get(event.task_id) == event.attempt:
+            if event.task_id and failed.get(event.task_id) == event.attempt:
                 times[event.task_id] = min(parse_time(event.at), now) + json.loads(event.detail)["delay_s"]
         after = page[-1].seq
     return times

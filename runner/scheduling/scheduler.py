@@ -13,15 +13,15 @@ for expansion into parts, and after the end of all parts for collecting their re
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.status import TASK_DONE, TaskStatus
 from plait.runner.domain.task import FailureMode
 from plait.runner.scheduling.for_each import ForEachQueue
-from plait.runner.scheduling.slots import ReadyQueue, SlotPool
+from plait.runner.scheduling.slots import BackendLimiter, Pause, ReadyQueue, SlotPool
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +34,14 @@ class InitialState:
     """Tasks to run last, with no other task of the run running, and no such task of a run with the same slots."""
     later: Collection[int] = ()
     """Tasks to set aside at the start although eligible."""
-    throttled: Collection[int] = ()
-    """Tasks of `later` that were throttled by their backend."""
+    throttled: Mapping[int, Pause] = field(default_factory=dict[int, Pause])
+    """Pending tasks that were throttled by their backend, with the pause. The pauses of tasks outside `later` are over.
+    """
     held: Collection[int] = ()
     """Tasks already holding a slot. If there are more tasks than slots, none starts until enough of them have ended."""
 
 
+_UNKNOWN = Pause()
 ALL_PENDING = InitialState()
 """Initial state of a new run: no task has been started."""
 
@@ -60,6 +62,7 @@ class Scheduler:
         self._dag = dag
         self._slots = slots
         self._priorities = dag.priorities()
+        self._changed: Callable[[str, BackendLimiter], None] | None = None
         self._queues: dict[str, ReadyQueue] = {}
         self._queue_of = [self._queue(name) for name in backends]
         self._for_each = ForEachQueue(dag)
@@ -83,7 +86,21 @@ class Scheduler:
         queue = self._queues.get(name)
         if queue is None:
             queue = self._queues[name] = ReadyQueue(self._slots.limiter(name), self._slots)
+            queue.limiter.watchers[self] = partial(self._throttling_changed, name, queue.limiter)
         return queue
+
+    def watch(self, changed: Callable[[str, BackendLimiter], None]) -> None:
+        """Call `changed` with the name of each backend that is throttled now, and later at each change: see
+        `BackendLimiter.watchers`.
+        """
+        self._changed = changed
+        for name, queue in self._queues.items():
+            if queue.limiter.pause is not None:
+                changed(name, queue.limiter)
+
+    def _throttling_changed(self, name: str, limiter: BackendLimiter) -> None:
+        if self._changed is not None:
+            self._changed(name, limiter)
 
     def extend(self, backends: Sequence[str], statuses: Sequence[TaskStatus]) -> None:
         """Add the tasks appended to the graph. `backends` names the backends of the new tasks; `statuses` covers all
@@ -187,7 +204,10 @@ class Scheduler:
         self._slots.alone -= len(self._exclusive)
         self._exclusive.clear()
         for queue in self._queues.values():
+            del queue.limiter.watchers[self]
             queue.release_all()
+            if queue.throttled and not queue.limiter.throttled:
+                queue.limiter.announce()
         self._slots.offer(self)
 
     def finish(self, position: int, status: TaskStatus) -> None:
@@ -243,13 +263,15 @@ class Scheduler:
         self.aside += 1
         self._slots.offer(self)
 
-    def throttle(self, position: int) -> None:
-        """Set the started task aside after its backend reported a limit.
+    def throttle(self, position: int, pause: Pause = _UNKNOWN) -> None:
+        """Set the started task aside after its backend reported a limit. The task is back at the end of `pause`.
 
         No task starts on the backend until all throttled tasks are back. Then fewer tasks run at once: see
         `BackendLimiter`.
         """
-        self._queue_of[position].throttle(position)
+        queue = self._queue_of[position]
+        queue.throttle(position, pause)
+        queue.limiter.announce()
         self.set_aside(position)
 
     def closings(self, position: int) -> int:
@@ -259,7 +281,9 @@ class Scheduler:
     def requeue(self, position: int) -> None:
         """Make a task that was set aside eligible again, unless it was dropped meanwhile."""
         self.aside -= 1
-        if self._queue_of[position].reopen_for(position):
+        queue = self._queue_of[position]
+        if queue.reopen_for(position):
+            queue.limiter.announce()
             self._slots.offer(self)
         if position not in self._dropped:
             self._push(position)
@@ -285,8 +309,12 @@ class Scheduler:
             elif not self._missing[position] and position in initial.later:
                 self.later.append(position)
                 if position in initial.throttled:
-                    self._queue_of[position].close_for(position)
+                    self._queue_of[position].close_for(position, initial.throttled[position])
+                    self._queue_of[position].limiter.announce()
             elif not self._missing[position]:
+                limiter = self._queue_of[position].limiter
+                if position in initial.throttled and not limiter.taken:
+                    limiter.probing = True  # the limit may not have ended, though its time has passed
                 self._push(position)
         self.aside += len(self.later)
 
@@ -324,8 +352,11 @@ class Scheduler:
             heapq.heappop(heap)
 
     def _free(self, position: int) -> None:
-        self._queue_of[position].free()
+        queue = self._queue_of[position]
+        queue.free()
         self.taken -= 1
+        if queue.limiter.probing:
+            queue.limiter.end_probe()
         if position in self._exclusive:
             self._exclusive.remove(position)
             self._slots.alone -= 1

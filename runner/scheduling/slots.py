@@ -20,6 +20,18 @@ small enough to be throttled rarely under a permanent limit.
 """
 
 
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """A time without calls of a backend, after the backend refused a call."""
+
+    until: float = 0.0
+    """The end of the pause as Unix time in seconds."""
+    cause: str = ""
+    """The cause, for display."""
+    probe: bool = False
+    """Whether a single task runs on the backend after the pause, and the others once that task has ended."""
+
+
 @dataclass(slots=True, eq=False)
 class BackendLimiter:
     """The slots of a backend: a fixed `ceiling`, and an adaptive `limit`.
@@ -30,6 +42,8 @@ class BackendLimiter:
 
     ceiling: float
     limit: float
+    total: int
+    """The number of slots of a backend that is not throttled."""
     taken: int = 0
     throttled: int = 0
     """The number of throttled tasks. No task starts on the backend until all of them are back."""
@@ -44,16 +58,43 @@ class BackendLimiter:
     )
     """Runs waiting for a slot, longest wait first, each with an increasing number and a callback."""
 
+    pause: Pause | None = None
+    """The last pause, of several at once the longest; None while the backend has all its slots."""
+    probing: bool = False
+    """Whether only one task may run on the backend: see `Pause.probe`."""
+    watchers: dict[object, Callable[[], None]] = field(default_factory=dict[object, Callable[[], None]], repr=False)
+    """Functions to call when the backend is paused, opened, or has all its slots again, by run."""
+
     @property
     def is_open(self) -> bool:
         """Whether another task may start on the backend."""
-        return not self.throttled and self.taken + 1 <= self.limit
+        return not self.throttled and self.taken + 1 <= (1 if self.probing else self.limit)
+
+    @property
+    def slots(self) -> int:
+        """The number of tasks that may run at once, after the pause if the backend is paused."""
+        return 1 if self.probing and not self.throttled else int(min(self.limit, self.total))
 
     def completed(self) -> None:
         """Record the completion of a task on the backend."""
         self.closings_before = self.closings
         if self.limit < self.ceiling:
             self.limit = min(self.ceiling, self.limit + _MORE)
+            if self.pause is not None and self.slots >= self.total:
+                self.announce()
+
+    def end_probe(self) -> None:
+        """Let further tasks run, because the task that ran alone has been answered."""
+        if not self.throttled:
+            self.probing = False
+            self.announce()
+
+    def announce(self) -> None:
+        """Forget the pause if the backend has all its slots again, and call the watchers."""
+        if not self.throttled and self.slots >= self.total:
+            self.pause = None
+        for watcher in tuple(self.watchers.values()):
+            watcher()
 
 
 class SlotPool:
@@ -65,6 +106,7 @@ class SlotPool:
         self.most = concurrency
         """The number of slots that may be in use now."""
         self.shared = shared
+        self._concurrency = concurrency
         self._limits = limits or {}
         self._limiters: dict[str, BackendLimiter] = {}
         self.taken = 0
@@ -79,7 +121,8 @@ class SlotPool:
         limiter = self._limiters.get(backend)
         if limiter is None:
             limit = self._limits.get(backend, float("inf"))
-            limiter = self._limiters[backend] = BackendLimiter(limit, limit)
+            total = int(min(limit, self._concurrency))
+            limiter = self._limiters[backend] = BackendLimiter(limit, limit, total)
         return limiter
 
     def enqueue(self, run: object, limiter: BackendLimiter, take: Callable[[], None]) -> None:
@@ -167,8 +210,8 @@ class ReadyQueue:
         self.limiter.taken -= 1
         self.slots.taken -= 1
 
-    def throttle(self, position: int) -> None:
-        """Record that the backend throttled a running task, and lower the limit.
+    def throttle(self, position: int, pause: Pause) -> None:
+        """Record that the backend throttled a running task until the end of `pause`, and lower the limit.
 
         The new limit is half of the tasks then running, or the number of tasks not throttled if lower. Every four
         completed tasks raise the limit by 1.
@@ -176,17 +219,21 @@ class ReadyQueue:
         limiter = self.limiter
         if not limiter.throttled:
             limiter.closings += 1
-        self.close_for(position)
+        self.close_for(position, pause)
         limiter.limit = max(
             1.0, min(limiter.ceiling, limiter.running_at_throttle // 2, limiter.running_at_throttle - limiter.throttled)
         )
 
-    def close_for(self, position: int) -> None:
-        """Close the backend until the task at `position` may return."""
-        if not self.limiter.throttled:
-            self.limiter.running_at_throttle = self.limiter.taken
+    def close_for(self, position: int, pause: Pause) -> None:
+        """Close the backend until the task at `position` may return, at the end of `pause`."""
+        limiter = self.limiter
+        if not limiter.throttled:
+            limiter.running_at_throttle = limiter.taken
+        if not limiter.throttled or limiter.pause is None or pause.until > limiter.pause.until:
+            limiter.pause = pause
+        limiter.probing = limiter.probing or pause.probe
         self.throttled.add(position)
-        self.limiter.throttled += 1
+        limiter.throttled += 1
 
     def reopen_for(self, position: int) -> bool:
         """Return whether the return of the task at `position` reopens the backend. No effect unless the task was

@@ -103,6 +103,10 @@ def _task_started(event: events.TaskStarted) -> tuple[stored.Change, ...]:
     return (started,)
 
 
+def _backend_throttled(event: events.BackendThrottled) -> tuple[stored.Change, ...]:
+    return (stored.BackendThrottled(event.at, event.backend, event.until, event.cause, event.slots, event.total),)
+
+
 def _session_opened(event: events.SessionOpened) -> tuple[stored.Change, ...]:
     return (stored.SessionOpened(event.at, event.task_id, event.attempt, event.session_id),)
 
@@ -224,6 +228,7 @@ _CHANGES = cast(
         events.RunWaitingInput: _run_ended,
         events.TaskStarted: _task_started,
         events.NodeStarted: _node_started,
+        events.BackendThrottled: _backend_throttled,
         events.SessionOpened: _session_opened,
         events.TaskCompleted: _task_completed,
         events.TaskRetried: _task_retrying,

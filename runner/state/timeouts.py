@@ -12,7 +12,16 @@ import anyio
 from plait.persistence.changes import Batch
 from plait.persistence.errors import StoreError
 from plait.persistence.protocol import Store, files_root
-from plait.persistence.records import AttemptRecord, EventRecord, MessageRecord, Note, NoteRecord, RunRecord, TaskRecord
+from plait.persistence.records import (
+    AttemptRecord,
+    EventKind,
+    EventRecord,
+    MessageRecord,
+    Note,
+    NoteRecord,
+    RunRecord,
+    TaskRecord,
+)
 from plait.runner.asyncio_cancellation import Cancels
 
 T = TypeVar("T")
@@ -56,9 +65,11 @@ class TimeoutStore:
         """See Store."""
         return await self._answer(self._store.list_messages(run_id, task_id))
 
-    async def list_events(self, run_id: str, after: int = 0, limit: int = 1000) -> tuple[EventRecord, ...]:
+    async def list_events(
+        self, run_id: str, after: int = 0, limit: int = 1000, kind: EventKind | None = None
+    ) -> tuple[EventRecord, ...]:
         """See Store."""
-        return await self._answer(self._store.list_events(run_id, after, limit))
+        return await self._answer(self._store.list_events(run_id, after, limit, kind))
 
     async def send(self, run_id: str, note: Note) -> None:
         """See Store."""

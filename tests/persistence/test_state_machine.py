@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from plait.persistence import (
+    BackendThrottled,
     Batch,
     Change,
     Conflict,
@@ -53,6 +54,7 @@ def task_changes(task_id: str, attempt: int, text: str, flag: bool) -> dict[str,
     return {
         "session": SessionOpened(at(3), task_id, attempt if flag else 0, text[:20]),
         "node": NodeStarted(at(3), task_id, attempt, text[:20]),
+        "throttle": BackendThrottled(at(3), text[:20], None if flag else at(4), "429", attempt, 9),
         "turn": MessageAppended(at(3), task_id, attempt, "assistant", text, 1, 2),
         **status_changes(task_id, attempt, text, flag=flag),
     }
@@ -61,7 +63,8 @@ def task_changes(task_id: str, attempt: int, text: str, flag: bool) -> dict[str,
 FOLLOWS = {
     "pending": (*["start"] * 9, "cancel"),
     "running": (
-        *["complete", "complete its prompt", "turn", "session", "node", "retry", "interrupt", "wait", "ask"] * 3,
+        *["complete", "complete its prompt", "turn", "session", "node", "throttle", "retry", "interrupt", "wait", "ask"]
+        * 3,
         "fail",
         "skip",
         "cancel",

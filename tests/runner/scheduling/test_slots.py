@@ -9,7 +9,7 @@ import pytest
 
 from plait.runner import DAG, ParallelRunner, Task, TaskStatus
 from plait.runner.scheduling.scheduler import InitialState, Scheduler
-from plait.runner.scheduling.slots import SlotPool
+from plait.runner.scheduling.slots import Pause, SlotPool
 from tests.support.sharing import COMPLETED, run_all, wide
 
 
@@ -38,7 +38,7 @@ def test_what_comes_free_is_offered_to_others_before_the_one_who_had_it(frees: C
 
 def test_a_backend_that_may_be_asked_again_is_offered_to_others_first() -> None:
     pair = Pair()
-    pair.first.throttle(0)
+    pair.first.throttle(0, Pause())
     assert pair.second.take() is None
     pair.first.finish(1, TaskStatus.COMPLETED)
     pair.got.clear()
@@ -50,7 +50,7 @@ def test_a_resumed_run_whose_task_was_sent_away_does_not_make_others_go_one_by_o
     places = SlotPool(8, shared=True)
     busy = Scheduler(wide("a", 20), ["x"] * 20, places)
     assert [busy.take() for _ in range(8)] == list(range(8))
-    resumed = Scheduler(wide("b", 1), ["x"], places, InitialState(later=[0], throttled=[0]))
+    resumed = Scheduler(wide("b", 1), ["x"], places, InitialState(later=[0], throttled={0: Pause()}))
     busy.throttle(0)
     for number in range(1, 8):
         busy.finish(number, TaskStatus.FAILED)

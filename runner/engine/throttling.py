@@ -1,0 +1,60 @@
+"""`ThrottlingReporter`: the event BackendThrottled whenever the throttling of a backend of the run changes.
+
+A change of another run with the same slots counts as well: it holds the tasks of this run back. Calls that are refused
+while the backend is paused change nothing, unless the pause becomes longer, so a refusal of many tasks at once is one
+event. The end of a short pause needs no event: the event of the pause names its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from plait.backends.errors import BackendError
+from plait.runner.clock import iso
+from plait.runner.domain import events
+from plait.runner.engine.checkpointer import EventSink
+from plait.runner.scheduling.scheduler import Scheduler
+from plait.runner.scheduling.slots import BackendLimiter, Pause
+
+LONG_S = 60.0
+"""Seconds of a pause after which a single task goes first: its limit is likely to hold for all tasks alike."""
+_LONGER_S = 1.0
+"""Seconds by which a pause becomes longer before the pause is reported again."""
+
+
+def pause_of(error: BackendError, delay: float, now: float) -> Pause:
+    """Return the pause of a backend that refused a call at Unix time `now`, for `delay` seconds."""
+    cause = error.kind.value if error.status is None else str(error.status)
+    return Pause(now + delay, cause, probe=delay > LONG_S)
+
+
+class ThrottlingReporter:
+    """Reports the throttling of the backends of one run."""
+
+    def __init__(self, scheduler: Scheduler, sink: EventSink, stamp: Callable[[], str]) -> None:
+        self._scheduler = scheduler
+        self._sink = sink
+        self._stamp = stamp
+        self._told: dict[str, tuple[float, int]] = {}
+        """The end of the pause, 0.0 without one, and the slots of each throttled backend, as reported last."""
+        self._causes: dict[str, str] = {}
+
+    def begin(self) -> None:
+        """Report the backends that are throttled now, and every later change."""
+        self._scheduler.watch(self._changed)
+
+    def _changed(self, name: str, limiter: BackendLimiter) -> None:
+        pause, told = limiter.pause, self._told.get(name)
+        until = pause.until if pause is not None and limiter.throttled else 0.0
+        if until:
+            if told is not None and told[0] and until <= told[0] + _LONGER_S:
+                return
+        elif told is None or (pause is not None and not pause.probe and told[1] == limiter.slots):
+            return
+        if pause is None:
+            del self._told[name]
+        else:
+            self._told[name], self._causes[name] = (until, limiter.slots), pause.cause
+        cause, total = self._causes.get(name, ""), limiter.total
+        event = events.BackendThrottled(self._stamp(), name, iso(until) if until else None, cause, limiter.slots, total)
+        self._sink.submit([event])
