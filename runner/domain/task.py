@@ -42,11 +42,11 @@ class Retry:
 
     The wait before attempt n+1 is random, between 0 and min(`max_delay`, `base_delay` * 2**(n-1)) seconds (exponential
     backoff, full jitter). A wait requested by the server is extended by up to `base_delay`, or by the backoff if the
-    request is shorter than `base_delay`. Requested waits are never shortened, not even by a resume; a request of more
-    than a day fails the task.
+    request is shorter than `base_delay`. Requested waits are never shortened, not even by a resume, and may last for
+    weeks; a request of more than a year counts as none.
 
     While a backend reports a rate limit or an overload, no further task starts on the backend; afterwards, fewer tasks
-    run at once. Such reports do not count as attempts, up to 20 per task, or 20 consecutive waits of the backend
+    run at once, and after a pause of more than a minute a single task goes first. Such reports do not count as attempts, up to 20 per task, or 20 consecutive waits of the backend
     without any other response. With `attempts` 1, such a report fails the task at once. A backend unavailable on this
     machine is never retried.
 

@@ -46,15 +46,23 @@ class ThrottlingReporter:
     def _changed(self, name: str, limiter: BackendLimiter) -> None:
         pause, told = limiter.pause, self._told.get(name)
         until = pause.until if pause is not None and limiter.throttled else 0.0
-        if until:
-            if told is not None and told[0] and until <= told[0] + _LONGER_S:
-                return
-        elif told is None or (pause is not None and not pause.probe and told[1] == limiter.slots):
+        if not _is_news(told, until, limiter):
             return
         if pause is None:
             del self._told[name]
         else:
             self._told[name], self._causes[name] = (until, limiter.slots), pause.cause
-        cause, total = self._causes.get(name, ""), limiter.total
-        event = events.BackendThrottled(self._stamp(), name, iso(until) if until else None, cause, limiter.slots, total)
+        end = iso(until) if until else None
+        event = events.BackendThrottled(self._stamp(), name, end, self._causes[name], limiter.slots, limiter.total)
         self._sink.submit([event])
+
+
+def _is_news(told: tuple[float, int] | None, until: float, limiter: BackendLimiter) -> bool:
+    """Return whether a pause until `until`, 0.0 for none, is to be reported after `told`."""
+    if told is None:
+        return limiter.pause is not None
+    told_until, told_slots = told
+    if until:
+        return not told_until or until > told_until + _LONGER_S
+    was_long = told_until > 0 and limiter.pause is not None and limiter.pause.probe
+    return limiter.pause is None or limiter.slots != told_slots or was_long

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import anyio.to_thread
 
 from plait.backends.protocol import JsonValue, Usage
 from plait.persistence.protocol import Store
-from plait.persistence.records import RUN_ENDS, EventRecord, RunRecord, TaskRecord
+from plait.persistence.records import RUN_ENDS, EventKind, EventRecord, RunRecord, TaskRecord
 from plait.runner.clock import Clock, iso
-from plait.runner.domain.question import AnsweredQuestion, OpenQuestion, answers_of, asking_of
+from plait.runner.domain.events import BackendThrottled
+from plait.runner.domain.question import AnsweredQuestion, OpenQuestion, answers_of, asking_of, parse_time
 from plait.runner.domain.status import RUN_DONE, TASK_DONE, UNDER_WAY, RunStatus, TaskStatus
 from plait.runner.engine.retry import next_tries
 from plait.runner.errors import RunNotFound
@@ -135,6 +136,8 @@ class RunInfo:
     """The sum over all attempts. Turns of `continue_task` are counted only in the messages of the task."""
     tasks: Mapping[str, TaskInfo] = field(default_factory=dict[str, TaskInfo])
     """Every task by id, in the order of the DAG; empty in lists of runs."""
+    throttled: tuple[BackendThrottled, ...] = ()
+    """The throttled backends of a running run, each with its last event; empty in lists of runs."""
 
     @property
     def done(self) -> int:
@@ -158,8 +161,12 @@ class RunInfo:
         }
 
     def as_json_with_tasks(self) -> dict[str, Any]:
-        """Return the run as a JSON object, `tasks` included."""
-        return {**self.as_json(), "tasks": [task.as_json() for task in self.tasks.values()]}
+        """Return the run as a JSON object, `tasks` and `throttled` included."""
+        return {
+            **self.as_json(),
+            "throttled": [asdict(one) for one in self.throttled],
+            "tasks": [task.as_json() for task in self.tasks.values()],
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +206,36 @@ async def look_up(store: Store, run_id: str, now: float, with_tasks: bool) -> Ru
     """Return the run at Unix time `now`, with its tasks if `with_tasks`. Raises RunNotFound, StoreError."""
     record = await _record(store, run_id)
     tasks = await task_infos(store, record, await store.list_tasks(run_id)) if with_tasks else {}
-    return run_info(record, now, tasks)
+    return run_info(record, now, tasks, await throttled_backends(store, record, now))
+
+
+async def throttled_backends(store: Store, run: RunRecord, now: float) -> tuple[BackendThrottled, ...]:
+    """Return the last event of each backend that is throttled at Unix time `now`; none unless the run is running.
+
+    A pause that is over has no `until`. Raises StoreError.
+    """
+    if shown_status(run, now) is not RunStatus.RUNNING:
+        return ()
+    last: dict[str, BackendThrottled] = {}
+    begun = [event.seq for event in await store.list_events(run.run_id, kind=EventKind.RUN_RESUMED)]
+    after = max(begun, default=0)
+    while page := await store.list_events(run.run_id, after, kind=EventKind.BACKEND_THROTTLED):
+        for event in page:
+            throttled = stored_throttling(event.at, json.loads(event.detail))
+            last[throttled.backend] = throttled
+        after = page[-1].seq
+    found = (_at(one, now) for one in last.values())
+    return tuple(one for one in found if one.until is not None or one.slots < one.total)
+
+
+def _at(throttled: BackendThrottled, now: float) -> BackendThrottled:
+    over = throttled.until is not None and parse_time(throttled.until) <= now
+    return replace(throttled, until=None) if over else throttled
+
+
+def stored_throttling(at: str, detail: Mapping[str, Any]) -> BackendThrottled:
+    """Return the event that was stored at time `at` with `detail`."""
+    return BackendThrottled(at, detail["backend"], detail["until"], detail["cause"], detail["slots"], detail["total"])
 
 
 async def task_infos(store: Store, run: RunRecord, records: Sequence[TaskRecord]) -> dict[str, TaskInfo]:
@@ -214,7 +250,12 @@ async def task_infos(store: Store, run: RunRecord, records: Sequence[TaskRecord]
     return await anyio.to_thread.run_sync(make_infos) if records else {}
 
 
-def run_info(run: RunRecord, now: float, tasks: Mapping[str, TaskInfo] | None = None) -> RunInfo:
+def run_info(
+    run: RunRecord,
+    now: float,
+    tasks: Mapping[str, TaskInfo] | None = None,
+    throttled: tuple[BackendThrottled, ...] = (),
+) -> RunInfo:
     """Return the values of the record `run` at Unix time `now`."""
     return RunInfo(
         run.run_id,
@@ -227,6 +268,7 @@ def run_info(run: RunRecord, now: float, tasks: Mapping[str, TaskInfo] | None = 
         {TaskStatus(status): number for status, number in run.counts.items()},
         decode_usage(run.spent),
         tasks or {},
+        throttled,
     )
 
 

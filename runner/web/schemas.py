@@ -222,9 +222,29 @@ class TaskShape(_Sent):
     """Further settings of the task, such as its retry policy."""
 
 
+class ThrottledShape(_Sent):
+    """The throttling of a backend: after a rate limit or an overload the backend is paused, then called by fewer tasks
+    at once.
+    """
+
+    at: str
+    """Time of the last change."""
+    backend: str
+    until: str | None
+    """End of the pause; null if the backend is not paused."""
+    cause: str
+    """HTTP status of the refusal; without a status the kind of the error."""
+    slots: int
+    """Number of tasks that may run on the backend at once, after the pause if there is one."""
+    total: int
+    """The number without throttling."""
+
+
 class RunDetailShape(RunShape):
     """A run with its tasks, in the order of the plan."""
 
+    throttled: list[ThrottledShape]
+    """The throttled backends of a running run."""
     tasks: list[TaskShape]
 
 

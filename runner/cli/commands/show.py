@@ -19,6 +19,7 @@ from plait.persistence.records import AttemptRecord, EventRecord, MessageRecord,
 from plait.runner.cli.display.report import WHY_STOPPED, parse_stop, print_json
 from plait.runner.cli.display.sections import print_answers, print_question, print_section, print_table
 from plait.runner.cli.display.text import coloured, cost, counted, one_line, seconds, token_parts, tokens, visible
+from plait.runner.cli.display.throttling import throttling_line
 from plait.runner.cli.exits import COMPLETED, print_line
 from plait.runner.cli.lookup import (
     find_adders,
@@ -30,9 +31,10 @@ from plait.runner.cli.lookup import (
     stores_backends,
 )
 from plait.runner.cli.options import command_line, json_option, store_option
+from plait.runner.domain.events import BackendThrottled
 from plait.runner.domain.status import RunStatus, TaskStatus
 from plait.runner.engine.policy_driver import read_policy_state
-from plait.runner.operations.inspect import TaskInfo, run_info, task_infos
+from plait.runner.operations.inspect import TaskInfo, run_info, task_infos, throttled_backends
 from plait.runner.policies.orchestrator.policy import Stop
 
 
@@ -62,11 +64,12 @@ async def show_run(path: Path, word: str, as_json: bool) -> int:
         tasks = await store.list_tasks(run.run_id)
         infos = await task_infos(store, run, tasks)
         added = await find_adders(store, run, tasks)
+        throttled = await throttled_backends(store, run, time.time())
     if as_json:
-        shown = run_info(run, time.time(), infos).as_json_with_tasks()
+        shown = run_info(run, time.time(), infos, throttled).as_json_with_tasks()
         print_json({**shown, "stopped": _stop_reason(run), "settings": json.loads(run.settings)})
         return COMPLETED
-    _print_run(run, tasks)
+    _print_run(run, tasks, throttled)
     _print_tasks(run, infos, added)
     next_commands: list[str] = []
     if any(task.status is TaskStatus.WAITING_INPUT for task in infos.values()):
@@ -89,7 +92,7 @@ def _print_tasks(run: RunRecord, tasks: Mapping[str, TaskInfo], added: Mapping[s
     print_table(rows, 1, [None, *(task.status for task in tasks.values())], frozenset({2, 3, 4, 5}))
 
 
-def _print_run(run: RunRecord, tasks: Sequence[TaskRecord]) -> None:
+def _print_run(run: RunRecord, tasks: Sequence[TaskRecord], throttled: Sequence[BackendThrottled]) -> None:
     status = shown_status(run)
     settings, owner = json.loads(run.settings), run.owner
     plan = settings.get("plan")
@@ -103,6 +106,8 @@ def _print_run(run: RunRecord, tasks: Sequence[TaskRecord]) -> None:
     _print_field("created", run.created_at)
     _print_field("ended", run.ended_at)
     _print_field("owner", f"process {owner.pid} on {owner.host}" if owner and status is RunStatus.RUNNING else None)
+    for one in throttled:
+        _print_field("throttled", throttling_line(one, time.time()))
     _print_tokens(run.spent)
     _print_cost(run.spent)
     models = Counter(task.spent.model for task in tasks if task.spent.model is not None)

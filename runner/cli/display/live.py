@@ -6,6 +6,7 @@ No text is parsed as markup: each piece is a `rich.text.Text` of text that `visi
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 
 from rich.console import Console, Group
@@ -15,6 +16,7 @@ from rich.text import Text
 from plait.runner.cli.display.plain import event_line
 from plait.runner.cli.display.progress import Progress, RunningAttempt
 from plait.runner.cli.display.text import COLOURS, columns, cost, last_cells, one_line, seconds, tokens
+from plait.runner.cli.display.throttling import throttling_line
 from plait.runner.domain import events
 from plait.runner.domain.status import TaskStatus
 
@@ -89,6 +91,7 @@ class LiveDisplay:
             | events.TaskWaiting
             | events.TaskAnswered
             | events.TasksAdded
+            | events.BackendThrottled
             | events.StoreDegraded
             | events.StoreRecovered
             | events.RunResumed
@@ -107,6 +110,8 @@ class LiveDisplay:
         """Yield lines about tasks that are not running."""
         progress = self._progress
         now = progress.clock()
+        for throttled in progress.throttled.values():
+            yield _text(f"  ‖ {throttling_line(throttled, time.time())}", "yellow")
         for task_id, until in list(progress.retries.items())[:_MOST_WAITING]:
             yield _text(f"  ↻ {one_line(task_id)} tries again in {seconds(max(until - now, 0))}", "yellow")
         for task_id, question in list(progress.questions.items())[:_MOST_WAITING]:

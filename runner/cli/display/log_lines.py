@@ -10,7 +10,10 @@ from typing import TypeAlias
 from plait.backends.protocol import JsonValue
 from plait.persistence.records import EventKind
 from plait.runner.cli.display.text import coloured, counted, dollars, one_line, seconds, tokens, visible
+from plait.runner.cli.display.throttling import throttling_line
+from plait.runner.domain.question import parse_time
 from plait.runner.domain.status import TaskStatus
+from plait.runner.operations.inspect import stored_throttling
 from plait.runner.operations.timeline import TimelineEntry
 
 _LONGEST = 300
@@ -25,6 +28,8 @@ def entry_lines(entry: TimelineEntry, run_id: str) -> list[str]:
         return _prefix_lines(f"{one_line(_text(entry.detail, 'role'))}| ", _text(entry.detail, "content"))
     if entry.kind.startswith("run_"):
         return [_run_line(entry, one_line(run_id))]
+    if entry.kind == EventKind.BACKEND_THROTTLED and entry.at is not None:
+        return [throttling_line(stored_throttling(entry.at, entry.detail), parse_time(entry.at))]
     words = _WORDS.get(entry.kind)
     if words is None:
         return []

@@ -6,8 +6,10 @@ from datetime import datetime
 from typing import Protocol
 
 from plait.runner.cli.display.text import cost, counted, one_line, seconds, tokens
+from plait.runner.cli.display.throttling import throttling_line
 from plait.runner.cli.exits import print_note
 from plait.runner.domain import events
+from plait.runner.domain.question import parse_time
 from plait.runner.domain.status import TaskStatus
 
 _LONGEST_ERROR = 300
@@ -91,6 +93,8 @@ def event_line(event: events.Event) -> str:
             line = f"the store failed, continuing without a store: {_shorten(event.error)}"
         case events.StoreRecovered():
             line = f"the store answers again, {counted(event.changes, 'change')} caught up"
+        case events.BackendThrottled():
+            line = throttling_line(event, parse_time(event.at))
         case events.RunEnded():
             line = f"run {one_line(event.run_id)} {event.status.value}"
         case _:

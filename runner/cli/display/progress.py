@@ -61,6 +61,8 @@ class Progress:
         """Tasks that wait for another attempt, with the time of the attempt."""
         self.questions: dict[str, str] = {}
         """Questions of the tasks that wait for a person."""
+        self.throttled: dict[str, events.BackendThrottled] = {}
+        """The last event of each throttled backend."""
         self._used: Usage = NO_USAGE
         self.ran = 0
         self.degraded: str | None = None
@@ -93,6 +95,10 @@ class Progress:
             grow(self.dag, event)
             self.statuses.update({task.id: TaskStatus.PENDING for task in event.tasks})
             self.counts[TaskStatus.PENDING] += len(event.tasks)
+        elif isinstance(event, events.BackendThrottled):
+            self.throttled[event.backend] = event
+            if event.until is None and event.slots == event.total:
+                del self.throttled[event.backend]
         elif isinstance(event, events.StoreDegraded):
             self.degraded = event.error
         elif isinstance(event, events.StoreRecovered):

@@ -28,6 +28,9 @@ _ACTS = re.compile(f"[{_CONTROLS}]")
 _MISLEADS = re.compile(f"[{_CONTROLS}{_INVISIBLE}]")
 
 
+_DAYS_FROM = 48  # hours
+
+
 def visible(text: str) -> str:
     """Return `text` for a terminal: characters that act, hide or reorder are escapes such as `\\x1b` or `\\u202e`."""
     return _MISLEADS.sub(_escape, text.replace("\r\n", "\n"))
@@ -83,13 +86,16 @@ def _padded(cell: str, width: int, right: bool) -> str:
 
 
 def seconds(value: float | None) -> str:
-    """Format a duration: `0.03s`, `1.2s`, `2m05s`, `3h07m`; empty for None."""
+    """Format a duration: `0.03s`, `1.2s`, `2m05s`, `3h07m`, `6d05h`; empty for None."""
     if value is None:
         return ""
     if value < 59.95:
         return f"{value:.2f}s" if value < 0.1 else f"{value:.1f}s"
     minutes, rest = divmod(round(value), 60)
-    return f"{minutes}m{rest:02d}s" if minutes < 60 else f"{minutes // 60}h{minutes % 60:02d}m"
+    hours = minutes // 60
+    if hours >= _DAYS_FROM:
+        return f"{hours // 24}d{hours % 24:02d}h"
+    return f"{minutes}m{rest:02d}s" if minutes < 60 else f"{hours}h{minutes % 60:02d}m"
 
 
 def age(value: float) -> str:

@@ -61,4 +61,4 @@ def test_the_result_of_a_run_spells_its_tasks_the_same(tmp_path: Path) -> None:
 def test_the_published_schema_has_the_fields_that_are_sent() -> None:
     task = task_info("r", TaskRecord("a", 0, "p", (), None, "{}", "pending", 0)).as_json()
     assert TaskShape.model_fields.keys() == task.keys()
-    assert RunDetailShape.model_fields.keys() - RunShape.model_fields.keys() == {"tasks"}
+    assert RunDetailShape.model_fields.keys() - RunShape.model_fields.keys() == {"tasks", "throttled"}
