@@ -208,7 +208,7 @@ class RemoteBackend(ABC):
 
     @property
     def _url(self) -> str:
-        return self.base_url or os.environ.get(self.url_env) or self.default_url
+        return (self.base_url or os.environ.get(self.url_env) or self.default_url).strip()
 
     def _find_server(self) -> Endpoint:
         return find_server(self._url, self.api_key_env, key_needed=not self._is_custom)

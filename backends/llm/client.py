@@ -135,7 +135,6 @@ class Client:
     ) -> None:
         import aiohttp  # noqa: PLC0415 - takes 0.15 s
 
-        self._aiohttp = aiohttp
         self._server = server
         self._limits = limits
         self._proxy = server.proxy() if use_proxy else None
@@ -176,23 +175,75 @@ class Client:
 
     def error_of(self, exc: Exception) -> BackendError:
         """Return the BackendError for an exception raised by a request or while its response was read."""
-        server, name = self._server, type(exc).__name__
-        if isinstance(exc, self._aiohttp.ConnectionTimeoutError):
-            text = f"no connection to {server.name} within {self._limits.connect:g} s"
-            return BackendError(ErrorKind.TIMEOUT, text)
+        kind, what, advice = self._explain(exc)
+        return BackendError(kind, self._server.safe_text(what, f"; {advice}"))
+
+    def _explain(self, exc: Exception) -> tuple[ErrorKind, str, str]:
+        """Return the kind of the failure, its description, and the next step for a person."""
+        import aiohttp  # noqa: PLC0415 - imported by the client before
+
+        name = self._server.name
         if isinstance(exc, TimeoutError):
-            text = f"no whole answer from {server.name} within {self._limits.request:g} s (request_timeout)"
-            return BackendError(ErrorKind.TIMEOUT, text)
-        if isinstance(exc, self._aiohttp.ClientSSLError):
-            doubt = "; SSL_CERT_FILE may name a file with the certificate to trust"
-            text = server.safe_text(f"the connection to {server.name} failed: {name}: {exc}", doubt)
-            return BackendError(ErrorKind.TRANSIENT, text)
-        if isinstance(exc, self._aiohttp.ClientError | OSError):
-            text = server.safe_text(f"the connection to {server.name} failed: {name}: {exc}")
-            return BackendError(ErrorKind.TRANSIENT, text)
-        # json.JSONDecodeError and UnicodeDecodeError are ValueErrors.
-        kind = ErrorKind.TRANSIENT if isinstance(exc, ValueError) else ErrorKind.UNEXPECTED
-        return BackendError(kind, server.safe_text(f"the answer of {server.name} cannot be read: {name}: {exc}"))
+            return ErrorKind.TIMEOUT, *self._explain_timeout(exc)
+        if isinstance(exc, aiohttp.ClientConnectorError):
+            return ErrorKind.TRANSIENT, *self._explain_no_connection(exc)
+        if isinstance(exc, aiohttp.InvalidURL):
+            return ErrorKind.INVALID_REQUEST, f"the URL of {name} cannot be called: {exc}", "correct base_url"
+        if isinstance(exc, aiohttp.ClientError | OSError):
+            return ErrorKind.TRANSIENT, *self._explain_broken_answer(exc)
+        if isinstance(exc, ValueError):  # json.JSONDecodeError and UnicodeDecodeError
+            what = f"the answer of {name} cannot be read as JSON: {exc}"
+            return ErrorKind.TRANSIENT, what, "check that base_url is the URL of a model's API"
+        what = f"the answer of {name} cannot be read: {type(exc).__name__}: {exc}"
+        return ErrorKind.UNEXPECTED, what, "this is a fault of plait; please report it"
+
+    def _explain_timeout(self, exc: TimeoutError) -> tuple[str, str]:
+        import aiohttp  # noqa: PLC0415 - imported by the client before
+
+        name, limits = self._server.name, self._limits
+        if isinstance(exc, aiohttp.ConnectionTimeoutError):
+            advice = "check that the host is up, and that no firewall is in the way"
+            return f"no connection to {name} within {limits.connect:g} s", advice
+        what = f"no whole answer from {name} within {limits.request:g} s"
+        return what, "raise request_timeout if answers may take longer"
+
+    def _explain_broken_answer(self, exc: aiohttp.ClientError | OSError) -> tuple[str, str]:
+        import aiohttp  # noqa: PLC0415 - imported by the client before
+
+        name = self._server.name
+        if isinstance(exc, aiohttp.ClientHttpProxyError):
+            what = f"the proxy refused the way to {name}: {exc.status} {exc.message}"
+            return what, "NO_PROXY names servers to reach without the proxy"
+        if isinstance(exc, aiohttp.ClientResponseError):
+            return f"{name} answers, but not as an HTTP server: {exc.message}", "check the port in base_url"
+        advice = "the server's log may say why, or the log of a proxy in between"
+        if isinstance(exc, aiohttp.ClientPayloadError):
+            return f"{name} closed the connection in the middle of the answer", advice
+        how = f" ({exc.strerror})" if isinstance(exc, OSError) and exc.strerror else ""
+        return f"{name} closed the connection without an answer{how}", advice
+
+    def _explain_no_connection(self, exc: aiohttp.ClientConnectorError) -> tuple[str, str]:
+        import aiohttp  # noqa: PLC0415 - imported by the client before
+
+        name, cause = self._server.name, exc.os_error
+        reason = getattr(cause, "reason", None) or cause.strerror or str(cause)
+        if isinstance(exc, aiohttp.ClientConnectorCertificateError):
+            why = getattr(exc.certificate_error, "verify_message", "") or str(exc.certificate_error)
+            doubt = "SSL_CERT_FILE may name a file with the certificate to trust"
+            return f"the certificate of {name} is not trusted: {why}", doubt
+        if isinstance(exc, aiohttp.ClientSSLError):
+            what = f"{name} did not begin an encrypted connection: {reason}"
+            return what, "write http:// in base_url if the server has no TLS"
+        if isinstance(exc, aiohttp.ClientConnectorDNSError):
+            host = name.partition(":")[0] if self._proxy is None else exc.host
+            return f"no address is known for the host {host} ({reason})", "check the host in base_url, and the network"
+        if isinstance(exc, aiohttp.ClientProxyConnectionError):
+            what = f"no connection to the proxy {exc.host}:{exc.port} on the way to {name} ({reason})"
+            return what, "check HTTP_PROXY, HTTPS_PROXY and ALL_PROXY; NO_PROXY names servers to reach without it"
+        if isinstance(cause, ConnectionRefusedError):
+            what = f"nothing listens at {name} (connection refused)"
+            return what, "start the server, or check host and port in base_url"
+        return f"no connection to {name} ({reason})", "check the host in base_url, and the network"
 
     async def _session(self) -> aiohttp.ClientSession:
         loop = asyncio.get_running_loop()

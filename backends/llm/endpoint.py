@@ -9,8 +9,9 @@ from functools import lru_cache
 from urllib.parse import urlsplit
 
 from plait.backends.errors import BackendUnavailable
-from plait.backends.text import check_base_url, header_values, masked, one_line
+from plait.backends.text import check_base_url, header_values, masked, one_line, shown
 
+_OWN_PATHS = ("/chat/completions", "/v1/messages")
 _HEADERS = ("OPENAI_CUSTOM_HEADERS", "ANTHROPIC_CUSTOM_HEADERS")
 
 
@@ -35,6 +36,7 @@ class Endpoint:
         """Host and port."""
         parts = urlsplit(self.url)
         host = parts.hostname or self.url
+        host = f"[{host}]" if ":" in host else host
         try:
             return f"{host}:{parts.port}" if parts.port else host
         except ValueError:
@@ -97,25 +99,67 @@ def read_key(variable: str, *, needed: bool) -> str:
 def find_server(url: str, variable: str, *, key_needed: bool) -> Endpoint:
     """Return the server at `url`, with the key in environment variable `variable`.
 
-    Raises BackendUnavailable if `url` is not a URL, holds a user or password, or a needed key is missing.
+    Raises BackendUnavailable if `url` cannot be called, holds a user or password, or a needed key is missing.
     """
     try:
         check_base_url(url, f"the environment variable {variable}")
     except ValueError as error:
         raise BackendUnavailable(str(error)) from None
+    fault = url_fault(url)
+    if fault is not None:
+        raise BackendUnavailable(f"{fault}; a base_url is like http://host:8080/v1")
+    return Endpoint(url, read_key(variable, needed=key_needed))
+
+
+def url_fault(url: str) -> str | None:
+    """Return the fault of a `base_url` that cannot be called; None without a fault.
+
+    The text repeats only the faulty part: a URL may hold a secret.
+    """
+    if any(char.isspace() or not char.isprintable() for char in url):
+        return "base_url holds a space or a control character"
+    scheme, colon, rest = url.partition(":")
+    if not colon or "/" in scheme or "." in scheme or rest[:1].isdigit():  # example.com/v1, localhost:8080
+        return "base_url has no scheme: write http:// or https:// in front"
+    if scheme.lower() not in {"http", "https"}:
+        return f"base_url begins with {shown(scheme, 20)}:, and only http:// and https:// can be called"
+    if not rest.startswith("//"):
+        return f"base_url has to begin with {scheme}://, with two slashes"
     try:
         parts = urlsplit(url)
-        is_url = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
     except ValueError:
-        is_url = False
-    if not is_url:
-        raise BackendUnavailable("base_url has to be like http://host:8080/v1: a scheme, a host, perhaps port and path")
-    return Endpoint(url, read_key(variable, needed=key_needed))
+        return "the brackets of the IPv6 address in base_url do not fit"
+    return _address_fault(parts.netloc) or _path_fault(parts.path)
+
+
+def _address_fault(netloc: str) -> str | None:
+    host, bracket, port = netloc.rpartition("]")
+    if bracket:
+        host, port = host + bracket, port.removeprefix(":")
+    else:
+        host, _, port = netloc.partition(":")
+    if not host:
+        return "base_url names no host"
+    if port and not (port.isascii() and port.isdigit() and 0 < int(port) < 65_536):
+        return f"the port {shown(port, 20)!r} in base_url is not a number from 1 to 65535"
+    if bracket:
+        return None
+    wrong = next((char for char in host if not (char.isalnum() or char in "-._")), None)
+    if wrong is not None:
+        return f"the host in base_url holds {wrong!r}, which no host name has"
+    if not all(0 < len(label) < 64 for label in host.removesuffix(".").split(".")):
+        return "a part of the host in base_url is empty, or longer than 63 characters"
+    return None
+
+
+def _path_fault(path: str) -> str | None:
+    end = next((end for end in _OWN_PATHS if path.rstrip("/").endswith(end)), None)
+    return None if end is None else f"base_url ends in {end}, which plait adds; leave it out"
 
 
 def is_environments(url: str, variable: str, default: str) -> bool:
     """Return whether `url` is the URL in environment variable `variable`, or `default` if the variable is not set."""
-    return url.rstrip("/") == (os.environ.get(variable) or default).rstrip("/")
+    return url.rstrip("/") == (os.environ.get(variable) or default).strip().rstrip("/")
 
 
 def environment_headers(lines: str, named: Mapping[str, str]) -> dict[str, str]:

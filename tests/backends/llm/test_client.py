@@ -229,7 +229,8 @@ async def test_connecting_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         error = await failure(OpenAIBackend("m", base_url=f"https://127.0.0.1:{port}/v1"))
-    assert (error.kind, error.message) == (ErrorKind.TIMEOUT, f"no connection to 127.0.0.1:{port} within 0.1 s")
+    assert error.kind is ErrorKind.TIMEOUT
+    assert error.message.startswith(f"no connection to 127.0.0.1:{port} within 0.1 s; check ")
 
 
 async def test_no_cookies_and_no_compression() -> None:
@@ -318,7 +319,7 @@ async def test_a_certificate_is_checked_and_ssl_cert_file_names_those_to_trust(
     async with tls_server(tmp_path) as (url, certificate):
         error = await failure(OpenAIBackend("m", base_url=url))
         assert error.kind is ErrorKind.TRANSIENT
-        assert "CERTIFICATE_VERIFY_FAILED" in error.message
+        assert " is not trusted: self-signed certificate; SSL_CERT_FILE may name a file" in error.message
         assert error.message.endswith("; SSL_CERT_FILE may name a file with the certificate to trust")
         monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
         command = [sys.executable, "-X", "dev", "-W", "error", "-c", PROGRAM, url, "run"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import time
 from collections.abc import AsyncGenerator, Callable, Generator
@@ -18,6 +19,7 @@ from tests.support.wire import (
     Answer,
     ChatCompletions,
     Dialect,
+    Exchange,
     Messages,
     Script,
     events,
@@ -144,8 +146,8 @@ async def test_waiting_times_that_are_none(dialect: Dialect, header: str) -> Non
     ("end", "kind", "words"),
     [
         ("clean", K.TRANSIENT, "broke off"),
-        ("cut", K.TRANSIENT, "connection to 127.0.0.1"),
-        ("hang", K.TIMEOUT, "0.4 s"),
+        ("cut", K.TRANSIENT, " closed the connection in the middle of the answer; the server's log may say why"),
+        ("hang", K.TIMEOUT, " within 0.4 s; raise request_timeout"),
     ],
 )
 async def test_streams_that_stop_midway(dialect: Dialect, end: str, kind: ErrorKind, words: str) -> None:
@@ -267,7 +269,68 @@ async def test_nobody_listens(dialect: Dialect) -> None:
         url = server.url
     error = await fail(make(dialect, url))
     assert error.kind is K.TRANSIENT
-    assert "127.0.0.1" in error.message
+    address = url.removeprefix("http://")
+    assert error.message == (
+        f"nothing listens at {address} (connection refused); start the server, or check host and port in base_url"
+    )
+
+
+def raw(data: bytes) -> Answer:
+    """These bytes, then the end of the connection."""
+
+    async def answer(exchange: Exchange) -> None:
+        await exchange.write(data)
+        exchange.writer.close()
+
+    return answer
+
+
+_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (hang_up, " closed the connection without an answer"),
+        (raw(b"HTTP/1.1 200 OK\r\ncont"), " closed the connection without an answer"),
+        (
+            raw(_HEAD + b"content-length: 1000\r\n\r\n{"),
+            " closed the connection in the middle of the answer; the server's",
+        ),
+        (raw(b"SSH-2.0-OpenSSH_9\r\n"), " answers, but not as an HTTP server: "),
+        (events(["data: {broken\n\n"]), " cannot be read as JSON: "),
+    ],
+    ids=["hang-up", "half a head", "half a body", "ssh", "json"],
+)
+async def test_broken_answers_are_told_in_plain_words(dialect: Dialect, answer: Answer, words: str) -> None:
+    error, server = await failure(dialect, answer)
+    assert error.kind is K.TRANSIENT
+    assert words in error.message
+    assert server.url.removeprefix("http://") in error.message, "the host is named"
+    assert "; " in error.message, "and the next step"
+    for raw_name in ("Client", "Error:", "Error(", "ssl:default"):
+        assert raw_name not in error.message
+
+
+async def test_a_host_without_an_address(dialect: Dialect, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_PROXY", "*")
+    error = await fail(make(dialect, "http://no-such-host.invalid:81"))
+    assert error.kind is K.TRANSIENT
+    assert error.message.startswith("no address is known for the host no-such-host.invalid (")
+    assert error.message.endswith("); check the host in base_url, and the network")
+
+
+async def test_a_server_without_tls(dialect: Dialect) -> None:
+    async def plain_only(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(plain_only, "127.0.0.1", 0) as server:
+        address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        error = await fail(make(dialect, f"https://{address}"))
+    assert error.kind is K.TRANSIENT
+    assert error.message.startswith(f"{address} did not begin an encrypted connection: ")
+    assert error.message.endswith("; write http:// in base_url if the server has no TLS")
 
 
 async def test_connecting_has_a_limit_of_its_own(dialect: Dialect, monkeypatch: pytest.MonkeyPatch) -> None:

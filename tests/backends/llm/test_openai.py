@@ -137,11 +137,50 @@ async def test_openai_itself_insists_on_a_key(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize(
-    "url", ["localhost:8080/v1", "127.0.0.1:8080", "ftp://host", "http://", "http://h:x", "http://["]
+    ("url", "fault"),
+    [
+        ("localhost:8080/v1", "base_url has no scheme"),
+        ("127.0.0.1:8080", "base_url has no scheme"),
+        ("example.com/v1", "base_url has no scheme"),
+        ("//host/v1", "base_url has no scheme"),
+        ("ftp://host", "base_url begins with ftp:, and only"),
+        ("http:/host", "with two slashes"),
+        ("http://", "base_url names no host"),
+        ("http://:8080", "base_url names no host"),
+        ("http://h:x", "the port 'x' in base_url is not a number from 1 to 65535"),
+        ("http://h:0", "the port '0'"),
+        ("http://h:65536", "the port '65536'"),
+        ("http://[::1]:x", "the port 'x'"),
+        ("http://[", "the brackets of the IPv6 address"),
+        ("http://exa mple/v1", "holds a space or a control character"),
+        ("http://host/v1\x00", "holds a space or a control character"),
+        ("http://${HOST}/v1", "holds '$', which no host name has"),
+        ("http://host..example/v1", "a part of the host in base_url is empty"),
+        ("http://host/v1/chat/completions", "ends in /chat/completions, which plait adds; leave it out"),
+    ],
 )
-async def test_a_base_url_that_is_none(url: str) -> None:
-    with pytest.raises(BackendUnavailable, match="base_url has to be like http://"):
+async def test_each_fault_of_a_base_url_is_named(url: str, fault: str) -> None:
+    with pytest.raises(BackendUnavailable) as caught:
+        OpenAIBackend("m", base_url=url).check()
+    assert fault in str(caught.value)
+    assert str(caught.value).endswith("; a base_url is like http://host:8080/v1")
+    with pytest.raises(BackendUnavailable, match="base_url"):
         await say(OpenAIBackend("m", base_url=url))
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://h",
+        "HTTPS://h/v1/",
+        "http://a_b:8080/v1",
+        "http://[::1]:8080",
+        "http://m\u00fcnchen.example/v1?x=1",
+        " http://h\n",
+    ],
+)
+def test_urls_without_a_fault(url: str) -> None:
+    OpenAIBackend("m", base_url=url).check()
 
 
 @pytest.mark.parametrize("key", ["sk-canary\nx", "sk-canary\u2026"])
