@@ -83,6 +83,30 @@ async def test_a_limit_of_a_week_is_a_wait_and_one_task_goes_first(store: Store)
     assert [json.loads(one.detail)["until"] for one in stored] == [one.until for one in throttled]
 
 
+@pytest.mark.parametrize(("wait", "alone"), [(WEEK, True), (5.0, False)])
+async def test_one_task_goes_first_after_a_long_pause_only(wait: float, alone: bool) -> None:
+    clock = QuickClock()
+    began, calls, running, answered, most = clock.now, 0, 0, 0, [0, 0]
+
+    async def server(prompt: str) -> str:
+        nonlocal calls, running, answered
+        calls += 1
+        if calls == 1:
+            raise too_many(wait)
+        running += 1
+        for _ in range(20):
+            await anyio.lowlevel.checkpoint()
+        if clock.now >= began + wait:
+            most[answered > 0] = max(most[answered > 0], running)
+            answered += 1
+        running -= 1
+        return prompt
+
+    assert (await ParallelRunner(server, clock=clock, concurrency=8).run(wide("w", 60))).status is RunStatus.COMPLETED
+    assert (most[0] == 1) is alone
+    assert most[1] >= 4, "then as many as the slots allow"
+
+
 async def test_a_refusal_of_many_at_once_is_one_event() -> None:
     clock = QuickClock()
     server = Closing(clock, after=0, wait=5.0)
