@@ -31,7 +31,8 @@ from plait.backends.protocol import Conversation, ConversationRequest, DetachedT
 class CliBackend(ABC):
     """Base class of the backends that run an agent's command; each backend is also the `Program` of its agent.
 
-    Cancelling a turn ends the agent and all its child processes: SIGTERM, three seconds, SIGKILL.
+    Cancelling a turn ends the agent and all its child processes: SIGTERM, three seconds, SIGKILL. When the run is being
+    cancelled, an agent with `ends_at_interrupt` receives SIGINT first, and has the grace time of the run to end.
     """
 
     command: str | None = None
@@ -65,6 +66,8 @@ class CliBackend(ABC):
     """Whether the agent accepts a session id chosen by the caller."""
     can_fork: ClassVar[bool]
     """Whether a session can be branched from another session."""
+    ends_at_interrupt: ClassVar[bool] = False
+    """Whether SIGINT makes the agent end its turn, with a session that holds everything up to there."""
 
     def branches_sessions(self) -> bool:
         """Return `can_fork`: whether a session can be branched from another session."""

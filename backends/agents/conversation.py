@@ -22,6 +22,7 @@ from plait.backends.agents.session_locks import SessionInUse, Sessions, first_be
 from plait.backends.agents.transcript import UnreportedCall, cut_before, feed, mark_reported, parsed
 from plait.backends.answers.reader import check_answer, read_answer
 from plait.backends.answers.schema import Mismatch, Schema, invalid_output, repair_prompt
+from plait.backends.cancellation import cancel_requested, when_cancelled
 from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.process.child import Child
 from plait.backends.process.manifest import read_manifest
@@ -189,6 +190,8 @@ class CliConversation:
         until = self._until()
         async with AsyncExitStack() as held:
             child = await self._found(held, call) or await self._start(held, call, sent, cut)
+            if self._program.ends_at_interrupt:
+                held.enter_context(when_cancelled(child.interrupt))
             await child.follow(on_line, idle=self._program.idle_timeout, until=until)
             await child.wait(LAST_WORD)
         self._note_skipped(child)
@@ -213,6 +216,9 @@ class CliConversation:
         if call.session_id is not None:
             on_wait = partial(self._show, "waiting")
             keeps.append(await held.enter_async_context(self._sessions.writing(call.session_id, _PATIENCE, on_wait)))
+        if cancel_requested():
+            message = f"the run is being cancelled, so {self._program.kind} is not called"
+            raise BackendError(ErrorKind.CRASHED, message)
         if self._rewinds:
             readers = [one.reader for one in cut if one.is_cut and one.reader.session_id == call.session_id]
             whole = [reader.last_whole for reader in readers if reader.last_whole]

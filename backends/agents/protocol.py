@@ -113,6 +113,8 @@ class Program(Protocol):
 
     kind: ClassVar[str]
     """The backend's kind, as named in plans, such as "claude-code"."""
+    ends_at_interrupt: ClassVar[bool]
+    """Whether SIGINT makes the program end its turn, with a session that holds everything up to there."""
 
     def branches_sessions(self) -> bool:
         """Return whether a session can be branched from another session."""

@@ -19,7 +19,7 @@ from anyio.to_thread import run_sync
 from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.process.lines import Lines
 from plait.backends.process.manifest import ChildManifest
-from plait.backends.process.proctable import Process, kill_tree, signal_tree
+from plait.backends.process.proctable import Process, kill_tree, send_signal, signal_tree
 
 GRACE = 3.0
 """Seconds between SIGTERM and SIGKILL, for agents to end their tools."""
@@ -133,6 +133,13 @@ class Child:
             file.seek(max(0, os.fstat(file.fileno()).st_size - size))
             return file.read(size).decode("utf-8", "replace")
         return ""
+
+    def interrupt(self) -> None:
+        """Send SIGINT to the child, not to the rest of its tree. Do nothing if the child has ended."""
+        known = self.manifest
+        if known.is_of_this_boot and known.started.isdecimal():
+            with suppress(OSError):
+                send_signal(Process(known.pid, False, 0, 0, int(known.started)), signal.SIGINT)
 
     async def stop(self) -> None:
         """End the child's process tree, and return when no process is left.

@@ -84,6 +84,7 @@ class ClaudeCodeBackend(CliBackend):
     install: ClassVar[str] = "npm install -g @anthropic-ai/claude-code@latest"
     chooses_session: ClassVar[bool] = True
     can_fork: ClassVar[bool] = True
+    ends_at_interrupt: ClassVar[bool] = True
 
     model: str | None = None
     """Model; None for the agent's default."""

@@ -47,6 +47,7 @@ class CodexBackend(CliBackend):
     install: ClassVar[str] = "npm install -g @openai/codex"
     chooses_session: ClassVar[bool] = False
     can_fork: ClassVar[bool] = True
+    ends_at_interrupt: ClassVar[bool] = True
 
     model: str | None = None
     """Model; None for the agent's default."""

@@ -3,7 +3,8 @@
 
 Its sessions are files in $HOME/sessions. Words in the prompt say what it does: [[say TEXT]], [[until PATH]] (answers
 when that file exists), [[error STATUS]], [[tool]] (uses a tool first), [[json VALUE]], [[plain]] (a schema is not
-heeded), [[die]], [[ask]] (defers a tool until it is answered); the models "hangs" and "fails" do so with any prompt.
+heeded), [[die]], [[ask]] (defers a tool until it is answered), [[deaf]] (does not heed SIGINT); the models "hangs" and
+"fails" do so with any prompt.
 What the model would see goes to $HOME/calls.jsonl, one line a request: the witness of what was sent, how often, in
 which order. As soon as it has printed that the answer begins, begun.jsonl has a line too.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -162,6 +164,17 @@ def main() -> None:
     )
     if word(last, "die") is not None:
         os.kill(os.getpid(), 9)
+    # Set in any case: a shell's background jobs begin with SIGINT ignored.
+    signal.signal(signal.SIGINT, signal.SIG_IGN if word(last, "deaf") is not None else signal.default_int_handler)
+    try:
+        answer(talk, last, use)
+    except KeyboardInterrupt:
+        talk.add("user", "[Request interrupted by user]")
+        talk.result(subtype="error_during_execution", is_error=True, terminal_reason="aborted_streaming")
+
+
+def answer(talk: Talk, last: str, use: dict[str, object]) -> None:
+    """The rest of the turn, from the first request to the model."""
     if (status := word(last, "error")) is not None:
         text = f"API Error: {status} no"
         talk.result(is_error=True, api_error_status=int(status), result=text, terminal_reason="api_error")
@@ -177,11 +190,11 @@ def main() -> None:
         while not Path(path).exists():
             time.sleep(0.01)
     told = word(last, "json") if "json-schema" in OPTIONS else None
-    answer = word(last, "say") or told or f"answer {len(talk.said)} to: {last.splitlines()[-1]}"
+    words = word(last, "say") or told or f"answer {len(talk.said)} to: {last.splitlines()[-1]}"
     if "json-schema" in OPTIONS and told is None and word(last, "plain") is None:
-        told = answer = json.dumps({"mood": "good"})
-    talk.say({"type": "text", "text": answer})
-    talk.result(result=answer, **({"structured_output": json.loads(told)} if told else {}))
+        told = words = json.dumps({"mood": "good"})
+    talk.say({"type": "text", "text": words})
+    talk.result(result=words, **({"structured_output": json.loads(told)} if told else {}))
 
 
 if __name__ == "__main__":
