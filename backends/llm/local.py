@@ -29,6 +29,7 @@ from plait.backends.extras import install_command, pip_install
 from plait.backends.llm.endpoint import Endpoint
 from plait.backends.llm.openai import OpenAIBackend
 from plait.backends.prices import FREE, Billing
+from plait.backends.process.proctable import offer_to_oom_killer
 from plait.backends.protocol import Conversation, ConversationRequest, Reply
 from plait.backends.text import one_line
 
@@ -222,7 +223,7 @@ def _spawn() -> subprocess.Popen[bytes]:
     environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
     # By default, waiting OpenMP threads spin: many times slower beside any other load.
     environment["OMP_WAIT_POLICY"] = "PASSIVE"
-    return subprocess.Popen(  # noqa: S603 - our own program, no shell
+    server = subprocess.Popen(  # noqa: S603 - our own program, no shell
         # -P: no file beside the program or in the working directory may shadow a module.
         [sys.executable, "-P", str(_CHILD)],
         stdin=subprocess.PIPE,
@@ -232,6 +233,8 @@ def _spawn() -> subprocess.Popen[bytes]:
         # A session of its own: Ctrl-C at a terminal goes to the runner, which stops the child after use.
         start_new_session=True,
     )
+    offer_to_oom_killer(server.pid)
+    return server
 
 
 def _send_config(process: subprocess.Popen[bytes], config: dict[str, Any]) -> None:

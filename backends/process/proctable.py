@@ -36,6 +36,7 @@ HAS_PROC = (_PROC / "self" / "stat").exists()
 _OVER = (b"Z", b"X")  # the states zombie and dead
 _NAMES = re.compile(rb"(?:\A|\0)" + PREFIX.encode() + rb"([0-9a-f]+)=")
 _RLIMIT_LOCKS = 10  # asm-generic/resource.h; the module `resource` has no name for the limit
+_OOM_RAISE, _MOST_OOM = 300, 1000  # proc_pid_oom_score_adj(5): thousandths of all memory, added to a process's own
 _SCANS = 30  # scans in a row without a find, at most, while processes of others come and go
 
 
@@ -112,6 +113,15 @@ def mark(pid: int, marker: str) -> None:
 
 def _number(marker: str) -> int:
     return int(marker[:15], 16)  # 60 bits: below the value for "no limit", and within the range of `resource`
+
+
+def offer_to_oom_killer(pid: int) -> None:
+    """Raise the `oom_score_adj` of a process and its later children: when memory runs out, the kernel kills them first,
+    not this process. Do nothing where the system has no such score.
+    """
+    with suppress(OSError, ValueError):
+        score = _PROC / str(pid) / "oom_score_adj"
+        score.write_text(str(min(int(score.read_text()) + _OOM_RAISE, _MOST_OOM)))
 
 
 def members(tags: Collection[ProcessTag]) -> list[Process]:

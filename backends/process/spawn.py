@@ -37,7 +37,7 @@ from plait.backends.process.manifest import (
     write_manifest,
 )
 from plait.backends.process.private import private_folder
-from plait.backends.process.proctable import PREFIX, boot_id, first_start_time, kill_tree, mark
+from plait.backends.process.proctable import PREFIX, boot_id, first_start_time, kill_tree, mark, offer_to_oom_killer
 from plait.backends.process.watchdog import WATCHDOG
 from plait.backends.text import one_line
 from plait.backends.values import value
@@ -153,6 +153,7 @@ def _spawn(start: Launch, folder: Path) -> Child:
         _close(folder, manifest)
         raise _unwritten(start, error) if isinstance(error, OSError) else error from None
     mark(ours.pid, manifest.marker)
+    offer_to_oom_killer(ours.pid)
     manifest = replace(manifest, pid=ours.pid, started=first_start_time(ours.pid))
     child = Child(folder, manifest, ours)
     try:

@@ -234,11 +234,13 @@ anyio.run(main)
 
 
 @linux
-def test_the_server_dies_with_a_killed_parent() -> None:
+def test_the_server_dies_before_its_parent_and_with_a_killed_one() -> None:
     with subprocess.Popen([sys.executable, "-c", PROGRAM, "wait"], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         child = int(parent.stdout.readline())
         assert is_alive(child)
+        scores = [int(Path(f"/proc/{pid}/oom_score_adj").read_text()) for pid in (parent.pid, child)]
+        assert scores[1] == min(scores[0] + 300, 1000)
         parent.kill()
         parent.wait()
         assert within(2, lambda: not is_alive(child))

@@ -6,6 +6,7 @@ import errno
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -49,6 +50,44 @@ async def followed(start: Launch, folder: Path, **limits: float) -> tuple[list[b
 async def test_how_a_child_ended_is_told(name: str, status: int, tmp_path: Path, holds: Kin) -> None:
     _, child = await followed(nasty(name, holds, tmp_path), tmp_path / "t")
     assert child.status == status
+
+
+_NESTED = """
+import sys, time, anyio
+from pathlib import Path
+from plait.backends.process.spawn import Launch, child_environment, running
+
+own = Path("/proc/self/oom_score_adj")
+own.write_text(sys.argv[1])
+folder = Path(sys.argv[2])
+child = '''
+import pathlib, subprocess, sys, time
+while not pathlib.Path("go").exists():
+    time.sleep(0.01)
+show = [sys.executable, "-c", "print(open('/proc/self/oom_score_adj').read().strip())"]
+subprocess.run(show)
+print(open('/proc/self/oom_score_adj').read().strip())
+'''
+
+async def main():
+    start = Launch((sys.executable, "-c", child), child_environment(), folder, b"")
+    async with running(start, folder / "t") as started:
+        (folder / "go").touch()
+        await started.follow(lambda line: print(line.decode()), idle=60, until=anyio.current_time() + 60)
+    print(own.read_text().strip())
+
+anyio.run(main)
+"""
+
+
+@pytest.mark.parametrize(("own", "raised"), [(0, 300), (900, 1000)])
+def test_a_child_and_its_tools_are_the_kernel_s_first_choice(own: int, raised: int, tmp_path: Path) -> None:
+    """In a process of its own, because the score of a process cannot be lowered again."""
+    if int(Path("/proc/self/oom_score_adj").read_text()) > own:
+        pytest.skip("the tests themselves have a higher score")
+    argv = [sys.executable, "-c", _NESTED, str(own), str(tmp_path)]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [str(raised), str(raised), str(own)]
 
 
 async def test_lines_are_handed_on_whatever_is_in_them(tmp_path: Path, holds: Kin) -> None:
