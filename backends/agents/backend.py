@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,6 +56,9 @@ class CliBackend(ABC):
     """Handling of a session that the agent no longer has. "replay": a fresh session receives the history as text, and
     the record says so. "fail": the turn fails (`session_lost`).
     """
+
+    now: Callable[[], float] = time.time
+    """Clock that returns the Unix time."""
 
     kind: ClassVar[str]
     """The backend's kind, as named in plans."""
@@ -170,6 +174,15 @@ class CliBackend(ABC):
     def takes_schema(self, schema: Mapping[str, object]) -> bool:  # noqa: ARG002 - for agents that accept schemas
         """Return whether the program itself can enforce `schema`. If not, the prompt describes the schema."""
         return False
+
+    def clock(self, call: Call) -> Callable[[], float]:
+        """Return the clock for the output of the call: a time of day in a message counts from when it was written."""
+        written_at = call.written_at
+        return self.now if written_at is None else lambda: written_at
+
+    def age(self, call: Call) -> float:
+        """See `Program.age`."""
+        return 0.0 if call.written_at is None else self.now() - call.written_at
 
     def says(self, call: Call, prompt: str) -> str:  # noqa: ARG002 - for agents with another way to answer
         """See `Program.says`."""

@@ -8,7 +8,7 @@ call is made.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -160,6 +160,8 @@ class CliConversation:
             used = reader.usage if error.usage == NO_USAGE else error.usage
             error.usage = self._unreported_cost(cut) + self._own(call.folder, self._session_id, used)
             error.continues_session = error.continues_session and reader.session_id is not None
+            if error.retry_after is not None:
+                error.retry_after = max(0.0, error.retry_after - self._program.age(call))
             if error.kind is ErrorKind.TIMEOUT and self._ends is not None and anyio.current_time() >= self._ends:
                 error.message = f"no answer within the task's timeout of {self._request.timeout:g} s"
             hide(error, self._given())
@@ -179,7 +181,23 @@ class CliConversation:
         request, asked = self._request, self._asked
         forks = None if self._exists else request.fork_of
         answer = None if self._said else request.answer
-        return Call(folder, self._session_id, resume=self._exists, forks=forks, output_schema=asked, answer=answer)
+        return Call(
+            folder,
+            self._session_id,
+            resume=self._exists,
+            forks=forks,
+            output_schema=asked,
+            answer=answer,
+            written_at=self._written_at(folder),
+        )
+
+    def _written_at(self, folder: Path) -> float | None:
+        """Return when the agent that another process started wrote its last output; None if the agent is alive."""
+        known = read_manifest(folder) if self._request.attaches else None
+        if known is not None and not known.is_alive:
+            with suppress(OSError):
+                return (folder / "stdout").stat().st_mtime
+        return None
 
     def _cut_before(self, call: Call) -> list[UnreportedCall]:
         return cut_before(self._files.turn, lambda folder: self._program.reader(replace(call, folder=folder)))

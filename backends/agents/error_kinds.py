@@ -17,9 +17,11 @@ from plait.backends.text import header_values, masked, parse_json, shown
 Phrases: TypeAlias = Sequence[tuple[str, ErrorKind]]
 """Parts of a message in lower case, and the kind of each. The first match counts."""
 
+THROTTLED = "not your usage limit"
+"""Part of a message, in lower case, that says that the server has no room at the moment."""
 COMMON: Phrases = (
+    (THROTTLED, ErrorKind.OVERLOADED),
     ("usage limit", ErrorKind.RATE_LIMITED),
-    ("hit your limit", ErrorKind.RATE_LIMITED),
     ("rate limit", ErrorKind.RATE_LIMITED),
     ("prompt is too long", ErrorKind.CONTEXT_OVERFLOW),
     ("context window", ErrorKind.CONTEXT_OVERFLOW),
@@ -39,6 +41,8 @@ _COLOURS = re.compile(r"\x1b\[[\d;]*m")
 _BELOW = (" ", "\t", "Node.js v", "Bun v", "note: run with")
 """Starts of lines that say where an error occurred, or in which version, but not its cause."""
 _SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD")
+_LIMIT = re.compile(r"\b(?:hit|reached) your (?:(?!context|token)[\w.-]+ ){0,4}limit\b")
+"""A used-up limit of an account or a model, such as "hit your weekly limit" and "reached your Fable 5 limit"."""
 _STATUS = re.compile(r'(?:\bstatus|\bAPI Error|"code)"?:? *(?:code )?([45]\d\d)\b', re.IGNORECASE)
 
 
@@ -128,7 +132,8 @@ def no_outcome(
 
 def _by_phrase(message: str, phrases: Phrases) -> ErrorKind | None:
     lowered = message[:2000].lower()
-    return next((kind for phrase, kind in phrases if phrase in lowered), None)
+    found = next((kind for phrase, kind in phrases if phrase in lowered), None)
+    return found or (ErrorKind.RATE_LIMITED if _LIMIT.search(lowered) else None)
 
 
 def _how(status: int | None) -> str:

@@ -34,6 +34,8 @@ class Call:
     """JSON Schema to be enforced by the program itself."""
     answer: Answer | None = None
     """Answer to the question that ended the last reply."""
+    written_at: float | None = None
+    """Unix time of the last output, if the call was over before this process read any of it; None otherwise."""
 
 
 @value
@@ -153,6 +155,10 @@ class Program(Protocol):
     @property
     def pass_env(self) -> Sequence[str]:
         """Names of further variables, given by the user."""
+        ...
+
+    def age(self, call: Call) -> float:
+        """Return the seconds since the last output of the call, if `Call.written_at` is known; 0 otherwise."""
         ...
 
     def executable(self) -> str:

@@ -7,8 +7,7 @@ backend's policy or by a person.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -53,8 +52,6 @@ class AcpBackend(CliBackend):
     process. The next turn passes the answer to the agent in the same session and decides the same tool use accordingly;
     any other tool use is a new question. Actions without a request depend on the agent's own settings and on `mode`.
     """
-    now: Callable[[], float] = time.time
-    """Clock that returns the Unix time."""
 
     def __post_init__(self) -> None:
         if isinstance(self.command, str) or not self.command:
@@ -99,7 +96,7 @@ class AcpBackend(CliBackend):
     def reader(self, call: Call) -> AcpMachine:
         """Return a reader that includes the messages already sent, as recorded in the call's files."""
         goals = TurnGoals(str(self.folder), self.model, self.mode, self.auth_method, self.permissions)
-        machine = AcpMachine(call, goals, self.now)
+        machine = AcpMachine(call, goals, self.clock(call))
         machine.restore_sent(sent_messages(call.folder))
         return machine
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from plait.backends.agents.acp.quirks import AcpQuirks
 from plait.backends.agents.acp.updates import Updates
 from plait.backends.agents.acp.wire import AUTH_REQUIRED, NOT_FOUND
-from plait.backends.agents.error_kinds import COMMON, Phrases, classify, judged
+from plait.backends.agents.error_kinds import COMMON, THROTTLED, Phrases, classify, judged
 from plait.backends.errors import ErrorKind
 from plait.backends.json_fields import at, number, tables, text
 from plait.backends.protocol import JsonValue
@@ -67,6 +67,8 @@ def error_of(error: JsonValue, *, opens_session: bool = False) -> tuple[ErrorKin
         kind = classify(message, (*PHRASES, *_LOST))
         if code == NOT_FOUND or kind is ErrorKind.SESSION_LOST:
             return ErrorKind.SESSION_LOST, message
+    if THROTTLED in message.lower():
+        return ErrorKind.OVERLOADED, message
     word = _BY_WORD.get(text(error, "data", "errorKind"))
     if word is not None:
         return word, message

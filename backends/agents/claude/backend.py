@@ -10,8 +10,7 @@ import glob
 import json
 import os
 import re
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -118,8 +117,6 @@ class ClaudeCodeBackend(CliBackend):
     """Leave out hooks, memory, plugins and CLAUDE.md files, and accept a key only from ANTHROPIC_API_KEY."""
     base_url: str | None = None
     """Another server for the agent's requests."""
-    now: Callable[[], float] = time.time
-    """Clock that returns the Unix time."""
 
     def __post_init__(self) -> None:
         check_base_url(self.base_url, "the environment variable ANTHROPIC_API_KEY")
@@ -216,7 +213,7 @@ class ClaudeCodeBackend(CliBackend):
 
     def reader(self, call: Call) -> ClaudeReader:
         """Return a reader for the output of the call."""
-        return ClaudeReader(call, self.now)
+        return ClaudeReader(call, self.clock(call))
 
 
 def _session(call: Call) -> Iterator[str]:

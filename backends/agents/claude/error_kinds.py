@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from plait.backends.agents.error_kinds import COMMON, Phrases, classify
+from plait.backends.agents.error_kinds import COMMON, THROTTLED, Phrases, classify
 from plait.backends.errors import ErrorKind
 from plait.backends.json_fields import count, text
 from plait.backends.protocol import JsonValue
@@ -67,7 +67,8 @@ _UNTYPED: Mapping[str, ErrorKind] = {
 
 def kind_of_result(result: Mapping[str, JsonValue], message: str, error: str) -> ErrorKind:
     """Return the kind of the failure in `result`; `message` is its text, `error` the error of its last message."""
-    kind = _LIMITS.get(text(result, "subtype")) or _TYPED.get(text(result, "api_error"))
+    kind = ErrorKind.OVERLOADED if THROTTLED in message.lower() else None
+    kind = kind or _LIMITS.get(text(result, "subtype")) or _TYPED.get(text(result, "api_error"))
     if kind is not None:
         return kind
     if text(result, "terminal_reason").startswith("aborted"):

@@ -8,7 +8,7 @@ from typing import Literal
 
 from plait.backends.agents.claude.error_kinds import PHRASES, REFUSES_SCHEMA, kind_of_result
 from plait.backends.agents.claude.questions import question_of
-from plait.backends.agents.error_kinds import SchemaRefused, failure, no_outcome
+from plait.backends.agents.error_kinds import THROTTLED, SchemaRefused, failure, no_outcome
 from plait.backends.agents.limit_resets import seconds_left
 from plait.backends.agents.protocol import Call, ProcessEnd, TurnAnswer
 from plait.backends.errors import BackendError, ErrorKind
@@ -18,6 +18,8 @@ from plait.backends.text import shown
 
 _FIRST_TO_ADD_UP = (2, 1, 300)
 """From about this version on, `total_cost_usd` counts the whole session; before, the call alone."""
+_LONGEST_LIMIT = 8 * 86_400.0
+"""Seconds. The longest window of a limit has seven days."""
 
 
 class ClaudeReader:
@@ -146,7 +148,7 @@ class ClaudeReader:
         request, is_main = text(event, "message", "id"), not text(event, "parent_tool_use_id")
         if at(event, "is_api_error_message") is True or text(event, "error"):
             self._error = text(event, "error")
-            self._until = number(event, "api_error_params", "rate_limit_info", "resetsAt") or self._until
+            self._until = self._end_of_limit(at(event, "api_error_params", "rate_limit_info")) or self._until
             return []
         self._bill(request, at(event, "message", "usage"))
         seen: list[Output] = []
@@ -178,10 +180,26 @@ class ClaudeReader:
         self._last_whole = None if self._open_uses else text(event, "uuid") or self._last_whole
 
     def _limit(self, event: Mapping[str, JsonValue]) -> Sequence[Output]:
-        if text(event, "rate_limit_info", "status") != "rejected":
-            return []
-        self._until = number(event, "rate_limit_info", "resetsAt")
-        return [self._output("waiting", "usage limit reached")]
+        """Read a line about the limits of the account, of which the last one counts. With an exceeded limit, an account
+        may go on at extra cost ("overage").
+        """
+        info = at(event, "rate_limit_info")
+        self._until = self._end_of_limit(info)
+        is_exceeded = text(info, "status") == "rejected" and at(info, "isUsingOverage") is not True
+        return [self._output("waiting", "usage limit reached")] if is_exceeded else []
+
+    def _end_of_limit(self, info: JsonValue) -> float | None:
+        """Return the Unix time at which the last exceeded window of `info` ends, in eight days at most; None if the
+        limit is not exceeded, or the end is unknown or has passed.
+        """
+        if text(info, "status") != "rejected" or at(info, "isUsingOverage") is True:
+            return None
+        windows = at(info, "unifiedWindows")
+        listed = list(windows.values()) if isinstance(windows, dict) else []
+        ends = [number(one, "resetsAt") for one in listed if (number(one, "utilization") or 0.0) >= 1]
+        latest = max(filter(None, ends), default=None) or number(info, "resetsAt")
+        now = self._now()
+        return min(latest, now + _LONGEST_LIMIT) if latest is not None and latest > now else None
 
     def _init(self, event: Mapping[str, JsonValue]) -> Sequence[Output]:
         self._version = _numbers(text(event, "claude_code_version"))
@@ -248,6 +266,8 @@ class ClaudeReader:
         """Return the seconds to wait: until the end of the limit, given as a number or in words, or the last retry
         delay.
         """
+        if THROTTLED in message.lower():
+            return self._delay
         if self._until is not None:
             return max(0.0, self._until - self._now())
         told = seconds_left(message, self._now())

@@ -9,8 +9,7 @@ from __future__ import annotations
 import glob
 import json
 import os
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, cast
@@ -68,8 +67,6 @@ class CodexBackend(CliBackend):
     """Settings in addition to Codex's own file, by dotted key, such as {"model_reasoning_effort": "high"}. These
     settings override settings derived from other fields.
     """
-    now: Callable[[], float] = time.time
-    """Clock that returns the Unix time."""
 
     def __post_init__(self) -> None:
         check_base_url(self.base_url, "the environment variable that api_key_env names")
@@ -136,7 +133,7 @@ class CodexBackend(CliBackend):
 
     def reader(self, call: Call) -> CodexReader:
         """Return a reader for the output of the call."""
-        return CodexReader(call, self.now, self.model)
+        return CodexReader(call, self.clock(call), self.model)
 
 
 def _is_strict(schema: JsonValue) -> bool:

@@ -6,8 +6,7 @@ session drops the prompt of a failed turn, and keeps the prompt of an interrupte
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 from uuid import uuid4
@@ -64,8 +63,6 @@ class GeminiBackend(CliBackend):
     """Another server for the agent's requests. Needs "gemini-api-key" as `security.auth.selectedType` in the agent's
     own settings file.
     """
-    now: Callable[[], float] = time.time
-    """Clock that returns the Unix time."""
 
     def __post_init__(self) -> None:
         check_base_url(self.base_url, "the environment variable GEMINI_API_KEY")
@@ -114,4 +111,4 @@ class GeminiBackend(CliBackend):
 
     def reader(self, call: Call) -> GeminiReader:
         """Return a reader for the output of the call."""
-        return GeminiReader(call, self.now)
+        return GeminiReader(call, self.clock(call))

@@ -53,6 +53,12 @@ STOPS = {
 }
 
 
+def test_a_throttle_is_no_limit_of_the_account() -> None:
+    message = "Server is temporarily limiting requests (not your usage limit)"
+    error: JsonValue = {"code": -32603, "message": message, "data": {"errorKind": "rate_limit"}}
+    assert error_of(error)[0].value == "overloaded"
+
+
 @pytest.mark.parametrize("word", WORDS)
 def test_a_word_in_the_data_says_more_than_the_code(word: str) -> None:
     error: JsonValue = {"code": -32002, "message": "no", "data": {"errorKind": word}}

@@ -258,6 +258,60 @@ def test_the_end_of_a_usage_limit_is_taken_from_where_it_stands_as_a_number() ->
     assert seen.others == [("waiting", "usage limit reached")]
 
 
+def _limited(*infos: dict[str, Any], result: str = "You've hit your weekly limit") -> float | None:
+    """The time to wait after these `rate_limit_info` of lines in this order."""
+    told = [{"type": "rate_limit_event", "rate_limit_info": info} for info in infos]
+    last = API_ERROR | {"api_error": "usage_limit_reached", "api_error_status": 429, "result": result}
+    stdout = "\n".join(json.dumps(event) for event in (*told, last))
+    seen = read(PROGRAM.reader(Call(folder=Path("/nowhere"))), stdout, ProcessEnd(1))
+    assert seen.error is not None
+    return seen.error.retry_after
+
+
+def _window(utilization: float, seconds: float) -> dict[str, float]:
+    return {"utilization": utilization, "resetsAt": int(NOW) + seconds}
+
+
+def _rejected(seconds: float = 60, **more: Any) -> dict[str, Any]:
+    return {"status": "rejected", "resetsAt": int(NOW) + seconds, **more}
+
+
+def test_the_exceeded_window_that_ends_last_is_waited_for() -> None:
+    windows = {"five_hour": _window(1, 60), "seven_day": _window(1.2, 500_000), "seven_day_opus": _window(0.9, 600_000)}
+    assert _limited(_rejected(unifiedWindows=windows)) == 500_000
+    assert _limited(_rejected(unifiedWindows={"five_hour": _window(0.99, 90)})) == 60
+    assert _limited(_rejected(unifiedWindows={"five_hour": {"utilization": 1}, "seven_day": None})) == 60
+    assert _limited(_rejected(unifiedWindows={"seven_day": _window(1, 9 * 86_400)})) == 8 * 86_400
+
+
+def test_the_last_line_about_limits_counts() -> None:
+    assert _limited(_rejected(), _rejected(90)) == 90
+    assert _limited(_rejected(90), _rejected()) == 60
+    assert _limited(_rejected(90), {"status": "allowed"}) is None
+
+
+def test_an_end_that_is_not_known_or_has_passed_is_read_from_the_words() -> None:
+    words = "You've hit your weekly limit · resets 12pm (UTC)"
+    assert _limited({"status": "rejected"}, result=words) == 3_260
+    assert _limited(_rejected(-5), result=words) == 3_260
+    assert _limited(_rejected(-5)) is None
+
+
+def test_an_account_that_goes_on_beyond_its_limit_does_not_wait() -> None:
+    over = _rejected(isUsingOverage=True)
+    assert _limited(over) is None
+    event = {"type": "rate_limit_event", "rate_limit_info": over}
+    answer = API_ERROR | {"is_error": False, "result": "done", "num_turns": 1}
+    seen = read(
+        PROGRAM.reader(Call(folder=Path("/nowhere"))), "\n".join(map(json.dumps, (event, answer))), ProcessEnd(0)
+    )
+    assert (seen.error, seen.others) == (None, [])
+
+
+def test_a_throttle_waits_for_the_server_not_for_the_limit() -> None:
+    assert _limited(_rejected(), result="Server is temporarily limiting requests (not your usage limit)") is None
+
+
 def test_what_a_subagent_says_is_no_answer_but_its_tools_are_seen() -> None:
     blocks = [
         {"type": "text", "text": "mumble"},

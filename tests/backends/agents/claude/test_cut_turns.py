@@ -10,7 +10,7 @@ import pytest
 from plait import DAG, MemoryStore, ParallelRunner, Retry, RunStatus, Task, TaskStatus
 from plait.backends.agents.claude.questions import ANSWER, write_answer
 from plait.backends.agents.session_files import digest
-from plait.backends.cancellation import Cancellation, cancellable
+from plait.backends.cancellation import CancellableTurn, Cancellation
 from plait.backends.errors import ErrorKind
 from plait.backends.process.manifest import ChildManifest, write_manifest
 from tests.support.agents.homes import Home, fails, send, until
@@ -71,7 +71,7 @@ async def test_an_agent_that_does_not_heed_the_cancel_is_cut_at_the_end_of_the_g
 async def test_no_agent_is_called_any_more_once_its_run_is_being_cancelled(home: Home) -> None:
     """The answer does not fit the schema, and the cancel comes before the agent is asked again."""
     cancellation = Cancellation()
-    with cancellable(cancellation):
+    with CancellableTurn(cancellation):
         request = {
             "output_schema": {"type": "array"},
             "on_output": lambda output: cancellation.request() if output.kind == "notice" else None,

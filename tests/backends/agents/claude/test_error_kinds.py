@@ -57,6 +57,8 @@ MESSAGES = {
     "argument 'x' is invalid. Allowed choices are a, b": "invalid_request",
     "cannot be used with root/sudo privileges": "invalid_request",
     "You've hit your limit": "rate_limited",
+    "You've hit your weekly limit": "rate_limited",
+    "You've reached your context limit": "context_overflow",
 }
 
 
@@ -70,6 +72,12 @@ def test_a_field_of_the_result_decides(field: str, value: str, kind: str) -> Non
 def test_the_error_of_the_last_message_counts_without_a_status(error: str) -> None:
     assert kind_of_result({}, "no", error).value == ERRORS[error]
     assert kind_of_result({"api_error_status": 529}, "no", error).value == "overloaded"
+
+
+@pytest.mark.parametrize("fields", [{}, {"api_error": "usage_limit_reached"}, {"api_error_status": 429}])
+def test_a_throttle_is_no_limit_of_the_account(fields: dict[str, object]) -> None:
+    message = "API Error: Server is temporarily limiting requests (not your usage limit)"
+    assert kind_of_result(fields, message, "rate_limit").value == "overloaded"
 
 
 @pytest.mark.parametrize("message", MESSAGES)
