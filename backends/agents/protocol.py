@@ -34,6 +34,8 @@ class Call:
     """JSON Schema to be enforced by the program itself."""
     answer: Answer | None = None
     """Answer to the question that ended the last reply."""
+    max_budget_usd: float | None = None
+    """Limit of the call in US dollars, raised by a person; None for the backend's own limit."""
     written_at: float | None = None
     """Unix time of the last output, if the call was over before this process read any of it; None otherwise."""
 

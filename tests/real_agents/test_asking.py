@@ -71,6 +71,15 @@ def question(world: World) -> dict[str, Any]:
     return asked
 
 
+def refused(world: World, value: str) -> str:
+    """What is said to an answer that does not fit."""
+    words = (sys.executable, "-m", "plait", "answer", "last", "a", value)
+    environment = world.environment | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(words, cwd=world.folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stdout
+    return done.stderr
+
+
 def answer(world: World, value: str, code: int = COMPLETED) -> dict[str, Any]:
     """The answer is given, and another process goes on with the run; its tasks as they stand then."""
     plait(world, "answer", "last", "a", value)
@@ -120,6 +129,26 @@ def test_the_agent_asks(world: World):
     assert tasks["a"]["text"] == "the end"
     said = [text for role, text in world.asked("Q3")[-1].said if role == "tool"]
     assert any("blue" in text for text in said), said
+
+
+@pytest.mark.clis("claude-code")
+def test_a_budget_is_raised(world: World):
+    """With its budget spent the turn ends; with a raised one the model goes on in the same session."""
+    made = world.root / "made"
+    prompt = f"Q5 [[tool echo x >> {made}]]"
+    asked = begin(world, {**CLAUDE, "ask_for": [], "allowed_tools": ["Bash"], "max_budget_usd": 0.0001}, prompt)
+    assert asked["question"].startswith("Claude Code reached its budget of $0.0001 (spent $0.0001")
+    assert not made.exists()
+    assert "does not fit the question" in refused(world, "0.0001")
+    tasks = answer(world, "2.5", code=WAITING)  # task b has a budget of its own, and spends it, too
+    assert (tasks["a"]["status"], tasks["b"]["status"]) == ("completed", "waiting_input")
+    said = next(one.prompts for one in world.asked("Q5") if len(one.prompts) == 2)
+    assert said[0] == prompt
+    assert said[1].startswith("You were stopped because the budget")
+    shown = json.loads(plait(world, "show", "last", "a", "--json"))
+    costs = [one["cost_usd"] for one in shown["history"]]
+    assert len(costs) == 2
+    assert all(cost > 0 for cost in costs)
 
 
 @pytest.mark.clis("goose")

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from plait.backends.agents.backend import CliBackend
+from plait.backends.agents.claude.budget import ClaudeConversation
 from plait.backends.agents.claude.questions import ANSWER, hook_command, write_answer
 from plait.backends.agents.claude.reader import ClaudeReader
 from plait.backends.agents.error_kinds import NETWORK
@@ -23,6 +24,7 @@ from plait.backends.agents.protocol import Call
 from plait.backends.agents.transcript import reread
 from plait.backends.prices import Billing
 from plait.backends.process.private import private_file
+from plait.backends.protocol import ConversationRequest, Files
 from plait.backends.text import check_base_url
 
 _ENVIRONMENT: Mapping[str, str] = {
@@ -112,7 +114,9 @@ class ClaudeCodeBackend(CliBackend):
     not retry; the session can be continued.
     """
     max_budget_usd: float | None = None
-    """Limit of one turn, in US dollars, with the same effect as `max_turns`."""
+    """Limit of one turn, in US dollars. At the limit the turn ends with a question, and the task waits. The answer is a
+    higher limit, with which the turn goes on in the same session, or "stop", which fails the task.
+    """
     bare: bool = False
     """Leave out hooks, memory, plugins and CLAUDE.md files, and accept a key only from ANTHROPIC_API_KEY."""
     base_url: str | None = None
@@ -169,7 +173,7 @@ class ClaudeCodeBackend(CliBackend):
         yield "permission-mode", self.permission_mode
         yield "tools", None if self.tools is None else ",".join(self.tools)
         yield "max-turns", self.max_turns
-        yield "max-budget-usd", self.max_budget_usd
+        yield "max-budget-usd", self.max_budget_usd if call.max_budget_usd is None else call.max_budget_usd
         if call.output_schema is not None:
             # Claude Code rejects any "$schema" except its own.
             schema = {key: call.output_schema[key] for key in call.output_schema if key != "$schema"}
@@ -210,6 +214,10 @@ class ClaudeCodeBackend(CliBackend):
         """
         own = {**_ENVIRONMENT, "CLAUDE_CODE_TMPDIR": str(call.folder)}
         return own if self.base_url is None else {**own, "ANTHROPIC_BASE_URL": self.base_url}
+
+    def conversation(self, request: ConversationRequest, files: Files) -> ClaudeConversation:
+        """Return a conversation that uses `files`."""
+        return ClaudeConversation(self, self.max_budget_usd, request, files)
 
     def reader(self, call: Call) -> ClaudeReader:
         """Return a reader for the output of the call."""

@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
+from plait.backends.agents.claude.budget import BudgetReached
 from plait.backends.agents.claude.error_kinds import PHRASES, REFUSES_SCHEMA, kind_of_result
 from plait.backends.agents.claude.questions import question_of
-from plait.backends.agents.error_kinds import THROTTLED, SchemaRefused, failure, no_outcome
+from plait.backends.agents.error_kinds import THROTTLED, SchemaRefused, failure, no_outcome, safe_line
 from plait.backends.agents.limit_resets import seconds_left
 from plait.backends.agents.protocol import Call, ProcessEnd, TurnAnswer
 from plait.backends.errors import BackendError, ErrorKind
@@ -18,6 +19,7 @@ from plait.backends.text import shown
 
 _FIRST_TO_ADD_UP = (2, 1, 300)
 """From about this version on, `total_cost_usd` counts the whole session; before, the call alone."""
+_BUDGET = "error_max_budget_usd"
 _LONGEST_LIMIT = 8 * 86_400.0
 """Seconds. The longest window of a limit has seven days."""
 
@@ -223,7 +225,8 @@ class ClaudeReader:
         return [self._output("notice", f"not allowed: {self._denied[use]}")] if is_new else []
 
     def _finish(self, event: Mapping[str, JsonValue]) -> Sequence[Output]:
-        self._result, self._is_final = event, not self._in_background
+        # Claude Code does not wait for background work once its budget is spent.
+        self._result, self._is_final = event, not self._in_background or text(event, "subtype") == _BUDGET
         if count(event, "num_turns"):
             self._session = text(event, "session_id") or self._session
         self._billed = self._cost(event) + (self._billed or NO_USAGE)
@@ -245,6 +248,8 @@ class ClaudeReader:
         message = text(result, "result") or (first if isinstance(first, str) else "") or "no reason given"
         self._check_schema(message)
         kind = kind_of_result(result, message, self._error)
+        if text(result, "subtype") == _BUDGET:
+            return BudgetReached(kind, f"Claude Code: {safe_line(message)}", usage=self.usage, continues_session=True)
         kept = self._session is not None
         return failure(
             kind, f"Claude Code: {message}", wait=self._hint(message), usage=self.usage, continues_session=kept

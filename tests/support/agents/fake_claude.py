@@ -4,7 +4,7 @@
 Its sessions are files in $HOME/sessions. Words in the prompt say what it does: [[say TEXT]], [[until PATH]] (answers
 when that file exists), [[error STATUS]], [[tool]] (uses a tool first), [[json VALUE]], [[plain]] (a schema is not
 heeded), [[die]], [[ask]] (defers a tool until it is answered), [[deaf]] (does not heed SIGINT); the models "hangs" and
-"fails" do so with any prompt.
+"fails" do so with any prompt. No answer comes as long as there is a file $HOME/hold. --max-budget-usd is heeded.
 What the model would see goes to $HOME/calls.jsonl, one line a request: the witness of what was sent, how often, in
 which order. As soon as it has printed that the answer begins, begun.jsonl has a line too.
 """
@@ -92,6 +92,7 @@ class Talk:
             "session": self.session,
             "said": [[one["role"], one["content"]] for one in self.said],
             "pid": os.getpid(),
+            "budget": OPTIONS.get("max-budget-usd"),
         }
         note("calls", line)
         usage = {"input_tokens": IN, "output_tokens": 1}
@@ -110,6 +111,10 @@ class Talk:
         done = {"type": "message_delta", "usage": {"input_tokens": IN, "output_tokens": OUT}}
         tell(type="stream_event", session_id=self.session, event=done, parent_tool_use_id=None)
         tell(type="assistant", message=message, session_id=self.session, uuid=uid, parent_tool_use_id=None)
+        if PRICE * self.calls >= float(OPTIONS.get("max-budget-usd", "inf")):
+            errors = ["Reached maximum budget"]
+            self.result(subtype="error_max_budget_usd", is_error=True, result=None, errors=errors)
+            sys.exit(1)
 
     def result(self, **more: object) -> None:
         used = {"inputTokens": IN * self.calls, "outputTokens": OUT * self.calls, "costUSD": PRICE * self.calls}
@@ -189,6 +194,8 @@ def answer(talk: Talk, last: str, use: dict[str, object]) -> None:
     if (path := word(last, "until")) is not None:
         while not Path(path).exists():
             time.sleep(0.01)
+    while (HOME / "hold").exists():
+        time.sleep(0.01)
     told = word(last, "json") if "json-schema" in OPTIONS else None
     words = word(last, "say") or told or f"answer {len(talk.said)} to: {last.splitlines()[-1]}"
     if "json-schema" in OPTIONS and told is None and word(last, "plain") is None:
