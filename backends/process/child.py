@@ -20,6 +20,7 @@ from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.process.lines import Lines
 from plait.backends.process.manifest import ChildManifest
 from plait.backends.process.proctable import Process, kill_tree, send_signal, signal_tree
+from plait.backends.process.watchdog import WATCHDOG
 
 GRACE = 3.0
 """Seconds between SIGTERM and SIGKILL, for agents to end their tools."""
@@ -146,13 +147,16 @@ class Child:
 
         Send SIGTERM, wait GRACE seconds, and send SIGKILL until the tree is empty. Reap the child last: until then the
         child keeps its number, and no other process can be hit. Cancellation by a scope does not shorten the stop;
-        native cancellation kills at once. Do nothing about a child of another boot.
+        native cancellation kills at once; if this process is killed meanwhile, the watchdog kills the tree. Do nothing
+        about a child of another boot.
         """
         if not self.manifest.is_of_this_boot:
             return
         try:
             with anyio.CancelScope(shield=True):
                 if not self._has_ended():
+                    with suppress(OSError):  # no process can be started
+                        WATCHDOG.watch(self.manifest.tag)
                     self._terminate()
                     await self.wait(GRACE)
                 # A thread outside the limit: the kill must not wait for the threads of other work.

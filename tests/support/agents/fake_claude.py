@@ -3,8 +3,9 @@
 
 Its sessions are files in $HOME/sessions. Words in the prompt say what it does: [[say TEXT]], [[until PATH]] (answers
 when that file exists), [[error STATUS]], [[tool]] (uses a tool first), [[json VALUE]], [[plain]] (a schema is not
-heeded), [[die]], [[ask]] (defers a tool until it is answered), [[deaf]] (does not heed SIGINT); the models "hangs" and
-"fails" do so with any prompt. No answer comes as long as there is a file $HOME/hold. --max-budget-usd is heeded.
+heeded), [[die]], [[ask]] (defers a tool until it is answered), [[deaf]] (does not heed SIGINT), [[immortal]] (does
+not heed SIGTERM either, but notes it); the models "hangs" and "fails" do so with any prompt. No answer comes as long
+as there is a file $HOME/hold. --max-budget-usd is heeded.
 What the model would see goes to $HOME/calls.jsonl, one line a request: the witness of what was sent, how often, in
 which order. As soon as it has printed that the answer begins, begun.jsonl has a line too.
 """
@@ -171,6 +172,8 @@ def main() -> None:
         os.kill(os.getpid(), 9)
     # Set in any case: a shell's background jobs begin with SIGINT ignored.
     signal.signal(signal.SIGINT, signal.SIG_IGN if word(last, "deaf") is not None else signal.default_int_handler)
+    if word(last, "immortal") is not None:
+        signal.signal(signal.SIGTERM, lambda *_: note("terminated", os.getpid()))
     try:
         answer(talk, last, use)
     except KeyboardInterrupt:
