@@ -10,7 +10,6 @@ from plait.persistence.records import NOTHING_SPENT, AttemptStatus
 from plait.persistence.sqlite import statements as sql
 from plait.persistence.sqlite.bulk import NO_NUMBER, NO_TEXT, Row, usage_columns
 from plait.persistence.sqlite.checksum import (
-    completion_checksum,
     content_checksum,
     end_checksum,
     message_checksum,
@@ -121,7 +120,7 @@ class ChangeApplier:
         bulk, kept = (sql.ADD_MESSAGES, content) if blob is None else (sql.ADD_LARGE_MESSAGES, blob)
         usage = change.input_tokens, change.output_tokens
         row = (self._base | seq, task, change.attempt, role, change.at, *usage)
-        self._rows.add(bulk, (*row, bytearray(message_checksum(row, kept)), kept))
+        self._rows.add(bulk, (*row, message_checksum(row, kept), kept))
 
     def complete_task(self, seq: int, change: changes.TaskCompleted) -> None:
         task_id, text, data, prompt = change.task_id, change.text, change.data, change.prompt
@@ -142,9 +141,11 @@ class ChangeApplier:
         kept: Row = (text, NO_TEXT if data is None else data, NO_TEXT if prompt is None else prompt)
         large = self._rows.blobs(text, data, prompt)
         if large is None and parts == _NO_PARTS:
-            checksum = completion_checksum(start, end, at, input_tokens, output_tokens, cost, took, model)
-            asked = NO_TEXT if prompt is None else bytearray(content_checksum(start, prompt))
-            said = bytearray(content_checksum(start, text, data))
+            checksum = end_checksum(
+                start, end, "completed", at, input_tokens, output_tokens, *_NO_PARTS, cost, took, model
+            )
+            asked = NO_NUMBER if prompt is None else content_checksum(start, prompt)
+            said = content_checksum(start, text, data)
             self._rows.add(sql.ADD_COMPLETIONS, (*ended, checksum, said, asked, *kept))
         else:
             large = (None, None, None) if large is None else large
@@ -152,8 +153,8 @@ class ChangeApplier:
             checksum = end_checksum(*columns)
             texts = text, data, prompt
             text_or_key, data_or_key, asked_or_key = (key or one for key, one in zip(large, texts, strict=True))
-            asked = NO_TEXT if prompt is None else bytearray(content_checksum(start, asked_or_key))
-            said = bytearray(content_checksum(start, text_or_key, data_or_key))
+            asked = NO_NUMBER if prompt is None else content_checksum(start, asked_or_key)
+            said = content_checksum(start, text_or_key, data_or_key)
             short = (NO_TEXT if key is not None else value for key, value in zip(large, kept, strict=True))
             self._rows.add(sql.ADD_LARGE_COMPLETIONS, (*ended, *parts, checksum, said, asked, *short, *large))
 

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from plait.persistence.records import Spent
 from plait.persistence.sqlite import statements as sql
-from plait.persistence.sqlite.checksum import damaged, end_checksum, start_checksum, task_checksum
+from plait.persistence.sqlite.checksum import WRONG_TYPES, damaged, end_checksum, start_checksum, task_checksum
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 Row = tuple[Any, ...]
 NO_TEXT: Final = 0
@@ -112,9 +112,8 @@ class BatchRows:
 
     def _renew_starts(self) -> None:
         for row in self._found(sql.FIND_STARTS, self._sessions):
-            start, task, attempt, backend, session_id, confirmed, at, checksum = row
-            if checksum != start_checksum(*row[:-1]):
-                raise damaged(self._run_id, "the start of an attempt")
+            self._require_fit(start_checksum, row, "the start of an attempt")
+            start, task, attempt, backend, session_id, confirmed, at, _ = row
             new_id, now_confirmed = self._sessions[start]
             session_id = session_id if new_id is None else new_id
             confirmed = confirmed if now_confirmed is None else int(now_confirmed)
@@ -123,9 +122,8 @@ class BatchRows:
 
     def _renew_tasks(self) -> None:
         for row in self._found(sql.FIND_GIVEN_TASKS, self._tasks):
-            task, task_id, _, crashes, stored, backend, added_by, edges, spec, prompt, checksum = row
-            if checksum != task_checksum(*row[:-1]):
-                raise damaged(self._run_id, f"task {task_id!r}")
+            task, task_id, _, crashes, stored, backend, added_by, edges, spec, prompt, _ = row
+            self._require_fit(task_checksum, row, f"task {task_id!r}")
             set_to, crashed, answered = self._tasks[task]
             crashes += crashed
             answers = stored if isinstance(answered, int) else answered
@@ -135,11 +133,19 @@ class BatchRows:
 
     def _renew_ends(self) -> None:
         for row in self._found(sql.FIND_ENDS, self._finished):
-            if row[-1] != end_checksum(*row[:-1]):
-                raise damaged(self._run_id, "the end of an attempt")
+            self._require_fit(end_checksum, row, "the end of an attempt")
             ended, result = self._finished[row[0]]
             new = _finished(row, ended)
             self.add(sql.FINISH_ENDS, (*new[:-2], end_checksum(*new), *result))
+
+    def _require_fit(self, checksum: Callable[..., int], row: Row, what: str) -> None:
+        """Raise StoreError unless the stored row, with the checksum behind, fits the checksum."""
+        try:
+            fits = row[-1] == checksum(*row[:-1])
+        except WRONG_TYPES:
+            fits = False
+        if not fits:
+            raise damaged(self._run_id, what)
 
     def _found(self, bulk: sql.Bulk, ids: Iterable[int]) -> list[Row]:
         """Return the stored rows with these ids."""

@@ -38,6 +38,8 @@ from plait.persistence.sqlite.wal_frames import DOUBT, LogState, damaged_log, re
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from plait.persistence.records import TaskRecord
+
 _WAL_RESET_BUG: Final = (((3, 7, 0), (3, 44, 6)), ((3, 45, 0), (3, 50, 7)), ((3, 51, 0), (3, 51, 3)))
 """The versions with the bug, from each first version to before the second. Two connections that write and checkpoint
 at the same moment may lose committed rows, or the whole file.
@@ -45,6 +47,9 @@ at the same moment may lose committed rows, or the whole file.
 _LARGE_WAL: Final = 64 << 20  # bytes; about 8 MiB is usual
 _LITTLE_SPACE: Final = 100_000_000  # bytes
 _MOST_NAMED: Final = 5
+_EVENTS_AT_ONCE: Final = 1000
+_TASKS_AT_ONCE: Final = 16
+"""A run of a million tasks takes no more memory than this number of tasks with their results."""
 
 
 class Fitness(StrEnum):
@@ -213,7 +218,7 @@ def _rows(connection: sqlite3.Connection) -> Finding:
     damaged: list[str] = []
     for (run_id,) in connection.execute(sql.LIST_RUN_IDS).fetchall():
         try:
-            for task in reader.read(connection, reader.check_run, run_id):
+            for task in _checked_tasks(connection, run_id):
                 talk = reader.read(connection, reader.list_messages, run_id, task.task_id)
                 results += task.status == "completed"
                 messages += len(talk)
@@ -231,6 +236,22 @@ def _rows(connection: sqlite3.Connection) -> Finding:
     more = f" and {len(damaged) - _MOST_NAMED} more" if len(damaged) > _MOST_NAMED else ""
     found = f"damaged: {', '.join(damaged[:_MOST_NAMED])}{more} ({checked})"
     return Finding("checksums", Fitness.BAD, found, "run these tasks again in a new run, or restore a copy")
+
+
+def _checked_tasks(connection: sqlite3.Connection, run_id: str) -> Iterator[TaskRecord]:
+    """Read everything of the run but messages, page by page. Yield the tasks. Raises StoreError for a damaged row."""
+    reader.read(connection, reader.get_run, run_id)
+    reader.read(connection, reader.list_notes, run_id, 0)
+    last = 0
+    while events := reader.read(connection, reader.list_events, run_id, last, _EVENTS_AT_ONCE):
+        last = events[-1].seq
+    position = 0
+    while tasks := reader.read(connection, reader.page_of_tasks, run_id, position, _TASKS_AT_ONCE):
+        position += len(tasks)
+        for task in tasks:
+            if task.attempt > 1 or task.status != "completed":  # else the task is read with all of its attempts
+                reader.read(connection, reader.list_attempts, run_id, task.task_id)
+            yield task
 
 
 def _wal(path: Path) -> Finding:

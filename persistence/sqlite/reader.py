@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import json
 import sqlite3
-import struct
 from contextlib import contextmanager
 from dataclasses import replace
 from operator import attrgetter
@@ -29,6 +28,7 @@ from plait.persistence.rules import Claim, RunHead
 from plait.persistence.sqlite import statements as sql
 from plait.persistence.sqlite.bulk import spent_in
 from plait.persistence.sqlite.checksum import (
+    WRONG_TYPES,
     blob_key,
     content_checksum,
     damaged,
@@ -47,19 +47,13 @@ if TYPE_CHECKING:
     from plait.persistence.sqlite.checksum import Content
 
 Row = tuple[Any, ...]
-_WRONG_TYPES = TypeError, KeyError, AttributeError, struct.error
-"""The errors of reading a value of a type that its column does not allow; struct.error is of a packed number."""
 _START = 8
 """The number of columns of a start with its checksum."""
-_TASK = 11
 _END = 18
-_LAST_END = _TASK + _START
-"""The column at which the end of the last attempt begins, behind the task and the start."""
-_LAST_SUM = _LAST_END + _END - 1
-"""The column with the checksum of that end; the result is behind."""
-_ALL = 1 << 31
 _SEQ = 0xFFFFFFFF
 """The bits of an id with the number of a change, or with the position of a task."""
+_COUNTED = frozenset({"pending", "running", "waiting_input", "completed", "failed", "skipped", "cancelled"})
+"""The statuses of tasks. No flipped bit turns one into another."""
 _EVENT_KINDS: Mapping[str, EventKind] = {kind.value: kind for kind in EventKind}
 """By the stored words. A look-up is several times as fast as a call of the class."""
 P = ParamSpec("P")
@@ -82,12 +76,12 @@ def read(
     except sqlite3.OperationalError as error:
         if "decode" not in str(error):
             raise
-    except _WRONG_TYPES as error:
+    except WRONG_TYPES as error:
         raise _of_wrong_type(error) from error
     connection.text_factory = decode_lossy
     try:
         return function(connection, *args, **kwargs)
-    except _WRONG_TYPES as error:
+    except WRONG_TYPES as error:
         raise _of_wrong_type(error) from error
     finally:
         connection.text_factory = str
@@ -164,6 +158,8 @@ def _listed(connection: sqlite3.Connection, row: Row) -> RunRecord:
 
 def _run(connection: sqlite3.Connection, run_id: str, head: RunHead, spent: Spent) -> RunRecord:
     counts: dict[str, int] = dict(connection.execute(sql.COUNT_TASKS, (run_id,)).fetchall())
+    if not _COUNTED.issuperset(counts):  # rows are counted without their checksums
+        raise damaged(run_id, "the status of a task")
     return head.record(run_id, counts, spent)
 
 
@@ -189,7 +185,7 @@ class _Stored(NamedTuple):
         return self.key is not None and (self.blob is None or blob_key(self.blob) != self.key)
 
 
-def _fits(row: int | str, checksum: bytes | None, text: _Stored, data: _Stored | None = None) -> bool:
+def _fits(row: int | str, checksum: int | None, text: _Stored, data: _Stored | None = None) -> bool:
     """Return whether the texts fit the checksum of the row with this id."""
     said = None if data is None else data.content
     if text.content is None and said is None:
@@ -231,17 +227,22 @@ def list_tasks(connection: sqlite3.Connection, run_id: str, task_id: str | None 
         if found is None:
             return ()
         ids = ids_of(found[0]) if task_id is None else {"first": found[0], "last": found[0]}
-        numbered = enumerate(connection.execute(sql.LIST_TASKS, ids), ids["first"])
-        return tuple(_task(run_id, task, row) for task, row in numbered)
+        return _tasks(connection, run_id, ids, -1)
 
 
-def check_run(connection: sqlite3.Connection, run_id: str) -> tuple[TaskRecord, ...]:
-    """Read everything of the run but messages, and return the tasks. Raises StoreError for a damaged row."""
-    get_run(connection, run_id)
-    list_attempts(connection, run_id, None)
-    list_events(connection, run_id, 0, _ALL)
-    list_notes(connection, run_id, 0)
-    return list_tasks(connection, run_id)
+def page_of_tasks(connection: sqlite3.Connection, run_id: str, position: int, limit: int) -> tuple[TaskRecord, ...]:
+    """Return at most `limit` tasks of the run from the position on."""
+    with transaction(connection):
+        found = connection.execute(sql.GET_NUMBER, (run_id,)).fetchone()
+        if found is None:
+            return ()
+        ids = ids_of(found[0])
+        return _tasks(connection, run_id, {**ids, "first": ids["first"] + position}, limit)
+
+
+def _tasks(connection: sqlite3.Connection, run_id: str, ids: dict[str, int], limit: int) -> tuple[TaskRecord, ...]:
+    numbered = enumerate(connection.execute(sql.LIST_TASKS, {**ids, "limit": limit}), ids["first"])
+    return tuple(_task(run_id, task, row) for task, row in numbered)
 
 
 @contextmanager
@@ -272,49 +273,52 @@ def _task(run_id: str, expected: int, row: Row) -> TaskRecord:
 
     All in one function, because calls and slices for each part took a fifth of the time of a resume.
     """
-    task, task_id, set_to, crashes, answers, backend, added_by, edges, spec, prompt, checksum = row[:_TASK]
-    start, of_task, attempt, start_backend, session_id, confirmed, started_at, start_sum = row[_TASK:_LAST_END]
-    if task != expected or checksum != task_checksum(
+    # fmt: off
+    (task, task_id, set_to, crashes, answers, backend, added_by, edges, spec, prompt, task_sum,
+     start, of_task, attempt, start_backend, session_id, confirmed, started_at, start_sum,
+     end, end_id, ended, ended_at, tokens_in, tokens_out, cache_read, cache_write, reasoning, is_partial, cost, took,
+     model, error_kind, error, question, asked, end_sum,
+     result_sum, text, data, text_key, data_key, text_blob, data_blob) = row
+    if task != expected or task_sum != task_checksum(
         task, task_id, set_to, crashes, answers, backend, added_by, edges, spec, prompt
     ):
         raise damaged(run_id, f"task {task_id!r} (prompt, dependencies, options, answers)")
     upstream = () if edges == "[]" else tuple(json.loads(edges))
-    given = task_id, task & _SEQ, prompt, upstream, backend, spec
     if start is None:
+        given = task_id, task & _SEQ, prompt, upstream, backend, spec
         return TaskRecord(*given, set_to or "pending", 0, crashes=crashes, answers=answers, added_by=added_by)
     if start_sum != start_checksum(start, of_task, attempt, start_backend, session_id, confirmed, started_at):
         raise _damaged_start(run_id, task_id)
-    end = row[_LAST_END:_LAST_SUM]
-    if end[0] is not None and row[_LAST_SUM] != end_checksum(*end):
+    if end is not None and end_sum != end_checksum(
+        end, end_id, ended, ended_at, tokens_in, tokens_out, cache_read, cache_write, reasoning, is_partial, cost,
+        took, model, error_kind, error, question, asked,
+    ):
         raise _damaged_end(run_id, task_id)
-    ended, ended_at, duration_s, (error_kind, error, question, asked) = end[2], end[3], end[11], end[13:]
     status = set_to or _STATUSES.get(ended, ended)
     if status != "waiting_input":
         question = asked = None
-    is_damaged, text, data = _result(start, status, row[_LAST_SUM + 1 :])
-    spent = NOTHING_SPENT if ended is None else spent_in(end)
+    if status == "completed" and text_key is data_key is None is not text and result_sum is not None:  # usual
+        is_damaged = result_sum != content_checksum(start, text, data)
+    else:
+        said, value = _Stored(text, text_key, text_blob), _Stored(data, data_key, data_blob)
+        is_damaged = (result_sum is None) == (status == "completed") or not _fits(start, result_sum, said, value)
+        text, data = said.text, value.text
+    if is_damaged:
+        text = data = None
+    spent = NOTHING_SPENT
+    if tokens_in or tokens_out or cache_read or cache_write or reasoning or model is not None or cost is not None:
+        spent = Spent(tokens_in, tokens_out, cost, model, cache_read, cache_write, reasoning, is_partial == 1)
     # By position: keyword arguments take a third longer over 10,000 tasks.
-    last = text, data, error_kind, error, session_id, spent, duration_s, started_at, ended_at, is_damaged
-    more: tuple[Any, ...] = (crashes, confirmed == 1, question, asked, answers, added_by)
-    return _record(*given, status, attempt, *last, *more)
+    return _record(
+        task_id, task & _SEQ, prompt, upstream, backend, spec, status, attempt, text, data, error_kind, error,
+        session_id, spent, took, started_at, ended_at, is_damaged, crashes, confirmed == 1, question, asked, answers,
+        added_by,
+    )
+    # fmt: on
 
 
 _record: Callable[..., TaskRecord] = TaskRecord
 """TaskRecord for values whose types the columns guarantee."""
-
-
-def _result(start: int, status: str, row: Row) -> tuple[bool, str | None, str | None]:
-    """Return whether the result is damaged, and the text and the data of an undamaged result."""
-    checksum, text, data, text_key, data_key, text_blob, data_blob = row
-    if (checksum is None) == (status == "completed"):
-        return True, None, None
-    if text_key is None and data_key is None:  # usual, and twice as fast as below
-        if checksum is None:
-            return text is not None or data is not None, None, None
-        is_damaged = text is None or checksum != content_checksum(start, text, data)
-        return (True, None, None) if is_damaged else (False, text, data)
-    said, value = _Stored(text, text_key, text_blob), _Stored(data, data_key, data_blob)
-    return (False, said.text, value.text) if _fits(start, checksum, said, value) else (True, None, None)
 
 
 def list_attempts(connection: sqlite3.Connection, run_id: str, task_id: str | None) -> tuple[AttemptRecord, ...]:
@@ -329,25 +333,29 @@ def list_attempts(connection: sqlite3.Connection, run_id: str, task_id: str | No
 
 
 def _attempt(run_id: str, row: Row) -> AttemptRecord:
-    task_id: str = row[0]
-    traceback = _checked_traceback(run_id, task_id, row[1:4])
-    row = row[3:]
-    _, _, attempt, backend, session_id, _, started_at = _checked_start(run_id, task_id, row[1 : 1 + _START])
-    begun = task_id, attempt
-    if row[1 + _START] is None:
-        return AttemptRecord(*begun, "running", backend, session_id, started_at, None, None, None, NOTHING_SPENT, None)
-    end = _checked_end(run_id, task_id, row[1 + _START :])
-    status, ended_at, duration_s, (error_kind, error, *_) = end[2], end[3], end[11], end[13:]
-    given = status, backend, session_id, started_at
-    return AttemptRecord(*begun, *given, ended_at, error_kind, error, spent_in(end), duration_s, traceback)
-
-
-def _checked_traceback(run_id: str, task_id: str, row: Row) -> str | None:
-    start, checksum = row[0], row[2]
-    content: str | None = row[1]
-    if start is not None and checksum != row_checksum(start, content):
+    # fmt: off
+    (task_id, traceback_of, traceback, traceback_sum, start, task, attempt, backend, session_id, confirmed,
+     started_at, start_sum,
+     end, end_id, status, ended_at, tokens_in, tokens_out, cache_read, cache_write, reasoning, is_partial, cost, took,
+     model, error_kind, error, question, asked, end_sum) = row
+    if traceback_of is not None and traceback_sum != row_checksum(traceback_of, traceback):
         raise damaged(run_id, f"the traceback of an attempt of task {task_id!r}")
-    return content
+    if start_sum != start_checksum(start, task, attempt, backend, session_id, confirmed, started_at):
+        raise _damaged_start(run_id, task_id)
+    if end is None:
+        open_ended = None, None, None, NOTHING_SPENT, None
+        return AttemptRecord(task_id, attempt, "running", backend, session_id, started_at, *open_ended)
+    if end_sum != end_checksum(
+        end, end_id, status, ended_at, tokens_in, tokens_out, cache_read, cache_write, reasoning, is_partial, cost,
+        took, model, error_kind, error, question, asked,
+    ):
+        raise _damaged_end(run_id, task_id)
+    # fmt: on
+    spent = NOTHING_SPENT
+    if tokens_in or tokens_out or cache_read or cache_write or reasoning or model is not None or cost is not None:
+        spent = Spent(tokens_in, tokens_out, cost, model, cache_read, cache_write, reasoning, is_partial == 1)
+    given = status, backend, session_id, started_at, ended_at, error_kind, error, spent, took
+    return AttemptRecord(task_id, attempt, *given, traceback)
 
 
 def list_messages(connection: sqlite3.Connection, run_id: str, task_id: str) -> tuple[MessageRecord, ...]:

@@ -4,7 +4,7 @@
 -- Changes append rows to narrow tables with integer keys, and rarely update rows: a start is a row of `starts`, an end
 -- a row of `ends`. The views are for queries by people.
 --
--- Every row has a checksum (see checksum.py), a text in `blobs` its key.
+-- Every row has CRC-32 checksums (see checksum.py), a text in `blobs` its key.
 --
 -- Ids: a run has a number, which is never used twice. The id of a task is number * 2^32 + position in the run (from 0).
 -- The id of a start or of a message is number * 2^32 + sequence number of the change. So the rows of a run lie
@@ -47,8 +47,8 @@ CREATE TABLE runs (
     reasoning_tokens INTEGER NOT NULL DEFAULT 0,    -- a part of output_tokens
     cost_is_partial INTEGER NOT NULL DEFAULT 0 CHECK (cost_is_partial = 0 OR cost_is_partial = 1),
     cost_usd REAL,                       -- NULL if unknown; a sum of the known costs if cost_is_partial
-    row_checksum INTEGER,                -- CRC-32 over the columns above without epoch, with `number`
-    settings_checksum BLOB NOT NULL,     -- SHA-256 over run_id and settings
+    row_checksum INTEGER,                -- over the columns above without epoch, with `number`
+    settings_checksum INTEGER NOT NULL,  -- over run_id and settings
     settings_sha256 BLOB REFERENCES blobs (sha256),
     settings TEXT NOT NULL               -- '' if the settings are in blobs
 ) STRICT;
@@ -66,7 +66,7 @@ CREATE TABLE given_tasks (
     answers TEXT,                        -- JSON: the answers of persons
     backend TEXT,                        -- the backend that the plan names; NULL for the default
     added_by TEXT,                       -- the task that added the task; NULL if RunCreated or the policy did
-    row_checksum INTEGER NOT NULL,       -- CRC-32 over the row
+    row_checksum INTEGER NOT NULL,       -- over the row
     depends_on TEXT NOT NULL,            -- JSON: the ids of the tasks that have to end first
     spec TEXT NOT NULL,
     prompt TEXT NOT NULL,
@@ -82,7 +82,7 @@ CREATE TABLE starts (
     session_id TEXT,
     session_confirmed INTEGER NOT NULL DEFAULT 0 CHECK (session_confirmed = 0 OR session_confirmed = 1),
     started_at TEXT NOT NULL,
-    row_checksum INTEGER NOT NULL,       -- CRC-32 over the row
+    row_checksum INTEGER NOT NULL,       -- over the row
     UNIQUE (task, attempt)
 ) STRICT;
 
@@ -107,9 +107,9 @@ CREATE TABLE ends (
     error TEXT,
     question TEXT,                       -- the text for a person, while the task is waiting_input
     asked TEXT,                          -- more about the question as JSON, if the task itself asks
-    row_checksum INTEGER NOT NULL,       -- CRC-32 over the columns above
-    checksum BLOB,                       -- SHA-256 over id, text and data; NULL without a result
-    prompt_checksum BLOB,                -- SHA-256 over id and prompt; NULL without a prompt
+    row_checksum INTEGER NOT NULL,       -- over the columns above
+    checksum INTEGER,                    -- over id, text and data; NULL without a result
+    prompt_checksum INTEGER,             -- over id and prompt; NULL without a prompt
     text_sha256 BLOB REFERENCES blobs (sha256),
     data_sha256 BLOB REFERENCES blobs (sha256),
     prompt_sha256 BLOB REFERENCES blobs (sha256),
@@ -139,7 +139,7 @@ CREATE TABLE other_messages (
     at TEXT NOT NULL,
     input_tokens INTEGER NOT NULL,
     output_tokens INTEGER NOT NULL,
-    checksum BLOB NOT NULL,              -- SHA-256 over the row
+    checksum INTEGER NOT NULL,           -- over the row
     content_sha256 BLOB REFERENCES blobs (sha256),
     content TEXT                         -- NULL if in blobs
 ) STRICT;
@@ -153,7 +153,7 @@ CREATE TABLE sessions (
     session_id TEXT NOT NULL,
     attempt INTEGER NOT NULL,            -- the last attempt that used the session; 0 if a person continued the session
     opened_at TEXT NOT NULL,
-    row_checksum INTEGER NOT NULL,       -- CRC-32 over the row without opened_at
+    row_checksum INTEGER NOT NULL,       -- over the row without opened_at
     PRIMARY KEY (run_id, task_id, session_id)
 ) STRICT, WITHOUT ROWID;
 
@@ -166,7 +166,7 @@ CREATE TABLE other_events (
     task_id TEXT,
     attempt INTEGER,
     detail TEXT NOT NULL,
-    row_checksum INTEGER NOT NULL,       -- CRC-32 over the row
+    row_checksum INTEGER NOT NULL,       -- over the row
     PRIMARY KEY (run_id, seq)
 ) STRICT, WITHOUT ROWID;
 
@@ -178,7 +178,7 @@ CREATE TABLE notes (
     kind TEXT NOT NULL,
     task_id TEXT,                        -- the task concerned; NULL for a request about the run
     body TEXT NOT NULL,                  -- JSON
-    checksum BLOB NOT NULL,              -- SHA-256 over the row
+    checksum INTEGER NOT NULL,           -- over the row
     PRIMARY KEY (run_id, number)
 ) STRICT, WITHOUT ROWID;
 

@@ -55,7 +55,7 @@ ADD_COMPLETIONS = Bulk(
     """INSERT INTO ends (id, end_id, status, ended_at, input_tokens, output_tokens, cost_usd, duration_s, model,
     row_checksum, checksum, prompt_checksum, text, data, prompt)
     WITH new AS {rows} SELECT column1, column2, 'completed', column3, column4, column5, nullif(column6, ''), column7,
-        nullif(column8, 0), column9, column10, nullif(column11, 0), column12, nullif(column13, 0), nullif(column14, 0)
+        nullif(column8, 0), column9, column10, nullif(column11, ''), column12, nullif(column13, 0), nullif(column14, 0)
     FROM new WHERE column1 IS NOT NULL""",
 )
 """Completions without a large part and without tokens counted apart. Three NULL columns less for the blobs save a
@@ -67,7 +67,7 @@ ADD_LARGE_COMPLETIONS = Bulk(
     cache_read_tokens, cache_write_tokens, reasoning_tokens, cost_is_partial, row_checksum, checksum, prompt_checksum,
     text, data, prompt, text_sha256, data_sha256, prompt_sha256)
     WITH new AS {rows} SELECT column1, column2, 'completed', column3, column4, column5, nullif(column6, ''), column7,
-        nullif(column8, 0), column9, column10, column11, column12, column13, column14, nullif(column15, 0),
+        nullif(column8, 0), column9, column10, column11, column12, column13, column14, nullif(column15, ''),
         nullif(column16, 0), nullif(column17, 0), nullif(column18, 0), column19, column20, column21
     FROM new WHERE column1 IS NOT NULL""",
 )
@@ -223,7 +223,7 @@ LIST_TASKS = f"""{_GIVEN}
 FROM given_tasks AS t
     LEFT JOIN starts AS s ON s.id = (SELECT id FROM starts WHERE task = t.id ORDER BY attempt DESC LIMIT 1)
     LEFT JOIN ends AS e ON e.id = s.id {_OF_TEXT} {_OF_DATA}
-WHERE t.id BETWEEN :first AND :last ORDER BY t.id"""  # noqa: S608 - put together from the constants above
+WHERE t.id BETWEEN :first AND :last ORDER BY t.id LIMIT :limit"""  # noqa: S608 - put together from the constants above
 _ATTEMPTS = f"""{_SELECT} t.task_id, b.id, b.content, b.row_checksum, {_START}, {_END}
 FROM starts AS s JOIN given_tasks AS t ON t.id = s.task LEFT JOIN ends AS e ON e.id = s.id
     LEFT JOIN tracebacks AS b ON b.id = s.id"""

@@ -46,8 +46,9 @@ class TimelineEntry:
     attempt: int | None
     detail: Mapping[str, JsonValue]
     """Of an output: `output` (text, tool, waiting, notice), `text` and the usage up to now; the texts of a turn in
-    sequence are the whole text of the turn. Of a message: `role` and `content`. Of a stored event: the stored detail
-    and the session, or the error, duration and cost, of the attempt.
+    sequence are the whole text of the turn. Of a message: `role`, and `content`, or `damaged` (true) if the content
+    does not fit its checksum. Of a stored event: the stored detail and the session, or the error, duration and cost, of
+    the attempt.
     """
     seq: int | None = None
     """The number of a stored event; None for other entries."""
@@ -147,21 +148,22 @@ class Timeline:
         return _AttemptOutput(task_id, attempt, None if files is None else TurnWatch(files.turn))
 
     async def _stored_messages(self, turn: _AttemptOutput) -> Sequence[TimelineEntry]:
-        """Return the stored messages of an attempt; for an attempt with reported output, only system notes."""
+        """Return the stored messages of an attempt; for an attempt with reported output, only system notes and damaged
+        messages.
+        """
         messages = await self._store.list_messages(self._run_id, turn.task_id)
         self._find_persons(turn.task_id, [one for one in messages if one.attempt == 0])
         return [
-            TimelineEntry(None, "message", turn.task_id, turn.attempt, {"role": one.role, "content": one.content})
+            TimelineEntry(None, "message", turn.task_id, turn.attempt, _said(one))
             for one in messages
-            if one.attempt == turn.attempt and not one.damaged and (one.role == "system" or not turn.has_entries)
+            if one.attempt == turn.attempt and (one.damaged or one.role == "system" or not turn.has_entries)
         ]
 
     def _find_persons(self, task_id: str, messages: Sequence[MessageRecord]) -> None:
         for one in messages[self._known.get(task_id, 0) :]:
             self._found += 1
-            if not one.damaged:
-                entry = TimelineEntry(one.at, "message", task_id, 0, {"role": one.role, "content": one.content})
-                heappush(self._persons, (one.at, self._found, entry))
+            entry = TimelineEntry(one.at, "message", task_id, 0, _said(one))
+            heappush(self._persons, (one.at, self._found, entry))
         self._known[task_id] = len(messages)
 
     def _person_messages(self, until: str | None) -> Iterator[TimelineEntry]:
@@ -203,6 +205,11 @@ class Timeline:
             task.question if given is None and task.attempt == attempt else None if given is None else given.question
         )
         return {} if question is None else {"question": question}
+
+
+def _said(message: MessageRecord) -> Mapping[str, JsonValue]:
+    """Return the detail of an entry for the message."""
+    return {"role": message.role, **({"damaged": True} if message.damaged else {"content": message.content})}
 
 
 class _AttemptOutput:

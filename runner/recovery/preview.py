@@ -50,6 +50,10 @@ class Preview:
     """The step of each task, by task id, in the order of the DAG."""
     ended: bool = False
     """Whether the run is over, so that `resume` would only return the stored result."""
+    damaged: tuple[str, ...] = ()
+    """The ids of the tasks whose stored result does not fit its checksum, and that would not run again: `resume`
+    counts these tasks as failed.
+    """
 
     def count(self, *actions: ResumeAction) -> int:
         """Return the number of tasks with any of the `actions`."""
@@ -88,7 +92,9 @@ async def preview(config: Config, run: StoredRun, retry_failed: bool) -> Preview
         steps[position] = replace(steps[position], reason=reason)
     weighed = [await _with_input_tokens(run, step) if step.repeats else step for step in steps]
     status = RunStatus.INTERRUPTED if run.status in UNDER_WAY else run.status
-    return Preview(run.record.run_id, status, {step.task_id: step for step in weighed}, ended)
+    kept = zip(run.tasks, weighed, strict=True)
+    damaged = tuple(task.task_id for task, step in kept if task.damaged and step.action not in RUNS)
+    return Preview(run.record.run_id, status, {step.task_id: step for step in weighed}, ended, damaged)
 
 
 async def _steps(config: Config, run: StoredRun, ended: bool, retry_failed: bool) -> list[ResumeStep]:

@@ -12,6 +12,7 @@ from plait.runner.recovery.preview import Preview
 from plait.runner.recovery.resume_plan import ResumeAction, ResumeStep
 
 _WIDEST = max(len(action.value) for action in ResumeAction)
+_MOST_NAMED = 5
 _MOST_KEPT = 20
 """Completed tasks are listed up to this number; a longer list would hide the other tasks."""
 
@@ -39,16 +40,25 @@ def _is_kept(step: ResumeStep) -> bool:
 
 
 def _summarize(preview: Preview) -> str:
+    run = f"run {preview.run_id}"
     if preview.ended:
         hint = "; --retry-failed runs what failed again" if preview.status is RunStatus.FAILED else ""
-        return f"run {preview.run_id} is {preview.status.value}; nothing is left to do{hint}"
+        left = _summarize_damage(preview) or "nothing is left to do"
+        return f"{run} is {preview.status.value}; {left}{hint}"
     counts = Counter(step.action for step in preview.tasks.values())
     parts = [f"{counts[action]:,} {action.value}" for action in ResumeAction if counts[action]]
     again = len(preview.repeats)
     bill = f"{counted(again, 'task')} possibly billed twice" if again else "nothing billed twice"
     if again:
         bill += f", about {preview.repeated_input_tokens:,} input tokens and the output before the interruption"
-    return f"run {preview.run_id}: {', '.join(parts)}; {bill}"
+    return "; ".join(filter(None, (f"{run}: {', '.join(parts)}", bill, _summarize_damage(preview))))
+
+
+def _summarize_damage(preview: Preview) -> str:
+    """Return the damage to results of tasks that would not run again; empty without damage."""
+    count, named = len(preview.damaged), ", ".join(map(one_line, preview.damaged[:_MOST_NAMED]))
+    more = ", ..." if count > _MOST_NAMED else ""
+    return f"{counted(count, 'damaged result')}, counted as failed: {named}{more}" if count else ""
 
 
 def _as_json(preview: Preview) -> dict[str, object]:
@@ -56,6 +66,7 @@ def _as_json(preview: Preview) -> dict[str, object]:
         "run_id": preview.run_id,
         "status": preview.status.value,
         "ended": preview.ended,
+        "damaged": list(preview.damaged),
         "runs": preview.runs,
         "adopted": preview.count(ResumeAction.ADOPT),
         "possibly_billed_twice": len(preview.repeats),

@@ -24,6 +24,8 @@ def entry_lines(entry: TimelineEntry, run_id: str) -> list[str]:
     """Return the lines of `entry`, safe for a terminal; none for internal events."""
     if entry.kind == "output":
         return _output_lines(entry.detail)
+    if entry.kind == "message" and entry.detail.get("damaged"):
+        return [f"damaged: a message ({one_line(_text(entry.detail, 'role'))}) does not fit its checksum"]
     if entry.kind == "message":
         return _prefix_lines(f"{one_line(_text(entry.detail, 'role'))}| ", _text(entry.detail, "content"))
     if entry.kind.startswith("run_"):

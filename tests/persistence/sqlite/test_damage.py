@@ -158,7 +158,7 @@ async def test_who_put_a_copy_back_beside_the_log_of_a_crash_is_told_to_remove_t
     with pytest.raises(StoreUnusable, match=told):
         async with SQLiteStore(path, mode="existing"):
             pass
-    assert any("remove runs.db-wal and runs.db-shm" in finding.advice for finding in health.file(path))
+    assert any("remove runs.db-wal and runs.db-shm" in one.found + one.advice for one in health.file(path))
     for end in ("-wal", "-shm"):
         Path(f"{path}{end}").unlink(missing_ok=True)
     async with SQLiteStore(path, mode="existing") as store:

@@ -12,18 +12,23 @@ import anyio
 import pytest
 
 from plait.persistence import (
+    Change,
+    Conflict,
     MessageAppended,
     NewTask,
+    SessionOpened,
     SQLiteStore,
     StoreBusy,
     StoreError,
     StoreUnusable,
+    TaskCompleted,
     TaskFailed,
+    TaskInterrupted,
     TaskStarted,
 )
-from plait.persistence.contract.samples import CLAIMED, CREATED, DONE_A, OPENING, RUN, START_A, Writer, at, whole
+from plait.persistence.contract.samples import ASKED, CLAIMED, CREATED, DONE_A, OPENING, RUN, START_A, Writer, at, whole
 from plait.persistence.sqlite import connection as opening
-from tests.support.stores.database import edit, end_of, in_child, make
+from tests.support.stores.database import edit, edit_untyped, end_of, in_child, make
 
 ROOT = Path(__file__).parent.parent.parent.parent
 
@@ -129,6 +134,35 @@ async def test_a_damaged_message_is_told_and_not_given(path: Path, value: str) -
     async with SQLiteStore(path) as store:
         messages = await store.list_messages(RUN, "a")
         assert [(m.content, m.damaged) for m in messages] == [("First.", False), ("", True)]
+
+
+RENEWED: dict[str, tuple[tuple[Change, ...], str, Change]] = {
+    "a start": ((START_A,), "UPDATE starts SET session_confirmed = x'30'", SessionOpened(at(5), "a", 1, "other")),
+    "a task": ((START_A,), "UPDATE given_tasks SET crashes = x'30'", TaskInterrupted(at(5), "a", 1, "x", crashed=True)),
+    "an end": ((START_A, ASKED), "UPDATE ends SET input_tokens = x'30'", TaskCompleted(at(5), "a", 1, "Done.")),
+}
+"""What was written, the damage, and a change that renews the checksum of the damaged row."""
+
+
+@pytest.mark.parametrize("row", RENEWED)
+async def test_a_number_of_another_type_in_a_row_that_changes_is_told_as_damage(path: Path, row: str) -> None:
+    before, damage, change = RENEWED[row]
+    async with SQLiteStore(path) as store:
+        writer = Writer(store)
+        await writer.write(*OPENING, *before)
+        edit_untyped(path, damage)  # opening the file would find the damage
+        with pytest.raises(StoreError, match=r"run 'run-1' is damaged: .* does not fit its checksum; restore") as told:
+            await writer.write(change)
+        assert not isinstance(told.value, Conflict)
+
+
+async def test_a_damaged_status_is_not_counted(path: Path) -> None:
+    await make(path)
+    async with SQLiteStore(path, mode="read") as store:
+        edit_untyped(path, "UPDATE ends SET status = 'complgted'")
+        with pytest.raises(StoreError, match="run 'run-1' is damaged: the status of a task does not fit"):
+            await store.get_run(RUN)
+        assert [run.damaged for run in await store.list_runs()] == [True]
 
 
 async def test_pages_damaged_by_hand_are_refused(path: Path) -> None:

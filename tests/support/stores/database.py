@@ -35,6 +35,19 @@ def edit(path: Path, *statements: str) -> None:
             connection.execute(statement).fetchall()
 
 
+def edit_untyped(path: Path, statement: str) -> None:
+    """Execute the statement on tables that check neither types nor values, as damage does not check them."""
+    tables = "type = 'table' AND name NOT LIKE 'sqlite_%'"
+    loose = f"UPDATE sqlite_schema SET sql = replace(sql, ') STRICT', ')') WHERE {tables}"
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        kept = connection.execute(f"SELECT sql, name FROM sqlite_schema WHERE {tables}").fetchall()
+    edit(path, "PRAGMA writable_schema = ON", loose)
+    edit(path, "PRAGMA ignore_check_constraints = ON", statement)
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("PRAGMA writable_schema = ON")
+        connection.executemany("UPDATE sqlite_schema SET sql = ? WHERE name = ?", kept)
+
+
 def edit_runs(path: Path, change: str) -> None:
     """Change the rows of all runs as an earlier writer would have left them: with checksums that fit."""
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:

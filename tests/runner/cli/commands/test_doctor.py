@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,11 +15,12 @@ import anyio
 import psutil
 import pytest
 
+from plait.backends import BackendError, ErrorKind
 from plait.backends.process.strays import left_over_servers
 from plait.persistence import SQLiteStore
-from plait.persistence.sqlite.health import Fitness, file_system, library, space
-from plait.runner import DAG, ParallelRunner, RunStatus, Task
-from tests.support.fakes import Talker
+from plait.persistence.sqlite.health import Fitness, file, file_system, library, space
+from plait.runner import DAG, ParallelRunner, Retry, RunStatus, Task
+from tests.support.fakes import QuickClock, Talker
 from tests.support.plans.logged import make, wait_for_call
 from tests.support.processes.command import PLAIT, environment, plait, plait_here
 from tests.support.processes.warm import Warm
@@ -128,6 +130,53 @@ def test_a_damaged_result_and_a_damaged_message_are_named(store: Path) -> None:
     assert (step, found) == ("bad", "damaged: run-1/a (results: 1, messages: 2)")
     edit(store, "UPDATE other_messages SET content = CAST(x'ff' AS TEXT)")
     assert checks(examined(store, 3), "checksums")[0][0] == "bad"
+
+
+async def fill(path: Path, tasks: int, answer: str) -> None:
+    """Store a run of `tasks` tasks that all answer `answer`, each at its second attempt."""
+    seen = set[str]()
+
+    async def say(prompt: str) -> str:
+        if prompt in seen:
+            return answer
+        seen.add(prompt)
+        raise BackendError(ErrorKind.TRANSIENT, f"{prompt} later")
+
+    async with SQLiteStore(path) as store:
+        dag = DAG([Task(f"t{n}", f"p{n}", retry=Retry(attempts=2, base_delay=0)) for n in range(tasks)])
+        result = await ParallelRunner(say, store=store, clock=QuickClock()).run(dag, "r")
+    assert result.status is RunStatus.COMPLETED
+
+
+def found_in_file(path: Path) -> str:
+    return next(one.found for one in file(path) if one.check == "checksums")
+
+
+async def test_a_large_run_is_checked_in_little_memory(tmp_path: Path) -> None:
+    path = tmp_path / "runs.db"
+    await fill(path, 300, "x" * 50_000)
+    tracemalloc.start()
+    assert found_in_file(path) == "all fit (results: 300, messages: 600)"
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 5_000_000, f"{peak:,} bytes for results of 15 MB"
+
+
+DAMAGE = {
+    "a task behind the first page": "UPDATE given_tasks SET prompt = 'other' WHERE task_id = 't39'",
+    "a task that is lost between two pages": "DELETE FROM given_tasks WHERE task_id = 't16'",
+    "the end of an earlier attempt": "UPDATE ends SET error = 'other' WHERE error LIKE '%p39 later%'",
+    "an event behind the first page": "UPDATE other_events SET at = 'other' WHERE kind = 'run_completed'",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+async def test_damage_is_found_on_each_page(tmp_path: Path, damage: str) -> None:
+    path = tmp_path / "runs.db"
+    await fill(path, 1100 if "event" in damage else 40, "x")
+    assert found_in_file(path).startswith("all fit")
+    edit(path, DAMAGE[damage])
+    assert found_in_file(path).startswith("damaged: run 'r' is damaged: ")
 
 
 def test_what_was_damaged_and_is_mended_is_not_told_any_more(tmp_path: Path) -> None:

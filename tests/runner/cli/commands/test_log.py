@@ -15,6 +15,7 @@ from tests.runner.cli.display.test_terminal import CORPUS, MARKUP, assert_harmle
 from tests.support.agents.homes import Home
 from tests.support.agents.logs import make_log_home, outputs, plan, untimed
 from tests.support.processes.command import PLAIT, Terminal, environment, plait_here
+from tests.support.stores.database import edit
 
 TASKS = """
   - {id: fix, prompt: "Mend it. [[tool]] [[say I found it.]]"}
@@ -135,6 +136,30 @@ def test_what_a_person_went_on_with_stands_where_it_was_said(home: Home) -> None
     said = [json.loads(line) for line in plait_here(folder, "log", "last", "--json").out.splitlines()]
     assert sum(one["kind"] == "message" and one["attempt"] == 0 and one["at"] is not None for one in said) == 6
     assert not any("say Two" in line for line in plait_here(folder, "log", "last", "bad").out.splitlines())
+
+
+def test_damaged_messages_are_named_and_not_left_out(home: Home) -> None:
+    folder = plan(
+        home,
+        """
+  - {id: fix, prompt: "Mend it. [[say I found it.]]"}
+  - {id: echo, backend: echo, prompt: "two", depends_on: fix}
+""",
+    )
+    assert plait_here(folder, "run", "plan.yaml", "-q").code == 0
+    assert plait_here(folder, "continue", "last", "fix", "And? [[say Two.]]").code == 0
+    whole = untimed(plait_here(folder, "log", "last").out)
+    edit(folder / ".plait" / "plait.db", "UPDATE ends SET text = 'no' WHERE prompt = 'two'")
+    edit(folder / ".plait" / "plait.db", "UPDATE other_messages SET content = 'no' WHERE content = 'Two.'")
+    told = untimed(plait_here(folder, "log", "last").out)
+    expected = {
+        "echo          assistant| re: two": "echo          damaged: a message (assistant) does not fit its checksum",
+        "fix           assistant| Two.": "fix           damaged: a message (assistant) does not fit its checksum",
+    }
+    assert told == [expected.get(line, line) for line in whole] != whole
+    entries = [json.loads(line) for line in plait_here(folder, "log", "last", "--json").out.splitlines()]
+    said = [(one["task_id"], one["detail"]) for one in entries if one["detail"].get("damaged")]
+    assert said == [(task, {"role": "assistant", "damaged": True}) for task in ("echo", "fix")]
 
 
 def test_a_session_that_was_told_anew_is_noted(home: Home) -> None:

@@ -17,7 +17,7 @@ from tests.support.plans.logged import calls, make, wait_for_call
 from tests.support.processes import warm
 from tests.support.processes.command import PLAIT, Terminal, environment, plait, plait_here
 from tests.support.processes.warm import Warm
-from tests.support.stores.database import edit_runs
+from tests.support.stores.database import edit, edit_runs, end_of
 
 HELD = """
   - {id: a, prompt: one}
@@ -217,6 +217,21 @@ def test_a_plan_that_is_gone_or_has_lost_its_function_is_one_clear_line(tmp_path
     (tmp_path / "go").touch()
     resumed = plait_here(tmp_path, "resume", "--plan", "moved/plan.yaml", "-q")
     assert (resumed.code, resumed.out) == (0, "re: three held: two\n")
+
+
+def test_a_dry_run_names_the_damaged_results_of_a_run_that_is_over(tmp_path: Path) -> None:
+    make(tmp_path, '  - {id: a, prompt: one}\n  - {id: b, prompt: "two {{ a }}", depends_on: a}\n')
+    assert plait_here(tmp_path, "run", "plan.yaml", "-q").code == 0
+    whole = plait_here(tmp_path, "resume", "last", "--dry-run")
+    assert (whole.code, "is completed; nothing is left to do" in whole.out, "damaged" in whole.out) == (0, True, False)
+    edit(tmp_path / ".plait" / "plait.db", end_of("a", "text = 'another'"))
+    told = plait_here(tmp_path, "resume", "last", "--dry-run").out.splitlines()
+    assert "a: the stored result does not fit its checksum" in told[0]
+    assert "--retry-failed runs the task again" in told[0]
+    assert told[-1].endswith("is completed; 1 damaged result, counted as failed: a")
+    assert plait_here(tmp_path, "resume", "last", "--dry-run", "--json").value["damaged"] == ["a"]
+    again = plait_here(tmp_path, "resume", "last", "--retry-failed", "--dry-run", "--json").value
+    assert (again["runs"], again["damaged"]) == (1, [])
 
 
 def test_retry_failed_runs_what_failed_and_what_it_blocked(tmp_path: Path) -> None:
