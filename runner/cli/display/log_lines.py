@@ -24,10 +24,8 @@ def entry_lines(entry: TimelineEntry, run_id: str) -> list[str]:
     """Return the lines of `entry`, safe for a terminal; none for internal events."""
     if entry.kind == "output":
         return _output_lines(entry.detail)
-    if entry.kind == "message" and entry.detail.get("damaged"):
-        return [f"damaged: a message ({one_line(_text(entry.detail, 'role'))}) does not fit its checksum"]
     if entry.kind == "message":
-        return _prefix_lines(f"{one_line(_text(entry.detail, 'role'))}| ", _text(entry.detail, "content"))
+        return _message_lines(entry.detail)
     if entry.kind.startswith("run_"):
         return [_run_line(entry, one_line(run_id))]
     if entry.kind == EventKind.BACKEND_THROTTLED and entry.at is not None:
@@ -39,6 +37,13 @@ def entry_lines(entry: TimelineEntry, run_id: str) -> list[str]:
     if entry.kind == EventKind.TASK_STARTED and entry.attempt is not None and entry.attempt > 1:
         line += f", attempt {entry.attempt}"
     return [line]
+
+
+def _message_lines(detail: Detail) -> list[str]:
+    role = one_line(_text(detail, "role"))
+    if detail.get("damaged"):
+        return [f"damaged: a message ({role}) does not fit its checksum"]
+    return _prefix_lines(f"{role}| ", _text(detail, "content"))
 
 
 def _output_lines(detail: Detail) -> list[str]:

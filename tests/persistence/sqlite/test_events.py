@@ -66,7 +66,7 @@ def test_pages_together_are_the_view(tmp_path: Path) -> None:
 
 def test_every_part_of_a_page_is_found_by_its_number(tmp_path: Path) -> None:
     with closing(filled(tmp_path / "runs.db", 10)) as connection:
-        page = {"run_id": RUN, "after": 5, "limit": 100, **ids_of(1)}
+        page = {"run_id": RUN, "after": 5, "limit": 100, "kind": None, **ids_of(1)}
         pages = statements.LIST_OTHER_EVENTS, statements.LIST_STARTS, statements.LIST_COMPLETIONS
         plan = [row for one in pages for row in connection.execute(f"EXPLAIN QUERY PLAN {one}", page).fetchall()]
     parts = [row[3] for row in plan if row[3].startswith(("SEARCH", "SCAN"))]
