@@ -1,7 +1,7 @@
 """Backends: adapters that answer prompts.
 
-Importing the package loads no SDK: `OpenAIBackend`, `AnthropicBackend`, `LangGraphBackend` and `LocalBackend` load
-their SDK on first use.
+Importing the package loads no SDK: `OpenAIBackend`, `AnthropicBackend`, `LangGraphBackend`, `PydanticAIBackend` and
+`LocalBackend` load their SDK on first use.
 """
 
 from importlib import import_module
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from plait.backends.llm.local import LocalBackend
     from plait.backends.llm.openai import OpenAIBackend
     from plait.backends.person import PersonBackend
+    from plait.backends.pydantic_ai.backend import PydanticAIBackend
 
 __all__ = [
     "NO_USAGE",
@@ -72,6 +73,7 @@ __all__ = [
     "Output",
     "PersonBackend",
     "Price",
+    "PydanticAIBackend",
     "Question",
     "Reply",
     "Role",
@@ -91,6 +93,7 @@ _LAZY = {
     "LocalBackend": "llm.local",
     "OpenAIBackend": "llm.openai",
     "PersonBackend": "person",
+    "PydanticAIBackend": "pydantic_ai.backend",
 }
 
 

@@ -103,7 +103,7 @@ class _FunctionConversation:
         except Exception as exc:
             name = type(exc).__name__
             detail = one_line(str(exc))
-            where = _place_of(exc)
+            where = place_of(exc)
             kind = ErrorKind.TRANSIENT if isinstance(exc, ConnectionError | TimeoutError) else ErrorKind.UNEXPECTED
             message = (f"{name}: {detail}" if detail else name) + where
             raise BackendError(kind, message, traceback=format_traceback(exc)) from exc
@@ -139,7 +139,7 @@ def _is_users(file: Path) -> bool:
     return _INSTALLED.isdisjoint(file.parts) and not any(file.is_relative_to(folder) for folder in _NOT_THEIRS)
 
 
-def _place_of(error: Exception) -> str:
+def place_of(error: Exception) -> str:
     """Return the innermost line of user code in the traceback of `error`; empty if the traceback has none."""
     places = [
         (Path(frame.f_code.co_filename), line, frame.f_code.co_name) for frame, line in walk_tb(error.__traceback__)

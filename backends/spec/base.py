@@ -7,6 +7,9 @@ from pydantic import BaseModel, ConfigDict, Field
 BASE_URL = r"^https?://[^/@?#]+(/[^@?#]*)?$"
 """A server's URL, without credentials such as user:password@ or ?key=, because specs are stored with the run."""
 
+CALL = r"^[^:]+:[A-Za-z_][A-Za-z0-9_.]*$"
+"""A Python function: a file or a module, and the name in it."""
+
 
 class Spec(BaseModel):
     """A backend as named in a plan file. Unknown keys are rejected."""

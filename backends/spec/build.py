@@ -26,7 +26,8 @@ from plait.backends.llm.openai import OpenAIBackend
 from plait.backends.person import PersonBackend
 from plait.backends.protocol import Backend
 from plait.backends.spec.agents import AcpSpec, AgentSpec, ClaudeCodeSpec, CodexSpec, GeminiSpec
-from plait.backends.spec.base import BASE_URL, Spec
+from plait.backends.spec.base import BASE_URL, CALL, Spec
+from plait.backends.spec.pydantic_ai import PydanticAISpec
 from plait.backends.text import one_line
 
 
@@ -35,7 +36,7 @@ class FunctionSpec(Spec):
 
     kind: Literal["function"]
     call: str = Field(
-        pattern=r"^[^:]+:[A-Za-z_][A-Za-z0-9_.]*$",
+        pattern=CALL,
         description='The function: "file.py:name", the file beside the plan, or "package.module:name".',
     )
 
@@ -154,6 +155,7 @@ AnySpec: TypeAlias = (
     | CodexSpec
     | GeminiSpec
     | AcpSpec
+    | PydanticAISpec
 )
 BackendSpec: TypeAlias = Annotated[AnySpec, Field(discriminator="kind")]
 _AGENTS: Mapping[str, type[ClaudeCodeSpec | CodexSpec | GeminiSpec]] = {
@@ -179,6 +181,8 @@ def build(spec: AnySpec, *, folder: Path) -> Backend:
         agent = spec.make(folder)
         agent.check()
         return agent
+    if isinstance(spec, PydanticAISpec):
+        return _pydantic_ai(spec, folder)
     options = spec.model_dump(exclude={"kind", "concurrency"})
     backend: OpenAIBackend | AnthropicBackend | LocalBackend
     if isinstance(spec, OpenAISpec):
@@ -239,20 +243,39 @@ def _choices() -> str:
             "  any OpenAI-compatible server (Ollama, vLLM, LM Studio, ...): --base-url URL, or set OPENAI_BASE_URL",
             f"  a small model on this machine: --backend local ({local})",
             "  a coding agent: --backend claude-code, codex or gemini (`plait doctor` says which are installed)",
+            '  any other provider, with tools: in the plan file, "kind: pydantic-ai" and "model: provider:model"',
             '  a Python function: in the plan file, "kind: function" and "call: file.py:name"',
         )
     )
 
 
 def _function(call: str, folder: Path) -> Backend:
+    try:
+        return as_backend(_named(call, folder))
+    except TypeError as exc:
+        raise BackendUnavailable(f"{call}: {exc}") from None
+
+
+def _named(call: str, folder: Path) -> Any:
     where, _, name = call.rpartition(":")
     module = _load_file(folder / where) if where.endswith(".py") else _load_module(where)
     try:
-        return as_backend(attrgetter(name)(module))
+        return attrgetter(name)(module)
     except AttributeError:
         raise BackendUnavailable(f"{call}: {where} has no {name!r}") from None
-    except TypeError as exc:
-        raise BackendUnavailable(f"{call}: {exc}") from None
+
+
+def _pydantic_ai(spec: PydanticAISpec, folder: Path) -> Backend:
+    backend = spec.make(folder, tuple(_tool(call, folder) for call in spec.tools))
+    backend.check()
+    return backend
+
+
+def _tool(call: str, folder: Path) -> Any:
+    tool = _named(call, folder)
+    if not callable(tool) or isinstance(tool, type):
+        raise BackendUnavailable(f"{call}: a tool is a function, not {type(tool).__name__}")
+    return tool
 
 
 def _load_module(name: str) -> Any:

@@ -25,6 +25,7 @@ from plait.backends.prices import Price
 from plait.backends.protocol import Backend
 from plait.backends.spec.agents import AgentSpec
 from plait.backends.spec.build import AnthropicSpec, BackendSpec, FunctionSpec, OpenAISpec
+from plait.backends.spec.pydantic_ai import PydanticAISpec
 from plait.persistence.protocol import Store
 from plait.persistence.records import RunRecord, TaskRecord
 from plait.runner.cli.backends import (
@@ -166,6 +167,11 @@ class StoredBackends:
                 f"the permissions or the command of agent {name!r} in the store of run {self.run_id} are not those of "
                 f"the plan file; change the agent in the plan file, or name that file with --plan PATH"
             )
+        if isinstance(spec, PydanticAISpec):
+            return (
+                f"the tools or the MCP servers of backend {name!r} in the store of run {self.run_id} are not those of "
+                f"the plan file; change the backend in the plan file, or name that file with --plan PATH"
+            )
         assert isinstance(spec, OpenAISpec | AnthropicSpec)
         return (
             f"backend {name!r} as stored with run {self.run_id} sends the key in {spec.api_key_env} to "
@@ -206,7 +212,7 @@ def _join_names(names: Iterable[str]) -> str:
 
 def _needs_plan_file(spec: BackendSpec) -> bool:
     """Return whether a stored spec has to stand in the plan file as well."""
-    if isinstance(spec, AgentSpec):
+    if isinstance(spec, AgentSpec | PydanticAISpec):
         return not spec.is_harmless
     return isinstance(spec, OpenAISpec | AnthropicSpec) and _leaks_key(spec)
 

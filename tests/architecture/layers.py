@@ -21,7 +21,7 @@ LAYERS: list[list[str]] = [
     ["backends.answers"],
     ["backends.ask backends.cancellation backends.function backends.person backends.replay"],
     ["backends.process"],
-    ["backends.llm", "backends.langgraph", "backends.agents"],
+    ["backends.llm", "backends.langgraph", "backends.pydantic_ai", "backends.agents"],
     ["backends.agents.claude", "backends.agents.codex", "backends.agents.gemini", "backends.agents.acp"],
     ["backends.spec"],
     ["backends"],  # the public names

@@ -43,6 +43,8 @@ HOMES = {
     "networkx": "runner/domain/dag.py",
     "aiohttp": "backends/llm/client.py",
     "langgraph": "backends/langgraph/*.py",
+    "pydantic_ai": "backends/pydantic_ai/*.py",
+    "fastmcp": "backends/pydantic_ai/servers.py",
     "xllamacpp": "backends/llm/_llama_server.py",
     "jsonschema_rs": "backends/answers/validator.py",
     "genai_prices": "backends/prices.py",
@@ -51,7 +53,7 @@ HOMES = {
     "starlette": "runner/web/*.py",
     "uvicorn": "runner/web/*.py",
 }
-LAZY = {"aiohttp", "networkx", "langgraph", "xllamacpp", "jsonschema_rs", "genai_prices"}
+LAZY = {"aiohttp", "networkx", "langgraph", "pydantic_ai", "fastmcp", "xllamacpp", "jsonschema_rs", "genai_prices"}
 STATUSES = {"pending", "queued", "running", "waiting_input", "completed", "failed", "skipped", "cancelling",
             "cancelled", "interrupted"}  # fmt: skip
 EVENT_KINDS = {kind.value for kind in EventKind}

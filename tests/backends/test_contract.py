@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
 
 import anyio
 import pytest
@@ -13,11 +15,15 @@ from plait.backends import (
     Conversation,
     ConversationRequest,
     ErrorKind,
+    Files,
     FunctionBackend,
     OpenAIBackend,
+    PydanticAIBackend,
     Reply,
 )
 from plait.backends.contract import BackendContract, Subject
+from tests.support.pydantic_agents import wired_agent
+from tests.support.tool_calls import CHAT, polite
 from tests.support.wire import Answer, ChatCompletions, Dialect, Exchange, Messages, events, serve, silence
 
 
@@ -99,6 +105,39 @@ class TestOpenAI(_OverTheWire):
 class TestAnthropic(_OverTheWire):
     backend = AnthropicBackend
     dialect = Messages()
+
+
+class TestPydanticAI(BackendContract):
+    @pytest.fixture
+    async def subject(self) -> AsyncGenerator[Subject]:
+        failure = CHAT.error(500, "server_error", "something broke")
+        async with serve(polite) as working, serve(silence) as silent, serve(failure) as broken:
+            yield Subject(*(PydanticAIBackend(wired_agent(server.url)) for server in (working, silent, broken)))
+
+
+class TestPydanticAIWithFiles(BackendContract):
+    """As in a run on a store with files."""
+
+    @pytest.fixture
+    async def subject(self, tmp_path: Path) -> AsyncGenerator[Subject]:
+        files = Files(tmp_path / "turn", tmp_path / "sessions")
+        failure = CHAT.error(500, "server_error", "something broke")
+        async with serve(polite) as working, serve(silence) as silent, serve(failure) as broken:
+            backends = [PydanticAIBackend(wired_agent(server.url)) for server in (working, silent, broken)]
+            yield Subject(*(WithFiles(backend, files) for backend in backends))
+
+
+class WithFiles:
+    """Gives each conversation the same files."""
+
+    can_fork = True
+
+    def __init__(self, backend: PydanticAIBackend, files: Files) -> None:
+        self._backend, self._files = backend, files
+        self.new_session_id = backend.new_session_id
+
+    def open(self, request: ConversationRequest) -> AbstractAsyncContextManager[Conversation]:
+        return self._backend.open(replace(request, files=self._files))
 
 
 class Keeper:

@@ -1,0 +1,117 @@
+"""Translate the exceptions of a run of an agent into our kinds of errors."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, cast
+
+from plait.backends.error_kinds import kind_of
+from plait.backends.errors import BackendError, BackendUnavailable, ErrorKind
+from plait.backends.function import place_of
+from plait.backends.text import masked, one_line
+
+_BY_CLASS: Mapping[str, ErrorKind] = {
+    "ContentFilterError": ErrorKind.REFUSED,
+    "OutputTokenLimitExceeded": ErrorKind.CONTEXT_OVERFLOW,
+    "IncompleteToolCall": ErrorKind.CONTEXT_OVERFLOW,
+    "UnexpectedModelBehavior": ErrorKind.INVALID_OUTPUT,
+    "UsageLimitExceeded": ErrorKind.INVALID_REQUEST,
+    "UserError": ErrorKind.INVALID_REQUEST,
+    "ModelRateLimitError": ErrorKind.RATE_LIMITED,
+    "ModelQuotaExceededError": ErrorKind.AUTH,
+    "ModelUnavailableError": ErrorKind.OVERLOADED,
+    "ModelServerError": ErrorKind.TRANSIENT,
+    "ModelTimeoutError": ErrorKind.TIMEOUT,
+    "ModelRequestTimeout": ErrorKind.TIMEOUT,
+    "ModelConnectionError": ErrorKind.TRANSIENT,
+    "ModelAuthenticationError": ErrorKind.AUTH,
+    "ModelContextWindowExceededError": ErrorKind.CONTEXT_OVERFLOW,
+    "ModelRequestRejectedError": ErrorKind.INVALID_REQUEST,
+    "ModelAPIError": ErrorKind.TRANSIENT,
+    "MCPError": ErrorKind.TRANSIENT,
+    "McpError": ErrorKind.TRANSIENT,
+    "ClosedResourceError": ErrorKind.TRANSIENT,
+    "BrokenResourceError": ErrorKind.TRANSIENT,
+    "ConnectionError": ErrorKind.TRANSIENT,
+    "TimeoutError": ErrorKind.TRANSIENT,
+}
+"""Kinds by the name of an exception's class, the nearest class first. By name, because versions of pydantic-ai differ
+in the classes that they have.
+"""
+_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE)
+"""Names of environment variables whose values appear in no message. The library reads its keys from the environment."""
+_CONNECTION_CLOSED = -32000
+"""The code of an MCP error that says that the server is gone. Other codes are mistakes of the model."""
+_LIMIT = 400
+
+
+def failure_of(error: Exception) -> BackendError:
+    """Return the error of a turn that ended with `error`."""
+    if isinstance(error, BackendError):
+        return error
+    if isinstance(error, BackendUnavailable):
+        return BackendError(ErrorKind.UNAVAILABLE, str(error))
+    if isinstance(error, ExceptionGroup):  # all models of a FallbackModel have failed; the last was the last hope
+        return failure_of(cast("ExceptionGroup[Exception]", error).exceptions[-1])
+    wait = getattr(error, "retry_after", None)
+    status = getattr(error, "status_code", None)
+    if type(status) is int and hasattr(error, "body"):
+        failure = _http_error(status, cast("Any", error))
+    else:
+        kind = _kind_by_class(error)
+        name, detail = type(error).__name__, safe_line(str(error), _LIMIT)
+        text = f"{name}: {detail}" if detail else name
+        failure = BackendError(kind, text if _is_the_librarys(error) else text + place_of(error))
+    failure.retry_after = float(wait) if isinstance(wait, int | float) else None
+    return failure
+
+
+def safe_line(text: str, limit: int = 300) -> str:
+    """Return `text` in one line, without the values of environment variables that are named like secrets."""
+    secrets = [text for name, text in os.environ.items() if _SECRET.search(name)]
+    return masked(one_line(text, limit), secrets)
+
+
+def _http_error(status: int, error: Any) -> BackendError:
+    detail = _detail(error.body) or str(error)
+    kind = kind_of(status, _words(error), detail)
+    text = f"model {error.model_name} answered with status {status}: {safe_line(detail, _LIMIT)}"
+    return BackendError(kind, text)
+
+
+def _words(error: Any) -> list[str]:
+    body: Any = error.body
+    inner: Any = cast("Mapping[str, Any]", body).get("error", body) if isinstance(body, Mapping) else None
+    found: list[Any] = [getattr(error, name, None) for name in ("provider_error_code", "provider_error_type")]
+    if isinstance(inner, Mapping):
+        fields = cast("Mapping[str, Any]", inner)
+        found += [fields.get("code"), fields.get("type")]
+    return [word for word in found if isinstance(word, str)]
+
+
+def _detail(body: Any) -> str:
+    """Return the message in the body of an error, or the whole body as text."""
+    while isinstance(body, Mapping):
+        fields = cast("Mapping[str, Any]", body)
+        body = next((fields[name] for name in ("error", "message", "Message") if fields.get(name)), str(fields))
+    return "" if body is None else str(body)
+
+
+def _kind_by_class(error: Exception) -> ErrorKind:
+    if any(getattr(cause, "code", None) == _CONNECTION_CLOSED for cause in _causes(error)):
+        return ErrorKind.TRANSIENT
+    return next((_BY_CLASS[kind.__name__] for kind in type(error).__mro__ if kind.__name__ in _BY_CLASS),
+                ErrorKind.UNEXPECTED)  # fmt: skip
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        if type(error).__name__ in {"MCPError", "McpError"}:
+            yield error
+        error = error.__cause__
+
+
+def _is_the_librarys(error: Exception) -> bool:
+    return any(kind.__module__.startswith("pydantic_ai.") for kind in type(error).__mro__)

@@ -1,0 +1,111 @@
+"""Translate between the values of pydantic-ai and ours: messages, outputs, usage, events and settings."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from plait.backends.errors import BackendError, ErrorKind
+from plait.backends.json_fields import describe_tool_call
+from plait.backends.protocol import NO_USAGE, JsonValue, Message, Output, Usage
+from plait.backends.text import clean_text, one_line, parse_json, shown
+
+if TYPE_CHECKING:
+    from pydantic_ai.messages import ModelMessage
+
+
+def from_stored(history: Sequence[Message]) -> list[ModelMessage]:
+    """Return the stored text of a conversation as messages for a model."""
+    from pydantic_ai.messages import (  # noqa: PLC0415
+        ModelRequest,
+        ModelResponse,
+        SystemPromptPart,
+        TextPart,
+        UserPromptPart,
+    )
+
+    messages: list[ModelMessage] = []
+    for one in history:
+        text = clean_text(one.content)
+        if one.role == "assistant":
+            messages.append(ModelResponse(parts=[TextPart(text)]))
+        else:
+            messages.append(
+                ModelRequest(parts=[SystemPromptPart(text) if one.role == "system" else UserPromptPart(text)])
+            )
+    return messages
+
+
+def stated(output: Any) -> tuple[str, JsonValue]:
+    """Return an agent's output as text, and as JSON if the output is not text."""
+    if isinstance(output, str):
+        return clean_text(str(output)), None
+    from pydantic_core import to_json  # noqa: PLC0415
+
+    try:
+        data = parse_json(clean_text(to_json(output).decode()))
+    except (ValueError, TypeError) as error:
+        name = type(output).__name__
+        text = f"the agent's output is {name}, which JSON cannot hold: {one_line(str(error), 120)}"
+        raise BackendError(ErrorKind.UNEXPECTED, text) from error
+    return json.dumps(data, ensure_ascii=False), data
+
+
+def check_whole(response: Any) -> None:
+    """Raise BackendError if a response of the model was cut off, or ended without a reason."""
+    if response.finish_reason == "length":
+        raise BackendError(
+            ErrorKind.CONTEXT_OVERFLOW,
+            "the model's answer reached the limit of its length; raise max_tokens of the agent",
+        )
+    # The server's own word is in the details. Without it, pydantic-ai takes a stream of chat completions as complete;
+    # a server that also reports no usage was cut off. Models for tests, without a provider, report nothing.
+    details: dict[str, Any] = response.provider_details or {}
+    told = details.get("finish_reason")
+    counted = response.finish_reason and not getattr(response.usage, "unmeasured_requests", 0)
+    if response.provider_name and not (told or counted):
+        raise BackendError(ErrorKind.TRANSIENT, "the model's answer broke off: it ended without a reason")
+
+
+def spent(messages: Sequence[ModelMessage]) -> Usage:
+    """Return the sum of the usage that the messages report."""
+    return sum((_usage(message) for message in messages if message.kind == "response"), NO_USAGE)
+
+
+def _usage(response: Any) -> Usage:
+    told = response.usage
+    cost = getattr(told, "cost", None)
+    name = response.model_name
+    return Usage(
+        told.input_tokens,
+        told.output_tokens,
+        None if cost is None else float(cost),
+        shown(name) if name else None,
+        told.cache_read_tokens,
+        told.cache_write_tokens,
+        getattr(told, "output_reasoning_tokens", 0),
+    )
+
+
+def reported(event: Any) -> Output | None:
+    """Return the output that an event of a running turn shows; None for other events."""
+    kind = event.event_kind
+    if kind == "part_start" and event.part.part_kind == "text" and event.part.content:
+        return Output("text", clean_text(event.part.content))
+    if kind == "part_delta" and event.delta.part_delta_kind == "text" and event.delta.content_delta:
+        return Output("text", clean_text(event.delta.content_delta))
+    if kind == "function_tool_call":
+        given: dict[str, Any] = event.part.args_as_dict() if event.args_valid is not False else {}
+        return Output("tool", describe_tool_call(event.part.tool_name, given))
+    return None
+
+
+def settings_for(model: Any) -> dict[str, Any]:
+    """Return the settings that switch the retries of the model's SDK off, if pydantic-ai can do so for the model."""
+    from pydantic_ai.models import infer_model  # noqa: PLC0415
+
+    if model is None:
+        return {}
+    ignored = getattr(infer_model(model), "unsupported_settings", ("max_retries",))
+    return {} if "max_retries" in ignored else {"max_retries": 0}
