@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from plait.backends.spec.base import BASE_URL, CALL, Spec
 
@@ -14,7 +15,11 @@ if TYPE_CHECKING:
     from plait.backends.pydantic_ai.backend import PydanticAIBackend
 
 
-class McpServerSpec(BaseModel):
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,29}")
+"""A server's name, the beginning of the names of its tools: models accept few characters in these."""
+
+
+class McpServerPart(BaseModel):
     """An MCP server, by its command or its URL."""
 
     model_config = ConfigDict(extra="forbid")
@@ -36,7 +41,7 @@ class McpServerSpec(BaseModel):
     )
 
     @model_validator(mode="after")
-    def _is_one_of_both(self) -> McpServerSpec:
+    def _is_one_of_both(self) -> McpServerPart:
         if (self.command is None) == (self.url is None):
             raise ValueError("an MCP server has either command or url")
         if self.command is None and self.pass_env:
@@ -61,10 +66,20 @@ class PydanticAISpec(Spec):
         description='Functions that the model may call, each as "file.py:name" or "package.module:name". Their '
         "signatures and docstrings describe them to the model.",
     )
-    mcp_servers: dict[Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]*$", max_length=30)], McpServerSpec] = Field(
+    mcp_servers: dict[str, McpServerPart] = Field(
         default_factory=dict,
         description="MCP servers by name. The model sees a server's tools as name_tool.",
     )
+
+    @field_validator("mcp_servers")
+    @classmethod
+    def _names_begin_tool_names(cls, servers: dict[str, McpServerPart]) -> dict[str, McpServerPart]:
+        for name in servers:
+            if not _NAME.fullmatch(name):
+                raise ValueError(
+                    f"{name!r} is no name for a server: a letter, then letters, digits, _ or -, at most 30"
+                )
+        return servers
 
     @property
     def is_harmless(self) -> bool:

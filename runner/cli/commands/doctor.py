@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Collection, Iterator
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import anyio
@@ -61,6 +61,7 @@ def run_doctor(path: Path, as_json: bool) -> int:
 
 def _check_machine(path: Path) -> Iterator[Finding]:
     yield Finding("python", Fitness.OK, f"{platform.python_version()}, plait {version('plait')}")
+    yield _agent_library()
     yield health.library()
     yield _check_prices()
     folder = next((one for one in path.absolute().parents if _exists(one)), path.absolute())
@@ -76,6 +77,14 @@ def _check_prices() -> Finding:
         return Finding("prices", Fitness.OK, about, f"to install the list: {install_command('prices')}")
     number, day = found
     return Finding("prices", Fitness.OK, f"genai-prices {number}, installed on {day}; never fetched from the network")
+
+
+def _agent_library() -> Finding:
+    """Return the version of the library of `kind: pydantic-ai`. Without it, plans without that kind run as well."""
+    try:
+        return Finding("pydantic-ai", Fitness.OK, version("pydantic-ai-slim"))
+    except PackageNotFoundError:
+        return Finding("pydantic-ai", Fitness.OK, f"not installed; run: {install_command('pydantic-ai')}")
 
 
 def _exists(path: Path) -> bool:

@@ -204,7 +204,7 @@ def test_nothing_configured_lists_what_can_be_had(asked: dict[str, str]) -> None
         default_spec({"PATH": "/bin"}, **asked)
     first, *choices = str(caught.value).splitlines()
     assert asked.get("kind", "no backend is configured") in first
-    assert len(choices) == 6
+    assert len(choices) == 7
     words = ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "--base-url", "--backend local", "--backend claude-code", "call:")
     for word, line in zip(words, choices, strict=True):
         assert word in line
