@@ -19,7 +19,7 @@ from plait.backends.answers.reader import check_answer, read_answer
 from plait.backends.answers.schema import Mismatch, Schema, invalid_output, repair_prompt
 from plait.backends.cancellation import cancel_requested
 from plait.backends.errors import BackendError, ErrorKind
-from plait.backends.protocol import ConversationRequest, JsonValue, Output, Reply
+from plait.backends.protocol import ConversationRequest, JsonValue, Message, Output, Reply
 from plait.backends.pydantic_ai.failures import failure_of, safe_line
 from plait.backends.pydantic_ai.session import History, Sessions
 from plait.backends.pydantic_ai.values import check_whole, from_stored, reported, settings_for, spent, stated
@@ -70,7 +70,10 @@ class AgentConversation:
         try:
             return await self._turn(asked, schema)
         except Exception as error:
-            raise await self._failed(failure_of(error)) from error
+            failure = await self._failed(failure_of(error))
+            if failure.messages:  # the text that came, after the prompt that it answers
+                failure.messages = (Message("user", clean_text(prompt)), *failure.messages)
+            raise failure from error
 
     async def _recalled(self) -> History:
         """Return the history to go on from. Raises BackendError (session_lost) if the history is gone."""

@@ -14,8 +14,8 @@ from plait.backends.text import masked, one_line
 
 _BY_CLASS: Mapping[str, ErrorKind] = {
     "ContentFilterError": ErrorKind.REFUSED,
-    "OutputTokenLimitExceeded": ErrorKind.CONTEXT_OVERFLOW,
-    "IncompleteToolCall": ErrorKind.CONTEXT_OVERFLOW,
+    "OutputTokenLimitExceeded": ErrorKind.TRUNCATED,
+    "IncompleteToolCall": ErrorKind.TRUNCATED,
     "UnexpectedModelBehavior": ErrorKind.INVALID_OUTPUT,
     "UsageLimitExceeded": ErrorKind.INVALID_REQUEST,
     "UserError": ErrorKind.INVALID_REQUEST,

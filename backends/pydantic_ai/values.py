@@ -55,10 +55,11 @@ def stated(output: Any) -> tuple[str, JsonValue]:
 def check_whole(response: Any) -> None:
     """Raise BackendError if a response of the model was cut off, or ended without a reason."""
     if response.finish_reason == "length":
-        raise BackendError(
-            ErrorKind.CONTEXT_OVERFLOW,
-            "the model's answer reached the limit of its length; raise max_tokens of the agent",
-        )
+        usage = _usage(response)
+        problem = f"the answer was cut after {usage.output_tokens} tokens; raise max_tokens, or ask for less"
+        text = clean_text("".join(part.content for part in response.parts if part.part_kind == "text"))
+        messages = (Message("assistant", text, usage),) if text else ()
+        raise BackendError(ErrorKind.TRUNCATED, problem, messages=messages)
     # The server's own word is in the details. Without it, pydantic-ai takes a stream of chat completions as complete;
     # a server that also reports no usage was cut off. The library's models for tests report nothing.
     details: dict[str, Any] = response.provider_details or {}

@@ -19,7 +19,7 @@ from plait.backends import (
     Reply,
     Usage,
 )
-from plait.backends.cancellation import Cancellation, cancellable
+from plait.backends.cancellation import CancellableTurn, Cancellation
 from tests.support.pydantic_agents import wired_agent
 from tests.support.tool_calls import CHAT, calling, saying
 from tests.support.wire import Answer, Script, events, hang_up, plain, serve, silence
@@ -185,7 +185,7 @@ async def test_a_status_becomes_a_kind_after_one_request(status: int, code: str,
         (hang_up, ErrorKind.TRANSIENT),
         (events(CHAT.parts("It is", reason=None), end="cut"), ErrorKind.TRANSIENT),
         (events(CHAT.parts("It is", reason=None)), ErrorKind.TRANSIENT),
-        (events(CHAT.parts("It is", reason="length")), ErrorKind.CONTEXT_OVERFLOW),
+        (events(CHAT.parts("It is", reason="length")), ErrorKind.TRUNCATED),
         (events(CHAT.parts("", reason="content_filter")), ErrorKind.REFUSED),
         (events([CHAT.error_event("overloaded_error", "no room")]), ErrorKind.OVERLOADED),
         (plain(200, b"<html>a proxy's page</html>"), ErrorKind.INVALID_OUTPUT),
@@ -197,6 +197,13 @@ async def test_an_answer_that_is_not_whole_is_an_error(answer: Answer, kind: Err
     assert error.kind is kind, error
     assert "\n" not in error.message
     assert len(server.requests) == 1
+
+
+async def test_the_text_of_a_cut_answer_is_kept() -> None:
+    error, _ = await failure(events(CHAT.parts("It is", reason="length")))
+    assert error.messages == (Message("user", "Hello?"), Message("assistant", "It is", Usage(11, 7, model="m")))
+    assert error.usage == Usage(11, 7, model="m")
+    assert "cut after 7 tokens" in error.message
 
 
 async def test_a_failing_tool_is_named_with_its_place() -> None:
@@ -259,7 +266,7 @@ async def test_a_requested_cancellation_stops_before_the_next_request() -> None:
 
     async with serve(calling(("cancel_meanwhile", {}))) as server:
         agent = wired_agent(server.url, tools=[cancel_meanwhile])
-        with cancellable(cancellation), pytest.raises(BackendError, match="between two steps") as caught:
+        with CancellableTurn(cancellation), pytest.raises(BackendError, match="between two steps") as caught:
             await say(PydanticAIBackend(agent))
     assert len(server.requests) == 1
     assert caught.value.usage == Usage(20, 5, model="m")
@@ -278,7 +285,7 @@ async def test_a_requested_cancellation_stops_before_the_tools() -> None:
 
     async with serve(calling(("act", {}), text="I will act.")) as server:
         request = ConversationRequest(session_id="s", on_output=stop)
-        with cancellable(cancellation), pytest.raises(BackendError, match="between two steps"):
+        with CancellableTurn(cancellation), pytest.raises(BackendError, match="between two steps"):
             await say(PydanticAIBackend(wired_agent(server.url, tools=[act])), request=request)
     assert called == []
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,8 @@ async def test_cancelling_ends_the_servers_whole_tree(log: Path, monkeypatch: py
             child = int((await until_noted(log, "hang-")).removeprefix("hang-"))
             assert psutil.pid_exists(child)
             group.cancel_scope.cancel()
+            began = time.monotonic()
+        assert time.monotonic() - began < 1.5, "the library itself waits two seconds for a server that hangs"
     with anyio.fail_after(3):
         await until_gone(child, noted(log)[0][1])
 

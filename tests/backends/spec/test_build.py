@@ -205,7 +205,8 @@ def test_nothing_configured_lists_what_can_be_had(asked: dict[str, str]) -> None
     first, *choices = str(caught.value).splitlines()
     assert asked.get("kind", "no backend is configured") in first
     assert len(choices) == 7
-    words = ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "--base-url", "--backend local", "--backend claude-code", "call:")
+    words = ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "--base-url", "--backend local", "--backend claude-code",
+             "kind: pydantic-ai", "call:")  # fmt: skip
     for word, line in zip(words, choices, strict=True):
         assert word in line
 
