@@ -14,6 +14,7 @@ from plait.backends.function import FunctionBackend, as_backend
 from plait.backends.prices import Billing, Price
 from plait.backends.protocol import (
     NO_USAGE,
+    Allowance,
     Answer,
     Backend,
     Conversation,
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 __all__ = [
     "NO_USAGE",
     "AcpBackend",
+    "Allowance",
     "Answer",
     "AnthropicBackend",
     "Backend",

@@ -163,6 +163,18 @@ class Files:
 
 
 @value
+class Allowance:
+    """A server's own limits of rate, as reported with an answer; None for unknown."""
+
+    requests_per_minute: float | None = None
+    requests_left: float | None = None
+    """The requests that the server would accept now."""
+    tokens_per_minute: float | None = None
+    tokens_left: float | None = None
+    """The tokens that the server would accept now."""
+
+
+@value
 class ConversationRequest:
     """Everything a backend may need to open a conversation."""
 
@@ -207,6 +219,8 @@ class ConversationRequest:
     """
     goes_on: bool = False
     """Whether another task is known to continue the conversation, so that a server's cache is worth filling."""
+    on_allowance: Callable[[Allowance], None] | None = None
+    """Callback for the limits that the server reports. Never blocks, never raises. None if nobody needs the limits."""
 
 
 class Conversation(Protocol):

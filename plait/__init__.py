@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from plait.backends import (
         NO_USAGE,
         AcpBackend,
+        Allowance,
         Answer,
         AnthropicBackend,
         Backend,
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
 __all__ = [
     "NO_USAGE",
     "AcpBackend",
+    "Allowance",
     "Answer",
     "AnthropicBackend",
     "Backend",

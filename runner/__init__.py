@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from plait.runner.recovery.preview import Preview
     from plait.runner.recovery.resume_plan import ResumeAction, ResumeStep
     from plait.runner.run import Run
+    from plait.runner.scheduling.rates import RateLimits
     from plait.runner.service import RunService
 
 __all__ = [
@@ -90,6 +91,7 @@ __all__ = [
     "Preview",
     "Problem",
     "PromptError",
+    "RateLimits",
     "ResumeAction",
     "ResumeStep",
     "ResumeSummary",
@@ -150,6 +152,7 @@ _HOMES = {
     "recovery.preview": "Preview",
     "recovery.resume_plan": "ResumeAction ResumeStep",
     "run": "Run",
+    "scheduling.rates": "RateLimits",
     "service": "RunService",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}

@@ -40,6 +40,7 @@ from plait.runner.recovery.lease import short_claim_ends, wait_for_expiry
 from plait.runner.recovery.preview import Preview, preview
 from plait.runner.recovery.resume import ResumeOptions, prepare_resume
 from plait.runner.run import Run
+from plait.runner.scheduling.rates import RateLimits
 from plait.runner.state.owner import LEASE_SECONDS, claim_for_this_process
 from plait.runner.state.run_state import RunState
 from plait.runner.state.stored_run import ended_result, needs_no_work, require_unfailed, stored_run
@@ -65,6 +66,8 @@ class ParallelRunner:
     - `store`: the place for checkpoints. With None, nothing is stored and nothing can be resumed.
     - `concurrency`: the number of tasks running at once.
     - `limits`: the number of tasks running at once per backend, by backend name.
+    - `rates`: the requests and tokens per minute per backend, by backend name. They are kept before the server has to
+      refuse, and hold for all runs of this process that use the same backend name, server and key.
     - `shared_limits`: if True, `concurrency` and `limits` apply to all runs of an event loop together, as a provider's
       rate limit does; otherwise to each run. Runs with shared limits receive slots in turn. Tasks must then never wait
       for another run: the other run may need the waiting task's slot.
@@ -92,6 +95,7 @@ class ParallelRunner:
         store: Store | None = None,
         concurrency: int = 8,
         limits: Mapping[str, int] | None = None,
+        rates: Mapping[str, RateLimits] | None = None,
         shared_limits: bool = False,
         strict: bool = False,
         store_timeout: float = 10.0,
@@ -114,6 +118,7 @@ class ParallelRunner:
             None if store is None else TimeoutStore(store, store_timeout),
             concurrency,
             dict(limits or {}),
+            dict(rates or {}),
             shared_limits,
             strict,
             lease,

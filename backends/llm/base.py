@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import threading
@@ -19,6 +20,7 @@ from anyio.to_thread import run_sync
 
 from plait.backends.errors import BackendError, BackendUnavailable, ErrorKind
 from plait.backends.json_fields import at_least
+from plait.backends.llm.allowance import reported_allowance
 from plait.backends.llm.client import Client, Limits, Response
 from plait.backends.llm.endpoint import Endpoint, environment_headers, find_server, is_environments
 from plait.backends.llm.prompt_cache import SHORTEST, PromptCache, SharedBeginning
@@ -113,6 +115,12 @@ class RemoteBackend(ABC):
         """Return a random id. The id names the conversation in the store, and is not sent to the server."""
         return uuid4().hex
 
+    @property
+    def account(self) -> str:
+        """The server and the key, unreadable: backends with the same account share the server's limits of rate."""
+        server = self._find_server()
+        return f"{server.name} {hashlib.sha256(server.key.encode()).hexdigest()[:16]}"
+
     def check(self) -> None:
         """Raise BackendUnavailable if the key is missing or the URL is invalid. Imports nothing, needs no network."""
         self._find_server()
@@ -167,6 +175,8 @@ class RemoteBackend(ABC):
         while True:
             body = build(avoided)
             response = await client.post(url, body)
+            if request.on_allowance is not None:
+                request.on_allowance(reported_allowance(response.headers))
             if response.status < 300:
                 self._avoided |= avoided
                 return response

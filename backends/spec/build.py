@@ -15,7 +15,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from plait.backends.errors import BackendUnavailable
 from plait.backends.function import as_backend
@@ -64,6 +64,19 @@ class _ModelSpec(Spec):
     )
 
 
+class RateSpec(BaseModel):
+    """Limits of rate, kept before the server has to refuse."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    requests_per_minute: float | None = Field(
+        default=None, ge=1, allow_inf_nan=False, description="Requests begun per minute."
+    )
+    tokens_per_minute: float | None = Field(
+        default=None, ge=1, allow_inf_nan=False, description="Tokens read and written per minute."
+    )
+
+
 class _RemoteSpec(_ModelSpec):
     model: str | None = Field(default=None, description="The model's name at the server.")
     base_url: str | None = Field(
@@ -79,6 +92,10 @@ class _RemoteSpec(_ModelSpec):
         default=None,
         description="Whether the server keeps the beginnings of prompts and charges less for them later. Default: true "
         "for the vendor's own server, else false.",
+    )
+    limits: RateSpec | None = Field(
+        default=None,
+        description="Limits of rate, shared by all runs of a process that use this backend's name, server and key.",
     )
     extra: dict[str, Any] | None = Field(
         default=None,
@@ -183,7 +200,7 @@ def build(spec: AnySpec, *, folder: Path) -> Backend:
         return agent
     if isinstance(spec, PydanticAISpec):
         return _pydantic_ai(spec, folder)
-    options = spec.model_dump(exclude={"kind", "concurrency"})
+    options = spec.model_dump(exclude={"kind", "concurrency", "limits"})
     backend: OpenAIBackend | AnthropicBackend | LocalBackend
     if isinstance(spec, OpenAISpec):
         backend = OpenAIBackend(**options)

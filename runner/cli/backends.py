@@ -18,7 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 from plait.backends.prices import Price
 from plait.backends.protocol import Backend, JsonValue
 from plait.backends.spec.build import KINDS, BackendSpec, build, default_spec
-from plait.runner import DAG, ParallelRunner, Plan
+from plait.runner import DAG, ParallelRunner, Plan, RateLimits
 from plait.runner.cli.exits import CliError
 from plait.runner.domain.dag import nearest
 from plait.runner.domain.policy import Policy
@@ -95,12 +95,20 @@ class BackendSet:
         """Return the concurrency limit of each backend that has one."""
         return {name: spec.concurrency for name, spec in self.specs.items() if spec.concurrency is not None}
 
+    def rates(self) -> dict[str, RateLimits]:
+        """Return the limits of rate of each backend that has one."""
+        given = {name: getattr(spec, "limits", None) for name, spec in self.specs.items()}
+        return {name: RateLimits(**limits.model_dump()) for name, limits in given.items() if limits is not None}
+
     def make_runner(self, made: Mapping[str, Backend], **options: Any) -> ParallelRunner:
         """Return a runner with the open backends `made` and the default of this set."""
         # A task without a backend then runs under the name of the default, and the limit of that backend applies.
         limits = {name: limit for name, limit in self.limits().items() if name in made}
+        rates = {name: limit for name, limit in self.rates().items() if name in made}
         default = self.default if self.default in made else None
-        return ParallelRunner(backends=made, default=default, limits=limits, prices=self.prices, **options)
+        return ParallelRunner(
+            backends=made, default=default, limits=limits, rates=rates, prices=self.prices, **options
+        )
 
 
 def required_backends(

@@ -35,6 +35,7 @@ from plait.runner.engine.feed import Feed
 from plait.runner.engine.handover import NO_HANDOVER, AdoptedAttempt, Handover
 from plait.runner.engine.pricing import Pricing
 from plait.runner.log import logger
+from plait.runner.scheduling.rate_gate import RateGate
 from plait.runner.state.attempt_files import attempt_files
 from plait.runner.state.orphans import end_attempt, make_room
 from plait.runner.state.run_state import RunState
@@ -79,6 +80,8 @@ class RunContext:
     """The user's own prices, by model."""
     cancellation: Cancellation = field(default_factory=Cancellation)
     """The request to the attempts under way to end, because the run is being cancelled."""
+    gates: Mapping[str, RateGate] = field(default_factory=dict[str, RateGate])
+    """The limits of rate, by the name of the backend."""
 
 
 _ATTACH_SECONDS = 1.0
@@ -145,6 +148,7 @@ class AttemptRunner:
         self._log = logger(run=context.run_id)
         self._pricing = Pricing(context.backends, context.prices, context.clock)
         # Computed once: isinstance with a protocol costs more than the rest of an attempt's start.
+        self._lower = {name: gate.lower for name, gate in context.gates.items()}
         self._outlive = {name: isinstance(backend, DetachedBackend) for name, backend in context.backends.items()}
 
     def begin(self, position: int) -> Attempt:
@@ -192,6 +196,17 @@ class AttemptRunner:
         before = self._state.dag.position(task.continues)
         backend = self._context.backends[self._context.task_backends[before]]
         return self._state.times_continued(before) > 1 or (isinstance(backend, ForkingBackend) and backend.can_fork)
+
+    def size(self, position: int) -> int:
+        """Return the length in characters of the next prompt of the task, with the conversation as far as in memory."""
+        task, continuation = self._state.dag.tasks[position], self._state.continuations.get(position)
+        messages = () if continuation is None else (*continuation.messages, *continuation.refused)
+        try:
+            history = None if task.continues is None else self._state.history(task)
+            messages += () if history is None else history.messages
+            return len(self._state.prompt(task)) + sum(len(message.content) for message in messages)
+        except Exception:  # reported by the attempt
+            return 0
 
     def run(self, attempt: Attempt) -> Awaitable[CallOutcome]:
         """Render the prompt and call the backend. Errors become part of the outcome; cancellation is re-raised."""
@@ -289,6 +304,7 @@ class AttemptRunner:
             partial(self._session, attempt),
             self._time_left(attempt),
             self._state.times_continued(attempt.position) > 0,
+            self._lower.get(self._context.task_backends[attempt.position]),
         )
 
     def _files(self, attempt: Attempt) -> Files | None:

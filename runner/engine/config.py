@@ -17,7 +17,10 @@ from plait.runner.domain.policy import Policy
 from plait.runner.domain.question import OnQuestion
 from plait.runner.domain.status import TASK_DONE, TaskStatus
 from plait.runner.domain.task import GrowthLimits
+from plait.runner.engine.rate_gates import RateGates
 from plait.runner.errors import BackendMissing
+from plait.runner.scheduling.rate_gate import RateGate
+from plait.runner.scheduling.rates import RateLimits
 from plait.runner.scheduling.slots import SlotPool
 
 DEFAULT_BACKEND = "default"
@@ -32,6 +35,7 @@ class Config:
     store: Store | None
     concurrency: int
     limits: Mapping[str, int]
+    rates: Mapping[str, RateLimits]
     shared_limits: bool
     strict: bool
     lease: float
@@ -44,6 +48,7 @@ class Config:
     _shared: WeakKeyDictionary[asyncio.AbstractEventLoop, SlotPool] = field(
         init=False, default_factory=WeakKeyDictionary["asyncio.AbstractEventLoop", SlotPool]
     )
+    _gates: RateGates = field(init=False)
 
     def slot_pool(self) -> SlotPool:
         """Return the slots for a new run: a pool of the run's own, or the pool shared by all runs of this event loop.
@@ -51,19 +56,26 @@ class Config:
         Shared pools are kept per event loop, because slots taken in an abandoned loop are never freed.
         """
         if not self.shared_limits:
-            return SlotPool(self.concurrency, self.limits)
+            return SlotPool(self.concurrency, self.limits, gates=self.gates())
         loop = asyncio.get_running_loop()
-        return self._shared.setdefault(loop, SlotPool(self.concurrency, self.limits, shared=True))
+        pool = SlotPool(self.concurrency, self.limits, shared=True, gates=self.gates())
+        return self._shared.setdefault(loop, pool)
+
+    def gates(self) -> dict[str, RateGate]:
+        """Return the limits of rate for the runs of this event loop, by the name of the backend."""
+        return {name: self._gates.find(name, self.backends[name], limits) for name, limits in self.rates.items()}
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "_gates", RateGates(self.clock.monotonic))
         if self.concurrency < 1:
             raise ValueError(f"concurrency must be at least 1, not {self.concurrency}")
         for name, limit in self.limits.items():
             if limit < 1:
                 raise ValueError(f"the limit of backend {name!r} must be at least 1, not {limit}")
-            if name not in self.backends:
+        for option, named in (("limits", self.limits), ("rates", self.rates)):
+            if unknown := next((name for name in named if name not in self.backends), None):
                 raise ValueError(
-                    f"limits names {name!r}, which is no backend of this runner{nearest(name, self.backends)}"
+                    f"{option} names {unknown!r}, which is no backend of this runner{nearest(unknown, self.backends)}"
                 )
         for model, price in self.prices.items():
             price.check(model)

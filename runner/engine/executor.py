@@ -27,13 +27,14 @@ interrupted, or as waiting for a person's decision if the task is marked at_most
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Literal
 
 import anyio
 import anyio.abc
 
-from plait.backends.protocol import JsonInput
+from plait.backends.protocol import NO_USAGE, JsonInput
 from plait.runner.clock import stamper
 from plait.runner.domain import events
 from plait.runner.domain.status import TASK_DONE, TaskStatus
@@ -87,6 +88,10 @@ class Executor:
         self._closed = False
         self._calls = 0
         """How many backend calls are under way."""
+        self._metered: dict[int, Attempt] = {}
+        """The attempts with a share of a limit of rate, by position."""
+        scheduler.rates.size_of = self._attempt_runner.size
+        scheduler.rates.timer = self._start_timer
 
     async def run(self) -> None:
         """Run tasks until nothing is left, or until `end`. Cancellation ends all attempts and then propagates."""
@@ -94,6 +99,9 @@ class Executor:
             await self._run()
         finally:
             self._closed = True  # an answer is refused from now on
+            self._scheduler.rates.leave()
+            for position in [one for one, attempt in self._metered.items() if not attempt.called]:
+                self._scheduler.rates.give_back(position)
 
     async def _run(self) -> None:
         async with anyio.create_task_group() as workers:
@@ -210,6 +218,8 @@ class Executor:
         while self.ended_by is None and (position := self._scheduler.take()) is not None:
             attempt = self._attempt_runner.begin(position)
             attempts.append(attempt)
+            if position in self._scheduler.rates.reserved:
+                self._metered[position] = attempt
             if attempt.task.at_most_once:
                 before = self._at_most_once.get(position)
                 attempt.waits = before.waits + 1 if before is not None else 0
@@ -294,6 +304,8 @@ class Executor:
         and the attempts to run once the commit is set.
         """
         self._calls -= 1
+        if attempt.position in self._metered:
+            self._settle_rate(attempt, outcome)
         if self._winding_down and outcome.error is not None:
             # No failure of the task: the attempt was asked to end. `finish` cancels the task.
             self._state.spend(attempt.position, outcome.error.usage)
@@ -307,6 +319,29 @@ class Executor:
         stored = self._context.sink.submit(new_events)
         stored.then(partial(self._outcomes.stored, attempt))
         return stored, attempts
+
+    def _settle_rate(self, attempt: Attempt, outcome: CallOutcome) -> None:
+        """Settle the attempt's share of a limit of rate with the real usage."""
+        del self._metered[attempt.position]
+        if not attempt.called:
+            self._scheduler.rates.give_back(attempt.position)
+            return
+        ended = outcome.reply or outcome.error
+        usage = NO_USAGE if ended is None else ended.usage
+        self._scheduler.rates.settle(attempt.position, usage.input_tokens, usage.output_tokens)
+
+    def _start_timer(self, seconds: float, call: Callable[[], None]) -> Callable[[], None]:
+        """Call `call` after `seconds`, unless the returned function is called before, or the workers end."""
+        assert self._workers is not None
+        scope = anyio.CancelScope()
+        self._workers.start_soon(self._call_later, seconds, call, scope)
+        return scope.cancel
+
+    async def _call_later(self, seconds: float, call: Callable[[], None], scope: anyio.CancelScope) -> None:
+        with scope:
+            await self._context.clock.sleep(seconds)
+        if not scope.cancel_called:
+            call()
 
     async def _next_turn(self) -> Attempt | None:
         """Wait for the next attempt to run. Return None at the end of the run."""

@@ -180,6 +180,7 @@ def _context(run: PreparedRun, config: Config, sink: EventSink, feed: Feed) -> R
         partial(_recall, config, run.run_id, run.state),
         files_root(config.store),
         prices=config.prices,
+        gates=config.gates(),
     )
 
 

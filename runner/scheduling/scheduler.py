@@ -21,6 +21,7 @@ from plait.runner.domain.dag import DAG
 from plait.runner.domain.status import TASK_DONE, TaskStatus
 from plait.runner.domain.task import FailureMode
 from plait.runner.scheduling.for_each import ForEachQueue
+from plait.runner.scheduling.rate_gate import RunRates
 from plait.runner.scheduling.slots import BackendLimiter, Pause, ReadyQueue, SlotPool
 
 
@@ -64,6 +65,8 @@ class Scheduler:
         self._priorities = dag.priorities()
         self._changed: Callable[[str, BackendLimiter], None] | None = None
         self._queues: dict[str, ReadyQueue] = {}
+        self.rates = RunRates(self)
+        """The calls of this run on backends with limits of rate."""
         self._queue_of = [self._queue(name) for name in backends]
         self._for_each = ForEachQueue(dag)
         self._alone = frozenset(initial.alone)
@@ -87,6 +90,8 @@ class Scheduler:
         if queue is None:
             queue = self._queues[name] = ReadyQueue(self._slots.limiter(name), self._slots)
             queue.limiter.watchers[self] = partial(self._throttling_changed, name, queue.limiter)
+            if queue.limiter.gate is not None:
+                self.rates.gates[name] = queue.limiter.gate
         return queue
 
     def watch(self, changed: Callable[[str, BackendLimiter], None]) -> None:
@@ -144,6 +149,8 @@ class Scheduler:
             return self._take_alone() if self._may_take_alone else None
         best.take()
         self.taken += 1
+        if best.limiter.gate is not None:
+            self.rates.reserve(best.limiter.gate, best.heap[0][1])
         return self._pop(best.heap)
 
     def _best(self) -> ReadyQueue | None:
@@ -152,18 +159,23 @@ class Scheduler:
         best: ReadyQueue | None = None
         for queue in self._queues.values():
             if queue.heap and queue.may_take and (best is None or queue.heap[0] < best.heap[0]):
-                best = queue
+                gate = queue.limiter.gate
+                best = queue if gate is None or self.rates.admitted(gate, queue.heap[0][1]) else best
         return best
 
     @property
     def _may_take_alone(self) -> bool:
         if not self._alone_heap or self.taken or self._slots.alone or self._slots.taken >= self._slots.most:
             return False
-        return self._queue_of[self._alone_heap[0][1]].may_take
+        queue, position = self._queue_of[self._alone_heap[0][1]], self._alone_heap[0][1]
+        gate = queue.limiter.gate
+        return queue.may_take and (gate is None or self.rates.admitted(gate, position))
 
     def _take_alone(self) -> int:
         position = self._pop(self._alone_heap)
         self._hold(position)
+        if (gate := self._queue_of[position].limiter.gate) is not None:
+            self.rates.reserve(gate, position)
         return position
 
     def _hold(self, position: int) -> None:
@@ -179,11 +191,12 @@ class Scheduler:
         return self._best() is not None or self._may_take_alone
 
     def enqueue(self, take: Callable[[], None]) -> bool:
-        """Request slots held by other runs. Return whether eligible tasks are left; `take` is called when a slot may be
-        free.
+        """Request slots held by other runs, and turns at the limits of rate. Return whether eligible tasks wait for
+        either; `take` is called when one of them may start.
         """
+        waits = bool(self.rates.gates) and self._join_all(take)
         if not self._slots.shared:
-            return False
+            return waits
         waiting = [queue for queue in self._queues.values() if queue.heap]
         if self._alone_heap:
             waiting.append(self._queue_of[self._alone_heap[0][1]])
@@ -191,12 +204,32 @@ class Scheduler:
             self._slots.enqueue(self, queue.limiter, partial(self._offered, queue, take))
         return bool(waiting)
 
+    def _join_all(self, take: Callable[[], None]) -> bool:
+        return any([self._join(queue, take) for queue in self._queues.values()])  # noqa: C419 - each queue joins
+
+    def _join(self, queue: ReadyQueue, take: Callable[[], None]) -> bool:
+        """Wait for a turn at the backend's limit of rate if the limit is the only obstacle. Return whether it is."""
+        gate = queue.limiter.gate
+        if gate is None:
+            return False
+        position = queue.heap[0][1] if queue.heap else None
+        if position is None and self._alone_heap and self._queue_of[self._alone_heap[0][1]] is queue:
+            position = None if self.taken or self._slots.alone else self._alone_heap[0][1]
+        is_free = self._slots.taken < self._slots.most and not self._exclusive
+        if position is None or not is_free or not queue.may_take:
+            gate.leave(self)
+            return False
+        self.rates.join(gate, position, take)
+        return True
+
     def _offered(self, queue: ReadyQueue, take: Callable[[], None]) -> None:
         if self.may_take:
             del queue.limiter.queue[self]
             take()
         elif not queue.heap and not self._alone_heap:
             del queue.limiter.queue[self]  # all its tasks have been started meanwhile
+        else:
+            self._join(queue, take)
 
     def release_all(self) -> None:
         """Release all slots and requests at the end of the run's execution."""

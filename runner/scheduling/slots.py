@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 
+from plait.runner.scheduling.rate_gate import RateGate
+
 _MORE = 0.25
 """Increase of a throttled backend's limit per completed task. Large enough to recover soon from a temporary limit,
 small enough to be throttled rarely under a permanent limit.
@@ -53,6 +55,8 @@ class BackendLimiter:
     """The number of times the backend began to throttle."""
     closings_before: int = 0
     """The value of `closings` at the last completion of a task on the backend."""
+    gate: RateGate | None = None
+    """The backend's limit of rate, if any."""
     queue: dict[object, tuple[int, Callable[[], None]]] = field(
         default_factory=dict[object, tuple[int, Callable[[], None]]], repr=False
     )
@@ -102,12 +106,20 @@ class SlotPool:
     single run.
     """
 
-    def __init__(self, concurrency: int, limits: Mapping[str, int] | None = None, *, shared: bool = False) -> None:
+    def __init__(
+        self,
+        concurrency: int,
+        limits: Mapping[str, int] | None = None,
+        *,
+        shared: bool = False,
+        gates: Mapping[str, RateGate] | None = None,
+    ) -> None:
         self.most = concurrency
         """The number of slots that may be in use now."""
         self.shared = shared
         self._concurrency = concurrency
         self._limits = limits or {}
+        self._gates = gates or {}
         self._limiters: dict[str, BackendLimiter] = {}
         self.taken = 0
         self.alone = 0
@@ -122,7 +134,7 @@ class SlotPool:
         if limiter is None:
             limit = self._limits.get(backend, float("inf"))
             total = int(min(limit, self._concurrency))
-            limiter = self._limiters[backend] = BackendLimiter(limit, limit, total)
+            limiter = self._limiters[backend] = BackendLimiter(limit, limit, total, gate=self._gates.get(backend))
         return limiter
 
     def enqueue(self, run: object, limiter: BackendLimiter, take: Callable[[], None]) -> None:

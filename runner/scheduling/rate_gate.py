@@ -1,0 +1,151 @@
+"""`RateGate`: the turns of the runs that wait for a backend's limit of rate. Pure: clock and timers are arguments.
+
+The runs wait in line; the first has a timer for the moment of its turn, so nothing polls. A served run leaves the line
+and may join again at its end, so each run gets one call in turn. A run joins only while the limit of rate is the only
+obstacle to its next task: a run without a free slot leaves the line and delays nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextvars import copy_context
+from functools import partial
+from typing import TypeAlias
+
+from plait.backends.protocol import Allowance
+from plait.runner.scheduling.rates import RateLimiter, Reservation
+
+Timer: TypeAlias = Callable[[float, Callable[[], None]], Callable[[], object]]
+"""Calls a function after a number of seconds. Returns a function that prevents the call."""
+
+
+class RateGate:
+    """The line of runs of an event loop before `limiter`."""
+
+    def __init__(self, limiter: RateLimiter, now: Callable[[], float]) -> None:
+        self.limiter = limiter
+        self._now = now
+        self._line: dict[object, tuple[int, Callable[[], None], Timer]] = {}
+        """The waiting runs, each with the size of its next call, its callback and its timer."""
+        self._timed: object = None
+        """The run that the timer is for."""
+        self._cancel: Callable[[], object] | None = None
+
+    def admits(self, run: object, characters: int) -> bool:
+        """Return whether `run` may begin a call now."""
+        return next(iter(self._line), run) is run and self.limiter.wait(characters, self._now()) <= 0
+
+    def reserve(self, run: object, characters: int) -> Reservation:
+        """Take the share of an admitted call of `run`, whose turn ends."""
+        reservation = self.limiter.reserve(characters, self._now())
+        self.leave(run)
+        return reservation
+
+    def settle(self, reservation: Reservation, input_tokens: int, output_tokens: int) -> None:
+        """Replace the estimate of a call by its real usage."""
+        self.limiter.settle(reservation, input_tokens, output_tokens, self._now())
+        self._restart()
+
+    def give_back(self, reservation: Reservation) -> None:
+        """Return the share of a call that was never made."""
+        self.limiter.give_back(reservation, self._now())
+        self._restart()
+
+    def lower(self, allowance: Allowance) -> None:
+        """Take the server's own limits into account."""
+        self.limiter.lower(allowance, self._now())
+
+    def reason(self, run: object) -> str | None:
+        """Return why `run` waits in the line; None if it does not."""
+        return self.limiter.reason(self._line[run][0], self._now()) if run in self._line else None
+
+    def join(self, run: object, characters: int, take: Callable[[], None], timer: Timer) -> None:
+        """Call `take`, in the context variables of this call, at the turn of `run`. `timer` belongs to the run."""
+        self._line[run] = (characters, partial(copy_context().run, take), timer)
+        self._start()
+
+    def leave(self, run: object) -> None:
+        """Remove `run` from the line, if it waits there."""
+        if self._line.pop(run, None) is not None:
+            self._start()
+
+    def _start(self) -> None:
+        """Start the timer of the first run, unless it has one."""
+        first = next(iter(self._line), None)
+        if first is self._timed:
+            return
+        if self._cancel is not None:
+            self._cancel()
+            self._cancel = None
+        self._timed = first
+        if first is not None:
+            characters, _, timer = self._line[first]
+            self._cancel = timer(self.limiter.wait(characters, self._now()), self._call_first)
+
+    def _restart(self) -> None:
+        if self._timed is not None:
+            self._timed = None
+            self._start()
+
+    def _call_first(self) -> None:
+        run, self._timed, self._cancel = self._timed, None, None
+        self._line[run][1]()
+        if self._timed is None and next(iter(self._line), None) is run:
+            self.leave(run)  # it did not take its turn: it ends
+
+
+class RunRates:
+    """The calls of `run` on backends with limits of rate."""
+
+    def __init__(self, run: object) -> None:
+        self._run = run
+        self.gates: dict[str, RateGate] = {}
+        """The gates of the backends of the run, by name. Empty without limits."""
+        self.size_of: Callable[[int], int] = lambda _position: 0
+        """Returns the length in characters of a task's prompt and history, by position."""
+        self.timer: Timer | None = None
+        """The run's timer. None in a scheduler that nobody waits for."""
+        self._sizes: dict[int, int] = {}
+        self.reserved: dict[int, tuple[RateGate, Reservation]] = {}
+        """The shares of the calls under way, by position."""
+
+    def admitted(self, gate: RateGate, position: int) -> bool:
+        """Return whether the task at `position` may begin its call now."""
+        return gate.admits(self._run, self._size(gate, position))
+
+    def reserve(self, gate: RateGate, position: int) -> None:
+        """Take the share of the call of the admitted task at `position`."""
+        self.reserved[position] = gate, gate.reserve(self._run, self._size(gate, position))
+        self._sizes.pop(position, None)
+
+    def join(self, gate: RateGate, position: int, take: Callable[[], None]) -> None:
+        """Call `take` when the task at `position` may begin its call."""
+        assert self.timer is not None
+        gate.join(self._run, self._size(gate, position), take, self.timer)
+
+    def settle(self, position: int, input_tokens: int, output_tokens: int) -> None:
+        """Replace the estimate of the call that ended by its real usage."""
+        gate, reservation = self.reserved.pop(position)
+        gate.settle(reservation, input_tokens, output_tokens)
+
+    def give_back(self, position: int) -> None:
+        """Return the share of a call that was never made."""
+        gate, reservation = self.reserved.pop(position)
+        gate.give_back(reservation)
+
+    def leave(self) -> None:
+        """Leave all lines."""
+        for gate in self.gates.values():
+            gate.leave(self._run)
+
+    def reasons(self) -> dict[str, str]:
+        """Return why tasks of the run wait for a limit of rate, by the backend's name."""
+        found = {name: gate.reason(self._run) for name, gate in self.gates.items()}
+        return {name: reason for name, reason in found.items() if reason is not None}
+
+    def _size(self, gate: RateGate, position: int) -> int:
+        if not gate.limiter.counts_tokens:
+            return 0
+        if position not in self._sizes:
+            self._sizes[position] = self.size_of(position)
+        return self._sizes[position]

@@ -1,0 +1,187 @@
+"""Limits of rate of a backend: kept by all runs together, in turn, with exact wakes and no slot held while waiting."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from contextlib import AsyncExitStack
+from itertools import pairwise
+
+import anyio
+import pytest
+
+from plait.backends import ConversationRequest, Message, Usage
+from plait.backends.replay import ReplayConversation
+from plait.runner import DAG, FailureMode, ParallelRunner, RateLimits, RunStatus, Task, TaskStatus
+from tests.support.seeded_loop import TICK_S, VirtualClock, run_seeded
+from tests.support.sharing import wide
+
+SEEDS = range(5)
+
+
+class Calls:
+    """A backend whose calls take `seconds`, and the times at which they began."""
+
+    def __init__(self, seconds: float = 0.5, usage: Usage | None = None) -> None:
+        self.seconds, self.usage = seconds, usage
+        self.began: list[tuple[float, str]] = []
+
+    def new_session_id(self) -> None:
+        return None
+
+    def open(self, request: ConversationRequest) -> AsyncExitStack:
+        return _Open(self, request)
+
+    async def answer(self, messages: list[Message]) -> Message:
+        self.began.append((asyncio.get_running_loop().time(), messages[-1].content))
+        await anyio.sleep(self.seconds)
+        return Message("assistant", "done", self.usage or Usage())
+
+    @property
+    def gaps(self) -> list[float]:
+        times = [at for at, _ in self.began]
+        return [after - before for before, after in pairwise(times)]
+
+
+class _Open(AsyncExitStack):
+    def __init__(self, calls: Calls, request: ConversationRequest) -> None:
+        super().__init__()
+        self._conversation = ReplayConversation(calls.answer, request)
+
+    async def __aenter__(self) -> ReplayConversation:
+        return self._conversation
+
+
+def make_runner(calls: Calls, rates: RateLimits, **options) -> ParallelRunner:
+    return ParallelRunner(
+        backends={"api": calls, "free": Calls(0.1)},
+        default="api",
+        rates={"api": rates},
+        clock=VirtualClock(),
+        **options,
+    )
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_calls_begin_at_the_moment_the_limit_allows(seed) -> None:
+    calls = Calls()
+
+    async def main() -> None:
+        runner = make_runner(calls, RateLimits(60))
+        assert (await runner.run(wide("t", 20))).status is RunStatus.COMPLETED
+
+    run_seeded(main, seed)
+    assert len(calls.began) == 20
+    assert all(1 - 2 * TICK_S <= gap <= 1 + 2 * TICK_S for gap in calls.gaps), calls.gaps
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_runs_take_turns(seed, shared) -> None:
+    calls = Calls()
+
+    async def main() -> None:
+        runner = make_runner(calls, RateLimits(60), shared_limits=shared, concurrency=50)
+        async with anyio.create_task_group() as group:
+            for name, count in (("a", 40), ("b", 10), ("c", 10)):
+                group.start_soon(runner.run, wide(name, count))
+
+    run_seeded(main, seed)
+    assert len(calls.began) == 60
+    first = Counter(prompt for _, prompt in calls.began[:30])
+    assert max(first.values()) - min(first.values()) <= 2, first
+    assert all(gap <= 1 + 2 * TICK_S for gap in calls.gaps)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_waiting_task_holds_no_slot(seed) -> None:
+    calls = Calls()
+    free: list[float] = []
+
+    async def quick(_prompt: str) -> str:
+        free.append(asyncio.get_running_loop().time())
+        await anyio.sleep(0.1)
+        return "done"
+
+    async def main() -> None:
+        runner = ParallelRunner(
+            backends={"api": calls, "free": quick},
+            rates={"api": RateLimits(60)},
+            concurrency=2,
+            clock=VirtualClock(),
+        )
+        limited = [Task(f"l{number}", prompt="x", backend="api", weight=9) for number in range(5)]
+        assert (await runner.run(DAG([*limited, *wide("f", 20, "free")]))).status is RunStatus.COMPLETED
+
+    run_seeded(main, seed)
+    assert free[-1] - free[0] < 2, "20 calls of 0.1 s beside five that wait for seconds"
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_run_without_a_free_slot_delays_nobody(seed) -> None:
+    calls = Calls(seconds=30)
+
+    async def main() -> None:
+        runner = make_runner(calls, RateLimits(60), concurrency=1)
+        async with anyio.create_task_group() as group:
+            for name in "abc":
+                group.start_soon(runner.run, wide(name, 3))
+
+    run_seeded(main, seed)
+    assert {prompt for _, prompt in calls.began[:3]} == {"a", "b", "c"}
+    assert calls.began[2][0] - calls.began[0][0] < 2.1
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_cancelled_runs_leave_the_line(seed) -> None:
+    calls = Calls()
+
+    async def main() -> None:
+        runner = make_runner(calls, RateLimits(60))
+        async with runner.start(wide("a", 50)) as first:
+            await anyio.sleep(1.5)
+            async with anyio.create_task_group() as group:
+                group.start_soon(runner.run, wide("b", 4))
+                await anyio.sleep(0.1)
+                first.cancel()
+
+    run_seeded(main, seed)
+    assert Counter(prompt for _, prompt in calls.began)["b"] == 4
+    assert max(calls.gaps) <= 1 + 2 * TICK_S, "the cancelled run's turn is taken at once"
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_tokens_are_settled_by_usage(seed) -> None:
+    calls = Calls(usage=Usage(100, 100))
+
+    async def main() -> None:
+        runner = make_runner(calls, RateLimits(tokens_per_minute=12_000), concurrency=1)
+        assert (await runner.run(wide("t", 100))).status is RunStatus.COMPLETED
+
+    run_seeded(main, seed)
+    later = calls.gaps[40:]
+    assert sum(later) / len(later) == pytest.approx(1.0, rel=0.05), "200 tokens of 200 a second"
+
+
+def test_a_call_that_was_never_made_gives_its_share_back() -> None:
+    calls = Calls()
+    tasks = [
+        Task("text", prompt="x", backend="free"),
+        Task("bad", prompt="{{ text.no_field }}", depends_on=["text"], failure_mode=FailureMode.SOFT),
+        Task("good", prompt="good", depends_on=["bad"]),
+    ]
+
+    async def main() -> float:
+        runner = make_runner(calls, RateLimits(1))
+        result = await runner.run(DAG(tasks))
+        assert [result.tasks[name].status for name in ("bad", "good")] == [TaskStatus.FAILED, TaskStatus.COMPLETED]
+        return asyncio.get_running_loop().time()
+
+    assert run_seeded(main, 0) < 50
+    assert [prompt for _, prompt in calls.began] == ["good"]
+
+
+@pytest.mark.parametrize("wrong", [{"nothing": RateLimits(60)}])
+def test_rates_name_a_backend(wrong) -> None:
+    with pytest.raises(ValueError, match="rates names 'nothing', which is no backend of this runner"):
+        ParallelRunner(Calls(), rates=wrong)
