@@ -223,12 +223,38 @@ def wire(times: int, results: dict[str, dict[str, float]]) -> list[Line]:
         ),
         Line("connections for 1,000 calls, 64 at once", f"{opened:.0f}", "at most 64", opened <= 64),
     ]
+    lines += rated(times, results)
+    if all(map(find_spec, ("langgraph", "langchain_openai"))):
+        few, graph = in_turn(
+            times, *(("calls", client, "fan", "500", "64", "0.05") for client in ("plait", "langgraph"))
+        )
+        results |= {"calls fan 500 of 0.05 s, 64 at once, plait": few, "calls fan 500, langgraph": graph}
+        share = few["cpu_us_per_task"] / graph["cpu_us_per_task"]
+        what = "CPU of a streamed call, SQLite included, against LangGraph with ChatOpenAI and a SQLite saver"
+        lines.append(Line(what, f"{share:.3f} times", "at most 0.125", share <= 0.125))
     if find_spec("openai") is not None:
         one, sdk = in_turn(times, ("one_call", "plait"), ("one_call", "sdk"))
         results |= {"import and one call, plait": one, "import and one call, openai SDK": sdk}
         start = one["wall_s"] / sdk["wall_s"]
         what = "import and one call, a whole process, against the openai SDK"
         lines.append(Line(what, f"{start:.2f} times", "within 0.35", start <= 0.35))
+    return lines
+
+
+def rated(times: int, results: dict[str, dict[str, float]]) -> list[Line]:
+    """Measure calls against a server with a token bucket at 60 % of the demand, which holds a minute's or a second's
+    refill.
+    """
+    lines: list[Line] = []
+    for capacity, held in (("60", "a minute's"), ("1", "a second's")):
+        (found,) = in_turn(min(times, 3), ("rated", "limited", "320", "16", "0.5", capacity))
+        results[f"calls limited to 60 % of the demand, bucket of {held} refill"] = found
+        refused, used = found["refused_share"], found["used"]
+        what = f"calls refused with 429 by a bucket at 60 % of the demand that holds {held} refill"
+        lines.append(Line(what, f"{refused:.1%}", "under 1 %", refused < 0.01))
+        lines.append(
+            Line(f"allowance used of the bucket that holds {held} refill", f"{used:.1%}", "over 95 %", used > 0.95)
+        )
     return lines
 
 

@@ -1,7 +1,8 @@
-"""`python -m benchmarks.model_server SLOTS SECONDS`: a stub of a model's server, on a free port of 127.0.0.1.
+"""`python -m benchmarks.model_server SLOTS SECONDS [PER_MINUTE CAPACITY]`: a stub of a model server on 127.0.0.1.
 
 An answer of 200 characters takes SECONDS in one of SLOTS slots; further requests wait. A streamed answer comes in 10
 chunks, evenly spread over its time. `GET /figures` returns the figures since the previous such request. The server
+refuses a request with 429 and Retry-After if its bucket of CAPACITY requests, refilled with PER_MINUTE, is empty. It
 reads requests with as little code as possible, because it shares the machine with the measured client.
 """
 
@@ -38,13 +39,51 @@ _BODY = json.dumps(
     {"id": "c", "object": "chat.completion", "created": 1, "model": "m", "choices": [_CHOICE], "usage": USAGE}
 )
 _WHOLE = f"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {len(_BODY)}\r\n\r\n{_BODY}".encode()
+_ERROR = json.dumps({"error": {"message": "too many requests", "type": "rate_limit_error", "code": "rate_limit"}})
+_REFUSED = (
+    b"HTTP/1.1 429 Too Many Requests\r\ncontent-type: application/json\r\nretry-after: %s\r\ncontent-length: "
+    + f"{len(_ERROR)}\r\n\r\n{_ERROR}".encode()
+)
+
+
+class Bucket:
+    """A token bucket for requests, full at first and refilled continuously."""
+
+    SETTLED_S = 2.0
+    """Seconds after which the use is measured, so that the bursts at the beginning do not count."""
+
+    def __init__(self, per_minute: float, capacity: float) -> None:
+        self._per_second, self._capacity = per_minute / 60, capacity
+        self._level, self._at = capacity, time.perf_counter()
+        self._granted: list[float] = []
+        self.refused = 0
+
+    def refusal(self) -> bytes | None:
+        """Take one request from the bucket; the response if the bucket is empty."""
+        now = time.perf_counter()
+        self._level = min(self._capacity, self._level + (now - self._at) * self._per_second)
+        self._at = now
+        if self._level >= 1:
+            self._level -= 1
+            self._granted.append(now)
+            return None
+        self.refused += 1
+        wait = max(1, round((1 - self._level) / self._per_second))
+        return _REFUSED % (b"%d" % wait)
+
+    def figures(self) -> dict[str, float]:
+        """Return the refused requests, and the granted ones as a share of the refill."""
+        later = [at for at in self._granted if at - self._granted[0] > self.SETTLED_S]
+        used = (len(later) - 1) / (self._per_second * (later[-1] - later[0])) if len(later) > 1 else 0.0
+        return {"refused": self.refused, "used": used}
 
 
 class Slots:
     """The slots of the server, and the figures."""
 
-    def __init__(self, slots: int, seconds: float) -> None:
+    def __init__(self, slots: int, seconds: float, bucket: Bucket | None = None) -> None:
         self.seconds = seconds
+        self.bucket = bucket
         self._slots = self._free = slots
         self._waiting: deque[Connection] = deque()
         self._reset()
@@ -76,6 +115,8 @@ class Slots:
         span = self._last - (self._first or 0.0)
         share = self._busy / self._slots / span if self._served else 0.0
         found = {"connections": self.connections, "served": self._served, "busy": share, "span_s": span}
+        if self.bucket is not None:
+            found |= self.bucket.figures()
         self._reset()
         body = json.dumps(found).encode()
         return b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
@@ -110,6 +151,9 @@ class Connection(asyncio.Protocol):
         self._streams = json.loads(body).get("stream", False)
         self._slots.connections += not getattr(self, "_counted", False)
         self._counted = True
+        if self._slots.bucket is not None and (refusal := self._slots.bucket.refusal()) is not None:
+            self._transport.write(refusal)
+            return
         self._slots.enter(self)
 
     def begin(self) -> None:
@@ -141,7 +185,8 @@ class Connection(asyncio.Protocol):
 
 
 async def main() -> None:
-    slots = Slots(int(sys.argv[1]), float(sys.argv[2]))
+    slots, seconds, *bucket = sys.argv[1:]
+    slots = Slots(int(slots), float(seconds), Bucket(*map(float, bucket)) if bucket else None)
     server = await asyncio.get_running_loop().create_server(lambda: Connection(slots), "127.0.0.1", 0, backlog=1024)
     print(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", flush=True)
     await server.serve_forever()

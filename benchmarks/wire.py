@@ -7,12 +7,15 @@ less busy than over a network; compare clients measured in the same minutes.
 from __future__ import annotations
 
 import json
+import operator
 import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
+from tempfile import TemporaryDirectory
+from typing import Annotated, TypedDict
 
 import aiohttp
 
@@ -21,7 +24,7 @@ from benchmarks.gauge import figures, spent
 from benchmarks.model_server import ANSWER
 from benchmarks.stores import sqlite_store
 from plait.backends import ConversationRequest, OpenAIBackend
-from plait.runner import ParallelRunner, RunStatus
+from plait.runner import ParallelRunner, RateLimits, RunStatus
 
 Call = Callable[[], Awaitable[str]]
 SHAPES = {
@@ -32,9 +35,9 @@ SHAPES = {
 
 
 @contextmanager
-def model_server(slots: str, seconds: str) -> Iterator[str]:
+def model_server(*arguments: str) -> Iterator[str]:
     """Run the server. The value is its URL."""
-    command = [sys.executable, "-m", "benchmarks.model_server", slots, seconds]
+    command = [sys.executable, "-m", "benchmarks.model_server", *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
@@ -108,18 +111,65 @@ async def adapter(url: str) -> AsyncIterator[Call]:
 CLIENTS = {"bare": bare, "adapter": adapter, "sdk": sdk}
 
 
+async def _run_graph(edges: graphs.Edges, url: str, at_once: int) -> dict[str, float]:
+    """Run the calls as nodes of a LangGraph graph with ChatOpenAI, each streamed, with a SQLite saver."""
+    from langchain_openai import ChatOpenAI  # type: ignore[import-not-found] # noqa: PLC0415
+    from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver  # type: ignore[import-not-found] # noqa: PLC0415
+    from langgraph.graph import StateGraph  # noqa: PLC0415
+
+    model = ChatOpenAI(model="m", base_url=f"{url}/v1", api_key="k", streaming=True, stream_usage=True, max_retries=0)
+
+    class State(TypedDict, total=False):
+        answers: Annotated[dict[str, str], operator.or_]
+
+    def node(name: str) -> Callable[[State], Awaitable[State]]:
+        async def call(_state: State) -> State:
+            return {"answers": {name: str((await model.ainvoke("work")).content)}}
+
+        return call
+
+    builder = StateGraph(State)
+    for position, needed in enumerate(edges):
+        builder.add_node(f"t{position}", node(f"t{position}"))
+        for before in needed or ["__start__"]:
+            builder.add_edge(f"t{before}" if needed else "__start__", f"t{position}")
+    with TemporaryDirectory() as folder:
+        async with AsyncSqliteSaver.from_conn_string(f"{folder}/graph.db") as saver:
+            graph = builder.compile(checkpointer=saver)
+            options = {"configurable": {"thread_id": "1"}, "max_concurrency": at_once}
+            before_run = spent()
+            found = await graph.ainvoke({"answers": {}}, options)
+            assert len(found["answers"]) == len(edges)
+            return figures(before_run, len(edges))
+
+
 async def calls(client: str, shape: str, count: str, slots: str, seconds: str) -> dict[str, float]:
     """Measure `count` streamed calls of a graph, as many at once as the server has slots."""
     edges = SHAPES[shape](int(count))
     with model_server(slots, seconds) as url:
         if client == "plait":
             found = await _run(edges, url, int(slots))
+        elif client == "langgraph":
+            found = await _run_graph(edges, url, int(slots))
         else:
             async with CLIENTS[client](url) as call:
                 found = await _walk(edges, call, int(slots))
         served = figures_of(url)
     assert served["served"] == len(edges), served
     return found | served
+
+
+async def rated(kept: str, count: str, slots: str, seconds: str, capacity_s: str) -> dict[str, float]:
+    """Measure `count` calls against a server whose bucket refills at 60 % of what the slots would serve, and holds the
+    refill of `capacity_s`. With `kept`, "limited" or "unlimited", the limit is given to plait or not.
+    """
+    per_minute = 0.6 * int(slots) / float(seconds) * 60
+    with model_server(slots, seconds, str(per_minute), str(per_minute / 60 * float(capacity_s))) as url:
+        rates = {"default": RateLimits(requests_per_minute=per_minute)} if kept == "limited" else {}
+        found = await _run(SHAPES["fan"](int(count)), url, int(slots), rates)
+        served = figures_of(url)
+    assert served["served"] == int(count), served
+    return found | served | {"refused_share": served["refused"] / (served["refused"] + served["served"])}
 
 
 async def _walk(edges: graphs.Edges, call: Call, at_once: int) -> dict[str, float]:
@@ -134,12 +184,14 @@ async def _walk(edges: graphs.Edges, call: Call, at_once: int) -> dict[str, floa
     return figures(before, len(edges))
 
 
-async def _run(edges: graphs.Edges, url: str, at_once: int) -> dict[str, float]:
+async def _run(
+    edges: graphs.Edges, url: str, at_once: int, rates: Mapping[str, RateLimits] | None = None
+) -> dict[str, float]:
     dag = graphs.dag(edges)
     backend = OpenAIBackend("m", base_url=f"{url}/v1")
     async with sqlite_store() as store, backend:
         before = spent()
-        result = await ParallelRunner(backend, store=store, concurrency=at_once).run(dag)
+        result = await ParallelRunner(backend, store=store, concurrency=at_once, rates=rates).run(dag)
         assert result.status is RunStatus.COMPLETED, result.error
         assert {task.text for task in result.tasks.values()} == {ANSWER}
         assert not result.degraded
@@ -178,4 +230,8 @@ async def one_call(client: str) -> dict[str, float]:
     return {"wall_s": wall}
 
 
-MEASURES: dict[str, Callable[..., Awaitable[dict[str, float]]]] = {"calls": calls, "one_call": one_call}
+MEASURES: dict[str, Callable[..., Awaitable[dict[str, float]]]] = {
+    "calls": calls,
+    "rated": rated,
+    "one_call": one_call,
+}

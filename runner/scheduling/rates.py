@@ -4,7 +4,7 @@ A `TokenBucket` refills continuously and holds at most the refill of BURST_S sec
 and hold up to a minute's worth. In any window the bucket lets through the burst and the refill of the window, and
 the largest single call beyond them, if that call exceeds the burst. A server that holds a minute's worth therefore
 refuses nothing even if some calls arrive almost a minute late. A small burst costs no throughput: refill is lost only
-after a second without a waiting task. Returned units count from the moment of their return.
+after half a second without a waiting task. Returned units count from the moment of their return.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from threading import Lock
 
 from plait.backends.protocol import Allowance
 
-BURST_S = 1.0
+BURST_S = 0.5
 """The seconds of refill that a bucket holds at most."""
 _FIRST_RATIO = 0.30
 """Input tokens per character until the backend has reported usage: on the high side."""
