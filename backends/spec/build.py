@@ -64,7 +64,7 @@ class _ModelSpec(Spec):
     )
 
 
-class RateSpec(BaseModel):
+class RatePart(BaseModel):
     """Limits of rate, kept before the server has to refuse."""
 
     model_config = ConfigDict(extra="forbid")
@@ -93,7 +93,7 @@ class _RemoteSpec(_ModelSpec):
         description="Whether the server keeps the beginnings of prompts and charges less for them later. Default: true "
         "for the vendor's own server, else false.",
     )
-    limits: RateSpec | None = Field(
+    limits: RatePart | None = Field(
         default=None,
         description="Limits of rate, shared by all runs of a process that use this backend's name, server and key.",
     )

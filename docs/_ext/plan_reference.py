@@ -26,6 +26,7 @@ PARTS = {
     "keys of a workflow": "WorkflowPart",
     "keys of a step": "FollowUpPart",
     "keys of an MCP server": "McpServerPart",
+    "keys of limits": "RatePart",
 }
 """The definition of the schema behind each marker; empty for the schema itself."""
 _SCHEMA = Path(__file__).parent.parent / "plan.schema.json"

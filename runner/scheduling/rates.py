@@ -109,7 +109,7 @@ class RateLimiter:
         self.change(limits, now)
 
     def change(self, limits: RateLimits, now: float) -> None:
-        """Set other limits. What the calls before have taken stays taken."""
+        """Set other limits. Earlier calls stay counted."""
         with self._lock:
             self.limits = limits
             self._requests = _changed(self._requests, limits.requests_per_minute, now)
