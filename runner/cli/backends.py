@@ -106,9 +106,7 @@ class BackendSet:
         limits = {name: limit for name, limit in self.limits().items() if name in made}
         rates = {name: limit for name, limit in self.rates().items() if name in made}
         default = self.default if self.default in made else None
-        return ParallelRunner(
-            backends=made, default=default, limits=limits, rates=rates, prices=self.prices, **options
-        )
+        return ParallelRunner(backends=made, default=default, limits=limits, rates=rates, prices=self.prices, **options)
 
 
 def required_backends(
