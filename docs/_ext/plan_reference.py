@@ -27,6 +27,7 @@ PARTS = {
     "keys of a step": "FollowUpPart",
     "keys of an MCP server": "McpServerPart",
     "keys of limits": "RatePart",
+    "keys of a price": "PricePart",
 }
 """The definition of the schema behind each marker; empty for the schema itself."""
 _SCHEMA = Path(__file__).parent.parent / "plan.schema.json"
