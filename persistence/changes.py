@@ -143,7 +143,7 @@ class BackendThrottled:
     until: str | None
     """The end of the pause; None if the backend is not paused."""
     cause: str
-    """The HTTP status or the kind of the error behind the pause."""
+    """The HTTP status or the kind of the error behind the pause; `limits` for limits of rate that the run keeps."""
     slots: int
     """The number of tasks that may run on the backend at once, after the pause."""
     total: int

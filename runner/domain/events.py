@@ -96,6 +96,10 @@ class RunWatched(Event):
     seconds: float
 
 
+OWN_LIMITS = "limits"
+"""The `cause` of a BackendThrottled without a refusal."""
+
+
 @value
 class BackendThrottled(Event):
     """A backend is paused after a rate limit or an overload, may be called again, or has all its slots again."""
@@ -105,7 +109,9 @@ class BackendThrottled(Event):
     until: str | None
     """The end of the pause; None if the backend is not paused."""
     cause: str
-    """The HTTP status of the refusal, such as `429`; without a status the kind of the error, such as `rate_limited`."""
+    """The HTTP status of the refusal, such as `429`; without a status the kind of the error, such as `rate_limited`.
+    OWN_LIMITS once tasks wait for the limits of rate that the run itself keeps; sent once.
+    """
     slots: int
     """The number of tasks that may run on the backend at once, after the pause if there is one."""
     total: int

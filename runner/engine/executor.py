@@ -78,6 +78,7 @@ class Executor:
         self._outcomes = OutcomeHandler(state, scheduler, growth, context, self._stamp)
         self._workers: anyio.abc.TaskGroup | None = None
         self._pool = WorkerPool(self._work)
+        self._throttling = ThrottlingReporter(scheduler, context.sink, self._stamp)
         self._questions = PendingQuestions(state, scheduler, context, self.answer, self._expire, lambda: self._step([]))
         self._delays = Delays(context.clock, self._try_again)
         self._at_most_once: dict[int, Attempt] = {}
@@ -110,7 +111,7 @@ class Executor:
                 self.ended_by = self.ended_by or "policy"
             if self.ended_by is not None:
                 return
-            ThrottlingReporter(self._scheduler, self._context.sink, self._stamp).begin()
+            self._throttling.begin()
             for position in self._scheduler.later:  # first, so that the policy can end these delays
                 until = self._context.handover.next_tries[position]
                 self._delays.begin(workers, position, until - self._context.clock.wall())
@@ -229,6 +230,8 @@ class Executor:
             new_events.append(started)
         if self.ended_by is None and self._scheduler.enqueue(self._take_offered) and not self._scheduler.taken:
             self._pool.keep_one()
+        if self._scheduler.rates.gates:
+            self._throttling.limited(self._scheduler.rates.waiting())
         return attempts
 
     def _take_offered(self) -> None:

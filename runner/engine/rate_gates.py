@@ -33,7 +33,7 @@ class RateGates:
         key = (name, account or "")
         limiter = known.get(key)
         if limiter is None:
-            limiter = known[key] = RateLimiter(name, limits, self._now(), getattr(backend, "max_tokens", None))
+            limiter = known[key] = RateLimiter(limits, self._now(), getattr(backend, "max_tokens", None))
         elif limiter.limits != limits:
             limiter.change(limits, self._now())
         loop = asyncio.get_running_loop()

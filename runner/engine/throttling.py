@@ -7,7 +7,7 @@ event. The end of a short pause needs no event: the event of the pause names its
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from plait.backends.errors import BackendError
 from plait.runner.clock import iso
@@ -38,10 +38,21 @@ class ThrottlingReporter:
         self._told: dict[str, tuple[float, int]] = {}
         """The end of the pause, 0.0 without one, and the slots of each throttled backend, as reported last."""
         self._causes: dict[str, str] = {}
+        self._limited: set[str] = set()
+        """The backends at whose own limits of rate tasks have waited."""
 
     def begin(self) -> None:
         """Report the backends that are throttled now, and every later change."""
         self._scheduler.watch(self._changed)
+
+    def limited(self, names: Collection[str]) -> None:
+        """Report, once each, the backends at whose own limits of rate tasks of the run wait."""
+        for name in names:
+            if name not in self._limited:
+                self._limited.add(name)
+                slots, total = self._scheduler.slots_of(name)
+                event = events.BackendThrottled(self._stamp(), name, None, events.OWN_LIMITS, slots, total)
+                self._sink.submit([event])
 
     def _changed(self, name: str, limiter: BackendLimiter) -> None:
         pause, told = limiter.pause, self._told.get(name)

@@ -55,9 +55,9 @@ class RateGate:
         """Take the server's own limits into account."""
         self.limiter.lower(allowance, self._now())
 
-    def reason(self, run: object) -> str | None:
-        """Return why `run` waits in the line; None if it does not."""
-        return self.limiter.reason(self._line[run][0], self._now()) if run in self._line else None
+    def makes_wait(self, run: object) -> bool:
+        """Return whether `run` waits in the line."""
+        return run in self._line
 
     def join(self, run: object, characters: int, take: Callable[[], None], timer: Timer) -> None:
         """Call `take`, in the context variables of this call, at the turn of `run`. `timer` belongs to the run."""
@@ -138,10 +138,9 @@ class RunRates:
         for gate in self.gates.values():
             gate.leave(self._run)
 
-    def reasons(self) -> dict[str, str]:
-        """Return why tasks of the run wait for a limit of rate, by the backend's name."""
-        found = {name: gate.reason(self._run) for name, gate in self.gates.items()}
-        return {name: reason for name, reason in found.items() if reason is not None}
+    def waiting(self) -> list[str]:
+        """Return the backends at whose limits of rate tasks of the run wait."""
+        return [name for name, gate in self.gates.items() if gate.makes_wait(self._run)]
 
     def _size(self, gate: RateGate, position: int) -> int:
         if not gate.limiter.counts_tokens:

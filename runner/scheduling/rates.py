@@ -93,14 +93,12 @@ class Reservation:
 
 
 class RateLimiter:
-    """The buckets of the backend `name`, and the learned size of its calls. Any thread may call; the time never comes
-    from here.
+    """The buckets of a backend, and the learned size of its calls. Any thread may call; the time never comes from here.
 
     `most_output` is the backend's own limit of the tokens of an answer, if any.
     """
 
-    def __init__(self, name: str, limits: RateLimits, now: float, most_output: int | None = None) -> None:
-        self.name = name
+    def __init__(self, limits: RateLimits, now: float, most_output: int | None = None) -> None:
         self._requests: TokenBucket | None = None
         self._tokens: TokenBucket | None = None
         self._ratio = _FIRST_RATIO
@@ -126,17 +124,9 @@ class RateLimiter:
 
     def wait(self, characters: int, now: float) -> float:
         """Return the seconds until a call may begin; 0 if it may begin now."""
-        return max((seconds for seconds, _, _ in self._waits(characters, now)), default=0.0)
-
-    def reason(self, characters: int, now: float) -> str | None:
-        """Return why a call has to wait, such as `api: 60 requests a minute reached, next in 0.8 s`; None if it need
-        not.
-        """
-        waits = [found for found in self._waits(characters, now) if found[0] > 0]
-        if not waits:
-            return None
-        seconds, bucket, unit = max(waits, key=lambda found: found[0])
-        return f"{self.name}: {bucket.per_minute:,.10g} {unit} a minute reached, next in {seconds:.1f} s"
+        requests = 0.0 if self._requests is None else self._requests.wait(1, now)
+        tokens = 0.0 if self._tokens is None else self._tokens.wait(self.estimate(characters), now)
+        return max(requests, tokens)
 
     def reserve(self, characters: int, now: float) -> Reservation:
         """Take the share of a call from both buckets. The caller makes sure that the call need not wait."""
@@ -168,14 +158,6 @@ class RateLimiter:
                 self._requests.lower(allowance.requests_per_minute, allowance.requests_left, now)
             if self._tokens is not None:
                 self._tokens.lower(allowance.tokens_per_minute, allowance.tokens_left, now)
-
-    def _waits(self, characters: int, now: float) -> list[tuple[float, TokenBucket, str]]:
-        waits: list[tuple[float, TokenBucket, str]] = []
-        if self._requests is not None:
-            waits.append((self._requests.wait(1, now), self._requests, "requests"))
-        if self._tokens is not None:
-            waits.append((self._tokens.wait(self.estimate(characters), now), self._tokens, "tokens"))
-        return waits
 
     def _take(self, requests: float, tokens: float, now: float) -> None:
         if self._requests is not None:

@@ -103,6 +103,11 @@ class Scheduler:
             if queue.limiter.pause is not None:
                 changed(name, queue.limiter)
 
+    def slots_of(self, name: str) -> tuple[int, int]:
+        """Return the slots of the run's backend `name`: how many now, and how many without throttling."""
+        limiter = self._queues[name].limiter
+        return limiter.slots, limiter.total
+
     def _throttling_changed(self, name: str, limiter: BackendLimiter) -> None:
         if self._changed is not None:
             self._changed(name, limiter)

@@ -233,7 +233,7 @@ class ThrottledShape(_Sent):
     until: str | None
     """End of the pause; null if the backend is not paused."""
     cause: str
-    """HTTP status of the refusal; without a status the kind of the error."""
+    """HTTP status of the refusal; without a status the kind of the error; `limits` for the backend's own `limits`."""
     slots: int
     """Number of tasks that may run on the backend at once, after the pause if there is one."""
     total: int

@@ -21,6 +21,8 @@ def throttling_line(throttled: events.BackendThrottled, now: float) -> str:
         end = f", until {_local_time(throttled.until, now)}" if left >= _NAMES_TIME_FROM else ""
         fewer = f"; {slots}" if throttled.slots < throttled.total else ""
         return f"{name} paused {seconds(left)}{after}{end}{fewer}"
+    if throttled.cause == events.OWN_LIMITS:
+        return f"{name} has reached its limits of rate; further tasks start as the limits allow"
     if throttled.slots < throttled.total:
         return f"{name} goes on{after}; {slots}"
     return f"{name} has all its {throttled.total} slots again"

@@ -13,6 +13,8 @@ import pytest
 from plait.backends import ConversationRequest, Message, Usage
 from plait.backends.replay import ReplayConversation
 from plait.runner import DAG, FailureMode, ParallelRunner, RateLimits, RunStatus, Task, TaskStatus
+from plait.runner.cli.display.throttling import throttling_line
+from plait.runner.domain import events
 from tests.support.seeded_loop import TICK_S, VirtualClock, run_seeded
 from tests.support.sharing import wide
 
@@ -185,3 +187,17 @@ def test_a_call_that_was_never_made_gives_its_share_back() -> None:
 def test_rates_name_a_backend(wrong) -> None:
     with pytest.raises(ValueError, match="rates names 'nothing', which is no backend of this runner"):
         ParallelRunner(Calls(), rates=wrong)
+
+
+def test_a_run_that_waits_for_its_limit_says_so_once() -> None:
+    async def main() -> None:
+        calls = Calls()
+        async with make_runner(calls, RateLimits(60)).start(wide("w", 6)) as run:
+            told = [event async for event in run.events() if isinstance(event, events.BackendThrottled)]
+        assert (await run.result()).status is RunStatus.COMPLETED
+        assert [(event.backend, event.cause, event.until) for event in told] == [("api", "limits", None)]
+        assert throttling_line(told[0], 0.0) == (
+            "api has reached its limits of rate; further tasks start as the limits allow"
+        )
+
+    run_seeded(main, 1)

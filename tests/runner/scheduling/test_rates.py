@@ -22,7 +22,7 @@ STEPS = st.lists(
 
 @given(STEPS, st.integers(1, 6_000), st.integers(1, 300_000))
 def test_no_window_takes_more_than_burst_refill_and_one_call(steps, requests, tokens):
-    limiter = RateLimiter("api", RateLimits(requests, tokens), 0.0, most_output=50)
+    limiter = RateLimiter(RateLimits(requests, tokens), 0.0, most_output=50)
     now, under_way, taken = 0.0, [], []
     for what, seconds, amount in steps:
         if what == "pass":
@@ -54,16 +54,14 @@ def test_no_window_takes_more_than_burst_refill_and_one_call(steps, requests, to
 
 
 def test_a_call_begins_exactly_when_its_wait_is_over():
-    limiter = RateLimiter("api", RateLimits(60), 100.0)
+    limiter = RateLimiter(RateLimits(60), 100.0)
     limiter.reserve(0, 100.0)
     assert limiter.wait(0, 100.2) == pytest.approx(0.8)
-    assert limiter.reason(0, 100.2) == "api: 60 requests a minute reached, next in 0.8 s"
     assert limiter.wait(0, 101.0) == 0
-    assert limiter.reason(0, 101.0) is None
 
 
 def test_an_idle_hour_saves_half_a_second_of_calls():
-    limiter = RateLimiter("api", RateLimits(600), 0.0)
+    limiter = RateLimiter(RateLimits(600), 0.0)
     begun = 0
     while not limiter.wait(0, 3600.0):
         limiter.reserve(0, 3600.0)
@@ -72,7 +70,7 @@ def test_an_idle_hour_saves_half_a_second_of_calls():
 
 
 def test_tokens_are_reserved_by_estimate_and_settled_by_usage():
-    limiter = RateLimiter("api", RateLimits(tokens_per_minute=6_000), 0.0)
+    limiter = RateLimiter(RateLimits(tokens_per_minute=6_000), 0.0)
     call = limiter.reserve(1_000, 0.0)
     assert call.tokens == 1_000 * 0.30 + 1_024
     assert limiter.wait(1_000, 0.0) == pytest.approx(13.24)  # the debt, and a full bucket
@@ -81,18 +79,18 @@ def test_tokens_are_reserved_by_estimate_and_settled_by_usage():
 
 
 def test_estimates_learn_from_usage():
-    limiter = RateLimiter("api", RateLimits(tokens_per_minute=60_000), 0.0)
+    limiter = RateLimiter(RateLimits(tokens_per_minute=60_000), 0.0)
     for at in range(40):
         limiter.settle(limiter.reserve(1_000, at), 200, 100, at)
     assert limiter.estimate(1_000) == pytest.approx(300, rel=0.01)
 
 
 def test_a_backends_own_limit_bounds_the_first_estimate():
-    assert RateLimiter("api", RateLimits(tokens_per_minute=600), 0.0, most_output=100).estimate(0) == 100
+    assert RateLimiter(RateLimits(tokens_per_minute=600), 0.0, most_output=100).estimate(0) == 100
 
 
 def test_a_call_without_usage_keeps_its_estimate():
-    limiter = RateLimiter("api", RateLimits(tokens_per_minute=6_000), 0.0)
+    limiter = RateLimiter(RateLimits(tokens_per_minute=6_000), 0.0)
     call = limiter.reserve(0, 0.0)
     before = limiter.wait(0, 0.0)
     limiter.settle(call, 0, 0, 0.0)
@@ -100,7 +98,7 @@ def test_a_call_without_usage_keeps_its_estimate():
 
 
 def test_a_returned_call_costs_nothing():
-    limiter = RateLimiter("api", RateLimits(60, 600), 0.0)
+    limiter = RateLimiter(RateLimits(60, 600), 0.0)
     limiter.give_back(limiter.reserve(10, 0.0), 0.0)
     assert limiter.wait(10, 0.0) == 0
 
@@ -122,7 +120,7 @@ def test_what_the_server_has_left_lowers_the_bucket():
 
 
 def test_other_limits_forget_no_call():
-    limiter = RateLimiter("api", RateLimits(60), 0.0)
+    limiter = RateLimiter(RateLimits(60), 0.0)
     limiter.reserve(0, 0.0)
     limiter.change(RateLimits(120), 0.0)
     assert limiter.wait(0, 0.0) == pytest.approx(0.5)
