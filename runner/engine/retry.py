@@ -45,8 +45,8 @@ def retry_delay(retry: Retry, times: int, hint: float | None, rng: random.Random
 class Delays:
     """The delays between two attempts of tasks.
 
-    A delay ends when either the wall clock or the monotonic clock has advanced by the delay. A laptop that sleeps stops
-    its monotonic clock, and a wall clock that is set back would prolong the delay.
+    A delay ends when the delay has been slept, or when the wall clock has advanced by it: a laptop that is suspended
+    stops the clock of its sleeps, and a wall clock that is set back must not prolong the delay.
 
     `try_again` is called with the position of the task when the delay of the task is over or ended early.
     """
@@ -67,12 +67,12 @@ class Delays:
             self._scopes[position].cancel()
 
     async def _wait(self, position: int, delay: float, scope: anyio.CancelScope) -> None:
-        clock, left = self._clock, max(0.0, delay)
-        at_wall, at_monotonic = clock.wall() + left, clock.monotonic() + left
+        left = max(0.0, delay)
+        end = self._clock.wall() + left
         with scope:
-            await clock.sleep(min(left, _STEP_S))
-            while (left := min(at_wall - clock.wall(), at_monotonic - clock.monotonic())) > 0:
-                await clock.sleep(min(left, _STEP_S))
+            await self._clock.sleep(step := min(left, _STEP_S))
+            while (left := min(left - step, end - self._clock.wall())) > 0:
+                await self._clock.sleep(step := min(left, _STEP_S))
         del self._scopes[position]
         await self._try_again(position)
 
