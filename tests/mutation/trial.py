@@ -12,10 +12,11 @@ import ast
 import json
 import os
 import re
+import resource
 import select
-import signal
 import subprocess
 import sys
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -25,10 +26,13 @@ from typing import Any
 
 import pytest
 
+from tests.mutation.descendants import Descendants
 from tests.mutation.mutants import ROOT, Mutant, mutated_source
 
 _BROKEN = 3
 """The exit status of a fork in which the trial itself failed."""
+_MEMORY = 6 << 30
+"""Bytes of memory for a trial: a loop that a mutant makes endless ends with a MemoryError."""
 
 
 class Trials:
@@ -41,6 +45,7 @@ class Trials:
         self._fit: dict[str, bool] = {}
         """Whether a test passes in a fork without a mutant, for each test that ever failed."""
         self._failed = False
+        self._descendants = Descendants()
         session.config.pluginmanager.register(self)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -79,6 +84,7 @@ class Trials:
         """
         status, log = _BROKEN, os.dup(2)
         try:
+            resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY, _MEMORY))
             null = os.open(os.devnull, os.O_RDWR)
             for stream in (0, 1, 2):
                 os.dup2(null, stream)
@@ -97,19 +103,19 @@ class Trials:
 
     def _watch(self, pid: int, read: int, patience: float) -> str | None:
         """Return the test of the fork that failed, or took `patience` seconds and eight times its usual; else None."""
-        test, limit = "", patience
+        test, until, status = "", time.monotonic() + patience, 1
         with os.fdopen(read, "rb", buffering=0) as pipe:
-            while select.select([pipe], [], [], limit)[0]:
+            while time.monotonic() < until:
+                self._descendants.reap(pid)
+                if not select.select([pipe], [], [], 0.1)[0]:
+                    continue
                 lines = pipe.read(65536).decode().splitlines()
                 if not lines:
                     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
                     break
                 test = lines[-1]
-                limit = patience + 8 * self._seconds[test]
-            else:
-                os.killpg(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
-                status = 1
+                until = time.monotonic() + patience + 8 * self._seconds[test]
+        self._descendants.kill()
         if status == _BROKEN:
             raise RuntimeError(f"the trial itself failed at {test!r}")
         return test if status else None
@@ -127,6 +133,8 @@ class Trials:
             )
         except subprocess.TimeoutExpired:
             return "all tests together"
+        finally:
+            self._descendants.kill()
         if done.returncode == 0:
             return None
         found = re.search(r"^(?:FAILED|ERROR) (\S.*?)(?: - .*)?$", done.stdout, re.MULTILINE)
