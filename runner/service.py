@@ -108,7 +108,7 @@ class RunService:
         Raises RunNotFound, RunOwned if another live process executes the run, RunNotResumable if the run is cancelled,
         BackendMissing, and PolicyMissing if the run needs a `policy` (see `ParallelRunner.resume`).
         """
-        await self._resume(run_id, ResumeOptions(policy=policy))
+        await self._resume(run_id, ResumeOptions(retry_failed=False, policy=policy))
 
     async def resume_run(
         self,

@@ -57,7 +57,7 @@ class MemoryStore:
         changes = batch.changes[skipped:]
         if not changes:
             return
-        run = run or MemoryRun(rules.new_head(changes[0], batch.run_id))
+        run = run or MemoryRun(rules.new_head(changes[0]))
         staged = StagedRun(batch.run_id, run)
         for seq, change in enumerate(changes, batch.first_seq + skipped):
             staged.apply(seq, change)

@@ -109,7 +109,7 @@ def _apply(connection: sqlite3.Connection, batch: Batch, cache: TaskCache | None
 
 
 def _new_run(connection: sqlite3.Connection, run_id: str, change: Change, rows: BatchRows) -> tuple[int, RunHead]:
-    head = rules.new_head(change, run_id)
+    head = rules.new_head(change)
     key = rows.blob(head.settings)
     kept = head.settings if key is None else ""
     checksum = content_checksum(run_id, key or head.settings)

@@ -63,7 +63,7 @@ class ForEachExpander:
                 f"continues the parts of {name!r}, which were made from another list: the result of {task.for_each!r} "
                 f"has changed. Run these tasks in a new run"
             )
-            raise DAGError([Problem(message, task.id, "for_each")])
+            raise DAGError([Problem(message, task.id)])
         return True
 
     def collect(self, position: int) -> JsonValue:
@@ -85,10 +85,10 @@ def _elements(task: Task, result: TaskResult | None) -> Sequence[JsonValue]:
             f"for_each needs a list, or a mapping with one list in it, as the result of task {task.for_each!r}; "
             f"give {task.for_each!r} an output_schema for a list"
         )
-        raise DAGError([Problem(message, task.id, "for_each")])
+        raise DAGError([Problem(message, task.id)])
     for number, element in enumerate(found, 1):
         if element is None:
-            raise DAGError([Problem(f"element {number} of {task.for_each!r} is null", task.id, "for_each")])
+            raise DAGError([Problem(f"element {number} of {task.for_each!r} is null", task.id)])
     return found
 
 

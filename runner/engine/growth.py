@@ -176,7 +176,7 @@ def _specs(reply: Reply) -> Sequence[object]:
         try:
             data = parse_json(reply.text)
         except ValueError as error:
-            raise DAGError([Problem(f"the answer is not JSON: {error}", None, "tasks")]) from None
+            raise DAGError([Problem(f"the answer is not JSON: {error}")]) from None
     if isinstance(data, dict) and isinstance(data.get("tasks"), list):
         data = data["tasks"]
     if not isinstance(data, list):

@@ -255,7 +255,7 @@ def finish_run(run_id: str, state: RunState, ending: RunEnd, at: str) -> list[ev
             new_events.append(state.cancel(position, at))
         elif status is TaskStatus.RUNNING and position in ending.called:
             question = at_most_once_question(state.attempts[position])
-            new_events.append(state.wait_for_decision(position, at, question))
+            new_events.append(state.wait_for_decision(position, at, question, crashed=False))
         elif status is TaskStatus.RUNNING:
             new_events.append(state.interrupt(position, at, "the run was stopped"))
     new_events.append(_last_event(run_id, state, ending, at))

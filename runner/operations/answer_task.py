@@ -44,7 +44,7 @@ class PersonDecision:
     """A person's decision about a task: see `ParallelRunner.answer`. Raises ValueError for an unknown `how`."""
 
     how: How
-    text: str = ""
+    text: str
 
     def __post_init__(self) -> None:
         if self.how not in get_args(How):

@@ -108,7 +108,7 @@ async def prepare_resume(config: Config, run: StoredRun, how: ResumeOptions, con
 class ResumeOptions:
     """The options of a resume."""
 
-    retry_failed: bool = False
+    retry_failed: bool
     """Whether failed tasks and damaged results start over."""
     answers: Mapping[str, JsonInput] | None = None
     """Answers to open questions, by task id."""

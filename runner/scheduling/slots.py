@@ -58,7 +58,7 @@ class BackendLimiter:
     gate: RateGate | None = None
     """The backend's limit of rate, if any."""
     queue: dict[object, tuple[int, Callable[[], None]]] = field(
-        default_factory=dict[object, tuple[int, Callable[[], None]]], repr=False
+        default_factory=dict[object, tuple[int, Callable[[], None]]]
     )
     """Runs waiting for a slot, longest wait first, each with an increasing number and a callback."""
 

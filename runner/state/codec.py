@@ -28,7 +28,7 @@ def to_json(value: Any) -> str:
     Non-ASCII text stays unescaped, except text with lone surrogates, which survive only as escapes.
     """
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return text if text == clean_text(text) else json.dumps(value, allow_nan=False, separators=(",", ":"))
+    return text if text == clean_text(text) else json.dumps(value, separators=(",", ":"))
 
 
 def encode_usage(usage: Usage) -> Spent:
@@ -287,11 +287,8 @@ def decode_task(record: TaskRecord) -> Task:
     if record.spec == "{}":
         return Task(record.task_id, record.prompt, record.depends_on, record.backend)
     spec = json.loads(record.spec)
-    if "failure_mode" in spec:
-        spec["failure_mode"] = FailureMode(spec["failure_mode"])
     if "retry" in spec:
-        retry: dict[str, Any] = {**spec["retry"], "on": frozenset(spec["retry"]["on"])}
-        spec["retry"] = Retry(**retry)
+        spec["retry"] = Retry(**spec["retry"])
     return Task(record.task_id, record.prompt, record.depends_on, record.backend, **spec)
 
 

@@ -197,7 +197,7 @@ class RunState(ReadableState):
         task_id, number = self.dag.tasks[position].id, self._attempts[position]
         return events.TaskWaiting(at, task_id, number, question, False, asking, duration_s, usage, messages)
 
-    def wait_for_decision(self, position: int, at: str, question: str, *, crashed: bool = False) -> events.TaskWaiting:
+    def wait_for_decision(self, position: int, at: str, question: str, *, crashed: bool) -> events.TaskWaiting:
         """Let the running task wait for a person's decision whether the attempt, which ended with the owner of the run,
         took effect.
         """

@@ -1,8 +1,8 @@
 """`Descendants`: the processes that a trial leaves behind, found and killed.
 
-A test starts agents that are to outlive their parent, in sessions of their own. The test ends them, unless a mutant lets
-the test fail beforehand. The worker becomes the parent of every orphan below it (Linux: a subreaper), so the children of
-the worker are all that a trial can leave.
+A test starts agents that are to outlive their parent, in sessions of their own. The test ends them, unless a mutant
+lets the test fail beforehand. The worker becomes the parent of every orphan below it (Linux: a subreaper), so the
+children of the worker are all that a trial can leave.
 """
 
 from __future__ import annotations

@@ -138,6 +138,11 @@ async def test_the_sessions_of_deleted_runs_are_forgotten(path: Path) -> None:
         assert await store.session_ids() == {"session-one", "session-two"}
         await store.purge(["one"])
         assert await store.session_ids() == {"session-two"}
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("UPDATE sessions SET session_id = 'of another'")
+    async with SQLiteStore(path) as store:
+        with pytest.raises(StoreError, match="run 'two' is damaged: a session of task 'a' does not fit its checksum"):
+            await store.session_ids()
 
 
 GOING_ON = {

@@ -139,7 +139,8 @@ async def test_a_list_that_has_changed_pairs_up_with_nothing(tmp_path: Path, now
     tamper(path, end_of("source", "text = 'tampered'"))
     async with SQLiteStore(path, mode="existing") as store:
         result = await ParallelRunner(answer, store=store).resume("r", retry_failed=True)
-    assert "continues the parts of 'draft', which were made from another list" in (result["late"].error or "")
+    says = "task 'late': continues the parts of 'draft', which were made from another list: the result of 'source'"
+    assert (result["late"].error or "").startswith(says)
 
 
 async def test_a_conversation_is_kept_for_one_that_is_not_unfolded_yet() -> None:

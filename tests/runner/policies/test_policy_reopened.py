@@ -9,8 +9,9 @@ from pathlib import Path
 import anyio
 import pytest
 
-from plait.persistence import SQLiteStore
-from plait.runner import DAG, ParallelRunner, ResumeAction, RunStatus, Step, Task, Workflow
+from plait.persistence import SQLiteStore, Store
+from plait.runner import DAG, Decision, ParallelRunner, ResumeAction, RunStatus, Step, Task, Workflow
+from tests.support.growth import Scripted, by_end
 from tests.support.stores.database import end_of
 
 FLOW = Workflow([Step("build", "Build."), Step("check", "Check {{ build }}.")])
@@ -93,3 +94,16 @@ async def test_a_planner_that_was_corrected_long_ago_gets_its_prompt(tmp_path: P
             run.stop()
         await runner.resume("r", retry_failed=True)
     assert [prompt.startswith("These tasks cannot be added") for prompt in prompts] == [False, True, False, False]
+
+
+async def test_the_state_of_the_policy_outlasts_a_crash_after_the_reopening(store: Store) -> None:
+    ends = Scripted(by_end({"a": Decision(end=RunStatus.FAILED, state=["a has ended"])}))
+    dag, model = DAG([Task("a", "a"), Task("b", "b", ["a"])]), Model(holds="b")
+    assert (await ParallelRunner(Model(), store=store).run(dag, "r", policy=ends)).status is RunStatus.FAILED
+    async with ParallelRunner(model, store=store).start_resume("r", retry_failed=True, policy=Scripted()) as run:
+        await model.held.wait()
+        run.stop()
+    states: list[object] = []
+    policy = Scripted(lambda run: states.append(run.state))
+    result = await ParallelRunner(Model(), store=store).resume("r", policy=policy)
+    assert (result.status, policy.asked, states[0]) == (RunStatus.COMPLETED, ["b", None], ["a has ended"])

@@ -42,7 +42,7 @@ async def test_a_turn_that_outlived_its_runner_is_not_said_again(world: World, e
     first = world.backend.requests[0]
     assert (first.session_id, first.resume, first.resumes_interrupted) == (world.turns[0]["session"], False, False)
     assert is_adopted(told[1])
-    assert (told[1].task_id, told[1].attempt) == ("a", 1)
+    assert (told[1].task_id, told[1].attempt, told[1].session_id) == ("a", 1, first.session_id)
     kinds = await history(world)
     assert [kinds.count(f"task_{what}") for what in ("started", "adopted", "interrupted")] == [2, 1, 0]
     assert await said_in(world, "a") == [(1, "user", "work [[until go]]"), (1, "assistant", "re: work")]

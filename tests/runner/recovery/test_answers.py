@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import logging
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import anyio
 import pytest
@@ -160,12 +161,16 @@ def note(value: Any, at: str = "2026-01-01T00:00:00.000Z", attempt: int = 1) -> 
     return Note("answer", at, "a", json.dumps({"attempt": attempt, "value": value, "nonce": str(value)}))
 
 
-async def test_the_first_note_that_fits_counts(store: Store) -> None:
+async def test_the_first_note_that_fits_counts(store: Store, caplog: pytest.LogCaptureFixture) -> None:
     run_id = (await waiting(store, schema={"type": "integer"})).run_id
     for value in ("three", 4, 5):
         await store.send(run_id, note(value))
     runner = ParallelRunner(asks(schema={"type": "integer"}), store=store)
-    assert await runner.questions(run_id) == []
+    with caplog.at_level(logging.WARNING):
+        assert await runner.questions(run_id) == []
+    (refused,) = [cast("dict[str, str]", record.msg) for record in caplog.records]
+    assert (refused["event"], refused["run"], refused["task"]) == ("answer_refused", run_id, "a")
+    assert '"three" is not of type "integer"' in refused["error"]
     for call in (runner.answer_question(run_id, "a", 6), runner.resume(run_id, answers={"a": 6})):
         with pytest.raises(AnswerConflict, match="has an earlier answer; this one was not used"):
             await call

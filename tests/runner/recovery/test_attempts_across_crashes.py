@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
 import anyio
@@ -10,6 +11,7 @@ import pytest
 from plait.backends import BackendError, ErrorKind
 from plait.persistence import Store
 from plait.runner import DAG, ParallelRunner, Retry, RunStatus, Task
+from tests.support.crashed import Dying, die
 from tests.support.fakes import Talker
 
 ALWAYS = DAG([Task("a", "a", retry=Retry(3, base_delay=0.0))])
@@ -53,3 +55,22 @@ async def test_a_person_who_asks_for_failed_tasks_gives_them_all_their_tries(sto
     await ParallelRunner(backend, store=store).resume("r", retry_failed=True)
     assert backend.calls == 3
     assert (await ParallelRunner(Talker(), store=store).resume("r", retry_failed=True)).status is RunStatus.COMPLETED
+
+
+async def test_each_task_has_its_own_tries_after_a_crash(store: Store) -> None:
+    dag = DAG([Task(name, name, retry=Retry(3, base_delay=0.0)) for name in ("a", "b")])
+    broken = BackendError(ErrorKind.TRANSIENT, "no")
+    calls = Counter[str]()
+
+    def failing(*names: str) -> Talker:
+        def answer(prompt: str, _: object) -> str | BackendError:
+            calls[prompt] += 1
+            return broken if prompt in names else prompt
+
+        return Talker(answer)
+
+    await die(store, Dying(lambda prompt: prompt == "b" or calls["a"] == 2, answer=failing("a")), dag)
+    assert [task.attempt for task in await store.list_tasks("r")] == [3, 1]
+    result = await ParallelRunner(failing("a", "b"), store=store).resume("r")
+    # One try of `a` and three tries of `b` are left. The attempts that the crash cut are no tries.
+    assert (calls, [result[name].attempts for name in ("a", "b")]) == ({"a": 3, "b": 3}, [4, 4])

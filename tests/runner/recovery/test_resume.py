@@ -14,7 +14,7 @@ import anyio
 import pytest
 
 from plait.backends import BackendError, ErrorKind, Reply, Usage
-from plait.persistence import Batch, Conflict, MemoryStore, SQLiteStore, Store, StoreError
+from plait.persistence import Batch, Conflict, MemoryStore, RunStatusChanged, SQLiteStore, Store, StoreError
 from plait.persistence.contract.samples import whole
 from plait.runner import (
     DAG,
@@ -29,9 +29,10 @@ from plait.runner import (
     Task,
     TaskStatus,
 )
+from plait.runner.domain import events
 from plait.runner.operations.workflow_session import load_session
 from plait.runner.state import codec as translate
-from tests.support.fakes import Talker
+from tests.support.fakes import QuickClock, Talker
 from tests.support.stopped import DIAMOND, stopped_after
 from tests.support.stores.database import end_of
 from tests.support.stores.faulty_store import FaultyStore
@@ -47,6 +48,14 @@ async def test_resume_runs_only_what_is_left(store: Store, done: int) -> None:
     assert result.reused == done
     assert result["d"].text == "<d <b <a>> <c <a>> Ada>"
     assert result.degraded == ()
+
+
+async def test_a_resume_reports_the_state_that_it_found(store: Store) -> None:
+    await stopped_after(store, DIAMOND, 2)
+    async with ParallelRunner(Talker(), store=store).start_resume("r") as run:
+        first, *_ = [event async for event in run.events()]
+    assert isinstance(first, events.RunResumed)
+    assert (first.run_id, first.previous, first.reused) == ("r", RunStatus.RUNNING, 2)
 
 
 async def test_resume_of_a_complete_run_runs_nothing(store: Store) -> None:
@@ -218,6 +227,23 @@ async def test_a_task_under_way_at_a_sigkill_runs_again_and_nothing_else_does(tm
             (2, "completed"),
         ]
     assert (result["a"].text, result["b"].attempts) == ("ONE", 2)
+
+
+async def test_a_run_whose_process_died_before_the_end_was_stored_ends(store: Store) -> None:
+    class Cut(FaultyStore):
+        async def write(self, batch: Batch) -> None:
+            if any(isinstance(change, RunStatusChanged) and change.status == "completed" for change in batch.changes):
+                raise StoreError("planted")
+            await super().write(batch)
+
+    await ParallelRunner(Talker(), store=Cut(store), clock=QuickClock()).run(DIAMOND, "r")
+    record = await store.get_run("r")
+    assert record is not None and (record.status, record.counts) == ("running", {"completed": 4})
+    backend = Talker()
+    result = await ParallelRunner(backend, store=store).resume("r")
+    record = await store.get_run("r")
+    assert record is not None
+    assert (result.status, record.status, backend.prompts) == (RunStatus.COMPLETED, "completed", [])
 
 
 def damage(path: Path) -> None:

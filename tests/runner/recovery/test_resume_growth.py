@@ -6,10 +6,12 @@ from collections import Counter
 
 import pytest
 
+from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.protocol import ConversationRequest, Reply
 from plait.persistence import Conflict, MemoryStore, Store, TasksAdded
 from plait.runner import DAG, Decision, ParallelRunner, RunStatus, RunView, Task
 from plait.runner.engine.checkpointer import BATCH_LIMIT
+from tests.support.crashed import Dying, die
 from tests.support.fakes import QuickClock, Talker
 from tests.support.growth import Recording, Scripted, listed, plan, spec, talker
 from tests.support.stores.faulty_store import Fault, FaultyStore, on_write
@@ -129,6 +131,21 @@ async def test_tasks_that_the_store_refuses_take_their_completion_with_them() ->
     assert result.status is RunStatus.COMPLETED
     assert result.degraded
     assert [(task.task_id, task.status) for task in await inner.list_tasks("r")] == [("plan", "running")]
+
+
+async def test_a_correction_is_not_sent_about_results_that_are_made_anew(store: Store) -> None:
+    """The planner's mistakes were about a plan for the old result of `a`."""
+    dag = DAG(
+        [Task("a", "a", failure_mode="soft"), Task("plan", "plan with [{{ a }}]", depends_on=["a"], adds_tasks=True)]
+    )
+    told = "These tasks cannot be added"
+    first = talker({"a": BackendError(ErrorKind.REFUSED, "no"), "plan": plan(spec("plan"))})
+    dying = Dying(lambda prompt: prompt.startswith(told), lambda _: True, first)
+    await die(store, dying, dag)
+    assert [prompt.split()[0] for prompt in dying.hanging] == ["These"]
+    again = talker({"a": "new", "plan": plan(spec("b"))})
+    result = await ParallelRunner(again, store=store).resume("r", retry_failed=True)
+    assert (result.status, again.prompts) == (RunStatus.COMPLETED, ["a", "plan with [new]", "b"])
 
 
 async def test_a_planner_that_asks_a_person_first(store: Store) -> None:

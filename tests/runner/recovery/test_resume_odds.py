@@ -66,6 +66,22 @@ async def test_a_damaged_message_harms_only_those_who_continue_it(tmp_path: Path
     assert (result.status is RunStatus.COMPLETED) == retry_failed
 
 
+async def test_conversations_to_continue_are_read_before_the_run_is_claimed(store: Store) -> None:
+    """A store that fails afterwards keeps no task from its conversation."""
+    await die(store, Dying(hangs_on("two", "zed")), CHAT)
+    session_id = (await store.list_tasks("r"))[0].session_id
+
+    def no_messages_after_the_claim(method: str, _number: int) -> Fault | None:
+        return Fault.BEFORE if method == "list_messages" and failing.writes else None
+
+    failing, backend = FaultyStore(store, no_messages_after_the_claim), Talker()
+    result = await ParallelRunner(backend, store=failing).resume("r")
+    assert result.status is RunStatus.COMPLETED
+    (two,) = [request for request in backend.requests if request.idempotency_key == "r:b"]
+    assert [message.content for message in two.history] == ["one", "re: one"]
+    assert (two.session_id, two.resume) == (session_id, True)
+
+
 async def test_a_reopened_task_begins_a_new_conversation(tmp_path: Path) -> None:
     path = tmp_path / "p.db"
     async with SQLiteStore(path) as store:

@@ -13,7 +13,8 @@ from plait.backends.protocol import DetachedTurn, Files
 from plait.persistence import Batch, MemoryStore, PolicyDecided
 from plait.persistence.records import TaskRecord
 from plait.runner import DAG, Decision, ParallelRunner, ResumeAction, Retry, RunStatus, Task
-from plait.runner.recovery.resume_plan import Evidence, judge_decided, plan_resume
+from plait.runner.domain.question import AnsweredQuestion, Way, encode_answers
+from plait.runner.recovery.resume_plan import Evidence, ResumeStep, judge_decided, plan_resume
 from tests.support.fakes import QuickClock, Talker
 from tests.support.growth import Scripted, by_end
 from tests.support.stores.faulty_store import Fault, FaultyStore, on_write
@@ -27,6 +28,63 @@ def records(*statuses: str) -> list[TaskRecord]:
         TaskRecord(task.id, position, task.prompt, task.upstream, None, "{}", status, int(status != "pending"))
         for position, (task, status) in enumerate(zip(DAG_OF_TWO, statuses, strict=True))
     ]
+
+
+def test_the_words_of_the_actions_are_those_of_the_dry_run() -> None:
+    words = ["keep", "continue", "adopt", "start over", "start", "ask", "fail", "blocked", "cancel"]
+    assert [action.value for action in ResumeAction] == words
+
+
+ONE = TaskRecord("t", 0, "t", (), None, "{}", "pending", 2, session_id="s")
+KNOWN = replace(ONE, session_confirmed=True)
+SENT = replace(ONE, answers=encode_answers((AnsweredQuestion(1, Way.REPLY, "which?", "this", "person"),)))
+TOLD = replace(ONE, answers=encode_answers((AnsweredQuestion(2, Way.REPLY, "which?", "this", "person"),)))
+CALLED = replace(ONE, answers=encode_answers((AnsweredQuestion(2, Way.CALL, "which?", "this", "person"),)))
+DIED, CUT = "the process died during attempt 2", "attempt 2 was interrupted"
+OVER, ON, KEPT = ResumeAction.START_OVER, ResumeAction.CONTINUE, ResumeAction.KEEP
+STEPS: dict[str, tuple[TaskRecord, ResumeAction, str, bool]] = {
+    "never started": (replace(ONE, attempt=0), ResumeAction.START, "never started", False),
+    "died": (replace(ONE, status="running"), OVER, DIED, True),
+    "died in a known session": (replace(KNOWN, status="running"), ON, f"{DIED}; session s is known", True),
+    "died after the answer": (
+        replace(SENT, status="running"), OVER, f"{DIED}; the answer to the question is sent again", True,
+    ),
+    "cut": (ONE, OVER, CUT, True),
+    "cut in a known session": (KNOWN, ON, f"{CUT}; session s is known", True),
+    "cut after the answer": (SENT, OVER, f"{CUT}; the answer to the question is sent again", True),
+    "answered in the reply": (TOLD, ON, "the question is answered", False),
+    "answered in the code": (
+        CALLED, OVER, "the question is answered, and the task's code runs again from the start", False,
+    ),
+    "failed before": (replace(ONE, error_kind="timeout"), OVER, "attempt 2 failed (timeout)", False),
+    "failed before in a known session": (
+        replace(KNOWN, error_kind="timeout"), ON,
+        "attempt 2 failed (timeout); session s has kept the conversation", False,
+    ),
+    "failed": (replace(ONE, status="failed", error_kind="refused"), KEPT, "failed (refused)", False),
+    "completed": (replace(ONE, status="completed"), KEPT, "completed", False),
+    "damaged": (
+        replace(ONE, status="completed", damaged=True), KEPT,
+        "the stored result does not fit its checksum, so the task counts as failed; --retry-failed runs the task again",
+        False,
+    ),
+    "waiting": (replace(ONE, status="waiting_input", question="done?"), ResumeAction.ASK, "done?", False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_the_step_of_a_task_by_its_record(name: str) -> None:
+    record, action, reason, repeats = STEPS[name]
+    assert plan_resume(DAG([Task("t", "t")]), [record]) == [ResumeStep("t", action, reason, repeats)]
+
+
+def test_a_damaged_result_runs_again_if_asked_for_unless_it_took_effect() -> None:
+    damaged, reason = replace(ONE, status="completed", damaged=True), "the stored result does not fit its checksum"
+    assert plan_resume(DAG([Task("t", "t")]), [damaged], retry_failed=True) == [ResumeStep("t", OVER, reason, True)]
+    reason += "; the task took effect, and must not take effect twice"
+    for retry_failed in (False, True):
+        steps = plan_resume(DAG([Task("t", "t", at_most_once=True)]), [damaged], retry_failed=retry_failed)
+        assert steps == [ResumeStep("t", KEPT, reason)]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,11 @@ DONE, FAILED = TaskStatus.COMPLETED, TaskStatus.FAILED
 
 
 def schedule(dag: DAG, concurrency: int = 99, **limits: int) -> Scheduler:
-    return Scheduler(dag, [task.backend or "default" for task in dag], SlotPool(concurrency, limits))
+    return schedule_in(SlotPool(concurrency, limits), dag)
+
+
+def schedule_in(pool: SlotPool, dag: DAG) -> Scheduler:
+    return Scheduler(dag, [task.backend or "default" for task in dag], pool)
 
 
 def taken(dag: DAG, plan: Scheduler) -> list[str]:
@@ -208,6 +212,38 @@ def test_of_two_runs_with_the_same_slots_one_runs_a_task_alone_at_a_time() -> No
     assert offered == ["suspect"]
     two.release_all()
     assert pool.alone == 0
+
+
+def test_a_task_alone_waits_for_a_slot_that_another_run_holds() -> None:
+    pool = SlotPool(1, shared=True)
+    dag = DAG([Task("suspect")])
+    one, two = schedule_in(pool, DAG([Task("other")])), Scheduler(dag, ["default"], pool, InitialState(alone=[0]))
+    assert one.take() == 0
+    assert (two.may_take, taken(dag, two), pool.taken) == (False, [], 1)
+    one.finish(0, DONE)
+    assert (two.may_take, taken(dag, two), pool.taken) == (True, ["suspect"], 1)
+
+
+def test_no_run_runs_a_task_alone_while_another_run_still_has_such_a_task_at_work() -> None:
+    pool, dags = SlotPool(9, shared=True), (DAG([Task("a"), Task("b")]), DAG([Task("suspect")]))
+    one = Scheduler(dags[0], ["default"] * 2, pool, InitialState([TaskStatus.RUNNING] * 2, alone=[0, 1], held=[0, 1]))
+    two = Scheduler(dags[1], ["default"], pool, InitialState(alone=[0]))
+    for position in (0, 1):
+        assert taken(dags[1], two) == []
+        one.finish(position, DONE)
+    assert taken(dags[1], two) == ["suspect"]
+
+
+def test_added_tasks_keep_to_the_limits_of_their_backends() -> None:
+    dag = DAG([Task("first")])
+    plan = schedule(dag, deep=1)
+    dag.extend([Task("d1"), Task("f1"), Task("d2"), Task("f2", depends_on=["first"])])
+    plan.extend(["deep", "default", "deep", "default"], [TaskStatus.PENDING] * 5)
+    assert taken(dag, plan) == ["first", "d1", "f1"]
+    plan.finish(1, DONE)
+    assert taken(dag, plan) == ["d2"]
+    plan.finish(0, DONE)
+    assert taken(dag, plan) == ["f2"]
 
 
 def test_what_is_tried_again_later_is_set_aside_unless_it_has_to_wait_anyway() -> None:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+import json
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
 
 from plait.backends.protocol import Message, Usage
 from plait.persistence import changes as stored
-from plait.persistence.records import Spent
+from plait.persistence.records import Spent, TaskRecord
 from plait.runner.domain import events
 from plait.runner.domain.status import TaskStatus
-from plait.runner.domain.task import Task
-from plait.runner.state.codec import decode_usage, encode_event, encode_usage, to_json
+from plait.runner.domain.task import FailureMode, Retry, Task
+from plait.runner.state.codec import decode_task, decode_usage, encode_event, encode_usage, to_json
 
 MESSAGES = (Message("user", "hi"), Message("assistant", "ho", Usage(5, 6)))
 VALUES: dict[str, Any] = {
@@ -83,6 +84,19 @@ def test_each_value_is_stored(kind: type[events.Event]) -> None:
         if "messages" in {field.name for field in fields(kind)}
         else []
     )
+
+
+def test_a_task_stores_the_options_that_differ_from_the_defaults() -> None:
+    retry = Retry(on=["timeout"])
+    tasks = (Task("x", "p", retry=Retry()), Task("y", "p", failure_mode="soft", retry=retry, aliases={"z": "x"}))
+    (change,) = encode_event(event_of(events.TasksAdded, tasks=tasks))
+    assert isinstance(change, stored.TasksAdded)
+    plain, odd = change.tasks
+    assert plain.spec == "{}"
+    assert set(json.loads(odd.spec)) == {"failure_mode", "retry", "aliases"}
+    record = TaskRecord("y", 1, "p", (), None, odd.spec, "pending", 0)
+    assert replace(decode_task(record), depends_on=()) == tasks[1]
+    assert decode_task(record).failure_mode is FailureMode.SOFT
 
 
 def test_an_adopted_attempt_is_stored_as_adopted() -> None:

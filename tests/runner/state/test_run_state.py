@@ -71,7 +71,7 @@ VERBS = {
         lambda s: s.wait_for_answer(0, AT, ASKING, 1.0), events.TaskWaiting, frozenset({RUNNING}), WAITING
     ),
     "wait_for_decision": Verb(
-        lambda s: s.wait_for_decision(0, AT, "done?"), events.TaskWaiting, frozenset({RUNNING}), WAITING
+        lambda s: s.wait_for_decision(0, AT, "done?", crashed=False), events.TaskWaiting, frozenset({RUNNING}), WAITING
     ),
     "answer": Verb(lambda s: s.answer(0, AT, 1, "person"), events.TaskAnswered, frozenset({WAITING}), PENDING),
     "reopen": Verb(lambda s: s.reopen(0, AT), events.TaskReopened, frozenset({FAILED}), PENDING),
@@ -272,6 +272,14 @@ def test_interrupt_counts_crashes_alone() -> None:
     assert (state.suspects(), at(RUNNING).suspects()) == ([0], [])
 
 
+def test_the_third_crash_makes_a_suspect() -> None:
+    state = at(PENDING)
+    for suspects in ([], [], [0]):
+        state.start(0, AT, "fake")
+        state.interrupt(0, AT, "died", crashed=True)
+        assert state.suspects() == suspects
+
+
 def test_waiting_for_an_answer_keeps_the_question_and_the_conversation() -> None:
     state = at(RUNNING)
     event = state.wait_for_answer(0, AT, ASKING, 2.5, COST, SAID, continuation=Continuation("s", SAID))
@@ -292,7 +300,7 @@ def test_waiting_for_a_decision_keeps_the_question(crashed: bool) -> None:
 
 def test_a_decision_is_no_answer_to_a_question() -> None:
     state = at(RUNNING)
-    state.wait_for_decision(0, AT, "done?")
+    state.wait_for_decision(0, AT, "done?", crashed=False)
     before = fields(state)
     with pytest.raises(IllegalTransition):
         state.answer(0, AT, "yes", "person")
@@ -377,6 +385,8 @@ def test_failures_of_earlier_processes_count_until_a_person_reopened_the_task() 
     assert state.is_corrected(0)
     assert state.count_failure(0, ErrorKind.TRANSIENT) == 0
     assert state.failures(0) == 3
+    assert [state.count_failure(0, ErrorKind.RATE_LIMITED, in_a_row) for in_a_row in (0, 5, 0)] == [1, 5, 3]
+    assert state.failures(0) == 3
     state.count_stored_failures(0, [attempt(4, "failed", ErrorKind.TRANSIENT, "gone")])
     assert state.failures(0) == 0
     assert not state.is_corrected(0)
@@ -394,7 +404,23 @@ def test_a_stored_conversation_is_freed_unless_others_continue_it(monkeypatch: p
     assert state.conversation("b") is None
 
 
-def test_a_run_without_a_store_keeps_every_conversation() -> None:
+def test_a_stored_conversation_stays_if_a_task_added_since_continues_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = RunState(DAG([Task("a", "ask"), Task("b", "ask")]))
+    for position in (0, 1):
+        state.start(position, AT, "fake")
+        state.complete(position, AT, Reply("yes"), None, turn="ask")
+        state.settle_conversation(position)
+    state.add_tasks([Task("c", "go on", continues="a")], None, AT)
+    monkeypatch.setattr(run_state, "MOST_STORED_IN_MEMORY", 0)
+    state.start(2, AT, "fake")
+    state.complete(2, AT, Reply("yes"), None, turn="go on")
+    state.settle_conversation(2)
+    kept = {task_id: state.conversation(task_id) is not None for task_id in ("a", "b", "c")}
+    assert kept == {"a": True, "b": False, "c": False}
+
+
+def test_a_run_without_a_store_keeps_every_conversation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_state, "MOST_STORED_IN_MEMORY", 0)
     state = RunState(DAG([Task("a", "ask")]), keeps_all=True)
     state.start(0, AT, "fake")
     state.complete(0, AT, Reply("yes"), None, turn="ask")

@@ -73,6 +73,11 @@ def test_a_code_alone(code: int) -> None:
         assert error_of({"code": float(code), "message": "no"})[0].value == CODES[code]
 
 
+def test_a_code_that_is_an_http_status_counts_before_a_status_in_the_message() -> None:
+    kinds = [error_of({"code": code, "message": "API Error 401"})[0].value for code in (399, 400, 599, 600)]
+    assert kinds == ["auth", "invalid_request", "transient", "auth"]
+
+
 @pytest.mark.parametrize("message", MESSAGES)
 def test_a_message_without_a_telling_code(message: str) -> None:
     assert error_of({"code": -32603, "message": message})[0].value == MESSAGES[message]
@@ -128,3 +133,4 @@ def test_the_login_methods_are_named() -> None:
         "key (API key), web (Browser)"
     )
     assert list_login_methods([]) == list_login_methods(None) == "none"
+    assert len(list_login_methods([{"id": f"key{n}", "name": "API key"} for n in range(30)])) == 200
