@@ -15,7 +15,7 @@ from plait.backends.text import clean_text
 from plait.persistence.changes import Change, TaskAnswered, TaskCompleted, TaskFailed, TaskWaiting
 from plait.persistence.records import TaskRecord
 from plait.runner.clock import iso
-from plait.runner.domain.question import Asking, OpenQuestion, Way, encode_answers
+from plait.runner.domain.question import Asking, OpenQuestion, Way
 from plait.runner.domain.status import TaskStatus
 from plait.runner.domain.task import Task, failed_status
 from plait.runner.engine.config import Config
@@ -26,7 +26,7 @@ from plait.runner.recovery.adoption import with_detached_turns
 from plait.runner.recovery.answers import first_notes, given_answers, open_questions, question_of, too_late
 from plait.runner.recovery.lease import wait_for_expiry, with_lease
 from plait.runner.recovery.resume_plan import Evidence, ResumeAction, plan_resume
-from plait.runner.state.codec import message_changes, to_json
+from plait.runner.state.codec import encode_event, message_changes, to_json
 from plait.runner.state.orphans import under_way
 from plait.runner.state.owner import Liveness, liveness
 from plait.runner.state.stored_run import StoredRun, require_unfailed, stored_run
@@ -175,9 +175,8 @@ async def _store_answer(config: Config, run: StoredRun, task_id: str, value: Jso
     """Store the answer for a run without an owner: claim, write, release."""
     position = run.state.dag.position(task_id)
     at = iso(config.clock.wall())
-    event = run.state.answer(position, at, value, "person")
-    answered = TaskAnswered(at, task_id, encode_answers(event.answers or ()))
-    await with_lease(config, run, [answered], under_way(run.tasks))
+    answered = encode_event(run.state.answer(position, at, value, "person"))
+    await with_lease(config, run, answered, under_way(run.tasks))
     return True
 
 

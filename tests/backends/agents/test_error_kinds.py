@@ -53,6 +53,8 @@ def test_a_phrase_counts_before_the_status(message: str) -> None:
     [
         ("API Error: 529 overloaded", 529),
         ("API Error 401", 401),
+        ("api error 401", 401),
+        ("HTTP Status: 503", 503),
         ("unexpected status 503 Service", 503),
         ("status code 429", 429),
         ('{"code": 404}', 404),
@@ -107,10 +109,13 @@ def test_a_key_in_a_message_is_masked(key: str) -> None:
     assert (len(safe_line("x" * 300)), len(safe_line("x" * 9000))) == (300, 300)
 
 
-def test_both_spellings_of_a_proxy_reach_an_agent() -> None:
+def test_both_spellings_of_a_proxy_reach_an_agent_and_are_no_secrets() -> None:
     proxies = {f"{name}_PROXY" for name in ("HTTP", "HTTPS", "ALL", "NO")}
     certificates = {"NODE_EXTRA_CA_CERTS", "SSL_CERT_DIR", "SSL_CERT_FILE"}
     assert set(NETWORK) == {*proxies, *map(str.lower, proxies), *certificates}
+    error = BackendError(ErrorKind.TRANSIENT, "cannot reach proxy.example")
+    hide(error, dict.fromkeys(NETWORK, "proxy.example"))
+    assert error.message == "cannot reach proxy.example"
 
 
 def test_secret_variables_are_masked_in_an_error() -> None:

@@ -52,7 +52,8 @@ async def work(prompt):
     await anyio.sleep(float(how))
     return name.upper()
 """
-_QUICK_WATCH = "from plait.runner.recovery import resume; resume.WATCH_S = 1.0\n"
+WATCH_S: dict[Scale, float] = {"quick": 3.0, "nightly": 15.0}
+"""The seconds that a process lives before a suspect starts: more than the time between two kills."""
 BUGS: Mapping[str, tuple[str, str]] = {
     "every death counts": (
         "kills",
@@ -84,8 +85,10 @@ def run(*, scale: Scale, seed: int = 0, planted: bool = True) -> Report:
     """The runs that `scale` says, and the planted bugs."""
     began = time.monotonic()
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        killed = list(pool.map(partial(play_kills, kills=KILLS[scale]), range(seed, seed + RUNS[scale])))
+        play = partial(play_kills, kills=KILLS[scale], plant=_watching(WATCH_S[scale]))
+        playing = pool.map(play, range(seed, seed + RUNS[scale]))
         culprits = list(pool.map(play_culprit, range(seed, seed + CULPRITS[scale])))
+        killed = list(playing)
     often = sum(max(one.crashes.values()) >= SUSPECTED_AFTER for one in killed)
     return Report(
         method="frequent kills",
@@ -125,7 +128,7 @@ def play_culprit(seed: int, *, plant: str = "") -> Played:
     with tempfile.TemporaryDirectory(prefix="plait-frequent-") as place:
         folder, played = Path(place), Played(seed)
         _write(folder, rng, ["kills", *(rng.choice(SECONDS[:4]) for _ in range(5))])
-        while _plait(folder, _QUICK_WATCH + plant, ends_after=_LIMIT) == -signal.SIGKILL:
+        while _plait(folder, _watching(1.0) + plant, ends_after=_LIMIT) == -signal.SIGKILL:
             played.deaths += 1
             if played.deaths > MOST_DEATHS:
                 break
@@ -157,6 +160,10 @@ def is_caught(bug: str, seeds: Iterable[int] = range(40)) -> bool:
         if wrong:
             return True
     return False
+
+
+def _watching(seconds: float) -> str:
+    return f"from plait.runner.recovery import resume; resume.WATCH_S = {seconds}\n"
 
 
 def _write(folder: Path, rng: random.Random, hows: Sequence[object]) -> None:

@@ -14,7 +14,7 @@ from plait.persistence import Batch, MemoryStore, PolicyDecided
 from plait.persistence.records import TaskRecord
 from plait.runner import DAG, Decision, ParallelRunner, ResumeAction, Retry, RunStatus, Task
 from plait.runner.domain.question import AnsweredQuestion, Way, encode_answers
-from plait.runner.recovery.resume_plan import Evidence, ResumeStep, judge_decided, plan_resume
+from plait.runner.recovery.resume_plan import Evidence, ResumeStep, judge_cancelled, judge_decided, plan_resume
 from tests.support.fakes import QuickClock, Talker
 from tests.support.growth import Scripted, by_end
 from tests.support.stores.faulty_store import Fault, FaultyStore, on_write
@@ -33,6 +33,10 @@ def records(*statuses: str) -> list[TaskRecord]:
 def test_the_words_of_the_actions_are_those_of_the_dry_run() -> None:
     words = ["keep", "continue", "adopt", "start over", "start", "ask", "fail", "blocked", "cancel"]
     assert [action.value for action in ResumeAction] == words
+    assert judge_cancelled(records("completed", "running")) == [
+        ResumeStep("a", ResumeAction("keep"), "completed"),
+        ResumeStep("b", ResumeAction("cancel"), "the run is to be cancelled"),
+    ]
 
 
 ONE = TaskRecord("t", 0, "t", (), None, "{}", "pending", 2, session_id="s")
@@ -68,6 +72,7 @@ STEPS: dict[str, tuple[TaskRecord, ResumeAction, str, bool]] = {
         "the stored result does not fit its checksum, so the task counts as failed; --retry-failed runs the task again",
         False,
     ),
+    "asking": (replace(ONE, status="waiting_input", question="which?", asked="{}"), ResumeAction.ASK, "which?", False),
     "waiting": (replace(ONE, status="waiting_input", question="done?"), ResumeAction.ASK, "done?", False),
 }  # fmt: skip
 
@@ -85,6 +90,20 @@ def test_a_damaged_result_runs_again_if_asked_for_unless_it_took_effect() -> Non
     for retry_failed in (False, True):
         steps = plan_resume(DAG([Task("t", "t", at_most_once=True)]), [damaged], retry_failed=retry_failed)
         assert steps == [ResumeStep("t", KEPT, reason)]
+
+
+def test_a_task_that_pairs_up_with_another_does_not_wait_for_all_of_the_other() -> None:
+    """Both are made from the same list, so `after.1` waits for `each.1`, and `after` for neither."""
+    each = Task("each", "{{ item }}", for_each="list")
+    after, part = Task("after", "{{ each }}", ["each"], for_each="list"), Task("each.1", "x", ["list"], item="x")
+    dag = DAG([Task("list", "list"), each, after, part], gathered={"each": ["each.1"]})
+    statuses = zip(dag, ("completed", "pending", "pending", "failed"), strict=True)
+    task_records = [
+        TaskRecord(task.id, place, task.prompt, task.upstream, None, "{}", status, int(status != "pending"))
+        for place, (task, status) in enumerate(statuses)
+    ]
+    steps = [(step.action, step.reason) for step in plan_resume(dag, task_records)]
+    assert steps[1:3] == [(ResumeAction.BLOCKED, "waits for each.1"), (ResumeAction.START, "never started")]
 
 
 @pytest.mark.parametrize(

@@ -206,7 +206,8 @@ def test_fail_keeps_the_error_and_the_cost() -> None:
 )
 def test_fail_follows_the_failure_mode(mode: FailureMode, status: TaskStatus) -> None:
     state = at(RUNNING, failure_mode=mode)
-    assert state.fail(0, AT, ERROR).status is status
+    event = state.fail(0, AT, ERROR)
+    assert (event.status, event.duration_s, event.messages) == (status, 0.0, ())
     assert state.statuses[0] is state.results[0].status is status
 
 

@@ -152,6 +152,7 @@ def test_the_limits_are_met_exactly() -> None:
         assert Asked(**{part: b"/" * rest}).status == 200
         asked = Asked(**{part: b"/" * (rest + 1)})
         assert (asked.status, asked.kind) == (431, "too_large")
+    assert MOST_BODY_BYTES == 4_194_304  # as docs/guides/http.md states
     assert Asked(b"x" * MOST_BODY_BYTES).status == 200
     for asked in (
         Asked(b"x" * MOST_BODY_BYTES, b"x"),

@@ -44,9 +44,9 @@ tasks:
 """
 
 
-def killed(folder: Path, plan: str = PLAN) -> None:
+def killed(folder: Path, plan: str = PLAN, work: str = WORK) -> None:
     """A run whose process was killed by its own task."""
-    (folder / "work.py").write_text(WORK)
+    (folder / "work.py").write_text(work)
     (folder / "plan.yaml").write_text(plan)
     assert plait(folder, "run", "plan.yaml").code == -signal.SIGKILL
 
@@ -111,7 +111,7 @@ tasks:
   - {id: good, prompt: fine, backend: note, depends_on: [hold]}
   - {id: hold, prompt: y, backend: note}
 """
-    killed(tmp_path, plan)
+    killed(tmp_path, plan, f"{WORK}\nfrom plait.runner.recovery import resume\nresume.WATCH_S = 0.5\n")
     codes = [plait(tmp_path, "resume").code]
     while codes[-1] == -signal.SIGKILL and len(codes) < 5:
         codes.append(plait(tmp_path, "resume").code)

@@ -13,7 +13,8 @@ from plait.persistence import Spent, SQLiteStore, TaskCompleted, TaskStarted
 from plait.persistence.contract.samples import ANSWER, ASK, DONE_A, OPENING, RUN, START_A, Writer, at
 from tests.support.processes.command import environment
 
-SIZE_MIB = 48
+SIZE_MIB = 36
+"""More than 32 MiB: glibc returns the memory of such a text to the system at once."""
 OUTPUT_MIB = 4
 """What a process may take for other things than a large text, at most: reading, hashing and printing in pieces."""
 JSON_MIB = 16
