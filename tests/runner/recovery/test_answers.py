@@ -13,7 +13,7 @@ import anyio
 import pytest
 
 from plait.backends import ask
-from plait.backends.protocol import Question, Reply
+from plait.backends.protocol import ConversationRequest, Question, Reply
 from plait.persistence import MemoryStore, Note, SQLiteStore, Store
 from plait.runner import (
     DAG,
@@ -28,7 +28,9 @@ from plait.runner import (
     Task,
     TaskStatus,
 )
+from plait.runner.domain.events import TaskStarted, TaskWaiting
 from tests.support.fakes import QuickClock, Talker
+from tests.support.late import Held
 from tests.support.processes.command import environment
 from tests.support.processes.warm import Warm
 
@@ -378,3 +380,33 @@ async def test_the_same_holds_for_a_conversation(store: Store) -> None:
     assert (step.action, step.repeats, step.reason) == (ResumeAction.CONTINUE, False, reason)
     result = await runner.resume(run_id)
     assert (result.text["a"], talker.prompts) == ("re: later", ["late", "later", "so re: later"])
+
+
+@pytest.mark.parametrize("way", ["reply", "call"])
+async def test_a_question_answered_while_the_resume_runs_continues_as_it_was_asked(store: Store, way: str) -> None:
+    """A question in a reply is answered in the conversation; code that asks runs again, and returns from `ask`."""
+    work = Held()
+
+    async def code(prompt: str) -> Any:
+        return await work(prompt)
+
+    def reply(prompt: str, _: ConversationRequest) -> str | Reply:
+        return Reply("Go?", question=Question("Go?"), session_id="s") if prompt == "late" else f"re: {prompt}"
+
+    talker, holding = Talker(reply), {"talker": Talker(reply), "code": code}
+    asked = Task("a", "late", backend="talker" if way == "reply" else "code")
+    dag = DAG([asked, Task("hold", "hold", backend="code")])
+    async with ParallelRunner(backends=holding, store=store).start(dag, "r") as run:
+        async for event in run.events():
+            if isinstance(event, TaskWaiting):
+                run.stop()
+    runner = ParallelRunner(backends={"talker": talker, "code": code}, store=store)
+    async with runner.start_resume("r") as run:
+        async for event in run.events():
+            if isinstance(event, TaskStarted) and event.task_id == "hold":
+                assert await runner.answer_question("r", "a", "yes")
+                work.release()
+        result = await run.result()
+    assert result.text == {"a": "re: yes" if way == "reply" else "yes", "hold": "hold"}
+    history = [[message.content for message in request.history] for request in talker.requests]
+    assert (talker.prompts, history) == ((["yes"], [["late", "Go?"]]) if way == "reply" else ([], []))
