@@ -18,7 +18,7 @@ from plait.persistence import (
     TaskWaiting,
 )
 from plait.persistence.contract.opened import OpenedStore
-from plait.persistence.contract.samples import ASKING, DONE_A, RUN, START_A, Writer, at
+from plait.persistence.contract.samples import ASKING, DONE_A, OPENING, RUN, START_A, Writer, at
 
 
 class UsageContract(OpenedStore):
@@ -61,6 +61,12 @@ class UsageContract(OpenedStore):
             "cache_read_tokens": 7,
             "reasoning_tokens": 4,
         }
+
+    async def test_a_single_token_counted_apart_is_kept(self, store: Store) -> None:
+        for name in ("cache_read_tokens", "cache_write_tokens", "reasoning_tokens"):
+            spent = replace(Spent(2, 2, 0.5, "one"), **{name: 1})
+            await Writer(store, name).write(*OPENING, START_A, replace(DONE_A, spent=spent))
+            assert (await store.list_tasks(name))[0].spent == spent
 
     async def test_an_unknown_cost_makes_a_sum_partial(self, store: Store, writer: Writer) -> None:
         known, unknown = Spent(1, 1, 0.25), Spent(1, 1)
