@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import Phase, settings
 
 from tests.mutation.mutants import Mutant, mutants_of
 from tests.mutation.trial import Trials
@@ -61,6 +62,9 @@ class Worker:
 
 
 def main(path: str) -> int:
+    # That an example fails is enough: a smaller one would take minutes, and a kept one would be tried for ever after.
+    settings.register_profile("trials", database=None, phases=[Phase.explicit, Phase.generate])
+    settings.load_profile("trials")
     plan = json.loads(Path(path).read_text())
     files = sorted({test.partition("::")[0] for each in plan["plans"] for test in each["tests"]})
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
