@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import Phase, settings
 
 from tests.mutation.mutants import Mutant, mutants_of
 from tests.mutation.trial import Trials
@@ -24,6 +23,13 @@ class Worker:
         self._plan = plan
         self._folder = folder
         self._killers: defaultdict[str, list[str]] = defaultdict(list)
+
+    def pytest_sessionstart(self) -> None:
+        """Let the first example that fails be enough. A smaller one takes minutes, and a kept one is tried again."""
+        from hypothesis import Phase, settings  # pytest has to be the first to import the module
+
+        settings.register_profile("trials", database=None, phases=[Phase.explicit, Phase.generate])
+        settings.load_profile("trials")
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
@@ -62,9 +68,6 @@ class Worker:
 
 
 def main(path: str) -> int:
-    # That an example fails is enough: a smaller one would take minutes, and a kept one would be tried for ever after.
-    settings.register_profile("trials", database=None, phases=[Phase.explicit, Phase.generate])
-    settings.load_profile("trials")
     plan = json.loads(Path(path).read_text())
     files = sorted({test.partition("::")[0] for each in plan["plans"] for test in each["tests"]})
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:

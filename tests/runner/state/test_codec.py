@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 import pytest
@@ -115,8 +115,10 @@ def test_a_turn_of_several_messages_is_stored_as_messages() -> None:
 
 
 def test_usage_comes_back_as_it_was() -> None:
-    for usage in (Usage(1, 2, 0.5, "m"), Usage(0, 0), Usage(3, 4, None, "m")):
+    counted = Usage(9, 8, 0.5, "m", 5, 4, 3, cost_is_partial=True)
+    for usage in (Usage(1, 2, 0.5, "m"), Usage(0, 0), Usage(3, 4, None, "m"), counted):
         assert decode_usage(encode_usage(usage)) == usage
+    assert asdict(encode_usage(counted)) == asdict(counted)
 
 
 def test_json_keeps_what_utf_8_cannot_hold_as_an_escape() -> None:
