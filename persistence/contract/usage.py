@@ -63,10 +63,10 @@ class UsageContract(OpenedStore):
         }
 
     async def test_a_single_token_counted_apart_is_kept(self, store: Store) -> None:
-        for name in ("cache_read_tokens", "cache_write_tokens", "reasoning_tokens"):
-            spent = replace(Spent(2, 2, 0.5, "one"), **{name: 1})
-            await Writer(store, name).write(*OPENING, START_A, replace(DONE_A, spent=spent))
-            assert (await store.list_tasks(name))[0].spent == spent
+        for run_id, apart in (("read", (1, 0, 0)), ("written", (0, 1, 0)), ("reasoning", (0, 0, 1))):
+            spent = Spent(2, 2, 0.5, "one", *apart)
+            await Writer(store, run_id).write(*OPENING, START_A, replace(DONE_A, spent=spent))
+            assert (await store.list_tasks(run_id))[0].spent == spent
 
     async def test_an_unknown_cost_makes_a_sum_partial(self, store: Store, writer: Writer) -> None:
         known, unknown = Spent(1, 1, 0.25), Spent(1, 1)
