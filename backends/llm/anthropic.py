@@ -23,6 +23,8 @@ from plait.backends.text import clean_text, one_line
 
 DEFAULT_MODEL = "claude-haiku-4-5"
 """Model used if no model is named."""
+_WORD = 200
+"""Most characters by which a mark of the cache moves to the end of a word."""
 _VERSION = "2023-06-01"
 """Version of the API, sent as `anthropic-version`."""
 
@@ -66,7 +68,8 @@ class AnthropicBackend(RemoteBackend):
         self, client: Client, request: ConversationRequest, messages: Sequence[Message], spent: StreamUsage
     ) -> Message:
         url = self._server.url_of("/v1/messages")
-        async with self._sharing(request, self._system(messages), _turns(messages)) as shared:
+        texts = [self._system(messages), *(turn.content for turn in _turns(messages))]
+        async with self._sharing(request, texts, repeats=len(messages) > len(request.history) + 1) as shared:
             build = partial(self._request, request, messages, 0 if shared is None else shared.length)
             answer = _Answer(request, spent, self._server, url, shared)
             with await self._answered(client, url, build, request) as response:
@@ -107,13 +110,14 @@ class AnthropicBackend(RemoteBackend):
                 words = ""
         whole = "\n\n".join(text for text in (system, clean_text(words)) if text)
         if self._cache is not None:
-            # A beginning that ends within the history is a part of what is kept at the history's end.
-            in_last = shared - len(system) - sum(map(len, texts[:-1]))
             ends = _ends_of_conversation(request, len(texts))
-            if in_last > 0 and len(texts) - 1 not in ends:
-                texts[-1] = _kept(texts[-1], in_last)
-            for index in ends:
-                texts[index] = _kept(texts[index], len(texts[index]))
+            start = len(system)
+            for index, text in enumerate(texts):
+                if index in ends:
+                    texts[index] = _kept(text, len(text))
+                elif start < shared <= start + len(text) and not any(index < end for end in ends):
+                    texts[index] = _kept(text, shared - start)
+                start += len(text)
         body["messages"] = [{"role": turn.role, "content": text} for turn, text in zip(turns, texts, strict=True)]
         if whole:
             body["system"] = _kept(whole, shared) if 0 < shared <= len(system) else whole
@@ -135,9 +139,17 @@ def _block(text: str) -> dict[str, Any]:
     return {"type": "text", "text": text}
 
 
-def _kept(text: str, length: int) -> list[dict[str, Any]]:
-    """Return `text` as blocks. The first is to be kept by the server: the whole words within `length` characters."""
-    end = len(text) if length >= len(text) else max(text.rfind(mark, 0, length) for mark in "\n ") + 1 or length
+def _kept(text: str, length: int) -> str | list[dict[str, Any]]:
+    """Return `text` as blocks, of which the server is to keep the first: about `length` characters, whole words where
+    the language has spaces. The API rejects blank blocks, so a text without a part to keep is returned as it is.
+    """
+    end = len(text)
+    if length < end:
+        end = max(text.rfind(mark, max(0, length - _WORD), length) for mark in "\n ") + 1 or length
+    if not text[end:].strip():
+        end = len(text)
+    if not text[:end].strip():
+        return text
     kept = {**_block(text[:end]), "cache_control": {"type": "ephemeral"}}
     return [kept, _block(text[end:])] if text[end:] else [kept]
 

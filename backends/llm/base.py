@@ -23,7 +23,7 @@ from plait.backends.json_fields import at_least
 from plait.backends.llm.allowance import reported_allowance
 from plait.backends.llm.client import Client, Limits, Response
 from plait.backends.llm.endpoint import Endpoint, environment_headers, find_server, is_environments
-from plait.backends.llm.prompt_cache import SHORTEST, PromptCache, SharedBeginning
+from plait.backends.llm.prompt_cache import PATIENCE_S, SHORTEST, PromptCache, SharedBeginning
 from plait.backends.llm.server_errors import status_error
 from plait.backends.protocol import NO_USAGE, Conversation, ConversationRequest, JsonValue, Message, Output, Usage
 from plait.backends.replay import ReplayConversation
@@ -188,15 +188,18 @@ class RemoteBackend(ABC):
             request.on_output(Output("notice", "the server refuses a part of the request; asking without it"))
 
     def _sharing(
-        self, request: ConversationRequest, system: str, messages: Sequence[Message]
+        self, request: ConversationRequest, texts: Sequence[str], *, repeats: bool
     ) -> AbstractAsyncContextManager[SharedBeginning | None]:
-        """Return the context in which a request is sent; the value is None if there is nothing to share."""
-        texts = [system, *(message.content for message in messages)]
+        """Return the context in which a request is sent; the value is None if there is nothing to share.
+
+        `texts` are the parts of the prompt. `repeats` if the turn has sent the prompt before, to a misfit answer.
+        """
         if self._cache is None or sum(map(len, texts)) < SHORTEST:
             return nullcontext()
-        return SharedBeginning(
-            self._cache, "".join(texts), "" if request.output_schema is None else in_words(request.output_schema)
-        )
+        variant = "" if request.output_schema is None else in_words(request.output_schema)
+        # Waiting is a part of the attempt, and must leave the attempt most of its time.
+        patience = PATIENCE_S if request.timeout is None else min(PATIENCE_S, request.timeout / 10)
+        return SharedBeginning(self._cache, "".join(texts), variant=variant, repeats=repeats, patience=patience)
 
     def _to_avoid(self, complaint: str, request: ConversationRequest) -> set[str]:
         """Return the rejected parts, according to the server's `complaint` in lower case, for which an alternative

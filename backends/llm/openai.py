@@ -87,7 +87,8 @@ class OpenAIBackend(RemoteBackend):
         model = await self._choose_model(client)
         build = partial(self._request, model, request, messages)
         url = self._url_for(model)
-        async with self._sharing(request, self.system or "", messages) as shared:
+        texts = [self.system or "", *(message.content for message in messages)]
+        async with self._sharing(request, texts, repeats=len(messages) > len(request.history) + 1) as shared:
             answer = _Answer(request, spent, self._server, url, shared)
             with await self._answered(client, url, build, request) as response:
                 await response.receive(answer.take, answer.take_whole)

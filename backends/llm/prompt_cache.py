@@ -20,11 +20,14 @@ from typing import Self
 import anyio
 import anyio.lowlevel
 
+from plait.backends.cancellation import cancel_requested, when_cancelled
+from plait.backends.errors import BackendError, ErrorKind
+
 SHORTEST = 4096
 """Length of the shortest beginning worth sharing, in characters: about 1,024 tokens."""
 _KEPT_S = 240.0
 """Seconds for which a beginning counts as stored after its last use."""
-_PATIENCE_S = 30.0
+PATIENCE_S = 30.0
 """Longest wait for the first event of another request, in seconds."""
 
 
@@ -62,6 +65,10 @@ class PromptCache:
             found.append(beginning)
         return found
 
+    def stored(self, keys: Sequence[int]) -> set[int]:
+        """Return those of `keys` whose beginnings are stored."""
+        return {key for key in keys if key in self._beginnings and self._beginnings[key].is_stored}
+
     def _forget(self, now: float) -> None:
         for key, beginning in list(self._beginnings.items()):
             if now - beginning.used_at < _KEPT_S:
@@ -72,49 +79,82 @@ class PromptCache:
 class SharedBeginning:
     """The context in which a request is sent, with the beginning that its prompt shares with other prompts.
 
-    Entering waits until the longest beginning that other requests have is stored. `text` is the whole prompt; `variant`
-    stands for options that are part of what the server stores, such as a schema.
+    Entering waits until the longest beginning that other requests have is stored, at most for `patience` seconds.
+    Raises BackendError if the run is being cancelled meanwhile: nothing is sent then. `text` is the whole prompt;
+    `variant` stands for options that are part of what the server stores, such as a schema. A request that `repeats` the
+    prompt of an earlier one reads what is stored, and neither waits nor counts as another request.
     """
 
-    __slots__ = ("_answered", "_cache", "_led", "_text", "_variant", "length")
+    __slots__ = ("_cache", "_found", "_led", "_patience", "_repeats", "_text", "_variant", "length")
 
-    def __init__(self, cache: PromptCache, text: str, variant: str) -> None:
+    def __init__(
+        self, cache: PromptCache, text: str, *, variant: str = "", repeats: bool = False, patience: float = PATIENCE_S
+    ) -> None:
         self.length = 0
         """Length in characters of the longest beginning in common with another request; 0 if there is none."""
         self._cache = cache
         self._text = text
         self._variant = variant
-        self._answered = anyio.Event()
-        self._led: list[tuple[int, _Beginning]] = []
-        """The beginnings with which this request goes ahead, and their lengths."""
+        self._repeats = repeats
+        self._patience = patience
+        self._found: list[tuple[int, _Beginning]] = []
+        """The beginnings of the prompt, and their lengths."""
+        self._led: list[tuple[_Beginning, anyio.Event]] = []
+        """The beginnings with which this request goes ahead, and their events."""
 
     def begin(self) -> None:
-        """Let the requests go that wait for this one: the first event of the answer has arrived."""
-        self._end(begun=True)
+        """Let the requests go that wait for this beginning: the first event of the answer has arrived."""
+        for length, one in self._found:
+            if length <= self.length or not self._cache.needs_marks:
+                one.is_stored = True
+                if one.answered is not None:
+                    one.answered.set()
+                    one.answered = None
+        self._end()
 
     async def __aenter__(self) -> Self:
         lengths, keys = self._keys()
-        found = self._cache.register(keys)
-        with anyio.move_on_after(_PATIENCE_S):
-            while (answered := _request_ahead(found)) is not None:
-                await answered.wait()
-        for length, one in zip(lengths, found, strict=True):
+        if self._repeats:
+            stored = self._cache.stored(keys)
+            self.length = max((length for length, key in zip(lengths, keys, strict=True) if key in stored), default=0)
+            return self
+        self._found = list(zip(lengths, self._cache.register(keys), strict=True))
+        await self._wait()
+        for _, one in self._found:
             if not one.is_stored and one.answered is None:
-                one.answered = self._answered
-                self._led.append((length, one))
-        if len(self._led) == len(found):
+                one.answered = anyio.Event()
+                self._led.append((one, one.answered))
+        if self._found and len(self._led) == len(self._found):
             try:
                 await anyio.lowlevel.checkpoint()  # requests that start together with this one are registered
             except BaseException:
-                self._end(begun=False)
+                self._end()
                 raise
-        self.length = max((length for length, one in zip(lengths, found, strict=True) if one.requests > 1), default=0)
+        self.length = max((length for length, one in self._found if one.requests > 1), default=0)
         return self
 
     async def __aexit__(
         self, _kind: type[BaseException] | None, _exc: BaseException | None, _traceback: TracebackType | None
     ) -> None:
-        self._end(begun=False)
+        self._end()
+
+    async def _wait(self) -> None:
+        if self._request_ahead() is None:
+            return
+        with anyio.move_on_after(self._patience) as scope, when_cancelled(scope.cancel):
+            while (answered := self._request_ahead()) is not None:
+                await answered.wait()
+        if cancel_requested():
+            raise BackendError(ErrorKind.TRANSIENT, "the run is being cancelled; the request was not sent")
+
+    def _request_ahead(self) -> anyio.Event | None:
+        """Return the event of the longest beginning with a request ahead; None if a longer beginning is stored."""
+        for _, one in reversed(self._found):
+            if one.is_stored:
+                return None
+            if one.answered is not None:
+                return one.answered
+        return None
 
     def _keys(self) -> tuple[list[int], list[int]]:
         """Return the lengths of the compared beginnings, and their hashes."""
@@ -127,19 +167,9 @@ class SharedBeginning:
             start, length = length, length + length // 4
         return lengths, keys
 
-    def _end(self, *, begun: bool) -> None:
-        for length, one in self._led:
-            one.is_stored = begun and (length <= self.length or not self._cache.needs_marks)
-            one.answered = None
-        self._led.clear()
-        self._answered.set()
-
-
-def _request_ahead(found: Sequence[_Beginning]) -> anyio.Event | None:
-    """Return the event to wait for: of the longest beginning with a request ahead, None if a longer one is stored."""
-    for one in reversed(found):
-        if one.is_stored:
-            return None
-        if one.answered is not None:
-            return one.answered
-    return None
+    def _end(self) -> None:
+        for one, answered in self._led:
+            answered.set()
+            if one.answered is answered:
+                one.answered = None
+        self._led, self._found = [], []

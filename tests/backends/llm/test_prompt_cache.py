@@ -17,9 +17,10 @@ import anyio
 import pytest
 
 from plait.backends import AnthropicBackend, BackendError, ConversationRequest, OpenAIBackend
-from plait.backends.llm.prompt_cache import PromptCache
+from plait.backends.llm.prompt_cache import PATIENCE_S, PromptCache
 from plait.persistence import MemoryStore
 from plait.runner import DAG, ParallelRunner, Retry, RunStatus, Task
+from plait.runner.domain.events import TaskCompleted
 from tests.support.wire import ChatCompletions, Dialect, Exchange, Messages, Script, events, plain, serve, silence
 
 DIALECTS: list[Dialect] = [ChatCompletions(), Messages()]
@@ -73,9 +74,14 @@ def backend(dialect: Dialect, server: Script, **options: Any) -> OpenAIBackend |
     return kind("m", base_url=server.url + dialect.prefix, api_key_env="NO_KEY", **options)
 
 
-async def run(dag: DAG, one: OpenAIBackend | AnthropicBackend) -> None:
+async def connect(one: OpenAIBackend | AnthropicBackend) -> None:
+    """Make the client, in a thread: tasks that start together then send their requests in one step of the loop."""
     async with one.open(ConversationRequest()):
-        pass  # makes the client, in a thread: the tasks then send their requests in one step of the event loop
+        pass
+
+
+async def run(dag: DAG, one: OpenAIBackend | AnthropicBackend) -> None:
+    await connect(one)
     result = await ParallelRunner(one, store=MemoryStore(), concurrency=len(dag)).run(dag)
     assert result.status is RunStatus.COMPLETED, result.error
 
@@ -219,3 +225,75 @@ def test_a_beginning_is_forgotten_after_some_time() -> None:
     now = 239.0 + 240.0
     assert cache.register([1]) != [first]
     assert cache.register([2, 1])[1].requests == 2
+
+
+async def test_a_cancelled_run_sends_nothing_that_waited(dialect: Dialect) -> None:
+    asked, go = asyncio.Event(), asyncio.Event()
+
+    async def late(exchange: Exchange) -> None:
+        asked.set()
+        await go.wait()
+        await events(dialect.parts("so"))(exchange)
+
+    async with serve(late) as server, backend(dialect, server, prompt_cache=True) as one:
+        await connect(one)
+        async with ParallelRunner(one, concurrency=4).start(DAG(questions(DOCUMENT, 4))) as started:
+            await asked.wait()
+            started.cancel()
+            go.set()
+            result = await started.result()
+    assert result.status is RunStatus.CANCELLED
+    assert len(server.requests) == 1
+
+
+async def test_a_task_waits_for_a_tenth_of_its_time_limit(dialect: Dialect) -> None:
+    tasks = [replace(task, timeout=2.0, retry=Retry(attempts=1)) for task in questions(DOCUMENT, 4)]
+    async with (
+        serve(silence, events(dialect.parts("so"))) as server,
+        backend(dialect, server, prompt_cache=True) as one,
+    ):
+        await connect(one)
+        result = await ParallelRunner(one, concurrency=4).run(DAG(tasks))
+    assert sorted(task.status for task in result.tasks.values()) == ["completed"] * 3 + ["failed"]
+
+
+async def test_an_answer_lets_all_go_that_wait_for_a_request_without_answer(dialect: Dialect) -> None:
+    """The first request never ends, and no later task has to wait for it once another was answered."""
+    tasks = questions(DOCUMENT, 4)
+    stuck, soon, late = replace(tasks[0], weight=9.0), replace(tasks[1], timeout=1.0), tasks[2:]
+    chain = [stuck, soon, *(replace(task, depends_on=[soon.id]) for task in late)]
+    async with (
+        serve(silence, events(dialect.parts("so"))) as server,
+        backend(dialect, server, prompt_cache=True) as one,
+    ):
+        await connect(one)
+        async with ParallelRunner(one, concurrency=4).start(DAG(chain)) as started:
+            with anyio.fail_after(PATIENCE_S / 2):
+                async for event in started.events():
+                    if isinstance(event, TaskCompleted) and event.task_id == late[-1].id:
+                        break
+            started.stop()
+
+
+@pytest.mark.parametrize("text", ["\n" + "\u6587" * 9000, " \n" * 9000, "\u6587" * 9000, "a b " + "\u6587" * 9000])
+async def test_no_block_is_blank_and_text_without_spaces_is_kept(text: str) -> None:
+    caching = CachingServer(Messages())
+    async with serve(caching.answer) as server, backend(Messages(), server, prompt_cache=True) as one:
+        await run(DAG([Task(f"q.{index}", f"{text}{index}") for index in range(3)]), one)
+        contents = [body["messages"][0]["content"] for body in server.bodies]
+    assert all(block["text"].strip() for blocks in contents if isinstance(blocks, list) for block in blocks)
+    if text.strip():
+        assert caching.read / caching.asked > 0.5
+
+
+async def test_a_repair_reads_the_prompt_from_the_cache() -> None:
+    caching = CachingServer(Messages())
+    async with serve(caching.answer) as server, backend(Messages(), server, prompt_cache=True) as one:
+        tasks = [
+            replace(task, output_schema={"type": "object"}, retry=Retry(attempts=1)) for task in questions(DOCUMENT, 2)
+        ]
+        await connect(one)
+        result = await ParallelRunner(one, concurrency=2).run(DAG(tasks))
+    assert result.status is RunStatus.FAILED
+    assert len(server.requests) == 4
+    assert caching.read > 3 * 0.8 * len(DOCUMENT), "the second prompt, and both repairs"
