@@ -6,6 +6,7 @@ the network: the prices are those of the installed version of the package.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -15,12 +16,16 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from math import isfinite
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from threading import Lock
+from typing import Any, Final, Protocol, runtime_checkable
 
 from plait.backends.protocol import Usage
+from plait.backends.text import one_line
 from plait.backends.values import value
 
+_LOG: Final = logging.getLogger(__name__)
 _PACKAGE = "genai_prices"
+_LOADING = Lock()
 _PERIOD_S = 1800
 """Some prices depend on the time of day, and change at a full or a half hour."""
 _DATE = re.compile(r"[-@:](\d{4}-?\d{2}-?\d{2}|latest)")
@@ -146,13 +151,14 @@ class Prices:
 
 
 def is_loaded() -> bool:
-    """Return whether the list is loaded, or cannot be loaded because the package is missing."""
+    """Return whether the list is loaded, or cannot be loaded because the package is missing or of an unknown form."""
     return _list.cache_info().currsize > 0
 
 
 def load() -> None:
     """Load the list, if the package is installed. Takes some tenths of a second the first time; call in a thread."""
-    _list()
+    with _LOADING:
+        _list()
 
 
 def list_version() -> tuple[str, str] | None:
@@ -167,16 +173,23 @@ def list_version() -> tuple[str, str] | None:
         number = version(_PACKAGE.replace("_", "-"))
     except PackageNotFoundError:
         return None
-    data = Path(found.origin).with_name("data.py")
-    return number, datetime.fromtimestamp(data.stat().st_mtime, UTC).date().isoformat()
+    return number, datetime.fromtimestamp(Path(found.origin).stat().st_mtime, UTC).date().isoformat()
 
 
 @cache
 def _list() -> Any:
-    """Return the list; None if the package is missing."""
-    if find_spec(_PACKAGE) is None:
+    """Return the list; None if the package is missing or of an unknown form.
+
+    Another package may have brought any version with it, and the calls are paid for, so no error of the list may
+    end a run.
+    """
+    try:
+        if find_spec(_PACKAGE) is None:
+            return None
+        return import_module("genai_prices.data_snapshot").get_snapshot()
+    except Exception as error:
+        _warn_unreadable(f"{type(error).__name__}: {one_line(str(error), 120)}")
         return None
-    return import_module("genai_prices.data_snapshot").get_snapshot()
 
 
 @lru_cache(maxsize=1024)
@@ -185,18 +198,38 @@ def _listed(provider: str, model: str, period: int) -> tuple[tuple[int, Price], 
     none if the list has no price by tokens. A call of the list's own function takes 0.4 ms, so the numbers are kept.
     """
     snapshot = _list()
+    if snapshot is None:
+        return ()
+    try:
+        return _tiers(snapshot, provider, model, datetime.fromtimestamp(period * _PERIOD_S, UTC))
+    except Exception as error:
+        _warn_unreadable(f"{type(error).__name__}: {one_line(str(error), 120)}")
+        return ()
+
+
+def _tiers(snapshot: Any, provider: str, model: str, at: datetime) -> tuple[tuple[int, Price], ...]:
     is_url = "://" in provider
     try:
         _, known = snapshot.find_provider_model(model, None, None if is_url else provider, provider if is_url else None)
-    except (LookupError, AttributeError):  # an unknown name; no list
+    except LookupError:  # an unknown name
         return ()
-    amounts = known.get_prices(datetime.fromtimestamp(period * _PERIOD_S, UTC))
+    amounts = known.get_prices(at)
     if amounts.requests_kcount or (amounts.input_mtok is None and amounts.output_mtok is None):
         return ()
     names = ("input_mtok", "output_mtok", "cache_read_mtok", "cache_write_mtok", "output_reasoning_mtok")
     columns = [getattr(amounts, name) for name in names]
     starts = {0, *(tier.start for column in columns for tier in getattr(column, "tiers", ()))}
     return tuple((start, _price_above(start, columns)) for start in sorted(starts))
+
+
+@cache
+def _warn_unreadable(reason: str) -> None:
+    """Log, once for each reason, that the list cannot be read."""
+    _LOG.warning(
+        "the list of prices in the installed genai-prices cannot be read (%s), so costs from it are unknown; "
+        "to upgrade: pip install --upgrade genai-prices",
+        reason,
+    )
 
 
 def _price_above(start: int, columns: list[Any]) -> Price:

@@ -89,6 +89,55 @@ async def test_a_sum_of_known_and_unknown_costs_is_at_least_the_known(tmp_path: 
     assert (value["cost_usd"], value["cost_is_partial"]) == (1.25, True)
 
 
+_SNAPSHOT = """
+class Amounts:
+    input_mtok = output_mtok = cache_read_mtok = cache_write_mtok = 1
+    requests_kcount = None
+
+
+class Model:
+    def get_prices(self, at):
+        return Amounts()
+
+
+class Snapshot:
+    def find_provider_model(self, *words):
+        return None, Model()
+
+
+def get_snapshot():
+    return Snapshot()
+"""
+
+
+@pytest.mark.parametrize(
+    ("modules", "problem"),
+    [
+        ({"__init__": ""}, "ModuleNotFoundError: No module named 'genai_prices.data_snapshot'"),
+        ({"__init__": "raise OSError('broken')"}, "OSError: broken"),
+        ({"__init__": "", "data_snapshot": ""}, "AttributeError: module 'genai_prices.data_snapshot' has no"),
+        ({"__init__": "", "data_snapshot": _SNAPSHOT}, "AttributeError: 'Amounts' object has no attribute"),
+    ],
+    ids=["no module", "failed import", "no function", "no attribute"],
+)
+async def test_another_version_of_the_list_makes_costs_unknown_and_is_logged_once(
+    tmp_path: Path, modules: dict[str, str], problem: str
+) -> None:
+    package = tmp_path / "other" / "genai_prices"
+    package.mkdir(parents=True)
+    for name, text in modules.items():
+        (package / f"{name}.py").write_text(text)
+    paths = f"{package.parent}:{Path(__file__).parents[4]}"
+    async with serve(answer(TOLD)) as server:
+        (tmp_path / "plan.yaml").write_text(PLAN.format(url=server.url, name="other").replace("depends_on: a, ", ""))
+        done = await run_sync(partial(plait, tmp_path, "run", "plan.yaml", "--log", "json", PYTHONPATH=paths))
+        said = await run_sync(partial(plait, tmp_path, "continue", "last", "a", "more", PYTHONPATH=paths))
+    assert "2 of 2 tasks completed, 2,000+200 tokens, cost unknown\n" in done.err
+    assert done.err.count("genai-prices cannot be read") == 1
+    assert f"cannot be read ({problem}" in done.err
+    assert (done.code, said.code, said.out) == (0, 0, "hi\n"), done.err + said.err
+
+
 async def test_the_prices_of_the_plan_are_kept_for_a_resume_and_a_file_of_backends_replaces_them(
     tmp_path: Path,
 ) -> None:
