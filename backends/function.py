@@ -15,6 +15,7 @@ from plait.backends.answers.schema import Mismatch, Schema, invalid_output
 from plait.backends.answers.threads import in_thread, is_large
 from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.protocol import Backend, ConversationRequest, JsonValue, Reply
+from plait.backends.secrets import without_secrets
 from plait.backends.text import clean_text, one_line, parse_json
 
 _NOT_THEIRS = (Path(__file__).parent, Path(inspect.__file__).parent)
@@ -102,7 +103,7 @@ class _FunctionConversation:
             raise
         except Exception as exc:
             name = type(exc).__name__
-            detail = one_line(str(exc))
+            detail = one_line(without_secrets(str(exc)))
             where = place_of(exc)
             kind = ErrorKind.TRANSIENT if isinstance(exc, ConnectionError | TimeoutError) else ErrorKind.UNEXPECTED
             message = (f"{name}: {detail}" if detail else name) + where
@@ -124,12 +125,14 @@ class _FunctionConversation:
 
 
 def format_traceback(error: BaseException) -> str:
-    """Return the traceback of `error` as Python prints it, from the first line of the user's code on."""
+    """Return the traceback of `error` as Python prints it, from the first line of the user's code on, with the values
+    of secret environment variables masked.
+    """
     printed = TracebackException.from_exception(error, compact=True)
     frames = list(printed.stack)
     first = next((index for index, frame in enumerate(frames) if _is_users(Path(frame.filename))), 0)
     printed.stack = StackSummary.from_list(frames[first:])
-    text = clean_text("".join(printed.format()))
+    text = without_secrets(clean_text("".join(printed.format())))
     # The end says most: the innermost call and the error.
     return text if len(text) <= _LONGEST_TRACEBACK else f"...\n{text[-_LONGEST_TRACEBACK:]}"
 

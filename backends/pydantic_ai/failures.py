@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 from plait.backends.error_kinds import kind_of
 from plait.backends.errors import BackendError, BackendUnavailable, ErrorKind
 from plait.backends.function import place_of
-from plait.backends.text import masked, one_line
+from plait.backends.secrets import without_secrets
+from plait.backends.text import one_line
 
 _BY_CLASS: Mapping[str, ErrorKind] = {
     "ContentFilterError": ErrorKind.REFUSED,
@@ -40,8 +39,6 @@ _BY_CLASS: Mapping[str, ErrorKind] = {
 """Kinds by the name of an exception's class, the nearest class first. By name, because versions of pydantic-ai differ
 in the classes that they have.
 """
-_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE)
-"""Names of environment variables whose values appear in no message. The library reads its keys from the environment."""
 _CONNECTION_CLOSED = -32000
 """The code of an MCP error that says that the server is gone. Other codes are mistakes of the model."""
 _LIMIT = 400
@@ -70,8 +67,7 @@ def failure_of(error: Exception) -> BackendError:
 
 def safe_line(text: str, limit: int = 300) -> str:
     """Return `text` in one line, without the values of environment variables that are named like secrets."""
-    secrets = [text for name, text in os.environ.items() if _SECRET.search(name)]
-    return masked(one_line(text, limit), secrets)
+    return without_secrets(one_line(text, limit))
 
 
 def _http_error(status: int, error: Any) -> BackendError:

@@ -28,6 +28,7 @@ from plait.backends.protocol import (
     Role,
     Usage,
 )
+from plait.backends.secrets import without_secrets
 from plait.backends.text import clean_text, shown
 from plait.backends.values import value
 from plait.persistence.failpoints import reached
@@ -303,7 +304,7 @@ def classified(error: Exception) -> BackendError:
     if isinstance(cause, PromptError):
         return BackendError(ErrorKind.INVALID_REQUEST, text)
     name = type(cause).__name__
-    message = f"{name}: {text}"[:2000] if text else name
+    message = f"{name}: {without_secrets(text)}"[:2000] if text else name
     unexpected = BackendError(ErrorKind.UNEXPECTED, message, traceback=format_traceback(cause))
     unexpected.__cause__ = cause
     return unexpected

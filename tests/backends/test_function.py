@@ -141,6 +141,30 @@ async def test_an_exception_that_met_no_code_of_the_users_names_no_place() -> No
         await say(int)
 
 
+async def test_neither_message_nor_traceback_holds_a_secret_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    secrets = {"MY_API_KEY": "sk-very-secret-1", "db_password": "first line\nsecond line", "SHOWN": "not a secret"}
+    for name, secret in secrets.items():
+        monkeypatch.setenv(name, secret)
+
+    def ask(prompt: str) -> str:
+        try:
+            raise ValueError(f"GET https://host.invalid/?key={secrets['MY_API_KEY']}")
+        except ValueError as error:
+            raise RuntimeError(f"{'x' * 280} {secrets['MY_API_KEY']} {prompt}") from error
+
+    def log_in(prompt: str) -> str:
+        raise ExceptionGroup("both", [ValueError(secrets["db_password"]), ValueError(secrets["SHOWN"])])
+
+    with pytest.raises(BackendError) as asked:
+        await say(ask)
+    with pytest.raises(BackendError) as logged_in:
+        await say(log_in)
+    kept = "".join((one.value.message + (one.value.traceback or "")) for one in (asked, logged_in))
+    assert "ValueError: GET https://host.invalid/?key=***\n" in kept
+    assert "ValueError: not a secret\n" in kept
+    assert not any(part in kept for part in ("sk-very", "secret-1", "first line", "second line"))
+
+
 async def test_backend_errors_pass_through() -> None:
     error = BackendError(ErrorKind.RATE_LIMITED, "slow down", retry_after=3.0)
 

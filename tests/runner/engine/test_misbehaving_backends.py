@@ -34,6 +34,14 @@ async def test_a_raising_backend_fails_its_task_alone(answer: Exception, error: 
     assert result["good"].text == "ok"
 
 
+async def test_the_error_of_a_raising_backend_holds_no_secret_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("FAR_TOKEN", "tk-very-secret")
+    result = await ParallelRunner(Talker(lambda *_: ValueError("no tk-very-secret"))).run(DAG([Task("a", prompt="a")]))
+    assert result["a"].error == "ValueError: no ***"
+
+
 async def test_the_usage_of_an_output_is_told_only_if_it_is_one() -> None:
     def chatty(_prompt: str, request: ConversationRequest) -> str:
         for odd in (Usage(3, 1, 0.5), Usage(-1, 1), Usage("1", 1), None):  # type: ignore[arg-type]

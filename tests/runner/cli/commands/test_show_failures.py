@@ -35,6 +35,20 @@ async def waiting(prompt):
     await asyncio.sleep(0)
     raise ConnectionError("down\\x1b[2J")
 """
+HIDING = """
+import os
+
+
+def broken(prompt):
+    try:
+        raise ValueError(f"GET ?key={os.environ['MY_API_KEY']} failed")
+    except ValueError as error:
+        raise RuntimeError("the call failed") from error
+
+
+def waiting(prompt):
+    raise ConnectionError(os.environ["MY_API_KEY"])
+"""
 CALLS = """
 backends:
   broken: {kind: function, call: "functions.py:broken"}
@@ -84,3 +98,14 @@ def test_the_traceback_of_a_function_is_stored_with_its_attempt(tmp_path: Path) 
     assert "\x1b" not in shown
     attempts = plait_here(tmp_path, "show", "last", "b", "--json").value["history"]
     assert ["in waiting" in attempt["traceback"] for attempt in attempts] == [True, True]
+
+
+def test_no_secret_of_the_environment_reaches_the_store(tmp_path: Path) -> None:
+    (tmp_path / "functions.py").write_text(HIDING)
+    (tmp_path / "plan.yaml").write_text(CALLS)
+    assert plait_here(tmp_path, "run", "plan.yaml", MY_API_KEY="sk-very-secret").code == 1
+    shown = plait_here(tmp_path, "show", "last", "a").out
+    assert "\nValueError: GET ?key=*** failed\n" in shown
+    files = [file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()]
+    assert any(b"GET ?key=*** failed" in content for content in files)
+    assert not any(b"sk-very-secret" in content for content in files)
