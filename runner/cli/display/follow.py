@@ -78,6 +78,7 @@ async def _drive(run: Run, dag: DAG, display: Display) -> FinishedRun:
     """Start `run`, which begins with `dag`, and show it to its end. Return its result. Raises as `Run.result`."""
     began, dag = time.monotonic(), dag.copy()
     started: set[str] = set()
+    unpriced: set[str | None] = set()
     policy_state: JsonValue = None
     try:
         async with anyio.create_task_group() as beside:
@@ -92,11 +93,13 @@ async def _drive(run: Run, dag: DAG, display: Display) -> FinishedRun:
                         grow(dag, event)
                     elif isinstance(event, events.PolicyDecided):
                         policy_state = event.state
+                    elif isinstance(event, events.TaskRetried | events.TaskWaiting) and event.usage.cost_is_unknown:
+                        unpriced.add(event.usage.model)
                     display.handle(event)
             beside.cancel_scope.cancel()
     finally:
         display.close()
-    return FinishedRun(await run.result(), dag, len(started), time.monotonic() - began, policy_state)
+    return FinishedRun(await run.result(), dag, len(started), time.monotonic() - began, policy_state, unpriced)
 
 
 async def _refresh_display(display: Display) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -54,6 +54,8 @@ class FinishedRun:
     """Seconds."""
     policy_state: JsonValue = None
     """Last state of the policy."""
+    unpriced: Set[str | None] = frozenset()
+    """The models of unknown cost in attempts, of this process, that were not the last of their tasks."""
 
 
 def exit_code(result: RunResult) -> int:
@@ -138,7 +140,7 @@ def print_summary(ending: FinishedRun, store: Path | None, waiting: Sequence[Wai
     status = coloured(result.status.value, result.status, sys.stderr)
     exits.write(sys.stderr, f"\n{status} in {seconds(ending.took)}: {', '.join(_summary_parts(ending))}\n")
     questions = _questions(result, store, waiting)
-    problems = (*_failures(result), *_unknown_costs(result))
+    problems = (*_failures(result), *_unknown_costs(ending))
     for line in (*_stopped(ending.policy_state), *problems, *questions, *_store_failures(result)):
         exits.print_note(line)
     if store is not None:
@@ -201,10 +203,10 @@ def _failures(result: RunResult) -> Iterator[str]:
         yield f"  failed    and {len(failed) - _MOST_FAILURES} more"
 
 
-def _unknown_costs(result: RunResult) -> Iterator[str]:
+def _unknown_costs(ending: FinishedRun) -> Iterator[str]:
     """Yield the line that names the models without a price."""
-    unpriced = (task.usage.model for task in result.tasks.values() if task.usage.cost_is_unknown)
-    models = sorted({model for model in unpriced if model is not None})
+    last = {task.usage.model for task in ending.result.tasks.values() if task.usage.cost_is_unknown}
+    models = sorted(model for model in last | ending.unpriced if model)
     if models:
         shown = ", ".join(one_line(model, 60) for model in models[:_MOST_MODELS])
         more = f" and {len(models) - _MOST_MODELS} more" if len(models) > _MOST_MODELS else ""

@@ -89,6 +89,16 @@ async def test_a_sum_of_known_and_unknown_costs_is_at_least_the_known(tmp_path: 
     assert (value["cost_usd"], value["cost_is_partial"]) == (1.25, True)
 
 
+async def test_an_attempt_that_is_not_the_last_names_its_model_without_a_price(tmp_path: Path) -> None:
+    broken = events([WIRE.chunk({"delta": {}, "finish_reason": "tool_calls"}), WIRE.chunk(None, usage=TOLD)])
+    async with serve(broken, answer({**TOLD, "cost": 1.25})) as server:
+        plan = PLAN.format(url=server.url, name="retried").partition("  - {id: b")[0]
+        (tmp_path / "plan.yaml").write_text(plan.replace("attempts: 1", "attempts: 2, base_delay: 0, on: [unexpected]"))
+        done = await command(tmp_path, "run", "plan.yaml")
+    assert "tokens, at least $1.25\n" in done.err
+    assert "  cost      unknown for model m; " in done.err
+
+
 _SNAPSHOT = """
 class Amounts:
     input_mtok = output_mtok = cache_read_mtok = cache_write_mtok = 1
