@@ -81,9 +81,10 @@ class Scheduler:
         """The number of tasks waiting for `requeue` or `end_keep_open`."""
         self.later: list[int] = []
         """Tasks set aside at the start."""
-        self._load(initial.statuses or [TaskStatus.PENDING] * len(dag), initial)
         for position in initial.held:
-            self._hold(position)
+            self._queue_of[position].take()
+            self._count_taken(position)
+        self._load(initial.statuses or [TaskStatus.PENDING] * len(dag), initial)
 
     def _queue(self, name: str) -> ReadyQueue:
         queue = self._queues.get(name)
@@ -152,7 +153,7 @@ class Scheduler:
         best = self._best()
         if best is None:
             return self._take_alone() if self._may_take_alone else None
-        best.take()
+        best.start(best.heap[0][1])
         self.taken += 1
         if best.limiter.gate is not None:
             self.rates.reserve(best.limiter.gate, best.heap[0][1])
@@ -178,13 +179,13 @@ class Scheduler:
 
     def _take_alone(self) -> int:
         position = self._pop(self._alone_heap)
-        self._hold(position)
+        self._queue_of[position].start(position)
+        self._count_taken(position)
         if (gate := self._queue_of[position].limiter.gate) is not None:
             self.rates.reserve(gate, position)
         return position
 
-    def _hold(self, position: int) -> None:
-        self._queue_of[position].take()
+    def _count_taken(self, position: int) -> None:
         self.taken += 1
         if position in self._alone:
             self._exclusive.add(position)
@@ -350,9 +351,9 @@ class Scheduler:
                     self._queue_of[position].close_for(position, initial.throttled[position])
                     self._queue_of[position].limiter.announce()
             elif not self._missing[position]:
-                limiter = self._queue_of[position].limiter
-                if position in initial.throttled and not limiter.taken:
-                    limiter.probing = True  # the limit may not have ended, though its time has passed
+                queue = self._queue_of[position]
+                if position in initial.throttled and queue.limiter.taken == queue.taken:  # no other run uses it
+                    queue.limiter.probing = True  # the limit may not have ended, though its time has passed
                 self._push(position)
         self.aside += len(self.later)
 
@@ -393,7 +394,7 @@ class Scheduler:
         queue = self._queue_of[position]
         queue.free()
         self.taken -= 1
-        if queue.limiter.probing:
+        if queue.limiter.probe == (queue, position):
             queue.limiter.end_probe()
         if position in self._exclusive:
             self._exclusive.remove(position)

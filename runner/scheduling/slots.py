@@ -65,14 +65,20 @@ class BackendLimiter:
     pause: Pause | None = None
     """The last pause, of several at once the longest; None while the backend has all its slots."""
     probing: bool = False
-    """Whether only one task may run on the backend: see `Pause.probe`."""
+    """Whether a single task, the probe, is to run before others may start: see `Pause.probe`."""
+    probe: tuple[object, int] | None = None
+    """The probe while it runs: the queue of its run, and its position. None for a task that ran before the pause."""
     watchers: dict[object, Callable[[], None]] = field(default_factory=dict[object, Callable[[], None]], repr=False)
     """Functions to call when the backend is paused, opened, or has all its slots again, by run."""
 
     @property
     def is_open(self) -> bool:
         """Whether another task may start on the backend."""
-        return not self.throttled and self.taken + 1 <= (1 if self.probing else self.limit)
+        if self.throttled:
+            return False
+        if self.probing:
+            return self.probe is None and self.taken < self.ceiling
+        return self.taken + 1 <= self.limit
 
     @property
     def slots(self) -> int:
@@ -88,7 +94,8 @@ class BackendLimiter:
                 self.announce()
 
     def end_probe(self) -> None:
-        """Let further tasks run, because the task that ran alone has been answered."""
+        """Let further tasks run, because the probe has been answered."""
+        self.probe = None
         if not self.throttled:
             self.probing = False
             self.announce()
@@ -183,7 +190,7 @@ class SlotPool:
             self.most, self.only = limit, only
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class ReadyQueue:
     """The tasks of a run on a backend: eligible tasks (`heap`), the number of slots held, and throttled tasks."""
 
@@ -216,6 +223,12 @@ class ReadyQueue:
         self.limiter.taken += 1
         self.slots.taken += 1
 
+    def start(self, position: int) -> None:
+        """Assign a slot to the task at `position`, which starts now. After a long pause it is the probe."""
+        self.take()
+        if self.limiter.probing:
+            self.limiter.probe = self, position
+
     def free(self) -> None:
         """Release the slot of a task."""
         self.taken -= 1
@@ -244,6 +257,7 @@ class ReadyQueue:
         if not limiter.throttled or limiter.pause is None or pause.until > limiter.pause.until:
             limiter.pause = pause
         limiter.probing = limiter.probing or pause.probe
+        limiter.probe = None  # a task that started before this pause tells nothing about its end
         self.throttled.add(position)
         limiter.throttled += 1
 
@@ -262,3 +276,5 @@ class ReadyQueue:
         self.limiter.taken -= self.taken
         self.slots.taken -= self.taken
         self.limiter.throttled -= len(self.throttled)
+        if self.limiter.probe is not None and self.limiter.probe[0] is self:
+            self.limiter.probe = None

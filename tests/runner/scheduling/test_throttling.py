@@ -10,8 +10,8 @@ import pytest
 from plait.backends import BackendError, ConversationRequest, ErrorKind, Reply
 from plait.persistence import Store
 from plait.runner import DAG, ParallelRunner, Retry, RunStatus, Task, TaskStatus
-from plait.runner.scheduling.scheduler import Scheduler
-from plait.runner.scheduling.slots import SlotPool
+from plait.runner.scheduling.scheduler import InitialState, Scheduler
+from plait.runner.scheduling.slots import Pause, SlotPool
 from tests.support.fakes import QuickClock, Talker, failing
 
 DONE = TaskStatus.COMPLETED
@@ -87,6 +87,83 @@ def test_with_every_four_that_complete_one_more_may_run_up_to_the_limit() -> Non
     assert at_once[:2] == [2, 2], "half of four"
     assert (at_once[8], at_once[29]) == (4, 4)
     assert at_once == sorted(at_once)
+
+
+LONG = Pause(100.0, "429", probe=True)
+
+
+def after_long_pause(running: int, count: int = 30, slots: SlotPool | None = None) -> Scheduler:
+    """Return a schedule after the pause of its task 0. Beside it `running` tasks run since before the pause."""
+    plan = Scheduler(DAG(Task(f"t{number}") for number in range(count)), ["one"] * count, slots or SlotPool(8))
+    while plan.taken < running + 1:
+        plan.take()
+    plan.throttle(0, LONG)
+    assert plan.take() is None
+    plan.requeue(0)
+    return plan
+
+
+@pytest.mark.parametrize("running", [1, 2, 5])
+def test_one_task_goes_first_after_a_long_pause_beside_tasks_that_run_since_before_it(running: int) -> None:
+    plan = after_long_pause(running)
+    assert taken(plan) == [0], "at once, and alone"
+    for position in range(1, running + 1):
+        plan.finish(position, DONE)
+        assert taken(plan) == [], "the end of an earlier task tells nothing"
+    plan.finish(0, DONE)
+    assert len(taken(plan)) >= 1
+
+
+def test_the_task_that_goes_first_keeps_to_the_limit_of_the_backend() -> None:
+    plan = after_long_pause(1, slots=SlotPool(8, {"one": 2}))
+    assert plan.take() == 0
+    held = InitialState([TaskStatus.RUNNING] * 2 + [TaskStatus.PENDING] * 2, held=[0, 1], throttled={2: LONG})
+    full = Scheduler(DAG(Task(f"t{number}") for number in range(4)), ["one"] * 4, SlotPool(8, {"one": 2}), held)
+    assert full.take() is None
+    full.finish(0, DONE)
+    assert taken(full) == [2]
+
+
+def test_another_long_pause_lets_another_task_go_first() -> None:
+    plan = after_long_pause(1)
+    assert plan.take() == 0
+    plan.throttle(1, LONG)
+    plan.requeue(1)
+    assert taken(plan) == [1], "0 runs since before the second pause"
+    plan.finish(0, DONE)
+    assert taken(plan) == []
+    plan.finish(1, DONE)
+    assert taken(plan) != []
+
+
+def test_when_the_task_that_went_first_is_refused_another_goes_first() -> None:
+    plan = after_long_pause(2)
+    assert plan.take() == 0
+    plan.throttle(0, LONG)
+    plan.requeue(0)
+    assert taken(plan) == [0]
+
+
+def test_when_the_run_of_the_task_that_went_first_ends_a_task_of_another_run_goes_first() -> None:
+    slots = SlotPool(8, shared=True)
+    plan = after_long_pause(4, slots=slots)
+    other = Scheduler(DAG(Task(f"t{number}") for number in range(9)), ["one"] * 9, slots)
+    assert (plan.take(), other.take()) == (0, None)
+    plan.release_all()
+    assert taken(other) == [0]
+    other.finish(0, DONE)
+    assert len(taken(other)) > 1
+
+
+def test_one_task_goes_first_in_a_resumed_run_beside_the_attempts_that_still_run() -> None:
+    statuses = [TaskStatus.RUNNING] * 3 + [TaskStatus.PENDING] * 5
+    initial = InitialState(statuses, held=[0, 1, 2], throttled={3: LONG})
+    plan = Scheduler(DAG(Task(f"t{number}") for number in range(8)), ["one"] * 8, SlotPool(8), initial)
+    assert taken(plan) == [3]
+    plan.finish(0, DONE)
+    assert taken(plan) == []
+    plan.finish(3, DONE)
+    assert taken(plan) == [4, 5, 6, 7]
 
 
 async def test_a_backend_that_only_throttles_is_given_up_for_all_tasks_together() -> None:
