@@ -342,7 +342,12 @@ class Executor:
 
     async def _call_later(self, seconds: float, call: Callable[[], None], scope: anyio.CancelScope) -> None:
         with scope:
-            await self._context.clock.sleep(seconds)
+            try:
+                await self._context.clock.sleep(seconds)
+            except anyio.get_cancelled_exc_class():
+                if not scope.cancel_called:  # the run ends: without its timer it would hold up the other runs
+                    self._scheduler.rates.leave()
+                raise
         if not scope.cancel_called:
             call()
 

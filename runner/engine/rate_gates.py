@@ -34,13 +34,12 @@ class RateGates:
         limiter = known.get(key)
         if limiter is None:
             limiter = known[key] = RateLimiter(limits, self._now(), getattr(backend, "max_tokens", None))
-        elif limiter.limits != limits:
-            limiter.change(limits, self._now())
-        loop = asyncio.get_running_loop()
-        gates = _gates.setdefault(loop, {})
+        gates = _gates.setdefault(asyncio.get_running_loop(), {})
         gate = gates.get(limiter)
         if gate is None:
             gate = gates[limiter] = RateGate(limiter, self._now)
+        if limiter.limits != limits:
+            gate.change(limits)
         return gate
 
 

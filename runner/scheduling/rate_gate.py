@@ -13,7 +13,7 @@ from functools import partial
 from typing import TypeAlias
 
 from plait.backends.protocol import Allowance
-from plait.runner.scheduling.rates import RateLimiter, Reservation
+from plait.runner.scheduling.rates import RateLimiter, RateLimits, Reservation
 
 Timer: TypeAlias = Callable[[float, Callable[[], None]], Callable[[], object]]
 """Calls a function after a number of seconds. Returns a function that prevents the call."""
@@ -49,6 +49,11 @@ class RateGate:
     def give_back(self, reservation: Reservation) -> None:
         """Return the share of a call that was never made."""
         self.limiter.give_back(reservation, self._now())
+        self._restart()
+
+    def change(self, limits: RateLimits) -> None:
+        """Set other limits, for the waiting runs as well."""
+        self.limiter.change(limits, self._now())
         self._restart()
 
     def lower(self, allowance: Allowance) -> None:

@@ -27,6 +27,7 @@ class Calls:
     def __init__(self, seconds: float = 0.5, usage: Usage | None = None) -> None:
         self.seconds, self.usage = seconds, usage
         self.began: list[tuple[float, str]] = []
+        self.account: str | None = None
 
     def new_session_id(self) -> None:
         return None
@@ -150,6 +151,55 @@ def test_cancelled_runs_leave_the_line(seed) -> None:
     run_seeded(main, seed)
     assert Counter(prompt for _, prompt in calls.began)["b"] == 4
     assert max(calls.gaps) <= 1 + 2 * TICK_S, "the cancelled run's turn is taken at once"
+
+
+@pytest.mark.parametrize("ends", ["stop", "cancel", "outside"])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_run_that_ends_slowly_delays_nobody(seed, ends) -> None:
+    calls = Calls(0.1)
+
+    async def cleans_up(_prompt: str) -> str:
+        try:
+            await anyio.sleep(600)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await anyio.sleep(30)
+        return "done"
+
+    async def main() -> None:
+        runner = ParallelRunner(
+            backends={"api": calls, "slow": cleans_up},
+            rates={"api": RateLimits(60)},
+            clock=VirtualClock(),
+        )
+        slow = DAG([Task("slow", prompt="x", backend="slow"), *wide("a", 50, "api")])
+        async with anyio.create_task_group() as group:
+            with anyio.CancelScope() as outside:
+                async with runner.start(slow) as first:
+                    group.start_soon(runner.run, wide("b", 8, "api"))
+                    await anyio.sleep(3.2)
+                    outside.cancel() if ends == "outside" else getattr(first, ends)()
+                    await first.result()
+
+    run_seeded(main, seed)
+    assert Counter(prompt for _, prompt in calls.began)["b"] == 8
+    assert max(calls.gaps) <= 1 + 2 * TICK_S
+
+
+def test_a_raised_limit_lets_waiting_runs_go_on_at_once() -> None:
+    calls = Calls(0.1)
+    calls.account = "a server and a key"
+
+    async def main() -> float:
+        first, second = make_runner(calls, RateLimits(2)), make_runner(calls, RateLimits(6000))
+        async with anyio.create_task_group() as group:
+            group.start_soon(first.run, wide("a", 5))
+            await anyio.sleep(1)
+            group.start_soon(second.run, wide("b", 5))
+        return asyncio.get_running_loop().time()
+
+    assert run_seeded(main, 0) - calls.began[0][0] < 2
+    assert len(calls.began) == 10
 
 
 @pytest.mark.parametrize("seed", SEEDS)
