@@ -236,7 +236,7 @@ class Executor:
 
     def _take_offered(self) -> None:
         """Take tasks, because another run has set a slot free or a backend may be called again."""
-        if self.ended_by is None:
+        if self.ended_by is None and not self._closed:
             self._step([])
 
     def _expand_or_gather(self, position: int) -> list[events.Event]:

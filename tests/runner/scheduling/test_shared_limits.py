@@ -351,4 +351,5 @@ def test_what_an_event_loop_that_was_given_up_has_left_holds_no_places() -> None
     for task in left:
         task.cancel()
     given_up.run_until_complete(asyncio.wait(left))
+    assert [task.cancelled() for task in left] == [True, True]
     given_up.close()
