@@ -22,7 +22,15 @@ from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.protocol import ConversationRequest, JsonValue, Message, Output, Reply
 from plait.backends.pydantic_ai.failures import failure_of, safe_line
 from plait.backends.pydantic_ai.session import History, Sessions
-from plait.backends.pydantic_ai.values import check_whole, from_stored, reported, settings_for, spent, stated
+from plait.backends.pydantic_ai.values import (
+    check_whole,
+    clean_parts,
+    from_stored,
+    reported,
+    settings_for,
+    spent,
+    stated,
+)
 from plait.backends.text import clean_text
 
 if TYPE_CHECKING:
@@ -123,6 +131,7 @@ class AgentConversation:
                 if hasattr(node, "request"):
                     await self._note([*run.all_messages(), node.request])
                 elif hasattr(node, "model_response"):
+                    clean_parts(node.model_response)
                     self._remember(run.all_messages())
                     check_whole(node.model_response)
                     await self._note(run.all_messages())

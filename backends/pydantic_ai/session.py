@@ -55,19 +55,22 @@ class Sessions:
             return None
 
     def save(self, session_id: str, history: History) -> None:
-        """Write the history of a session, durably. Raises OSError; the file then holds no part of the turn."""
+        """Write the history of a session, durably. Raises OSError, or ValueError if JSON cannot hold a message.
+
+        No file is left then.
+        """
         from pydantic_ai import ModelMessagesTypeAdapter  # noqa: PLC0415
 
         state = {"turn": history.turn, "counted": history.counted, "answer": history.answer}
-        said = ModelMessagesTypeAdapter.dump_json(list(history.messages))
-        data = json.dumps(state).encode()[:-1] + b', "messages": ' + said + b"}"
         path = self._path(session_id)
         new = path.with_suffix(f".{os.getpid()}.new")
         try:
+            said = ModelMessagesTypeAdapter.dump_json(list(history.messages))
+            data = json.dumps(state).encode()[:-1] + b', "messages": ' + said + b"}"
             private_folder(self._folder)
             _write(new, data)
             new.replace(path)
-        except OSError:
+        except (OSError, ValueError):
             # A history without the newest turn would be taken for the whole; the stored text is better.
             path.unlink(missing_ok=True)
             raise

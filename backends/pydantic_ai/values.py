@@ -52,6 +52,13 @@ def stated(output: Any) -> tuple[str, JsonValue]:
     return json.dumps(data, ensure_ascii=False), data
 
 
+def clean_parts(response: Any) -> None:
+    """Join the halves of characters that a stream delivered in two parts: a history with halves cannot be written."""
+    for part in response.parts:
+        if part.part_kind in {"text", "thinking"}:
+            part.content = clean_text(part.content)
+
+
 def check_whole(response: Any) -> None:
     """Raise BackendError if a response of the model was cut off, or ended without a reason."""
     if response.finish_reason == "length":

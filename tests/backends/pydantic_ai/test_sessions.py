@@ -9,6 +9,7 @@ from typing import Any
 
 import anyio
 import pytest
+from pydantic_ai import ToolReturn
 
 from plait.backends import (
     BackendError,
@@ -186,6 +187,34 @@ async def test_a_lost_file_is_replaced_by_the_stored_text(files: Files) -> None:
     async with serve(saying("Ada.")) as server:
         await say(server, files, "My name?", session_id="gone", resume=True, history=history)
     assert said(server.bodies[0])[:2] == [("user", "I am Ada."), ("assistant", "Hello.")]
+
+
+@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
+async def test_a_history_that_json_cannot_hold_is_replaced_by_the_stored_text(files: Files) -> None:
+    def look() -> ToolReturn[str]:
+        """Look."""
+        return ToolReturn("7 nails", metadata=object())
+
+    seen: list[Output] = []
+    async with serve(calling(("look", {})), saying("Seven."), saying("Sure.")) as server:
+        backend = PydanticAIBackend(wired_agent(server.url, tools=[look]))
+        async with backend.open(
+            ConversationRequest(session_id="s", files=files, on_output=seen.append)
+        ) as conversation:
+            reply = await conversation.send("How many nails?")
+        assert any("the stored text is used instead" in one.text for one in seen if one.kind == "notice")
+        assert not list(files.sessions.glob("*.json"))
+        history = (Message("user", "How many nails?"), Message("assistant", reply.text))
+        await say(server, files, "Sure?", session_id="s", resume=True, history=history)
+    assert said(server.bodies[-1]) == [("user", "How many nails?"), ("assistant", "Seven."), ("user", "Sure?")]
+
+
+async def test_a_character_in_two_parts_of_a_stream_is_kept_whole(files: Files) -> None:
+    async with serve(saying("Hello ", "\ud83d", "\ude00"), saying("Yes.")) as server:
+        reply = await say(server, files, "Hello?", session_id="s")
+        await say(server, files, "Sure?", session_id="s", resume=True)
+    assert reply.text == "Hello \U0001f600"
+    assert said(server.bodies[-1]) == [("user", "Hello?"), ("assistant", "Hello \U0001f600"), ("user", "Sure?")]
 
 
 @pytest.mark.parametrize("damage", ["gone", "damaged"])
