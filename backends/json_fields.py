@@ -75,14 +75,19 @@ class UsageTally:
 
 
 def at_least(known: Usage, used: Usage) -> Usage:
-    """Return the larger of each number of two reports on one request. The model is the model of `known`."""
+    """Return the larger of each number of two reports on one request. The model is the model of `known`.
+
+    What was read from the cache counts first: together with what was written, it is a part of the input.
+    """
+    read = max(known.input_tokens, used.input_tokens)
+    cached = min(max(known.cache_read_tokens, used.cache_read_tokens), read)
     costs = [cost for cost in (known.cost_usd, used.cost_usd) if cost is not None]
     return Usage(
-        max(known.input_tokens, used.input_tokens),
+        read,
         max(known.output_tokens, used.output_tokens),
         max(costs, default=None),
         known.model,
-        max(known.cache_read_tokens, used.cache_read_tokens),
-        max(known.cache_write_tokens, used.cache_write_tokens),
+        cached,
+        min(max(known.cache_write_tokens, used.cache_write_tokens), read - cached),
         max(known.reasoning_tokens, used.reasoning_tokens),
     )

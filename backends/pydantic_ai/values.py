@@ -85,14 +85,18 @@ def _usage(response: Any) -> Usage:
     told = response.usage
     cost = getattr(told, "cost", None)
     name = response.model_name
+    reasoning = getattr(told, "output_reasoning_tokens", 0)
+    # Some servers (xAI, Gemini) count reasoning beside the answer; it shows where the reasoning is the larger count.
+    beside = reasoning if reasoning > told.output_tokens else 0
+    cached = min(told.cache_read_tokens, told.input_tokens)
     return Usage(
         told.input_tokens,
-        told.output_tokens,
+        told.output_tokens + beside,
         None if cost is None else float(cost),
         shown(name) if name else None,
-        told.cache_read_tokens,
-        told.cache_write_tokens,
-        getattr(told, "output_reasoning_tokens", 0),
+        cached,
+        min(told.cache_write_tokens, told.input_tokens - cached),
+        reasoning,
     )
 
 

@@ -158,6 +158,21 @@ async def test_tokens_written_to_and_read_from_the_cache_of_the_messages_api_are
         assert (await conversation.send("Hello.")).usage == Usage(2568, 7, None, "m", 2048, 512)
 
 
+async def test_two_reports_on_the_cache_stay_within_the_input() -> None:
+    wire = Messages()
+    begun = {"id": "m1", "type": "message", "role": "assistant", "content": [], "model": "m"}
+    first = {"input_tokens": 10, "cache_creation_input_tokens": 900, "output_tokens": 1}
+    last = {"cache_creation_input_tokens": 100, "cache_read_input_tokens": 800, "output_tokens": 7}
+    parts = [
+        wire.event("message_start", message={**begun, "usage": first}),
+        wire.event("content_block_delta", index=0, delta={"type": "text_delta", "text": "hi"}),
+        wire.event("message_delta", delta={"stop_reason": "end_turn"}, usage={**last, "input_tokens": 10}),
+        wire.event("message_stop"),
+    ]
+    async with serve(events(parts)) as server, make(wire, server.url).open(ConversationRequest()) as conversation:
+        assert (await conversation.send("Hello.")).usage == Usage(910, 7, None, "m", 800, 110)
+
+
 @pytest.mark.parametrize(
     ("said", "cost"), [(0.0123, 0.0123), (0, 0.0), (-1, None), ("0.1", None), (None, None), (float("nan"), None)]
 )

@@ -63,6 +63,22 @@ async def test_text_is_streamed_and_usage_counted() -> None:
     assert [one["content"] for one in body["messages"]] == ["Be brief.", "Hello?"]
 
 
+@pytest.mark.parametrize(
+    ("details", "used"),
+    [
+        ({"completion_tokens_details": {"reasoning_tokens": 100}}, Usage(11, 107, model="m", reasoning_tokens=100)),
+        ({"completion_tokens_details": {"reasoning_tokens": 6}}, Usage(11, 7, model="m", reasoning_tokens=6)),
+        ({"prompt_tokens_details": {"cached_tokens": 20}}, Usage(11, 7, model="m", cache_read_tokens=11)),
+    ],
+)
+async def test_counts_of_parts_stay_within_the_whole(details: dict[str, Any], used: Usage) -> None:
+    told = {"prompt_tokens": 11, "completion_tokens": 7, "total_tokens": 18, **details}
+    parts = [*CHAT.parts("Good.", reason=None), CHAT.chunk({"delta": {}, "finish_reason": "stop"})]
+    async with serve(events([*parts, CHAT.chunk(None, usage=told), "data: [DONE]\n\n"])) as server:
+        reply = await say(PydanticAIBackend(wired_agent(server.url)))
+    assert reply.usage == used
+
+
 async def test_tools_are_called_and_reported() -> None:
     seen: list[Output] = []
     async with serve(calling(("look_up", {"city": "Oslo"}), text="Let me look."), saying("It is sunny.")) as server:
