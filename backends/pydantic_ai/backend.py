@@ -14,7 +14,7 @@ from anyio.to_thread import run_sync
 
 from plait.backends.errors import BackendUnavailable
 from plait.backends.extras import require
-from plait.backends.pydantic_ai.conversation import AgentConversation
+from plait.backends.pydantic_ai.conversation import AgentConversation, end_of_turn
 from plait.backends.pydantic_ai.declared import DeclaredAgent
 from plait.backends.pydantic_ai.failures import failure_of, safe_line
 from plait.backends.pydantic_ai.servers import running
@@ -84,13 +84,14 @@ class PydanticAIBackend:
         Raises BackendUnavailable if a package, a key or a command is missing, or if an MCP server does not start.
         """
         self.check()
+        ends = end_of_turn(request)
         agent = self._agent
         if agent is None:
             agent = await run_sync(self._make, abandon_on_cancel=True)
         servers = () if self._declared is None else self._declared.servers
         sessions = None if request.files is None else Sessions(request.files.sessions)
         async with running(servers) as toolsets, _entered(agent):
-            yield AgentConversation(agent, toolsets, self._deps, request, sessions)
+            yield AgentConversation(agent, toolsets, self._deps, request, sessions, ends)
 
     def _make(self) -> Any:
         with self._lock:  # the import takes seconds, and is made once

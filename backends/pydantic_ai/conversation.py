@@ -8,11 +8,12 @@ calls of tools lets the agent call the tools.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from anyio import CancelScope
+from anyio import CancelScope, current_time
 from anyio.to_thread import run_sync
 
 from plait.backends.answers.reader import check_answer, read_answer
@@ -39,21 +40,35 @@ if TYPE_CHECKING:
 _GOES_ON = frozenset({ErrorKind.TRANSIENT, ErrorKind.RATE_LIMITED, ErrorKind.OVERLOADED, ErrorKind.TIMEOUT,
                       ErrorKind.UNEXPECTED})  # fmt: skip
 """Kinds of errors after which the next attempt goes on from the last finished step. After others it starts over."""
+_EARLY = 0.5
+"""Seconds (at most a tenth of the timeout) by which a turn ends before the task's timeout, so that its usage is
+recorded, and the next attempt goes on from its last finished step.
+"""
 _LOST = "the history of session {} is not on this machine any more"
 _CANCELLED = "the agent stopped between two steps: the run is being cancelled"
 
 
 class AgentConversation:
-    """A conversation with `agent`, which also gets `toolsets`. Without `sessions`, the history is the request's."""
+    """A conversation with `agent`, which also gets `toolsets`. Without `sessions`, the history is the request's.
+
+    A turn that still goes on at `ends`, a time of anyio's clock, fails with kind `timeout`.
+    """
 
     def __init__(
-        self, agent: Any, toolsets: Sequence[Any], deps: Any, request: ConversationRequest, sessions: Sessions | None
+        self,
+        agent: Any,
+        toolsets: Sequence[Any],
+        deps: Any,
+        request: ConversationRequest,
+        sessions: Sessions | None,
+        ends: float,
     ) -> None:
         self._agent = agent
         self._toolsets = toolsets
         self._deps = deps
         self._request = request
         self._sessions = sessions
+        self._ends = ends
         self._history: History | None = None
         """The history so far; None before the first turn."""
         self._noted: Sequence[ModelMessage] = ()
@@ -76,7 +91,9 @@ class AgentConversation:
             self._history = _begun_after(self._history.finished)
         self._is_reported = False
         try:
-            return await self._turn(asked, schema)
+            with CancelScope(deadline=self._ends):
+                return await self._turn(asked, schema)
+            raise BackendError(ErrorKind.TIMEOUT, f"no answer within the task's timeout of {self._request.timeout:g} s")
         except Exception as error:
             failure = await self._failed(failure_of(error))
             if failure.messages:  # the text that came, after the prompt that it answers
@@ -103,7 +120,8 @@ class AgentConversation:
         history = self._known()
         usage = spent(history.messages[history.counted :])
         self._history = replace(history, answer=answer)
-        await self._save()
+        with CancelScope(shield=True):  # an answer that came in time is no timeout
+            await self._save()
         return Reply(*answer, self.session_id, usage)
 
     async def _answered(self, prompt: str | None, schema: Schema | None) -> tuple[str, JsonValue]:
@@ -206,6 +224,12 @@ class AgentConversation:
             with CancelScope(shield=True):
                 failure.continues_session = await self._save()
         return failure
+
+
+def end_of_turn(request: ConversationRequest) -> float:
+    """Return the time of anyio's clock at which a turn of `request`, opened now, has to end."""
+    limit = request.timeout
+    return math.inf if limit is None else current_time() + limit - min(_EARLY, limit / 10)
 
 
 def _begun_after(finished: Sequence[ModelMessage]) -> History:

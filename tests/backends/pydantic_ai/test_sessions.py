@@ -11,6 +11,7 @@ import anyio
 import pytest
 from pydantic_ai import ToolReturn
 
+from plait import DAG, ParallelRunner, Retry, SQLiteStore, Task
 from plait.backends import (
     BackendError,
     ConversationRequest,
@@ -143,6 +144,27 @@ async def test_a_failed_attempt_is_continued_from_its_last_step_and_counted_once
         assert caught.value.usage.input_tokens == 20
         reply = await say(server, files, "-", shop=shop, session_id="s", resume=True, resumes_interrupted=True)
     assert (reply.text, shop.calls, reply.usage.input_tokens) == ("Seven.", ["nails"], 11)
+
+
+async def test_a_turn_out_of_time_is_continued_from_its_last_step_and_counted_once(tmp_path: Path) -> None:
+    shop = Shop()
+    async with serve(calling(("count", {"item": "nails"})), silence, saying("Seven.")) as server:
+        backend = PydanticAIBackend(wired_agent(server.url, tools=[shop.count]))
+        async with SQLiteStore(tmp_path / "runs.db") as store:
+            # The answer that never comes is not waited for longer than this; the steps before take milliseconds.
+            task = Task("ask", "How many nails?", timeout=3, retry=Retry(attempts=2, base_delay=0.01))
+            result = await ParallelRunner(backend, store=store).run(DAG([task]))
+    assert (result["ask"].text, result["ask"].attempts, shop.calls) == ("Seven.", 2, ["nails"])
+    assert server.bodies[2] == server.bodies[1], "the finished step is not paid for again"
+    assert (result.usage.input_tokens, result.usage.output_tokens) == (20 + 11, 5 + 7)
+
+
+async def test_a_turn_out_of_time_tells_its_usage_and_the_timeout(files: Files) -> None:
+    async with serve(calling(("count", {"item": "nails"})), silence) as server:
+        with anyio.fail_after(10), pytest.raises(BackendError, match=r"no answer within .* timeout of 2 s") as caught:
+            await say(server, files, "How many nails?", session_id="s", timeout=2.0)
+    assert (caught.value.kind, caught.value.continues_session) == (ErrorKind.TIMEOUT, True)
+    assert caught.value.usage.input_tokens == 20
 
 
 async def test_half_an_answer_is_no_place_to_go_on_from(files: Files) -> None:
