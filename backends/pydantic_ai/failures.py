@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from plait.backends.error_kinds import kind_of
 from plait.backends.errors import BackendError, BackendUnavailable, ErrorKind
-from plait.backends.function import place_of
+from plait.backends.function import format_traceback, place_of
 from plait.backends.secrets import without_secrets
 from plait.backends.text import one_line
 
@@ -60,7 +60,11 @@ def failure_of(error: Exception) -> BackendError:
         kind = _kind_by_class(error)
         name, detail = type(error).__name__, safe_line(str(error), _LIMIT)
         text = f"{name}: {detail}" if detail else name
-        failure = BackendError(kind, text if _is_the_librarys(error) else text + place_of(error))
+        if _is_the_librarys(error):
+            failure = BackendError(kind, text)
+        else:  # of a tool, most likely
+            printed = format_traceback(error)
+            failure = BackendError(kind, text + place_of(error), traceback=printed)
     failure.retry_after = float(wait) if isinstance(wait, int | float) else None
     return failure
 

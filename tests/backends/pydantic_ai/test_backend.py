@@ -232,6 +232,23 @@ async def test_a_failing_tool_is_named_with_its_place() -> None:
     assert error.usage == Usage(20, 5, model="m")
 
 
+async def test_a_failing_tool_gives_its_traceback_without_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHOP_TOKEN", "a-very-secret-value")
+
+    def break_it() -> str:
+        raise RuntimeError("a-very-secret-value is refused")
+
+    error, _ = await failure(calling(("break_it", {})), tools=[break_it])
+    assert error.traceback is not None
+    lines = error.traceback.splitlines()
+    assert lines[0] == "Traceback (most recent call last):"
+    assert lines[-1] == "RuntimeError: *** is refused"
+    assert any(line.endswith("in break_it") for line in lines)
+    assert "secret-value" not in error.traceback
+    refused, _ = await failure(CHAT.error(401, "no", "no such key"))
+    assert refused.traceback is None
+
+
 async def test_a_tool_without_connection_is_transient() -> None:
     def fetch() -> str:
         raise ConnectionRefusedError("nobody there")
