@@ -2,7 +2,7 @@
 
 The library starts a command with an environment of few variables and ends it in an orderly way: its input is closed,
 then it is asked to end, then it is killed. Each command is also marked, as the children of coding agents are, so that
-whatever it started ends as well: on leaving, at once on cancellation, and by the watchdog if this process is killed.
+whatever it started ends as well: on leaving, cancellation included, and by the watchdog if this process is killed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from os import environ
 from pathlib import Path
 from typing import Any
 
-from anyio import CancelScope, get_cancelled_exc_class
+from anyio import CancelScope
 from anyio.to_thread import run_sync
 
 from plait.backends.errors import BackendError, BackendUnavailable, ErrorKind
@@ -52,14 +52,14 @@ def _load() -> None:
 @asynccontextmanager
 async def _running(server: McpServer, folder: Path) -> AsyncGenerator[Any]:
     if server.url is not None:
-        async with _entered(server, _remote(server, server.url), None) as toolset:
+        async with _entered(server, _remote(server, server.url)) as toolset:
             yield toolset
         return
     tag, log = ProcessTag(secrets.token_hex(8)), folder / f"{server.name}.log"
     with suppress(OSError):  # no watchdog can be started; the server then ends when its input does
         WATCHDOG.watch(tag)
     try:
-        async with _entered(server, _local(server, tag, log), tag, log) as toolset:
+        async with _entered(server, _local(server, tag, log), log) as toolset:
             yield toolset
     finally:
         with CancelScope(shield=True):
@@ -68,20 +68,13 @@ async def _running(server: McpServer, folder: Path) -> AsyncGenerator[Any]:
 
 
 @asynccontextmanager
-async def _entered(
-    server: McpServer, toolset: Any, tag: ProcessTag | None, log: Path | None = None
-) -> AsyncGenerator[Any]:
+async def _entered(server: McpServer, toolset: Any, log: Path | None = None) -> AsyncGenerator[Any]:
     try:
         await toolset.__aenter__()
     except Exception as error:
         raise await run_sync(_not_started, server, error, log) from error
     try:
         yield toolset.prefixed(server.name)
-    except get_cancelled_exc_class():
-        if tag is not None:
-            with CancelScope(shield=True):
-                await run_sync(kill_tree, (tag,), KILL_LIMIT)
-        raise
     finally:
         # The server may be gone by now, and the connection broken.
         with CancelScope(shield=True), suppress(Exception):
