@@ -77,7 +77,7 @@ class UsageTally:
 def at_least(known: Usage, used: Usage) -> Usage:
     """Return the larger of each number of two reports on one request. The model is the model of `known`.
 
-    What was read from the cache counts first: together with what was written, it is a part of the input.
+    Tokens read from the cache count before tokens written to it: both together are a part of the input.
     """
     read = max(known.input_tokens, used.input_tokens)
     cached = min(max(known.cache_read_tokens, used.cache_read_tokens), read)
