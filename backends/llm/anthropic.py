@@ -10,11 +10,10 @@ from typing import Any, ClassVar
 
 from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.json_fields import at, count, number, tables, text
-from plait.backends.llm.base import RemoteBackend, StreamUsage, in_words, truncated
+from plait.backends.llm.base import PartialAnswer, RemoteBackend, StreamUsage, in_words, truncated
 from plait.backends.llm.client import Client
 from plait.backends.llm.endpoint import Endpoint
 from plait.backends.llm.native_schema import native_schema
-from plait.backends.llm.prompt_cache import SharedBeginning
 from plait.backends.llm.server_errors import broken_off, no_answer
 from plait.backends.llm.sse import ServerEvent
 from plait.backends.prices import Billing
@@ -166,41 +165,26 @@ def usage_of(told: JsonValue) -> Usage:
     )
 
 
-class _Answer:
+@dataclass(eq=False)
+class _Answer(PartialAnswer):
     """An answer assembled event by event."""
 
-    def __init__(
-        self,
-        request: ConversationRequest,
-        spent: StreamUsage,
-        server: Endpoint,
-        url: str,
-        shared: SharedBeginning | None,
-    ) -> None:
-        self._request = request
-        self._shared = shared
-        self._spent = spent
-        self._server = server
-        self._url = url
-        self._texts: list[str] = []
-        self._reason: str | None = None
-        self._why = ""
-        self._events = 0
-        self._begun = False
+    why: str = ""
+    """The explanation of a refusal."""
 
     def take(self, event: ServerEvent) -> bool:
         """Add `event`. Returns whether the event ends the stream. Raises BackendError for an error."""
         value = json.loads(event.data)
-        self._events += 1
+        self.pieces += 1
         kind = at(value, "type") or event.name
         if kind == "error":
-            raise broken_off(value, self._server, begun=self._begun)
+            raise broken_off(value, self.server, begun=self.begun)
         if kind == "message_start":
-            if self._shared is not None:
-                self._shared.begin()
+            if self.shared is not None:
+                self.shared.begin()
             self._begin(at(value, "message"))
         elif kind == "content_block_delta":
-            self._begun = True  # a thought is a part of the answer, too
+            self.begun = True  # a thought is a part of the answer, too
             if at(value, "delta", "type") == "text_delta":
                 self._add_text(at(value, "delta", "text"))
         elif kind == "message_delta":
@@ -210,8 +194,8 @@ class _Answer:
     def take_whole(self, answer: JsonValue) -> None:
         """Add the whole `answer`, sent in one piece. Raises BackendError if there is none in it."""
         if at(answer, "content") is None:
-            raise no_answer(answer, self._url, self._server)
-        self._events += 1
+            raise no_answer(answer, self.url, self.server)
+        self.pieces += 1
         self._begin(answer)
         for block in tables(answer, "content"):
             if block.get("type") == "text":
@@ -219,33 +203,33 @@ class _Answer:
         self._end(answer, None)
 
     def _begin(self, message: JsonValue) -> None:
-        self._spent.note(usage_of(at(message, "usage")))
-        self._spent.note_model(at(message, "model"))
+        self.spent.note(usage_of(at(message, "usage")))
+        self.spent.note_model(at(message, "model"))
 
     def _add_text(self, piece: JsonValue) -> None:
         if isinstance(piece, str):
-            self._texts.append(piece)
-            self._request.on_output(Output("text", clean_text(piece)))
+            self.texts.append(piece)
+            self.request.on_output(Output("text", clean_text(piece)))
 
     def _end(self, delta: JsonValue, usage: JsonValue) -> None:
-        self._reason = text(delta, "stop_reason") or self._reason
-        self._why = text(delta, "stop_details", "explanation") or self._why
-        self._spent.note(usage_of(usage))
+        self.reason = text(delta, "stop_reason") or self.reason
+        self.why = text(delta, "stop_details", "explanation") or self.why
+        self.spent.note(usage_of(usage))
 
     def finish(self, max_tokens: int) -> Message:
         """Return the whole message. Raises BackendError if the answer is not whole."""
-        if self._reason in {"end_turn", "stop_sequence"}:
-            return Message("assistant", clean_text("".join(self._texts)), self._spent.usage)
-        if self._reason == "refusal":
-            why = f": {one_line(self._why, 200)}" if self._why else ""
+        if self.reason in {"end_turn", "stop_sequence"}:
+            return Message("assistant", clean_text("".join(self.texts)), self.spent.usage)
+        if self.reason == "refusal":
+            why = f": {one_line(self.why, 200)}" if self.why else ""
             raise BackendError(ErrorKind.REFUSED, f"the model declined to answer{why}")
-        if self._reason == "max_tokens":
-            raise truncated("".join(self._texts), self._spent.usage, max_tokens)
-        if self._reason == "model_context_window_exceeded":
-            raise truncated("".join(self._texts), self._spent.usage)
-        if self._reason is not None:
-            raise BackendError(ErrorKind.UNEXPECTED, f"the answer ended with stop reason {self._reason!r}")
-        if not self._events:
+        if self.reason == "max_tokens":
+            raise truncated("".join(self.texts), self.spent.usage, max_tokens)
+        if self.reason == "model_context_window_exceeded":
+            raise truncated("".join(self.texts), self.spent.usage)
+        if self.reason is not None:
+            raise BackendError(ErrorKind.UNEXPECTED, f"the answer ended with stop reason {self.reason!r}")
+        if not self.pieces:
             text = "the server's answer held no events; is base_url the URL of a messages API?"
             raise BackendError(ErrorKind.TRANSIENT, text)
-        raise BackendError(ErrorKind.TRANSIENT, f"the answer broke off after {self._events} events, no stop reason")
+        raise BackendError(ErrorKind.TRANSIENT, f"the answer broke off after {self.pieces} events, no stop reason")

@@ -262,6 +262,24 @@ class RemoteBackend(ABC):
         raise failure
 
 
+@dataclass(eq=False)
+class PartialAnswer:
+    """The part of an answer that has arrived. Base of the answers of each API."""
+
+    request: ConversationRequest
+    spent: StreamUsage
+    server: Endpoint
+    url: str
+    shared: SharedBeginning | None
+    texts: list[str] = field(default_factory=list[str])
+    reason: str | None = None
+    """The reason for the end of the answer, as the server names it; None before the end."""
+    pieces: int = 0
+    """The number of events, or chunks, that have arrived."""
+    begun: bool = False
+    """Whether the server has begun the answer: an error from then on is a broken answer, not a refused request."""
+
+
 def check_extra(extra: Mapping[str, JsonValue] | None) -> None:
     """Raise ValueError if `extra` cannot be merged into a request."""
     taken = _OURS & set(extra or ())

@@ -16,10 +16,9 @@ from urllib.parse import quote, urlencode
 
 from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.json_fields import at, count, number, tables
-from plait.backends.llm.base import RemoteBackend, StreamUsage, in_words, json_or_text, truncated
+from plait.backends.llm.base import PartialAnswer, RemoteBackend, StreamUsage, in_words, json_or_text, truncated
 from plait.backends.llm.client import Client
 from plait.backends.llm.endpoint import Endpoint
-from plait.backends.llm.prompt_cache import SharedBeginning
 from plait.backends.llm.server_errors import broken_off, no_answer, status_error
 from plait.backends.llm.sse import ServerEvent
 from plait.backends.prices import Billing
@@ -169,27 +168,11 @@ class OpenAIBackend(RemoteBackend):
         return limit | super()._to_avoid(complaint, request)
 
 
-class _Answer:
+@dataclass(eq=False)
+class _Answer(PartialAnswer):
     """An answer assembled chunk by chunk. Lenient servers omit fields, so every field is treated as optional."""
 
-    def __init__(
-        self,
-        request: ConversationRequest,
-        spent: StreamUsage,
-        server: Endpoint,
-        url: str,
-        shared: SharedBeginning | None,
-    ) -> None:
-        self._request = request
-        self._shared = shared
-        self._spent = spent
-        self._server = server
-        self._url = url
-        self._texts: list[str] = []
-        self._refusals: list[str] = []
-        self._reason: str | None = None
-        self._chunks = 0
-        self._begun = False
+    refusals: list[str] = field(default_factory=list[str])
 
     def take(self, event: ServerEvent) -> bool:
         """Add the chunk in `event`. Returns whether the event ends the stream. Raises BackendError for an error."""
@@ -200,64 +183,64 @@ class _Answer:
             chunk = cast("dict[str, JsonValue]", chunk)
             # An object "error": vLLM.
             if chunk.get("error") or chunk.get("object") == "error" or event.name == "error":
-                raise broken_off(chunk, self._server, begun=self._begun)
+                raise broken_off(chunk, self.server, begun=self.begun)
             self._add(chunk)
         return False
 
     def take_whole(self, answer: JsonValue) -> None:
         """Add the whole `answer`, sent in one piece. Raises BackendError if there is none in it."""
         if not isinstance(answer, dict) or not answer.get("choices"):
-            raise no_answer(answer, self._url, self._server)
+            raise no_answer(answer, self.url, self.server)
         self._add(answer)
 
     def _add(self, chunk: Mapping[str, JsonValue]) -> None:
-        self._chunks += 1
-        if self._shared is not None:
-            self._shared.begin()
+        self.pieces += 1
+        if self.shared is not None:
+            self.shared.begin()
         if chunk.get("usage"):
-            self._spent.note(_usage(chunk["usage"]))
-        if self._spent.usage.model is None:
-            self._spent.note_model(chunk.get("model"))
+            self.spent.note(_usage(chunk["usage"]))
+        if self.spent.usage.model is None:
+            self.spent.note_model(chunk.get("model"))
         for choice in tables(chunk, "choices"):
             # An answer in one piece holds a message.
             delta = choice.get("delta") or choice.get("message")
             if isinstance(delta, dict):
                 # Thoughts are a part of the answer, too, under many names; the role alone is none.
-                self._begun = self._begun or any(value for name, value in delta.items() if name != "role")
+                self.begun = self.begun or any(value for name, value in delta.items() if name != "role")
                 text = _text(delta.get("content"))
                 if text:
-                    self._texts.append(text)
-                    self._request.on_output(Output("text", clean_text(text)))
+                    self.texts.append(text)
+                    self.request.on_output(Output("text", clean_text(text)))
                 if delta.get("refusal"):
-                    self._refusals.append(_text(delta["refusal"]))
+                    self.refusals.append(_text(delta["refusal"]))
             if choice.get("finish_reason"):
-                self._reason = str(choice["finish_reason"])
+                self.reason = str(choice["finish_reason"])
 
     def finish(self, max_tokens: int | None) -> Message:
         """Return the whole message. Raises BackendError if the answer is not whole."""
-        refusal = "".join(self._refusals)
-        reason = (self._reason or "").lower()
+        refusal = "".join(self.refusals)
+        reason = (self.reason or "").lower()
         if refusal or reason in _DECLINED or reason.startswith("content_filter"):
             why = one_line(refusal, 200) if refusal else f"a content filter stopped the answer ({self._said})"
             raise BackendError(ErrorKind.REFUSED, f"the model declined: {why}")
         if reason in _TOO_LONG:
-            raise truncated("".join(self._texts), self._spent.usage, max_tokens)
+            raise truncated("".join(self.texts), self.spent.usage, max_tokens)
         if reason in _TOOLS:
             raise BackendError(ErrorKind.UNEXPECTED, "the model asked for a tool, and none was offered to it")
         if reason not in _WHOLE:
             raise BackendError(ErrorKind.TRANSIENT, self._cut())
         # Join before cleaning: a surrogate pair may be split over two chunks.
-        return Message("assistant", clean_text("".join(self._texts)), self._spent.usage)
+        return Message("assistant", clean_text("".join(self.texts)), self.spent.usage)
 
     @property
     def _said(self) -> str:
-        return f"finish reason {one_line(self._reason or '', 60)!r}"
+        return f"finish reason {one_line(self.reason or '', 60)!r}"
 
     def _cut(self) -> str:
-        if not self._chunks:
+        if not self.pieces:
             return "the server's answer held no events; is base_url the URL of a chat completions API?"
-        how = f"with {self._said}" if self._reason else "without a finish reason"
-        return f"the answer broke off after {self._chunks} events, {how}"
+        how = f"with {self._said}" if self.reason else "without a finish reason"
+        return f"the answer broke off after {self.pieces} events, {how}"
 
 
 def _usage(told: JsonValue) -> Usage:
