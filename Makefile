@@ -53,14 +53,15 @@ demo: .venv/.local .venv/.model
 	@echo "  .venv/bin/plait crashtest --kills 40        kill runs at each step, and see what is left"
 	@echo "  kill -9 the plait process of a 'make demo' half-way, then: .venv/bin/plait resume"
 
+# No new worker for one that has died: pytest-xdist waits for ever where the others have already been told to end.
 test: .venv/.dev .venv/.model
-	$(BIN)/python -m pytest -n 3 --dist loadfile
+	$(BIN)/python -m pytest -n 3 --dist loadfile --max-worker-restart 0
 
 # A command that cannot be installed is said in one line, and its tests are skipped; with none at all this fails.
 test-clis: export PLAIT_CLIS ?= $(HOME)/.cache/plait-clis
 test-clis: .venv/.dev
 	-$(BIN)/python -m tests.real_agents.install
-	$(BIN)/python -m tests.real_agents.alone $(BIN)/python -m pytest -n 2 --dist worksteal -rs tests/real_agents
+	$(BIN)/python -m tests.real_agents.alone $(BIN)/python -m pytest -n 2 --dist worksteal --max-worker-restart 0 -rs tests/real_agents
 
 lint: .venv/.dev
 	$(BIN)/ruff check .

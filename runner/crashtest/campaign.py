@@ -81,8 +81,9 @@ class Campaign:
         with self._place() as place:
             pids: list[int] = []
             try:
-                for number in range(workers):  # record each pid at once: an interrupt may come before the last fork
-                    pids.append(self._fork(place, number, workers))  # noqa: PERF401
+                for number in range(workers):
+                    with _interrupts_deferred():  # until the pid is recorded
+                        pids.append(self._fork(place, number, workers))
                 for number, pid in enumerate(pids):
                     os.waitpid(pid, 0)
                     tally.add(_worker_tally(place, number))
@@ -124,6 +125,7 @@ class Campaign:
             return pid
         code = 1
         try:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _INTERRUPTS)
             tally = self._work(Stage(place / f"worker-{number}"), number, workers)
             _outbox(place, number).write_text(tally.to_json(), encoding="utf-8")
             code = 0
@@ -179,6 +181,21 @@ class Campaign:
         for broken in verdict.broken:
             said = shown.output.strip().rpartition("\n")[2]
             tally.violations.append(f"{broken}{said and f' ({said})'}; again: {self.command} --case {trial}")
+
+
+_INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@contextmanager
+def _interrupts_deferred() -> Generator[None]:
+    """Defer interrupts to the end of the block. Python discards exceptions of the hooks that run after a fork, the
+    KeyboardInterrupt of a signal handler too.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, _INTERRUPTS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _INTERRUPTS)
 
 
 def _trials_at(name: str, seeds: Iterable[int]) -> Iterator[Trial]:

@@ -89,6 +89,23 @@ def test_who_is_told_to_leave_leaves_nothing_behind(tmp_path: Path, signum: sign
     assert list(tmp_path.iterdir()) == []
 
 
+INTERRUPTED_IN_A_FORK = """
+import os, signal, sys
+from plait.runner.cli import main
+signum = int(sys.argv.pop())
+os.register_at_fork(after_in_parent=lambda: os.kill(os.getpid(), signum))
+main()
+"""
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_that_arrives_during_a_fork_ends_the_command(tmp_path: Path, signum: signal.Signals) -> None:
+    command = [sys.executable, "-c", INTERRUPTED_IN_A_FORK, "crashtest", "--kills", "100000", str(int(signum))]
+    done = warm.run(command, cwd=tmp_path, env=environment(), timeout=60)
+    assert done.returncode == 6, done.stdout + done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_what_was_left_out_is_no_success() -> None:
     tally = Tally(landed=Counter(dict.fromkeys(FAILPOINTS, 1)), planted={"a bug": True})
     assert tally.ok

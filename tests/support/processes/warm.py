@@ -125,8 +125,10 @@ class Warm:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         self._close()
+        if kind is not None:  # nothing has told it to end
+            self.kill()
         self.wait()
 
     def _close(self) -> None:
