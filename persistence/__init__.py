@@ -26,9 +26,9 @@ from plait.persistence.changes import (
     TaskStarted,
     TaskWaiting,
 )
-from plait.persistence.errors import Conflict, Fenced, StoreBusy, StoreError, StoreNotOpen, StoreUnusable
+from plait.persistence.errors import Conflict, Fenced, Gap, StoreBusy, StoreError, StoreNotOpen, StoreUnusable
 from plait.persistence.memory.store import MemoryStore
-from plait.persistence.protocol import ContextStore, FilesStore, RunStore, Store, TaskStore
+from plait.persistence.protocol import ContextStore, FilesStore, RunStore, ServerStore, Store, TaskStore
 from plait.persistence.records import (
     AttemptRecord,
     AttemptStatus,
@@ -56,6 +56,7 @@ __all__ = [
     "EventRecord",
     "Fenced",
     "FilesStore",
+    "Gap",
     "LeaseRenewed",
     "MemoryStore",
     "MessageAppended",
@@ -74,6 +75,7 @@ __all__ = [
     "RunStatusChanged",
     "RunStore",
     "SQLiteStore",
+    "ServerStore",
     "SessionOpened",
     "Spent",
     "Store",

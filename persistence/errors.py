@@ -44,3 +44,16 @@ class Conflict(StoreError):  # noqa: N818
     Either the change does not follow from the stored state (unknown run or task, existing run, transition out of a
     terminal status), or a value cannot be stored.
     """
+
+
+class Gap(Conflict):
+    """The batch starts beyond the stored changes: changes before the batch are missing. Nothing was applied.
+
+    Raised if the caller skipped changes, and if the store has lost changes, as a standby that was promoted before it
+    had received the last ones. Writing the missing changes first, from `next_seq` on, closes the gap.
+    """
+
+    def __init__(self, message: str, next_seq: int) -> None:
+        super().__init__(message)
+        self.next_seq = next_seq
+        """The number of the first missing change."""

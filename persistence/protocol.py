@@ -39,6 +39,14 @@ class RunStore(Protocol):
         """
         ...
 
+    async def list_claimable(self, now: float, limit: int = 50) -> tuple[RunRecord, ...]:
+        """Return runs that are queued, running or cancelling, and have no owner or an owner whose lease has expired:
+        the first created, at most `limit`; none if `limit` is 0 or less. `settings` is empty, and no run is damaged.
+
+        `now` is a Unix time in seconds. A store with a clock of its own judges leases by that clock.
+        """
+        ...
+
     async def list_events(
         self, run_id: str, after: int = 0, limit: int = 1000, kind: EventKind | None = None
     ) -> tuple[EventRecord, ...]:
@@ -98,8 +106,8 @@ class Store(RunStore, TaskStore, ContextStore, Protocol):
         batch plus the number of skipped RunClaimed, and if the last skipped RunClaimed has the `owner_id` of the run's
         last claim.
 
-        Raises Conflict if a change does not follow from the stored state, if changes before `first_seq` are missing, or
-        if RunCreated meets another run of the same id (another `at`, name or settings).
+        Raises Gap if changes before `first_seq` are missing, and Conflict if a change does not follow from the stored
+        state, or if RunCreated meets another run of the same id (another `at`, name or settings).
         """
         ...
 
@@ -134,3 +142,23 @@ class FilesStore(Protocol):
 def files_root(store: object) -> Path | None:
     """Return the folder for files of `store`, or None without a folder."""
     return store.files_root if isinstance(store, FilesStore) else None
+
+
+@runtime_checkable
+class ServerStore(Protocol):
+    """A store on a server, which can be away for minutes, and may come back without the last changes, as a standby does
+    that was promoted in time of need.
+
+    The runner keeps the changes of the last minutes for such a store, and waits longer for the store at the end of a
+    run. A `Store` need not be a ServerStore.
+    """
+
+    @property
+    def is_server(self) -> bool:
+        """True; False for a store around another store that is no ServerStore."""
+        ...
+
+
+def is_server(store: object) -> bool:
+    """Return whether `store` is on a server."""
+    return isinstance(store, ServerStore) and store.is_server

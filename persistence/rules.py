@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from plait.persistence import changes
-from plait.persistence.errors import Conflict, Fenced
+from plait.persistence.errors import Conflict, Fenced, Gap
 from plait.persistence.records import RunRecord
 
 if TYPE_CHECKING:
@@ -49,6 +49,8 @@ STATUSES_BEFORE: Mapping[type, frozenset[str]] = {
 _ONLY_RUNNING = frozenset({"running"})
 _ONLY_COMPLETED = frozenset({"completed"})
 
+CLAIMABLE_STATUSES = frozenset({"queued", "running", "cancelling"})
+"""The statuses in which a run goes on without a person. See `Store.list_claimable`."""
 FAILED_STATUSES = frozenset({"failed", "skipped"})
 _ENDED = frozenset({"completed", "failed", "cancelled"})
 
@@ -106,10 +108,16 @@ class RunHead:
         )
 
 
+def is_claimable(head: RunHead, now: float) -> bool:
+    """Return whether the run goes on by itself, and has no owner, or an owner whose lease has expired at `now`."""
+    expires = head.lease_expires_at
+    return head.status in CLAIMABLE_STATUSES and (head.owner is None or expires is None or expires < now)
+
+
 def count_applied(batch: Batch, head: RunHead | None) -> int:
     """Return the number of changes at the start of the batch that are applied already.
 
-    `head` is None for an unknown run. Raises Fenced or Conflict by the rules of `Store.write`.
+    `head` is None for an unknown run. Raises Fenced, Gap or Conflict by the rules of `Store.write`.
     """
     if not batch.changes:
         return 0
@@ -118,10 +126,11 @@ def count_applied(batch: Batch, head: RunHead | None) -> int:
     created = batch.changes[0] if isinstance(batch.changes[0], changes.RunCreated) else None
     if head is None:
         if batch.first_seq != 1 or created is None:
-            raise Conflict(
+            absent = (
                 f"run {batch.run_id!r} is not in the store; its first batch has to be written first. If an older copy "
                 f"was put in the store's place, stop this run, and begin it again"
             )
+            raise Conflict(absent) if batch.first_seq == 1 else Gap(absent, 1)
         if batch.epoch != 0:
             raise Conflict(f"run {batch.run_id!r} is new: its first batch is at epoch 0, not {batch.epoch}")
         return 0
@@ -129,16 +138,20 @@ def count_applied(batch: Batch, head: RunHead | None) -> int:
     same_claims = _claims_of(batch, applied) == tuple(c for c in head.claims if c.seq in _numbers(batch, applied))
     if created is not None and batch.first_seq == 1:
         _check_same_run(batch.run_id, created, head, same_claims=same_claims)
-    if not same_claims or batch.epoch != sum(claim.seq < batch.first_seq for claim in head.claims):
+    missing = batch.first_seq > head.last_seq + 1
+    # The missing changes may include claims of this writer.
+    before = sum(claim.seq < batch.first_seq for claim in head.claims)
+    if not same_claims or (batch.epoch < before if missing else batch.epoch != before):
         raise Fenced(
             f"run {batch.run_id!r} has another owner: the batch was written at epoch {batch.epoch}, "
             f"the run is at epoch {head.epoch}; do not write to the run, or resume the run to take over"
         )
-    if batch.first_seq > head.last_seq + 1:
-        raise Conflict(
+    if missing:
+        raise Gap(
             f"run {batch.run_id!r}: the batch starts at change {batch.first_seq}, but {head.last_seq + 1} is next; "
             "write the missing changes first. If an older copy was put in the store's place, stop this run, and resume "
-            "the run in the copy"
+            "the run in the copy",
+            head.last_seq + 1,
         )
     return applied
 

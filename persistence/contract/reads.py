@@ -35,6 +35,7 @@ from plait.persistence.contract.samples import (
     ANSWER,
     ASK,
     AT_START,
+    CLAIMED,
     CREATED,
     DONE_A,
     LEGAL,
@@ -42,6 +43,7 @@ from plait.persistence.contract.samples import (
     RUN,
     RUN_LEGAL,
     RUN_WAY,
+    RUNNING,
     START_A,
     TASKS,
     Writer,
@@ -184,6 +186,26 @@ class ReadsContract(OpenedStore):
         assert [(run.run_id, run.settings, run.counts) for run in runs] == [
             (run_id, "", {"pending": 3}) for run_id in ("run-3", "run-2", "run-1")
         ]
+
+    async def test_claimable_runs_are_listed_oldest_first(self, store: Store) -> None:
+        long_ago, later = replace(CLAIMED, lease_expires_at=1000.0), replace(CLAIMED, lease_expires_at=4e10)
+        waits = RunStatusChanged(at(3), "waiting_input"), RunReleased(at(3))
+        runs: dict[str, tuple[Change, ...]] = {
+            "owned": (later, RUNNING),
+            "released": (later, RUNNING, RunReleased(at(3))),
+            "queued": (),
+            "dead": (long_ago, RUNNING),
+            "cancelling": (long_ago, RUNNING, RunStatusChanged(at(3), "cancelling")),
+            "waiting": (later, RUNNING, *waits),
+            "completed": (later, RUNNING, RunStatusChanged(at(3), "completed"), RunReleased(at(3))),
+        }
+        for number, (run_id, changes) in enumerate(runs.items()):
+            await Writer(store, run_id).write(replace(CREATED, at=at(number)), *changes)
+        found = await store.list_claimable(2e10)
+        assert [run.run_id for run in found] == ["released", "queued", "dead", "cancelling"]
+        assert {run.settings for run in found} == {""}
+        assert [run.run_id for run in await store.list_claimable(2e10, 2)] == ["released", "queued"]
+        assert await store.list_claimable(2e10, 0) == ()
 
     async def test_the_owner_leaves_and_the_run_ends(self, store: Store, writer: Writer) -> None:
         await writer.write(LeaseRenewed(5000.0))

@@ -16,6 +16,7 @@ from plait.persistence import (
     Change,
     Conflict,
     Fenced,
+    Gap,
     MessageAppended,
     NewTask,
     Note,
@@ -114,11 +115,27 @@ class StoreContract(
         assert await whole(store) == before
 
     async def test_a_gap_is_refused(self, store: Store, writer: Writer) -> None:
-        with pytest.raises(Conflict, match="starts at change 5, but 4 is next"):
+        with pytest.raises(Gap, match="starts at change 5, but 4 is next") as refusal:
             await store.write(Batch(RUN, 1, 5, (START_A,)))
+        assert refusal.value.next_seq == 4
+        with pytest.raises(Gap) as refusal:
+            await store.write(Batch("unknown", 1, 5, (START_A,)))
+        assert refusal.value.next_seq == 1
         with pytest.raises(Conflict):
             await store.write(Batch(RUN, 0, 0, (START_A,) * 9))
         await writer.write(START_A)
+
+    async def test_a_store_that_has_lost_a_claim_names_the_gap(self, store: Store) -> None:
+        await Writer(store).write(CREATED)
+        with pytest.raises(Gap) as refusal:
+            await store.write(Batch(RUN, 1, 4, (START_A,)))
+        assert refusal.value.next_seq == 2
+        await store.write(Batch(RUN, 0, 2, (CLAIMED, RUNNING, START_A)))
+
+    async def test_a_former_owner_beyond_a_gap_is_fenced(self, store: Store, writer: Writer) -> None:
+        await writer.write(RunClaimed(at(5), owner("next"), 1.0))
+        with pytest.raises(Fenced):
+            await store.write(Batch(RUN, 1, 9, (START_A,)))
 
     async def test_a_batch_for_an_unknown_run_is_refused(self, store: Store) -> None:
         with pytest.raises(Conflict, match="'run-1' is not in the store"):

@@ -74,6 +74,15 @@ class MemoryStore:
         newest_first = sorted(latest_first, key=lambda item: item[1].head.created_at, reverse=True)
         return tuple(replace(_record(run_id, run), settings="") for run_id, run in newest_first)[: max(0, limit)]
 
+    async def list_claimable(self, now: float, limit: int = 50) -> tuple[RunRecord, ...]:
+        found = [
+            (run.head.created_at, run_id, run)
+            for run_id, run in self._runs.items()
+            if rules.is_claimable(run.head, now)
+        ]
+        found.sort(key=lambda one: one[0])
+        return tuple(replace(_record(run_id, run), settings="") for _, run_id, run in found[: max(0, limit)])
+
     async def list_tasks(self, run_id: str, task_id: str | None = None) -> tuple[TaskRecord, ...]:
         run = self._runs.get(run_id)
         tasks: Iterable[TaskRecord] = () if run is None else run.tasks.values()

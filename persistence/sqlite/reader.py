@@ -147,6 +147,12 @@ def list_runs(connection: sqlite3.Connection, limit: int) -> tuple[RunRecord, ..
         return tuple(_listed(connection, row) for row in rows)
 
 
+def list_claimable(connection: sqlite3.Connection, now: float, limit: int) -> tuple[RunRecord, ...]:
+    with transaction(connection):
+        rows: list[Row] = connection.execute(sql.LIST_CLAIMABLE, (now, max(0, limit))).fetchall()
+        return tuple(run for run in (_listed(connection, row) for row in rows) if not run.damaged)
+
+
 def _listed(connection: sqlite3.Connection, row: Row) -> RunRecord:
     """Return the run, without settings; marked as damaged if the row does not fit its checksum."""
     try:

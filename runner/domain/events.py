@@ -333,6 +333,16 @@ class StoreDegraded(Event):
 
 
 @value
+class StoreAwaited(Event):
+    """The run has ended, and waits up to `seconds` for its store, a server that is away. A stop ends the wait."""
+
+    kind: ClassVar[str] = "store_awaited"
+    changes: int
+    """The number of changes that are not stored yet."""
+    seconds: float
+
+
+@value
 class StoreRecovered(Event):
     """The store answers again and has stored all changes kept in memory."""
 

@@ -9,6 +9,10 @@ is cancelled, because the release of an interrupted run has to be stored.
 When the store fails, the unstored changes stay in memory, in order. Commits are then set without waiting for the store,
 and the writer retries with growing delays. Batches carry sequence numbers, so a repeated write is harmless: after an
 exception the result of a write is unknown, not failed.
+
+A store on a server (`ServerStore`) may come back without its last changes. It then answers with Gap, and the writer
+writes again what it has kept (kept_changes.py). If too little is kept, the gap counts as an outage: changes stay in
+memory, and what is still missing at the end is reported as lost.
 """
 
 from __future__ import annotations
@@ -24,9 +28,10 @@ import anyio.lowlevel
 
 from plait.persistence import changes as stored
 from plait.persistence.changes import Batch, Change, LeaseRenewed, RunClaimed, RunReleased
-from plait.persistence.errors import Conflict, Fenced, StoreBusy, StoreError, StoreNotOpen
+from plait.persistence.errors import Conflict, Fenced, Gap, StoreBusy, StoreError, StoreNotOpen
 from plait.persistence.failpoints import reached
-from plait.persistence.protocol import Store
+from plait.persistence.protocol import Store, is_server
+from plait.persistence.records import RunRecord
 from plait.persistence.rules import split_completion
 from plait.runner.asyncio_cancellation import outlasting_cancellation
 from plait.runner.clock import Clock, iso
@@ -34,6 +39,7 @@ from plait.runner.domain import events
 from plait.runner.domain.result import Degradation
 from plait.runner.engine.commit import COMMITTED, Commit
 from plait.runner.engine.feed import Feed
+from plait.runner.engine.kept_changes import KeptChanges
 from plait.runner.log import logger
 from plait.runner.state.codec import encode_event
 
@@ -45,6 +51,8 @@ LAST_TRIES_S = (0.1, 0.2)
 """Seconds before each of the last writes, when the run has ended."""
 BUSY_PATIENCE_S = 60.0
 """Seconds that the end of a run waits while another process writes to the store, such as `plait gc`."""
+SERVER_PATIENCE_S = 300.0
+"""Seconds that the end of a run waits for a store on a server, as during a failover. A stop ends the wait."""
 BATCH_LIMIT = 20_000
 """Most changes in one transaction, so that the writer catches up in steps after a long outage."""
 
@@ -80,6 +88,7 @@ class Checkpointer:
         self._strict = strict
         self._log = logger(run=run_id)
         self._position = WritePosition()
+        self._owner_id = ""
         self._unstored: deque[Change] = deque()
         """Changes not known to be stored, oldest first. The first change has the number `next_seq`."""
         self._groups: deque[_Group] = deque()
@@ -91,15 +100,20 @@ class Checkpointer:
         self._retry_at = 0.0
         self._retry_s = FIRST_RETRY_S
         self._error: StoreError | None = None
+        self._kept = KeptChanges() if is_server(store) else None
+        self._pause = anyio.CancelScope()
+        """The wait before a last write."""
+        self._waits = True
+        """False once the wait for the store at the end was given up."""
         self.degraded: list[Degradation] = []
         """The outages of the store and the losses of changes. An open outage is last."""
         self.fatal: StoreError | None = None
         """The error that forces the run to stop."""
         self.on_fatal: Callable[[], None] = lambda: None
 
-    def begin_at(self, position: WritePosition) -> None:
-        """Continue a stored run at `position`. To be called before the first submission."""
-        self._position = position
+    def begin_at(self, position: WritePosition, owner_id: str) -> None:
+        """Continue a stored run at `position`, as `owner_id`. To be called before the first submission."""
+        self._position, self._owner_id = position, owner_id
 
     def submit(self, new_events: Sequence[events.Event], *plain: Change) -> Commit:
         """See EventSink. `plain` changes, such as claims, have no events and are written last."""
@@ -164,6 +178,11 @@ class Checkpointer:
         self._closing = True
         self._wake.set()
 
+    def end_wait(self) -> None:
+        """End the wait for the store at the end of the run; before the end, let the end not wait for long."""
+        self._waits = False
+        self._pause.cancel()
+
     @property
     def away(self) -> bool:
         """True while the store fails."""
@@ -198,17 +217,28 @@ class Checkpointer:
 
     async def _retry_at_end(self) -> None:
         """Retry at the end of the run, because no later write follows: up to BUSY_PATIENCE_S seconds if the store is
-        busy; otherwise for the waits of LAST_TRIES_S, but for at most about a second.
+        busy, up to SERVER_PATIENCE_S seconds if the store is a server; otherwise for the waits of LAST_TRIES_S, but for
+        at most about a second.
         """
         began = self._clock.monotonic()
         for tries, delay in enumerate(chain(LAST_TRIES_S, repeat(1.0))):
-            is_busy, took = isinstance(self._error, StoreBusy), self._clock.monotonic() - began
-            is_enough = took >= BUSY_PATIENCE_S if is_busy else took >= 1.0 or tries >= len(LAST_TRIES_S)
+            took, patience = self._clock.monotonic() - began, self._patience()
+            is_enough = took >= 1.0 or tries >= len(LAST_TRIES_S) if patience is None else took >= patience
             if not self.away or self.fatal or is_enough:
                 return
-            with outlasting_cancellation():
+            if patience is not None and tries == len(LAST_TRIES_S):
+                self._log.warning("waiting_for_store", seconds=patience, unstored=len(self._unstored))
+                self._feed.publish(events.StoreAwaited(iso(self._clock.wall()), len(self._unstored), patience))
+            with outlasting_cancellation(), anyio.CancelScope() as self._pause:
                 await self._clock.sleep(delay)
             await self._write_unstored()
+
+    def _patience(self) -> float | None:
+        """Return the longest wait of the end for the store, in seconds; None for the short waits of LAST_TRIES_S."""
+        if isinstance(self._error, StoreBusy):
+            return BUSY_PATIENCE_S
+        is_gap = isinstance(self._error, Gap)  # nothing that is still to come would close the gap
+        return SERVER_PATIENCE_S if self._kept is not None and self._waits and not is_gap else None
 
     def _publish(self, group: _Group) -> None:
         """Publish the events and set the commit of the group. After a fatal error no events are published."""
@@ -223,6 +253,12 @@ class Checkpointer:
         while self._unstored:
             head = self._next_batch(limit)
             error = await self._try_write(head)
+            if isinstance(error, Gap) and self._kept is not None and self.began and not self._strict:
+                error = await self._close_gap(error, self._kept)
+                if error is None:
+                    continue
+                self._record_failure(error)
+                return
             if isinstance(error, Conflict) and self.began and not self._strict:
                 # A retry cannot help. Written singly, all changes except the refused change are stored.
                 if limit == 1:
@@ -241,6 +277,35 @@ class Checkpointer:
             count += len(head)
         self._record_recovery(count)
 
+    async def _close_gap(self, gap: Gap, kept: KeptChanges) -> StoreError | None:
+        """Put the changes that the store has lost before the unstored changes. Return None, or the error if the store
+        cannot be read, belongs to another owner, or has lost more than is kept.
+        """
+        try:
+            record = await self._store.get_run(self._run_id)
+        except StoreError as error:
+            return error
+        next_seq = 1 if record is None else record.last_seq + 1
+        again = kept.take_from(next_seq)
+        if again is None:
+            return Gap(
+                f"the store is behind: it has the changes of run {self._run_id} up to {next_seq - 1} only, and this "
+                "process no longer keeps all later ones; they are lost unless the server is put back in its place",
+                next_seq,
+            )
+        claims = [change.owner.owner_id for change in again if type(change) is RunClaimed]
+        epoch = self._position.epoch - len(claims)
+        if record is not None and (record.epoch > epoch or (not claims and _owner_id(record) != self._owner_id)):
+            return Fenced(
+                f"run {self._run_id} has another owner in a store that has lost changes of this process; resume the "
+                "run to take over"
+            )
+        self._note_outage(gap)
+        self._log.warning("changes_written_again", next_seq=next_seq, changes=len(again))
+        self._unstored.extendleft(reversed(again))
+        self._position = WritePosition(epoch, next_seq)
+        return None
+
     def _next_batch(self, limit: int) -> tuple[Change, ...]:
         """Return the first `limit` unstored changes, and the following changes that belong to the last of the first."""
         head = islice(self._unstored, limit)
@@ -254,6 +319,8 @@ class Checkpointer:
 
     def _record_stored(self, head: tuple[Change, ...]) -> None:
         claims = [type(change) for change in head].count(RunClaimed)
+        if self._kept is not None:
+            self._kept.add(self._position.next_seq, head, self._clock.monotonic())
         self._position = WritePosition(self._position.epoch + claims, self._position.next_seq + len(head))
         for _ in head:
             self._unstored.popleft()
@@ -289,11 +356,18 @@ class Checkpointer:
             return
         self._retry_at = self._clock.monotonic() + self._retry_s
         self._retry_s = min(LAST_RETRY_S, self._retry_s * 2)
-        if not self.away:
-            at = iso(self._clock.wall())
-            self.degraded.append(Degradation(at, None, str(error)))
-            self._log.warning("store_degraded", error=str(error), unstored=len(self._unstored))
-            self._feed.publish(events.StoreDegraded(at, str(error)))
+        self._note_outage(error)
+
+    def _note_outage(self, error: StoreError) -> None:
+        """Record the beginning of an outage. A gap during an outage is a piece of news of its own."""
+        if self.away and (not isinstance(error, Gap) or self.degraded[-1].error == str(error)):
+            return
+        at = iso(self._clock.wall())
+        if self.away:
+            self.degraded[-1] = replace(self.degraded[-1], until=at)
+        self.degraded.append(Degradation(at, None, str(error)))
+        self._log.warning("store_degraded", error=str(error), unstored=len(self._unstored))
+        self._feed.publish(events.StoreDegraded(at, str(error)))
 
     @property
     def began(self) -> bool:
@@ -308,6 +382,10 @@ class Checkpointer:
         self._retry_s = FIRST_RETRY_S
         self._log.warning("store_recovered", changes=count)
         self._feed.publish(events.StoreRecovered(at, count))
+
+
+def _owner_id(record: RunRecord) -> str | None:
+    return None if record.owner is None else record.owner.owner_id
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,15 +104,15 @@ async def execute_run(run: PreparedRun, config: Config, feed: Feed, control: Con
 
 async def _execute_stored(run: PreparedRun, config: Config, store: Store, feed: Feed, control: Control) -> RunResult:
     checkpointer = Checkpointer(store, run.run_id, feed, config.clock, config.strict)
-    checkpointer.begin_at(run.position)
+    assert run.owner is not None
+    checkpointer.begin_at(run.position, run.owner.owner_id)
     checkpointer.on_fatal = lambda: control.end("stop")
     inbox = Inbox(store, run.run_id, config.clock, lambda: checkpointer.away, control.answer)
-    assert run.owner is not None
     context = replace(_context(run, config, checkpointer, feed), look_for_answer=inbox.look_for_answer)
     result: RunResult | None = None
     began = False
     async with anyio.create_task_group() as outside:
-        outside.start_soon(checkpointer.write_until_closed)
+        outside.start_soon(_write, checkpointer)
         try:
             if run.claim_changes:
                 await checkpointer.submit(run.first_events, *run.claim_changes).wait()
@@ -136,9 +136,25 @@ async def _execute_stored(run: PreparedRun, config: Config, store: Store, feed: 
                     checkpointer.submit((), RunReleased(iso(config.clock.wall())))
             finally:
                 checkpointer.close()
+                control.on_late_end = checkpointer.end_wait
     await _raise_if_fatal(run.run_id, store, checkpointer)
     assert result is not None
     return replace(result, degraded=tuple(checkpointer.degraded))
+
+
+async def _write(checkpointer: Checkpointer) -> None:
+    """Write until closed. A cancellation of the run ends the wait for a store that is away at the end."""
+    async with anyio.create_task_group() as beside:
+        beside.start_soon(_end_wait_if_cancelled, checkpointer)
+        await checkpointer.write_until_closed()
+        beside.cancel_scope.cancel()
+
+
+async def _end_wait_if_cancelled(checkpointer: Checkpointer) -> None:
+    try:
+        await anyio.sleep_forever()
+    finally:  # at the end of the writer the call has no effect
+        checkpointer.end_wait()
 
 
 async def _handle_notes(inbox: Inbox, owner: Owner, control: Control) -> None:

@@ -21,6 +21,8 @@ class Control:
         self._wind_down: Callable[[], None] | None = None
         self._answer: Answer | None = None
         self._cancelled = anyio.Event()
+        self.on_late_end: Callable[[], None] | None = None
+        """Called by `end` once the execution has ended and only the writing of the last changes is left."""
 
     def attach(
         self,
@@ -34,7 +36,11 @@ class Control:
             end(self.ended_by)
 
     def end(self, how: Literal["stop", "cancel"]) -> None:
-        """End the run early. Only the first call has an effect."""
+        """End the run early, or, after its end, the wait for its store. Only the first call has an effect on the
+        run.
+        """
+        if self.on_late_end is not None:
+            self.on_late_end()
         if self.ended_by is None:
             self.ended_by = how
             if self._end is not None:

@@ -58,7 +58,8 @@ async def continue_task(config: Config, run: StoredRun, task_id: str, message: s
     request = await _conversation_request(run, task, config.backends[name])
     owner, position = await acquire(config, run.store, run.record, ())
     checkpointer = Checkpointer(run.store, run_id, Feed(), config.clock, config.strict)
-    checkpointer.begin_at(position)
+    checkpointer.begin_at(position, owner.owner_id)
+    checkpointer.end_wait()  # the caller gets the reply at once, with TurnNotStored
     turns: list[Change] = []
     reply: Reply | None = None
     failure: BackendError | PlaitError | None = None

@@ -11,7 +11,7 @@ import anyio
 
 from plait.persistence.changes import Batch
 from plait.persistence.errors import StoreError
-from plait.persistence.protocol import Store, files_root
+from plait.persistence.protocol import Store, files_root, is_server
 from plait.persistence.records import (
     AttemptRecord,
     EventKind,
@@ -41,6 +41,11 @@ class TimeoutStore:
         """See FilesStore."""
         return files_root(self._store)
 
+    @property
+    def is_server(self) -> bool:
+        """See ServerStore."""
+        return is_server(self._store)
+
     async def write(self, batch: Batch) -> None:
         """See Store."""
         await self._answer(self._store.write(batch))
@@ -52,6 +57,10 @@ class TimeoutStore:
     async def list_runs(self, limit: int = 50) -> tuple[RunRecord, ...]:
         """See Store."""
         return await self._answer(self._store.list_runs(limit))
+
+    async def list_claimable(self, now: float, limit: int = 50) -> tuple[RunRecord, ...]:
+        """See Store."""
+        return await self._answer(self._store.list_claimable(now, limit))
 
     async def list_tasks(self, run_id: str, task_id: str | None = None) -> tuple[TaskRecord, ...]:
         """See Store."""

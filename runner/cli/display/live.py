@@ -93,6 +93,7 @@ class LiveDisplay:
             | events.TasksAdded
             | events.BackendThrottled
             | events.StoreDegraded
+            | events.StoreAwaited
             | events.StoreRecovered
             | events.RunResumed
             | events.RunCancelling,

@@ -91,6 +91,9 @@ def event_line(event: events.Event) -> str:
             )
         case events.StoreDegraded():
             line = f"the store failed, continuing without a store: {_shorten(event.error)}"
+        case events.StoreAwaited():
+            line = f"the run has ended; waiting up to {seconds(event.seconds)} for the store to take the last "
+            line += f"{counted(event.changes, 'change')}; Ctrl-C ends the wait"
         case events.StoreRecovered():
             line = f"the store answers again, {counted(event.changes, 'change')} caught up"
         case events.BackendThrottled():
