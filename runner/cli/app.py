@@ -27,7 +27,9 @@ COMMANDS = {
     "schema": ("schema:schema_command", "Print the JSON Schema of plan files."),
     "serve": ("serve:serve_command", "Serve runs over HTTP to programs on this machine."),
     "show": ("show:show_command", "Show a run or one of its tasks."),
+    "submit": ("submit:submit_command", "Store a run for the workers of a store."),
     "version": ("version:version_command", "Print the version."),
+    "worker": ("worker:worker_command", "Execute the runs that no process executes."),
 }
 """For each subcommand, the module in `commands` with the name of the function, and the line in `plait --help`.
 

@@ -110,7 +110,7 @@ async def resume_run(request: ResumeRequest, options: OutputOptions) -> int:
             if not preview.ended and not await is_to_be_cancelled(store, record):
                 try:
                     stored = StoredBackends.of(record, request.files)
-                    _select_backends(record, dag, tasks, stored, retry_failed=request.retry_failed)
+                    select_backends(record, dag, tasks, stored, retry_failed=request.retry_failed)
                     print_plan_changes(record, tasks, stored)
                 except CliError as fault:
                     raise CliError(fault.message, fault.code, "plait: a resume would be refused: ") from None
@@ -120,16 +120,16 @@ async def resume_run(request: ResumeRequest, options: OutputOptions) -> int:
         if await is_to_be_cancelled(store, record):  # cancelling needs no backend
             return await follow_run(reader.start_resume(record.run_id), dag, options, store)
         stored = StoredBackends.of(record, request.files)
-        backend_set, names, statuses = _select_backends(record, dag, tasks, stored, retry_failed=request.retry_failed)
+        backend_set, names, statuses = select_backends(record, dag, tasks, stored, retry_failed=request.retry_failed)
         print_plan_changes(record, tasks, stored)
         async with backend_set.open(names) as made:
-            concurrency = options.concurrency or _stored_concurrency(record)
+            concurrency = options.concurrency or stored_concurrency(record)
             runner = backend_set.make_runner(made, store=store, concurrency=concurrency)
             run = runner.start_resume(record.run_id, retry_failed=request.retry_failed)
             return await follow_run(run, dag, options, store, statuses)
 
 
-def _select_backends(
+def select_backends(
     record: RunRecord, dag: DAG, tasks: Sequence[TaskRecord], stored: StoredBackends, *, retry_failed: bool
 ) -> tuple[BackendSet, list[str], dict[str, TaskStatus]]:
     """Return the backends that the run still needs, their names, and the status of each task after the resume. Raises
@@ -156,7 +156,8 @@ def _status_after_resume(action: ResumeAction, task: TaskRecord) -> TaskStatus:
     return TaskStatus.WAITING_INPUT if action is ResumeAction.ASK else TaskStatus(task.status)
 
 
-def _stored_concurrency(record: RunRecord) -> int:
+def stored_concurrency(record: RunRecord) -> int:
+    """Return how many tasks of the run may be under way at once, as stored with the run."""
     stored = json.loads(record.settings).get("concurrency")
     return stored if isinstance(stored, int) and stored > 0 else DEFAULT_CONCURRENCY
 

@@ -1,0 +1,61 @@
+"""`plait submit`: store a run for the workers of a store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import anyio
+import click
+
+from plait.backends.function import as_backend
+from plait.persistence import SQLiteStore
+from plait.runner import Plan
+from plait.runner.cli.backends import BackendOptions, BackendSet, backend_set_of_plan, required_backends
+from plait.runner.cli.exits import COMPLETED, print_line
+from plait.runner.cli.options import (
+    DEFAULT_CONCURRENCY,
+    backend_options,
+    concurrency_option,
+    read_plan,
+    set_option,
+    store_option,
+)
+
+
+@click.command("submit")
+@click.argument("plan", type=click.Path(path_type=Path))
+@set_option
+@click.option(
+    "--key", metavar="TEXT", help="Store one run only, however often the same plan is submitted with this key."
+)
+@concurrency_option("as the plan says")
+@backend_options
+@store_option
+def submit_command(plan: Path, inputs: dict[str, str], **options: Any) -> int:
+    """Store a run of the plan in the file PLAN as queued, and print its id. `plait worker` or `plait resume` executes
+    the run.
+
+    No backend is opened, so keys and models are needed where the run is executed only.
+    """
+    loaded = read_plan(plan, inputs)
+    backend_set = backend_set_of_plan(loaded, BackendOptions(options["backend"], options["model"], options["base_url"]))
+    concurrency = options["concurrency"] or loaded.concurrency or DEFAULT_CONCURRENCY
+    return anyio.run(submit, loaded, backend_set, concurrency, options["key"], options["store_path"])
+
+
+async def submit(plan: Plan, backend_set: BackendSet, concurrency: int, key: str | None, path: Path) -> int:
+    """Store a queued run of `plan`, and print its id. Return the exit code."""
+    plan = plan.fitted_to(backend_set.specs, backend_set.default)
+    names = required_backends(plan.dag, backend_set.default, policy=plan.policy, known=backend_set.specs)
+    unopened = {name: as_backend(_unopened) for name in names if name in backend_set.specs}
+    async with SQLiteStore(path) as store:
+        runner = backend_set.make_runner(unopened, store=store, concurrency=concurrency)
+        run_id = await runner.create_run(plan.dag, key=key, settings=backend_set.settings(), policy=plan.policy)
+    print_line(run_id)
+    return COMPLETED
+
+
+async def _unopened(_prompt: str) -> str:
+    """Stand for a backend that is opened only where the run is executed."""
+    raise AssertionError("a queued run calls no backend")

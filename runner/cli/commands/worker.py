@@ -1,0 +1,44 @@
+"""`plait worker`: execute the runs of a store that no process executes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import anyio
+import click
+
+from plait.persistence import SQLiteStore
+from plait.runner.cli.exits import COMPLETED, print_note, redirect_prints
+from plait.runner.cli.fleet import Worker, WorkerOptions
+from plait.runner.cli.options import apply_log_options, backends_option, log_options, store_option
+from plait.runner.cli.stored_backends import FileOptions
+
+
+@click.command("worker")
+@click.option(
+    "--concurrency",
+    type=click.IntRange(1, 1000),
+    default=1,
+    show_default=True,
+    help="Execute at most this many runs at once, each with as many tasks at once as stored with the run.",
+)
+@backends_option
+@store_option
+@log_options
+def worker_command(store_path: Path, concurrency: int, **options: Any) -> int:
+    """Execute queued runs, and runs whose process has died, until a signal. Several workers may share a store.
+
+    Ctrl-C or SIGTERM stops the runs and frees them for other workers; a second signal exits at once.
+    """
+    apply_log_options(options["log_style"], options["log_level"])
+    with redirect_prints():
+        return anyio.run(work, store_path, WorkerOptions(concurrency, FileOptions(backends=options["backends"])))
+
+
+async def work(path: Path, options: WorkerOptions) -> int:
+    """Work until a signal. Return the exit code."""
+    async with SQLiteStore(path) as store:
+        print_note(f"working on the runs of {path}, {options.concurrency} at once; Ctrl-C stops")
+        await Worker(store, options).work()
+    return COMPLETED

@@ -1,0 +1,154 @@
+"""A worker of a fleet: takes the runs of a store that no process executes, and executes them.
+
+The store is the only thing that workers share. A worker reads `Store.list_claimable` every POLL_S seconds and resumes
+what it finds, as `plait resume` does. The claim decides a race: the loser reads RunOwned and takes another run.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import anyio
+
+from plait.persistence.errors import StoreError
+from plait.persistence.protocol import Store
+from plait.persistence.records import RunRecord
+from plait.runner.cli.backends import BackendSet
+from plait.runner.cli.commands.resume import select_backends, stored_concurrency
+from plait.runner.cli.display.follow import stop_on_signal
+from plait.runner.cli.display.plain import PlainDisplay
+from plait.runner.cli.display.text import one_line
+from plait.runner.cli.exits import cli_error_of, print_note
+from plait.runner.cli.stored_backends import FileOptions, StoredBackends
+from plait.runner.clock import Clock
+from plait.runner.domain import events
+from plait.runner.domain.status import RunStatus
+from plait.runner.engine.inbox import is_to_be_cancelled
+from plait.runner.errors import RunOwned
+from plait.runner.run import Run
+from plait.runner.state.codec import decode_dag
+from plait.runner.state.owner import LEASE_SECONDS
+
+POLL_S = 1.0
+"""Seconds between two reads of the claimable runs."""
+AGAIN_S = 60.0
+"""Seconds before a run that could not be executed here is tried again."""
+_CHOICE = 10
+"""Number of the oldest runs of which a worker takes one at random, so that few workers want the same run."""
+_PAGE = 50
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOptions:
+    """How a worker works."""
+
+    concurrency: int
+    """Number of runs at once."""
+    files: FileOptions = FileOptions()  # noqa: RUF009 - frozen
+    """Files that replace stored backends."""
+    lease: float = LEASE_SECONDS
+    """Seconds; see `ParallelRunner`."""
+
+
+class Worker:
+    """Executes the claimable runs of `store` until `stop`."""
+
+    def __init__(self, store: Store, options: WorkerOptions) -> None:
+        self._store = store
+        self._options = options
+        self._clock = Clock()
+        self._runs: dict[str, Run | None] = {}
+        """The runs that are executed here; None while the run is being prepared."""
+        self._later: dict[str, float] = {}
+        """Runs that are left alone for now, with the time on the clock of the next try."""
+        self._stopping = False
+        self._changed = anyio.Event()
+        self._away = False
+        self._display = PlainDisplay()
+
+    async def work(self) -> None:
+        """Execute runs until a signal. Return once all runs are stored and released."""
+        async with anyio.create_task_group() as beside:
+            await beside.start(stop_on_signal, self.stop, print_note)
+            async with anyio.create_task_group() as group:
+                while not self._stopping:
+                    self._changed = anyio.Event()
+                    for run_id in await self._choose():
+                        self._runs[run_id] = None
+                        group.start_soon(self._execute, run_id)
+                    with anyio.move_on_after(POLL_S):
+                        await self._changed.wait()
+            beside.cancel_scope.cancel()
+
+    def stop(self) -> None:
+        """Take no further run, and stop the runs under way. Each is stored, and free for other workers."""
+        self._stopping = True
+        self._changed.set()
+        for run in self._runs.values():
+            if run is not None:
+                run.stop()
+
+    async def _choose(self) -> list[str]:
+        """Return as many claimable runs as may begin now."""
+        free = self._options.concurrency - len(self._runs)
+        if free <= 0:
+            return []
+        now = self._clock.monotonic()
+        self._later = {run_id: at for run_id, at in self._later.items() if at > now}
+        left_out = self._later.keys() | self._runs.keys()
+        try:
+            found = await self._store.list_claimable(self._clock.wall(), _PAGE + len(left_out))
+        except StoreError as error:
+            if not self._away:
+                print_note(f"the store does not answer; trying again every {POLL_S:g} s: {one_line(str(error), 300)}")
+            self._away = True
+            return []
+        self._away = False
+        oldest = [run.run_id for run in found if run.run_id not in left_out][: max(_CHOICE, free)]
+        return random.sample(oldest, min(free, len(oldest)))
+
+    async def _execute(self, run_id: str) -> None:
+        try:
+            record = await self._store.get_run(run_id)
+            if record is not None:
+                await self._resume(record)
+        except RunOwned:  # another worker was faster
+            self._later[run_id] = self._clock.monotonic() + POLL_S
+        except Exception as error:  # a run that fails must not end the others
+            fault = cli_error_of(error)
+            why = getattr(error, "message", None) or (
+                f"{type(error).__name__}: {error}" if fault is None else fault.message
+            )
+            print_note(f"run {one_line(run_id)} is left to other workers for {AGAIN_S:g} s: {one_line(why, 300)}")
+            self._later[run_id] = self._clock.monotonic() + AGAIN_S
+        finally:
+            del self._runs[run_id]
+            self._changed.set()
+
+    async def _resume(self, record: RunRecord) -> None:
+        """Resume the run with its stored backends. Raises as `plait resume`."""
+        tasks = await self._store.list_tasks(record.run_id)
+        if await is_to_be_cancelled(self._store, record):  # cancelling needs no backend
+            await self._follow(
+                BackendSet({}).make_runner({}, store=self._store, lease=self._options.lease).start_resume(record.run_id)
+            )
+            return
+        stored = StoredBackends.of(record, self._options.files)
+        backend_set, names, _ = select_backends(record, decode_dag(record, tasks), tasks, stored, retry_failed=False)
+        async with backend_set.open(names) as made:
+            runner = backend_set.make_runner(
+                made, store=self._store, concurrency=stored_concurrency(record), lease=self._options.lease
+            )
+            await self._follow(runner.start_resume(record.run_id))
+
+    async def _follow(self, run: Run) -> None:
+        if self._stopping:
+            return
+        self._runs[run.run_id] = run
+        async with run:
+            async for event in run.events():
+                if not isinstance(event, events.TaskEvent | events.TasksAdded):
+                    self._display.handle(event)
+        if (await run.result()).status is RunStatus.INTERRUPTED:
+            self._later[run.run_id] = self._clock.monotonic() + AGAIN_S

@@ -1,0 +1,214 @@
+"""`plait worker` and `plait submit`: queued runs, runs whose worker died or was stopped, runs that cannot run here."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+import anyio
+import pytest
+
+from plait import SQLiteStore
+from plait.persistence.records import AttemptRecord, EventKind, RunRecord
+from plait.runner.domain.question import parse_time
+from tests.support.processes.command import environment, plait_here
+from tests.support.processes.fleet_worker import LEASE_S
+
+PLAN = """
+inputs: {n: "0"}
+backends: {w: {kind: function, call: "work.py:work"}}
+tasks:
+  - {id: a, prompt: "{{ n }} a"}
+  - {id: b, depends_on: [a], prompt: "{{ n }} b {{ a }}"}
+  - {id: c, depends_on: [b], prompt: "{{ n }} c {{ b }}"}
+"""
+WORK = """
+import os
+from pathlib import Path
+import anyio
+
+async def work(prompt):
+    number, task = prompt.split()[:2]
+    with open("begun", "a") as file:
+        file.write(f"{os.getpid()} {number} {task}\\n")
+    while task == "b" and not Path("go").exists():
+        await anyio.sleep(0.01)
+    return "done"
+"""
+STORE = Path(".plait/plait.db")
+LIMIT_S = 30.0
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "plan.yaml").write_text(PLAN)
+    (tmp_path / "work.py").write_text(WORK)
+    return tmp_path
+
+
+@contextmanager
+def worker(folder: Path, concurrency: int = 2) -> Generator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "tests.support.processes.fleet_worker", str(STORE), str(concurrency)]
+    process = subprocess.Popen(command, cwd=folder, env=environment(), stderr=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    ends = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < ends
+        time.sleep(0.02)
+
+
+def begun(folder: Path) -> list[list[str]]:
+    file = folder / "begun"
+    return [line.split() for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def numbers_held_by(folder: Path, pid: int) -> set[str]:
+    return {number for by, number, task in begun(folder) if task == "b" and by == str(pid)}
+
+
+def submit(folder: Path, key: str, *words: str) -> str:
+    done = plait_here(folder, "submit", "plan.yaml", "--set", f"n={key}", "--key", key, *words)
+    assert done.code == 0, done.err
+    return done.out.strip()
+
+
+def runs(folder: Path) -> dict[str, RunRecord]:
+    async def read() -> dict[str, RunRecord]:
+        async with SQLiteStore(folder / STORE, mode="read") as store:
+            return {run.run_id: run for run in await store.list_runs(100)}
+
+    return anyio.run(read)
+
+
+def attempts(folder: Path, run_id: str) -> tuple[AttemptRecord, ...]:
+    async def read() -> tuple[AttemptRecord, ...]:
+        async with SQLiteStore(folder / STORE, mode="read") as store:
+            return await store.list_attempts(run_id)
+
+    return anyio.run(read)
+
+
+def resumed_at(folder: Path, run_id: str) -> float:
+    async def read() -> float:
+        async with SQLiteStore(folder / STORE, mode="read") as store:
+            (event,) = await store.list_events(run_id, kind=EventKind.RUN_RESUMED)
+            return parse_time(event.at)
+
+    return anyio.run(read)
+
+
+def test_a_fleet_completes_every_run_although_one_worker_is_killed_and_one_is_stopped(folder: Path) -> None:
+    ids = {str(n): submit(folder, str(n)) for n in range(20)}
+    with worker(folder) as first, worker(folder) as second, worker(folder) as third:
+        members = first, second, third
+        until(lambda: all(len(numbers_held_by(folder, one.pid)) == 2 for one in members))
+        killed, stopped = (numbers_held_by(folder, one.pid) for one in (first, second))
+        first.kill()
+        died = time.time()
+        second.send_signal(signal.SIGTERM)
+        assert second.wait(LIMIT_S) == 0
+        stored = runs(folder)
+        (folder / "go").touch()
+        until(lambda: {run.status for run in runs(folder).values()} == {"completed"})
+        third.send_signal(signal.SIGTERM)
+        assert third.wait(LIMIT_S) == 0
+    free = {number for number in stopped if stored[ids[number]].owner is None}
+    taken = {number for number in stopped if stored[ids[number]].epoch > 1}
+    assert free | taken == stopped, "free at once"
+    assert max(resumed_at(folder, ids[number]) for number in killed) - died < LEASE_S + 2
+    begins = begun(folder)
+    for number, run_id in ids.items():
+        tries = attempts(folder, run_id)
+        cut = {"b"} if number in killed | stopped else set[str]()
+        assert [one.status for one in tries if one.task_id == "b"] == (["interrupted"] if cut else []) + ["completed"]
+        assert [one.status for one in tries if one.task_id != "b"] == ["completed"] * 2
+        assert sum(by == number for _, by, _ in begins) == len(tries), "a completed task was executed twice"
+
+
+STUBBORN = """
+import time
+from pathlib import Path
+
+async def work(prompt):
+    Path("begun").touch()
+    time.sleep(600)
+"""
+
+
+def test_a_second_sigterm_ends_a_worker_at_once(folder: Path) -> None:
+    (folder / "work.py").write_text(STUBBORN)
+    submit(folder, "1")
+    with worker(folder) as member:
+        until((folder / "begun").exists)
+        member.send_signal(signal.SIGTERM)
+        until(lambda: not _pends(member.pid, signal.SIGTERM))
+        member.send_signal(signal.SIGTERM)
+        assert member.wait(LIMIT_S) == -signal.SIGTERM
+
+
+def _pends(pid: int, number: int) -> bool:
+    fields = Path(f"/proc/{pid}/status").read_text().split("SigPnd:")[1].split()
+    return bool((int(fields[0], 16) | int(fields[2], 16)) >> (number - 1) & 1)
+
+
+def test_a_run_that_cannot_run_here_is_left_alone_with_one_line(folder: Path) -> None:
+    (folder / "other.yaml").write_text("backends: {m: {kind: openai, model: x}}\ntasks: [{id: a, prompt: hello}]\n")
+    done = plait_here(folder, "submit", "other.yaml")
+    assert done.code == 0, "no key is needed to submit"
+    lost = submit(folder, "lost")
+    gone = folder / "gone.yaml"
+    (folder / "plan.yaml").rename(gone)
+    (folder / "plan.yaml").write_text(PLAN.replace("w: {", "v: {"))
+    with worker(folder, 1) as member:
+        other = folder / "second.yaml"
+        other.write_text(PLAN)
+        fine = plait_here(folder, "submit", "second.yaml").out.strip()
+        (folder / "go").touch()
+        until(lambda: runs(folder)[fine].status == "completed")
+        member.send_signal(signal.SIGTERM)
+        said = member.communicate(timeout=LIMIT_S)[1]
+        assert member.returncode == 0
+    stored = runs(folder)
+    assert {stored[done.out.strip()].status, stored[lost].status} == {"queued"}
+    for run_id in (done.out.strip(), lost):
+        (line,) = [line for line in said.splitlines() if run_id in line]
+        assert "is left to other workers for 60 s" in line
+    assert "OPENAI_API_KEY" in said and "no backend 'w'" in said
+
+
+def test_a_key_submits_one_run(folder: Path) -> None:
+    first = submit(folder, "k")
+    assert submit(folder, "k") == first
+    assert submit(folder, "k", "-j", "3") == first
+    other = plait_here(folder, "submit", "plan.yaml", "--set", "n=other", "--key", "k")
+    assert other.code == 2 and other.out == ""
+    assert other.err.count("\n") == 1 and "key 'k' was used" in other.err
+    assert list(runs(folder)) == [first]
+    assert plait_here(folder, "submit", "plan.yaml").out.strip() != first
+    assert {run.status for run in runs(folder).values()} == {"queued"}
+
+
+def test_resume_runs_what_was_submitted(folder: Path) -> None:
+    run_id = submit(folder, "k")
+    (folder / "go").touch()
+    done = plait_here(folder, "resume", run_id)
+    assert (done.code, done.out) == (0, "done\n")
+
+
+def test_a_plan_with_a_mistake_is_not_submitted(folder: Path) -> None:
+    (folder / "plan.yaml").write_text("tasks: [{id: a, prompt: '{{ missing }}'}]\n")
+    done = plait_here(folder, "submit", "plan.yaml")
+    assert done.code == 2 and "missing" in done.err
+    assert not (folder / STORE).exists()

@@ -1,0 +1,16 @@
+"""`plait worker` with a lease of LEASE_S seconds, as a program: `python -m ... STORE CONCURRENCY`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import anyio
+
+from plait.runner.cli.commands.worker import work
+from plait.runner.cli.fleet import WorkerOptions
+
+LEASE_S = 2.0
+
+if __name__ == "__main__":
+    sys.exit(anyio.run(work, Path(sys.argv[1]), WorkerOptions(int(sys.argv[2]), lease=LEASE_S)))
