@@ -18,6 +18,7 @@ from plait.runner.cli.backends import BackendSet
 from plait.runner.cli.commands.resume import select_backends, stored_concurrency
 from plait.runner.cli.display.follow import stop_on_signal
 from plait.runner.cli.display.plain import PlainDisplay
+from plait.runner.cli.display.report import store_failures
 from plait.runner.cli.display.text import one_line
 from plait.runner.cli.exits import cli_error_of, print_note
 from plait.runner.cli.stored_backends import FileOptions, StoredBackends
@@ -150,5 +151,8 @@ class Worker:
             async for event in run.events():
                 if not isinstance(event, events.TaskEvent | events.TasksAdded):
                     self._display.handle(event)
-        if (await run.result()).status is RunStatus.INTERRUPTED:
+        result = await run.result()
+        for line in store_failures(result):
+            print_note(line)
+        if result.status is RunStatus.INTERRUPTED:
             self._later[run.run_id] = self._clock.monotonic() + AGAIN_S

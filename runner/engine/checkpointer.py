@@ -110,6 +110,8 @@ class Checkpointer:
         self.fatal: StoreError | None = None
         """The error that forces the run to stop."""
         self.on_fatal: Callable[[], None] = lambda: None
+        self.on_gap: Callable[[], None] = lambda: None
+        """Called when changes that the store has lost are about to be written again."""
 
     def begin_at(self, position: WritePosition, owner_id: str) -> None:
         """Continue a stored run at `position`, as `owner_id`. To be called before the first submission."""
@@ -300,6 +302,7 @@ class Checkpointer:
                 f"run {self._run_id} has another owner in a store that has lost changes of this process; resume the "
                 "run to take over"
             )
+        self.on_gap()
         self._note_outage(gap)
         self._log.warning("changes_written_again", next_seq=next_seq, changes=len(again))
         self._unstored.extendleft(reversed(again))

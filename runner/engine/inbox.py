@@ -82,6 +82,12 @@ class Inbox:
         with _wakes(owner, self._wake):
             await self._handle()
 
+    def read_again(self) -> None:
+        """Read all notes again. A store that has lost notes may number new notes like lost ones; notes that were passed
+        on before have no further effect.
+        """
+        self._after = 0
+
     def _wake(self) -> None:
         self._woken = True
         self._asleep.cancel()

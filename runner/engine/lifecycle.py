@@ -108,6 +108,7 @@ async def _execute_stored(run: PreparedRun, config: Config, store: Store, feed: 
     checkpointer.begin_at(run.position, run.owner.owner_id)
     checkpointer.on_fatal = lambda: control.end("stop")
     inbox = Inbox(store, run.run_id, config.clock, lambda: checkpointer.away, control.answer)
+    checkpointer.on_gap = inbox.read_again
     context = replace(_context(run, config, checkpointer, feed), look_for_answer=inbox.look_for_answer)
     result: RunResult | None = None
     began = False

@@ -141,7 +141,7 @@ def print_summary(ending: FinishedRun, store: Path | None, waiting: Sequence[Wai
     exits.write(sys.stderr, f"\n{status} in {seconds(ending.took)}: {', '.join(_summary_parts(ending))}\n")
     questions = _questions(result, store, waiting)
     problems = (*_failures(result), *_unknown_costs(ending))
-    for line in (*_stopped(ending.policy_state), *problems, *questions, *_store_failures(result)):
+    for line in (*_stopped(ending.policy_state), *problems, *questions, *store_failures(result)):
         exits.print_note(line)
     if store is not None:
         for what, line in _next_commands(ending.dag, result, store):
@@ -226,7 +226,8 @@ def _questions(result: RunResult, store: Path | None, waiting: Sequence[WaitingT
         yield f"  waiting   and {len(result.waiting) - _MOST_QUESTIONS} more"
 
 
-def _store_failures(result: RunResult) -> Iterator[str]:
+def store_failures(result: RunResult) -> Iterator[str]:
+    """Yield a line for each time during which the store failed."""
     for one in result.degraded:
         what = f"until {one.until}" if one.until else "to the end"
         what += f": {counted(one.lost, 'change')} not stored" if one.lost else ""

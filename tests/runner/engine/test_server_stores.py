@@ -11,10 +11,10 @@ import pytest
 
 from plait.persistence import Batch, Gap, MemoryStore, RunReleased, SQLiteStore, StoreError
 from plait.persistence.changes import RunClaimed, RunStatusChanged
-from plait.persistence.records import Owner, RunRecord
+from plait.persistence.records import Note, NoteRecord, Owner, RunRecord
 from plait.runner import DAG, OwnershipLost, ParallelRunner, RunStatus, Task
 from plait.runner.domain.events import StoreAwaited, StoreDegraded, StoreRecovered
-from plait.runner.engine import kept_changes
+from plait.runner.engine import inbox, kept_changes
 from plait.runner.engine.checkpointer import SERVER_PATIENCE_S
 from tests.support.fakes import QuickClock, Talker
 from tests.support.stores.faulty_store import FaultyStore
@@ -131,6 +131,37 @@ async def test_a_run_that_another_owner_took_in_the_promoted_standby_is_left_alo
     record = await store.inner.get_run("queued")
     assert record is not None
     assert (record.owner, record.counts) == (owner, {"pending": len(CHAIN)})
+
+
+async def test_notes_are_read_again_after_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new note may have the number of a note that the server has lost with the changes."""
+    monkeypatch.setattr(inbox, "LOOK_EVERY_S", 0.01)
+    read = anyio.Event()
+
+    class Reading(Server):
+        async def list_notes(self, run_id: str, after: int = 0) -> tuple[NoteRecord, ...]:
+            if after == 2:
+                read.set()
+            return await super().list_notes(run_id, after)
+
+    store = Reading(MemoryStore())
+
+    async def body(prompt: str) -> str:
+        if prompt == "1":
+            store.synchronise()
+        if prompt == "3":
+            await store.inner.send("r", Note("unknown", "2026-01-01T00:00:00.000Z"))
+            await store.inner.send("r", Note("unknown", "2026-01-01T00:00:00.000Z"))
+            await read.wait()
+            store.promote()
+        if prompt == "5":
+            await ParallelRunner(body, store=store).cancel_run("r")
+            await anyio.sleep_forever()
+        return prompt
+
+    with anyio.fail_after(10):
+        result = await ParallelRunner(body, store=store, cancel_grace=0).run(CHAIN, "r")
+    assert result.status is RunStatus.CANCELLED
 
 
 async def test_a_store_on_this_machine_keeps_nothing() -> None:
