@@ -30,11 +30,14 @@ from plait.runner.errors import RunOwned
 from plait.runner.run import Run
 from plait.runner.state.codec import decode_dag
 from plait.runner.state.owner import LEASE_SECONDS
+from plait.runner.state.timeouts import TimeoutStore
 
 POLL_S = 1.0
 """Seconds between two reads of the claimable runs."""
 AGAIN_S = 60.0
 """Seconds before a run that could not be executed here is tried again."""
+STORE_TIMEOUT_S = 10.0
+"""Time limit of a call of the store, in seconds, as of `ParallelRunner`."""
 _CHOICE = 10
 """Number of the oldest runs of which a worker takes one at random, so that few workers want the same run."""
 _PAGE = 50
@@ -56,7 +59,7 @@ class Worker:
     """Executes the claimable runs of `store` until `stop`."""
 
     def __init__(self, store: Store, options: WorkerOptions) -> None:
-        self._store = store
+        self._store = TimeoutStore(store, STORE_TIMEOUT_S)
         self._options = options
         self._clock = Clock()
         self._runs: dict[str, Run | None] = {}
