@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Final
 
 from plait.persistence.errors import Conflict
 from plait.persistence.sqlite import statements as sql
-from plait.persistence.sqlite.checksum import damaged, row_checksum
-from plait.persistence.sqlite.task_cache import ids_of
 from plait.persistence.sqlite.transaction import transaction
+from plait.persistence.tables.checksum import damaged, row_checksum
+from plait.persistence.tables.task_cache import ids_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

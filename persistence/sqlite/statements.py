@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
+from plait.persistence.tables import kinds
+
 SIZES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 """The numbers of rows that a statement may have. Few numbers, because prepared statements are used again. The largest
 number keeps the widest rows below the 32,766 parameters that SQLite allows.
@@ -20,7 +22,7 @@ class Bulk:
     """A statement over many rows.
 
     Rows whose first value is NULL are ignored: they fill the statement up to one of `SIZES`. A value that is usually
-    missing comes as a substitute, 0 for a text or '' for a number (see bulk.py).
+    missing comes as a substitute, 0 for a text or '' for a number (see tables/rows.py).
 
     Compared by identity, because hashing the text at every look-up would cost more than the look-up.
     """
@@ -132,23 +134,23 @@ ADD_EVENTS = Bulk(
     WITH new AS {rows} SELECT * FROM new WHERE column1 IS NOT NULL""",
 )
 
-IN_ORDER = (
-    ADD_TASKS,
-    ADD_STARTS,
-    ADD_COMPLETIONS,
-    ADD_LARGE_COMPLETIONS,
-    ADD_ENDS,
-    ADD_TRACEBACKS,
-    FINISH_ENDS,
-    DISCARD_RESULTS,
-    SET_SESSIONS,
-    SET_TASKS,
-    ADD_MESSAGES,
-    ADD_LARGE_MESSAGES,
-    ADD_SESSIONS,
-    ADD_EVENTS,
-)
-"""The order of the statements of a batch: rows are added before rows are changed."""
+BY_KIND = {
+    kinds.ADD_TASKS: ADD_TASKS,
+    kinds.ADD_STARTS: ADD_STARTS,
+    kinds.ADD_COMPLETIONS: ADD_COMPLETIONS,
+    kinds.ADD_LARGE_COMPLETIONS: ADD_LARGE_COMPLETIONS,
+    kinds.ADD_ENDS: ADD_ENDS,
+    kinds.ADD_TRACEBACKS: ADD_TRACEBACKS,
+    kinds.FINISH_ENDS: FINISH_ENDS,
+    kinds.DISCARD_RESULTS: DISCARD_RESULTS,
+    kinds.SET_SESSIONS: SET_SESSIONS,
+    kinds.SET_TASKS: SET_TASKS,
+    kinds.ADD_MESSAGES: ADD_MESSAGES,
+    kinds.ADD_LARGE_MESSAGES: ADD_LARGE_MESSAGES,
+    kinds.ADD_SESSIONS: ADD_SESSIONS,
+    kinds.ADD_EVENTS: ADD_EVENTS,
+}
+"""The statement for each kind of row."""
 
 _SELECT = "SELECT"
 _START = "s.id, s.task, s.attempt, s.backend, s.session_id, s.session_confirmed, s.started_at, s.row_checksum"

@@ -9,7 +9,6 @@ the cache is dropped.
 
 from __future__ import annotations
 
-import json
 import sqlite3
 import struct
 from dataclasses import replace
@@ -21,19 +20,19 @@ from plait.persistence.errors import Conflict
 from plait.persistence.failpoints import reached
 from plait.persistence.records import NOTHING_SPENT
 from plait.persistence.sqlite import statements as sql
-from plait.persistence.sqlite.apply import OF_TASKS, ChangeApplier
-from plait.persistence.sqlite.bulk import BatchRows, Row
-from plait.persistence.sqlite.checksum import content_checksum, message_checksum, row_checksum
+from plait.persistence.sqlite.bulk import StoredTasks, write_rows
 from plait.persistence.sqlite.reader import read_head
-from plait.persistence.sqlite.task_cache import TaskCache
 from plait.persistence.sqlite.transaction import transaction
+from plait.persistence.tables.apply import OF_TASKS, ChangeApplier
+from plait.persistence.tables.checksum import content_checksum, message_checksum
+from plait.persistence.tables.rows import BatchRows, run_columns
 
 if TYPE_CHECKING:
     from plait.persistence.changes import Batch, Change
     from plait.persistence.records import Note, Spent
     from plait.persistence.rules import RunHead
 
-TaskCaches = dict[str, TaskCache]
+TaskCaches = dict[str, StoredTasks]
 """The task caches of the runs that are being written, by run id."""
 
 
@@ -78,7 +77,7 @@ def send_note(connection: sqlite3.Connection, run_id: str, note: Note) -> None:
         raise Conflict(f"run {run_id!r} is not in the store, so no note can be sent to its owner")
 
 
-def _apply(connection: sqlite3.Connection, batch: Batch, cache: TaskCache | None) -> TaskCache | None:
+def _apply(connection: sqlite3.Connection, batch: Batch, cache: StoredTasks | None) -> StoredTasks | None:
     run_id = batch.run_id
     found = read_head(connection, run_id, settings=any(isinstance(one, RunCreated) for one in batch.changes[:1]))
     before = None if found is None else found[1]
@@ -86,14 +85,14 @@ def _apply(connection: sqlite3.Connection, batch: Batch, cache: TaskCache | None
     changes = batch.changes[skipped:]
     if not changes:
         return None
-    rows = BatchRows(connection, run_id)
+    rows = BatchRows(run_id)
     if found is None:
         number, head = _new_run(connection, run_id, changes[0], rows)
         spent = NOTHING_SPENT
     else:
         number, head, spent = found
     if cache is None or not cache.is_current(connection, number, head):
-        cache = TaskCache(connection, run_id, number)
+        cache = StoredTasks(connection, run_id, number)
     first_seq = batch.first_seq + skipped
     if not OF_TASKS.issuperset(map(type, changes)):
         for seq, change in enumerate(changes, first_seq):
@@ -101,7 +100,9 @@ def _apply(connection: sqlite3.Connection, batch: Batch, cache: TaskCache | None
     cache.begin_batch(changes)
     applier = ChangeApplier(run_id, cache, rows)
     applier.apply(first_seq, changes)
-    rows.write()
+    for key, (size, text) in rows.blobs_by_key.items():
+        connection.execute(sql.ADD_BLOB, (key, size, text))
+    write_rows(connection, rows)
     spent += applier.spent
     _set_head(connection, (number, run_id), replace(head, last_seq=batch.last_seq), spent, changed=head is not before)
     cache.mark_written(head, batch.last_seq)
@@ -113,6 +114,9 @@ def _new_run(connection: sqlite3.Connection, run_id: str, change: Change, rows: 
     key = rows.blob(head.settings)
     kept = head.settings if key is None else ""
     checksum = content_checksum(run_id, key or head.settings)
+    if key is not None:
+        size, text = rows.blobs_by_key.pop(key)
+        connection.execute(sql.ADD_BLOB, (key, size, text))
     connection.execute(sql.ADD_RUN, (run_id, head.name, kept, key, checksum, head.created_at))
     (number,) = connection.execute(sql.GET_NUMBER, (run_id,)).fetchone()
     return number, head
@@ -124,18 +128,8 @@ def _set_head(
     """Update the row of the run, which has a new checksum after each batch. Unless `changed`, only the number of the
     last change and the usage differ.
     """
-    owner = head.owner
-    owned_by: Row = (None,) * 6
-    if owner is not None:
-        owned_by = (owner.owner_id, owner.host, owner.boot_id, owner.pid, owner.process_started, owner.claimed_at)
-    lease = None if head.lease_expires_at is None else head.lease_expires_at + 0.0
-    claims = json.dumps([[claim.seq, claim.owner_id] for claim in head.claims])
-    policy = head.policy_state, head.policy_seq
-    state = (head.status, head.started_at, head.ended_at, head.error, head.last_seq, lease, claims, *policy)
-    parts = spent.cache_read_tokens, spent.cache_write_tokens, spent.reasoning_tokens, int(spent.cost_is_partial)
-    usage = spent.input_tokens, spent.output_tokens, *parts, spent.cost_usd
-    checksum = row_checksum(*run, head.name, head.created_at, *state, *usage, *owned_by)
+    columns = run_columns(*run, head, spent)
     if changed:
-        connection.execute(sql.SET_HEAD, (*state, *usage, *owned_by, checksum, head.epoch, run[0]))
+        connection.execute(sql.SET_HEAD, (*columns, head.epoch, run[0]))
     else:
-        connection.execute(sql.SET_LAST_SEQ, (head.last_seq, *usage, checksum, run[0]))
+        connection.execute(sql.SET_LAST_SEQ, (head.last_seq, *columns[9:16], columns[-1], run[0]))

@@ -14,8 +14,8 @@ import anyio.lowlevel
 
 from plait.persistence import Batch, Fenced, PolicyDecided, TasksAdded, rules
 from plait.persistence.failpoints import FAILPOINTS
-from plait.persistence.sqlite import reader as reading
 from plait.persistence.sqlite import store
+from plait.persistence.tables import decode
 from plait.runner import parallel
 from plait.runner.crashtest.cases import Case
 from plait.runner.crashtest.trial import Kind
@@ -224,6 +224,6 @@ MUTANTS = (
     Mutant(
         "a missing store made to resume", store, "open_database", _create_always, ("file.before_link",), range(1, 2)
     ),
-    Mutant("checksums not looked at", reading, "content_checksum", _skip_checksums, kind=Kind.ROT),
+    Mutant("checksums not looked at", decode, "content_checksum", _skip_checksums, kind=Kind.ROT),
 )
 """All planted bugs."""

@@ -29,6 +29,7 @@ LAYERS: list[list[str]] = [
     # The contract of a store, and the rules that each store keeps.
     ["persistence.protocol persistence.changes persistence.records persistence.errors persistence.values "
      "persistence.rules persistence.event_log persistence.failpoints"],
+    ["persistence.tables"],
     ["persistence.memory", "persistence.sqlite"],
     ["persistence"],  # the public names
     ["persistence.contract"],

@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 MODULES = (
     "persistence/rules.py",
-    "persistence/sqlite/apply.py",
+    "persistence/tables/apply.py",
     "persistence/sqlite/purge.py",
     "runner/scheduling/for_each.py",
     "runner/scheduling/scheduler.py",

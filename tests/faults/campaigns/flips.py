@@ -29,9 +29,10 @@ from unittest import mock
 import anyio
 
 from plait.persistence import SQLiteStore, StoreError
-from plait.persistence.sqlite import bulk, connection, health, reader
+from plait.persistence.sqlite import connection, health
 from plait.persistence.sqlite.health import Fitness
 from plait.persistence.sqlite.wal_frames import DOUBT, LogState
+from plait.persistence.tables import decode, rows
 from plait.runner import ParallelRunner, PlaitError, RunStatus
 from plait.runner.operations.inspect import look_up
 from tests.faults.campaigns.report import Report, Scale
@@ -202,11 +203,11 @@ def _unchecked(*_: object) -> None:
 
 BUGS = {
     "prompts not checked": Bug(
-        "closed", FILE, b"Transfer 300 EUR", ((reader, "task_checksum", _equal), (bulk, "task_checksum", _equal))
+        "closed", FILE, b"Transfer 300 EUR", ((decode, "task_checksum", _equal), (rows, "task_checksum", _equal))
     ),
-    "inputs not checked": Bug("closed", FILE, b"Bob in Bonn", ((reader, "content_checksum", _equal),)),
+    "inputs not checked": Bug("closed", FILE, b"Bob in Bonn", ((decode, "content_checksum", _equal),)),
     "answers in the inbox not checked": Bug(
-        "closed", FILE, b"from the current account", ((reader, "message_checksum", _equal),)
+        "closed", FILE, b"from the current account", ((decode, "message_checksum", _equal),)
     ),
     "the log not checked": Bug(
         "killed",

@@ -23,7 +23,7 @@ from plait.persistence import Spent, TaskCompleted, TaskStarted
 from plait.persistence.contract.samples import TASKS, at
 from plait.persistence.sqlite import statements
 from plait.persistence.sqlite import writer as writing
-from plait.persistence.sqlite.task_cache import TaskCache
+from plait.persistence.tables.task_cache import TaskCache
 from tests.faults.campaigns.report import Report, Scale
 from tests.persistence.test_state_machine import RUNS, SAID, TEXTS, StoreMachine
 

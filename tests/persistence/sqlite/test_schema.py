@@ -64,7 +64,7 @@ async def test_documented_queries_find_something(path: Path, sql: str) -> None:
 async def test_guarded_updates_find_their_rows_by_key(path: Path) -> None:
     """A scan of the tasks for each of them would make cost grow with the run."""
     await make(path)
-    updates = [bulk for bulk in statements.IN_ORDER if bulk.statement.startswith("UPDATE")]
+    updates = [bulk for bulk in statements.BY_KIND.values() if bulk.statement.startswith("UPDATE")]
     assert len(updates) == 4
     with closing(sqlite3.connect(path)) as connection:
         for bulk in (*updates, statements.FIND_TASKS):

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 from plait.persistence import changes, event_log, rules
 from plait.persistence.records import NOTHING_SPENT, AttemptStatus
-from plait.persistence.sqlite import statements as sql
-from plait.persistence.sqlite.bulk import NO_NUMBER, NO_TEXT, Row, usage_columns
-from plait.persistence.sqlite.checksum import (
+from plait.persistence.tables import kinds
+from plait.persistence.tables.checksum import (
     content_checksum,
     end_checksum,
     message_checksum,
@@ -17,13 +16,14 @@ from plait.persistence.sqlite.checksum import (
     start_checksum,
     task_checksum,
 )
+from plait.persistence.tables.rows import NO_NUMBER, NO_TEXT, Row, usage_columns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from plait.persistence.changes import Change, NewTask
-    from plait.persistence.sqlite.bulk import BatchRows
-    from plait.persistence.sqlite.task_cache import CachedTask, TaskCache
+    from plait.persistence.tables.rows import BatchRows
+    from plait.persistence.tables.task_cache import CachedTask, TaskCache
 
 
 _NO_QUESTION: Final = (None, None)
@@ -54,7 +54,7 @@ class ChangeApplier:
                 if event is not None:
                     at, event_kind, *rest = event
                     row = (self._run_id, seq, at, event_kind.value, *rest)
-                    self._rows.add(sql.ADD_EVENTS, (*row, row_checksum(*row)))
+                    self._rows.add(kinds.ADD_EVENTS, (*row, row_checksum(*row)))
 
     def _require_task(self, change: changes.TaskTransition, attempt: int | None = None) -> CachedTask:
         """Return the cached task.
@@ -85,7 +85,7 @@ class ChangeApplier:
             backend, spec, prompt = new.backend, new.spec, new.prompt
             checksum = task_checksum(task, new.task_id, None, 0, None, backend, added_by, edges, spec, prompt)
             named = new.task_id, NO_TEXT if backend is None else backend, by
-            self._rows.add(sql.ADD_TASKS, (task, number, *named, checksum, edges, spec, prompt))
+            self._rows.add(kinds.ADD_TASKS, (task, number, *named, checksum, edges, spec, prompt))
 
     def start_task(self, seq: int, change: changes.TaskStarted) -> None:
         task_id, attempt, session_id, at = change.task_id, change.attempt, change.session_id, change.at
@@ -95,7 +95,7 @@ class ChangeApplier:
         backend, confirmed = change.backend, int(change.confirmed)
         checksum = start_checksum(start, task, attempt, backend, session_id, confirmed, at)
         session = NO_TEXT if session_id is None else session_id
-        self._rows.add(sql.ADD_STARTS, (start, task, attempt, backend, session, confirmed, at, checksum))
+        self._rows.add(kinds.ADD_STARTS, (start, task, attempt, backend, session, confirmed, at, checksum))
         if session_id is not None:
             self._add_session(task_id, session_id, attempt, at)
         if attempt > 1:  # the task may have been set to pending
@@ -111,16 +111,16 @@ class ChangeApplier:
 
     def _add_session(self, task_id: str, session_id: str, attempt: int, at: str) -> None:
         row = self._run_id, task_id, session_id, attempt
-        self._rows.add(sql.ADD_SESSIONS, (*row, at, row_checksum(*row)))
+        self._rows.add(kinds.ADD_SESSIONS, (*row, at, row_checksum(*row)))
 
     def append_message(self, seq: int, change: changes.MessageAppended) -> None:
         task_id, role, content = change.task_id, change.role, change.content
         task = self._cache.find(change, task_id)[0]
         blob = self._rows.blob(content)
-        bulk, kept = (sql.ADD_MESSAGES, content) if blob is None else (sql.ADD_LARGE_MESSAGES, blob)
+        kind, kept = (kinds.ADD_MESSAGES, content) if blob is None else (kinds.ADD_LARGE_MESSAGES, blob)
         usage = change.input_tokens, change.output_tokens
         row = (self._base | seq, task, change.attempt, role, change.at, *usage)
-        self._rows.add(bulk, (*row, message_checksum(row, kept), kept))
+        self._rows.add(kind, (*row, message_checksum(row, kept), kept))
 
     def complete_task(self, seq: int, change: changes.TaskCompleted) -> None:
         task_id, text, data, prompt = change.task_id, change.text, change.data, change.prompt
@@ -146,7 +146,7 @@ class ChangeApplier:
             )
             asked = NO_NUMBER if prompt is None else content_checksum(start, prompt)
             said = content_checksum(start, text, data)
-            self._rows.add(sql.ADD_COMPLETIONS, (*ended, checksum, said, asked, *kept))
+            self._rows.add(kinds.ADD_COMPLETIONS, (*ended, checksum, said, asked, *kept))
         else:
             large = (None, None, None) if large is None else large
             columns: Row = (start, end, "completed", at, *usage_columns(spent, took), None, None, None, None)
@@ -156,7 +156,7 @@ class ChangeApplier:
             asked = NO_NUMBER if prompt is None else content_checksum(start, asked_or_key)
             said = content_checksum(start, text_or_key, data_or_key)
             short = (NO_TEXT if key is not None else value for key, value in zip(large, kept, strict=True))
-            self._rows.add(sql.ADD_LARGE_COMPLETIONS, (*ended, *parts, checksum, said, asked, *short, *large))
+            self._rows.add(kinds.ADD_LARGE_COMPLETIONS, (*ended, *parts, checksum, said, asked, *short, *large))
 
     def _result_values(self, start: int, text: str, data: str | None) -> Row:
         """Return the checksum, text and data for their row, None for a large value, and the keys of the blobs."""
@@ -182,11 +182,11 @@ class ChangeApplier:
 
     def _add_traceback(self, start: int, traceback: str | None) -> None:
         if traceback is not None:
-            self._rows.add(sql.ADD_TRACEBACKS, (start, traceback, row_checksum(start, traceback)))
+            self._rows.add(kinds.ADD_TRACEBACKS, (start, traceback, row_checksum(start, traceback)))
 
     def _add_end(self, ended: Row, question: Row = _NO_QUESTION) -> None:
         row = (*ended, *question)
-        self._rows.add(sql.ADD_ENDS, (*row, end_checksum(*row)))
+        self._rows.add(kinds.ADD_ENDS, (*row, end_checksum(*row)))
 
     def retry_task(self, seq: int, change: changes.TaskRetried) -> None:
         task, _, last, start = self._require_task(change, change.attempt)
@@ -240,7 +240,7 @@ class ChangeApplier:
             self._rows.set_task(task, "pending", answers=None)
             self._rows.set_session(start, confirmed=False)
             if change.damaged:
-                self._rows.add(sql.DISCARD_RESULTS, (start,))
+                self._rows.add(kinds.DISCARD_RESULTS, (start,))
 
 
 _NO_RESULT: Final = (None,) * 5

@@ -3,7 +3,8 @@
 Theory: only the owner writes to a run, batch after batch, so the state after a batch is the state before the next. A
 cache is valid as long as the last change of the run is the last change that the cache has seen: every write adds
 changes, and no two runs ever have the same number. An outdated cache is dropped. A new cache is empty; missing tasks of
-a batch are read by one query. Ended tasks are removed, because changes of ended tasks are rare.
+a batch are read by one query. Ended tasks are removed, because changes of ended tasks are rare. A store derives its own
+cache, which reads the missing tasks.
 """
 
 from __future__ import annotations
@@ -11,11 +12,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from plait.persistence import rules
-from plait.persistence.sqlite import statements as sql
-from plait.persistence.sqlite.bulk import execute_bulk
 
 if TYPE_CHECKING:
-    import sqlite3
     from collections.abc import Iterable, Sequence
     from typing import Any, TypeAlias
 
@@ -37,7 +35,7 @@ class TaskCache:
     `tasks` holds the tasks by id, and `base` is the lowest row id of the run `number`.
     """
 
-    def __init__(self, connection: sqlite3.Connection, run_id: str, number: int) -> None:
+    def __init__(self, connection: object, run_id: str, number: int) -> None:
         self.run_id = run_id
         self.number = number
         self.base = ids_of(number)["first"]
@@ -48,7 +46,7 @@ class TaskCache:
         self._ended_tasks: list[str] = []
         self._next_task: int | None = None
 
-    def is_current(self, connection: sqlite3.Connection, number: int, head: RunHead) -> bool:
+    def is_current(self, connection: object, number: int, head: RunHead) -> bool:
         """Return whether no other process has written to the run since `mark_written`, and the run is the same."""
         return self._written_up_to == (connection, number, head.last_seq, head.claims)
 
@@ -68,8 +66,7 @@ class TaskCache:
         """Add new tasks behind the tasks of the run. Return the ids of their rows."""
         first = self._next_task
         if first is None:
-            (first,) = self._connection.execute(sql.NEXT_TASK, ids_of(self.number)).fetchone()
-            assert isinstance(first, int)
+            first = self.read_next_task()
         self._next_task = first + len(tasks)
         ids = range(first, self._next_task)
         for new, task in zip(tasks, ids, strict=True):
@@ -98,7 +95,15 @@ class TaskCache:
         self._ended_tasks.append(task_id)
 
     def _look_up(self, task_ids: set[str]) -> None:
-        rows = [value for task_id in task_ids - self.tasks.keys() for value in (self.run_id, task_id)]
-        for cursor in execute_bulk(self._connection, sql.FIND_TASKS, rows):
-            for task_id, position, status, attempt, started_seq in cursor.fetchall():
-                self.tasks[task_id] = (self.base | position, status, attempt, self.base | (started_seq or 0))
+        for task_id, position, status, attempt, started_seq in self.read_tasks(task_ids - self.tasks.keys()):
+            self.tasks[task_id] = (self.base | position, status, attempt, self.base | (started_seq or 0))
+
+    def read_tasks(self, task_ids: set[str]) -> Iterable[tuple[str, int, str, int, int | None]]:
+        """Return the id, the position, the status, the last attempt and the number of its start, for each stored task
+        among `task_ids`.
+        """
+        raise NotImplementedError
+
+    def read_next_task(self) -> int:
+        """Return the id of the row of the next task of the run."""
+        raise NotImplementedError
