@@ -1,5 +1,8 @@
 """Stores: they keep the runs of plait."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from plait.persistence.changes import (
     BackendThrottled,
     Batch,
@@ -44,6 +47,9 @@ from plait.persistence.records import (
 )
 from plait.persistence.sqlite import Purged, SQLiteStore
 
+if TYPE_CHECKING:
+    from plait.persistence.postgres import PostgresStore
+
 __all__ = [
     "AttemptRecord",
     "AttemptStatus",
@@ -67,6 +73,7 @@ __all__ = [
     "NoteRecord",
     "Owner",
     "PolicyDecided",
+    "PostgresStore",
     "Purged",
     "RunClaimed",
     "RunCreated",
@@ -97,3 +104,10 @@ __all__ = [
     "TaskWaiting",
     "TasksAdded",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """Import the store that needs an extra when it is first used."""
+    if name == "PostgresStore":
+        return import_module("plait.persistence.postgres").PostgresStore
+    raise AttributeError(f"module 'plait.persistence' has no attribute {name!r}")

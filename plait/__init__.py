@@ -48,7 +48,16 @@ if TYPE_CHECKING:
         ask,
         cancel_requested,
     )
-    from plait.persistence import MemoryStore, SQLiteStore, Store, StoreBusy, StoreError, StoreNotOpen, StoreUnusable
+    from plait.persistence import (
+        MemoryStore,
+        PostgresStore,
+        SQLiteStore,
+        Store,
+        StoreBusy,
+        StoreError,
+        StoreNotOpen,
+        StoreUnusable,
+    )
     from plait.runner import *  # noqa: F403 - each public name of the runner, listed there
 
 __all__ = [
@@ -76,6 +85,7 @@ __all__ = [
     "OpenAIBackend",
     "Output",
     "PersonBackend",
+    "PostgresStore",
     "Price",
     "PydanticAIBackend",
     "Question",

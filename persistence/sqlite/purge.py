@@ -3,32 +3,17 @@
 from __future__ import annotations
 
 import sqlite3
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from plait.persistence.errors import Conflict
 from plait.persistence.sqlite import statements as sql
 from plait.persistence.sqlite.transaction import transaction
 from plait.persistence.tables.checksum import damaged, row_checksum
+from plait.persistence.tables.purged import Purged
 from plait.persistence.tables.task_cache import ids_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-
-@dataclass(frozen=True, slots=True)
-class Purged:
-    """The effect of `SQLiteStore.purge`."""
-
-    run_ids: tuple[str, ...]
-    """The deleted runs, without unknown ids."""
-    freed_bytes: int
-    """The reduction of the file's size."""
-    remains: str | None = None
-    """None if no byte of the deleted runs is left in the file or in the WAL. Else one line with the reason.
-
-    Another purge, with the same ids or with none, removes the rest.
-    """
 
 
 _IN_THE_WAY: Final = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL})

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
         RunRecord,
         TaskRecord,
     )
-    from plait.persistence.sqlite.purge import Purged
     from plait.persistence.sqlite.writer import TaskCaches
+    from plait.persistence.tables.purged import Purged
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -40,6 +40,7 @@ IMPURE = {"asyncio", "anyio", "time", "random", "os", "structlog"}
 HOMES = {
     "aiosqlite": "persistence/sqlite/*.py",
     "sqlite3": "persistence/sqlite/*.py",
+    "asyncpg": "persistence/postgres/*.py",
     "networkx": "runner/domain/dag.py",
     "aiohttp": "backends/llm/client.py",
     "langgraph": "backends/langgraph/*.py",

@@ -1,0 +1,179 @@
+"""Connections to the server: opened, replaced when in doubt, and their errors in our terms. The only user of asyncpg.
+
+Every message shows the address without its password.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar
+from uuid import uuid4
+
+import anyio
+
+from plait.persistence.address import MASK, masked, passwords
+from plait.persistence.errors import Conflict, StoreBusy, StoreError, StoreUnusable
+
+try:
+    import asyncpg
+except ImportError as error:
+    raise ImportError("PostgresStore needs the package asyncpg: pip install 'plait[postgres]'") from error
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+T = TypeVar("T")
+Mode: TypeAlias = Literal["create", "existing", "read"]
+Connection: TypeAlias = Any
+"""A connection of asyncpg, which has no types for rows."""
+
+FORMAT: Final = 1
+"""The one format of the tables that this plait reads and writes: `plait_store.format`."""
+CONNECT_TIMEOUT_S: Final = 10.0
+_SETTINGS: Final = {
+    "application_name": "plait",
+    "jit": "off",  # compiling a statement costs more than these statements
+    "lock_timeout": "10s",
+    "idle_in_transaction_session_timeout": "60s",
+    # The server drops the connection of a host that is away after about 11 s, and with it the locks of its transaction.
+    "tcp_keepalives_idle": "5",
+    "tcp_keepalives_interval": "2",
+    "tcp_keepalives_count": "3",
+    "tcp_user_timeout": "11000",
+}
+_SCHEMA_LOCK: Final = 0x706C616974  # "plait"
+_REFUSED_VALUES: Final = (
+    asyncpg.IntegrityConstraintViolationError,
+    asyncpg.DataError,
+    asyncpg.ProgramLimitExceededError,
+    UnicodeEncodeError,
+    OverflowError,
+    struct.error,
+)
+_BUSY: Final = (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError, asyncpg.QueryCanceledError)
+
+
+def explained(dsn: str, error: Exception) -> StoreError:
+    """Return the error of a call in terms of a store."""
+    if isinstance(error, StoreError):
+        return error
+    text = str(error) or type(error).__name__
+    for password in passwords(dsn):
+        text = text.replace(password, MASK)
+    text = " ".join(text.split())
+    if isinstance(error, _REFUSED_VALUES):
+        return Conflict(f"a value cannot be stored: {text}")
+    kind = StoreBusy if isinstance(error, _BUSY) else StoreError
+    return kind(f"the store {masked(dsn)} failed: {text}")
+
+
+_ESCAPE: Final = "\ufdd0"
+"""A character that Unicode excludes from texts. PostgreSQL stores no U+0000, so `_ESCAPE` and a digit stand for it."""
+
+
+def escaped(text: str) -> str:
+    """Return the text as the database stores it. asyncpg calls a codec for a value, but not for a value of an array."""
+    if "\0" in text or _ESCAPE in text:
+        return text.replace(_ESCAPE, f"{_ESCAPE}1").replace("\0", f"{_ESCAPE}0")
+    return text
+
+
+def _encode(text: str) -> bytes:
+    return escaped(text).encode()
+
+
+def _decode(raw: bytes) -> str:
+    text = str(raw, "utf-8")
+    if _ESCAPE in text:
+        text = text.replace(f"{_ESCAPE}0", "\0").replace(f"{_ESCAPE}1", _ESCAPE)
+    return text
+
+
+async def connect(dsn: str) -> Connection:
+    """Return a new connection. Raises an error of asyncpg, OSError or TimeoutError."""
+    connection = await asyncpg.connect(dsn, timeout=CONNECT_TIMEOUT_S, server_settings=_SETTINGS)
+    try:
+        await connection.set_type_codec("text", schema="pg_catalog", encoder=_encode, decoder=_decode, format="binary")
+    except BaseException:
+        connection.terminate()
+        raise
+    return connection
+
+
+async def prepare(connection: Connection, mode: Mode, shown: str) -> str:
+    """Create the tables if `mode` is create and there are none. Return the id of the store. Raises StoreUnusable."""
+    if await connection.fetchval("SELECT to_regclass('plait_store') IS NULL"):
+        if mode != "create":
+            raise StoreUnusable(f"the database {shown} has no tables of plait; `plait run PLAN --store ...` makes them")
+        async with connection.transaction():
+            # CREATE ... IF NOT EXISTS fails if two processes create at once.
+            await connection.execute(f"{_LOCK}({_SCHEMA_LOCK})")
+            if await connection.fetchval("SELECT to_regclass('plait_store') IS NULL"):
+                await _create_tables(connection, shown)
+    found, store_id = await connection.fetchrow("SELECT format, store_id FROM plait_store")
+    if found != FORMAT:
+        raise StoreUnusable(
+            f"the tables in {shown} have format {found}, but this plait reads format {FORMAT}; name another database"
+        )
+    return str(store_id)
+
+
+_LOCK: Final = "SELECT pg_advisory_xact_lock"
+
+
+async def _create_tables(connection: Connection, shown: str) -> None:
+    script = Path(__file__).with_name("schema.sql").read_text(encoding="utf-8")
+    try:
+        await connection.execute(script)
+    except asyncpg.DuplicateObjectError as error:
+        raise StoreUnusable(f"the database {shown} has other tables with names of plait's: {error}") from error
+    except asyncpg.DuplicateTableError as error:
+        raise StoreUnusable(f"the database {shown} has other tables with names of plait's: {error}") from error
+    await connection.execute("INSERT INTO plait_store (format, store_id) VALUES ($1, $2)", FORMAT, uuid4().hex)
+
+
+class Link:
+    """One connection, used by one call at a time. A call that was cut or failed may have left the connection in doubt:
+    the next call gets a new connection.
+    """
+
+    def __init__(self, dsn: str, connection: Connection | None = None) -> None:
+        self._dsn = dsn
+        self._connection = connection
+        self._lock = asyncio.Lock()
+
+    async def run(self, function: Callable[[Connection], Awaitable[T]]) -> T:
+        """Return the result of `function(connection)`. Raises StoreError, or an error of the server for a value."""
+        async with self._lock:
+            connection = self._connection
+            try:
+                if connection is None or connection.is_closed():
+                    self._connection = connection = await connect(self._dsn)
+                return await function(connection)
+            except StoreError:
+                raise
+            except BaseException as error:
+                self.drop()
+                # Any error may come from a connection that breaks, those of the driver's own bugs included.
+                if isinstance(error, Exception):
+                    raise explained(self._dsn, error) from None
+                raise
+
+    def drop(self) -> None:
+        """Drop the connection without a word to the server, which undoes an open transaction."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.terminate()
+
+    async def close(self) -> None:
+        """Wait for the call under way, then close the connection. Shielded from cancellation."""
+        with anyio.CancelScope(shield=True):
+            async with self._lock:
+                connection, self._connection = self._connection, None
+                if connection is not None and not connection.is_closed():
+                    try:
+                        await connection.close(timeout=2)
+                    except Exception:
+                        connection.terminate()

@@ -1,0 +1,167 @@
+"""Read records. Reads of several statements see one state of the database: REPEATABLE READ, read only."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+from plait.persistence.errors import StoreError
+from plait.persistence.postgres import statements as sql
+from plait.persistence.postgres.connection import escaped
+from plait.persistence.records import NOTHING_SPENT, EventKind, RunRecord
+from plait.persistence.rules import RunHead
+from plait.persistence.tables.checksum import damaged, row_checksum
+from plait.persistence.tables.decode import (
+    COUNTED,
+    StoredText,
+    attempt_record,
+    completion_event,
+    event_record,
+    fits,
+    message_record,
+    note_record,
+    paused_collector,
+    placed_end_messages,
+    placed_message,
+    run_head,
+    start_event,
+    task_record,
+)
+from plait.persistence.tables.task_cache import ids_of
+
+if TYPE_CHECKING:
+    from plait.persistence.postgres.connection import Connection
+    from plait.persistence.records import (
+        AttemptRecord,
+        EventRecord,
+        MessageRecord,
+        NoteRecord,
+        Spent,
+        TaskRecord,
+    )
+
+_MOST = (1 << 63) - 1
+
+
+def _one_state(connection: Connection) -> Any:
+    return connection.transaction(isolation="repeatable_read", readonly=True)
+
+
+async def read_head(
+    connection: Connection, run_id: str, *, settings: bool, lock: bool = False
+) -> tuple[int, RunHead, Spent] | None:
+    """Return the number and the head of the run with the usage of all attempts, or None if there is no such run.
+
+    `lock` keeps others from writing to the run until the transaction ends. Raises StoreError if the row is damaged.
+    """
+    row = await connection.fetchrow(sql.LOCK_HEAD if lock else sql.GET_HEAD, run_id)
+    if row is None:
+        return None
+    return run_head(tuple(row), await _settings(connection, run_id) if settings else "")
+
+
+async def _settings(connection: Connection, run_id: str) -> str:
+    settings, key, checksum, content = await connection.fetchrow(sql.GET_SETTINGS, run_id)
+    if not fits(run_id, checksum, StoredText(settings, key, content)):
+        raise damaged(run_id, "the text of its settings and inputs")
+    return str(settings if key is None else content)
+
+
+async def get_run(connection: Connection, run_id: str) -> RunRecord | None:
+    async with _one_state(connection):
+        found = await read_head(connection, run_id, settings=True)
+        if found is None:
+            return None
+        counts = await _counts(connection, [run_id])
+    return _run(run_id, counts.get(run_id, {}), *found[1:])
+
+
+async def _counts(connection: Connection, run_ids: list[str]) -> dict[str, dict[str, int]]:
+    counts: dict[str, dict[str, int]] = {}
+    for run_id, status, count in await connection.fetch(sql.COUNT_TASKS, list(map(escaped, run_ids))):
+        counts.setdefault(run_id, {})[status] = count
+    return counts
+
+
+def _run(run_id: str, counts: dict[str, int], head: RunHead, spent: Spent) -> RunRecord:
+    if not COUNTED.issuperset(counts):
+        raise damaged(run_id, "the status of a task")
+    return head.record(run_id, counts, spent)
+
+
+async def list_runs(connection: Connection, limit: int) -> tuple[RunRecord, ...]:
+    async with _one_state(connection):
+        rows = [tuple(row) for row in await connection.fetch(sql.LIST_RUNS, min(max(0, limit), _MOST))]
+        counts = await _counts(connection, [row[1] for row in rows])
+    return tuple(_listed(row, counts.get(row[1], {})) for row in rows)
+
+
+def _listed(row: tuple[Any, ...], counts: dict[str, int]) -> RunRecord:
+    """Return the run, without settings; marked as damaged if the row does not fit its checksum."""
+    try:
+        return _run(row[1], counts, *run_head(row, "")[1:])
+    except StoreError as error:
+        head = RunHead(name="", settings="", created_at="", status="failed", error=str(error))
+        return replace(head.record(str(row[1]), {}, NOTHING_SPENT), damaged=True)
+
+
+async def list_tasks(connection: Connection, run_id: str, task_id: str | None = None) -> tuple[TaskRecord, ...]:
+    rows = await connection.fetch(sql.LIST_TASKS, run_id, task_id)
+    if not rows:
+        return ()
+    first: int = rows[0][0]
+    if task_id is None:
+        first = first >> 32 << 32
+    with paused_collector():
+        return tuple(task_record(run_id, task, tuple(row)) for task, row in enumerate(rows, first))
+
+
+async def list_attempts(connection: Connection, run_id: str, task_id: str | None) -> tuple[AttemptRecord, ...]:
+    rows = await connection.fetch(sql.LIST_ATTEMPTS, run_id, task_id)
+    return tuple(attempt_record(run_id, tuple(row)) for row in rows)
+
+
+async def list_messages(connection: Connection, run_id: str, task_id: str) -> tuple[MessageRecord, ...]:
+    async with _one_state(connection):
+        messages = [placed_message(tuple(row)) for row in await connection.fetch(sql.LIST_MESSAGES, run_id, task_id)]
+        for row in await connection.fetch(sql.LIST_END_MESSAGES, run_id, task_id):
+            messages += placed_end_messages(run_id, task_id, tuple(row))
+    messages.sort(key=attrgetter("place"))
+    return tuple(message_record(task_id, position, message) for position, message in enumerate(messages))
+
+
+async def list_events(
+    connection: Connection, run_id: str, after: int, limit: int, kind: EventKind | None = None
+) -> tuple[EventRecord, ...]:
+    found = await connection.fetchrow(sql.LAST_SEQ, run_id)
+    if found is None or after >= found[1] or limit <= 0:  # the usual answer for a listener that polls
+        return ()
+    ids, limit = ids_of(found[0]), min(limit, _MOST)
+    after = max(0, after)
+    page = ids["first"] + after + 1, ids["last"], limit
+    async with _one_state(connection):
+        rows = await connection.fetch(sql.LIST_OTHER_EVENTS, run_id, after, kind, limit)
+        events = [event_record(tuple(row)) for row in rows]
+        if kind in {None, EventKind.TASK_STARTED}:
+            events += [start_event(run_id, tuple(row)) for row in await connection.fetch(sql.LIST_STARTS, *page)]
+        if kind in {None, EventKind.TASK_COMPLETED}:
+            rows = await connection.fetch(sql.LIST_COMPLETIONS, *page)
+            events += [completion_event(run_id, tuple(row)) for row in rows]
+    events.sort(key=attrgetter("seq"))
+    return tuple(events[:limit])
+
+
+async def list_notes(connection: Connection, run_id: str, after: int) -> tuple[NoteRecord, ...]:
+    return tuple(note_record(tuple(row)) for row in await connection.fetch(sql.LIST_NOTES, run_id, after))
+
+
+async def session_ids(connection: Connection) -> set[str]:
+    """Return the backends' session ids of all tasks in all runs."""
+    found: set[str] = set()
+    for *row, checksum in await connection.fetch(sql.LIST_SESSIONS):
+        run_id, task_id, session_id, _ = row
+        if checksum != row_checksum(*row):
+            raise damaged(run_id, f"a session of task {task_id!r}")
+        found.add(session_id)
+    return found

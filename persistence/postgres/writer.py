@@ -1,0 +1,272 @@
+"""Write one batch: one statement where the batch only adds rows, else one transaction.
+
+Theory: the book of a run holds the head and the statuses as of the owner's last batch. The next batch is applied to the
+book, and the statement updates the head only if the run is still at the book's epoch and last change. So the fence, the
+rows and the commit are one round trip, and READ COMMITTED is enough. No row back means that the book is outdated: the
+exact way locks and reads the head, and `rules.count_applied` decides. A failed or cut batch drops the book.
+
+A statement cannot change a row that it adds, so batches that change rows take a transaction, with the same guard.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+from zlib import crc32
+
+from plait.persistence import rules
+from plait.persistence.changes import RunClaimed, RunCreated, RunReleased, TasksAdded
+from plait.persistence.errors import Conflict
+from plait.persistence.failpoints import reached
+from plait.persistence.postgres import statements as sql
+from plait.persistence.postgres.connection import escaped
+from plait.persistence.postgres.reader import read_head
+from plait.persistence.records import NOTHING_SPENT, Spent
+from plait.persistence.tables import kinds
+from plait.persistence.tables.apply import OF_TASKS, ChangeApplier
+from plait.persistence.tables.checksum import content_checksum, message_checksum
+from plait.persistence.tables.rows import BatchRows, run_columns
+from plait.persistence.tables.task_cache import TaskCache
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from plait.persistence.changes import Batch, Change
+    from plait.persistence.postgres.connection import Connection
+    from plait.persistence.records import Note
+    from plait.persistence.rules import RunHead
+
+CHANNEL = "plait_notes"
+"""The channel on which `send_note` notifies the owners, with the CRC-32 of the run's id."""
+
+
+class PrefetchedTasks(TaskCache):
+    """The task cache of a run in PostgreSQL. `prefetch` reads what a batch needs before the batch is applied."""
+
+    def __init__(self, run_id: str, number: int, next_task: int | None = None) -> None:
+        super().__init__(None, run_id, number)
+        self._next = next_task
+        self._has_all = next_task is not None
+        self._misses = 0
+
+    def needed(self, changes: Sequence[Change]) -> set[str]:
+        """Return the ids of the tasks of the changes that are not in the cache."""
+        named: set[str] = {task_id for one in changes if (task_id := getattr(one, "task_id", None))}
+        for one in changes:
+            if isinstance(one, TasksAdded):
+                named.update(rules.mentioned_task_ids(one))
+        return named - self.tasks.keys()
+
+    async def prefetch(self, connection: Connection, changes: Sequence[Change]) -> None:
+        """Read the tasks of the changes, and the number of the next task if the changes add tasks."""
+        missing = self.needed(changes)
+        if missing:
+            self._misses += 1
+            if self._misses > 1 and not self._has_all:  # a run goes on: the other tasks follow
+                self._has_all = True
+                self._note(await connection.fetch(sql.FIND_OPEN_TASKS, self.run_id))
+                missing = self.needed(changes)
+        if missing:
+            self._note(await connection.fetch(sql.FIND_TASKS, self.run_id, list(map(escaped, missing))))
+        if self._next is None and any(isinstance(one, TasksAdded) for one in changes):
+            found = await connection.fetchval(sql.NEXT_TASK, self.number)
+            self._next = self.base if found is None else found
+
+    def _note(self, rows: Iterable[Any]) -> None:
+        for task_id, position, status, attempt, started_seq in rows:
+            self.tasks.setdefault(task_id, (self.base | position, status, attempt, self.base | (started_seq or 0)))
+
+    def read_tasks(self, task_ids: set[str]) -> Iterable[tuple[str, int, str, int, int | None]]:  # noqa: ARG002
+        return ()  # `prefetch` has read every task of the batch
+
+    def read_next_task(self) -> int:
+        assert self._next is not None
+        return self._next
+
+
+@dataclass(slots=True)
+class Book:
+    """A run as of its last batch."""
+
+    head: RunHead
+    spent: Spent
+    tasks: PrefetchedTasks
+
+    @property
+    def number(self) -> int:
+        return self.tasks.number
+
+    def is_next(self, batch: Batch) -> bool:
+        """Return whether the batch continues the run from here, without a claim."""
+        return (
+            batch.epoch == self.head.epoch
+            and batch.first_seq == self.head.last_seq + 1
+            and len(batch.changes) > 0
+            and not any(isinstance(one, (RunCreated, RunClaimed)) for one in batch.changes)
+        )
+
+
+Books = dict[str, Book]
+
+
+async def write_batch(connection: Connection, batch: Batch, books: Books) -> None:
+    """Apply the changes that are not applied yet, all or nothing. Raises Fenced, Conflict, or an error of asyncpg."""
+    book = books.pop(batch.run_id, None)
+    if book is None or not book.is_next(batch) or not await _write_next(connection, batch, book):
+        book = await _write_exactly(connection, batch)
+    if book is not None and not isinstance(batch.changes[-1], RunReleased):
+        books[batch.run_id] = book
+
+
+async def _write_next(connection: Connection, batch: Batch, book: Book) -> bool:
+    """Write the batch that continues the book. Return False, with nothing written, if the book is outdated."""
+    if book.tasks.needed(batch.changes) or any(isinstance(one, TasksAdded) for one in batch.changes):
+        await book.tasks.prefetch(connection, batch.changes)
+    before = book.head
+    rows = _apply(book, batch.run_id, batch.first_seq, batch.changes)
+    reached("txn.begun")
+    if _only_adds(rows):
+        added = tuple(kind for kind in sql.ONLY_ADDED if rows.waiting[kind])
+        values = [column for kind in added for column in _columns(kind, rows.waiting[kind])]
+        reached("txn.before_commit")
+        written = await connection.fetchval(sql.write_sql(added), *_head_values(book, before), *values)
+        is_written = written is not None
+    else:
+        is_written = await _in_transaction(connection, book, before, rows)
+    if is_written:
+        reached("txn.after_commit")
+    return is_written
+
+
+async def _in_transaction(connection: Connection, book: Book, before: RunHead, rows: BatchRows) -> bool:
+    async with connection.transaction():
+        if await connection.fetchval(sql.SET_HEAD, *_head_values(book, before)) is None:
+            return False
+        await _write_rows(connection, rows)
+        reached("txn.before_commit")
+    return True
+
+
+async def _write_exactly(connection: Connection, batch: Batch) -> Book | None:
+    """Lock and read the head of the run, and apply what is not applied yet. Return the book after the batch."""
+    run_id = batch.run_id
+    async with connection.transaction():
+        reached("txn.begun")
+        created = next((one for one in batch.changes[:1] if isinstance(one, RunCreated)), None)
+        number, key = None, None
+        new = BatchRows(run_id)
+        if created is not None and batch.first_seq == 1 and batch.epoch == 0:
+            number, key = await _add_run(connection, run_id, rules.new_head(created), new)
+        found = None
+        if number is None:
+            found = await read_head(connection, run_id, lock=True, settings=created is not None)
+        skipped = rules.count_applied(batch, None if found is None else found[1])
+        changes = batch.changes[skipped:]
+        if not changes:
+            return None
+        if found is None:
+            assert number is not None
+            assert created is not None
+            if key is not None:
+                new.blobs_by_key.pop(key)
+            book = Book(rules.new_head(created), NOTHING_SPENT, PrefetchedTasks(run_id, number, number << 32))
+        else:
+            book = Book(found[1], found[2], PrefetchedTasks(run_id, found[0]))
+            await book.tasks.prefetch(connection, changes)
+        before = book.head
+        rows = _apply(book, run_id, batch.first_seq + skipped, changes)
+        if await connection.fetchval(sql.SET_HEAD, *_head_values(book, before)) is None:
+            raise AssertionError(f"the locked head of run {run_id!r} changed")
+        await _write_rows(connection, rows)
+        reached("txn.before_commit")
+    reached("txn.after_commit")
+    return book
+
+
+async def _add_run(
+    connection: Connection, run_id: str, head: RunHead, rows: BatchRows
+) -> tuple[int | None, bytes | None]:
+    """Add the row of a new run. Return the run's number, None if there is such a run, and the key of its settings."""
+    key = rows.blob(head.settings)
+    checksum = content_checksum(run_id, key or head.settings)
+    await _write_blobs(connection, rows)
+    kept = head.settings if key is None else ""
+    number = await connection.fetchval(sql.ADD_RUN, run_id, head.name, kept, key, checksum, head.created_at)
+    return number, key
+
+
+def _apply(book: Book, run_id: str, first_seq: int, changes: Sequence[Change]) -> BatchRows:
+    """Apply the changes to the book. Return the rows. Raises Conflict."""
+    head, last_seq = book.head, first_seq + len(changes) - 1
+    if not OF_TASKS.issuperset(map(type, changes)):
+        for seq, change in enumerate(changes, first_seq):
+            head = rules.advance_head(head, change, seq, run_id)
+    rows = BatchRows(run_id)
+    book.tasks.begin_batch(changes)
+    applier = ChangeApplier(run_id, book.tasks, rows)
+    applier.apply(first_seq, changes)
+    book.head, book.spent = replace(head, last_seq=last_seq), book.spent + applier.spent
+    book.tasks.mark_written(book.head, last_seq)
+    return rows
+
+
+def _head_values(book: Book, before: RunHead) -> tuple[Any, ...]:
+    columns = run_columns(book.number, book.tasks.run_id, book.head, book.spent)
+    return (*columns, book.head.epoch, book.number, before.epoch, before.last_seq)
+
+
+def _only_adds(rows: BatchRows) -> bool:
+    return not rows.blobs_by_key and not rows.to_renew() and not rows.waiting[kinds.DISCARD_RESULTS]
+
+
+async def _write_rows(connection: Connection, rows: BatchRows) -> None:
+    await _write_blobs(connection, rows)
+    to_renew = rows.to_renew()
+    for kind in kinds.IN_ORDER:
+        if kind in to_renew:
+            rows.renew(kind, map(tuple, await connection.fetch(sql.FIND[kind], to_renew[kind])))
+        if rows.waiting[kind]:
+            await connection.execute(sql.rows_sql(kind), *_columns(kind, rows.waiting[kind]))
+
+
+async def _write_blobs(connection: Connection, rows: BatchRows) -> None:
+    if rows.blobs_by_key:
+        keys = sorted(rows.blobs_by_key)
+        sizes, texts = zip(*(rows.blobs_by_key[key] for key in keys), strict=True)
+        await connection.execute(sql.ADD_BLOBS, keys, list(sizes), list(map(escaped, texts)))
+
+
+def _columns(kind: kinds.RowKind, values: list[Any]) -> list[list[Any]]:
+    """Return the values of each column, with NULL in the place of substitutes."""
+    names = kind.columns.split()
+    if kind is kinds.ADD_SESSIONS:
+        values = _last_of_each_session(values, len(names))
+    columns = [values[position :: len(names)] for position in range(len(names))]
+    for name, substitute in sql.SUBSTITUTED.get(kind, {}).items():
+        position = names.index(name)
+        columns[position] = [None if value == substitute else value for value in columns[position]]
+    for position in sql.text_columns(kind):
+        columns[position] = [escaped(value) if isinstance(value, str) else value for value in columns[position]]
+    return columns
+
+
+def _last_of_each_session(values: list[Any], width: int) -> list[Any]:
+    """Return one row for each session: ON CONFLICT DO UPDATE must not meet a row twice. The first opening stays."""
+    rows: dict[tuple[Any, ...], list[Any]] = {}
+    for start in range(0, len(values), width):
+        row = values[start : start + width]
+        first = rows.setdefault(tuple(row[:3]), row)
+        first[3], first[5] = row[3], row[5]
+    return [value for row in rows.values() for value in row]
+
+
+async def send_note(connection: Connection, run_id: str, note: Note) -> None:
+    """Add the note to the run's inbox, and notify the owner. Raises Conflict, or an error of asyncpg."""
+    async with connection.transaction():
+        if await connection.fetchval(sql.LOCK_RUN, run_id) is None:
+            raise Conflict(f"run {run_id!r} is not in the store, so no note can be sent to its owner")
+        number = await connection.fetchval(sql.NEXT_NOTE, run_id)
+        row = run_id, number, note.kind, note.at, note.task_id
+        await connection.execute(sql.ADD_NOTE, *row, note.body, message_checksum(row, note.body))
+        # Here only: a NOTIFY takes a lock of the whole cluster at the commit, and would slow down every batch.
+        await connection.execute("SELECT pg_notify($1, $2)", CHANNEL, str(crc32(run_id.encode())))
