@@ -109,7 +109,7 @@ async def prepare(connection: Connection, mode: Mode, shown: str) -> str:
             raise StoreUnusable(f"the database {shown} has no tables of plait; `plait run PLAN --store ...` makes them")
         async with connection.transaction():
             # CREATE ... IF NOT EXISTS fails if two processes create at once.
-            await connection.execute(f"{_LOCK}({_SCHEMA_LOCK})")
+            await connection.execute("SELECT pg_advisory_xact_lock($1)", _SCHEMA_LOCK)
             if await connection.fetchval("SELECT to_regclass('plait_store') IS NULL"):
                 await _create_tables(connection, shown)
     found, store_id = await connection.fetchrow("SELECT format, store_id FROM plait_store")
@@ -118,9 +118,6 @@ async def prepare(connection: Connection, mode: Mode, shown: str) -> str:
             f"the tables in {shown} have format {found}, but this plait reads format {FORMAT}; name another database"
         )
     return str(store_id)
-
-
-_LOCK: Final = "SELECT pg_advisory_xact_lock"
 
 
 async def _create_tables(connection: Connection, shown: str) -> None:

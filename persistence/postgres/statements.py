@@ -207,9 +207,12 @@ DELETE_RUNS = (
     "DELETE FROM other_events WHERE run_id = ANY($1::text[])",
     "DELETE FROM sessions WHERE run_id = ANY($1::text[])",
 )
-DELETE_ROWS = tuple(
-    f"DELETE FROM {table} WHERE id BETWEEN $1 AND $2"  # noqa: S608 - constants
-    for table in ("other_messages", "tracebacks", "ends", "starts", "given_tasks")
+DELETE_ROWS = (
+    "DELETE FROM other_messages WHERE id BETWEEN $1 AND $2",
+    "DELETE FROM tracebacks WHERE id BETWEEN $1 AND $2",
+    "DELETE FROM ends WHERE id BETWEEN $1 AND $2",
+    "DELETE FROM starts WHERE id BETWEEN $1 AND $2",
+    "DELETE FROM given_tasks WHERE id BETWEEN $1 AND $2",
 )
 DELETE_HEAD = "DELETE FROM runs WHERE number = $1"
 DELETE_UNUSED_BLOBS = """

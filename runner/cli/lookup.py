@@ -6,9 +6,11 @@ import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
+from plait.backends.extras import install_command
 from plait.backends.protocol import JsonValue
 from plait.persistence import SQLiteStore
 from plait.persistence.protocol import Store
@@ -16,27 +18,51 @@ from plait.persistence.records import EventKind, RunRecord, TaskRecord
 from plait.runner.cli.backends import BackendSet
 from plait.runner.cli.display.text import age, one_line
 from plait.runner.cli.exits import STORE, CliError, print_note
-from plait.runner.cli.options import DEFAULT_STORE, command_line, is_utf8
+from plait.runner.cli.options import DEFAULT_STORE, ServerAddress, StorePlace, command_line, is_utf8
 from plait.runner.domain.dag import nearest
 from plait.runner.domain.question import OpenQuestion, parse_time
 from plait.runner.domain.status import RUN_REOPENINGS, RunStatus, TaskStatus
 from plait.runner.operations import inspect
 from plait.runner.state.owner import LEASE_SECONDS, Liveness, liveness
 
+if TYPE_CHECKING:
+    from plait.persistence import PostgresStore
+
+AnyStore: TypeAlias = "SQLiteStore | PostgresStore"
+
 MAX_RUNS_SEARCHED = 10_000
 """Number of runs searched for the beginning of an id."""
 
 
-def read_only_store(path: Path) -> SQLiteStore:
-    """Return the store at `path`, to be read only."""
-    _check_default_store(path)
-    return SQLiteStore(path, mode="read")
+def read_only_store(place: StorePlace) -> AnyStore:
+    """Return the store at `place`, to be read only."""
+    return open_store(place, "read")
 
 
-def existing_store(path: Path) -> SQLiteStore:
-    """Return the store at `path`, which has to exist."""
-    _check_default_store(path)
-    return SQLiteStore(path, mode="existing")
+def existing_store(place: StorePlace) -> AnyStore:
+    """Return the store at `place`, which has to exist."""
+    return open_store(place, "existing")
+
+
+def open_store(place: StorePlace, mode: Literal["create", "existing", "read"] = "create") -> AnyStore:
+    """Return the store at `place`, a SQLite file or a PostgreSQL database, which `async with` opens."""
+    if isinstance(place, Path):
+        if mode != "create":
+            _check_default_store(place)
+        return SQLiteStore(place, mode=mode)
+    return open_server(place, mode)
+
+
+def open_server(place: ServerAddress, mode: Literal["create", "existing", "read"] = "create") -> PostgresStore:
+    """Return the store on the server. Raises CliError without the driver."""
+    if find_spec("asyncpg") is None:
+        raise CliError(f"a store on a PostgreSQL server needs the extra `postgres`; run: {install_command('postgres')}")
+    from plait.persistence.postgres import PostgresStore  # noqa: PLC0415 - of an extra
+
+    try:
+        return PostgresStore(place.dsn, mode=mode)
+    except ValueError as error:
+        raise CliError(str(error)) from None
 
 
 def _check_default_store(path: Path) -> None:
@@ -143,7 +169,7 @@ class WaitingTask:
     question: OpenQuestion | None
     """The question of the task; None for a task marked at_most_once that was interrupted."""
 
-    def answer_command(self, path: Path) -> str:
+    def answer_command(self, path: StorePlace) -> str:
         """Return the command that answers, with a placeholder for the answer."""
         if self.question is None:
             return command_line(path, "answer", self.run_id, self.task_id, "--done", "TEXT")

@@ -8,12 +8,13 @@ import shutil
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import click
 
+from plait.persistence.address import SCHEMES, masked, passwords
 from plait.runner.cli.display.text import command
 from plait.runner.cli.exits import CliError
 
@@ -32,9 +33,47 @@ PLAN_SUFFIXES = frozenset({".yaml", ".yml", ".json", ".toml"})
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def _refuse_memory_store(_context: click.Context, _parameter: click.Parameter, value: Path) -> Path:
+@dataclass(frozen=True, slots=True)
+class ServerAddress:
+    """The address of a server that keeps runs. As text, its password is replaced by `***`."""
+
+    dsn: str = field(repr=False)
+
+    def __str__(self) -> str:
+        return masked(self.dsn)
+
+
+StorePlace: TypeAlias = Path | ServerAddress
+"""The file of a store, or the address of a server."""
+
+
+def store_place(text: str) -> StorePlace:
+    """Return the place that `--store` or PLAIT_STORE names."""
+    return ServerAddress(text) if text.startswith(SCHEMES) else Path(text)
+
+
+class _StoreParameter(click.Path):
+    """The type of `--store`."""
+
+    def convert(  # type: ignore[override]
+        self, value: str | Path | ServerAddress, param: click.Parameter | None, ctx: click.Context | None
+    ) -> StorePlace:
+        if isinstance(value, ServerAddress):
+            return value
+        if isinstance(value, str) and value.startswith(SCHEMES):
+            return store_place(value)
+        return Path(super().convert(value, param, ctx))  # type: ignore[arg-type]
+
+
+def _check_store(context: click.Context, parameter: click.Parameter, value: StorePlace) -> StorePlace:
     if str(value) == ":memory:":
         raise CliError("a store is a file, not :memory:; name one with --store, or store nothing with --no-store")
+    is_typed = context.get_parameter_source(str(parameter.name)) is click.core.ParameterSource.COMMANDLINE
+    if isinstance(value, ServerAddress) and is_typed and passwords(value.dsn):
+        raise CliError(
+            "every user of this machine can read a password on the command line; put it into the file ~/.pgpass "
+            f"(or PGPASSFILE) or into {STORE_VARIABLE}"
+        )
     return value
 
 
@@ -42,17 +81,17 @@ def _store_option(text: str) -> Callable[[F], F]:
     return click.option(
         "--store",
         "store_path",
-        type=click.Path(path_type=Path),
+        type=_StoreParameter(path_type=Path),
         default=DEFAULT_STORE,
         envvar=STORE_VARIABLE,
         show_default=True,
         show_envvar=True,
-        callback=_refuse_memory_store,
+        callback=_check_store,
         help=text,
     )
 
 
-store_option = _store_option("The SQLite file of the runs.")
+store_option = _store_option("The SQLite file of the runs, or the address of a PostgreSQL database: postgresql://...")
 disk_option = _store_option("Make the databases on the disk of this file.")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
 
@@ -153,9 +192,9 @@ def apply_log_options(style: str | None, level: str) -> None:
     configure_logging("json" if style == "json" else "console", level)
 
 
-def command_line(store_path: Path | None, *words: str) -> str:
+def command_line(store_path: StorePlace | None, *words: str) -> str:
     """Return the command line for `words` on the same store, for copying."""
-    stated = os.environ.get(STORE_VARIABLE) or str(DEFAULT_STORE)
+    stated = masked(os.environ.get(STORE_VARIABLE) or str(DEFAULT_STORE))
     store = () if store_path is None or str(store_path) == stated else ("--store", str(store_path))
     return command(_program_name(), *words, *store)
 
@@ -187,8 +226,8 @@ def read_plan(path: Path, inputs: Mapping[str, str], *, with_functions: bool = F
 class OutputOptions:
     """Where a run is stored, and how its progress and result are shown."""
 
-    store: Path | None
-    """Path of the store; None to store nothing."""
+    store: StorePlace | None
+    """The store; None to store nothing."""
     quiet: bool = False
     verbose: bool = False
     as_json: bool = False

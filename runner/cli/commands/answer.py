@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal, TypeAlias
 
 import anyio
@@ -15,7 +14,13 @@ from plait.runner.cli.backends import BackendSet
 from plait.runner.cli.display import report
 from plait.runner.cli.exits import COMPLETED, print_note
 from plait.runner.cli.lookup import existing_store, find_run, find_task, print_watch_notice
-from plait.runner.cli.options import command_line, is_utf8, json_option, store_option
+from plait.runner.cli.options import (
+    StorePlace,
+    command_line,
+    is_utf8,
+    json_option,
+    store_option,
+)
 from plait.runner.cli.stored_backends import inspecting_runner
 from plait.runner.domain.question import asking_of
 from plait.runner.domain.status import RUN_DONE, RunStatus
@@ -43,7 +48,7 @@ def answer_command(  # noqa: PLR0913, PLR0917 - click passes each option
     done: str | None,
     again: bool,
     fail: str | None,
-    store_path: Path,
+    store_path: StorePlace,
     as_json: bool,
 ) -> int:
     """Answer the question of TASK in RUN (an id, the beginning of an id, or `last`) with VALUE: text, or JSON if the
@@ -73,7 +78,7 @@ class AnswerChoice:
     text: str
 
 
-async def answer_task(which: tuple[str, str], choice: AnswerChoice, path: Path, as_json: bool) -> int:
+async def answer_task(which: tuple[str, str], choice: AnswerChoice, path: StorePlace, as_json: bool) -> int:
     """Answer or settle the task `which` (run, task). Return the exit code."""
     async with existing_store(path) as store:
         record = await find_run(store, which[0])

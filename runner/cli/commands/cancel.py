@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import anyio
 import click
 
@@ -12,7 +10,12 @@ from plait.runner.cli.backends import BackendSet
 from plait.runner.cli.display import report
 from plait.runner.cli.exits import COMPLETED, print_note
 from plait.runner.cli.lookup import existing_store, find_run, print_watch_notice, shown_status
-from plait.runner.cli.options import command_line, json_option, store_option
+from plait.runner.cli.options import (
+    StorePlace,
+    command_line,
+    json_option,
+    store_option,
+)
 from plait.runner.domain.status import RUN_DONE, RunStatus
 from plait.runner.parallel import CANCEL_GRACE_SECONDS
 
@@ -21,7 +24,7 @@ from plait.runner.parallel import CANCEL_GRACE_SECONDS
 @click.argument("run")
 @store_option
 @json_option
-def cancel_command(run: str, store_path: Path, as_json: bool) -> int:
+def cancel_command(run: str, store_path: StorePlace, as_json: bool) -> int:
     """Cancel RUN (an id, the beginning of an id, or `last`) for good, also while another process runs the run.
 
     Completed tasks keep their results. No further task starts, and running tasks have 5 seconds to end, or as many as
@@ -35,7 +38,7 @@ _WAIT = CANCEL_GRACE_SECONDS + 3.0
 """
 
 
-async def cancel_run(word: str, path: Path, as_json: bool) -> int:
+async def cancel_run(word: str, path: StorePlace, as_json: bool) -> int:
     """Cancel the run that `word` names. Return the exit code."""
     async with existing_store(path) as store:
         record = await find_run(store, word)

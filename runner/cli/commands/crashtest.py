@@ -11,7 +11,15 @@ import click
 from plait.persistence.failpoints import FAILPOINTS
 from plait.runner.cli.display.report import print_json
 from plait.runner.cli.exits import COMPLETED, FAILED, STORE, CliError, print_line, print_note
-from plait.runner.cli.options import DEFAULT_CONCURRENCY, command_line, disk_option, json_option, read_plan, set_option
+from plait.runner.cli.options import (
+    DEFAULT_CONCURRENCY,
+    StorePlace,
+    command_line,
+    disk_option,
+    json_option,
+    read_plan,
+    set_option,
+)
 from plait.runner.crashtest.campaign import Campaign, PlanShape
 from plait.runner.crashtest.certificate import as_lines, as_value
 from plait.runner.crashtest.tally import Tally
@@ -36,7 +44,13 @@ _PATH = click.Path(path_type=Path)
 @disk_option
 @json_option
 def crashtest_command(  # noqa: PLR0913, PLR0917 - click passes each option
-    plan: Path | None, kills: int, seed: int, word: str | None, inputs: dict[str, str], store_path: Path, as_json: bool
+    plan: Path | None,
+    kills: int,
+    seed: int,
+    word: str | None,
+    inputs: dict[str, str],
+    store_path: StorePlace,
+    as_json: bool,
 ) -> int:
     """Kill real processes with SIGKILL at every named boundary of every durable step, resume the runs, and check that
     nothing is lost and nothing is done twice.
@@ -57,8 +71,10 @@ def crashtest_command(  # noqa: PLR0913, PLR0917 - click passes each option
     return run_campaign(campaign, as_json) if word is None else repeat_case(campaign, word, as_json)
 
 
-def _nearest_folder(store_path: Path) -> Path:
+def _nearest_folder(store_path: StorePlace) -> Path:
     """Return the nearest existing folder above the store, which is on the same file system."""
+    if not isinstance(store_path, Path):
+        raise CliError("crash tests make SQLite files; name a file with --store, whose disk is tested")
     return next(folder for folder in store_path.absolute().parents if folder.is_dir())
 
 

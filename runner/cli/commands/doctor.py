@@ -24,8 +24,15 @@ from plait.runner.cli.commands.doctor_agents import agents_json, check_agents, c
 from plait.runner.cli.display.report import print_json
 from plait.runner.cli.display.text import columns, counted, one_line
 from plait.runner.cli.exits import COMPLETED, STORE, print_line
-from plait.runner.cli.lookup import read_only_store, shown_status, stores_backends
-from plait.runner.cli.options import DEFAULT_STORE, command_line, json_option, store_option
+from plait.runner.cli.lookup import open_server, read_only_store, shown_status, stores_backends
+from plait.runner.cli.options import (
+    DEFAULT_STORE,
+    ServerAddress,
+    StorePlace,
+    command_line,
+    json_option,
+    store_option,
+)
 from plait.runner.domain.status import RUN_DONE, RunStatus
 from plait.runner.state.owner import Liveness, liveness
 
@@ -33,7 +40,7 @@ from plait.runner.state.owner import Liveness, liveness
 @click.command("doctor")
 @store_option
 @json_option
-def doctor_command(store_path: Path, as_json: bool) -> int:
+def doctor_command(store_path: StorePlace, as_json: bool) -> int:
     """Check whether this machine, this SQLite and the store are fit, and print how to mend each problem.
 
     Checks the versions, the coding agents (each is started for its version; the login is checked without reading a
@@ -48,7 +55,7 @@ _MOST_RUNS = 5
 _ALL = 1 << 31
 
 
-def run_doctor(path: Path, as_json: bool) -> int:
+def run_doctor(path: StorePlace, as_json: bool) -> int:
     """Run all checks and print the findings. Return the exit code."""
     agents, memory = anyio.run(look_for_agents), available_memory()
     findings = [*_check_machine(path), *check_agents(agents, memory), *_check_store(path), *_check_children(path)]
@@ -59,11 +66,13 @@ def run_doctor(path: Path, as_json: bool) -> int:
     return STORE if any(one.fitness is Fitness.BAD for one in findings) else COMPLETED
 
 
-def _check_machine(path: Path) -> Iterator[Finding]:
+def _check_machine(path: StorePlace) -> Iterator[Finding]:
     yield Finding("python", Fitness.OK, f"{platform.python_version()}, plait {version('plait')}")
     yield _agent_library()
     yield health.library()
     yield _check_prices()
+    if not isinstance(path, Path):
+        return
     folder = next((one for one in path.absolute().parents if _exists(one)), path.absolute())
     mounts = _MOUNTS.read_text(errors="replace") if _MOUNTS.exists() else None
     yield health.file_system(path if _exists(path) else folder, mounts)
@@ -94,7 +103,10 @@ def _exists(path: Path) -> bool:
         return True
 
 
-def _check_store(given: Path) -> Iterator[Finding]:
+def _check_store(given: StorePlace) -> Iterator[Finding]:
+    if not isinstance(given, Path):
+        yield from _check_server(given)
+        return
     path = given.absolute()
     if _exists(path):
         yield Finding("store", Fitness.OK, str(path))
@@ -111,7 +123,25 @@ def _check_store(given: Path) -> Iterator[Finding]:
         yield from _check_runs(given)
 
 
-def _check_runs(path: Path) -> Iterator[Finding]:
+def _check_server(place: ServerAddress) -> Iterator[Finding]:
+    """Check the server, and the settings under which the server keeps every acknowledged batch."""
+    try:
+        version, warnings = anyio.run(_look_at_server, place)
+    except StoreError as error:
+        yield Finding("store", Fitness.BAD, str(error))
+        return
+    yield Finding("store", Fitness.OK, f"{place}, PostgreSQL {version}")
+    for warning in warnings:
+        yield Finding("durability", Fitness.WARNING, warning)
+    yield from _check_runs(place)
+
+
+async def _look_at_server(place: ServerAddress) -> tuple[str, tuple[str, ...]]:
+    async with open_server(place, "read") as store:
+        return store.server_version, await store.warnings()
+
+
+def _check_runs(path: StorePlace) -> Iterator[Finding]:
     try:
         runs, resumable = anyio.run(_list_runs_and_resumable, path)
     except StoreError as error:
@@ -126,12 +156,12 @@ def _check_runs(path: Path) -> Iterator[Finding]:
     yield from _interrupted_findings(path, interrupted, resumable)
 
 
-async def _all_runs(path: Path) -> tuple[RunRecord, ...]:
+async def _all_runs(path: StorePlace) -> tuple[RunRecord, ...]:
     async with read_only_store(path) as store:
         return await store.list_runs(_ALL)
 
 
-async def _list_runs_and_resumable(path: Path) -> tuple[tuple[RunRecord, ...], set[str]]:
+async def _list_runs_and_resumable(path: StorePlace) -> tuple[tuple[RunRecord, ...], set[str]]:
     """Return all runs, and the ids of the interrupted runs (those that are printed) that the command can resume."""
     async with read_only_store(path) as store:
         runs = await store.list_runs(_ALL)
@@ -146,7 +176,7 @@ def _active_finding(run: RunRecord) -> Finding:
     return Finding("runs", Fitness.OK, f"{run.run_id} is being run by {by}")
 
 
-def _interrupted_findings(path: Path, runs: list[RunRecord], resumable: Collection[str]) -> Iterator[Finding]:
+def _interrupted_findings(path: StorePlace, runs: list[RunRecord], resumable: Collection[str]) -> Iterator[Finding]:
     for run in runs[:_MOST_RUNS]:
         owner = run.owner
         whose = f": process {owner.pid} on {owner.host} {_owner_state(owner)}" if owner else ""
@@ -164,7 +194,7 @@ def _owner_state(owner: Owner) -> str:
     return "is gone" if liveness(owner) is Liveness.DEAD else "has not renewed its claim"
 
 
-def _check_children(path: Path) -> Iterator[Finding]:
+def _check_children(path: StorePlace) -> Iterator[Finding]:
     left = [*_check_servers(), *_check_agents_at_work(path)]
     yield from left or [Finding("children", Fitness.OK, "none left behind")]
 
@@ -179,18 +209,31 @@ def _check_servers() -> Iterator[Finding]:
         yield Finding("children", Fitness.WARNING, found, f"kill {shown}")
 
 
-def _check_agents_at_work(path: Path) -> Iterator[Finding]:
-    root = SQLiteStore(path, mode="read").files_root
-    left = agents_at_work(root) if _exists(root) else []
-    if left:
+def _check_agents_at_work(path: StorePlace) -> Iterator[Finding]:
+    root = SQLiteStore(path, mode="read").files_root if isinstance(path, Path) else _files_root(path)
+    left = agents_at_work(root) if root is not None and _exists(root) else []
+    if root is not None and left:
         try:
-            runs = anyio.run(_all_runs, path) if _exists(path) else ()
+            runs = anyio.run(_all_runs, path) if not isinstance(path, Path) or _exists(path) else ()
         except StoreError:  # another finding reports the store; the agents are worth a line all the same
             runs = ()
         yield from check_left_over(left, root, runs, path)
 
 
-def _as_json(path: Path, findings: list[Finding]) -> dict[str, object]:
+def _files_root(place: ServerAddress) -> Path | None:
+    """Return the folder of the store on this host; None if the server cannot be reached."""
+    try:
+        return anyio.run(_read_files_root, place)
+    except StoreError:  # another finding reports the store
+        return None
+
+
+async def _read_files_root(place: ServerAddress) -> Path | None:
+    async with open_server(place, "read") as store:
+        return store.files_root
+
+
+def _as_json(path: StorePlace, findings: list[Finding]) -> dict[str, object]:
     worst = max((one.fitness for one in findings), key=list(Fitness).index)
     checks = [
         {"check": one.check, "verdict": one.fitness.value, "found": one.found, "advice": one.advice} for one in findings

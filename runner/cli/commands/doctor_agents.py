@@ -11,7 +11,10 @@ from plait.backends.process.strays import AtWork
 from plait.persistence.records import RunRecord
 from plait.persistence.sqlite.health import Finding, Fitness
 from plait.runner.cli.display.text import counted, one_line, size
-from plait.runner.cli.options import command_line
+from plait.runner.cli.options import (
+    StorePlace,
+    command_line,
+)
 from plait.runner.domain.status import RUN_DONE, RunStatus
 from plait.runner.state.attempt_files import run_folder
 from plait.runner.state.owner import seems_free
@@ -87,7 +90,9 @@ def _check_memory(one: Installed, memory: int | None) -> tuple[Fitness, str, str
     return (Fitness.OK, fit, "") if number else (Fitness.WARNING, fit, "free some memory before running the agent")
 
 
-def check_left_over(left: Sequence[AtWork], root: Path, runs: Sequence[RunRecord], path: Path) -> Iterator[Finding]:
+def check_left_over(
+    left: Sequence[AtWork], root: Path, runs: Sequence[RunRecord], path: StorePlace
+) -> Iterator[Finding]:
     """Yield a finding for each run whose agents work without plait. Their files are below `root`, the folder beside the
     store at `path`.
     """
@@ -110,7 +115,7 @@ def _describe_agent(one: AtWork, root: Path) -> str:
     return f"{task[0] if task else '?'} ({one.kind}, process {pids})"
 
 
-def _advise(run: RunRecord | None, those: Sequence[AtWork], path: Path) -> str:
+def _advise(run: RunRecord | None, those: Sequence[AtWork], path: StorePlace) -> str:
     if run is None or RunStatus(run.status) in RUN_DONE:
         return f"kill {' '.join(str(pid) for one in those for pid in one.pids)}"
     return f"{command_line(path, 'resume', run.run_id)} takes over their work"

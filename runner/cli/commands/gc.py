@@ -6,19 +6,22 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import anyio
 import click
 
-from plait.persistence import Batch, Conflict, Fenced, RunReleased, SQLiteStore
+from plait.persistence import Batch, Conflict, Fenced, RunReleased
 from plait.persistence.records import RunRecord
 from plait.persistence.sqlite import Purged
 from plait.runner.cli.display.report import print_json
 from plait.runner.cli.display.text import counted, one_line, size
 from plait.runner.cli.exits import COMPLETED, print_line, print_note
-from plait.runner.cli.lookup import existing_store, read_only_store
-from plait.runner.cli.options import json_option, store_option
+from plait.runner.cli.lookup import AnyStore, existing_store, read_only_store
+from plait.runner.cli.options import (
+    StorePlace,
+    json_option,
+    store_option,
+)
 from plait.runner.clock import iso
 from plait.runner.domain.status import RUN_DONE, RunStatus
 from plait.runner.operations.retention import Expiry, expired
@@ -48,7 +51,7 @@ def _parse_age(_context: click.Context, _parameter: click.Parameter, value: str 
 @click.option("--dry-run", is_flag=True, help="Only print the runs that would be deleted.")
 @store_option
 @json_option
-def gc_command(keep: int | None, older_than: float | None, dry_run: bool, store_path: Path, as_json: bool) -> int:
+def gc_command(keep: int | None, older_than: float | None, dry_run: bool, store_path: StorePlace, as_json: bool) -> int:
     """Delete ended runs (completed, failed or cancelled) for good, with everything stored of each run, and shrink the
     file.
 
@@ -72,7 +75,7 @@ class _Outcome:
     """None for a dry run."""
 
 
-async def delete_expired(path: Path, expiry: Expiry, dry_run: bool, as_json: bool) -> int:
+async def delete_expired(path: StorePlace, expiry: Expiry, dry_run: bool, as_json: bool) -> int:
     """Delete the runs that have expired; with `dry_run`, only print the runs. Return the exit code."""
     async with read_only_store(path) if dry_run else existing_store(path) as store:
         runs = await store.list_runs(_ALL)
@@ -90,7 +93,7 @@ async def delete_expired(path: Path, expiry: Expiry, dry_run: bool, as_json: boo
     return COMPLETED
 
 
-async def _release_dead_owner(store: SQLiteStore, run: RunRecord, dry_run: bool) -> RunRecord:
+async def _release_dead_owner(store: AnyStore, run: RunRecord, dry_run: bool) -> RunRecord:
     """Return an ended run without its owner if the owner died, as after a killed `plait continue`. A dry run changes
     the returned value alone, not the store.
     """

@@ -17,7 +17,14 @@ from plait.runner.cli.display.report import print_json
 from plait.runner.cli.display.text import counted, one_line, seconds, tokens, visible
 from plait.runner.cli.exits import COMPLETED, print_line
 from plait.runner.cli.lookup import find_adders, find_run, read_only_store, shown_status
-from plait.runner.cli.options import PLAN_SUFFIXES, json_option, read_plan, set_option, store_option
+from plait.runner.cli.options import (
+    PLAN_SUFFIXES,
+    StorePlace,
+    json_option,
+    read_plan,
+    set_option,
+    store_option,
+)
 from plait.runner.cli.output_files import write_file
 from plait.runner.drawing.picture import Look, mermaid, page, svg
 from plait.runner.state.codec import decode_dag
@@ -31,7 +38,7 @@ _PATH = click.Path(path_type=Path)
 @set_option
 @store_option
 @json_option
-def graph_command(what: str, output: Path | None, inputs: dict[str, str], store_path: Path, as_json: bool) -> int:
+def graph_command(what: str, output: Path | None, inputs: dict[str, str], store_path: StorePlace, as_json: bool) -> int:
     """Print the graph of a plan file or of a run as Mermaid, or write a picture, coloured by status."""
     return draw(what, DrawingTarget(output, as_json), inputs, store_path)
 
@@ -56,7 +63,7 @@ class _Drawing:
     """The drawing shows data of a store, so a file is readable by its owner only."""
 
 
-def draw(what: str, to: DrawingTarget, inputs: Mapping[str, str], store: Path) -> int:
+def draw(what: str, to: DrawingTarget, inputs: Mapping[str, str], store: StorePlace) -> int:
     """Draw a plan file or a run. Return the exit code."""
     if to.file is not None and to.file.suffix.lower() not in {".html", ".svg"}:
         raise click.UsageError(f"-o writes .html or .svg, not {to.file.name!r}")
@@ -78,7 +85,7 @@ def _is_plan_file(what: str) -> bool:
     return path.is_file() or path.suffix.lower() in PLAN_SUFFIXES or os.sep in what
 
 
-async def _load_run(path: Path, word: str) -> tuple[RunRecord, tuple[TaskRecord, ...], dict[str, str]]:
+async def _load_run(path: StorePlace, word: str) -> tuple[RunRecord, tuple[TaskRecord, ...], dict[str, str]]:
     """Return the run, its tasks, and the origin of each added task."""
     async with read_only_store(path) as store:
         run = await find_run(store, word)

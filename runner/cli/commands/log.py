@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import asdict, replace
 from datetime import datetime
-from pathlib import Path
 
 import anyio
 import click
@@ -22,7 +21,12 @@ from plait.runner.cli.display.report import EXIT_CODES
 from plait.runner.cli.display.text import one_line
 from plait.runner.cli.exits import CANCELLED, COMPLETED, FAILED, print_line, print_note
 from plait.runner.cli.lookup import find_run, find_task, read_only_store, shown_status
-from plait.runner.cli.options import command_line, json_option, store_option
+from plait.runner.cli.options import (
+    StorePlace,
+    command_line,
+    json_option,
+    store_option,
+)
 from plait.runner.clock import iso
 from plait.runner.domain.status import RUN_DONE, RunStatus
 from plait.runner.operations.timeline import Timeline, TimelineEntry
@@ -34,7 +38,7 @@ from plait.runner.operations.timeline import Timeline, TimelineEntry
 @click.option("-f", "--follow", is_flag=True, help="Print events as they happen, until the run (or TASK) has ended.")
 @store_option
 @json_option
-def log_command(run: str, task: str | None, follow: bool, store_path: Path, as_json: bool) -> int:
+def log_command(run: str, task: str | None, follow: bool, store_path: StorePlace, as_json: bool) -> int:
     """Print the history of RUN (an id, the beginning of an id, or `last`), or of TASK in the run: each event with its
     time and cost, and between the events the output of agents and the messages of conversations.
 
@@ -56,7 +60,7 @@ _END_CODES: Mapping[str, int] = {
 }
 
 
-async def print_log(which: tuple[str, str | None], path: Path, follow: bool, as_json: bool) -> int:
+async def print_log(which: tuple[str, str | None], path: StorePlace, follow: bool, as_json: bool) -> int:
     """Print the history of a run, or of one task in the run. Return the exit code."""
     word, task_id = which
     async with read_only_store(path) as store:
@@ -126,7 +130,7 @@ class _LogPrinter:
         self.is_read = self.is_read and print_line(line)
 
 
-async def _follow(log: _LogPrinter, store: Store, path: Path) -> int:
+async def _follow(log: _LogPrinter, store: Store, path: StorePlace) -> int:
     """Print entries until the run has ended. Return the exit code."""
     looks, run, over = 0, log.run, False
     while log.is_read and not _reader_is_gone():
@@ -155,7 +159,7 @@ def _is_active(run: RunRecord, chronicle: Timeline) -> bool:
     return status not in RUN_DONE and status is not RunStatus.WAITING_INPUT
 
 
-def _print_end(run: RunRecord, path: Path) -> int:
+def _print_end(run: RunRecord, path: StorePlace) -> int:
     status = shown_status(run)
     if status in {RunStatus.INTERRUPTED, RunStatus.WAITING_INPUT}:
         print_note(f"run {run.run_id} is {status.value.replace('_', ' ')}, and no process works on it")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -22,7 +21,11 @@ from plait.runner.cli.lookup import (
     read_only_store,
     shown_status,
 )
-from plait.runner.cli.options import json_option, store_option
+from plait.runner.cli.options import (
+    StorePlace,
+    json_option,
+    store_option,
+)
 from plait.runner.cli.stored_backends import inspecting_runner
 from plait.runner.domain.status import RUN_DONE, RunStatus, TaskStatus
 from plait.runner.operations.inspect import asks_as_json
@@ -35,7 +38,7 @@ from plait.runner.state.owner import Liveness, liveness
 @click.argument("run", required=False)
 @store_option
 @json_option
-def questions_command(run: str | None, store_path: Path, as_json: bool) -> int:
+def questions_command(run: str | None, store_path: StorePlace, as_json: bool) -> int:
     """Show the questions of the tasks of RUN (an id, the beginning of an id, or `last`), or of all runs, with the
     commands that answer. A question that has been answered is no longer shown, also before the run has received the
     answer.
@@ -43,7 +46,7 @@ def questions_command(run: str | None, store_path: Path, as_json: bool) -> int:
     return anyio.run(list_questions, run, store_path, as_json)
 
 
-async def list_questions(word: str | None, path: Path, as_json: bool) -> int:
+async def list_questions(word: str | None, path: StorePlace, as_json: bool) -> int:
     """Print the questions of the run that `word` names, or of every run in the store. Return the exit code."""
     async with read_only_store(path) as store:
         runs = [await find_run(store, word)] if word is not None else await _list_waiting_runs(store)
@@ -90,7 +93,7 @@ async def _list_interrupted(store: Store, run: RunRecord) -> list[WaitingTask]:
     ]
 
 
-def _print_run(run: RunRecord, waiting: Sequence[WaitingTask], path: Path) -> None:
+def _print_run(run: RunRecord, waiting: Sequence[WaitingTask], path: StorePlace) -> None:
     print_line(f"run {visible(run.run_id)}  {one_line(run.name)}".rstrip())
     for one in waiting:
         text = visible(one.text).replace("\n", "\n    ")
@@ -101,7 +104,7 @@ def _print_run(run: RunRecord, waiting: Sequence[WaitingTask], path: Path) -> No
     print_line("")
 
 
-def _as_json(one: WaitingTask, path: Path) -> dict[str, Any]:
+def _as_json(one: WaitingTask, path: StorePlace) -> dict[str, Any]:
     asked = one.question
     return {
         "run_id": one.run_id,

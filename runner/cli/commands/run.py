@@ -10,11 +10,11 @@ from typing import Any
 import anyio
 import click
 
-from plait.persistence import SQLiteStore
 from plait.runner import Plan
 from plait.runner.cli.backends import BackendOptions, BackendSet, backend_set_of_plan, required_backends
 from plait.runner.cli.display.follow import follow_run
 from plait.runner.cli.exits import redirect_prints
+from plait.runner.cli.lookup import open_store
 from plait.runner.cli.options import (
     DEFAULT_CONCURRENCY,
     OutputOptions,
@@ -63,7 +63,7 @@ async def run_plan(plan: Plan, backend_set: BackendSet, options: OutputOptions) 
     if isinstance(plan.policy, OrchestratorPolicy):
         options = replace(options, result_of=ANSWER_ID)
     names = required_backends(plan.dag, backend_set.default, policy=plan.policy, known=backend_set.specs)
-    store = None if options.store is None else SQLiteStore(options.store)
+    store = None if options.store is None else open_store(options.store)
     # The store is opened last, so that a missing backend leaves no empty store behind.
     async with backend_set.open(names) as made, store or nullcontext():
         concurrency = options.concurrency or plan.concurrency or DEFAULT_CONCURRENCY

@@ -6,7 +6,6 @@ import time
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -19,7 +18,11 @@ from plait.runner.cli.display.sections import print_table
 from plait.runner.cli.display.text import age, cells, cost, one_line, size, tokens
 from plait.runner.cli.exits import COMPLETED, print_line, print_note
 from plait.runner.cli.lookup import read_only_store, shown_status
-from plait.runner.cli.options import json_option, store_option
+from plait.runner.cli.options import (
+    StorePlace,
+    json_option,
+    store_option,
+)
 from plait.runner.domain.status import RunStatus, TaskStatus
 from plait.runner.operations.inspect import run_info
 from plait.runner.state.owner import Liveness, liveness
@@ -44,7 +47,7 @@ from plait.runner.state.owner import Liveness, liveness
 @click.option("--long", is_flag=True, help="Also print tokens, size in the store, and owner.")
 @store_option
 @json_option
-def runs_command(limit: int, statuses: tuple[str, ...], long: bool, store_path: Path, as_json: bool) -> int:
+def runs_command(limit: int, statuses: tuple[str, ...], long: bool, store_path: StorePlace, as_json: bool) -> int:
     """List the runs in the store, newest first. A run without a living owner is shown as interrupted."""
     return anyio.run(list_runs, store_path, RunFilter(limit, tuple(map(RunStatus, statuses)), long), as_json)
 
@@ -65,7 +68,7 @@ class RunFilter:
     """With tokens, owner, and size in the store (bytes)."""
 
 
-async def list_runs(path: Path, chosen: RunFilter, as_json: bool) -> int:
+async def list_runs(path: StorePlace, chosen: RunFilter, as_json: bool) -> int:
     """Print the runs in the store, newest first. Return the exit code."""
     async with read_only_store(path) as store:
         found = await _find_runs(store, chosen)

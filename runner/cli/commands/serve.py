@@ -18,12 +18,13 @@ import click
 
 from plait.backends.errors import BackendUnavailable
 from plait.backends.extras import install_command
-from plait.persistence import SQLiteStore
 from plait.runner.cli.backends import BackendOptions, BackendSet, backend_set_of_file
 from plait.runner.cli.display.follow import stop_on_signal
 from plait.runner.cli.exits import CANCELLED, COMPLETED, CliError, print_line, print_note, redirect_prints
+from plait.runner.cli.lookup import open_store
 from plait.runner.cli.options import (
     DEFAULT_CONCURRENCY,
+    StorePlace,
     apply_log_options,
     backend_options,
     concurrency_option,
@@ -102,7 +103,7 @@ class ServeOptions:
 
     host: str
     port: int
-    store: Path
+    store: StorePlace
     as_json: bool
     cancel_grace: int
 
@@ -113,7 +114,7 @@ async def serve(backend_set: BackendSet, options: ServeOptions, concurrency: int
     from plait.runner.web.routes import ServedRuns  # noqa: PLC0415
 
     with _listen(options) as listening:
-        async with backend_set.open(backend_set.specs) as made, SQLiteStore(options.store) as store:
+        async with backend_set.open(backend_set.specs) as made, open_store(options.store) as store:
             concurrency = concurrency or DEFAULT_CONCURRENCY
             runner = backend_set.make_runner(
                 made, store=store, concurrency=concurrency, shared_limits=True, cancel_grace=options.cancel_grace
@@ -123,7 +124,7 @@ async def serve(backend_set: BackendSet, options: ServeOptions, concurrency: int
                 settings = {**backend_set.settings(), "posted": True}
                 specs = backend_set.specs
                 served = ServedRuns(service, tuple(specs), settings, specs, backend_set.default)
-                with _token_file(options, listening, token):
+                with _token_file(options, listening, token, store.files_root):
                     await _serve_until_signal(ApiServer(served, listening, token))
                 return CANCELLED if service.driven else COMPLETED
 
@@ -169,11 +170,17 @@ def _listen(options: ServeOptions) -> Generator[socket.socket]:
 
 
 @contextmanager
-def _token_file(options: ServeOptions, listening: socket.socket, token: str) -> Generator[None]:
+def _token_file(
+    options: ServeOptions, listening: socket.socket, token: str, files_root: Path | None
+) -> Generator[None]:
     """Keep the token in a file that only this user can read, while the server runs."""
     port = listening.getsockname()[1]
     url = f"http://{f'[{options.host}]' if ':' in options.host else options.host}:{port}"
-    path = options.store.absolute().parent / f"serve-{port}.token"
+    # Beside a file; for a server in the folder of the store on this host.
+    folder = options.store.absolute().parent if isinstance(options.store, Path) else files_root
+    assert folder is not None
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path = folder / f"serve-{port}.token"
     write_file(path, token + "\n", private=True)
     try:
         if options.as_json:

@@ -8,7 +8,6 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -30,7 +29,12 @@ from plait.runner.cli.lookup import (
     shown_status,
     stores_backends,
 )
-from plait.runner.cli.options import command_line, json_option, store_option
+from plait.runner.cli.options import (
+    StorePlace,
+    command_line,
+    json_option,
+    store_option,
+)
 from plait.runner.domain.events import BackendThrottled
 from plait.runner.domain.status import RunStatus, TaskStatus
 from plait.runner.engine.policy_driver import read_policy_state
@@ -44,7 +48,7 @@ from plait.runner.policies.orchestrator.policy import Stop
 @click.option("--events", is_flag=True, help="Show the events of the run instead of its tasks.")
 @store_option
 @json_option
-def show_command(run: str, task: str | None, events: bool, store_path: Path, as_json: bool) -> int:
+def show_command(run: str, task: str | None, events: bool, store_path: StorePlace, as_json: bool) -> int:
     """Show RUN with its tasks, or TASK in RUN with its prompt, conversation, result and attempts."""
     if task is not None and events:
         raise click.UsageError("--events is for a whole run; leave TASK out")
@@ -57,7 +61,7 @@ _LONGEST_ERROR = 120
 _EVENTS_AT_ONCE = 5000
 
 
-async def show_run(path: Path, word: str, as_json: bool) -> int:
+async def show_run(path: StorePlace, word: str, as_json: bool) -> int:
     """Print the run that `word` names, with its tasks; return the exit code."""
     async with read_only_store(path) as store:
         run = await find_run(store, word)
@@ -167,7 +171,7 @@ def _attempt_json(attempt: AttemptRecord) -> dict[str, Any]:
     return {**value, **spent}
 
 
-async def show_task(path: Path, word: str, task_id: str, as_json: bool) -> int:
+async def show_task(path: StorePlace, word: str, task_id: str, as_json: bool) -> int:
     """Print a task: its prompt, conversation, result and attempts. Return the exit code."""
     async with read_only_store(path) as store:
         run = await find_run(store, word)
@@ -272,7 +276,7 @@ def _attempt_error(attempt: AttemptRecord) -> str:
     return one_line(f"{attempt.error_kind}: {error}" if attempt.error_kind else error, _LONGEST_ERROR)
 
 
-async def show_events(path: Path, word: str, as_json: bool) -> int:
+async def show_events(path: StorePlace, word: str, as_json: bool) -> int:
     """Print the events of a run, oldest first. Return the exit code."""
     async with read_only_store(path) as store:
         run = await find_run(store, word)

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 from plait.backends.extras import install_command
@@ -16,7 +15,10 @@ from plait.backends.protocol import JsonValue
 from plait.runner.cli import exits
 from plait.runner.cli.display.text import coloured, cost, counted, one_line, seconds, tokens, visible, without_controls
 from plait.runner.cli.lookup import WaitingTask
-from plait.runner.cli.options import command_line
+from plait.runner.cli.options import (
+    StorePlace,
+    command_line,
+)
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.result import RunResult, TaskResult
 from plait.runner.domain.status import RunStatus, TaskStatus
@@ -75,7 +77,7 @@ def print_result(dag: DAG, result: RunResult, only: str | None = None) -> None:
         exits.print_line(head + fit(task.text).removesuffix("\n"))
 
 
-def print_result_json(ending: FinishedRun, store: Path | None) -> None:
+def print_result_json(ending: FinishedRun, store: StorePlace | None) -> None:
     """Print the whole result as one JSON object on standard output."""
     result = ending.result
     print_json(
@@ -132,7 +134,7 @@ def _task_json(task: TaskResult) -> dict[str, Any]:
     }
 
 
-def print_summary(ending: FinishedRun, store: Path | None, waiting: Sequence[WaitingTask] = ()) -> None:
+def print_summary(ending: FinishedRun, store: StorePlace | None, waiting: Sequence[WaitingTask] = ()) -> None:
     """Print the summary and the next commands on standard error. `store` is None if nothing was stored; `waiting` lists
     the waiting tasks as stored.
     """
@@ -215,7 +217,7 @@ def _unknown_costs(ending: FinishedRun) -> Iterator[str]:
         yield f"  cost      unknown for model {shown}{more}; {remedy}"
 
 
-def _questions(result: RunResult, store: Path | None, waiting: Sequence[WaitingTask]) -> Iterator[str]:
+def _questions(result: RunResult, store: StorePlace | None, waiting: Sequence[WaitingTask]) -> Iterator[str]:
     known = {one.task_id: one for one in waiting}
     for task_id in result.waiting[:_MOST_QUESTIONS]:
         yield f"  waiting   {task_id}: {one_line(result[task_id].question or '', 300)}"
@@ -234,7 +236,7 @@ def store_failures(result: RunResult) -> Iterator[str]:
         yield f"  store     it failed from {one.since} {what}: {one_line(one.error, 300)}"
 
 
-def _next_commands(dag: DAG, result: RunResult, store: Path) -> Iterator[tuple[str, str]]:
+def _next_commands(dag: DAG, result: RunResult, store: StorePlace) -> Iterator[tuple[str, str]]:
     run_id = result.run_id
     yield "show", command_line(store, "show", run_id)
     if result.waiting:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from plait.persistence.records import TaskRecord
 from plait.runner.cli.display.text import coloured, columns, visible
 from plait.runner.cli.exits import output, print_line, write
 from plait.runner.cli.lookup import WaitingTask
+from plait.runner.cli.options import StorePlace
 from plait.runner.domain.question import answers_of
 
 _PIECE = 1 << 20  # characters
@@ -34,7 +34,7 @@ def print_answers(task: TaskRecord) -> None:
         print_section(f"answered by {answered.by}", f"{answered.question}\n{answered.text}")
 
 
-def print_question(task: TaskRecord, waiting: Sequence[WaitingTask], path: Path) -> None:
+def print_question(task: TaskRecord, waiting: Sequence[WaitingTask], path: StorePlace) -> None:
     """Print the question of a task with the details in `waiting`; empty means that the store already has the answer."""
     if task.question is None:
         return
