@@ -125,6 +125,21 @@ class Store(RunStore, TaskStore, ContextStore, Protocol):
 
 
 @runtime_checkable
+class ServerStore(Protocol):
+    """A store on a server with one clock for all hosts, which notifies owners of notes. A `Store` need not be one."""
+
+    async def wait_for_note(self, run_id: str) -> None:
+        """Return when a note for the run may have arrived, after some seconds in any case. A note may be missed, so the
+        owner reads its notes after each return.
+        """
+        ...
+
+    async def silence(self, run_id: str) -> float:
+        """Return the seconds since the last batch of the run, by the clock of the store. Raises StoreError."""
+        ...
+
+
+@runtime_checkable
 class FilesStore(Protocol):
     """A store with a folder for files, in which backends keep files that outlive their process.
 

@@ -104,13 +104,13 @@ async def connect(dsn: str) -> Connection:
 
 async def prepare(connection: Connection, mode: Mode, shown: str) -> str:
     """Create the tables if `mode` is create and there are none. Return the id of the store. Raises StoreUnusable."""
-    if await connection.fetchval("SELECT to_regclass('plait_store') IS NULL"):
+    if await connection.fetchval(_LACKS_TABLES):
         if mode != "create":
             raise StoreUnusable(f"the database {shown} has no tables of plait; `plait run PLAN --store ...` makes them")
         async with connection.transaction():
             # CREATE ... IF NOT EXISTS fails if two processes create at once.
             await connection.execute("SELECT pg_advisory_xact_lock($1)", _SCHEMA_LOCK)
-            if await connection.fetchval("SELECT to_regclass('plait_store') IS NULL"):
+            if await connection.fetchval(_LACKS_TABLES):
                 await _create_tables(connection, shown)
     found, store_id = await connection.fetchrow("SELECT format, store_id FROM plait_store")
     if found != FORMAT:
@@ -118,6 +118,12 @@ async def prepare(connection: Connection, mode: Mode, shown: str) -> str:
             f"the tables in {shown} have format {found}, but this plait reads format {FORMAT}; name another database"
         )
     return str(store_id)
+
+
+_LACKS_TABLES: Final = (
+    "SELECT NOT EXISTS (SELECT 1 FROM pg_catalog.pg_class WHERE relname = 'plait_store' AND pg_table_is_visible(oid))"
+)
+"""`to_regclass` would answer the second question from a cache that is older than the lock."""
 
 
 async def _create_tables(connection: Connection, shown: str) -> None:

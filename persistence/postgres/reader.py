@@ -156,6 +156,12 @@ async def list_notes(connection: Connection, run_id: str, after: int) -> tuple[N
     return tuple(note_record(tuple(row)) for row in await connection.fetch(sql.LIST_NOTES, run_id, after))
 
 
+async def silence(connection: Connection, run_id: str) -> float:
+    """See `PostgresStore.silence`."""
+    found: float | None = await connection.fetchval(sql.SILENCE, run_id)
+    return found or 0.0
+
+
 async def session_ids(connection: Connection) -> set[str]:
     """Return the backends' session ids of all tasks in all runs."""
     found: set[str] = set()

@@ -189,6 +189,7 @@ LIST_COMPLETIONS = f"""{_SELECT} t.task_id, s.attempt, {_END}
 FROM ends AS e JOIN starts AS s ON s.id = e.id JOIN given_tasks AS t ON t.id = s.task
 WHERE e.end_id BETWEEN $1 AND $2 AND e.status = 'completed' ORDER BY e.end_id LIMIT $3"""
 
+SILENCE = "SELECT extract(epoch FROM clock_timestamp() - written_at)::float8 FROM runs WHERE run_id = $1"
 LOCK_RUN = "SELECT number FROM runs WHERE run_id = $1 FOR NO KEY UPDATE"
 NEXT_NOTE = "SELECT coalesce(max(number), 0) + 1 FROM notes WHERE run_id = $1"
 ADD_NOTE = "INSERT INTO notes (run_id, number, kind, at, task_id, body, checksum) VALUES ($1, $2, $3, $4, $5, $6, $7)"

@@ -10,6 +10,7 @@ from plait.persistence.address import SCHEMES, masked
 from plait.persistence.errors import Conflict, StoreError, StoreNotOpen, StoreUnusable
 from plait.persistence.postgres import purge, reader
 from plait.persistence.postgres.connection import Link, connect, explained, prepare
+from plait.persistence.postgres.listener import Listener
 from plait.persistence.postgres.writer import send_note, write_batch
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ class PostgresStore:
         self.mode: Mode = mode
         self._dsn = dsn
         self._links: tuple[Link, Link] | None = None
+        self._listener: Listener | None = None
         self._books: Books = {}
         self._store_id: str | None = None
         self.server_version = ""
@@ -102,6 +104,7 @@ class PostgresStore:
                 raise StoreUnusable(f"cannot open the store: {explained(self._dsn, error)}") from None
             raise
         self._links = Link(self._dsn, connection), Link(self._dsn)
+        self._listener = Listener(self._dsn)
         return self
 
     async def __aexit__(
@@ -115,6 +118,9 @@ class PostgresStore:
         self._books = {}
         for link in links or ():
             await link.close()
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
 
     async def write(self, batch: Batch) -> None:
         try:
@@ -150,6 +156,16 @@ class PostgresStore:
 
     async def list_notes(self, run_id: str, after: int = 0) -> tuple[NoteRecord, ...]:
         return await self._call(1, reader.list_notes, run_id, after)
+
+    async def wait_for_note(self, run_id: str) -> None:
+        """Return when a note for the run may have arrived, at the latest after 5 s."""
+        if self._listener is None:
+            raise StoreNotOpen(f"the store {self.address} is not open; use it inside `async with`")
+        await self._listener.wait(run_id)
+
+    async def silence(self, run_id: str) -> float:
+        """Return the seconds since the last batch of the run, by the server's clock; 0 for an unknown run."""
+        return await self._call(1, reader.silence, run_id)
 
     async def run_sizes(self) -> dict[str, int]:
         """Return the bytes of text by run id: prompts, results, messages, settings. Reads all tables."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
-from zlib import crc32
 
 from plait.persistence import rules
 from plait.persistence.changes import RunClaimed, RunCreated, RunReleased, TasksAdded
@@ -20,6 +19,7 @@ from plait.persistence.errors import Conflict
 from plait.persistence.failpoints import reached
 from plait.persistence.postgres import statements as sql
 from plait.persistence.postgres.connection import escaped
+from plait.persistence.postgres.listener import CHANNEL, payload
 from plait.persistence.postgres.reader import read_head
 from plait.persistence.records import NOTHING_SPENT, Spent
 from plait.persistence.tables import kinds
@@ -35,9 +35,6 @@ if TYPE_CHECKING:
     from plait.persistence.postgres.connection import Connection
     from plait.persistence.records import Note
     from plait.persistence.rules import RunHead
-
-CHANNEL = "plait_notes"
-"""The channel on which `send_note` notifies the owners, with the CRC-32 of the run's id."""
 
 
 class PrefetchedTasks(TaskCache):
@@ -269,4 +266,4 @@ async def send_note(connection: Connection, run_id: str, note: Note) -> None:
         row = run_id, number, note.kind, note.at, note.task_id
         await connection.execute(sql.ADD_NOTE, *row, note.body, message_checksum(row, note.body))
         # Here only: a NOTIFY takes a lock of the whole cluster at the commit, and would slow down every batch.
-        await connection.execute("SELECT pg_notify($1, $2)", CHANNEL, str(crc32(run_id.encode())))
+        await connection.execute("SELECT pg_notify($1, $2)", CHANNEL, payload(run_id))

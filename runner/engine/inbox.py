@@ -1,6 +1,7 @@
 """The notes that other processes send to a run's owner.
 
-The owner reads the inbox of its run every second. A sender in the owner's own process wakes the owner instead (`wake`).
+The owner reads the inbox of its run every second, or when a server notifies the owner of a note. A sender in the
+owner's own process wakes the owner instead (`wake`).
 
 A cancel request carries the number of the last change of the run that the sender had read. If the run has ended since,
 the request is void: a late request must not cancel a run that a person has reopened. No clocks are compared.
@@ -19,7 +20,7 @@ import anyio
 
 from plait.backends.protocol import JsonValue
 from plait.persistence.errors import StoreError
-from plait.persistence.protocol import Store
+from plait.persistence.protocol import ServerStore, Store
 from plait.persistence.records import RUN_ENDS, Note, NoteRecord, Owner, RunRecord
 from plait.runner.clock import Clock
 from plait.runner.domain.status import RUN_DONE, RunStatus
@@ -96,7 +97,10 @@ class Inbox:
         """Sleep until the next read of the inbox is due. A wake since the last read counts."""
         with anyio.CancelScope() as self._asleep:
             if not self._woken:
-                await self._clock.sleep(LOOK_EVERY_S)
+                if isinstance(self._store, ServerStore):
+                    await self._store.wait_for_note(self._run_id)
+                else:
+                    await self._clock.sleep(LOOK_EVERY_S)
         self._woken = False
 
     async def _handle(self) -> None:

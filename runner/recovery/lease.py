@@ -16,7 +16,7 @@ import anyio
 from plait.persistence.changes import Batch, Change, RunClaimed, RunReleased
 from plait.persistence.errors import Conflict, Fenced, StoreError
 from plait.persistence.failpoints import reached
-from plait.persistence.protocol import Store
+from plait.persistence.protocol import ServerStore, Store
 from plait.persistence.records import Owner, RunRecord
 from plait.runner.clock import iso
 from plait.runner.domain import events
@@ -46,13 +46,15 @@ async def wait_for_expiry(config: Config, run: StoredRun, feed: Feed, control: C
     if is_live(record, config.clock.wall()):
         raise _owned(record, owner)
     # Clocks jump and differ between hosts, so stored times are not compared: the owner is alive if the run changes
-    # during one lease on the clock of this process.
+    # during one lease on the clock of this process. A server has one clock for all: its silence so far counts.
+    silent = await run.store.silence(record.run_id) if isinstance(run.store, ServerStore) else 0.0
+    lease = max(0.0, config.lease - silent)
     at = iso(config.clock.wall())
-    feed.publish(events.RunWatched(at, record.run_id, f"process {owner.pid} on {owner.host}", config.lease))
+    feed.publish(events.RunWatched(at, record.run_id, f"process {owner.pid} on {owner.host}", lease))
     for _ in range(_LOOKS):
         with anyio.CancelScope() as asleep:
             control.attach(partial(_wake, asleep))
-            await config.clock.sleep(config.lease / _LOOKS)
+            await config.clock.sleep(lease / _LOOKS)
         if control.ended_by == "stop":
             return False
         now = await run.store.get_run(record.run_id)

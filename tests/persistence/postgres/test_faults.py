@@ -1,0 +1,262 @@
+"""Owners that die, two owners, servers that restart, and addresses that nobody can use."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncGenerator, Iterator
+from pathlib import Path
+
+import anyio
+import anyio.lowlevel
+import asyncpg
+import pytest
+
+from plait import ParallelRunner, PostgresStore
+from plait.persistence import (
+    Batch,
+    Conflict,
+    Fenced,
+    MemoryStore,
+    Note,
+    RunClaimed,
+    RunStatusChanged,
+    StoreBusy,
+    StoreError,
+    StoreUnusable,
+    TaskStarted,
+)
+from plait.persistence.contract.samples import OPENING, RUN, START_A, Writer, at, owner, whole
+from plait.persistence.postgres import connection
+from tests.persistence.postgres.runs import TASKS, Counted, dag
+from tests.support.stores.postgres import address, empty, restart, start_server, worker_dsn
+
+
+@pytest.fixture
+async def dsn() -> str:
+    dsn = await asyncio.to_thread(worker_dsn)
+    await empty(dsn)
+    return dsn
+
+
+@pytest.fixture
+async def store(dsn: str) -> AsyncGenerator[PostgresStore]:
+    async with PostgresStore(dsn) as store:
+        yield store
+
+
+async def test_a_run_goes_on_after_the_death_of_its_owner(dsn: str, tmp_path: Path) -> None:
+    file = tmp_path / "calls"
+    process = subprocess.Popen(  # noqa: ASYNC220 - killed, not awaited
+        [sys.executable, "-m", "tests.persistence.postgres.runs", dsn, str(file)], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    run_id = process.stdout.readline().strip()
+    async with PostgresStore(dsn) as store:
+        done: list[str] = []
+        while len(done) < TASKS // 3:
+            await anyio.sleep(0.02)
+            done = [task.task_id for task in await store.list_tasks(run_id) if task.status == "completed"]
+        process.kill()
+        process.communicate()
+        stored = {task.task_id for task in await store.list_tasks(run_id) if task.status == "completed"}
+        result = await ParallelRunner(Counted(file, 0), store=store).resume(run_id)
+        attempts = await store.list_attempts(run_id)
+    assert len(result.text) == TASKS
+    calls = file.read_text().split()
+    assert all(calls.count(task_id[1:]) == 1 for task_id in stored)  # completed: never executed again
+    assert sum(one.status == "interrupted" for one in attempts) <= 4  # what was under way
+
+
+async def test_a_server_that_crashes_in_mid_run_loses_nothing(own_server: tuple[str, object], tmp_path: Path) -> None:
+    dsn, server = own_server
+    file = tmp_path / "calls"
+    async with PostgresStore(dsn) as store:
+        async with ParallelRunner(Counted(file, 0.02), store=store, concurrency=4).start(dag(300)) as run:
+            for wanted in (60, 150):
+                while not file.exists() or len(file.read_text().split()) < wanted:  # noqa: ASYNC110
+                    await anyio.sleep(0.01)
+                await asyncio.to_thread(restart, server)
+            result = await run.result()
+        tasks, attempts = await store.list_tasks(run.run_id), await store.list_attempts(run.run_id)
+        record = await store.get_run(run.run_id)
+    assert len(result.text) == len(tasks) == len(attempts) == 300
+    assert {one.status for one in attempts} == {"completed"}
+    assert len(file.read_text().split()) == 300
+    assert record is not None
+    assert record.status == "completed"
+
+
+@pytest.fixture
+def own_server() -> Iterator[tuple[str, object]]:
+    """Yield the address of a server of this test, whose commits are durable."""
+    with tempfile.TemporaryDirectory(prefix="plait-postgres-") as folder:
+        server = start_server(Path(folder) / "data")
+        try:
+            yield address(server), server
+        finally:
+            server.cleanup()
+
+
+async def test_a_former_owner_is_fenced_by_the_one_statement(store: PostgresStore, dsn: str) -> None:
+    first = Writer(store)
+    await first.write(*OPENING)
+    async with PostgresStore(dsn) as other:
+        second = Writer(other)
+        second.next_seq, second.epoch = first.next_seq, first.epoch
+        await second.write(RunClaimed(at(9), owner("other"), 9.0))
+        with pytest.raises(Fenced, match="has another owner"):
+            await first.write(START_A)
+        await second.write(START_A)
+        before = await whole(other)
+        with pytest.raises(Fenced):
+            await first.write(START_A)
+        assert await whole(other) == before
+
+
+async def test_usual_batches_are_one_round_trip(store: PostgresStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    statements: list[str] = []
+    writer = Writer(store)
+    await writer.write(*OPENING)
+    link = store._links[0]  # type: ignore[index]  # pyright: ignore
+    link._connection.add_query_logger(lambda record: statements.append(record.query))  # pyright: ignore
+    await writer.write(START_A)
+    await writer.write(TaskStarted(at(4), "c", 1, "fast"))
+    await anyio.lowlevel.checkpoint()  # the driver calls the logger in the next step of the loop
+    assert len(statements) == 2
+
+
+async def test_a_batch_behind_which_the_store_is_missing_changes_is_refused(store: PostgresStore) -> None:
+    writer = Writer(store)
+    await writer.write(*OPENING)
+    with pytest.raises(Conflict, match="4 is next"):
+        await store.write(Batch(RUN, writer.epoch, 9, (START_A,)))
+
+
+async def test_a_run_that_another_process_locks_is_busy(
+    store: PostgresStore, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await Writer(store).write(*OPENING)
+    blocker = await asyncpg.connect(dsn)
+    monkeypatch.setitem(connection._SETTINGS, "lock_timeout", "50ms")  # pyright: ignore[reportPrivateUsage]
+    try:
+        async with blocker.transaction(), PostgresStore(dsn) as impatient:
+            await blocker.execute("SELECT 1 FROM runs FOR UPDATE")
+            batch = Batch(RUN, 1, 4, (START_A,))
+            with pytest.raises(StoreBusy):
+                await impatient.write(batch)
+        await store.write(batch)
+    finally:
+        await blocker.close()
+
+
+async def test_a_note_wakes_the_owner_at_once(store: PostgresStore, dsn: str) -> None:
+    await Writer(store).write(*OPENING)
+    await store.wait_for_note(RUN)  # the first returns when it listens
+    async with anyio.create_task_group() as group:
+        waited = anyio.Event()
+
+        async def wait() -> None:
+            await store.wait_for_note(RUN)
+            waited.set()
+
+        group.start_soon(wait)
+        async with PostgresStore(dsn, mode="existing") as sender:
+            await sender.send(RUN, Note("cancel", at(5)))
+        with anyio.fail_after(2):
+            await waited.wait()
+    assert [note.kind for note in await store.list_notes(RUN)] == ["cancel"]
+
+
+async def test_the_clock_of_the_server_counts_the_silence_of_an_owner(store: PostgresStore, dsn: str) -> None:
+    await Writer(store).write(*OPENING)
+    assert 0 <= await store.silence(RUN) < 30
+    blocker = await asyncpg.connect(dsn)
+    await blocker.execute("UPDATE runs SET written_at = written_at - interval '1 hour'")
+    await blocker.close()
+    assert 3590 < await store.silence(RUN) < 3700
+
+
+async def test_nobody_waits_a_lease_for_an_owner_that_was_silent_for_longer(store: PostgresStore, dsn: str) -> None:
+    runner = ParallelRunner(Counted(Path("/dev/null"), 0), store=store)
+    run_id = await runner.create_run(dag(3))
+    record = await store.get_run(run_id)
+    assert record is not None
+    claimed = RunClaimed(at(1), owner(), 9.0), RunStatusChanged(at(2), "running")  # by a process on another host
+    await store.write(Batch(run_id, record.epoch, record.last_seq + 1, claimed))
+    other = await asyncpg.connect(dsn)
+    await other.execute("UPDATE runs SET written_at = written_at - interval '1 hour'")
+    await other.close()
+    begun = time.monotonic()
+    result = await runner.resume(run_id)
+    assert result.status == "completed"
+    assert time.monotonic() - begun < 10  # a lease is 30 s
+
+
+PASSWORD = "s3cret-of-mine"
+
+
+@pytest.mark.parametrize(
+    "dsn",
+    [
+        f"postgresql://me:{PASSWORD}@127.0.0.1:1/x",
+        f"postgresql://127.0.0.1:1/x?user=me&password={PASSWORD}",
+        f"postgresql://me:{PASSWORD}@127.0.0.1:1/x?sslmode=nonsense",
+        f"postgresql://me:{PASSWORD}@[bad/x",
+    ],
+)
+async def test_no_message_shows_a_password(dsn: str) -> None:
+    store = PostgresStore(dsn)
+    with pytest.raises(StoreUnusable) as caught:
+        await store.__aenter__()
+    error: BaseException | None = caught.value
+    assert error is not None
+    assert PASSWORD not in f"{error} {error!r} {store!r} {store.address}"
+    assert error.__cause__ is None
+    assert error.__suppress_context__
+
+
+async def test_a_database_without_tables_is_not_filled_for_reading(dsn: str) -> None:
+    bare = dsn.replace("/plait_", "/template1?x=/", 1) if "/plait_" in dsn else dsn
+    assert bare != dsn
+    with pytest.raises((StoreUnusable, StoreError)):
+        async with PostgresStore(dsn + "&search_path=nowhere", mode="read"):
+            pass
+
+
+async def test_stores_that_are_opened_at_once_make_the_tables_once(dsn: str) -> None:
+    admin = await asyncpg.connect(dsn)
+    await admin.execute("DROP SCHEMA IF EXISTS race CASCADE; CREATE SCHEMA race")
+    try:
+
+        async def enter() -> None:
+            async with PostgresStore(dsn + "&search_path=race") as store:
+                assert await store.list_runs() == ()
+
+        async with anyio.create_task_group() as group:
+            for _ in range(4):
+                group.start_soon(enter)
+        assert await admin.fetchval("SELECT count(*) FROM race.plait_store") == 1
+    finally:
+        await admin.execute("DROP SCHEMA race CASCADE")
+        await admin.close()
+
+
+async def test_the_views_are_those_of_sqlite(store: PostgresStore, dsn: str) -> None:
+    memory = MemoryStore()
+    for one in (store, memory):
+        await Writer(one).write(*OPENING, START_A)
+    reader = await asyncpg.connect(dsn)
+    try:
+        events = await reader.fetch("SELECT seq, kind, detail FROM events WHERE run_id = $1 ORDER BY seq", RUN)
+        listed = await memory.list_events(RUN)
+        assert [(row["seq"], row["kind"]) for row in events] == [(one.seq, one.kind.value) for one in listed]
+        edges = await reader.fetch("SELECT task_id, depends_on FROM dependencies")
+        assert [tuple(row) for row in edges] == [("b", "a")]
+        tasks = await reader.fetch("SELECT task_id, status FROM tasks ORDER BY position")
+        assert [tuple(row) for row in tasks] == [("a", "running"), ("b", "pending"), ("c", "pending")]
+    finally:
+        await reader.close()
