@@ -126,7 +126,12 @@ class Store(RunStore, TaskStore, ContextStore, Protocol):
 
 @runtime_checkable
 class ServerStore(Protocol):
-    """A store on a server with one clock for all hosts, which notifies owners of notes. A `Store` need not be one."""
+    """A store on a server, with one clock for all hosts, which notifies owners of notes. A `Store` need not be one.
+
+    A server can be away for minutes, and may come back without the last changes, as a standby does that was promoted in
+    time of need. The runner keeps the changes of the last minutes for such a store, and waits longer for the store at
+    the end of a run.
+    """
 
     async def wait_for_note(self, run_id: str) -> None:
         """Return when a note for the run may have arrived, after some seconds in any case. A note may be missed, so the
@@ -154,26 +159,12 @@ class FilesStore(Protocol):
         ...
 
 
+def server_of(store: object) -> ServerStore | None:
+    """Return `store`, or the store that it wraps and names as its `server`; None without a server."""
+    found = getattr(store, "server", store)
+    return found if isinstance(found, ServerStore) else None
+
+
 def files_root(store: object) -> Path | None:
     """Return the folder for files of `store`, or None without a folder."""
     return store.files_root if isinstance(store, FilesStore) else None
-
-
-@runtime_checkable
-class ServerStore(Protocol):
-    """A store on a server, which can be away for minutes, and may come back without the last changes, as a standby does
-    that was promoted in time of need.
-
-    The runner keeps the changes of the last minutes for such a store, and waits longer for the store at the end of a
-    run. A `Store` need not be a ServerStore.
-    """
-
-    @property
-    def is_server(self) -> bool:
-        """True; False for a store around another store that is no ServerStore."""
-        ...
-
-
-def is_server(store: object) -> bool:
-    """Return whether `store` is on a server."""
-    return isinstance(store, ServerStore) and store.is_server

@@ -30,7 +30,7 @@ from plait.persistence import changes as stored
 from plait.persistence.changes import Batch, Change, LeaseRenewed, RunClaimed, RunReleased
 from plait.persistence.errors import Conflict, Fenced, Gap, StoreBusy, StoreError, StoreNotOpen
 from plait.persistence.failpoints import reached
-from plait.persistence.protocol import Store, is_server
+from plait.persistence.protocol import Store, server_of
 from plait.persistence.records import RunRecord
 from plait.persistence.rules import split_completion
 from plait.runner.asyncio_cancellation import outlasting_cancellation
@@ -100,7 +100,7 @@ class Checkpointer:
         self._retry_at = 0.0
         self._retry_s = FIRST_RETRY_S
         self._error: StoreError | None = None
-        self._kept = KeptChanges() if is_server(store) else None
+        self._kept = None if server_of(store) is None else KeptChanges()
         self._pause = anyio.CancelScope()
         """The wait before a last write."""
         self._waits = True

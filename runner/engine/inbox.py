@@ -20,7 +20,7 @@ import anyio
 
 from plait.backends.protocol import JsonValue
 from plait.persistence.errors import StoreError
-from plait.persistence.protocol import ServerStore, Store
+from plait.persistence.protocol import Store, server_of
 from plait.persistence.records import RUN_ENDS, Note, NoteRecord, Owner, RunRecord
 from plait.runner.clock import Clock
 from plait.runner.domain.status import RUN_DONE, RunStatus
@@ -97,8 +97,9 @@ class Inbox:
         """Sleep until the next read of the inbox is due. A wake since the last read counts."""
         with anyio.CancelScope() as self._asleep:
             if not self._woken:
-                if isinstance(self._store, ServerStore):
-                    await self._store.wait_for_note(self._run_id)
+                server = server_of(self._store)
+                if server is not None and not self._away():
+                    await server.wait_for_note(self._run_id)
                 else:
                     await self._clock.sleep(LOOK_EVERY_S)
         self._woken = False

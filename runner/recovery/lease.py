@@ -16,7 +16,7 @@ import anyio
 from plait.persistence.changes import Batch, Change, RunClaimed, RunReleased
 from plait.persistence.errors import Conflict, Fenced, StoreError
 from plait.persistence.failpoints import reached
-from plait.persistence.protocol import ServerStore, Store
+from plait.persistence.protocol import Store, server_of
 from plait.persistence.records import Owner, RunRecord
 from plait.runner.clock import iso
 from plait.runner.domain import events
@@ -47,8 +47,7 @@ async def wait_for_expiry(config: Config, run: StoredRun, feed: Feed, control: C
         raise _owned(record, owner)
     # Clocks jump and differ between hosts, so stored times are not compared: the owner is alive if the run changes
     # during one lease on the clock of this process. A server has one clock for all: its silence so far counts.
-    silent = await run.store.silence(record.run_id) if isinstance(run.store, ServerStore) else 0.0
-    lease = max(0.0, config.lease - silent)
+    lease = max(0.0, config.lease - await _silence(run.store, record.run_id))
     at = iso(config.clock.wall())
     feed.publish(events.RunWatched(at, record.run_id, f"process {owner.pid} on {owner.host}", lease))
     for _ in range(_LOOKS):
@@ -97,7 +96,17 @@ def is_live(record: RunRecord, now: float) -> bool:
     return owner is not None and expires is not None and expires > now and liveness(owner) is Liveness.ALIVE
 
 
+async def _silence(store: Store, run_id: str) -> float:
+    """Return the seconds since the last change of the run, as far as the store can say."""
+    server = server_of(store)
+    if server is not None:
+        with anyio.move_on_after(_ANSWER_S):
+            return await server.silence(run_id)
+    return 0.0
+
+
 _LOOKS = 3
+_ANSWER_S = 5.0
 _SHORT_S = 2.0
 
 

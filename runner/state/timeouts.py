@@ -11,7 +11,7 @@ import anyio
 
 from plait.persistence.changes import Batch
 from plait.persistence.errors import StoreError
-from plait.persistence.protocol import Store, files_root, is_server
+from plait.persistence.protocol import ServerStore, Store, files_root, server_of
 from plait.persistence.records import (
     AttemptRecord,
     EventKind,
@@ -42,9 +42,9 @@ class TimeoutStore:
         return files_root(self._store)
 
     @property
-    def is_server(self) -> bool:
-        """See ServerStore."""
-        return is_server(self._store)
+    def server(self) -> ServerStore | None:
+        """The store itself, without a time limit, if it is on a server."""
+        return server_of(self._store)
 
     async def write(self, batch: Batch) -> None:
         """See Store."""

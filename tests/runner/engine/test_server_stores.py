@@ -18,14 +18,13 @@ from plait.runner.engine import inbox, kept_changes
 from plait.runner.engine.checkpointer import SERVER_PATIENCE_S
 from tests.support.fakes import QuickClock, Talker
 from tests.support.stores.faulty_store import FaultyStore
+from tests.support.stores.on_server import OnServer
 
 CHAIN = DAG([Task(f"t{i}", prompt=str(i), depends_on=[f"t{i - 1}"] if i else []) for i in range(20)])
 
 
-class Server(FaultyStore):
-    """A store that is a server: `promote` puts a standby in its place."""
-
-    is_server = True
+class Replicated(FaultyStore):
+    """A store with a copy: `promote` puts the copy in its place."""
 
     def __init__(self, inner: MemoryStore) -> None:
         super().__init__(inner)
@@ -39,7 +38,11 @@ class Server(FaultyStore):
         self.inner = self.standby
 
 
-def failing_over(store: Server, synchronised_at: str | None = "3", after: str = "10") -> ParallelRunner:
+class Server(OnServer, Replicated):
+    """A server with a standby."""
+
+
+def failing_over(store: Replicated, synchronised_at: str | None = "3", after: str = "10") -> ParallelRunner:
     """A runner during whose task `after` the standby is promoted, last synchronised in task `synchronised_at`."""
 
     async def body(prompt: str) -> str:
@@ -166,8 +169,7 @@ async def test_notes_are_read_again_after_a_gap(monkeypatch: pytest.MonkeyPatch)
 
 async def test_a_store_on_this_machine_keeps_nothing() -> None:
     """An older copy in the place of a file is an error of its owner, and costs no memory before."""
-    store = Server(MemoryStore())
-    store.is_server = False
+    store = Replicated(MemoryStore())
     result = await failing_over(store).run(CHAIN)
     [lost] = result.degraded
     assert lost.lost > 2 * 9
@@ -188,10 +190,8 @@ def test_changes_are_kept_for_a_time_and_up_to_a_size() -> None:
     assert kept.take_from(3) == (RunReleased("y"),)
 
 
-class AwayAtTheEnd(FaultyStore):
+class AwayAtTheEnd(OnServer, FaultyStore):
     """A server that is away from the middle of a run until `seconds` after the run's end."""
-
-    is_server = True
 
     def __init__(self, inner: SQLiteStore, clock: QuickClock, seconds: float) -> None:
         super().__init__(inner)

@@ -9,11 +9,10 @@ from plait.persistence.changes import RunCreated
 from plait.runner.cli.app import cli
 from plait.runner.cli.commands import run
 from plait.runner.cli.exits import run_cli
+from tests.support.stores.on_server import OnServer
 
 
-class AwayServer(SQLiteStore):
-    is_server = True
-
+class AwayServer(OnServer, SQLiteStore):
     async def write(self, batch: Batch) -> None:
         if not isinstance(batch.changes[0], RunCreated):
             raise StoreError("the server is away")
