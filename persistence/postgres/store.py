@@ -11,7 +11,7 @@ from plait.persistence.errors import Conflict, StoreError, StoreNotOpen, StoreUn
 from plait.persistence.postgres import purge, reader
 from plait.persistence.postgres.connection import Link, connect, explained, prepare
 from plait.persistence.postgres.listener import Listener
-from plait.persistence.postgres.writer import send_note, write_batch
+from plait.persistence.postgres.writer import BatchCounts, send_note, write_batch
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection
@@ -68,6 +68,8 @@ class PostgresStore:
         self._listener: Listener | None = None
         self._books: Books = {}
         self._store_id: str | None = None
+        self.batches = BatchCounts()
+        """The number of batches that were written."""
         self.server_version = ""
         """The version of the server, empty before the store was opened."""
 
@@ -124,7 +126,7 @@ class PostgresStore:
 
     async def write(self, batch: Batch) -> None:
         try:
-            await self._call(0, write_batch, batch, self._books)
+            await self._call(0, write_batch, batch, self._books, self.batches)
         except Conflict as error:
             raise type(error)(_of_run(batch.run_id, error)) from None
 

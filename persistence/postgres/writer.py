@@ -106,18 +106,29 @@ class Book:
 Books = dict[str, Book]
 
 
-async def write_batch(connection: Connection, batch: Batch, books: Books) -> None:
+@dataclass(slots=True)
+class BatchCounts:
+    """The batches that a store has written."""
+
+    all: int = 0
+    single: int = 0
+    """The batches that were one round trip."""
+
+
+async def write_batch(connection: Connection, batch: Batch, books: Books, counts: BatchCounts) -> None:
     """Apply the changes that are not applied yet, all or nothing. Raises Fenced, Conflict, or an error of asyncpg."""
     book = books.pop(batch.run_id, None)
-    if book is None or not book.is_next(batch) or not await _write_next(connection, batch, book):
+    counts.all += 1
+    if book is None or not book.is_next(batch) or not await _write_next(connection, batch, book, counts):
         book = await _write_exactly(connection, batch)
     if book is not None and not isinstance(batch.changes[-1], RunReleased):
         books[batch.run_id] = book
 
 
-async def _write_next(connection: Connection, batch: Batch, book: Book) -> bool:
+async def _write_next(connection: Connection, batch: Batch, book: Book, counts: BatchCounts) -> bool:
     """Write the batch that continues the book. Return False, with nothing written, if the book is outdated."""
-    if book.tasks.needed(batch.changes) or any(isinstance(one, TasksAdded) for one in batch.changes):
+    looks_up = bool(book.tasks.needed(batch.changes)) or any(isinstance(one, TasksAdded) for one in batch.changes)
+    if looks_up:
         await book.tasks.prefetch(connection, batch.changes)
     before = book.head
     rows = _apply(book, batch.run_id, batch.first_seq, batch.changes)
@@ -128,6 +139,7 @@ async def _write_next(connection: Connection, batch: Batch, book: Book) -> bool:
         reached("txn.before_commit")
         written = await connection.fetchval(sql.write_sql(added), *_head_values(book, before), *values)
         is_written = written is not None
+        counts.single += is_written and not looks_up
     else:
         is_written = await _in_transaction(connection, book, before, rows)
     if is_written:

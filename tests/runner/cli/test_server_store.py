@@ -1,0 +1,114 @@
+"""Every command on a PostgreSQL server; the passwords of addresses, and servers that cannot be reached."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.support.processes.command import PLAIT, environment, plait_here
+from tests.support.stores.postgres import empty, worker_dsn
+
+PLAN = """name: letters
+backends: {default: {kind: function, call: "answers.py:answer"}, person: {kind: person}}
+tasks:
+  - {id: a, prompt: one}
+  - {id: b, prompt: "two {{ a }}", depends_on: a}
+  - {id: c, prompt: "Which one?", backend: person}
+"""
+PASSWORD = "s3cret-of-mine"
+
+
+@pytest.fixture
+def dsn() -> str:
+    dsn = worker_dsn()
+    asyncio.run(empty(dsn))
+    return dsn
+
+
+def test_every_command_works_on_a_server(tmp_path: Path, dsn: str) -> None:
+    (tmp_path / "plan.yaml").write_text(PLAN)
+    (tmp_path / "answers.py").write_text("async def answer(prompt: str) -> str:\n    return f're: {prompt}'\n")
+    state = {"XDG_STATE_HOME": str(tmp_path / "state")}
+
+    ran = plait_here(tmp_path, "run", "plan.yaml", "--store", dsn, "-q", **state)
+    assert ran.code == 4, ran.err  # waits for a person
+    [run] = plait_here(tmp_path, "runs", "--json", PLAIT_STORE=dsn).value
+    assert (run["name"], run["status"]) == ("letters", "waiting_input")
+    assert "Which one?" in plait_here(tmp_path, "questions", "--store", dsn).out
+    answered = plait_here(tmp_path, "answer", run["run_id"], "c", "this", "--store", dsn, **state)
+    assert answered.code == 0, answered.err
+    resumed = plait_here(tmp_path, "resume", run["run_id"], "--store", dsn, "-q", **state)
+    assert resumed.code == 0, resumed.err
+    assert "re: two re: one" in plait_here(tmp_path, "show", "last", "b", "--store", dsn).out
+    for command in (("show", "last"), ("log", "last"), ("graph", "last"), ("cancel", "last"), ("runs", "--long")):
+        done = plait_here(tmp_path, *command, "--store", dsn, **state)
+        assert done.code == 0, done.err
+    assert not (tmp_path / ".plait").exists()
+    deleted = plait_here(tmp_path, "gc", "--keep", "0", "--json", "--store", dsn, **state).value
+    assert [one["run_id"] for one in deleted["runs"]] == [run["run_id"]]
+    assert "backups" in deleted["remains"]
+    assert plait_here(tmp_path, "runs", "--json", "--store", dsn).value == []
+
+
+def test_doctor_warns_of_a_server_that_may_lose_batches(tmp_path: Path, dsn: str) -> None:
+    found = plait_here(tmp_path, "doctor", "--json", "--store", dsn).value["checks"]
+    store = {one["check"]: one for one in found}
+    assert store["store"]["verdict"] == "ok"
+    assert "PostgreSQL" in store["store"]["found"]
+    assert store["durability"]["verdict"] == "warning"
+    assert "fsync is off" in store["durability"]["found"]  # as the tests start their server
+    asynchronous = plait_here(tmp_path, "doctor", "--store", f"{dsn}&synchronous_commit=off").out
+    assert "synchronous_commit is off" in asynchronous
+
+
+def test_crash_tests_are_refused_on_a_server(tmp_path: Path, dsn: str) -> None:
+    refused = plait_here(tmp_path, "crashtest", "--store", dsn)
+    assert refused.code == 2
+    assert "make SQLite files" in refused.err
+    assert len(refused.err.splitlines()) == 1
+
+
+def test_a_password_on_the_command_line_is_refused(tmp_path: Path) -> None:
+    address = f"postgresql://me:{PASSWORD}@127.0.0.1:1/x"
+    refused = plait_here(tmp_path, "runs", "--store", address)
+    assert refused.code == 2
+    assert "PGPASSFILE" in refused.err
+    assert PASSWORD not in refused.err
+
+
+@pytest.mark.parametrize("command", [("runs",), ("show", "last"), ("gc", "--keep", "1"), ("doctor",)])
+def test_a_server_that_cannot_be_reached_is_one_line(tmp_path: Path, command: tuple[str, ...]) -> None:
+    address = f"postgresql://me:{PASSWORD}@127.0.0.1:1/x"
+    failed = plait_here(tmp_path, *command, PLAIT_STORE=address)
+    assert failed.code == 3
+    assert PASSWORD not in failed.out + failed.err
+    lines = [line for line in (failed.out + failed.err).splitlines() if "postgresql://me:***@127.0.0.1:1/x" in line]
+    assert len(lines) == 1
+    assert command[0] == "doctor" or lines == failed.err.splitlines()
+
+
+def test_serve_keeps_its_token_in_the_folder_of_the_store(tmp_path: Path, dsn: str) -> None:
+    (tmp_path / "plan.yaml").write_text(PLAN)
+    (tmp_path / "answers.py").write_text("async def answer(prompt: str) -> str:\n    return prompt\n")
+    command = [*PLAIT, "serve", "--backends", "plan.yaml", "--port", "0", "--json", "--store", dsn]
+    server = subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        env=environment(XDG_STATE_HOME=str(tmp_path / "state")),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert server.stdout is not None
+    line = server.stdout.readline()
+    server.send_signal(signal.SIGINT)
+    _, error = server.communicate(timeout=20)
+    assert line, error
+    token = Path(json.loads(line)["token_file"])
+    assert token.is_relative_to(tmp_path / "state" / "plait")
+    assert not token.exists()
