@@ -91,8 +91,16 @@ def _run(run_id: str, counts: dict[str, int], head: RunHead, spent: Spent) -> Ru
 
 
 async def list_runs(connection: Connection, limit: int) -> tuple[RunRecord, ...]:
+    return await _list(connection, sql.LIST_RUNS, limit)
+
+
+async def list_claimable(connection: Connection, limit: int) -> tuple[RunRecord, ...]:
+    return tuple(run for run in await _list(connection, sql.LIST_CLAIMABLE, limit) if not run.damaged)
+
+
+async def _list(connection: Connection, statement: str, limit: int) -> tuple[RunRecord, ...]:
     async with _one_state(connection):
-        rows = [tuple(row) for row in await connection.fetch(sql.LIST_RUNS, min(max(0, limit), _MOST))]
+        rows = [tuple(row) for row in await connection.fetch(statement, min(max(0, limit), _MOST))]
         counts = await _counts(connection, [row[1] for row in rows])
     return tuple(_listed(row, counts.get(row[1], {})) for row in rows)
 

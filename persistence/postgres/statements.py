@@ -49,15 +49,15 @@ _RENEWED: Final = """ ON CONFLICT (run_id, task_id, session_id) DO UPDATE SET at
     row_checksum = excluded.row_checksum"""
 
 _INSERT, _UPDATE, _SELECT, _WITH = "INSERT INTO", "UPDATE", "SELECT", "WITH"
-HEAD_WIDTH: Final = 27
-"""The parameters of the head: 24 columns, then the number, the epoch and the last change before the batch."""
+HEAD_WIDTH: Final = 28
+"""The parameters of the head: 24 columns, then the number, and the epoch, last change and owner before the batch."""
 SET_HEAD: Final = """
 UPDATE runs SET status = $1, started_at = $2, ended_at = $3, error = $4, last_seq = $5, lease_expires_at = $6,
     claims = $7, policy_state = $8, policy_seq = $9, input_tokens = $10, output_tokens = $11, cache_read_tokens = $12,
     cache_write_tokens = $13, reasoning_tokens = $14, cost_is_partial = $15, cost_usd = $16, owner_id = $17,
     owner_host = $18, owner_boot_id = $19, owner_pid = $20, owner_process_started = $21, owner_claimed_at = $22,
     row_checksum = $23, epoch = $24, written_at = clock_timestamp()
-WHERE number = $25 AND epoch = $26 AND last_seq = $27 RETURNING number
+WHERE number = $25 AND epoch = $26 AND last_seq = $27 AND owner_id IS NOT DISTINCT FROM $28 RETURNING number
 """
 """No row comes back if another process has written to the run, or owns the run."""
 
@@ -154,6 +154,10 @@ _HEAD = """SELECT number, run_id, name, created_at, status, started_at, ended_at
 GET_HEAD = f"{_HEAD} WHERE run_id = $1"
 LOCK_HEAD = f"{GET_HEAD} FOR NO KEY UPDATE"
 LIST_RUNS = f"{_HEAD} ORDER BY created_at DESC, number DESC LIMIT $1"
+LIST_CLAIMABLE = f"""{_HEAD}
+WHERE status IN ('queued', 'running', 'cancelling') AND (
+    owner_id IS NULL OR lease_expires_at IS NULL OR lease_expires_at < extract(epoch FROM clock_timestamp()))
+ORDER BY created_at, number LIMIT $1"""
 GET_SETTINGS = """
 SELECT settings, settings_sha256, settings_checksum, (SELECT content FROM blobs WHERE sha256 = settings_sha256)
 FROM runs WHERE run_id = $1

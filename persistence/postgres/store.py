@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, Self, TypeVar
 
 from plait.persistence.address import SCHEMES, masked
-from plait.persistence.errors import Conflict, StoreError, StoreNotOpen, StoreUnusable
+from plait.persistence.errors import Conflict, Gap, StoreError, StoreNotOpen, StoreUnusable
 from plait.persistence.postgres import purge, reader
 from plait.persistence.postgres.connection import Link, connect, explained, prepare
 from plait.persistence.postgres.listener import Listener
@@ -127,6 +127,8 @@ class PostgresStore:
     async def write(self, batch: Batch) -> None:
         try:
             await self._call(0, write_batch, batch, self._books, self.batches)
+        except Gap:
+            raise
         except Conflict as error:
             raise type(error)(_of_run(batch.run_id, error)) from None
 
@@ -135,6 +137,10 @@ class PostgresStore:
 
     async def list_runs(self, limit: int = 50) -> tuple[RunRecord, ...]:
         return await self._call(1, reader.list_runs, limit)
+
+    async def list_claimable(self, now: float, limit: int = 50) -> tuple[RunRecord, ...]:  # noqa: ARG002
+        """See RunStore. Leases are judged by the server's clock."""
+        return await self._call(1, reader.list_claimable, limit)
 
     async def list_tasks(self, run_id: str, task_id: str | None = None) -> tuple[TaskRecord, ...]:
         return await self._call(1, reader.list_tasks, run_id, task_id)

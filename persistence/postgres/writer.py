@@ -221,7 +221,14 @@ def _apply(book: Book, run_id: str, first_seq: int, changes: Sequence[Change]) -
 
 def _head_values(book: Book, before: RunHead) -> tuple[Any, ...]:
     columns = run_columns(book.number, book.tasks.run_id, book.head, book.spent)
-    return (*columns, book.head.epoch, book.number, before.epoch, before.last_seq)
+    return (
+        *columns,
+        book.head.epoch,
+        book.number,
+        before.epoch,
+        before.last_seq,
+        before.owner and before.owner.owner_id,
+    )
 
 
 def _only_adds(rows: BatchRows) -> bool:

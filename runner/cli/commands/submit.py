@@ -9,12 +9,13 @@ import anyio
 import click
 
 from plait.backends.function import as_backend
-from plait.persistence import SQLiteStore
 from plait.runner import Plan
 from plait.runner.cli.backends import BackendOptions, BackendSet, backend_set_of_plan, required_backends
 from plait.runner.cli.exits import COMPLETED, print_line
+from plait.runner.cli.lookup import open_store
 from plait.runner.cli.options import (
     DEFAULT_CONCURRENCY,
+    StorePlace,
     backend_options,
     concurrency_option,
     read_plan,
@@ -44,12 +45,12 @@ def submit_command(plan: Path, inputs: dict[str, str], **options: Any) -> int:
     return anyio.run(submit, loaded, backend_set, concurrency, options["key"], options["store_path"])
 
 
-async def submit(plan: Plan, backend_set: BackendSet, concurrency: int, key: str | None, path: Path) -> int:
+async def submit(plan: Plan, backend_set: BackendSet, concurrency: int, key: str | None, place: StorePlace) -> int:
     """Store a queued run of `plan`, and print its id. Return the exit code."""
     plan = plan.fitted_to(backend_set.specs, backend_set.default)
     names = required_backends(plan.dag, backend_set.default, policy=plan.policy, known=backend_set.specs)
     unopened = {name: as_backend(_unopened) for name in names if name in backend_set.specs}
-    async with SQLiteStore(path) as store:
+    async with open_store(place) as store:
         runner = backend_set.make_runner(unopened, store=store, concurrency=concurrency)
         run_id = await runner.create_run(plan.dag, key=key, settings=backend_set.settings(), policy=plan.policy)
     print_line(run_id)

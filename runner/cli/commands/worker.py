@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import anyio
 import click
 
-from plait.persistence import SQLiteStore
 from plait.runner.cli.exits import COMPLETED, print_note, redirect_prints
 from plait.runner.cli.fleet import Worker, WorkerOptions
-from plait.runner.cli.options import apply_log_options, backends_option, log_options, store_option
+from plait.runner.cli.lookup import open_store
+from plait.runner.cli.options import StorePlace, apply_log_options, backends_option, log_options, store_option
 from plait.runner.cli.stored_backends import FileOptions
 
 
@@ -26,7 +25,7 @@ from plait.runner.cli.stored_backends import FileOptions
 @backends_option
 @store_option
 @log_options
-def worker_command(store_path: Path, concurrency: int, **options: Any) -> int:
+def worker_command(store_path: StorePlace, concurrency: int, **options: Any) -> int:
     """Execute queued runs, and runs whose process has died, until a signal. Several workers may share a store.
 
     Ctrl-C or SIGTERM stops the runs and frees them for other workers; a second signal exits at once.
@@ -36,9 +35,9 @@ def worker_command(store_path: Path, concurrency: int, **options: Any) -> int:
         return anyio.run(work, store_path, WorkerOptions(concurrency, FileOptions(backends=options["backends"])))
 
 
-async def work(path: Path, options: WorkerOptions) -> int:
+async def work(place: StorePlace, options: WorkerOptions) -> int:
     """Work until a signal. Return the exit code."""
-    async with SQLiteStore(path) as store:
-        print_note(f"working on the runs of {path}, {options.concurrency} at once; Ctrl-C stops")
+    async with open_store(place) as store:
+        print_note(f"working on the runs of {place}, {options.concurrency} at once; Ctrl-C stops")
         await Worker(store, options).work()
     return COMPLETED

@@ -6,8 +6,8 @@ import sys
 
 from plait.persistence import Batch, SQLiteStore, StoreError
 from plait.persistence.changes import RunCreated
+from plait.runner.cli import lookup
 from plait.runner.cli.app import cli
-from plait.runner.cli.commands import run
 from plait.runner.cli.exits import run_cli
 from tests.support.stores.on_server import OnServer
 
@@ -20,5 +20,5 @@ class AwayServer(OnServer, SQLiteStore):
 
 
 if __name__ == "__main__":
-    run.SQLiteStore = AwayServer  # type: ignore[misc]
+    lookup.SQLiteStore = AwayServer  # type: ignore[misc]
     sys.exit(run_cli(cli, ["run", *sys.argv[1:]]))
