@@ -12,12 +12,12 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import cache, lru_cache
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from math import isfinite
 from pathlib import Path
 from threading import Lock
 from typing import Any, Final, Protocol, runtime_checkable
+from urllib.parse import urlsplit
 
 from plait.backends.protocol import Usage
 from plait.backends.text import one_line
@@ -105,7 +105,9 @@ class Prices:
 
     def needs_list(self, used: Usage, billing: Billing) -> bool:
         """Return whether only the list, not loaded so far, can hold the price of `used`."""
-        return billing.provider is not None and self._own(used, billing) is None and not is_loaded()
+        if billing.provider is None or is_loaded() or _is_local(billing.provider):
+            return False
+        return self._own(used, billing) is None
 
     def priced(self, used: Usage, billing: Billing, longest: int | None = None, *, at: float) -> Usage:
         """Return `used` with its cost, if the cost is unknown and there is a price at the Unix time `at`.
@@ -166,6 +168,8 @@ def list_version() -> tuple[str, str] | None:
 
     Loads nothing.
     """
+    from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415 - brings the whole of email
+
     found = find_spec(_PACKAGE)
     if found is None or found.origin is None:
         return None
@@ -174,6 +178,20 @@ def list_version() -> tuple[str, str] | None:
     except PackageNotFoundError:
         return None
     return number, datetime.fromtimestamp(Path(found.origin).stat().st_mtime, UTC).date().isoformat()
+
+
+@lru_cache(maxsize=256)
+def _is_local(provider: str) -> bool:
+    """Return whether `provider` is the URL of a server of one's own, named by an IP address or by a name without a dot.
+    No provider in the list has such a URL, so the list need not be loaded.
+    """
+    if "://" not in provider:
+        return False
+    try:
+        host = urlsplit(provider).hostname or ""
+    except ValueError:
+        return False
+    return ":" in host or "." not in host or host.replace(".", "").isdigit()
 
 
 @cache

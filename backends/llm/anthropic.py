@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import Any, ClassVar
 
 from plait.backends.errors import BackendError, ErrorKind
-from plait.backends.json_fields import at, count, number, tables, text
+from plait.backends.json_fields import at, count, number, parse, tables, text
 from plait.backends.llm.base import PartialAnswer, RemoteBackend, StreamUsage, in_words, truncated
 from plait.backends.llm.client import Client
 from plait.backends.llm.endpoint import Endpoint
@@ -174,7 +173,7 @@ class _Answer(PartialAnswer):
 
     def take(self, event: ServerEvent) -> bool:
         """Add `event`. Returns whether the event ends the stream. Raises BackendError for an error."""
-        value = json.loads(event.data)
+        value = parse(event.data.decode())
         self.pieces += 1
         kind = at(value, "type") or event.name
         if kind == "error":

@@ -7,7 +7,6 @@ be good.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
@@ -15,7 +14,7 @@ from typing import Any, ClassVar, cast
 from urllib.parse import quote, urlencode
 
 from plait.backends.errors import BackendError, ErrorKind
-from plait.backends.json_fields import at, count, number, tables
+from plait.backends.json_fields import at, count, number, parse, tables
 from plait.backends.llm.base import PartialAnswer, RemoteBackend, StreamUsage, in_words, json_or_text, truncated
 from plait.backends.llm.client import Client
 from plait.backends.llm.endpoint import Endpoint
@@ -178,9 +177,8 @@ class _Answer(PartialAnswer):
         """Add the chunk in `event`. Returns whether the event ends the stream. Raises BackendError for an error."""
         if event.data.startswith(b"[DONE]"):
             return True
-        chunk = json.loads(event.data.decode())
+        chunk = parse(event.data.decode())
         if isinstance(chunk, dict):
-            chunk = cast("dict[str, JsonValue]", chunk)
             # An object "error": vLLM.
             if chunk.get("error") or chunk.get("object") == "error" or event.name == "error":
                 raise broken_off(chunk, self.server, begun=self.begun)
@@ -201,13 +199,18 @@ class _Answer(PartialAnswer):
             self.spent.note(_usage(chunk["usage"]))
         if self.spent.usage.model is None:
             self.spent.note_model(chunk.get("model"))
-        for choice in tables(chunk, "choices"):
+        choices = chunk.get("choices")
+        for choice in choices if isinstance(choices, list) else ():
+            if not isinstance(choice, dict):
+                continue
             # An answer in one piece holds a message.
             delta = choice.get("delta") or choice.get("message")
             if isinstance(delta, dict):
                 # Thoughts are a part of the answer, too, under many names; the role alone is none.
-                self.begun = self.begun or any(value for name, value in delta.items() if name != "role")
-                text = _text(delta.get("content"))
+                if not self.begun:
+                    self.begun = any(value for name, value in delta.items() if name != "role")
+                content = delta.get("content")
+                text = content if isinstance(content, str) else _text(content)
                 if text:
                     self.texts.append(text)
                     self.request.on_output(Output("text", clean_text(text)))

@@ -43,9 +43,11 @@ class EventDecoder:
         if not cut:
             self._pending.append(piece)
             return []
-        whole = b"".join([*self._pending, piece[:cut]])
-        self._pending = [piece[cut:]] if cut < len(piece) else []
-        return self._events(whole)
+        if self._pending or cut < len(piece):
+            whole = b"".join([*self._pending, piece[:cut]])
+            self._pending = [piece[cut:]] if cut < len(piece) else []
+            return self._events(whole)
+        return self._events(piece)
 
     def end(self) -> list[ServerEvent]:
         """Return the event that the end of the stream completes, if any."""
@@ -58,15 +60,18 @@ class EventDecoder:
             lines, self._is_first = lines.removeprefix(_MARK), False
         found: list[ServerEvent] = []
         for line in lines.splitlines():
-            if not line:
+            if line.startswith(b"data: "):  # most lines, and the first test alone takes a third of the time
+                self._data.append(line[6:])
+            elif not line:
                 if self._data:
-                    found.append(ServerEvent(self._name.decode(errors="replace"), b"\n".join(self._data)))
+                    name = self._name.decode(errors="replace") if self._name else ""
+                    found.append(ServerEvent(name, b"\n".join(self._data)))
                     self._data = []
                 self._name = b""
-                continue
-            field, _, value = line.partition(b":")
-            if field == b"data":
-                self._data.append(value.removeprefix(b" "))
-            elif field == b"event":
-                self._name = value.removeprefix(b" ")
+            else:
+                field, _, value = line.partition(b":")
+                if field == b"data":
+                    self._data.append(value.removeprefix(b" "))
+                elif field == b"event":
+                    self._name = value.removeprefix(b" ")
         return found

@@ -326,10 +326,14 @@ class AttemptRunner:
             node = clean_text(str(output.text))
             self._context.sink.submit([events.NodeStarted(self._stamp(), attempt.task.id, attempt.number, node)])
         else:
-            usage = kept_usage(output.usage)
+            usage = output.usage
             if usage is not NO_USAGE:
-                usage = self._pricing.price(usage, self._context.task_backends[attempt.position])
-            self._state.spend(attempt.position, usage)
+                usage = kept_usage(usage)
+                if usage is not NO_USAGE:
+                    usage = self._pricing.price(usage, self._context.task_backends[attempt.position])
+                self._state.spend(attempt.position, usage)
+            if not self._context.feed.has_readers:  # an output is not stored
+                return
             event = events.TaskOutput(
                 self._stamp(), attempt.task.id, attempt.number, output.kind, str(output.text), usage
             )

@@ -79,6 +79,11 @@ class Feed:
             reader.close()
         return reader
 
+    @property
+    def has_readers(self) -> bool:
+        """Whether anybody reads the events: without readers, an event that is not stored need not be made."""
+        return bool(self._readers)
+
     def publish(self, event: events.Event) -> None:
         """Pass `event` to every reader. Do nothing after the event that ends the run."""
         if self._ended:

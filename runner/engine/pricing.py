@@ -35,6 +35,8 @@ class Pricing:
             with anyio.CancelScope(shield=True):
                 await run_sync(prices.load)
         usage = self.price(ended.usage, name, ended.messages)
+        if usage is ended.usage:
+            return outcome
         if reply is not None:
             return replace(outcome, reply=replace(reply, usage=usage))
         if error is not None:

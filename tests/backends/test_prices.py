@@ -115,6 +115,31 @@ def test_what_the_list_does_not_know_stays_unknown(billing: Billing, model: str 
     assert NONE.priced(used, billing, at=NOW) is used
 
 
+@pytest.mark.parametrize(
+    ("provider", "needed"),
+    [
+        ("https://api.openai.com/v1", True),
+        ("anthropic", True),
+        ("https://10.0.0.1.example.org/v1", True),
+        ("http://127.0.0.1:8000/v1", False),
+        ("https://[::1]:8000/v1", False),
+        ("http://localhost:11434/v1", False),
+        ("http://gpu1/v1", False),
+    ],
+)
+def test_the_list_is_not_loaded_for_a_server_of_ones_own(provider: str, needed: bool) -> None:
+    code = (
+        "import sys; from plait.backends.prices import Billing, Prices; from plait.backends.protocol import Usage\n"
+        "print(Prices({}).needs_list(Usage(10, 10, model='gpt-5.4'), Billing(sys.argv[1])))"
+    )
+    told = subprocess.run([sys.executable, "-c", code, provider], capture_output=True, text=True, check=True).stdout
+    assert told.strip() == str(needed)
+    if not needed:  # nor would the list have a price
+        prices.load()
+        used = Usage(10, 10, model="gpt-5.4")
+        assert NONE.priced(used, Billing(provider), at=NOW) is used
+
+
 def test_a_reported_cost_comes_first_then_the_users_line_then_the_backends_own_then_the_list() -> None:
     prices.load()
     lines, used = Prices({"gpt-5.4": Price(1, 1)}), Usage(500_000, 500_000, model="gpt-5.4")
