@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence, Set
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import lru_cache, partial
 from types import TracebackType
 from typing import Any, ClassVar, Self
 from urllib.parse import urlsplit
@@ -211,12 +211,7 @@ class RemoteBackend(ABC):
     @property
     def _is_custom(self) -> bool:
         """Whether the server is another server than the vendor's own."""
-        try:
-            host, own = (urlsplit(url).hostname or "" for url in (self._url, self.default_url))
-        except ValueError:  # not a URL; reported when connecting
-            return True
-        # A regional host, such as eu.api.openai.com, belongs to the vendor.
-        return not f".{host}".endswith(f".{own}")
+        return not _is_vendors(self._url, self.default_url)
 
     @property
     def _url(self) -> str:
@@ -259,6 +254,17 @@ class RemoteBackend(ABC):
         # Raise outside of the except block, so that the error has no context: an exception of the client holds the
         # request, whose headers hold the key.
         raise failure
+
+
+@lru_cache(maxsize=256)
+def _is_vendors(url: str, default_url: str) -> bool:
+    """Return whether `url` is on the vendor's host, which is the host of `default_url`."""
+    try:
+        host, own = (urlsplit(one).hostname or "" for one in (url, default_url))
+    except ValueError:  # not a URL; reported when connecting
+        return False
+    # A regional host, such as eu.api.openai.com, belongs to the vendor.
+    return f".{host}".endswith(f".{own}")
 
 
 @dataclass(eq=False)
