@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from traceback import StackSummary, TracebackException, walk_tb
-from types import TracebackType
-from typing import Any, TypeAlias
+from types import CodeType, TracebackType
+from typing import Any, TypeAlias, cast
 
 from plait.backends.answers.reader import read_answer
 from plait.backends.answers.schema import Mismatch, Schema, invalid_output
@@ -45,12 +46,22 @@ class FunctionBackend:
     There are no sessions: each turn is one call, and earlier messages are not passed on.
     """
 
-    __slots__ = ("_call",)
+    __slots__ = ("_call", "_function")
 
     def __init__(self, function: Function) -> None:
         if not callable(function):
             raise TypeError(f"FunctionBackend takes a function, not {type(function).__name__}")
         self._call: Callable[[str], Awaitable[Any]] = function if _is_async(function) else _threaded(function)
+        self._function = function
+
+    def answer_key(self) -> JsonValue:
+        """Return the module and the name of the function, and a digest of the code: the function's own, without the
+        functions that it calls and the values of a closure.
+        """
+        name = getattr(self._function, "__qualname__", type(self._function).__qualname__)
+        code = getattr(self._function, "__code__", None) or getattr(type(self._function).__call__, "__code__", None)
+        digest = hashlib.sha256(repr(_code_parts(code)).encode()).hexdigest() if isinstance(code, CodeType) else ""
+        return [getattr(self._function, "__module__", ""), name, digest]
 
     def new_session_id(self) -> str | None:
         """Return None: functions have no sessions."""
@@ -186,3 +197,15 @@ def _threaded(function: Callable[[str], Any]) -> Callable[[str], Awaitable[Any]]
         return await value if inspect.isawaitable(value) else value
 
     return call
+
+
+def _code_parts(code: CodeType) -> list[object]:
+    """Return what the code does, without the lines at which it stands in its file."""
+    constants: list[object] = []
+    for one in code.co_consts:
+        if isinstance(one, CodeType):
+            constants.append(_code_parts(one))
+        else:  # the order of a set of texts differs from process to process
+            is_set = isinstance(one, frozenset)
+            constants.append(sorted(map(repr, cast("frozenset[object]", one))) if is_set else repr(one))
+    return [code.co_code, constants, code.co_names]

@@ -289,6 +289,15 @@ class DetachedBackend(Backend, Protocol):
 
 
 @runtime_checkable
+class ReusableBackend(Backend, Protocol):
+    """A backend without effects, whose answers a later run may take over (`run(like=...)`)."""
+
+    def answer_key(self) -> JsonValue:
+        """Return the settings that determine an answer, such as the model: no keys, time limits or concurrency."""
+        ...
+
+
+@runtime_checkable
 class ForkingBackend(Backend, Protocol):
     """A backend that keeps session histories and supports `ConversationRequest.fork_of`.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 from plait.backends.function import as_backend
@@ -19,7 +20,7 @@ from plait.runner.domain.question import OnQuestion, OpenQuestion
 from plait.runner.domain.result import RunResult
 from plait.runner.domain.status import RunStatus
 from plait.runner.domain.task import GrowthLimits
-from plait.runner.engine.config import DEFAULT_BACKEND, Config, backend_names, default_backend
+from plait.runner.engine.config import DEFAULT_BACKEND, Config, answer_keys, backend_names, default_backend
 from plait.runner.engine.feed import Feed
 from plait.runner.engine.inbox import is_to_be_cancelled
 from plait.runner.engine.lifecycle import PreparedRun, execute_run
@@ -38,10 +39,11 @@ from plait.runner.operations.create_run import checked_run_id, create_run, with_
 from plait.runner.recovery.answers import question_of
 from plait.runner.recovery.lease import short_claim_ends, wait_for_expiry
 from plait.runner.recovery.preview import Preview, preview
-from plait.runner.recovery.resume import ResumeOptions, prepare_resume
+from plait.runner.recovery.resume import ResumeOptions, earlier_answers, prepare_resume
 from plait.runner.run import Run
 from plait.runner.scheduling.rates import RateLimits
 from plait.runner.state.owner import LEASE_SECONDS, claim_for_this_process
+from plait.runner.state.reusable_answers import ANSWER_KEYS, LIKE, load_answers
 from plait.runner.state.run_state import RunState
 from plait.runner.state.stored_run import ended_result, needs_no_work, require_unfailed, stored_run
 from plait.runner.state.timeouts import TimeoutStore
@@ -137,12 +139,17 @@ class ParallelRunner:
         *,
         settings: Mapping[str, JsonInput] | None = None,
         policy: Policy | None = None,
+        like: str | None = None,
     ) -> RunResult:
         """Run `dag` to its end and return the result.
 
         `run_id` defaults to a new unique id that sorts by creation time. `settings` are stored with the run. After each
         task's end, `policy` decides which tasks to add, or ends the run. Once all remaining tasks wait for the answer
         of a person, the run is `waiting_input` and the call returns.
+
+        `like` is the id of a stored run: a task whose rendered prompt, schema, backend and conversation are those of a
+        completed task there is completed with the answer from there, without a call and at no cost. Backends without
+        an `answer_key`, tasks marked `at_most_once` or `adds_tasks`, and tasks that asked a person always run.
 
         A failing task never raises: see `RunResult.status`. Raises before the first task starts: ValueError if
         `settings` is not JSON or contains a key reserved by plait, such as `policy` or `inputs`; BackendMissing;
@@ -152,7 +159,7 @@ class ParallelRunner:
 
         Cancellation ends all attempts and stores the state of the run; `resume` continues it.
         """
-        return await self._new(dag, run_id, settings, policy)[1](Feed(), Control())
+        return await self._new(dag, run_id, settings, policy, like)[1](Feed(), Control())
 
     def start(
         self,
@@ -161,9 +168,10 @@ class ParallelRunner:
         *,
         settings: Mapping[str, JsonInput] | None = None,
         policy: Policy | None = None,
+        like: str | None = None,
     ) -> Run:
         """Start `dag` in the background: `async with runner.start(dag) as run:`. Parameters as in `run`; see `Run`."""
-        return Run(*self._new(dag, run_id, settings, policy))
+        return Run(*self._new(dag, run_id, settings, policy, like))
 
     async def create_run(
         self,
@@ -302,20 +310,27 @@ class ParallelRunner:
         """
         return await answer_question(self._config, run_id, task_id, value, attempt, wait)
 
-    def _new(self, dag: DAG, run_id: str | None, settings: _Settings, policy: Policy | None) -> tuple[str, _Drive]:
+    def _new(
+        self, dag: DAG, run_id: str | None, settings: _Settings, policy: Policy | None, like: str | None
+    ) -> tuple[str, _Drive]:
         config = self._config
         names = backend_names(dag, config)
         run_id = checked_run_id(run_id) or new_run_id(config.clock)
         kept = {**with_policy(config, dag, settings, policy), "concurrency": config.concurrency}
+        if config.store is not None:
+            kept[ANSWER_KEYS] = answer_keys(config)
+        if like is not None:
+            kept[LIKE] = like
 
         async def drive_new(feed: Feed, control: Control) -> RunResult:
+            answers = None if like is None else await load_answers(config.store, like, answer_keys(config))
             at = iso(config.clock.wall())
             created = events.RunCreated(at, run_id, dag, kept)
             owner = claim_for_this_process(at)
             claim = RunClaimed(at, owner, config.clock.wall() + config.lease)
             first = (created, events.RunStarted(at, run_id))
             state = RunState(dag.copy(), keeps_all=config.store is None)
-            prepared = PreparedRun(run_id, state, names, owner, first, (claim,), policy=policy)
+            prepared = PreparedRun(run_id, state, names, owner, first, (claim,), policy=policy, answers=answers)
             return await execute_run(prepared, config, feed, control)
 
         return run_id, drive_new
@@ -336,8 +351,10 @@ class ParallelRunner:
                 return run.state.result(run_id, RunStatus.INTERRUPTED)
             if await is_to_be_cancelled(run.store, run.record):
                 return await finish_cancelling(config, run, feed)
-            prepared = await prepare_resume(config, run, how, control)
-            return prepared or run.state.result(run_id, run.status, resume_summary=run.state.resume_summary())
+            answers = await earlier_answers(config, run)
+            if (prepared := await prepare_resume(config, run, how, control)) is not None:
+                return replace(prepared, answers=answers)
+            return run.state.result(run_id, run.status, resume_summary=run.state.resume_summary())
 
         async def drive_stored(feed: Feed, control: Control) -> RunResult:
             tries = 0

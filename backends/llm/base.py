@@ -114,6 +114,15 @@ class RemoteBackend(ABC):
         """Return a random id. The id names the conversation in the store, and is not sent to the server."""
         return uuid4().hex
 
+    def answer_key(self) -> JsonValue:
+        """Return a digest of the settings that determine an answer: the server, the model, the system prompt and the
+        options of sampling.
+        """
+        url = self.base_url or os.environ.get(self.url_env) or self.default_url
+        names = ("model", "system", "temperature", "max_tokens", "extra", "api_version")
+        chosen = [type(self).__name__, url, {name: getattr(self, name, None) for name in names}]
+        return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()
+
     @property
     def account(self) -> str:
         """The server and the key, unreadable: backends with the same account share the server's limits of rate."""

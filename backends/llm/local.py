@@ -7,6 +7,7 @@ the first conversation of any loop starts the child, and all later conversations
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import secrets
@@ -30,7 +31,7 @@ from plait.backends.llm.endpoint import Endpoint
 from plait.backends.llm.openai import OpenAIBackend
 from plait.backends.prices import FREE, Billing
 from plait.backends.process.proctable import offer_to_oom_killer
-from plait.backends.protocol import Conversation, ConversationRequest, Reply
+from plait.backends.protocol import Conversation, ConversationRequest, JsonValue, Reply
 from plait.backends.text import one_line
 
 _CHILD = Path(__file__).with_name("_llama_server.py")
@@ -79,6 +80,12 @@ class LocalBackend:
     def new_session_id(self) -> str | None:
         """Return a random id. The id names the conversation in the store, and is not sent to the server."""
         return secrets.token_hex(16)
+
+    def answer_key(self) -> JsonValue:
+        """Return a digest of the settings that determine an answer. The contents of the model's file are not read."""
+        model = None if self.gguf is None else os.fspath(self.gguf)
+        chosen = [model, self.context, self.system, self.temperature, self.max_tokens]
+        return hashlib.sha256(json.dumps(chosen).encode()).hexdigest()
 
     def check(self) -> None:
         """Raise BackendUnavailable, with the commands to run, if the server or the model is missing. Loads nothing."""

@@ -38,6 +38,7 @@ from plait.runner.log import logger
 from plait.runner.scheduling.rate_gate import RateGate
 from plait.runner.state.attempt_files import attempt_files
 from plait.runner.state.orphans import end_attempt, make_room
+from plait.runner.state.reusable_answers import ReusableAnswers
 from plait.runner.state.run_state import RunState
 
 _START_NOT_STORED = (
@@ -80,6 +81,8 @@ class RunContext:
     """The user's own prices, by model."""
     cancellation: Cancellation = field(default_factory=Cancellation)
     """The request to the attempts under way to end, because the run is being cancelled."""
+    answers: ReusableAnswers | None = None
+    """The answers of an earlier run that this run takes over."""
     gates: Mapping[str, RateGate] = field(default_factory=dict[str, RateGate])
     """The limits of rate, by the name of the backend."""
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
 from plait.backends.prices import Price
-from plait.backends.protocol import Backend
+from plait.backends.protocol import Backend, JsonValue, ReusableBackend
 from plait.persistence.protocol import Store
 from plait.runner.clock import Clock
 from plait.runner.domain.dag import DAG, nearest
@@ -151,3 +151,9 @@ def require_backends(config: Config, names: set[str], needed_by: str) -> None:
             f"no backend named {', '.join(map(repr, missing))} (needed by {needed_by}); this runner has: {have}. "
             f"Give it with backend=... or backends={{name: ...}}"
         )
+
+
+def answer_keys(config: Config) -> dict[str, JsonValue]:
+    """Return the answer keys of the backends whose answers a later run may take over; "" is the default backend."""
+    keys = {name: one.answer_key() for name, one in config.backends.items() if isinstance(one, ReusableBackend)}
+    return {**keys, "": keys[config.default]} if config.default in keys else keys

@@ -214,9 +214,14 @@ class Executor:
     def _take(self, new_events: list[events.Event]) -> list[Attempt]:
         """Expand and gather lists and give out every free slot. Return the attempts; add the events to `new_events`."""
         attempts: list[Attempt] = []
-        while self.ended_by is None and (position := self._scheduler.take_for_each()) is not None:
-            new_events += self._expand_or_gather(position)
+        self._take_for_each(new_events)
         while self.ended_by is None and (position := self._scheduler.take()) is not None:
+            if reused := self._outcomes.reuse(position):
+                if position in self._scheduler.rates.reserved:
+                    self._scheduler.rates.give_back(position)
+                new_events += [*reused, *self._call_policy(self._tasks[position].id)]
+                self._take_for_each(new_events)
+                continue
             attempt = self._attempt_runner.begin(position)
             attempts.append(attempt)
             if position in self._scheduler.rates.reserved:
@@ -233,6 +238,10 @@ class Executor:
         if self._scheduler.rates.gates:
             self._throttling.limited(self._scheduler.rates.waiting())
         return attempts
+
+    def _take_for_each(self, new_events: list[events.Event]) -> None:
+        while self.ended_by is None and (position := self._scheduler.take_for_each()) is not None:
+            new_events += self._expand_or_gather(position)
 
     def _take_offered(self) -> None:
         """Take tasks, because another run has set a slot free or a backend may be called again."""

@@ -57,6 +57,7 @@ from plait.runner.state.conversations import load_history
 from plait.runner.state.failures import THROTTLING
 from plait.runner.state.orphans import kill_orphans
 from plait.runner.state.owner import forget
+from plait.runner.state.reusable_answers import ReusableAnswers
 from plait.runner.state.run_state import RunState
 
 
@@ -81,6 +82,9 @@ class PreparedRun:
     """The outcome of the policy's decisions so far."""
     handover: Handover = NO_HANDOVER
     """The unfinished work of earlier processes."""
+
+    answers: ReusableAnswers | None = None
+    """The answers of an earlier run that this run takes over."""
 
     @property
     def resumed(self) -> bool:
@@ -198,6 +202,7 @@ def _context(run: PreparedRun, config: Config, sink: EventSink, feed: Feed) -> R
         files_root(config.store),
         prices=config.prices,
         gates=config.gates(),
+        answers=run.answers,
     )
 
 

@@ -38,6 +38,8 @@ conversation. After the last, the attempt fails.
 """
 GATHERING = "for_each"
 """The backend name in the events of a task with `for_each`, which only gathers results."""
+REUSED = "reused from "
+"""The beginning of the backend name in the events of a task with an answer of an earlier run; the run's id follows."""
 _TOO_LATE_TO_ASK = (
     "a task marked at_most_once cannot call ask(): after the answer the task's code would run a second time; "
     "call ask() in an earlier task"
@@ -182,6 +184,19 @@ class OutcomeHandler:
         failed = self.fail(position, BackendError(ErrorKind.TIMEOUT, error[:2000]))
         self._scheduler.finish_without_slot(position, failed.status)
         return failed
+
+    def reuse(self, position: int) -> list[events.Event]:
+        """Complete the task with the answer of an earlier run, and free the slot. Return the events; none without an
+        answer.
+        """
+        answers = self._context.answers
+        if answers is None or (found := answers.find(self._state, position)) is None:
+            return []
+        started = self._state.start(position, self._stamp(), f"{REUSED}{answers.run_id}")
+        reply = Reply(found.text, found.data)
+        completed = self._state.complete(position, self._stamp(), reply, found.data_json, turn=found.prompt)
+        self._scheduler.finish(position, TaskStatus.COMPLETED)
+        return [started, completed]
 
     def expand_or_gather(self, position: int) -> list[events.Event]:
         """Expand the task with `for_each` at `position` into parts, or gather the results once all parts are done.

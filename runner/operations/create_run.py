@@ -31,7 +31,18 @@ from plait.runner.state.codec import encode_event
 MOST_KEY_CHARACTERS = 200
 RESERVED_RUN_IDS = frozenset({"last"})
 """Words with a meaning in place of a run id."""
-RESERVED_SETTINGS = ("concurrency", "digest", "format", "growth", "inputs", "key", "policy", "ticket")
+RESERVED_SETTINGS = (
+    "answer_keys",
+    "concurrency",
+    "digest",
+    "format",
+    "growth",
+    "inputs",
+    "key",
+    "like",
+    "policy",
+    "ticket",
+)
 """Keys of the stored settings reserved by plait."""
 _RUN_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 

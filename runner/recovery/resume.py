@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -16,13 +17,13 @@ from plait.runner.domain.question import Way, parse_time
 from plait.runner.domain.status import RUN_DONE, TASK_DONE, TASK_REOPENINGS, TASK_STATUSES, RunStatus, TaskStatus
 from plait.runner.domain.suspects import WATCH_S, is_suspect, watches
 from plait.runner.domain.task import Task
-from plait.runner.engine.config import Config, backend_names, require_policy_backends
+from plait.runner.engine.config import Config, answer_keys, backend_names, require_policy_backends
 from plait.runner.engine.handover import AdoptedAttempt, Handover
 from plait.runner.engine.lifecycle import PreparedRun
 from plait.runner.engine.policy_driver import PolicyState, read_policy_state
 from plait.runner.engine.retry import next_tries
 from plait.runner.engine.run_control import Control
-from plait.runner.errors import PlaitError, PolicyMissing, RunNotResumable
+from plait.runner.errors import PlaitError, PolicyMissing, RunNotFound, RunNotResumable
 from plait.runner.policies import policy_of
 from plait.runner.recovery.adoption import adopted_attempt, session_event, with_detached_turns
 from plait.runner.recovery.answers import ReceivedAnswers, given_answers
@@ -39,6 +40,7 @@ from plait.runner.recovery.resume_plan import (
 )
 from plait.runner.state.codec import encode_event
 from plait.runner.state.conversations import load_answered_messages, load_continuation, load_history
+from plait.runner.state.reusable_answers import LIKE, ReusableAnswers, load_answers
 from plait.runner.state.stored_run import StoredPolicy, StoredRun
 
 
@@ -102,6 +104,17 @@ async def prepare_resume(config: Config, run: StoredRun, how: ResumeOptions, con
         backlog.insert(0, decided.failed_on)
     handover = Handover(backlog, with_watch(run, suspects, later, config.clock.wall()), adopted)
     return PreparedRun(record.run_id, state, names, owner, new_events, (), next_write, policy, decided, handover)
+
+
+async def earlier_answers(config: Config, run: StoredRun) -> ReusableAnswers | None:
+    """Return the answers that the run takes over; None if the run takes over none, or if the earlier run is deleted."""
+    like = json.loads(run.record.settings).get(LIKE)
+    if like is None:
+        return None
+    try:
+        return await load_answers(config.store, like, answer_keys(config))
+    except RunNotFound:
+        return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,6 +127,10 @@ class ReadableState:
         """Return the number of failed attempts of the task that count for the retry policy."""
         return self._failures.of(position)
 
+    def added_by(self, position: int) -> str | None:
+        """Return the id of the task that added the task; None for a task of the plan or of the run's policy."""
+        return self._added_by.get(position)
+
     def has_added(self, position: int) -> bool:
         """Return whether the task has added tasks."""
         return position in self._have_added

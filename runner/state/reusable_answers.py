@@ -1,0 +1,117 @@
+"""Answers of an earlier run that a new run may take over in place of a call (`like=`).
+
+`answer_key` lists everything that determines an answer. Two tasks with equal keys may share an answer. The key holds
+the prompt as rendered, so a task behind an upstream task that ran again and gave the same text keeps the answer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from plait.backends.protocol import JsonValue
+from plait.backends.text import clean_text
+from plait.persistence.protocol import Store
+from plait.runner.domain.status import TaskStatus
+from plait.runner.domain.task import Task
+from plait.runner.state.codec import to_json
+from plait.runner.state.readable_state import ReadableState
+from plait.runner.state.stored_run import stored_run
+
+ANSWER_KEYS = "answer_keys"
+"""The key in a run's settings of the backends' answer keys, by name; "" is the default backend."""
+LIKE = "like"
+"""The key in a run's settings of the id of the run whose answers are taken over."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReusableAnswer:
+    """An answer of a completed task of an earlier run."""
+
+    text: str
+    data: JsonValue
+    data_json: str | None
+    prompt: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReusableAnswers:
+    """The answers of the run `run_id`, by answer key."""
+
+    run_id: str
+    by_key: Mapping[str, ReusableAnswer]
+    backend_keys: Mapping[str, JsonValue]
+    """The answer keys of the backends of the new run."""
+    _known: dict[int, str | None] = field(default_factory=dict[int, "str | None"], repr=False)
+
+    def find(self, state: ReadableState, position: int) -> ReusableAnswer | None:
+        """Return the answer for the next attempt of the task; None if the task has to run."""
+        key = answer_key(state, position, self.backend_keys, self._known)
+        if key is None or state.attempts[position] or state.dag.tasks[position].at_most_once:
+            return None
+        return self.by_key.get(key)
+
+
+def answer_key(
+    state: ReadableState, position: int, backend_keys: Mapping[str, JsonValue], known: dict[int, str | None]
+) -> str | None:
+    """Return the key of the task's answer, once all dependencies are done; None if the answer is never taken over.
+    `known` keeps the keys found so far, by position, for the tasks that continue a conversation.
+    """
+    task = state.dag.tasks[position]
+    name = state.dag.backend_of(task) or ""
+    if task.adds_tasks or task.for_each is not None or state.has_added(position) or position in state.answers:
+        return None
+    if name not in backend_keys:
+        return None
+    if position in known:
+        return known[position]
+    try:
+        prompt = clean_text(state.prompt(task))
+    except Exception:  # reported by the attempt
+        return None
+    prefix: JsonValue = None
+    if task.continues is not None and state.is_completed(task.continues):
+        before = state.dag.position(task.continues)
+        earlier = answer_key(state, before, backend_keys, known)
+        if earlier is None:
+            return None
+        prefix = [earlier, state.results[before].text]
+    determines = [
+        1,
+        _identity(state, task, position),
+        prompt,
+        task.output_schema,
+        task.metadata,
+        name,
+        backend_keys[name],
+        prefix,
+    ]
+    known[position] = hashlib.sha256(to_json(determines).encode()).hexdigest()
+    return known[position]
+
+
+def _identity(state: ReadableState, task: Task, position: int) -> list[Any]:
+    """Return the id of the task; for a part of a `for_each` the id of the whole and the element, never the number."""
+    whole = state.added_by(position)
+    if whole is not None and state.dag[whole].for_each is not None:
+        return [whole, task.item]
+    return [task.id]
+
+
+async def load_answers(store: Store | None, run_id: str, backend_keys: Mapping[str, JsonValue]) -> ReusableAnswers:
+    """Return the answers of the run `run_id`. Raises StoreRequired, RunNotFound, StoreError."""
+    run = await stored_run(store, run_id)
+    stored = cast("Mapping[str, JsonValue]", json.loads(run.record.settings).get(ANSWER_KEYS) or {})
+    by_key, known = dict[str, ReusableAnswer](), dict[int, str | None]()
+    for position, record in enumerate(run.tasks):
+        if run.state.statuses[position] is not TaskStatus.COMPLETED or run.state.dag.tasks[position].at_most_once:
+            continue
+        if (key := answer_key(run.state, position, stored, known)) is not None:
+            prompt = clean_text(run.state.prompt(run.state.dag.tasks[position]))
+            result = run.state.results[position]
+            by_key.setdefault(key, ReusableAnswer(result.text, result.data, record.data, prompt))
+    return ReusableAnswers(run_id, by_key, backend_keys)

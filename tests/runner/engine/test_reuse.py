@@ -1,0 +1,229 @@
+"""`run(like=...)`: unchanged tasks take the answers of an earlier run, and only what changed is called."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from plait.persistence import MemoryStore, SQLiteStore, Store
+from plait.runner import DAG, ParallelRunner, RunNotFound, RunStatus, Task
+
+LIST = {"type": "array"}
+
+
+class Calls:
+    """A backend that answers from a table, else with the prompt in brackets, and records the prompts."""
+
+    def __init__(self, **answers: object) -> None:
+        self.answers = answers
+        self.made: list[str] = []
+
+    async def __call__(self, prompt: str) -> object:
+        self.made.append(prompt)
+        return self.answers.get(prompt, f"<{prompt}>")
+
+    def take(self) -> list[str]:
+        made, self.made = sorted(self.made), []
+        return made
+
+
+async def again(store: Store | None, calls: Calls, before: DAG, after: DAG) -> dict[str, str]:
+    """Run `before`, then `after` like the first run. Return the texts of the second run; `calls` has its calls."""
+    runner = ParallelRunner(calls, store=store)
+    await runner.run(before, "first")
+    calls.take()
+    result = await runner.run(after, "second", like="first")
+    assert result.status is RunStatus.COMPLETED
+    return dict(result.text)
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> object:
+    return MemoryStore() if request.param == "memory" else SQLiteStore(tmp_path / "plait.db")
+
+
+async def opened(store: object, calls: Calls, before: DAG, after: DAG) -> dict[str, str]:
+    if isinstance(store, SQLiteStore):
+        async with store:
+            return await again(store, calls, before, after)
+    assert isinstance(store, MemoryStore)
+    return await again(store, calls, before, after)
+
+
+def chain(first: str) -> DAG:
+    return DAG([Task("a", first), Task("b", "b {{ a }}", ["a"]), Task("c", "c {{ b }}", ["b"]), Task("d", "d")])
+
+
+async def test_an_unchanged_plan_calls_nothing(store: object) -> None:
+    calls = Calls()
+    texts = await opened(store, calls, chain("a"), chain("a"))
+    assert calls.take() == []
+    assert texts == {"a": "<a>", "b": "<b <a>>", "c": "<c <b <a>>>", "d": "<d>"}
+
+
+async def test_a_changed_prompt_runs_with_everything_behind_it(store: object) -> None:
+    calls = Calls()
+    await opened(store, calls, chain("a"), chain("A"))
+    assert calls.take() == ["A", "b <A>", "c <b <A>>"]
+
+
+async def test_the_same_answer_again_cuts_off_everything_behind_it(store: object) -> None:
+    calls = Calls(a="same", A="same")
+    await opened(store, calls, chain("a"), chain("A"))
+    assert calls.take() == ["A"]
+
+
+async def test_parts_are_found_by_their_element_and_not_by_their_number(store: object) -> None:
+    def dag(prompt: str) -> DAG:
+        parts = Task("t", "do {{ item }}", ["l"], for_each="l")
+        return DAG([Task("l", prompt, output_schema=LIST), parts, Task("end", "end {{ t }}", ["t"])])
+
+    calls = Calls(one=["x", "y"], two=["new", "x", "y"])
+    texts = await opened(store, calls, dag("one"), dag("two"))
+    assert calls.take() == ["do new", 'end ["<do new>", "<do x>", "<do y>"]', "two"]
+    assert texts["t.2"] == "<do x>"
+
+
+async def test_a_conversation_is_part_of_the_key(store: object) -> None:
+    def dag(first: str) -> DAG:
+        return DAG([Task("a", first), Task("b", "go on", continues="a")])
+
+    calls = Calls()
+    await opened(store, calls, dag("a"), dag("A"))
+    assert calls.take() == ["A", "go on"]
+
+
+async def test_a_task_with_effects_and_a_planner_run_again(store: object) -> None:
+    def dag() -> DAG:
+        return DAG([Task("a", "a", at_most_once=True), Task("p", "p", adds_tasks=True), Task("b", "b")])
+
+    calls = Calls(p=[{"id": "n", "prompt": "n"}])
+    await opened(store, calls, dag(), dag())
+    assert calls.take() == ["a", "p"]
+
+
+async def test_a_failed_task_runs_again() -> None:
+    async def work(prompt: str) -> str:
+        made.append(prompt)
+        if prompt == "a" and len(made) <= 2:
+            raise ValueError("no")
+        return "x"
+
+    made: list[str] = []
+    runner = ParallelRunner(work, store=MemoryStore())
+    dag = DAG([Task("a", "a", failure_mode="soft"), Task("b", "b")])
+    await runner.run(dag, "first")
+    made[:] = ["", ""]
+    await runner.run(dag, "second", like="first")
+    assert made[2:] == ["a"]
+
+
+async def test_another_function_runs_again_and_an_answer_costs_nothing_and_names_its_run() -> None:
+    async def one(prompt: str) -> str:
+        return "one"
+
+    async def two(prompt: str) -> str:
+        return "two"
+
+    kept, dag = MemoryStore(), DAG([Task("a", "a")])
+    await ParallelRunner(one, store=kept).run(dag, "first")
+    other = await ParallelRunner(two, store=kept).run(dag, "other", like="first")
+    same = await ParallelRunner(one, store=kept).run(dag, "same", like="first")
+    assert (other.text["a"], same.text["a"]) == ("two", "one")
+    (attempt,) = await kept.list_attempts("same", "a")
+    assert (attempt.backend, attempt.spent.input_tokens) == ("reused from first", 0)
+    assert [one.content for one in await kept.list_messages("same", "a")] == ["a", "one"]
+
+
+@pytest.mark.parametrize(
+    ("edited", "expected"), [("\n\ndef f(prompt): return 'one'", "one"), ("def f(prompt): return 'two'", "two")]
+)
+async def test_a_function_whose_code_changed_runs_again(edited: str, expected: str) -> None:
+    calls: list[str] = []
+
+    def loaded(source: str) -> object:
+        module: dict[str, object] = {"__name__": "tools", "calls": calls}
+        exec(source.replace("return", "calls.append(prompt); return"), module)
+        return module["f"]
+
+    kept, dag = MemoryStore(), DAG([Task("a", "a")])
+    await ParallelRunner(loaded("def f(prompt): return 'one'"), store=kept).run(dag, "first")  # type: ignore[arg-type]
+    result = await ParallelRunner(loaded(edited), store=kept).run(dag, "second", like="first")  # type: ignore[arg-type]
+    assert result.text["a"] == expected
+    assert len(calls) == (1 if expected == "one" else 2)
+
+
+async def test_a_run_like_an_unknown_run_is_refused_before_anything_is_stored() -> None:
+    kept = MemoryStore()
+    with pytest.raises(RunNotFound, match="'gone'"):
+        await ParallelRunner(Calls(), store=kept).run(DAG([Task("a", "a")]), "new", like="gone")
+    assert await kept.list_runs() == ()
+
+
+_CUT = """
+import asyncio, os, signal, sys
+from plait import DAG, ParallelRunner, SQLiteStore, Task
+from pathlib import Path
+
+async def say(prompt):
+    with open("log", "a") as file:
+        file.write(prompt + "\\n")
+    return f"<{prompt}>"
+
+def dag(d):
+    after = Task("e", "e {{ d }} {{ b }}", ["d", "b"])
+    return DAG([Task("a", "a"), Task("b", "b {{ a }}", ["a"]), Task("d", d), after])
+
+async def main():
+    async with SQLiteStore("plait.db") as store:
+        runner = ParallelRunner(say, store=store)
+        if sys.argv[1] == "first":
+            await runner.run(dag("d"), "first")
+        elif sys.argv[1] == "second":
+            await runner.run(dag("D"), "second", like="first")
+        else:
+            print((await runner.resume("second")).status.value)
+
+if len(sys.argv) > 2:
+    from plait.persistence import failpoints
+    left = int(sys.argv[3])
+
+    def die(name):
+        global left
+        left -= name == sys.argv[2]
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    failpoints.on_reach = die
+asyncio.run(main())
+"""
+
+
+def _go(folder: Path, *words: str) -> int:
+    return subprocess.run(
+        [sys.executable, "cut.py", *words], cwd=folder, check=False, capture_output=True, timeout=60
+    ).returncode
+
+
+@pytest.mark.parametrize("place", ["txn.before_commit", "txn.after_commit", "events.published", "attempt.after_call"])
+def test_a_run_killed_at_a_boundary_goes_on_without_calling_a_reused_task(tmp_path: Path, place: str) -> None:
+    (tmp_path / "cut.py").write_text(_CUT)
+    assert _go(tmp_path, "first") == 0
+    cuts = 0
+    for number in range(1, 6):
+        folder = tmp_path / str(number)
+        shutil.copytree(tmp_path, folder, ignore=lambda _, names: [name for name in names if name.isdigit()])
+        (folder / "log").write_text("")
+        if _go(folder, "second", place, str(number)) == 0:
+            break  # the run has fewer boundaries
+        cuts += 1
+        if _go(folder, "resume") != 0:
+            assert _go(folder, "second") == 0  # nothing was stored
+        made = (folder / "log").read_text().splitlines()
+        assert set(made) == {"D", "e <D> <b <a>>"}
+        assert len(made) <= 3  # at most one call more for one kill
+    assert cuts >= 2
