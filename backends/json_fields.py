@@ -19,7 +19,7 @@ _decode_first = json.JSONDecoder().raw_decode
 
 def parse(text: str) -> JsonValue:
     """Return the value of a JSON text. Raises ValueError. An object without white space around it, as a server streams
-    thousands of them, is parsed in half the time of `json.loads`, which looks for that white space.
+    thousands of them, is parsed in two thirds of the time of `json.loads`, which looks for that white space.
     """
     if text.startswith("{"):
         value, end = _decode_first(text)

@@ -173,7 +173,7 @@ class _Answer(PartialAnswer):
 
     def take(self, event: ServerEvent) -> bool:
         """Add `event`. Returns whether the event ends the stream. Raises BackendError for an error."""
-        value = parse(event.data.decode())
+        value = parse(event.data.decode(errors="surrogatepass"))
         self.pieces += 1
         kind = at(value, "type") or event.name
         if kind == "error":

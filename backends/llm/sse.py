@@ -60,7 +60,7 @@ class EventDecoder:
             lines, self._is_first = lines.removeprefix(_MARK), False
         found: list[ServerEvent] = []
         for line in lines.splitlines():
-            if line.startswith(b"data: "):  # most lines, and the first test alone takes a third of the time
+            if line.startswith(b"data: "):  # most lines, so they come first
                 self._data.append(line[6:])
             elif not line:
                 if self._data:
