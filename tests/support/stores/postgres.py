@@ -93,3 +93,4 @@ def restart(server: Any) -> None:
 
     args = ("-w", "-D", str(server.pgdata), "-m", "immediate", "restart")
     pgexec("pg_ctl", args, bin_path=server.bin_path, user=server.system_user)
+    server.ensure_postgres_running()  # reads the new process, which `cleanup` ends
