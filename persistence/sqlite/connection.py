@@ -248,12 +248,21 @@ def _use_wal(path: Path, connection: sqlite3.Connection) -> None:
         raise StoreUnusable(f"{path} is on a file system without shared memory (WAL); put the store on a local disk")
 
 
+OWN_FOLDER = ".plait"
+"""The name of the folders that plait makes for itself. Git ignores such a folder."""
+
+
 def _make_folder(folder: Path) -> None:
     missing = [one for one in (folder, *folder.parents) if not one.is_dir()]
     for one in reversed(missing):
         one.mkdir(mode=0o700, exist_ok=True)
         one.chmod(0o700)  # a umask may remove even the owner's rights
         _sync_names(one.parent)
+    if missing and folder.name == OWN_FOLDER:
+        with suppress(OSError):  # only saves a line in the user's own .gitignore
+            ignored = folder / ".gitignore"
+            ignored.touch(mode=0o600)
+            ignored.write_text("*\n", encoding="utf-8")
 
 
 def _sync_names(folder: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sqlite3
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -150,6 +151,17 @@ def test_settings_hold_what_resume_needs_and_no_key(tmp_path: Path) -> None:
     spec = settings["backends"][settings["default_backend"]]
     assert (spec["kind"], spec["model"], spec["api_key_env"]) == ("openai", "m", "OPENAI_API_KEY")
     assert key.encode() not in b"".join(path.read_bytes() for path in (tmp_path / ".plait").iterdir())
+
+
+def test_git_ignores_the_folder_that_a_store_makes_and_no_other(tmp_path: Path) -> None:
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    make(tmp_path, CHAIN)
+    assert plait_here(tmp_path, "run", "plan.yaml", "-q").code == 0
+    assert plait_here(tmp_path, "run", "plan.yaml", "-q", "--store", "runs/plait.db").code == 0
+    status = ["git", "status", "--porcelain", "-unormal"]
+    seen = subprocess.run(status, cwd=tmp_path, check=True, capture_output=True, text=True).stdout.split()
+    assert ".plait/" not in seen
+    assert "runs/" in seen
 
 
 def test_without_any_backend_the_choices_are_listed_and_no_store_is_made(tmp_path: Path) -> None:
