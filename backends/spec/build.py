@@ -28,6 +28,7 @@ from plait.backends.protocol import Backend
 from plait.backends.spec.agents import AcpSpec, AgentSpec, ClaudeCodeSpec, CodexSpec, GeminiSpec
 from plait.backends.spec.base import BASE_URL, CALL, Spec
 from plait.backends.spec.pydantic_ai import PydanticAISpec
+from plait.backends.spec.siblings import importable_siblings
 from plait.backends.text import one_line
 
 
@@ -313,7 +314,8 @@ def _load_file(path: Path) -> Any:
         raise BackendUnavailable(f"there is no file {path}; write `call` relative to the plan file's folder")
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
-        spec.loader.exec_module(module)
+        with importable_siblings(path.parent):
+            spec.loader.exec_module(module)
     except Exception as exc:
         del sys.modules[name]
         raise BackendUnavailable(f"cannot load {path}: {type(exc).__name__}: {one_line(str(exc))}") from exc

@@ -52,6 +52,8 @@ def _schema() -> dict[str, Any]:
 
 
 def _table(definition: dict[str, Any]) -> str:
+    # A part with a short form is one of several types; the keys are those of the mapping.
+    definition = next((one for one in definition.get("anyOf", ()) if "properties" in one), definition)
     needed = set(definition.get("required", ()))
     rows = [
         (f"`{key}`", _type(value), _default(value, key in needed), _description(key, value))

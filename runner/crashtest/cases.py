@@ -111,7 +111,7 @@ def _part(rng: random.Random) -> TaskBehaviour:
 
 def tries(task: Task, kind: ErrorKind) -> int:
     """Return the number of executions of a task that always fails with an error of `kind`."""
-    return task.retry.attempts if kind in task.retry.on and not task.at_most_once else 1
+    return task.retry_policy.attempts if kind in task.retry_policy.on and not task.at_most_once else 1
 
 
 def lasting(task: Task, part: TaskBehaviour) -> TaskBehaviour:
@@ -158,7 +158,7 @@ def plan_case(dag: DAG, default: str, concurrency: int, seed: int) -> Case:
         replace(
             task,
             prompt=prompt_of(task, parts),
-            retry=replace(task.retry, max_crashes=MANY),
+            retry=replace(task.retry_policy, max_crashes=MANY),
             adds_tasks=False,  # the reply adds the tasks itself
             output_schema=None,
             item=None,
@@ -195,7 +195,7 @@ def with_a_crasher(case: Case, seed: int) -> Case:
     tasks = [replace(task, prompt=prompt_of(task, parts)) for task in case.dag]
     for i, task in enumerate(tasks):
         if task.id == chosen:
-            tasks[i] = replace(task, retry=replace(task.retry, max_crashes=1), at_most_once=False)
+            tasks[i] = replace(task, retry=replace(task.retry_policy, max_crashes=1), at_most_once=False)
     return replace(case, dag=DAG(tasks, name=case.dag.name), parts=parts)
 
 

@@ -148,7 +148,7 @@ class _Prediction:
         part = self.case.part(task.id)
         most = tries(task, ErrorKind.REFUSED if part.refused else ErrorKind.TRANSIENT)
         if part.crashes:
-            most = SUSPECTED_AFTER + task.retry.max_crashes
+            most = SUSPECTED_AFTER + task.retry_policy.max_crashes
         if part.crashes or part.refused or part.failures >= most:
             skipped = task.failure_mode is FailureMode.SKIP
             return Expected(TaskStatus.SKIPPED if skipped else TaskStatus.FAILED, most)

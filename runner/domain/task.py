@@ -103,7 +103,7 @@ class Task:
     prompt: str = ""
     """A template: `{{ other }}` is the result of the upstream task `other`. See docs/guides/plan-files.md."""
     depends_on: Sequence[str] = ()
-    """The ids of the tasks to be done before."""
+    """The ids of the tasks to be done before: a list, or a single id. Stored as a tuple if a single id is given."""
     backend: str | None = None
     """The name of a backend of the runner. None means the backend of the task in `continues`, or the default
     backend.
@@ -112,8 +112,8 @@ class Task:
     """The id of a task whose conversation to continue. Implies a dependency."""
     failure_mode: Mode = FailureMode.HARD
     """The effect of a failure on the dependents."""
-    retry: Retry = DEFAULT_RETRY
-    """The retry policy."""
+    retry: Retry | int = DEFAULT_RETRY
+    """The retry policy, or the number of retries: 3 allows four attempts. Stored as `Retry`."""
     timeout: float | None = None
     """The time limit of an attempt in seconds; None for no limit."""
     output_schema: Mapping[str, object] | None = None
@@ -152,6 +152,17 @@ class Task:
         # Convert a plain text such as "soft" to the enum.
         if type(self.failure_mode) is not FailureMode:
             object.__setattr__(self, "failure_mode", FailureMode(self.failure_mode))
+        if isinstance(self.depends_on, str):
+            object.__setattr__(self, "depends_on", (self.depends_on,))
+        if type(self.retry) is int and self.retry >= 0:  # the check of the DAG reports any other number
+            object.__setattr__(self, "retry", Retry(attempts=self.retry + 1))
+
+    @property
+    def retry_policy(self) -> Retry:
+        """The retry policy as a `Retry`. Raises TypeError for a value that the check of the DAG refuses."""
+        if not isinstance(self.retry, Retry):
+            raise TypeError(f"retry must be a Retry or a number of retries from 0 up, not {self.retry!r}")
+        return self.retry
 
     @property
     def upstream(self) -> tuple[str, ...]:

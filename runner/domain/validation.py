@@ -137,9 +137,6 @@ class Checks:
         problems: list[Problem] = []
         for place, task in enumerate(self._tasks):
             found: dict[int, None] = {}
-            if isinstance(task.depends_on, str):
-                problems.append(Problem("depends_on must be a list of ids, not one text", task.id, "depends_on"))
-                task = Task(task.id)  # noqa: PLW2901 - the letters of a text are no dependencies
             for index, name in enumerate(task.upstream):
                 position = self._positions.get(name)
                 if position is None:
@@ -166,8 +163,9 @@ class Checks:
     def _field_problems(self, task: Task, place: int) -> Iterator[Problem]:
         if task.timeout is not None and not (_is_number(task.timeout) and task.timeout > 0):
             yield Problem(f"timeout must be more than 0 seconds, not {task.timeout!r}", task.id, "timeout", None, place)
-        if not isinstance(task.retry, Retry):  # pyright: ignore[reportUnnecessaryIsInstance]
-            yield Problem(f"retry must be a Retry, not {task.retry!r}", task.id, "retry", None, place)
+        if not isinstance(task.retry, Retry):
+            message = f"retry must be a Retry or a number of retries from 0 up, not {task.retry!r}"
+            yield Problem(message, task.id, "retry", None, place)
         for name in ("item", "metadata", "output_schema"):
             if (kept := getattr(task, name)) and (why := why_no_json(kept)):
                 yield Problem(f"{name} has to be JSON, to be stored with the task: {why}", task.id, name, None, place)

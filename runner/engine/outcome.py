@@ -92,8 +92,9 @@ class OutcomeHandler:
             return self._retry(attempt, error, duration, STORE_WAITS_S[attempt.waits])
         throttled = self._state.count_failure(attempt.position, error.kind, self._scheduler.closings(attempt.position))
         failures = self._state.failures(attempt.position)
-        if not attempt.task.at_most_once and deserves_retry(attempt.task.retry, failures, error):
-            delay = retry_delay(attempt.task.retry, max(failures, throttled), error.retry_after, self._context.rng)
+        retry = attempt.task.retry_policy
+        if not attempt.task.at_most_once and deserves_retry(retry, failures, error):
+            delay = retry_delay(retry, max(failures, throttled), error.retry_after, self._context.rng)
             continuation = _continuation_after(attempt, error)
             pause = pause_of(error, delay, self._context.clock.wall()) if throttled else None
             return self._retry(attempt, error, duration, delay, continuation, pause=pause)

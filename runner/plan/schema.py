@@ -8,7 +8,19 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal, TypeAlias, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, WithJsonSchema, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    GetJsonSchemaHandler,
+    Tag,
+    WithJsonSchema,
+    model_validator,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 from plait.backends.errors import ErrorKind
 from plait.backends.prices import Price
@@ -29,6 +41,8 @@ MAX_GOAL = 20_000
 MAX_STEPS = 200
 """The maximum number of steps of a workflow: each step depends on all earlier steps."""
 MAX_WORKERS = 100
+MAX_ATTEMPTS = 1_000
+"""The maximum number of attempts of a task."""
 MAX_DESCRIPTION = 1_000
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION = r"[0-9]{1,9}(\.[0-9]{1,3})?(ms|s|m|h)"
@@ -76,7 +90,9 @@ def _allow_empty(schema: dict[str, Any]) -> None:
     """Allow null for every optional key, in agreement with `_leave_out_empty`."""
     for name, shape in schema["properties"].items():
         if name not in schema.get("required", ()) and {"type": "null"} not in shape.get("anyOf", ()):
-            about = {key: shape.pop(key) for key in ("default", "description", "title") if key in shape}
+            about: JsonSchemaValue = {
+                key: shape.pop(key) for key in ("default", "description", "title") if key in shape
+            }
             choices = shape.pop("anyOf", None) or [shape.copy()]
             shape.clear()
             shape |= {"anyOf": [*choices, {"type": "null"}], **about}
@@ -97,9 +113,30 @@ class _Part(BaseModel):
 
 
 class RetryPart(_Part):
-    """The retry policy for failed attempts."""
+    """The retry policy for failed attempts, or the number of retries: 3 allows four attempts."""
 
-    attempts: int = Field(default=DEFAULT_RETRY.attempts, ge=1, le=1000)
+    @model_validator(mode="before")
+    @classmethod
+    def _read_number(cls, data: Any) -> Any:
+        if type(data) is not int:
+            return data
+        if not 0 <= data < MAX_ATTEMPTS:
+            raise ValueError(f"must be a number of retries from 0 to {MAX_ATTEMPTS - 1}, or a mapping, not {data}")
+        return {"attempts": data + 1}
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        reference = handler(core_schema)
+        shape = handler.resolve_ref_schema(reference)
+        if "anyOf" not in shape:
+            about: JsonSchemaValue = {key: shape.pop(key) for key in ("description", "title") if key in shape}
+            number = {"type": "integer", "minimum": 0, "maximum": MAX_ATTEMPTS - 1}
+            mapping = shape.copy()
+            shape.clear()
+            shape |= {**about, "anyOf": [number, mapping]}
+        return reference
+
+    attempts: int = Field(default=DEFAULT_RETRY.attempts, ge=1, le=MAX_ATTEMPTS)
     """The maximum number of attempts, including the first; 1 means no retry."""
     base_delay: float = Field(default=DEFAULT_RETRY.base_delay, ge=0, allow_inf_nan=False)
     """Seconds. The wait before attempt n+1 is random, up to base_delay * 2**(n-1)."""

@@ -236,10 +236,10 @@ def _under_way(task: Task, record: TaskRecord, crashes: int) -> ResumeStep:
     died = f"the process died during attempt {record.attempt}"
     if task.at_most_once:
         return ResumeStep(task.id, ResumeAction.ASK, at_most_once_question(record.attempt))
-    if crashes > record.crashes and is_convicted(crashes, task.retry.max_crashes):
+    if crashes > record.crashes and is_convicted(crashes, task.retry_policy.max_crashes):
         times = f"died {crashes} times during the task, {crashes - SUSPECTED_AFTER} of them with the task alone"
         return ResumeStep(
-            task.id, ResumeAction.FAIL, f"the process {times}, and max_crashes is {task.retry.max_crashes}"
+            task.id, ResumeAction.FAIL, f"the process {times}, and max_crashes is {task.retry_policy.max_crashes}"
         )
     if record.session_confirmed:
         return ResumeStep(task.id, ResumeAction.CONTINUE, f"{died}; session {record.session_id} is known", repeats=True)

@@ -256,7 +256,7 @@ def _spec(task: Task) -> str:
     if task.failure_mode is not FailureMode.HARD:
         spec["failure_mode"] = FailureMode(task.failure_mode).value
     if task.retry is not DEFAULT_RETRY and task.retry != DEFAULT_RETRY:
-        retry = task.retry
+        retry = task.retry_policy
         spec["retry"] = {
             "attempts": retry.attempts,
             "base_delay": retry.base_delay,

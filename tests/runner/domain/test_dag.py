@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.runner import DAG, DAGError, Task
+from plait.runner import DAG, DAGError, Retry, Task
 
 
 def problems(*tasks: Task, **inputs: str) -> list[str]:
@@ -47,7 +47,6 @@ def test_every_mistake_is_reported_at_once() -> None:
         Task("../evil"),
         Task("haiku", depends_on=["fatcs"], timeout=0),
         Task("more", continues="hiaku", weight=-1),
-        Task("letters", depends_on="facts"),
     )
     assert found == [
         "task 'facts': id 'facts' is used twice; task 1 of the list has the same id",
@@ -56,7 +55,6 @@ def test_every_mistake_is_reported_at_once() -> None:
         "task 'haiku': timeout must be more than 0 seconds, not 0",
         "task 'more': unknown task 'hiaku'; did you mean 'haiku'?",
         "task 'more': weight must be a number from 0 up, not -1",
-        "task 'letters': depends_on must be a list of ids, not one text",
     ]
 
 
@@ -87,7 +85,8 @@ def test_a_task_that_waits_for_itself_is_a_cycle() -> None:
     [
         ({"timeout": "5m"}, "timeout must be more than 0 seconds, not '5m'"),
         ({"weight": "2"}, "weight must be a number from 0 up, not '2'"),
-        ({"retry": 3}, "retry must be a Retry, not 3"),
+        ({"retry": -1}, "retry must be a Retry or a number of retries from 0 up, not -1"),
+        ({"retry": "3"}, "retry must be a Retry or a number of retries from 0 up, not '3'"),
         ({"aliases": {"x": "frist"}}, "alias 'x' stands for the unknown task 'frist'; did you mean 'first'?"),
         ({"aliases": {"x": ["first", "zz"]}}, "alias 'x' stands for the unknown task 'zz'"),
         ({"aliases": {"x": ["other"]}}, "alias 'x' stands for 'other', which is not upstream; add it to depends_on"),
@@ -296,3 +295,10 @@ def test_what_a_prompt_uses_is_needed_however_far_up_it_lies(prompt: str, furthe
     dag = DAG([Task("a"), Task("b", depends_on=["a"]), last])
     assert tuple(dag.needed(2)) == (1, *further)
     assert tuple(dag.needed_by(0)) == (1, *(2 for _ in further))
+
+
+def test_a_number_of_retries_and_a_single_dependency_mean_the_same_as_their_long_forms() -> None:
+    short = Task("b", "{{ ab }}", retry=3, depends_on="ab")
+    assert short == Task("b", "{{ ab }}", retry=Retry(attempts=4), depends_on=("ab",))
+    assert Task("a", retry=0).retry == Retry(attempts=1)
+    assert DAG([Task("ab"), short]).dependencies == [(), (0,)]

@@ -293,3 +293,16 @@ def test_importing_the_package_reads_no_yaml():
     late = ("yaml", "pydantic", "jsonschema_rs", "jinja2")
     code = f"import sys, runner; sys.exit(any(name in sys.modules for name in {late}))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_number_stands_for_the_retries_of_a_task_and_of_the_defaults():
+    text = tasks('{id: a, prompt: "", retry: 3}', '{id: b, prompt: "", depends_on: a, retry: {max_delay: 5}}')
+    a, b = parse_plan("defaults: {retry: 0}\n" + text).dag
+    assert (a.retry, b.retry) == (Retry(attempts=4), Retry(attempts=1, max_delay=5))
+    schema = jsonschema_rs.validator_for(plan_schema())
+    plan = {"tasks": [{"id": "a", "prompt": "", "retry": 3}]}
+    assert schema.is_valid(plan)
+    for wrong in (-1, 1000, True, "3"):
+        plan["tasks"][0]["retry"] = wrong
+        assert not schema.is_valid(plan)
+        assert [one.where for one in mistakes(json.dumps(plan))] == ["tasks[0].retry"]
