@@ -260,9 +260,11 @@ def _make_folder(folder: Path) -> None:
         _sync_names(one.parent)
     if missing and folder.name == OWN_FOLDER:
         with suppress(OSError):  # only saves a line in the user's own .gitignore
-            ignored = folder / ".gitignore"
-            ignored.touch(mode=0o600)
-            ignored.write_text("*\n", encoding="utf-8")
+            descriptor = os.open(folder / ".gitignore", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+            try:
+                os.write(descriptor, b"*\n")
+            finally:
+                os.close(descriptor)
 
 
 def _sync_names(folder: Path) -> None:

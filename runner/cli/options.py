@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import click
 
-from plait.persistence.address import SCHEMES, masked, passwords
 from plait.runner.cli.display.text import command
 from plait.runner.cli.exits import CliError
 
@@ -40,7 +39,7 @@ class ServerAddress:
     dsn: str = field(repr=False)
 
     def __str__(self) -> str:
-        return masked(self.dsn)
+        return _masked(self.dsn)
 
 
 StorePlace: TypeAlias = Path | ServerAddress
@@ -49,7 +48,25 @@ StorePlace: TypeAlias = Path | ServerAddress
 
 def store_place(text: str) -> StorePlace:
     """Return the place that `--store` or PLAIT_STORE names."""
-    return ServerAddress(text) if text.startswith(SCHEMES) else Path(text)
+    return ServerAddress(text) if _is_address(text) else Path(text)
+
+
+def _is_address(text: str) -> bool:
+    from plait.persistence.address import SCHEMES  # noqa: PLC0415 - `plait version` needs no store
+
+    return text.startswith(SCHEMES)
+
+
+def _has_password(address: str) -> bool:
+    from plait.persistence.address import passwords  # noqa: PLC0415 - as above
+
+    return bool(passwords(address))
+
+
+def _masked(address: str) -> str:
+    from plait.persistence.address import masked  # noqa: PLC0415 - as above
+
+    return masked(address)
 
 
 class _StoreParameter(click.Path):
@@ -60,7 +77,7 @@ class _StoreParameter(click.Path):
     ) -> StorePlace:
         if isinstance(value, ServerAddress):
             return value
-        if isinstance(value, str) and value.startswith(SCHEMES):
+        if isinstance(value, str) and _is_address(value):
             return store_place(value)
         return Path(super().convert(value, param, ctx))  # type: ignore[arg-type]
 
@@ -69,7 +86,7 @@ def _check_store(context: click.Context, parameter: click.Parameter, value: Stor
     if str(value) == ":memory:":
         raise CliError("a store is a file, not :memory:; name one with --store, or store nothing with --no-store")
     is_typed = context.get_parameter_source(str(parameter.name)) is click.core.ParameterSource.COMMANDLINE
-    if isinstance(value, ServerAddress) and is_typed and passwords(value.dsn):
+    if isinstance(value, ServerAddress) and is_typed and _has_password(value.dsn):
         raise CliError(
             "every user of this machine can read a password on the command line; put it into the file ~/.pgpass "
             f"(or PGPASSFILE) or into {STORE_VARIABLE}"
@@ -194,7 +211,7 @@ def apply_log_options(style: str | None, level: str) -> None:
 
 def command_line(store_path: StorePlace | None, *words: str) -> str:
     """Return the command line for `words` on the same store, for copying."""
-    stated = masked(os.environ.get(STORE_VARIABLE) or str(DEFAULT_STORE))
+    stated = _masked(os.environ.get(STORE_VARIABLE) or str(DEFAULT_STORE))
     store = () if store_path is None or str(store_path) == stated else ("--store", str(store_path))
     return command(_program_name(), *words, *store)
 

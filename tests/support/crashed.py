@@ -80,7 +80,7 @@ async def die(store: Store, backend: Dying, dag: DAG | None = None, run_id: str 
 async def _until_at_rest(run: Run, store: FaultyStore, backend: Dying) -> bool:
     """Until the run has ended (True), or turns hang and nothing else happened for a while (False)."""
     before: tuple[int, int] | None = None
-    while not backend.hanging or (store.writes, len(backend.hanging)) != before:
+    while not backend.hanging or store.under_way or (store.writes, len(backend.hanging)) != before:
         before = (store.writes, len(backend.hanging))
         with anyio.move_on_after(0.0005):
             await run.result()

@@ -73,13 +73,19 @@ class FaultyStore:
         self._pause = pause
         self._slow_s = slow_s
         self._calls: dict[str, int] = {}
+        self.under_way = 0
+        """The writes that have not ended."""
 
     @property
     def writes(self) -> int:
         return self._calls.get("write", 0)
 
     async def write(self, batch: Batch) -> None:
-        await self._call("write", lambda: self.inner.write(batch))
+        self.under_way += 1
+        try:
+            await self._call("write", lambda: self.inner.write(batch))
+        finally:
+            self.under_way -= 1
 
     async def get_run(self, run_id: str) -> RunRecord | None:
         return await self._call("get_run", lambda: self.inner.get_run(run_id))
