@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 
+_INSTALLED = frozenset({"site-packages", "dist-packages"})
 _lock = threading.RLock()
 _loaded: dict[Path, dict[str, ModuleType]] = {}
 """The modules that files of a folder have imported from the folder, so that two files share one module."""
@@ -46,9 +47,13 @@ def _hidden_by(folder: Path) -> list[str]:
     """Return the names of the imported modules that a module of `folder` has to replace."""
     there = {file.stem for file in folder.glob("*.py")} | {file.parent.name for file in folder.glob("*/__init__.py")}
     there -= sys.stdlib_module_names | {"plait"}
-    return [name for name in sys.modules if name.partition(".")[0] in there]
+    return [name for name, one in sys.modules.items() if name.partition(".")[0] in there and not _is_in(folder, one)]
 
 
 def _is_in(folder: Path, module: ModuleType) -> bool:
-    file = getattr(module, "__file__", None)
-    return isinstance(file, str) and not module.__name__.startswith("plait") and Path(file).is_relative_to(folder)
+    """Return whether the module lies in `folder`. Packages of an environment inside the folder are installed ones."""
+    places = [getattr(module, "__file__", None), *getattr(module, "__path__", ())]  # a namespace has no file
+    file = next((Path(place) for place in places if isinstance(place, str)), None)
+    if file is None or module.__name__.partition("_")[0] == "plait" or not file.is_relative_to(folder):
+        return False
+    return _INSTALLED.isdisjoint(file.parts)

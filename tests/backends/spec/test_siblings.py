@@ -13,7 +13,6 @@ from plait.backends.spec.build import FunctionSpec, build
 
 def make(folder: Path, word: str) -> Path:
     (folder / "parts").mkdir(parents=True)
-    (folder / "parts" / "__init__.py").write_text("")
     (folder / "parts" / "inner.py").write_text(f"WORD = {word!r}\n")
     (folder / "helper.py").write_text("from parts.inner import WORD\nseen = []\n")
     for name in ("first", "second"):
@@ -27,7 +26,6 @@ async def answer(folder: Path, call: str) -> str:
         return (await talk.send("hello")).text
 
 
-@pytest.mark.anyio
 async def test_files_import_the_modules_of_their_own_folder_and_share_them(tmp_path: Path) -> None:
     path, modules = list(sys.path), set(sys.modules)
     a, b = make(tmp_path / "a", "one"), make(tmp_path / "b", "two")
@@ -39,15 +37,16 @@ async def test_files_import_the_modules_of_their_own_folder_and_share_them(tmp_p
     assert not new & {"helper", "parts", "parts.inner"}
 
 
-@pytest.mark.anyio
 async def test_a_module_of_the_same_name_from_elsewhere_stays_as_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.syspath_prepend(str(make(tmp_path / "other", "other")))
+    for name, word in (("other", "other"), ("a", "one")):
+        (make(tmp_path / name, word) / "parts" / "__init__.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path / "other"))
     import helper  # type: ignore[import-not-found]  # pyright: ignore[reportMissingImports]
 
     try:
-        assert await answer(make(tmp_path / "a", "one"), "first.py:call") == "one 1"
+        assert await answer(tmp_path / "a", "first.py:call") == "one 1"
         assert sys.modules["helper"] is helper
     finally:
         for name in ("helper", "parts", "parts.inner"):
@@ -60,3 +59,18 @@ def test_a_file_that_cannot_be_loaded_leaves_the_path_as_it_was(tmp_path: Path) 
     with pytest.raises(BackendUnavailable, match="no_such_sibling"):
         build(FunctionSpec(kind="function", call="bad.py:call"), folder=tmp_path)
     assert sys.path == path
+
+
+async def test_a_package_installed_inside_the_folder_is_imported_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = tmp_path / ".venv" / "lib" / "site-packages"
+    site.mkdir(parents=True)
+    (site / "installed_here.py").write_text("")
+    monkeypatch.syspath_prepend(str(site))
+    (tmp_path / "tool.py").write_text("import installed_here\ndef call(prompt):\n    return prompt\n")
+    try:
+        assert await answer(tmp_path, "tool.py:call") == "hello"
+        assert "installed_here" in sys.modules
+    finally:
+        sys.modules.pop("installed_here", None)
