@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from plait.persistence import SQLiteStore
-from tests.support.processes.command import plait
+from tests.support.processes import warm
+from tests.support.processes.command import PLAIT, Done, environment
 
 ROOT = Path(__file__).parent.parent.parent.parent
 pytestmark = [
@@ -26,7 +27,10 @@ pytestmark = [
 async def test_the_guest_book(tmp_path: Path) -> None:
     for name in ("feedback.yaml", "feedback.py", "feedback.csv"):
         shutil.copy(ROOT / "examples" / name, tmp_path)
-    done = plait(tmp_path, "run", "feedback.yaml", "--backend", "local", "--json")
+    # 24 questions to a real model take all cores, so much longer beside other work than a command does.
+    command = [*PLAIT, "run", "feedback.yaml", "--backend", "local", "--json"]
+    ended = warm.run(command, cwd=tmp_path, env=environment(), timeout=120)
+    done = Done(ended.returncode, ended.stdout, ended.stderr)
     assert done.code == 0, done.err
     tasks = {task["task_id"]: task for task in done.value["tasks"]}
     families = Counter(task_id.split(".")[0] for task_id in tasks)
