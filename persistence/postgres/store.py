@@ -93,7 +93,8 @@ class PostgresStore:
             connection = await connect(self._dsn)
         except Exception as error:
             # Without the cause, which may show the address with its password.
-            raise StoreUnusable(f"cannot open the store: {explained(self._dsn, error)}") from None
+            advice = "check the address, the password, and that the server is running"
+            raise StoreUnusable(f"cannot open the store: {explained(self._dsn, error)}; {advice}") from None
         try:
             self._store_id = await prepare(connection, self.mode, self.address)
             self.server_version = ".".join(map(str, connection.get_server_version()[:2]))

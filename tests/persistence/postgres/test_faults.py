@@ -236,6 +236,7 @@ async def test_no_message_shows_a_password(dsn: str) -> None:
     error: BaseException | None = caught.value
     assert error is not None
     assert PASSWORD not in f"{error} {error!r} {store!r} {store.address}"
+    assert str(error).endswith("; check the address, the password, and that the server is running")
     assert error.__cause__ is None
     assert error.__suppress_context__
 
