@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from plait.runner.domain.result import Degradation, ResumeSummary, RunResult, TaskResult
     from plait.runner.domain.status import RunStatus, TaskStatus
     from plait.runner.domain.task import FailureMode, GrowthLimits, Retry, Task
+    from plait.runner.domain.waiting import WaitKind, WaitReason
     from plait.runner.errors import (
         AnswerConflict,
         BackendMissing,
@@ -120,6 +121,8 @@ __all__ = [
     "Team",
     "TurnNotStored",
     "UnknownStep",
+    "WaitKind",
+    "WaitReason",
     "Workflow",
     "configure_logging",
     "events",
@@ -136,6 +139,7 @@ _HOMES = {
     "domain.result": "Degradation ResumeSummary RunResult TaskResult",
     "domain.status": "RunStatus TaskStatus",
     "domain.task": "FailureMode GrowthLimits Retry Task",
+    "domain.waiting": "WaitKind WaitReason",
     "errors": "AnswerConflict BackendMissing DAGError KeyConflict OwnershipLost PlaitError PolicyMissing Problem "
     "PromptError RunExists RunNotFound RunNotResumable RunOwned StoreRequired TaskNotFound TurnNotStored",
     "log": "configure_logging",

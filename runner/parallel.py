@@ -35,7 +35,7 @@ from plait.runner.operations.answer_task import (
 )
 from plait.runner.operations.cancel_run import cancel_run, finish_cancelling
 from plait.runner.operations.continue_task import continue_task
-from plait.runner.operations.create_run import checked_run_id, create_run, with_policy
+from plait.runner.operations.create_run import checked_run_id, create_run, slot_settings, with_policy
 from plait.runner.recovery.answers import question_of
 from plait.runner.recovery.lease import short_claim_ends, wait_for_expiry
 from plait.runner.recovery.preview import Preview, preview
@@ -316,7 +316,7 @@ class ParallelRunner:
         config = self._config
         names = backend_names(dag, config)
         run_id = checked_run_id(run_id) or new_run_id(config.clock)
-        kept = {**with_policy(config, dag, settings, policy), "concurrency": config.concurrency}
+        kept = {**with_policy(config, dag, settings, policy), **slot_settings(config)}
         if config.store is not None:
             kept[ANSWER_KEYS] = answer_keys(config)
         if like is not None:

@@ -41,6 +41,7 @@ RESERVED_SETTINGS = (
     "key",
     "like",
     "policy",
+    "slots",
     "ticket",
 )
 """Keys of the stored settings reserved by plait."""
@@ -55,6 +56,12 @@ def checked_run_id(run_id: str | None) -> str | None:
             f"and must not be 'last'"
         )
     return run_id
+
+
+def slot_settings(config: Config) -> dict[str, JsonInput]:
+    """Return the settings that say how many tasks of a run may run at once, for display by other processes."""
+    slots: dict[str, JsonInput] = {"default": config.default, "limits": dict(config.limits)}
+    return {"concurrency": config.concurrency, "slots": slots}
 
 
 def with_policy(
@@ -90,7 +97,7 @@ async def create_run(
     if store is None:
         raise StoreRequired("this runner has no store, so no run can be queued; give the runner a store with store=...")
     backend_names(dag, config)
-    at, kept = iso(config.clock.wall()), {**settings, "concurrency": config.concurrency}
+    at, kept = iso(config.clock.wall()), {**settings, **slot_settings(config)}
     if key is not None:
         run_id = run_id_of(key)
         kept |= {"key": key, "digest": _digest(_change(events.RunCreated(at, run_id, dag, settings)))}

@@ -10,15 +10,17 @@ from typing import Any
 import anyio.to_thread
 
 from plait.backends.protocol import JsonValue, Usage
+from plait.persistence.errors import StoreError
 from plait.persistence.protocol import Store
 from plait.persistence.records import RUN_ENDS, EventKind, EventRecord, RunRecord, TaskRecord
 from plait.runner.clock import Clock, iso
-from plait.runner.domain.events import BackendThrottled
+from plait.runner.domain.events import OWN_LIMITS, BackendThrottled
 from plait.runner.domain.question import AnsweredQuestion, OpenQuestion, answers_of, asking_of, parse_time
 from plait.runner.domain.status import RUN_DONE, TASK_DONE, UNDER_WAY, RunStatus, TaskStatus
+from plait.runner.domain.waiting import WaitingRun, WaitReason, Waits, stored_limits
 from plait.runner.engine.retry import next_tries
 from plait.runner.errors import RunNotFound
-from plait.runner.state.codec import decode_usage
+from plait.runner.state.codec import decode_dag, decode_usage
 from plait.runner.state.owner import seems_free
 
 _LOOKS_A_RECORD = 25
@@ -58,6 +60,8 @@ class TaskInfo:
     """Time of the next attempt, if the last attempt failed and another attempt follows."""
     question: str | None
     """Question to a person, while the task is waiting_input."""
+    waits: WaitReason | None
+    """The reason for which the task is not running; None for a task that runs or has ended."""
     asks: OpenQuestion | None
     """The same question with its schema, default and deadline. None if the task does not ask, but a crash interrupted
     it and a person has to decide.
@@ -99,6 +103,7 @@ class TaskInfo:
             "error": self.error,
             "next_try_at": self.next_try_at,
             "question": self.question,
+            "waits": None if self.waits is None else self.waits.as_json(),
             "asks": None if self.asks is None else asks_as_json(self.asks),
             "answers": [{**asdict(answer), "way": answer.way.value} for answer in self.answers],
             "session_id": self.session_id,
@@ -205,8 +210,9 @@ def shown_status(run: RunRecord, now: float) -> RunStatus:
 async def look_up(store: Store, run_id: str, now: float, with_tasks: bool) -> RunInfo:
     """Return the run at Unix time `now`, with its tasks if `with_tasks`. Raises RunNotFound, StoreError."""
     record = await _record(store, run_id)
-    tasks = await task_infos(store, record, await store.list_tasks(run_id)) if with_tasks else {}
-    return run_info(record, now, tasks, await throttled_backends(store, record, now))
+    throttled = await throttled_backends(store, record, now)
+    tasks = await task_infos(store, record, await store.list_tasks(run_id), now) if with_tasks else {}
+    return run_info(record, now, tasks, throttled)
 
 
 async def throttled_backends(store: Store, run: RunRecord, now: float) -> tuple[BackendThrottled, ...]:
@@ -214,8 +220,14 @@ async def throttled_backends(store: Store, run: RunRecord, now: float) -> tuple[
 
     A pause that is over has no `until`. Raises StoreError.
     """
+    found = (_at(one, now) for one in (await _throttlings(store, run, now)).values())
+    return tuple(one for one in found if one.until is not None or one.slots < one.total)
+
+
+async def _throttlings(store: Store, run: RunRecord, now: float) -> Mapping[str, BackendThrottled]:
+    """Return the last event of each backend of a running run since its last resume; none unless the run is running."""
     if shown_status(run, now) is not RunStatus.RUNNING:
-        return ()
+        return {}
     last: dict[str, BackendThrottled] = {}
     begun = [event.seq for event in await store.list_events(run.run_id, kind=EventKind.RUN_RESUMED)]
     after = max(begun, default=0)
@@ -224,8 +236,7 @@ async def throttled_backends(store: Store, run: RunRecord, now: float) -> tuple[
             throttled = stored_throttling(event.at, json.loads(event.detail))
             last[throttled.backend] = throttled
         after = page[-1].seq
-    found = (_at(one, now) for one in last.values())
-    return tuple(one for one in found if one.until is not None or one.slots < one.total)
+    return last
 
 
 def _at(throttled: BackendThrottled, now: float) -> BackendThrottled:
@@ -238,16 +249,60 @@ def stored_throttling(at: str, detail: Mapping[str, Any]) -> BackendThrottled:
     return BackendThrottled(at, detail["backend"], detail["until"], detail["cause"], detail["slots"], detail["total"])
 
 
-async def task_infos(store: Store, run: RunRecord, records: Sequence[TaskRecord]) -> dict[str, TaskInfo]:
-    """Return the tasks in `records`, which are those of `run`, by id. Raises StoreError."""
+async def task_infos(
+    store: Store, run: RunRecord, records: Sequence[TaskRecord], now: float, only: str | None = None
+) -> dict[str, TaskInfo]:
+    """Return the tasks in `records`, all tasks of `run`, by id; with `only` that task alone. Raises StoreError."""
     retrying = () if RunStatus(run.status) in RUN_DONE else records
-    tries = {task_id: iso(when) for task_id, when in (await next_tries(store, run.run_id, retrying)).items()}
+    tries = await next_tries(store, run.run_id, retrying)
+    throttlings = await _throttlings(store, run, now)
+    chosen = [task for task in records if only in (None, task.task_id)]
 
     def make_infos() -> dict[str, TaskInfo]:
-        return {task.task_id: task_info(run.run_id, task, tries.get(task.task_id)) for task in records}
+        waits = _waits(run, records, tries, throttlings, now)
+        infos: dict[str, TaskInfo] = {}
+        for task in chosen:
+            reason = None if waits is None else waits.reason(task.task_id)
+            next_try = iso(tries[task.task_id]) if task.task_id in tries else None
+            infos[task.task_id] = task_info(run.run_id, task, next_try, reason)
+        return infos
 
     # In a worker thread: thousands of tasks take long to decode, and other runs of this process would stand still.
     return await anyio.to_thread.run_sync(make_infos) if records else {}
+
+
+def _waits(
+    run: RunRecord,
+    records: Sequence[TaskRecord],
+    tries: Mapping[str, float],
+    throttlings: Mapping[str, BackendThrottled],
+    now: float,
+) -> Waits | None:
+    """Return the reasons of the tasks; None if every task has ended, or if the stored run is damaged."""
+    statuses = {task.task_id: TaskStatus(task.status) for task in records}
+    if all(status in TASK_DONE for status in statuses.values()):
+        return None
+    try:
+        dag = decode_dag(run, tuple(records))
+    except StoreError:  # everything else can still be shown
+        return None
+    waiting = WaitingRun(
+        shown_status(run, now),
+        dag,
+        statuses,
+        stored_limits(json.loads(run.settings)),
+        {name: _at(one, now) for name, one in throttlings.items()},
+        [name for name, one in throttlings.items() if one.cause == OWN_LIMITS],
+        tries,
+        {task.task_id: _deadline(task) for task in records if task.asked is not None},
+        "" if run.owner is None else f"process {run.owner.pid} on {run.owner.host}",
+    )
+    return Waits(waiting, now)
+
+
+def _deadline(task: TaskRecord) -> str | None:
+    asks = _asks("", task)
+    return None if asks is None else asks.deadline_at
 
 
 def run_info(
@@ -272,7 +327,9 @@ def run_info(
     )
 
 
-def task_info(run_id: str, task: TaskRecord, next_try_at: str | None = None) -> TaskInfo:
+def task_info(
+    run_id: str, task: TaskRecord, next_try_at: str | None = None, waits: WaitReason | None = None
+) -> TaskInfo:
     """Return the task of the run `run_id` that the record describes."""
     return TaskInfo(
         task_id=task.task_id,
@@ -290,6 +347,7 @@ def task_info(run_id: str, task: TaskRecord, next_try_at: str | None = None) -> 
         error=task.error,
         next_try_at=next_try_at,
         question=task.question,
+        waits=waits,
         asks=_asks(run_id, task),
         answers=_answers(task),
         session_id=task.session_id,

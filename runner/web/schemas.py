@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool
 from plait.backends.protocol import JsonValue
 from plait.runner.domain.question import Way
 from plait.runner.domain.status import RunStatus, TaskStatus
+from plait.runner.domain.waiting import WaitKind
 from plait.runner.operations.create_run import MOST_KEY_CHARACTERS
 from plait.runner.operations.inspect import RunInfo, StoredEvent
 
@@ -167,6 +168,22 @@ class AnswerShape(_Sent):
     """The source of the answer: person, default (the deadline has passed) or callback."""
 
 
+class WaitShape(_Sent):
+    """The reason for which a task is not running."""
+
+    kind: WaitKind
+    text: str
+    """The reason in a few words; times are those of the server's zone."""
+    tasks: list[str]
+    """The first tasks that this task waits for, at most 3."""
+    count: int
+    """The number of tasks that this task waits for."""
+    backend: str | None
+    """The backend of the task, where the backend is the reason."""
+    until: str | None
+    """The end of the wait as far as known."""
+
+
 class TaskShape(_Sent):
     """A task and its result. The fields are those of `TaskInfo.as_json`, as in `plait show --json`."""
 
@@ -193,6 +210,8 @@ class TaskShape(_Sent):
     """Time of the next attempt, if the last attempt failed and another attempt follows."""
     question: str | None
     """Question to a person, while the task is waiting_input."""
+    waits: WaitShape | None
+    """The reason for which the task is not running; null for a task that runs or has ended."""
     asks: AskedShape | None
     """Details of the question; null if the task does not ask, but a crash interrupted it (plait answer)."""
     answers: list[AnswerShape]

@@ -29,6 +29,7 @@ from plait.runner.cli.options import (
 )
 from plait.runner.clock import iso
 from plait.runner.domain.status import RUN_DONE, RunStatus
+from plait.runner.operations.inspect import task_infos
 from plait.runner.operations.timeline import Timeline, TimelineEntry
 
 
@@ -52,6 +53,7 @@ def log_command(run: str, task: str | None, follow: bool, store_path: StorePlace
 _POLL_SECONDS = 0.2  # seconds
 _POLLS_PER_RECORD = 5  # reading the record of a run counts its tasks
 _COLUMN = 12
+_MOST_WAITING = 10  # tasks
 _END_CODES: Mapping[str, int] = {
     EventKind.TASK_COMPLETED: COMPLETED,
     EventKind.TASK_SKIPPED: COMPLETED,
@@ -72,8 +74,22 @@ async def print_log(which: tuple[str, str | None], path: StorePlace, follow: boo
             if not follow:
                 await log.catch_up()
                 log.finish()
+                if not as_json:
+                    await _print_waits(store, run, task_id)
                 return COMPLETED
             return await _follow(log, store, path)
+
+
+async def _print_waits(store: Store, run: RunRecord, only: str | None) -> None:
+    """Print the reason of each task that is not running, of a run that has not ended."""
+    if RunStatus(run.status) in RUN_DONE:
+        return
+    infos = await task_infos(store, run, await store.list_tasks(run.run_id), time.time(), only)
+    waiting = [(task.task_id, task.waits.text) for task in infos.values() if task.waits is not None]
+    for task_id, text in waiting[:_MOST_WAITING]:
+        print_line(f"{'':<8}  {one_line(task_id):<{_COLUMN}}  {one_line(text)}")
+    if len(waiting) > _MOST_WAITING:
+        print_line(f"{'':<8}  and {len(waiting) - _MOST_WAITING:,} more tasks that wait")
 
 
 class _LogPrinter:

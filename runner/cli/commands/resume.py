@@ -126,7 +126,7 @@ async def resume_run(request: ResumeRequest, options: OutputOptions) -> int:
             concurrency = options.concurrency or stored_concurrency(record)
             runner = backend_set.make_runner(made, store=store, concurrency=concurrency)
             run = runner.start_resume(record.run_id, retry_failed=request.retry_failed)
-            return await follow_run(run, dag, options, store, statuses)
+            return await follow_run(run, dag, replace(options, concurrency=concurrency), store, statuses)
 
 
 def select_backends(

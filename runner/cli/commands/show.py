@@ -36,7 +36,8 @@ from plait.runner.cli.options import (
     store_option,
 )
 from plait.runner.domain.events import BackendThrottled
-from plait.runner.domain.status import RunStatus, TaskStatus
+from plait.runner.domain.status import TASK_DONE, RunStatus, TaskStatus
+from plait.runner.domain.waiting import WaitKind, WaitReason
 from plait.runner.engine.policy_driver import read_policy_state
 from plait.runner.operations.inspect import TaskInfo, run_info, task_infos, throttled_backends
 from plait.runner.policies.orchestrator.policy import Stop
@@ -66,7 +67,7 @@ async def show_run(path: StorePlace, word: str, as_json: bool) -> int:
     async with read_only_store(path) as store:
         run = await find_run(store, word)
         tasks = await store.list_tasks(run.run_id)
-        infos = await task_infos(store, run, tasks)
+        infos = await task_infos(store, run, tasks, time.time())
         added = await find_adders(store, run, tasks)
         throttled = await throttled_backends(store, run, time.time())
     if as_json:
@@ -74,7 +75,7 @@ async def show_run(path: StorePlace, word: str, as_json: bool) -> int:
         print_json({**shown, "stopped": _stop_reason(run), "settings": json.loads(run.settings)})
         return COMPLETED
     _print_run(run, tasks, throttled)
-    _print_tasks(run, infos, added)
+    _print_tasks(infos, added)
     next_commands: list[str] = []
     if any(task.status is TaskStatus.WAITING_INPUT for task in infos.values()):
         next_commands.append("questions")
@@ -87,11 +88,11 @@ async def show_run(path: StorePlace, word: str, as_json: bool) -> int:
     return COMPLETED
 
 
-def _print_tasks(run: RunRecord, tasks: Mapping[str, TaskInfo], added: Mapping[str, str]) -> None:
+def _print_tasks(tasks: Mapping[str, TaskInfo], added: Mapping[str, str]) -> None:
     added_by = ("ADDED BY",) if added else ()
     rows: list[tuple[str, ...]] = [("TASK", "STATUS", "TRIES", "TIME", "TOKENS", "COST", *added_by, "")]
     for task in tasks.values():
-        *cells, note = _task_row(run, task)
+        *cells, note = _task_row(task)
         rows.append((*cells, *(one_line(added.get(task.task_id, "")) for _ in added_by), note))
     print_table(rows, 1, [None, *(task.status for task in tasks.values())], frozenset({2, 3, 4, 5}))
 
@@ -149,11 +150,9 @@ def _print_field(name: str, value: str | None) -> None:
         print_line(f"{name:<9} {one_line(value)}")
 
 
-def _task_row(run: RunRecord, task: TaskInfo) -> tuple[str, ...]:
-    blocked = RunStatus(run.status) is RunStatus.FAILED and task.status is TaskStatus.PENDING
-    error = f"{task.error_kind}: {task.error}" if task.error_kind else "blocked by a failed task" if blocked else ""
+def _task_row(task: TaskInfo) -> tuple[str, ...]:
+    error = f"{task.error_kind}: {task.error}" if task.error_kind else ""
     error = error if task.question is None else f"asks: {task.question}"
-    next_try = f"; next try at {task.next_try_at}" if task.next_try_at is not None else ""
     return (
         one_line(task.task_id),
         task.status.value,
@@ -161,8 +160,14 @@ def _task_row(run: RunRecord, task: TaskInfo) -> tuple[str, ...]:
         seconds(task.duration_s),
         tokens(task.usage.input_tokens, task.usage.output_tokens),
         "unknown" if task.usage.cost_is_unknown else cost(task.usage),
-        "the stored result is damaged" if task.damaged else one_line(error, _LONGEST_ERROR) + next_try,
+        "the stored result is damaged" if task.damaged else "; ".join(filter(None, _notes(task, error))),
     )
+
+
+def _notes(task: TaskInfo, error: str) -> tuple[str, str]:
+    """Return the error or question of a task, and the reason for which the task is not running."""
+    asks = task.waits is not None and task.waits.kind is WaitKind.QUESTION
+    return one_line(error, _LONGEST_ERROR), "" if task.waits is None or asks else one_line(task.waits.text)
 
 
 def _attempt_json(attempt: AttemptRecord) -> dict[str, Any]:
@@ -178,12 +183,13 @@ async def show_task(path: StorePlace, word: str, task_id: str, as_json: bool) ->
         task, messages = await _read_task(store, run, task_id)
         attempts = await store.list_attempts(run.run_id, task.task_id)
         waiting = [] if task.question is None else await list_waiting(store, run.run_id)
-        info = (await task_infos(store, run, [task]))[task.task_id]
+        everything = [task] if TaskStatus(task.status) in TASK_DONE else await store.list_tasks(run.run_id)
+        info = (await task_infos(store, run, everything, time.time(), only=task.task_id))[task.task_id]
     if as_json:
         extra = {"messages": [asdict(one) for one in messages], "history": [_attempt_json(one) for one in attempts]}
         print_json({"run_id": run.run_id, **info.as_json(), **extra})
         return COMPLETED
-    _print_task(run, task, messages)
+    _print_task(run, task, messages, info.waits)
     print_section("prompt", task.prompt)
     failed = {one.attempt: one.status for one in attempts if one.error_kind}
     for message in messages:
@@ -224,10 +230,11 @@ def _message_note(message: MessageRecord, failed: Mapping[int, str]) -> str:
     return f" (attempt {message.attempt}, {status})" if status else ""
 
 
-def _print_task(run: RunRecord, task: TaskRecord, messages: Sequence[MessageRecord]) -> None:
+def _print_task(run: RunRecord, task: TaskRecord, messages: Sequence[MessageRecord], waits: WaitReason | None) -> None:
     print_line(f"{'task':<9} {visible(task.task_id)}")
     print_line(f"{'run':<9} {visible(run.run_id)}")
     print_line(f"{'status':<9} {coloured(task.status, task.status, sys.stdout)}")
+    _print_field("waits", None if waits is None else waits.text)
     _print_field("backend", task.backend)
     _print_field("model", task.spent.model)
     _print_field("after", ", ".join(task.depends_on))

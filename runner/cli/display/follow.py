@@ -28,6 +28,7 @@ from plait.runner.domain import events
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.result import RunResult
 from plait.runner.domain.status import RunStatus, TaskStatus
+from plait.runner.domain.waiting import Limits
 from plait.runner.run import Run
 
 _REFRESH = 0.2  # seconds
@@ -71,7 +72,8 @@ def _make_display(dag: DAG, options: OutputOptions, statuses: Mapping[str, TaskS
         return PlainDisplay(verbose=options.verbose)
     from plait.runner.cli.display.live import LiveDisplay  # noqa: PLC0415 - rich takes long to import, and a pipe does not need it
 
-    return LiveDisplay(Progress(dag, time.monotonic, statuses), dag.name or "plait", verbose=options.verbose)
+    progress = Progress(dag, time.monotonic, statuses, Limits(total=options.concurrency))
+    return LiveDisplay(progress, dag.name or "plait", verbose=options.verbose)
 
 
 async def _drive(run: Run, dag: DAG, display: Display) -> FinishedRun:

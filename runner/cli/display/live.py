@@ -117,8 +117,8 @@ class LiveDisplay:
             yield _text(f"  ↻ {one_line(task_id)} tries again in {seconds(max(until - now, 0))}", "yellow")
         for task_id, question in list(progress.questions.items())[:_MOST_WAITING]:
             yield _text(f"  ? {one_line(task_id)}  {one_line(question)}", "magenta")
-        for task_id, before in progress.waiting_tasks(_MOST_WAITING):
-            yield self._waiting_line(task_id, before)
+        for task_id, reason in progress.waiting_tasks(_MOST_WAITING, time.time()):
+            yield _text(f"  · {one_line(task_id)}  {one_line(reason.text)}", "dim")
 
     def _header(self) -> Text:
         progress = self._progress
@@ -157,13 +157,6 @@ class LiveDisplay:
                 fitting = last_cells(doing, room) if one.kind == "text" else doing
                 line.append(f"  {fitting}", style=_STYLES.get(one.kind, ""))
             yield line
-
-    def _waiting_line(self, task_id: str, before: list[str]) -> Text:
-        failed = [one for one in before if self._progress.statuses[one] is TaskStatus.FAILED]
-        named = failed or before
-        shown = ", ".join(map(one_line, named[:3])) + (f" and {len(named) - 3} more" if len(named) > 3 else "")
-        why = f"blocked by {shown}" if failed else f"waits for {shown}" if shown else "waits for a free slot"
-        return _text(f"  · {one_line(task_id)}  {why}", "dim")
 
 
 def _facts(task_id: str, one: RunningAttempt, now: float) -> tuple[str, ...]:

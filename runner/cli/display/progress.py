@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import islice
 
 from plait.backends.protocol import NO_USAGE, Usage
 from plait.runner.domain import events
 from plait.runner.domain.dag import DAG
-from plait.runner.domain.status import TaskStatus
-from plait.runner.domain.task import FailureMode, Mode
+from plait.runner.domain.status import TASK_DONE, RunStatus, TaskStatus
+from plait.runner.domain.waiting import NO_LIMITS, Limits, WaitingRun, WaitReason, Waits, stored_limits
 
 _LONGEST = 400  # characters of the output of a task that are kept
 
@@ -50,7 +50,13 @@ class RunningAttempt:
 class Progress:
     """The state of a run. `handle` takes each event; `statuses` are those of the tasks before the first event."""
 
-    def __init__(self, dag: DAG, clock: Callable[[], float], statuses: Mapping[str, TaskStatus] | None = None) -> None:
+    def __init__(
+        self,
+        dag: DAG,
+        clock: Callable[[], float],
+        statuses: Mapping[str, TaskStatus] | None = None,
+        limits: Limits = NO_LIMITS,
+    ) -> None:
         self.dag = dag.copy()
         self.clock = clock
         self.began = clock()
@@ -63,6 +69,10 @@ class Progress:
         """Questions of the tasks that wait for a person."""
         self.throttled: dict[str, events.BackendThrottled] = {}
         """The last event of each throttled backend."""
+        self.limits = limits
+        """The limits of the run; those of a new run come with its first event."""
+        self._rated: set[str] = set()
+        """The backends at whose own limits of rate tasks have waited."""
         self._used: Usage = NO_USAGE
         self.ran = 0
         self.degraded: str | None = None
@@ -75,7 +85,7 @@ class Progress:
     @property
     def done(self) -> int:
         """Number of tasks that have ended, in whatever status."""
-        return sum(self.counts[status] for status in _ENDED)
+        return sum(self.counts[status] for status in TASK_DONE)
 
     def handle(self, event: events.Event) -> None:
         """Update the state from the event."""
@@ -95,10 +105,18 @@ class Progress:
             grow(self.dag, event)
             self.statuses.update({task.id: TaskStatus.PENDING for task in event.tasks})
             self.counts[TaskStatus.PENDING] += len(event.tasks)
-        elif isinstance(event, events.BackendThrottled):
+        else:
+            self._apply_run_event(event)
+
+    def _apply_run_event(self, event: events.Event) -> None:
+        if isinstance(event, events.BackendThrottled):
             self.throttled[event.backend] = event
+            if event.cause == events.OWN_LIMITS:
+                self._rated.add(event.backend)
             if event.until is None and event.slots == event.total:
                 del self.throttled[event.backend]
+        elif isinstance(event, events.RunCreated):
+            self.limits = stored_limits(event.settings)
         elif isinstance(event, events.StoreDegraded):
             self.degraded = event.error
         elif isinstance(event, events.StoreRecovered):
@@ -133,26 +151,18 @@ class Progress:
         self.statuses[task_id] = status
         self.counts[status] += 1
 
-    def waiting_tasks(self, limit: int) -> list[tuple[str, list[str]]]:
-        """Return the first `limit` tasks that have to start, each with the tasks that hold it back; an empty list means
-        that the task waits for a free slot.
+    def waiting_tasks(self, limit: int, now: float) -> list[tuple[str, WaitReason]]:
+        """Return the first `limit` tasks that have to start, each with the reason at Unix time `now`. Tasks that wait
+        for a retry are left out.
         """
-        return list(islice(self._list_waiting(), limit))
-
-    def _list_waiting(self) -> Iterator[tuple[str, list[str]]]:
-        for position, task in enumerate(self.dag.tasks):
-            if self.statuses[task.id] is TaskStatus.PENDING and task.id not in self.retries:
-                before = (self.dag.tasks[one] for one in self.dag.dependencies[position])
-                yield task.id, [one.id for one in before if not self._is_satisfied(one.id, one.failure_mode)]
-
-    def _is_satisfied(self, task_id: str, mode: Mode) -> bool:
-        status = self.statuses[task_id]
-        return status in _GOOD or (status is TaskStatus.FAILED and mode is not FailureMode.HARD)
+        run = WaitingRun(RunStatus.RUNNING, self.dag, self.statuses, self.limits, self.throttled, self._rated)
+        waits = Waits(run, now)
+        pending = (task.id for task in self.dag if self.statuses[task.id] is TaskStatus.PENDING)
+        reasons = ((one, waits.reason(one)) for one in pending if one not in self.retries)
+        return list(islice(((one, reason) for one, reason in reasons if reason is not None), limit))
 
 
 _Billed = events.TaskCompleted | events.TaskRetried | events.TaskFailed | events.TaskWaiting
-_GOOD = frozenset({TaskStatus.COMPLETED, TaskStatus.SKIPPED})
-_ENDED = _GOOD | {TaskStatus.FAILED, TaskStatus.CANCELLED}
 
 
 def grow(dag: DAG, event: events.TasksAdded) -> None:

@@ -146,7 +146,7 @@ def test_a_run_is_shown_with_its_tasks(folder: Path) -> None:
     rows = {line.split()[0]: line for line in out.splitlines() if line[:2] in {"a ", "x ", "y "}}
     assert "completed" in rows["a"]
     assert rows["x"].endswith("auth: the door is shut")
-    assert rows["y"].endswith("blocked by a failed task")
+    assert rows["y"].endswith("blocked by x")
     value = plait_here(folder, "show", "last", "--json").value
     assert value["tasks"][1]["data"] == {"kind": "good", "words": 3}
 

@@ -20,7 +20,7 @@ def test_added_tasks_are_counted_and_wait_for_what_they_depend_on() -> None:
     assert (progress.done, len(progress.dag), len(dag)) == (1, 3, 1)
     assert progress.counts[TaskStatus.PENDING] == 1
     assert list(progress.running) == ["a"]
-    assert progress.waiting_tasks(5) == [("b", ["a"])]
+    assert [(one, reason.tasks) for one, reason in progress.waiting_tasks(5, 0.0)] == [("b", ("a",))]
     assert event_line(added) == "2 tasks added: a, b"
 
 

@@ -1,0 +1,263 @@
+"""`Waits`: the reason for which a task is not running, from the state of its run. Pure: the time is an argument.
+
+The state comes from a store or from the events of a live run, so that `plait show`, the live display, `plait log`, HTTP
+and Python give the same reason in the same words.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any
+
+from plait.runner.domain.dag import DAG
+from plait.runner.domain.events import BackendThrottled
+from plait.runner.domain.question import parse_time
+from plait.runner.domain.status import RUN_DONE, RunStatus, TaskStatus
+from plait.runner.domain.task import FailureMode
+
+MOST_NAMED = 3
+"""Tasks that a reason names."""
+
+
+class WaitKind(StrEnum):
+    """The kind of a reason for which a task is not running."""
+
+    UPSTREAM = "upstream"
+    """The task needs other tasks, which are not done."""
+    BLOCKED = "blocked"
+    """A task that this task needs has failed, was cancelled, or is blocked itself."""
+    SLOT = "slot"
+    """All slots, or all slots of the task's backend, are in use."""
+    THROTTLED = "throttled"
+    """The task's backend is paused, or runs fewer tasks at once, after a rate limit or an overload."""
+    RATE = "rate"
+    """The task's backend has reached its own limits of rate."""
+    RETRY = "retry"
+    """The last attempt failed, and the next attempt starts at `until`."""
+    QUESTION = "question"
+    """A person has to answer a question, or to decide about an interrupted task."""
+    OWNER_DEAD = "owner_dead"
+    """The process that ran the run has died; a resume continues the run."""
+    NO_PROCESS = "no_process"
+    """No process runs the run at present: it is queued, or waits to be resumed after an answer."""
+    CANCELLING = "cancelling"
+    """The run is being cancelled: no further task starts."""
+    ENDED = "ended"
+    """The run has ended before the task could start."""
+
+
+@dataclass(frozen=True, slots=True)
+class WaitReason:
+    """The reason for which a task is not running."""
+
+    kind: WaitKind
+    """The kind of the reason."""
+    text: str
+    """The reason in a few words, for people: `waits for a, b`. Times are local."""
+    tasks: tuple[str, ...] = ()
+    """The first tasks that this task waits for, at most 3; see `count`."""
+    count: int = 0
+    """The number of tasks that this task waits for."""
+    backend: str | None = None
+    """The backend of the task, where the backend is the reason."""
+    until: str | None = None
+    """The end of the wait as far as known, UTC in ISO 8601."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the reason as a JSON object."""
+        return {
+            "kind": self.kind.value,
+            "text": self.text,
+            "tasks": list(self.tasks),
+            "count": self.count,
+            "backend": self.backend,
+            "until": self.until,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The limits of a run, as far as known."""
+
+    default: str = "default"
+    """The backend of the tasks that name none."""
+    total: int | None = None
+    """The number of tasks that run at once."""
+    backends: Mapping[str, int] = field(default_factory=dict[str, int])
+    """The number of tasks that run at once on a backend."""
+
+
+NO_LIMITS = Limits()
+
+
+def stored_limits(settings: Mapping[str, Any]) -> Limits:
+    """Return the limits in the settings of a run."""
+    slots = settings.get("slots", {})
+    return Limits(slots.get("default", NO_LIMITS.default), settings.get("concurrency"), slots.get("limits", {}))
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingRun:
+    """The state of a run, from which `Waits` finds the reasons."""
+
+    status: RunStatus
+    """The shown status: interrupted without a live owner."""
+    dag: DAG
+    statuses: Mapping[str, TaskStatus]
+    """The status of each task, by id."""
+    limits: Limits = NO_LIMITS
+    throttled: Mapping[str, BackendThrottled] = field(default_factory=dict[str, BackendThrottled])
+    """The last event of each throttled backend, by name."""
+    rated: Collection[str] = ()
+    """The backends at whose own limits of rate tasks have waited."""
+    retries: Mapping[str, float] = field(default_factory=dict[str, float])
+    """The Unix time of the next attempt of each task that waits for one, by id."""
+    deadlines: Mapping[str, str | None] = field(default_factory=dict[str, "str | None"])
+    """The deadline of each open question of a task, by id. A waiting task without an entry was interrupted by a crash,
+    and a person decides.
+    """
+    owner: str = ""
+    """The owner, for display."""
+
+
+class Waits:
+    """The reasons of the tasks of `run` at Unix time `now`."""
+
+    def __init__(self, run: WaitingRun, now: float) -> None:
+        self._run = run
+        self._now = now
+        dag = run.dag
+        running = [task for task in dag if run.statuses[task.id] is TaskStatus.RUNNING]
+        self._running = len(running)
+        self._on = Counter(self._backend(task.id) for task in running)
+        self._blocked = self._find_blocked()
+
+    def reason(self, task_id: str) -> WaitReason | None:
+        """Return the reason for which the task is not running; None for a task that runs or has ended."""
+        status = self._run.statuses[task_id]
+        if status is TaskStatus.WAITING_INPUT:
+            return self._question(task_id)
+        if status not in _UNFINISHED:
+            return None
+        if self._run.status is RunStatus.INTERRUPTED and status is TaskStatus.RUNNING:
+            return self._owner_dead()
+        if status is TaskStatus.RUNNING:
+            return None
+        return self._pending(task_id)
+
+    def _pending(self, task_id: str) -> WaitReason:
+        missing = self._missing(task_id)
+        if failed := [one for one in missing if one in self._blocked]:
+            return _named(WaitKind.BLOCKED, "blocked by", failed)
+        stopped = _STOPPED.get(self._run.status)
+        if stopped is not None:
+            return stopped
+        if missing:
+            return _named(WaitKind.UPSTREAM, "waits for", missing)
+        if self._run.status is RunStatus.INTERRUPTED:
+            return self._owner_dead()
+        return _PARKED.get(self._run.status) or self._ready(task_id)
+
+    def _ready(self, task_id: str) -> WaitReason:
+        """Return the reason of a task of a running run that needs no other task."""
+        if (when := self._run.retries.get(task_id)) is not None:
+            return WaitReason(WaitKind.RETRY, f"retry at {_local(when, self._now)}", until=_iso(when))
+        name = self._backend(task_id)
+        taken, most = self._on[name], self._run.limits.backends.get(name)
+        throttled = self._run.throttled.get(name)
+        if throttled is not None and (found := self._throttling(throttled, taken)) is not None:
+            return found
+        total = self._run.limits.total
+        if total is not None and self._running >= total:
+            return WaitReason(WaitKind.SLOT, f"no free slot ({self._running} of {total})")
+        if most is not None and taken >= most:
+            return WaitReason(WaitKind.SLOT, f"no free slot of {name} ({taken} of {most})", backend=name)
+        if name in self._run.rated:
+            return WaitReason(WaitKind.RATE, f"{name} has reached its limits of rate", backend=name)
+        return WaitReason(WaitKind.SLOT, "waits for a free slot")
+
+    def _throttling(self, throttled: BackendThrottled, taken: int) -> WaitReason | None:
+        name, until = throttled.backend, throttled.until
+        after = f" after {throttled.cause}" if throttled.cause else ""
+        limit = f"limit {throttled.slots} of {throttled.total}"
+        left = 0.0 if until is None else parse_time(until) - self._now
+        if left > 0 and until is not None:
+            pause = f"{left:.1f} s" if left < _LONG_S else f"until {_local(parse_time(until), self._now)}"
+            return WaitReason(WaitKind.THROTTLED, f"{name} paused {pause}{after}, {limit}", backend=name, until=until)
+        if taken >= throttled.slots < throttled.total:
+            return WaitReason(WaitKind.THROTTLED, f"{name} slowed{after}, {limit}", backend=name)
+        return None
+
+    def _question(self, task_id: str) -> WaitReason:
+        if task_id not in self._run.deadlines:
+            return WaitReason(WaitKind.QUESTION, "asks a person whether to run again")
+        return WaitReason(WaitKind.QUESTION, "asks a person", until=self._run.deadlines[task_id])
+
+    def _owner_dead(self) -> WaitReason:
+        owner = f" ({self._run.owner})" if self._run.owner else ""
+        return WaitReason(WaitKind.OWNER_DEAD, f"owner dead{owner}; resume the run")
+
+    def _backend(self, task_id: str) -> str:
+        return self._run.dag.backend_of(self._run.dag[task_id]) or self._run.limits.default
+
+    def _missing(self, task_id: str) -> list[str]:
+        """Return the tasks that the task still needs."""
+        dag = self._run.dag
+        position = dag.position(task_id)
+        needed = (dag.tasks[one].id for one in dag.needed(position) if not dag.pairs_up(position, one))
+        return [one for one in needed if not self._is_satisfied(one)]
+
+    def _is_satisfied(self, task_id: str) -> bool:
+        status = self._run.statuses[task_id]
+        if status is TaskStatus.FAILED:
+            return self._run.dag[task_id].failure_mode is not FailureMode.HARD
+        return status in _GOOD
+
+    def _find_blocked(self) -> set[str]:
+        """Return the failed and cancelled tasks that others need, and the pending tasks that therefore cannot run."""
+        dag, statuses = self._run.dag, self._run.statuses
+        bad = [one for one in statuses if statuses[one] in _BAD and not self._is_satisfied(one)]
+        blocked = set(bad)
+        while bad:
+            for position in dag.needed_by(dag.position(bad.pop())):
+                task_id = dag.tasks[position].id
+                if task_id not in blocked and statuses[task_id] is TaskStatus.PENDING:
+                    blocked.add(task_id)
+                    bad.append(task_id)
+        return blocked
+
+
+_LONG_S = 60.0
+"""Seconds of a pause from which the time of its end is named."""
+_STOPPED = {
+    RunStatus.CANCELLING: WaitReason(WaitKind.CANCELLING, "the run is being cancelled"),
+    **{status: WaitReason(WaitKind.ENDED, f"the run is {status.value}") for status in RUN_DONE},
+}
+_PARKED = {
+    RunStatus.QUEUED: WaitReason(WaitKind.NO_PROCESS, "queued: no process has started the run"),
+    RunStatus.WAITING_INPUT: WaitReason(WaitKind.NO_PROCESS, "no process runs the run; resume it"),
+}
+_GOOD = frozenset({TaskStatus.COMPLETED, TaskStatus.SKIPPED})
+_BAD = frozenset({TaskStatus.FAILED, TaskStatus.CANCELLED})
+_UNFINISHED = frozenset({TaskStatus.PENDING, TaskStatus.RUNNING})
+
+
+def _named(kind: WaitKind, verb: str, tasks: Sequence[str]) -> WaitReason:
+    named = tuple(tasks[:MOST_NAMED])
+    more = f" and {len(tasks) - MOST_NAMED:,} more" if len(tasks) > MOST_NAMED else ""
+    return WaitReason(kind, f"{verb} {', '.join(named)}{more}", named, len(tasks))
+
+
+def _local(when: float, now: float) -> str:
+    """Return the time in the zone of this machine, with the day unless the day is that of `now`."""
+    moment = datetime.fromtimestamp(when, UTC).astimezone()
+    today = datetime.fromtimestamp(now, UTC).astimezone().date()
+    return f"{moment:%H:%M:%S}" if moment.date() == today else f"{moment:%a %d %b %H:%M}"
+
+
+def _iso(when: float) -> str:
+    return datetime.fromtimestamp(when, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
