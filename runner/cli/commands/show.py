@@ -7,16 +7,18 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
+from fnmatch import fnmatchcase
 from typing import Any
 
 import anyio
 import click
 
+from plait.backends.protocol import NO_USAGE
 from plait.persistence.protocol import Store
 from plait.persistence.records import AttemptRecord, EventRecord, MessageRecord, RunRecord, Spent, TaskRecord
 from plait.runner.cli.display.report import WHY_STOPPED, parse_stop, print_json
-from plait.runner.cli.display.sections import print_answers, print_question, print_section, print_table
+from plait.runner.cli.display.sections import print_answers, print_question, print_section, print_table, wrapped
 from plait.runner.cli.display.text import coloured, cost, counted, one_line, seconds, token_parts, tokens, visible
 from plait.runner.cli.display.throttling import throttling_line
 from plait.runner.cli.exits import COMPLETED, print_line
@@ -36,6 +38,7 @@ from plait.runner.cli.options import (
     store_option,
 )
 from plait.runner.domain.events import BackendThrottled
+from plait.runner.domain.groups import group_of, groups_of
 from plait.runner.domain.status import TASK_DONE, RunStatus, TaskStatus
 from plait.runner.domain.waiting import WaitKind, WaitReason
 from plait.runner.engine.policy_driver import read_policy_state
@@ -47,22 +50,72 @@ from plait.runner.policies.orchestrator.policy import Stop
 @click.argument("run")
 @click.argument("task", required=False)
 @click.option("--events", is_flag=True, help="Show the events of the run instead of its tasks.")
+@click.option(
+    "--status",
+    "statuses",
+    type=click.Choice([status.value for status in TaskStatus]),
+    multiple=True,
+    help="Show only tasks with this status, each in a line; may be given more than once.",
+)
+@click.option(
+    "--task",
+    "pattern",
+    metavar="PATTERN",
+    help="Show only tasks whose id matches, each in a line, such as 'parts.*'.",
+)
 @store_option
 @json_option
-def show_command(run: str, task: str | None, events: bool, store_path: StorePlace, as_json: bool) -> int:
-    """Show RUN with its tasks, or TASK in RUN with its prompt, conversation, result and attempts."""
-    if task is not None and events:
-        raise click.UsageError("--events is for a whole run; leave TASK out")
+def show_command(run: str, task: str | None, events: bool, store_path: StorePlace, as_json: bool, **chosen: Any) -> int:
+    """Show RUN with its tasks, or TASK in RUN with its prompt, conversation, result and attempts. More than ten parts
+    of a `for_each` are shown as a group, with the failed parts and those that ask.
+    """
+    choice = TaskChoice(frozenset(map(TaskStatus, chosen["statuses"])), chosen["pattern"])
+    if task is not None and (events or choice.is_given):
+        raise click.UsageError("--events, --status and --task are for a whole run; leave TASK out")
+    if events and choice.is_given:
+        raise click.UsageError("--status and --task choose tasks; leave --events out")
     if task is not None:
         return anyio.run(show_task, store_path, run, task, as_json)
-    return anyio.run(show_events if events else show_run, store_path, run, as_json)
+    if events:
+        return anyio.run(show_events, store_path, run, as_json)
+    return anyio.run(show_run, store_path, run, as_json, choice)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskChoice:
+    """Which tasks of a run are shown."""
+
+    statuses: frozenset[TaskStatus] = frozenset()
+    """Statuses to show; empty for all."""
+    pattern: str | None = None
+    """Pattern of the ids, as of a shell; None for all."""
+
+    @property
+    def is_given(self) -> bool:
+        """Whether tasks are chosen at all."""
+        return bool(self.statuses) or self.pattern is not None
+
+    def of(self, tasks: Mapping[str, TaskInfo]) -> dict[str, TaskInfo]:
+        """Return the chosen tasks."""
+        return {
+            task_id: task
+            for task_id, task in tasks.items()
+            if (not self.statuses or task.status in self.statuses)
+            and (self.pattern is None or fnmatchcase(task_id, self.pattern))
+        }
+
+
+ALL_TASKS = TaskChoice()
 
 
 _LONGEST_ERROR = 120
+_FEWEST_FOLDED = 11  # parts
+_MOST_NAMED = 10  # failed parts of a group
+_URGENT = (TaskStatus.FAILED, TaskStatus.WAITING_INPUT)
 _EVENTS_AT_ONCE = 5000
 
 
-async def show_run(path: StorePlace, word: str, as_json: bool) -> int:
+async def show_run(path: StorePlace, word: str, as_json: bool, choice: TaskChoice = ALL_TASKS) -> int:
     """Print the run that `word` names, with its tasks; return the exit code."""
     async with read_only_store(path) as store:
         run = await find_run(store, word)
@@ -70,12 +123,16 @@ async def show_run(path: StorePlace, word: str, as_json: bool) -> int:
         infos = await task_infos(store, run, tasks, time.time())
         added = await find_adders(store, run, tasks)
         throttled = await throttled_backends(store, run, time.time())
+    shown_tasks = choice.of(infos)
     if as_json:
-        shown = run_info(run, time.time(), infos, throttled).as_json_with_tasks()
+        shown = run_info(run, time.time(), shown_tasks, throttled).as_json_with_tasks()
         print_json({**shown, "stopped": _stop_reason(run), "settings": json.loads(run.settings)})
         return COMPLETED
     _print_run(run, tasks, throttled)
-    _print_tasks(infos, added)
+    if choice.is_given and not shown_tasks:
+        print_line("no task matches")
+    else:
+        _print_tasks(shown_tasks, added, folded=not choice.is_given)
     next_commands: list[str] = []
     if any(task.status is TaskStatus.WAITING_INPUT for task in infos.values()):
         next_commands.append("questions")
@@ -88,13 +145,60 @@ async def show_run(path: StorePlace, word: str, as_json: bool) -> int:
     return COMPLETED
 
 
-def _print_tasks(tasks: Mapping[str, TaskInfo], added: Mapping[str, str]) -> None:
+def _print_tasks(tasks: Mapping[str, TaskInfo], added: Mapping[str, str], *, folded: bool) -> None:
+    """Print a line for each task; if `folded`, large groups of parts are a line each, before their urgent parts."""
+    each = ((task.task_id, task.spec.get("item"), task) for task in tasks.values())
+    groups: Mapping[str, Sequence[TaskInfo]] = {}
+    if folded:
+        groups = groups_of(each, _FEWEST_FOLDED)
     added_by = ("ADDED BY",) if added else ()
     rows: list[tuple[str, ...]] = [("TASK", "STATUS", "TRIES", "TIME", "TOKENS", "COST", *added_by, "")]
+    statuses: list[str | None] = [None]
+    shown: set[str] = set()
+
+    def add(cells: tuple[str, ...], by: str, status: TaskStatus) -> None:
+        *first, note = cells
+        rows.append((*first, *(one_line(by) for _ in added_by), note))
+        statuses.append(status)
+
     for task in tasks.values():
-        *cells, note = _task_row(task)
-        rows.append((*cells, *(one_line(added.get(task.task_id, "")) for _ in added_by), note))
-    print_table(rows, 1, [None, *(task.status for task in tasks.values())], frozenset({2, 3, 4, 5}))
+        name = group_of(task.task_id, task.spec.get("item"))
+        if name is None or name not in groups:
+            add(_task_row(task), added.get(task.task_id, ""), task.status)
+        elif name not in shown:
+            shown.add(name)
+            add(_group_row(name, groups[name]), added.get(task.task_id, ""), _group_status(groups[name]))
+            urgent = [part for part in groups[name] if part.status in _URGENT]
+            for part in urgent[:_MOST_NAMED]:
+                add(_task_row(part), "", part.status)
+            if len(urgent) > _MOST_NAMED:
+                more = f"and {len(urgent) - _MOST_NAMED:,} more: --task '{name}.*' --status {urgent[-1].status.value}"
+                add(("", "", "", "", "", "", more), "", urgent[-1].status)
+    print_table(rows, 1, statuses, frozenset({2, 3, 4, 5}))
+
+
+def _group_status(parts: Sequence[TaskInfo]) -> TaskStatus:
+    """Return the status for whose colour a group is shown."""
+    there = {part.status for part in parts}
+    return next(status for status in (*_URGENT, TaskStatus.RUNNING, *TaskStatus) if status in there)
+
+
+def _group_row(name: str, parts: Sequence[TaskInfo]) -> tuple[str, ...]:
+    counts = Counter(part.status for part in parts)
+    usage = sum((part.usage for part in parts), NO_USAGE)
+    waits = Counter(part.waits.text for part in parts if part.waits is not None and part.status is TaskStatus.PENDING)
+    why = [f"{number:,} {text}" for text, number in waits.most_common(1)]
+    return (
+        one_line(f"{name}.*"),
+        f"{len(parts):,} parts",
+        str(sum(part.attempts for part in parts) or ""),
+        "",
+        tokens(usage.input_tokens, usage.output_tokens),
+        "unknown" if usage.cost_is_unknown else cost(usage),
+        "; ".join(
+            [", ".join(f"{counts[one]:,} {one.value.replace('_', ' ')}" for one in TaskStatus if counts[one]), *why]
+        ),
+    )
 
 
 def _print_run(run: RunRecord, tasks: Sequence[TaskRecord], throttled: Sequence[BackendThrottled]) -> None:
@@ -147,7 +251,8 @@ def _describe_progress(run: RunRecord) -> str:
 
 def _print_field(name: str, value: str | None) -> None:
     if value:
-        print_line(f"{name:<9} {one_line(value)}")
+        for line in wrapped(f"{name:<9} {one_line(value)}", 10):
+            print_line(line)
 
 
 def _task_row(task: TaskInfo) -> tuple[str, ...]:
@@ -238,6 +343,7 @@ def _print_task(run: RunRecord, task: TaskRecord, messages: Sequence[MessageReco
     _print_field("backend", task.backend)
     _print_field("model", task.spent.model)
     _print_field("after", ", ".join(task.depends_on))
+    _print_field("continues", _continued(task))
     _print_field("added by", task.added_by)
     _print_field("session", task.session_id)
     _print_field("time", seconds(task.duration_s))
@@ -247,6 +353,12 @@ def _print_task(run: RunRecord, task: TaskRecord, messages: Sequence[MessageReco
         print_line(f"{'':<9} and {used} in turns after the run, not included above")
     _print_cost(task.spent)
     _print_field("error", f"{task.error_kind}: {task.error}" if task.error_kind else None)
+
+
+def _continued(task: TaskRecord) -> str | None:
+    """Return whose conversation the task continues; None for a conversation of its own."""
+    before = json.loads(task.spec).get("continues")
+    return None if before is None else f"the conversation of {before}"
 
 
 def _print_task_result(task: TaskRecord, messages: Sequence[MessageRecord]) -> None:

@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
+import textwrap
 from collections.abc import Sequence
 
 from plait.persistence.records import TaskRecord
-from plait.runner.cli.display.text import coloured, columns, visible
+from plait.runner.cli.display.text import cells, coloured, columns, first_cells, visible
 from plait.runner.cli.exits import output, print_line, write
 from plait.runner.cli.lookup import WaitingTask
 from plait.runner.cli.options import StorePlace
 from plait.runner.domain.question import answers_of
 
 _PIECE = 1 << 20  # characters
+_LEAST_ROOM = 16  # columns
+
+
+def _terminal_width() -> int | None:
+    """Return the number of columns if standard output is a terminal; None otherwise."""
+    return shutil.get_terminal_size().columns if output().isatty() else None
+
+
+def wrapped(line: str, indent: int) -> list[str]:
+    """Return `line` in lines that fit a terminal, the further ones with `indent` spaces; `line` alone elsewhere."""
+    width = _terminal_width()
+    if width is None or cells(line) <= width:
+        return [line]
+    rest = textwrap.wrap(line, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
+    return rest or [line]
 
 
 def print_section(head: str, text: str) -> None:
@@ -54,9 +71,14 @@ def print_table(
     right: frozenset[int] = frozenset(),
 ) -> None:
     """Print rows in columns; the first row is the heading. `status_column` is coloured, the columns in `right` hold
-    numbers.
+    numbers. On a terminal the last column is cut so that no line wraps, unless little of the column would remain.
     """
-    for row, status in zip(columns(rows, right), statuses, strict=True):
+    table = columns(rows, right)
+    width = _terminal_width()
+    room = 0 if width is None else width - sum(map(cells, table[0][:-1])) - 2 * (len(table[0]) - 1)
+    for row, status in zip(table, statuses, strict=True):
+        if room >= _LEAST_ROOM:
+            row[-1] = row[-1].rstrip() if cells(row[-1].rstrip()) <= room else first_cells(row[-1], room)
         if status is not None:
             row[status_column] = coloured(row[status_column], status, sys.stdout)
         print_line("  ".join(row).rstrip())

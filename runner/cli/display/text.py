@@ -73,6 +73,18 @@ def last_cells(line: str, width: int) -> str:
     return f"…{line[start:]}"
 
 
+def first_cells(line: str, width: int) -> str:
+    """Return the beginning of `line` that fits into `width` columns of a terminal, with an ellipsis if text is cut
+    off.
+    """
+    if cells(line) <= width:
+        return line
+    end, left = 0, width - 1
+    while end < len(line) and left >= (needed := cells(line[end])):
+        end, left = end + 1, left - needed
+    return f"{line[:end].rstrip()}…"
+
+
 def columns(rows: Iterable[Sequence[str]], right: frozenset[int] = frozenset()) -> list[list[str]]:
     """Return `rows` with each cell padded to the width of its column, on the left for the columns in `right`."""
     table = [list(row) for row in rows]

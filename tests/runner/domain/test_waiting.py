@@ -25,9 +25,7 @@ FAN = DAG(
 PAUSED = BackendThrottled(AT, "api", iso(NOW + 1.2), "429", 4, 8)
 
 
-def reason(
-    statuses: str, task: str, status: RunStatus = RunStatus.RUNNING, dag: DAG = FAN, **more: object
-) -> WaitReason:
+def reason(statuses: str, task: str, status: RunStatus = RunStatus.RUNNING, dag: DAG = FAN, **more: Any) -> WaitReason:
     """The reason of `task` when the tasks have these statuses, by their first letters."""
     letters = {one.value[0]: one for one in (P, R, W, C, F)} | {"x": X}
     known = {one.id: letters[letter] for one, letter in zip(dag, statuses, strict=True)}
