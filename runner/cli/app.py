@@ -16,6 +16,7 @@ COMMANDS = {
     "continue": ("continue_task:continue_command", "Continue the conversation of a task."),
     "crashtest": ("crashtest:crashtest_command", "Kill runs at every boundary; certify that nothing is lost."),
     "doctor": ("doctor:doctor_command", "Check whether this machine, its agents and the store are fit."),
+    "export": ("export:export_command", "Write the results of a run to a .csv or .jsonl file."),
     "gc": ("gc:gc_command", "Delete old runs from the store."),
     "graph": ("graph:graph_command", "Draw a plan or a run."),
     "log": ("log:log_command", "Print the history of a run; with --follow, as it happens."),

@@ -1,0 +1,95 @@
+"""The tasks of a run as the rows of a table: for a spreadsheet, or for a program."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, cast
+
+from plait.runner.domain.groups import group_of, part_number
+from plait.runner.operations.inspect import TaskInfo, usage_as_json
+
+_NUMBER = re.compile(r"[+-]?\d+(\.\d*)?([eE][+-]?\d+)?")
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
+"""Beginnings of a cell that a spreadsheet takes for a formula, or removes before it looks for a formula."""
+
+
+def result_rows(tasks: Iterable[TaskInfo]) -> list[dict[str, Any]]:
+    """Return a row for each task, in the order of the plan, with the parts of a `for_each` in the order of their
+    numbers and in the place of their whole.
+    """
+    rows = [(task, _row(task)) for task in tasks]
+    first: dict[str, int] = {}
+    for task, row in rows:
+        first.setdefault(row["group"] or task.task_id, task.position)
+    parted = {row["group"] for _, row in rows if row["group"] is not None}
+    whole = [(task, row) for task, row in rows if task.task_id not in parted]
+    whole.sort(key=lambda one: (first[one[1]["group"] or one[0].task_id], part_number(one[0].task_id)))
+    return [row for _, row in whole]
+
+
+def _row(task: TaskInfo) -> dict[str, Any]:
+    item = task.spec.get("item")
+    return {
+        "task_id": task.task_id,
+        "group": group_of(task.task_id, item),
+        "status": task.status.value,
+        "item": item,
+        "text": task.text,
+        "data": task.data,
+        "error_kind": task.error_kind,
+        "error": task.error,
+        "attempts": task.attempts,
+        "backend": task.backend,
+        "model": task.usage.model,
+        **usage_as_json(task.usage),
+        "duration_s": task.duration_s,
+        "session_id": task.session_id,
+        "started_at": task.started_at,
+        "ended_at": task.ended_at,
+    }
+
+
+def as_json_lines(rows: Iterable[Mapping[str, Any]]) -> str:
+    """Return the rows as JSON Lines, in ASCII."""
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the rows as CSV with a heading. Each field of an object in `item` or `data` has a column, `item.name`.
+
+    A cell that a spreadsheet would take for a formula begins with an apostrophe: the text comes from models.
+    """
+    flat = [_flat(row) for row in rows]
+    names = list(dict.fromkeys(name for row in flat for name in row))
+    names = [name for group in (rows[0] if rows else ()) for name in names if name.partition(".")[0] == group]
+    names = list(dict.fromkeys(names))
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\r\n")
+    writer.writerow(map(_cell, names))
+    writer.writerows([_cell(row.get(name)) for name in names] for row in flat)
+    return file.getvalue()
+
+
+def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the row with the fields of objects as columns of their own."""
+    flat: dict[str, Any] = {}
+    for name, value in row.items():
+        if isinstance(value, dict):
+            inner = cast("Mapping[str, Any]", value)
+            flat.update({f"{name}.{key}": inner[key] for key in inner})
+        else:
+            flat[name] = value
+    return flat
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return ""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    if text.startswith(_FORMULA) and not _NUMBER.fullmatch(text):
+        return "'" + text
+    return text
