@@ -146,6 +146,13 @@ class Workflow:
         DAG(self._once(), inputs=inputs)
         return DAG([self._task(0, 1, Session())], name=self.name, inputs=inputs)
 
+    def outline(self, inputs: Mapping[str, JsonInput] | None = None) -> DAG:
+        """Return all steps as a chain, each once, to be drawn. Raises DAGError with all mistakes in all steps."""
+        chain: list[Task] = []
+        for task in self._once():
+            chain.append(replace(task, depends_on=[one.id for one in chain[-1:]]))
+        return DAG(chain, name=self.name, inputs=inputs)
+
     def backends(self) -> frozenset[str | None]:
         """Return the names of the steps' backends, with None for the default backend of the runner."""
         before: str | None = None

@@ -26,7 +26,9 @@ from plait.runner.cli.options import (
     store_option,
 )
 from plait.runner.cli.output_files import write_file
+from plait.runner.drawing.folding import fold
 from plait.runner.drawing.picture import Look, mermaid, page, svg
+from plait.runner.policies.workflow import Workflow
 from plait.runner.state.codec import decode_dag
 
 _PATH = click.Path(path_type=Path)
@@ -39,7 +41,10 @@ _PATH = click.Path(path_type=Path)
 @store_option
 @json_option
 def graph_command(what: str, output: Path | None, inputs: dict[str, str], store_path: StorePlace, as_json: bool) -> int:
-    """Print the graph of a plan file or of a run as Mermaid, or write a picture, coloured by status."""
+    """Print the graph of a plan file or of a run as Mermaid, or write a picture, coloured by status.
+
+    Beyond 200 tasks the parts of a `for_each` are one box with their counts by status.
+    """
     return draw(what, DrawingTarget(output, as_json), inputs, store_path)
 
 
@@ -69,7 +74,9 @@ def draw(what: str, to: DrawingTarget, inputs: Mapping[str, str], store: StorePl
         raise click.UsageError(f"-o writes .html or .svg, not {to.file.name!r}")
     if _is_plan_file(what):
         plan = read_plan(Path(what), inputs)
-        _write_drawing(_Drawing(plan.dag, {}, plan.name, "plan", private=False), to)
+        # The run of a workflow begins with its first step alone.
+        dag = plan.policy.outline(plan.dag.inputs) if isinstance(plan.policy, Workflow) else plan.dag
+        _write_drawing(_Drawing(dag, {}, plan.name, "plan", private=False), to)
         return COMPLETED
     if inputs:
         raise click.UsageError("--set is for plans; a run has its inputs")
@@ -115,7 +122,7 @@ def _as_json(drawing: _Drawing) -> dict[str, Any]:
         for task in drawing.dag
         for look in [drawing.looks.get(task.id, Look())]
     ]
-    return {"name": drawing.title, "tasks": tasks, "mermaid": mermaid(drawing.dag, drawing.looks)}
+    return {"name": drawing.title, "tasks": tasks, "mermaid": mermaid(*fold(drawing.dag, drawing.looks))}
 
 
 def _write_drawing(drawing: _Drawing, to: DrawingTarget) -> None:
@@ -125,8 +132,8 @@ def _write_drawing(drawing: _Drawing, to: DrawingTarget) -> None:
         if output is None:
             return
     if output is None:
-        print_line(mermaid(drawing.dag, drawing.looks).removesuffix("\n"))
+        print_line(mermaid(*fold(drawing.dag, drawing.looks)).removesuffix("\n"))
         return
     make = page if output.suffix.lower() == ".html" else svg
-    picture = make(drawing.dag, drawing.looks, title=visible(drawing.title), caption=visible(drawing.caption))
+    picture = make(*fold(drawing.dag, drawing.looks), title=visible(drawing.title), caption=visible(drawing.caption))
     write_file(output, picture, private=drawing.private)
