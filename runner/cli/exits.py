@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import json
 import os
 import sys
 import threading
@@ -45,13 +46,23 @@ EXIT_CODES: Mapping[int, str] = {
 """The meaning of each exit code, for the help of the command and for the reference of the site."""
 
 
+_KINDS: Mapping[int, str] = {USAGE: "invalid_request", STORE: "store_failed", TAKEN_OVER: "ownership_lost"}
+
+
 class CliError(click.ClickException):
     """An error that a person can mend: printed in one line, without a traceback."""
 
-    def __init__(self, message: str, code: int = USAGE, lead: str = "plait: ") -> None:
+    def __init__(self, message: str, code: int = USAGE, lead: str = "plait: ", kind: str | None = None) -> None:
         super().__init__(message)
         self.code = code
         self.lead = lead
+        self.kind = kind or _KINDS.get(code, "refused")
+        """The kind for `--json`, as over HTTP."""
+
+    def show_json(self) -> None:
+        """Print the error as one JSON object in one line on standard output, in the shape of HTTP."""
+        problem = {"error": {"kind": self.kind, "message": self.message}}
+        print_line(json.dumps(problem).replace("\x7f", "\\u007f"))
 
     def show(self, file: IO[Any] | None = None) -> None:  # noqa: ARG002 - signature of click
         """Print the error on standard error."""
@@ -71,8 +82,8 @@ def run_cli(command: click.Command, arguments: Sequence[str]) -> int:
         code: int | None = command.main(list(arguments), prog_name="plait", standalone_mode=False)
         return code or COMPLETED
     except click.ClickException as error:
-        (error if isinstance(error, CliError) else _usage_error(error)).show()
-        return error.code if isinstance(error, CliError) else USAGE
+        fault = error if isinstance(error, CliError) else _usage_error(error)
+        return _report(fault, arguments)
     except (click.Abort, KeyboardInterrupt):
         return CANCELLED
     except Exception as error:
@@ -82,8 +93,16 @@ def run_cli(command: click.Command, arguments: Sequence[str]) -> int:
         # An answer that could not be stored is printed, because it has been paid for.
         if answer := getattr(error, "text", ""):
             print_line(visible(answer))
-        fault.show()
-        return fault.code
+        return _report(fault, arguments)
+
+
+def _report(fault: CliError, arguments: Sequence[str]) -> int:
+    """Print `fault`, with --json among `arguments` also as JSON. Return the exit code."""
+    fault.show()
+    words = list(arguments)
+    if "--json" in words[: words.index("--") if "--" in words else None]:
+        fault.show_json()
+    return fault.code
 
 
 def _usage_error(error: click.ClickException) -> CliError:
@@ -133,16 +152,18 @@ def cli_error_of(error: Exception) -> CliError | None:
     from plait.backends.errors import BackendError, BackendUnavailable  # noqa: PLC0415 - heavy packages
     from plait.persistence.errors import StoreError  # noqa: PLC0415
     from plait.runner.errors import OwnershipLost, PlaitError, TurnNotStored  # noqa: PLC0415
+    from plait.runner.operations.error_kinds import kind_of  # noqa: PLC0415
 
+    kind = kind_of(error)
     if isinstance(error, TurnNotStored | StoreError):
-        return CliError(str(error), STORE)
+        return CliError(str(error), STORE, kind=kind)
     if isinstance(error, OwnershipLost):
-        return CliError(str(error), TAKEN_OVER)
+        return CliError(str(error), TAKEN_OVER, kind=kind)
     if isinstance(error, PlaitError | BackendUnavailable):
         # Each mistake in a plan has a line of its own with its place, as compilers print errors.
-        return CliError(str(error), USAGE, "" if hasattr(error, "problems") else "plait: ")
+        return CliError(str(error), USAGE, "" if hasattr(error, "problems") else "plait: ", kind)
     if isinstance(error, BackendError):
-        return CliError(str(error), FAILED)
+        return CliError(str(error), FAILED, kind=kind)
     return None
 
 

@@ -75,13 +75,13 @@ def _check_default_store(path: Path) -> None:
 async def find_run(store: Store, word: str) -> RunRecord:
     """Return the run with the id `word`, the only run whose id begins with `word`, or the newest run for `last`."""
     if not is_utf8(word):
-        raise CliError(f"the store has no run {word!r}; `plait runs` lists all runs")
+        raise CliError(f"the store has no run {word!r}; `plait runs` lists all runs", kind="run_not_found")
     run_id = await _newest_id(store) if word == "last" else word
     record = await store.get_run(run_id)
     if record is None:
         record = await store.get_run(await _id_by_prefix(store, run_id))
     if record is None:
-        raise CliError(f"run {word} is gone from the store")
+        raise CliError(f"run {word} is gone from the store", kind="run_not_found")
     return record
 
 
@@ -98,7 +98,7 @@ def print_watch_notice(run: RunRecord) -> None:
 async def _newest_id(store: Store) -> str:
     runs = await store.list_runs(1)
     if not runs:
-        raise CliError("the store has no runs yet; `plait run PLAN` makes one")
+        raise CliError("the store has no runs yet; `plait run PLAN` makes one", kind="run_not_found")
     return runs[0].run_id
 
 
@@ -110,7 +110,7 @@ async def _id_by_prefix(store: Store, prefix: str) -> str:
     if found:
         shown = ", ".join(one_line(run_id) for run_id in found[:5]) + (", ..." if len(found) > 5 else "")
         raise CliError(f"{len(found)} runs begin with {prefix!r}: {shown}; give more of the id")
-    raise CliError(f"the store has no run {prefix!r}; `plait runs` lists all runs")
+    raise CliError(f"the store has no run {prefix!r}; `plait runs` lists all runs", kind="run_not_found")
 
 
 async def find_newest_resumable(store: Store, retry_failed: bool) -> RunRecord:
@@ -151,7 +151,9 @@ async def find_task(store: Store, run: RunRecord, task_id: str) -> TaskRecord:
     for task in await store.list_tasks(run.run_id, task_id) if is_utf8(task_id) else ():
         return task
     hint = nearest(task_id, [task.task_id for task in await store.list_tasks(run.run_id)])
-    raise CliError(f"run {run.run_id} has no task {task_id!r}{hint or f'; `plait show {run.run_id}` lists them'}")
+    raise CliError(
+        f"run {run.run_id} has no task {task_id!r}{hint or f'; `plait show {run.run_id}` lists them'}", kind="not_found"
+    )
 
 
 _LONGEST_VALUE = 120

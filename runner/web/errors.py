@@ -23,21 +23,22 @@ from plait.runner.errors import (
     RunOwned,
     TaskNotFound,
 )
+from plait.runner.operations.error_kinds import ERROR_KINDS
 from plait.runner.plan import PlanError
 from plait.runner.web.schemas import ErrorBody
 from plait.runner.web.security import problem
 
-_RESPONSES: dict[type[Exception], tuple[int, str]] = {
-    RunNotFound: (404, "run_not_found"),
-    TaskNotFound: (404, "not_found"),
-    RunOwned: (409, "run_owned"),
-    RunNotResumable: (409, "run_not_resumable"),
-    KeyConflict: (409, "key_conflict"),
-    PlanError: (422, "plan_invalid"),
-    AnswerConflict: (409, "answer_conflict"),
-    BackendMissing: (422, "backend_missing"),
-    PlaitError: (422, "refused"),
-    StoreError: (503, "store_failed"),
+_CODES: dict[type[Exception], int] = {
+    RunNotFound: 404,
+    TaskNotFound: 404,
+    RunOwned: 409,
+    RunNotResumable: 409,
+    KeyConflict: 409,
+    PlanError: 422,
+    AnswerConflict: 409,
+    BackendMissing: 422,
+    PlaitError: 422,
+    StoreError: 503,
 }
 _HTTP_KINDS = {404: "not_found", 405: "method_not_allowed"}
 _INVALID = 422, "invalid_request"
@@ -79,8 +80,8 @@ def add_handlers(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, _handle_validation)
     app.add_exception_handler(NothingLeft, _handle_nothing_left)
     app.add_exception_handler(Exception, _handle_bug)
-    for error, (code, kind) in _RESPONSES.items():
-        app.add_exception_handler(error, _make_handler(code, kind))
+    for error, code in _CODES.items():
+        app.add_exception_handler(error, _make_handler(code, ERROR_KINDS[error]))
 
 
 def _make_handler(code: int, kind: str) -> _Handler:

@@ -70,8 +70,10 @@ def show_command(run: str, task: str | None, events: bool, store_path: StorePlac
     of a `for_each` are shown as a group, with the failed parts and those that ask.
     """
     choice = TaskChoice(frozenset(map(TaskStatus, chosen["statuses"])), chosen["pattern"])
-    if task is not None and (events or choice.is_given):
-        raise click.UsageError("--events, --status and --task are for a whole run; leave TASK out")
+    if task is not None and events:
+        raise click.UsageError("--events is for a whole run; leave TASK out")
+    if task is not None and choice.is_given:
+        raise click.UsageError("--status and --task choose tasks of a whole run; leave TASK out")
     if events and choice.is_given:
         raise click.UsageError("--status and --task choose tasks; leave --events out")
     if task is not None:
