@@ -87,13 +87,13 @@ def run_cli(command: click.Command, arguments: Sequence[str]) -> int:
     except (click.Abort, KeyboardInterrupt):
         return CANCELLED
     except Exception as error:
-        fault = cli_error_of(error)
-        if fault is None:
+        known = cli_error_of(error)
+        if known is None:
             raise
         # An answer that could not be stored is printed, because it has been paid for.
         if answer := getattr(error, "text", ""):
             print_line(visible(answer))
-        return _report(fault, arguments)
+        return _report(known, arguments)
 
 
 def _report(fault: CliError, arguments: Sequence[str]) -> int:

@@ -166,3 +166,15 @@ def test_many_completed_tasks_do_not_hide_what_a_resume_would_do(tmp_path: Path,
     assert (len(dry), dry[-2].startswith("start over  last: ")) == (lines, True), dry
     assert dry[0].endswith(f" {count} tasks: completed (--json names them)" if count > 20 else "  t0: completed")
     assert f"{count} keep, 1 start over" in dry[-1]
+
+
+def test_an_answer_to_a_completed_task_names_the_command_that_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "work.py").write_text("async def note(prompt):\n    return prompt\n")
+    (tmp_path / "plan.yaml").write_text(
+        'backends: {note: {kind: function, call: "work.py:note"}}\ntasks: [{id: a, prompt: hello}]\n'
+    )
+    assert plait_here(tmp_path, "run", "plan.yaml", "-q").code == 0
+    refused = plait_here(tmp_path, "answer", "last", "a", "yes")
+    (run,) = plait_here(tmp_path, "runs", "--json").value
+    assert refused.code == 2
+    assert refused.err.endswith(f"to go on with its conversation: plait continue {run['run_id']} a MESSAGE\n")
