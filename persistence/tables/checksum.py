@@ -25,7 +25,7 @@ _START: Final = struct.Struct("<4q").pack
 _END: Final = struct.Struct("<4q2d").pack
 _PARTS: Final = struct.Struct("<4q").pack
 _LOW: Final = 0xFFFFFFFF
-_PIECE: Final = 1 << 20  # characters
+_PIECE: Final = 1 << 16  # characters
 WRONG_TYPES: Final = (TypeError, KeyError, AttributeError, struct.error)
 """The errors of a value of a type that its column does not allow; struct.error is of a packed number."""
 Content: TypeAlias = str | bytes | None

@@ -159,7 +159,7 @@ class Waits:
         if missing:
             return _named(WaitKind.UPSTREAM, "waits for", missing)
         if self._run.status is RunStatus.INTERRUPTED:
-            return self._owner_dead()
+            return self._owner_dead(self._run.retries.get(task_id))
         return _PARKED.get(self._run.status) or self._ready(task_id)
 
     def _ready(self, task_id: str) -> WaitReason:
@@ -197,9 +197,13 @@ class Waits:
             return WaitReason(WaitKind.QUESTION, "asks a person whether to run again")
         return WaitReason(WaitKind.QUESTION, "asks a person", until=self._run.deadlines[task_id])
 
-    def _owner_dead(self) -> WaitReason:
+    def _owner_dead(self, next_try: float | None = None) -> WaitReason:
         owner = f" ({self._run.owner})" if self._run.owner else ""
-        return WaitReason(WaitKind.OWNER_DEAD, f"owner dead{owner}; resume the run")
+        text = f"owner dead{owner}; resume the run"
+        if next_try is None:
+            return WaitReason(WaitKind.OWNER_DEAD, text)
+        later = f"{text}; retry at {_local(next_try, self._now)}"
+        return WaitReason(WaitKind.OWNER_DEAD, later, until=_iso(next_try))
 
     def _backend(self, task_id: str) -> str:
         return self._run.dag.backend_of(self._run.dag[task_id]) or self._run.limits.default

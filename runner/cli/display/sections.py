@@ -14,7 +14,7 @@ from plait.runner.cli.lookup import WaitingTask
 from plait.runner.cli.options import StorePlace
 from plait.runner.domain.question import answers_of
 
-_PIECE = 1 << 20  # characters
+_PIECE = 1 << 16  # characters
 _LEAST_ROOM = 16  # columns
 
 

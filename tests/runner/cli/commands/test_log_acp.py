@@ -64,7 +64,7 @@ def test_what_a_person_is_asked_and_what_came_of_it(home: Home) -> None:
     told = told_of(folder)
     asks = told.index("waits: the agent asks for permission: make clean (Always allow, Allow, Reject)")
     assert told[asks + 1] == "notice: not allowed as yet: make clean"
-    assert told[-1].startswith("waits for a person")
+    assert re.fullmatch(r"fix +asks a person", told[-1])
     assert plait_here(folder, "answer", "last", "fix", "Allow").code == 0
     assert plait_here(folder, "resume", "last", "-q").code == 0
     told = told_of(folder)
