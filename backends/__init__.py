@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from plait.backends.agents.gemini.backend import GeminiBackend
     from plait.backends.langgraph.backend import LangGraphBackend
     from plait.backends.llm.anthropic import AnthropicBackend
+    from plait.backends.llm.load_balancing import LoadBalancedBackend
     from plait.backends.llm.local import LocalBackend
     from plait.backends.llm.openai import OpenAIBackend
     from plait.backends.person import PersonBackend
@@ -69,6 +70,7 @@ __all__ = [
     "JsonInput",
     "JsonValue",
     "LangGraphBackend",
+    "LoadBalancedBackend",
     "LocalBackend",
     "Message",
     "OpenAIBackend",
@@ -92,6 +94,7 @@ _LAZY = {
     "CodexBackend": "agents.codex.backend",
     "GeminiBackend": "agents.gemini.backend",
     "LangGraphBackend": "langgraph.backend",
+    "LoadBalancedBackend": "llm.load_balancing",
     "LocalBackend": "llm.local",
     "OpenAIBackend": "llm.openai",
     "PersonBackend": "person",

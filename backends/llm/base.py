@@ -136,10 +136,28 @@ class RemoteBackend(ABC):
     @asynccontextmanager
     async def open(self, request: ConversationRequest) -> AsyncGenerator[Conversation]:
         """Open a conversation. Raises BackendUnavailable if the key is missing or the client cannot be made."""
-        client = self._client
-        if client is None:
-            client = await asyncio.to_thread(self._connect)  # a thread of anyio would load all of anyio: 20 ms
-        yield ReplayConversation(partial(self._guarded, client, request), request)
+        await self.connect()
+        yield ReplayConversation(partial(self.ask, request), request)
+
+    async def connect(self) -> Client:
+        """Return the client, made at the first call. Raises BackendUnavailable if the client cannot be made."""
+        if self._client is not None:
+            return self._client
+        return await asyncio.to_thread(self._connect)  # a thread of anyio would load all of anyio: 20 ms
+
+    async def ask(self, request: ConversationRequest, messages: Sequence[Message]) -> Message:
+        """Send the whole conversation in one request and return the answer. Raises BackendError."""
+        client, spent = await self.connect(), StreamUsage()
+        try:
+            return await self._ask(client, request, messages, spent)
+        except BackendError as error:
+            failure = error
+        except Exception as exc:
+            failure = client.error_of(exc)
+        failure.usage = spent.usage
+        # Raise outside of the except block, so that the error has no context: an exception of the client holds the
+        # request, whose headers hold the key.
+        raise failure
 
     async def aclose(self) -> None:
         """Close the connections of this event loop. All conversations have to be closed before.
@@ -250,19 +268,6 @@ class RemoteBackend(ABC):
         except Exception as exc:  # a broken certificate store, for example
             problem = server.safe_text(f"cannot make the client for {server.name}: {type(exc).__name__}: {exc}")
         raise BackendUnavailable(problem)
-
-    async def _guarded(self, client: Client, request: ConversationRequest, messages: Sequence[Message]) -> Message:
-        spent = StreamUsage()
-        try:
-            return await self._ask(client, request, messages, spent)
-        except BackendError as error:
-            failure = error
-        except Exception as exc:
-            failure = client.error_of(exc)
-        failure.usage = spent.usage
-        # Raise outside of the except block, so that the error has no context: an exception of the client holds the
-        # request, whose headers hold the key.
-        raise failure
 
 
 @lru_cache(maxsize=256)

@@ -61,6 +61,10 @@ class Limits:
     """For connecting."""
 
 
+class NotConnected(BackendError):  # noqa: N818 - reads as what it is
+    """There is no connection to the server, so the request was not sent."""
+
+
 class Response:
     """A server's response whose head has arrived, and a context manager that ends it.
 
@@ -175,8 +179,12 @@ class Client:
 
     def error_of(self, exc: Exception) -> BackendError:
         """Return the BackendError for an exception raised by a request or while its response was read."""
+        import aiohttp  # noqa: PLC0415 - imported by the client before
+
         kind, what, advice = self._explain(exc)
-        return BackendError(kind, self._server.safe_text(what, f"; {advice}"))
+        is_unsent = isinstance(exc, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError)
+        failure = NotConnected if is_unsent else BackendError
+        return failure(kind, self._server.safe_text(what, f"; {advice}"))
 
     def _explain(self, exc: Exception) -> tuple[ErrorKind, str, str]:
         """Return the kind of the failure, its description, and the next step for a person."""

@@ -15,12 +15,13 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
 
 from plait.backends.errors import BackendUnavailable
 from plait.backends.function import as_backend
 from plait.backends.llm.anthropic import AnthropicBackend
 from plait.backends.llm.base import check_extra
+from plait.backends.llm.load_balancing import LoadBalancedBackend
 from plait.backends.llm.local import LocalBackend, missing_parts
 from plait.backends.llm.openai import OpenAIBackend
 from plait.backends.person import PersonBackend
@@ -65,6 +66,13 @@ class _ModelSpec(Spec):
     )
 
 
+ServerUrl: TypeAlias = Annotated[str, Field(pattern=BASE_URL)]
+ServerUrls: TypeAlias = Annotated[
+    Annotated[ServerUrl, Tag("url")] | Annotated[list[ServerUrl], Field(min_length=1), Tag("urls")],
+    Discriminator(lambda value: "urls" if isinstance(value, list) else "url"),
+]
+
+
 class RatePart(BaseModel):
     """Limits of rate, kept before the server has to refuse."""
 
@@ -80,10 +88,10 @@ class RatePart(BaseModel):
 
 class _RemoteSpec(_ModelSpec):
     model: str | None = Field(default=None, description="The model's name at the server.")
-    base_url: str | None = Field(
+    base_url: ServerUrls | None = Field(
         default=None,
-        pattern=BASE_URL,
-        description="URL of the server, if not the default; without a user, password or query.",
+        description="URL of the server, if not the default; without a user, password or query. A list names several "
+        "servers with the same model; the least loaded gets the next request.",
     )
     request_timeout: float = Field(default=600.0, gt=0, description="Seconds for one whole request.")
     stream: bool = Field(
@@ -102,6 +110,13 @@ class _RemoteSpec(_ModelSpec):
         default=None,
         description="Further fields of each request's body, as named by the server, such as reasoning_effort.",
     )
+
+    @property
+    def base_urls(self) -> list[str]:
+        """The URLs of the servers; empty for the default server."""
+        if self.base_url is None:
+            return []
+        return self.base_url if isinstance(self.base_url, list) else [self.base_url]
 
     @field_validator("extra")
     @classmethod
@@ -202,14 +217,17 @@ def build(spec: AnySpec, *, folder: Path) -> Backend:
     if isinstance(spec, PydanticAISpec):
         return _pydantic_ai(spec, folder)
     options = spec.model_dump(exclude={"kind", "concurrency", "limits"})
-    backend: OpenAIBackend | AnthropicBackend | LocalBackend
-    if isinstance(spec, OpenAISpec):
-        backend = OpenAIBackend(**options)
-    elif isinstance(spec, AnthropicSpec):
-        backend = AnthropicBackend(**options)
-    else:
+    backend: LoadBalancedBackend | OpenAIBackend | AnthropicBackend | LocalBackend
+    if isinstance(spec, LocalSpec):
         backend = LocalBackend(**options)
         backend.gguf = folder / spec.gguf if spec.gguf else None
+    else:
+        kind = OpenAIBackend if isinstance(spec, OpenAISpec) else AnthropicBackend
+        url = options.pop("base_url")
+        if isinstance(url, list):
+            backend = LoadBalancedBackend([kind(base_url=one, **options) for one in spec.base_urls])
+        else:
+            backend = kind(base_url=url, **options)
     backend.check()
     return backend
 

@@ -175,7 +175,7 @@ class StoredBackends:
         assert isinstance(spec, OpenAISpec | AnthropicSpec)
         return (
             f"backend {name!r} as stored with run {self.run_id} sends the key in {spec.api_key_env} to "
-            f"{spec.base_url or 'its default server'}, and the plan file does not. To allow it, set "
+            f"{', '.join(spec.base_urls) or 'its default server'}, and the plan file does not. To allow it, set "
             f"{spec.kind.upper()}_BASE_URL to that server, or name the backend in the plan file; to forbid it, unset "
             f"{spec.api_key_env}"
         )
@@ -221,7 +221,7 @@ def _leaks_key(spec: OpenAISpec | AnthropicSpec) -> bool:
     """Return whether a stored spec would send a key of this environment to a server of another origin."""
     # Headers from the environment go to the server of the environment only: see backends/llm/endpoint.py.
     backend = OpenAIBackend if isinstance(spec, OpenAISpec) else AnthropicBackend
-    as_usual = spec.base_url is None or is_environments(spec.base_url, backend.url_env, backend.default_url)
+    as_usual = all(is_environments(url, backend.url_env, backend.default_url) for url in spec.base_urls)
     return not (as_usual and spec.api_key_env == backend.api_key_env) and bool(os.environ.get(spec.api_key_env))
 
 

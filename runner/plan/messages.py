@@ -95,8 +95,13 @@ def in_folder(name: str, folder: FilePath) -> str:
 
 
 def real_path(loc: Path) -> Path:
-    """Return `loc` without the name of the union member, inserted by pydantic after the key of the entry."""
-    return (*loc[:2], *loc[3:]) if len(loc) > 2 and loc[0] in {"inputs", "backends"} else loc
+    """Return `loc` without the names of union members, inserted by pydantic after the key of the entry and after
+    `base_url`.
+    """
+    if len(loc) <= 2 or loc[0] not in {"inputs", "backends"}:
+        return loc
+    inside = loc[3:]
+    return (*loc[:2], *inside[:1], *(inside[2:] if inside[0:1] == ("base_url",) else inside[1:]))
 
 
 def _message(kind: str, path: Path, finding: Any, whole: object) -> str:
@@ -115,6 +120,7 @@ def _message(kind: str, path: Path, finding: Any, whole: object) -> str:
         "value_error": lambda: str(context["error"]),
         "union_tag_not_found": lambda: f"'kind' is missing; add one of {', '.join(SPEC_CLASSES)}",
         "union_tag_invalid": lambda: _not_one_of(list(SPEC_CLASSES), context["tag"]),
+        "too_short": lambda: f"has {len(value)} entries, and needs at least {context['min_length']}",
         "too_long": lambda: f"has {len(value)} entries, and at most {context['max_length']} are allowed",
         "string_pattern_mismatch": lambda: _does_not_fit(path, value, whole),
     }
@@ -153,10 +159,11 @@ def _unknown_key(key: str, model: type[BaseModel] | None) -> str:
 
 
 def _does_not_fit(path: Path, value: object, whole: object) -> str:
-    model = model_at(path[:-1], whole)
-    description = model.model_fields[str(path[-1])].description if model else None
+    key = path[:-1] if isinstance(path[-1], int) else path  # an element of a list is described with its list
+    model = model_at(key[:-1], whole)
+    description = model.model_fields[str(key[-1])].description if model else None
     # A refused URL may hold a password.
-    what = "a URL with a user or password" if path[-1] == "base_url" and "@" in str(value) else describe(value)
+    what = "a URL with a user or password" if key[-1] == "base_url" and "@" in str(value) else describe(value)
     return f"{what} does not fit. {' '.join((description or '').split())}".rstrip(". ")
 
 

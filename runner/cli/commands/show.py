@@ -182,7 +182,8 @@ def _print_tasks(tasks: Mapping[str, TaskInfo], added: Mapping[str, str], *, fol
 def _group_status(parts: Sequence[TaskInfo]) -> TaskStatus:
     """Return the status for whose colour a group is shown."""
     there = {part.status for part in parts}
-    return next(status for status in (*_URGENT, TaskStatus.RUNNING, *TaskStatus) if status in there)
+    order: tuple[TaskStatus, ...] = (*_URGENT, TaskStatus.RUNNING, *TaskStatus)
+    return next(status for status in order if status in there)
 
 
 def _group_row(name: str, parts: Sequence[TaskInfo]) -> tuple[str, ...]:
