@@ -342,9 +342,13 @@ class Executor:
         usage = NO_USAGE if ended is None else ended.usage
         self._scheduler.rates.settle(attempt.position, usage.input_tokens, usage.output_tokens)
 
-    def _start_timer(self, seconds: float, call: Callable[[], None]) -> Callable[[], None]:
-        """Call `call` after `seconds`, unless the returned function is called before, or the workers end."""
+    def _start_timer(self, seconds: float, call: Callable[[], None]) -> Callable[[], None] | None:
+        """Call `call` after `seconds`, unless the returned function is called before, or the workers end. Return None
+        if the workers end already: nothing would end the timer.
+        """
         assert self._workers is not None
+        if self._workers.cancel_scope.cancel_called:
+            return None
         scope = anyio.CancelScope()
         self._workers.start_soon(self._call_later, seconds, call, scope)
         return scope.cancel

@@ -15,8 +15,10 @@ from typing import TypeAlias
 from plait.backends.protocol import Allowance
 from plait.runner.scheduling.rates import RateLimiter, RateLimits, Reservation
 
-Timer: TypeAlias = Callable[[float, Callable[[], None]], Callable[[], object]]
-"""Calls a function after a number of seconds. Returns a function that prevents the call."""
+Timer: TypeAlias = Callable[[float, Callable[[], None]], Callable[[], object] | None]
+"""Calls a function after a number of seconds. Returns a function that prevents the call; None, without a call, if the
+run of the timer ends.
+"""
 
 
 class RateGate:
@@ -75,17 +77,19 @@ class RateGate:
             self._start()
 
     def _start(self) -> None:
-        """Start the timer of the first run, unless it has one."""
-        first = next(iter(self._line), None)
-        if first is self._timed:
+        """Start the timer of the first run, unless it has one. Runs that end leave the line."""
+        if next(iter(self._line), None) is self._timed:
             return
         if self._cancel is not None:
             self._cancel()
-            self._cancel = None
-        self._timed = first
-        if first is not None:
-            characters, _, timer = self._line[first]
+        self._timed = self._cancel = None
+        while self._cancel is None and self._line:
+            first, (characters, _, timer) = next(iter(self._line.items()))
             self._cancel = timer(self.limiter.wait(characters, self._now()), self._call_first)
+            if self._cancel is None:
+                del self._line[first]
+            else:
+                self._timed = first
 
     def _restart(self) -> None:
         if self._timed is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from plait.backends import OpenAIBackend
 from plait.persistence import SQLiteStore
 from plait.runner import ParallelRunner, RateLimits
 from tests.support.remotes import dialect, make
-from tests.support.sharing import wide
+from tests.support.sharing import Meter, wide
 from tests.support.wire import ChatCompletions, Dialect, Exchange, plain, serve
 
 __all__ = ["dialect"]
@@ -47,6 +48,24 @@ async def test_runners_with_one_account_share_a_limit() -> None:
     async with serve(WIRE.whole("x")) as server:
         await calls_within(1, runner_of(server.url), runner_of(server.url), runner_of(server.url))
         assert len(server.requests) == 1
+
+
+async def test_runs_that_wait_for_a_limit_end_at_once_when_they_are_cancelled() -> None:
+    """At any moment, also before the call that is ahead of them has been made."""
+
+    async def run_three() -> None:
+        runner = ParallelRunner(Meter(), rates={"default": LIMIT})
+        async with anyio.create_task_group() as group:
+            for number in range(3):
+                group.start_soon(runner.run, wide(f"r{number}-", 1))
+
+    for turns in range(40):
+        running = asyncio.ensure_future(run_three())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        running.cancel()
+        ended, _ = await asyncio.wait([running], timeout=20)
+        assert ended
 
 
 def test_the_limit_outlives_an_event_loop() -> None:
