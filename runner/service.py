@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
-from dataclasses import dataclass, field
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Self
 
@@ -30,12 +31,20 @@ POLL_SECONDS = 0.2
 class _Driven:
     """A run executed by this service."""
 
-    run: Run
+    run: Run | None = None
+    """The run; None while its backends are opened."""
+    stopping: bool = False
     began: anyio.Event = field(default_factory=anyio.Event)
     """Set once this process owns the run, or once acquiring the run has failed."""
     gone: anyio.Event = field(default_factory=anyio.Event)
     """Set once the service no longer executes the run."""
     error: Exception | None = None
+
+    def stop(self) -> None:
+        """Stop the run, also before it has begun."""
+        self.stopping = True
+        if self.run is not None:
+            self.run.stop()
 
     async def begin(self) -> None:
         """Wait until the run has begun. Raises the error that prevented the start."""
@@ -81,7 +90,7 @@ class RunService:
         assert self._group is not None
         self._left = True
         for driven in self._driven.values():
-            driven.run.stop()
+            driven.stop()
         if isinstance(error, Exception):
             # The error of the block is raised unchanged, not inside a group.
             await self._group.__aexit__(None, None, None)
@@ -177,10 +186,16 @@ class RunService:
                     await self.answer_question(run_id, task_id, value)
                 answers = None
         group = self._inside(run_id)
-        run = self._runner.start_resume(run_id, retry_failed=how.retry_failed, answers=answers, policy=how.policy)
-        driven = self._driven[run_id] = _Driven(run)
-        group.start_soon(self._see_through, driven)
+        driven = self._driven[run_id] = _Driven()
+        group.start_soon(self._see_through, run_id, replace(how, answers=answers), driven)
         await driven.begin()
+
+    @asynccontextmanager
+    async def open_run(self, run_id: str, how: ResumeOptions) -> AsyncGenerator[Run]:
+        """Yield the resumed run, which the service enters. A subclass may choose another runner for a run, and keep its
+        backends open inside the block.
+        """
+        yield self._runner.start_resume(run_id, retry_failed=how.retry_failed, answers=how.answers, policy=how.policy)
 
     def _inside(self, run_id: str) -> anyio.abc.TaskGroup:
         if self._group is None or self._left:
@@ -192,14 +207,17 @@ class RunService:
         record = await self._store.get_run(run_id)
         return record is None or record.owner is None
 
-    async def _see_through(self, driven: _Driven) -> None:
-        run_id = driven.run.run_id
+    async def _see_through(self, run_id: str, how: ResumeOptions, driven: _Driven) -> None:
         try:
-            async with driven.run as run:
-                async for event in run.events():
-                    if isinstance(event, events.RunStarted | events.RunResumed | events.RunEnded):
-                        driven.began.set()
-            await run.result()
+            async with self.open_run(run_id, how) as run:
+                if driven.stopping:
+                    raise PlaitError(f"run {run_id} was not started: the RunService was left first")
+                driven.run = run
+                async with run:
+                    async for event in run.events():
+                        if isinstance(event, events.RunStarted | events.RunResumed | events.RunEnded):
+                            driven.began.set()
+                await run.result()
         except Exception as error:
             # An error of one run must not end the others. Before the run began, its caller receives the error.
             if driven.began.is_set():

@@ -20,6 +20,7 @@ COMMANDS = {
     "gc": ("gc:gc_command", "Delete old runs from the store."),
     "graph": ("graph:graph_command", "Draw a plan or a run."),
     "log": ("log:log_command", "Print the history of a run; with --follow, as it happens."),
+    "mcp": ("mcp:mcp_command", "Offer plans to an agent as tools (MCP)."),
     "orchestrate": ("orchestrate:orchestrate_command", "Reach a goal by tasks that a model plans on the way."),
     "questions": ("questions:questions_command", "Show the questions that wait for a person."),
     "resume": ("resume:resume_command", "Continue a run that was interrupted, waits, or failed."),

@@ -14,21 +14,19 @@ import anyio
 from plait.persistence.errors import StoreError
 from plait.persistence.protocol import Store
 from plait.persistence.records import RunRecord
-from plait.runner.cli.backends import BackendSet
-from plait.runner.cli.commands.resume import select_backends, stored_concurrency
 from plait.runner.cli.display.follow import stop_on_signal
 from plait.runner.cli.display.plain import PlainDisplay
 from plait.runner.cli.display.report import store_failures
 from plait.runner.cli.display.text import one_line
 from plait.runner.cli.exits import cli_error_of, print_note
-from plait.runner.cli.stored_backends import FileOptions, StoredBackends
+from plait.runner.cli.stored_backends import FileOptions
+from plait.runner.cli.stored_runs import resumed_run
 from plait.runner.clock import Clock
 from plait.runner.domain import events
 from plait.runner.domain.status import RunStatus
-from plait.runner.engine.inbox import is_to_be_cancelled
 from plait.runner.errors import RunOwned
+from plait.runner.recovery.resume import ResumeOptions
 from plait.runner.run import Run
-from plait.runner.state.codec import decode_dag
 from plait.runner.state.owner import LEASE_SECONDS
 from plait.runner.state.timeouts import TimeoutStore
 
@@ -132,19 +130,9 @@ class Worker:
 
     async def _resume(self, record: RunRecord) -> None:
         """Resume the run with its stored backends. Raises as `plait resume`."""
-        tasks = await self._store.list_tasks(record.run_id)
-        if await is_to_be_cancelled(self._store, record):  # cancelling needs no backend
-            await self._follow(
-                BackendSet({}).make_runner({}, store=self._store, lease=self._options.lease).start_resume(record.run_id)
-            )
-            return
-        stored = StoredBackends.of(record, self._options.files)
-        backend_set, names, _ = select_backends(record, decode_dag(record, tasks), tasks, stored, retry_failed=False)
-        async with backend_set.open(names) as made:
-            runner = backend_set.make_runner(
-                made, store=self._store, concurrency=stored_concurrency(record), lease=self._options.lease
-            )
-            await self._follow(runner.start_resume(record.run_id))
+        opened = resumed_run(self._store, record, ResumeOptions(), self._options.files, lease=self._options.lease)
+        async with opened as run:
+            await self._follow(run)
 
     async def _follow(self, run: Run) -> None:
         if self._stopping:

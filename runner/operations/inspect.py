@@ -212,6 +212,8 @@ async def look_up(store: Store, run_id: str, now: float, with_tasks: bool) -> Ru
     record = await _record(store, run_id)
     throttled = await throttled_backends(store, record, now)
     tasks = await task_infos(store, record, await store.list_tasks(run_id), now) if with_tasks else {}
+    if shown_status(record, now) is RunStatus.INTERRUPTED:
+        record = await _record(store, run_id)  # the run may have ended since the record was read
     return run_info(record, now, tasks, throttled)
 
 

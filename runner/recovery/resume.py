@@ -121,7 +121,7 @@ async def earlier_answers(config: Config, run: StoredRun) -> ReusableAnswers | N
 class ResumeOptions:
     """The options of a resume."""
 
-    retry_failed: bool
+    retry_failed: bool = False
     """Whether failed tasks and damaged results start over."""
     answers: Mapping[str, JsonInput] | None = None
     """Answers to open questions, by task id."""

@@ -46,7 +46,7 @@ LAYERS: list[list[str]] = [
     ["runner.parallel"],
     ["runner.service", "runner.orchestrator"],
     ["runner"],  # the public names
-    ["runner.web", "runner.crashtest"],
+    ["runner.web", "runner.mcp", "runner.crashtest"],
     ["runner.cli"],
     ["plait"],  # the public names of all three
 ]  # fmt: skip

@@ -53,6 +53,7 @@ HOMES = {
     "fastapi": "runner/web/*.py",
     "starlette": "runner/web/*.py",
     "uvicorn": "runner/web/*.py",
+    "mcp": "runner/mcp/*.py",
 }
 LAZY = {"aiohttp", "networkx", "langgraph", "pydantic_ai", "fastmcp", "xllamacpp", "jsonschema_rs", "genai_prices"}
 STATUSES = {"pending", "queued", "running", "waiting_input", "completed", "failed", "skipped", "cancelling",

@@ -9,6 +9,7 @@ import anyio
 import click
 
 from plait.backends.function import as_backend
+from plait.persistence.protocol import Store
 from plait.runner import Plan
 from plait.runner.cli.backends import BackendOptions, BackendSet, backend_set_of_plan, required_backends
 from plait.runner.cli.exits import COMPLETED, print_line
@@ -47,14 +48,19 @@ def submit_command(plan: Path, inputs: dict[str, str], **options: Any) -> int:
 
 async def submit(plan: Plan, backend_set: BackendSet, concurrency: int, key: str | None, place: StorePlace) -> int:
     """Store a queued run of `plan`, and print its id. Return the exit code."""
+    async with open_store(place) as store:
+        run_id = await queue_run(plan, backend_set, store, concurrency, key)
+    print_line(run_id)
+    return COMPLETED
+
+
+async def queue_run(plan: Plan, backend_set: BackendSet, store: Store, concurrency: int, key: str | None = None) -> str:
+    """Store a queued run of `plan`, one for a key, and return its id. Raises as `ParallelRunner.create_run`."""
     plan = plan.fitted_to(backend_set.specs, backend_set.default)
     names = required_backends(plan.dag, backend_set.default, policy=plan.policy, known=backend_set.specs)
     unopened = {name: as_backend(_unopened) for name in names if name in backend_set.specs}
-    async with open_store(place) as store:
-        runner = backend_set.make_runner(unopened, store=store, concurrency=concurrency)
-        run_id = await runner.create_run(plan.dag, key=key, settings=backend_set.settings(), policy=plan.policy)
-    print_line(run_id)
-    return COMPLETED
+    runner = backend_set.make_runner(unopened, store=store, concurrency=concurrency)
+    return await runner.create_run(plan.dag, key=key, settings=backend_set.settings(), policy=plan.policy)
 
 
 async def _unopened(_prompt: str) -> str:

@@ -1,0 +1,68 @@
+"""`plait mcp`: offer plans to an agent as tools."""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import anyio
+import click
+
+from plait.backends.extras import install_command
+from plait.runner.cli.backends import BackendOptions
+from plait.runner.cli.display.follow import stop_on_signal
+from plait.runner.cli.exits import CANCELLED, COMPLETED, CliError, print_note
+from plait.runner.cli.lookup import open_store
+from plait.runner.cli.options import StorePlace, apply_log_options, backend_options, log_options, store_option
+from plait.runner.cli.plan_host import LocalPlans, named_plans
+from plait.runner.cli.stored_runs import StoredRunService
+from plait.runner.clock import Clock
+
+
+@click.command("mcp")
+@click.argument("plans", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="PLAN...")
+@backend_options
+@store_option
+@log_options
+def mcp_command(plans: tuple[Path, ...], **options: Any) -> int:
+    """Serve the Model Context Protocol on standard input and output: an agent may start runs of the plans in the files
+    PLAN, each under the name of its file, wait for a run, read results, answer questions and cancel.
+
+    The runs stop when the agent closes the connection. A start with the same key, or `plait resume`, continues a run.
+    """
+    apply_log_options(options["log_style"], options["log_level"])
+    if find_spec("mcp") is None:
+        raise CliError(f"plait mcp needs the extra `mcp`; run: {install_command('mcp')}")
+    named_plans(plans)
+    backend = BackendOptions(options["backend"], options["model"], options["base_url"])
+    return anyio.run(serve_plans, plans, backend, options["store_path"])
+
+
+async def serve_plans(plans: tuple[Path, ...], backend: BackendOptions, place: StorePlace) -> int:
+    """Serve until the client closes the connection or a signal arrives. Return the exit code."""
+    from plait.runner.mcp.server import serve  # noqa: PLC0415 - the extra `mcp` may be missing
+    from plait.runner.mcp.tools import RunTools  # noqa: PLC0415
+
+    ended, signalled = anyio.Event(), anyio.Event()
+
+    def end_at_signal() -> None:
+        signalled.set()
+        ended.set()
+
+    async def serve_until_closed(tools: RunTools) -> None:
+        await serve(tools)
+        ended.set()
+
+    async with open_store(place) as store, anyio.create_task_group() as beside:
+        async with StoredRunService(store) as service:
+            await beside.start(stop_on_signal, end_at_signal, print_note)
+            tools = RunTools(service, LocalPlans(plans, backend, store, service), Clock())
+            beside.start_soon(serve_until_closed, tools)
+            await ended.wait()
+        if signalled.is_set():
+            # A thread still waits for a line of standard input, and nothing ends that wait. The runs are stored.
+            os._exit(CANCELLED)
+        beside.cancel_scope.cancel()
+    return COMPLETED

@@ -1,0 +1,102 @@
+"""The plans that `plait mcp` offers to an agent, and the creation of their runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import anyio.to_thread
+
+from plait.backends.protocol import JsonValue
+from plait.persistence.protocol import Store
+from plait.runner.cli.backends import BackendOptions, backend_set_of_plan, read_plan_data
+from plait.runner.cli.commands.submit import queue_run
+from plait.runner.cli.exits import CliError
+from plait.runner.cli.options import DEFAULT_CONCURRENCY
+from plait.runner.domain.dag import nearest
+from plait.runner.errors import PlaitError
+from plait.runner.plan.inputs import no_input
+from plait.runner.plan.loader import load_plan_of_run
+from plait.runner.service import RunService
+from plait.runner.state.stored_run import stored_record
+
+
+class LocalPlans:
+    """Plan files by the names of the files without suffix. Runs are stored in `store` and executed by `service`.
+
+    Raises CliError if a file cannot be read, or if two files have one name; PlanError if a file has mistakes.
+    """
+
+    def __init__(self, files: Sequence[Path], backend: BackendOptions, store: Store, service: RunService) -> None:
+        self._files = named_plans(files)
+        self._backend = backend
+        self._store = store
+        self._service = service
+
+    def describe(self) -> list[dict[str, Any]]:
+        """Return each plan with its inputs and their defaults."""
+        return [{"plan": name, "inputs": _declared(read_plan(path))} for name, path in self._files.items()]
+
+    async def create(self, plan: str, inputs: Mapping[str, JsonValue], key: str | None) -> str:
+        """Store a queued run of the plan. `inputs` replace the defaults; no value names a file."""
+        path = self._files.get(plan)
+        if path is None:
+            hint = nearest(plan, self._files) or f"; there are {', '.join(map(repr, self._files))}"
+            raise PlaitError(f"there is no plan {plan!r}{hint}")
+        declared = _declared(read_plan(path))
+        for name in inputs:
+            if name not in declared:
+                raise PlaitError(no_input(name, declared))
+        loaded = await anyio.to_thread.run_sync(load_plan_of_run, path, inputs)
+        try:
+            backend_set = backend_set_of_plan(loaded, self._backend)
+        except CliError as error:
+            raise PlaitError(error.message) from error
+        return await queue_run(loaded, backend_set, self._store, loaded.concurrency or DEFAULT_CONCURRENCY, key)
+
+    async def has_made(self, run_id: str) -> bool:
+        """Return whether the run was made from one of the plans. Raises RunNotFound."""
+        _, record = await stored_record(self._store, run_id)
+        return json.loads(record.settings).get("plan") in {str(path) for path in self._files.values()}
+
+    async def start(self, run_id: str) -> None:
+        """Execute the run. Raises PlaitError unless the run was made from one of the plans, and as
+        `RunService.start_run`.
+        """
+        if not await self.has_made(run_id):
+            raise PlaitError(
+                f"run {run_id} was not made from a plan of this server ({', '.join(self._files)}); "
+                f"a person continues the run with `plait resume {run_id}`"
+            )
+        await self._service.start_run(run_id)
+
+
+def named_plans(files: Sequence[Path]) -> dict[str, Path]:
+    """Return the files, absolute, by name. Raises CliError, PlanError."""
+    named: dict[str, Path] = {}
+    for file in files:
+        if file.stem in named:
+            raise CliError(f"{named[file.stem]} and {file} have the same name, {file.stem!r}; rename one")
+        try:
+            read_plan(file)
+        except PlaitError as error:
+            if hasattr(error, "problems"):
+                raise
+            raise CliError(str(error)) from None
+        named[file.stem] = file.resolve()
+    return named
+
+
+def read_plan(path: Path) -> Mapping[str, Any]:
+    """Return the contents of the plan file. Raises PlaitError."""
+    try:
+        return read_plan_data(path)
+    except OSError as error:
+        raise PlaitError(f"the plan {path} cannot be read: {error.strerror}; check the path") from None
+
+
+def _declared(plan: Mapping[str, Any]) -> Mapping[str, Any]:
+    inputs = plan.get("inputs")
+    return cast("Mapping[str, Any]", inputs) if isinstance(inputs, dict) else {}

@@ -1,0 +1,236 @@
+"""`plait mcp` in a process of its own, used by the client of the official SDK."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import pytest
+from mcp import StdioServerParameters
+from mcp.client import Client
+from mcp.client.stdio import stdio_client
+
+from tests.support.agents.logs import wait_for
+from tests.support.processes.command import PLAIT, environment, plait
+
+PLAN = """
+backends: {w: {kind: function, call: "work.py:work"}}
+inputs: {topic: tea, items: [1, 2]}
+tasks:
+  - {id: part, prompt: "{{ topic }} {{ item }}", for_each: items}
+  - {id: whole, prompt: "all: {% for one in part %}{{ one }} {% endfor %}", depends_on: part}
+"""
+ASKING = """
+backends: {w: {kind: function, call: "work.py:work"}}
+tasks:
+  - {id: first, prompt: "ask"}
+  - {id: second, prompt: "got {{ first }}", depends_on: first}
+"""
+HELD = """
+backends: {w: {kind: function, call: "work.py:work"}}
+tasks:
+  - {id: done, prompt: "quick"}
+  - {id: slow, prompt: "held {{ done }}", depends_on: done}
+  - {id: last, prompt: "long {{ slow }}", depends_on: slow}
+"""
+WORK = """
+import anyio
+import anyio.to_thread
+from pathlib import Path
+from plait.backends import ask
+
+async def work(prompt):
+    print("noise on standard output")
+    with Path("calls").open("a") as file:
+        file.write(prompt + "\\n")
+    while prompt.startswith("held") and not Path("go").exists():
+        await anyio.sleep(0.01)
+    if prompt.startswith("ask"):
+        return str(await ask("Which one?", schema={"type": "integer"}))
+    return "x" * 50_000 if prompt.startswith("long") else prompt.upper()
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name, text in {"plan.yaml": PLAN, "asking.yaml": ASKING, "held.yaml": HELD, "work.py": WORK}.items():
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+class Agent:
+    """A client of a server under way."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+
+    async def call(self, tool: str, **arguments: Any) -> Any:
+        result = await self.client.call_tool(tool, arguments)
+        assert not result.is_error, result.content
+        return result.structured_content
+
+    async def refused(self, tool: str, **arguments: Any) -> str:
+        result = await self.client.call_tool(tool, arguments)
+        assert result.is_error
+        return result.content[0].text  # type: ignore[union-attr]
+
+    async def ended(self, run_id: str) -> Any:
+        """Wait in calls of 20 s at most, as an agent does."""
+        while (state := await self.call("wait_for_run", run_id=run_id))["status"] == "running":
+            pass
+        return state
+
+
+@asynccontextmanager
+async def agent(folder: Path, *plans: str) -> AsyncGenerator[Agent]:
+    words = [*PLAIT[1:], "mcp", *(plans or ("plan.yaml", "asking.yaml", "held.yaml"))]
+    parameters = StdioServerParameters(command=sys.executable, args=words, env=environment(), cwd=folder)
+    async with Client(stdio_client(parameters)) as client:
+        yield Agent(client)
+
+
+async def test_a_run_from_its_start_to_its_results(folder: Path) -> None:
+    async with agent(folder) as user:
+        plans = (await user.call("list_plans"))["plans"]
+        assert [one["plan"] for one in plans] == ["plan", "asking", "held"]
+        assert plans[0]["inputs"] == {"topic": "tea", "items": [1, 2]}
+        run_id = (await user.call("start_run", plan="plan", inputs={"topic": "jam", "items": [7]}))["run_id"]
+        state = await user.ended(run_id)
+        assert (state["status"], state["done"]) == ("completed", state["total"])
+        results = (await user.call("get_result", run_id=run_id))["results"]
+        assert [(one["task_id"], one["text"]) for one in results] == [("whole", "ALL: JAM 7 ")]
+        assert [one["run_id"] for one in (await user.call("list_runs"))["runs"]] == [run_id]
+    assert plait(folder, "show", run_id, "--json").value["status"] == "completed"
+
+
+async def test_a_question_is_answered_and_the_run_continues(folder: Path) -> None:
+    async with agent(folder) as user:
+        run_id = (await user.call("start_run", plan="asking"))["run_id"]
+        state = await user.ended(run_id)
+        assert (state["status"], state["questions"]) == ("waiting_input", ["first"])
+        (asked,) = (await user.call("list_questions", run_id=run_id))["questions"]
+        assert (asked["question"], asked["schema"]) == ("Which one?", {"type": "integer"})
+        said = await user.refused("answer_question", run_id=run_id, task_id="first", answer="seven")
+        assert "integer" in said
+        assert (await user.call("answer_question", run_id=run_id, task_id="first", answer=7))["taken"]
+        assert (await user.ended(run_id))["status"] == "completed"
+        (result,) = (await user.call("get_result", run_id=run_id))["results"]
+        assert result["text"] == "GOT 7"
+
+
+async def test_a_killed_server_is_replaced_by_the_next_with_the_same_key(folder: Path) -> None:
+    process = await anyio.open_process([*PLAIT, "mcp", "held.yaml"], cwd=folder, env=environment(), stderr=None)
+    async with process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        await process.stdin.send(_call("start_run", {"plan": "held", "key": "k"}))
+        while b'"id":2' not in await process.stdout.receive():
+            pass
+        await anyio.to_thread.run_sync(wait_for, lambda: "held" in (folder / "calls").read_text())
+        process.kill()
+    (folder / "go").touch()
+    async with agent(folder) as user:
+        run_id = (await user.call("start_run", plan="held", key="k"))["run_id"]
+        assert (await user.ended(run_id))["status"] == "completed"
+        assert len((await user.call("list_runs"))["runs"]) == 1
+    calls = (folder / "calls").read_text().splitlines()
+    assert calls.count("quick") == 1
+    assert calls.count("held QUICK") == 2
+
+
+def _call(tool: str, arguments: dict[str, Any]) -> bytes:
+    client = {"name": "test", "version": "1"}
+    begin = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": client}
+    messages = [
+        {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": begin},
+        {"jsonrpc": "2.0", "method": "notifications/initialized"},
+        {"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": {"name": tool, "arguments": arguments}},
+    ]
+    return b"".join(json.dumps(message).encode() + b"\n" for message in messages)
+
+
+async def test_a_signal_stops_the_runs_and_stores_them(folder: Path) -> None:
+    process = await anyio.open_process([*PLAIT, "mcp", "held.yaml"], cwd=folder, env=environment())
+    async with process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        await process.stdin.send(_call("start_run", {"plan": "held", "key": "k"}))
+        while b'"id":2' not in await process.stdout.receive():
+            pass
+        process.send_signal(signal.SIGTERM)
+        assert await process.wait() == 6
+    (run,) = plait(folder, "runs", "--json").value
+    assert run["status"] == "interrupted"
+
+
+async def test_a_long_result_comes_in_pieces(folder: Path) -> None:
+    (folder / "go").touch()
+    async with agent(folder, "held.yaml") as user:
+        run_id = (await user.call("start_run", plan="held"))["run_id"]
+        await user.ended(run_id)
+        text, offset = "", 0
+        while offset is not None:
+            (piece,) = (await user.call("get_result", run_id=run_id, task_id="last", offset=offset))["results"]
+            assert len(piece["text"]) <= 20_000
+            text, offset = text + piece["text"], piece["next_offset"]
+        assert text == "x" * 50_000
+
+
+async def test_a_cancelled_run(folder: Path) -> None:
+    async with agent(folder) as user:
+        run_id = (await user.call("start_run", plan="held"))["run_id"]
+        assert (await user.call("wait_for_run", run_id=run_id, seconds=0))["status"] == "running"
+        assert (await user.call("cancel_run", run_id=run_id))["status"] in {"cancelling", "cancelled"}
+        while (state := await user.call("wait_for_run", run_id=run_id))["status"] == "cancelling":
+            pass
+        assert state["status"] == "cancelled"
+        assert "cancelled" in await user.refused("resume_run", run_id=run_id)
+
+
+async def test_mistakes_are_told_to_the_agent(folder: Path) -> None:
+    assert plait(folder, "run", "asking.yaml", "-q").code == 4
+    (other,) = plait(folder, "runs", "--json").value
+    async with agent(folder, "plan.yaml") as user:
+        assert "there is no plan 'plam'; did you mean 'plan'?" in await user.refused("start_run", plan="plam")
+        assert "no input 'topik'" in await user.refused("start_run", plan="plan", inputs={"topik": 1})
+        assert "the store has no run 'r'" in await user.refused("run_status", run_id="r")
+        assert "seconds" in await user.refused("wait_for_run", run_id=other["run_id"], seconds=60)
+        assert "no task 'zz'" in await user.refused("get_result", run_id=other["run_id"], task_id="zz")
+        assert "not made from a plan of this server" in await user.refused("resume_run", run_id=other["run_id"])
+        named = await user.call("start_run", plan="plan", inputs={"topic": {"files": "work.py"}})
+        await user.ended(named["run_id"])
+        (told,) = (await user.call("get_result", run_id=named["run_id"]))["results"]
+        assert "ASYNC DEF" not in told["text"]
+        assert "WORK.PY" in told["text"]
+        first = await user.call("start_run", plan="plan", key="k")
+        assert (await user.call("start_run", plan="plan", key="k"))["run_id"] == first["run_id"]
+        said = await user.refused("start_run", plan="plan", key="k", inputs={"topic": "x"})
+        assert "give a new run a new key" in said
+        # The answer is stored, and the run of a person goes on when the person resumes it.
+        state = await user.call("answer_question", run_id=other["run_id"], task_id="first", answer=1)
+        assert state["status"] == "waiting_input"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "missing argument"),
+        (["nowhere.yaml"], "the plan nowhere.yaml cannot be read: No such file or directory"),
+        (["plan.yaml", "sub/plan.yaml"], "have the same name, 'plan'"),
+        (["broken.yaml"], "broken.yaml"),
+    ],
+)
+def test_files_that_cannot_be_offered(folder: Path, words: list[str], said: str) -> None:
+    (folder / "sub").mkdir()
+    (folder / "sub" / "plan.yaml").write_text(PLAN)
+    (folder / "broken.yaml").write_text("tasks: [")
+    done = plait(folder, "mcp", *words)
+    assert (done.code, done.out) == (2, "")
+    assert said in done.err
