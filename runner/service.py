@@ -11,14 +11,18 @@ from typing import Self
 import anyio
 import anyio.abc
 
+from plait.backends.errors import BackendUnavailable
 from plait.backends.protocol import JsonInput
+from plait.persistence.errors import StoreError
 from plait.persistence.protocol import Store
 from plait.runner.domain import events
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.policy import Policy
 from plait.runner.domain.status import RunStatus
-from plait.runner.errors import PlaitError, StoreRequired
+from plait.runner.engine.inbox import LOOK_EVERY_S
+from plait.runner.errors import PlaitError, RunOwned, StoreRequired
 from plait.runner.log import logger
+from plait.runner.operations.await_answer import wait_for_answer
 from plait.runner.operations.inspect import RunInfo, StoredEvent, history, look_up, run_info
 from plait.runner.parallel import ParallelRunner
 from plait.runner.recovery.resume import ResumeOptions
@@ -53,13 +57,24 @@ class _Driven:
             raise self.error
 
 
+@dataclass(slots=True)
+class _Waiting:
+    """A run that was executed by this service and waits for a person."""
+
+    policy: Policy | None
+    watching: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+
+
 class RunService:
     """Management of many runs in one process: `async with RunService(runner) as service:`.
 
     All answers are read from the store. Runs of other processes are therefore listed, followed and cancelled in the
     same way, and `start_run` and `resume_run` take over runs of dead processes. Calls that a client may have to repeat
-    are idempotent. An exit from the block stops the runs executing here, waits until their state is stored, and lets
-    `resume_run` continue them later. `poll` is the interval in seconds at which `events` reads the store.
+    are idempotent. A run that waits for a person continues here once the answer is stored, by whatever process, and at
+    the deadline of its question; a run that was executed elsewhere continues at the next `resume_run`.
+
+    An exit from the block stops the runs executing here, waits until their state is stored, and lets `resume_run`
+    continue them later. `poll` is the interval in seconds at which `events` reads the store.
 
     Raises StoreRequired if `runner` has no store. All methods must be called from the event loop's thread. Methods
     other than reads raise PlaitError outside the block. Every method may raise StoreError.
@@ -75,6 +90,7 @@ class RunService:
         self._clock = runner.config.clock
         self._poll = poll
         self._driven: dict[str, _Driven] = {}
+        self._waiting: dict[str, _Waiting] = {}
         self._group: anyio.abc.TaskGroup | None = None
         self._left = False
 
@@ -91,6 +107,8 @@ class RunService:
         self._left = True
         for driven in self._driven.values():
             driven.stop()
+        for waiting in self._waiting.values():
+            waiting.watching.cancel()
         if isinstance(error, Exception):
             # The error of the block is raised unchanged, not inside a group.
             await self._group.__aexit__(None, None, None)
@@ -138,7 +156,10 @@ class RunService:
         self, run_id: str, task_id: str, value: JsonInput, *, attempt: int | None = None, wait: float = 10.0
     ) -> bool:
         """Answer the question of a task, whichever process executes the run. See `ParallelRunner.answer_question`."""
-        return await self._runner.answer_question(run_id, task_id, value, attempt=attempt, wait=wait)
+        taken = await self._runner.answer_question(run_id, task_id, value, attempt=attempt, wait=wait)
+        if taken and (waiting := self._waiting.get(run_id)) is not None:
+            await self._continue(run_id, waiting)
+        return taken
 
     async def cancel_run(self, run_id: str, *, wait: float = 0.0) -> RunStatus:
         """Cancel the run permanently, whichever process executes it, and return its status. See
@@ -186,6 +207,8 @@ class RunService:
                     await self.answer_question(run_id, task_id, value)
                 answers = None
         group = self._inside(run_id)
+        if (waiting := self._waiting.pop(run_id, None)) is not None:
+            waiting.watching.cancel()
         driven = self._driven[run_id] = _Driven()
         group.start_soon(self._see_through, run_id, replace(how, answers=answers), driven)
         await driven.begin()
@@ -208,6 +231,7 @@ class RunService:
         return record is None or record.owner is None
 
     async def _see_through(self, run_id: str, how: ResumeOptions, driven: _Driven) -> None:
+        status: RunStatus | None = None
         try:
             async with self.open_run(run_id, how) as run:
                 if driven.stopping:
@@ -217,7 +241,7 @@ class RunService:
                     async for event in run.events():
                         if isinstance(event, events.RunStarted | events.RunResumed | events.RunEnded):
                             driven.began.set()
-                await run.result()
+                status = (await run.result()).status
         except Exception as error:
             # An error of one run must not end the others. Before the run began, its caller receives the error.
             if driven.began.is_set():
@@ -227,3 +251,29 @@ class RunService:
             del self._driven[run_id]
             driven.began.set()
             driven.gone.set()
+        if status is RunStatus.WAITING_INPUT and self._group is not None and not self._left:
+            waiting = self._waiting[run_id] = _Waiting(how.policy)
+            self._group.start_soon(self._watch, run_id, waiting)
+
+    async def _watch(self, run_id: str, waiting: _Waiting) -> None:
+        """Continue the run once a person has answered, unless another process does."""
+        answered = False
+        with waiting.watching:
+            try:
+                answered = await wait_for_answer(self._store, run_id, self._clock, max(self._poll, LOOK_EVERY_S))
+            except (PlaitError, StoreError) as error:
+                logger(run=run_id).error("run_left", error=f"{type(error).__name__}: {error}")
+        if self._waiting.get(run_id) is waiting:
+            if answered:
+                await self._continue(run_id, waiting)
+            else:
+                del self._waiting[run_id]
+
+    async def _continue(self, run_id: str, waiting: _Waiting) -> None:
+        """Continue a run that waited. An error is logged: the answer is stored, and `resume_run` continues the run."""
+        try:
+            await self._resume(run_id, ResumeOptions(policy=waiting.policy))
+        except RunOwned:
+            pass  # another process continues the run
+        except (PlaitError, StoreError, BackendUnavailable) as error:
+            logger(run=run_id).error("run_left", error=f"{type(error).__name__}: {error}")

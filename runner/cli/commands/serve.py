@@ -6,9 +6,10 @@ import json
 import os
 import secrets
 import socket
-from collections.abc import Generator
+from collections.abc import Callable, Coroutine, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,10 +19,13 @@ import click
 
 from plait.backends.errors import BackendUnavailable
 from plait.backends.extras import install_command
+from plait.persistence.errors import StoreError
+from plait.persistence.protocol import Store
 from plait.runner.cli.backends import BackendOptions, BackendSet, backend_set_of_file
 from plait.runner.cli.display.follow import stop_on_signal
+from plait.runner.cli.display.text import one_line
 from plait.runner.cli.exits import CANCELLED, COMPLETED, CliError, print_line, print_note, redirect_prints
-from plait.runner.cli.lookup import open_store
+from plait.runner.cli.lookup import MAX_RUNS_SEARCHED, open_store, shown_status
 from plait.runner.cli.options import (
     DEFAULT_CONCURRENCY,
     StorePlace,
@@ -33,7 +37,8 @@ from plait.runner.cli.options import (
     store_option,
 )
 from plait.runner.cli.output_files import write_file
-from plait.runner.errors import PlaitError
+from plait.runner.domain.status import RunStatus
+from plait.runner.errors import PlaitError, RunOwned
 from plait.runner.parallel import CANCEL_GRACE_SECONDS
 from plait.runner.service import RunService
 
@@ -75,6 +80,12 @@ DEFAULT_PORT = 8377
     show_default=True,
     help="Let running tasks of a cancelled run go on for this long; 0 ends them at once.",
 )
+@click.option(
+    "--resume",
+    "takes_up",
+    is_flag=True,
+    help="Also take up the posted runs that were queued or interrupted, or that wait for a person, at the start.",
+)
 @concurrency_option()
 @store_option
 @json_option
@@ -88,13 +99,19 @@ def serve_command(file: Path | None, **options: Any) -> int:
     apply_log_options(options["log_style"], options["log_level"])
     backend_set = _prepare(file, BackendOptions(options["backend"], options["model"], options["base_url"]))
     where = ServeOptions(
-        options["host"], options["port"], options["store_path"], options["as_json"], options["cancel_grace"]
+        options["host"],
+        options["port"],
+        options["store_path"],
+        options["as_json"],
+        options["cancel_grace"],
+        options["takes_up"],
     )
     with redirect_prints():
         return anyio.run(serve, backend_set, where, options["concurrency"])
 
 
 _TOKEN_BYTES = 32
+_TO_TAKE_UP = frozenset({RunStatus.QUEUED, RunStatus.INTERRUPTED, RunStatus.WAITING_INPUT})
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +123,8 @@ class ServeOptions:
     store: StorePlace
     as_json: bool
     cancel_grace: int
+    takes_up: bool = False
+    """Continue posted runs of earlier servers."""
 
 
 async def serve(backend_set: BackendSet, options: ServeOptions, concurrency: int | None) -> int:
@@ -125,15 +144,39 @@ async def serve(backend_set: BackendSet, options: ServeOptions, concurrency: int
                 specs = backend_set.specs
                 served = ServedRuns(service, tuple(specs), settings, specs, backend_set.default)
                 with _token_file(options, listening, token, store.files_root):
-                    await _serve_until_signal(ApiServer(served, listening, token))
+                    await _serve_until_signal(
+                        ApiServer(served, listening, token), partial(_take_up, service, store, options.takes_up)
+                    )
                 return CANCELLED if service.driven else COMPLETED
 
 
-async def _serve_until_signal(server: ApiServer) -> None:
+async def _serve_until_signal(server: ApiServer, at_start: Callable[[], Coroutine[Any, Any, None]]) -> None:
     async with anyio.create_task_group() as beside:
         await beside.start(stop_on_signal, server.stop, print_note)
+        beside.start_soon(at_start)
         await server.serve()
         beside.cancel_scope.cancel()
+
+
+async def _take_up(service: RunService, store: Store, wanted: bool) -> None:
+    """Continue the posted runs that no process executes, if `wanted`. Other runs have backends of their own."""
+    runs = await store.list_runs(MAX_RUNS_SEARCHED) if wanted else ()
+    async with anyio.create_task_group() as group:
+        for run in runs:
+            if not run.damaged and shown_status(run) in _TO_TAKE_UP:
+                group.start_soon(_take_up_run, service, store, run.run_id)
+
+
+async def _take_up_run(service: RunService, store: Store, run_id: str) -> None:
+    try:
+        record = await store.get_run(run_id)
+        if record is not None and json.loads(record.settings).get("posted"):
+            await service.start_run(run_id)
+            print_note(f"took up run {one_line(run_id)}")
+    except RunOwned:
+        pass  # another server was faster
+    except (PlaitError, StoreError) as error:
+        print_note(f"run {one_line(run_id)} is left as it is: {one_line(str(error), 300)}")
 
 
 def _prepare(file: Path | None, options: BackendOptions) -> BackendSet:

@@ -20,6 +20,7 @@ from plait.runner.web import schemas
 from plait.runner.web.app import make_app
 from plait.runner.web.routes import ServedRuns
 from tests.runner.web.test_lifecycle import created, events, post
+from tests.support.processes.command import plait
 from tests.support.processes.served import served
 
 PLAN = {"tasks": [{"id": "asks", "prompt": "ask"}, {"id": "uses", "prompt": "got {{ asks }}", "depends_on": ["asks"]}]}
@@ -145,3 +146,16 @@ async def test_others_are_answered_while_a_run_is_made_ready_to_be_shown(monkeyp
                 let_on.set()
                 await anyio.lowlevel.checkpoint()
     assert shown[0].json()["tasks"][0]["question"] == "Which one?"
+
+
+def test_an_answered_run_continues_on_the_server_that_ran_it(tmp_path: Path) -> None:
+    with served(tmp_path) as server, server.client() as client:
+        run_id = created(client, PLAN)
+        events(client, run_id, until_="run_waiting_input")
+        assert answer(client, run_id, 3).json()["taken"]
+        assert events(client, run_id)[-1].event == "run_completed"
+        other = created(client, PLAN)
+        events(client, other, until_="run_waiting_input")
+        assert plait(tmp_path, "answer", other, "asks", "4").code == 0
+        assert events(client, other)[-1].event == "run_completed"
+        assert client.get(f"/api/runs/{other}").json()["tasks"][1]["text"] == "GOT 4"
