@@ -221,6 +221,8 @@ class ConversationRequest:
     """Whether another task is known to continue the conversation, so that a server's cache is worth filling."""
     on_allowance: Callable[[Allowance], None] | None = None
     """Callback for the limits that the server reports. Never blocks, never raises. None if nobody needs the limits."""
+    traceparent: str | None = None
+    """The W3C trace context of the attempt, for a process that sends spans of its own. None if no trace can be made."""
 
 
 class Conversation(Protocol):

@@ -248,7 +248,7 @@ class CliConversation:
         guarded = self._request.files is None or program.on_runner_death == "kill"
         start = Launch(
             self._words(call),
-            {**self._given(), **program.environment(call)},
+            {**self._given(), **self._trace(), **program.environment(call)},
             program.folder,
             said.encode(),
             keeps,
@@ -265,6 +265,11 @@ class CliConversation:
 
     def _given(self) -> dict[str, str]:
         return child_environment((*self._program.passes, *self._program.pass_env))
+
+    def _trace(self) -> Mapping[str, str]:
+        """Return the variable by which the agent's own spans join the trace of the run."""
+        parent = self._request.traceparent
+        return {} if parent is None else {"TRACEPARENT": parent}
 
     def _words(self, call: Call) -> Sequence[str]:
         return (self._program.executable(), *self._program.arguments(call))

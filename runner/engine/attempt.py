@@ -29,6 +29,7 @@ from plait.runner.domain import events
 from plait.runner.domain.conversation import NO_HISTORY, Continuation, History
 from plait.runner.domain.question import OnQuestion
 from plait.runner.domain.task import Task
+from plait.runner.domain.trace_ids import traceparent
 from plait.runner.engine.backend_call import CallOutcome, call_backend, classified, kept_usage
 from plait.runner.engine.checkpointer import EventSink
 from plait.runner.engine.feed import Feed
@@ -291,7 +292,7 @@ class AttemptRunner:
                 answer = Answer(continuation.answer.value)
         task = attempt.task
         files = self._files(attempt) if self._outlive[self._context.task_backends[attempt.position]] else None
-        return ConversationRequest(  # positional: fifteen keyword arguments take as long as the rest of this method
+        return ConversationRequest(  # positional: sixteen keyword arguments take as long as the rest of this method
             attempt.session_id,
             attempt.resume,
             messages,
@@ -308,6 +309,7 @@ class AttemptRunner:
             self._time_left(attempt),
             self._state.times_continued(attempt.position) > 0,
             self._lower.get(self._context.task_backends[attempt.position]),
+            None if files is None else traceparent(self._context.run_id, task.id, attempt.number),
         )
 
     def _files(self, attempt: Attempt) -> Files | None:

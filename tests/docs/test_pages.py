@@ -73,7 +73,7 @@ SETUP = re.compile(r"(git clone|cd plait$|python3? -m venv|source |\. |ollama |v
 # Needs nothing of its page and takes long: two pages that show the same line are both right when one is.
 ANYWHERE = re.compile(r"plait crashtest --kills \d+$")
 A_URL = re.compile(r"""(base_url ?[=:] ?|--base-url[ =])(["']?)https?://[^\s"']+""")
-PROVIDED = re.compile(r"^(?:export )?((?:OPENAI|ANTHROPIC)_[A-Z_]+)=\S*\s*")
+PROVIDED = re.compile(r"^(?:export )?((?:OPENAI|ANTHROPIC|OTEL)_[A-Z_]+)=\S*\s*")
 RIGHT: set[str] = set()
 """Lines that need not run again."""
 DIAGRAMS = {"graph", "flowchart", "stateDiagram-v2", "sequenceDiagram", "erDiagram", "classDiagram"}
@@ -96,6 +96,7 @@ class Place:
             "OPENAI_BASE_URL": f"{self.url}/v1",
             "OPENAI_API_KEY": "test",
             "ANTHROPIC_BASE_URL": self.url,
+            "OTEL_EXPORTER_OTLP_ENDPOINT": self.url,
             **keys,
         }
 

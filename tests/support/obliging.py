@@ -11,8 +11,11 @@ _TEXT = "Short and to the point, as it was asked for."
 
 
 async def oblige(exchange: Exchange) -> None:
-    """Answer a request of either dialect, or a request for the list of models."""
+    """Answer a request of either dialect, a request for the list of models, or spans."""
     request = exchange.request
+    if request.path == "/v1/traces":
+        await plain(200, {}, connection="close")(exchange)
+        return
     if request.method == "GET":
         models = {"object": "list", "data": [{"id": "m", "object": "model", "created": 1, "owned_by": "test"}]}
         await plain(200, models, connection="close")(exchange)

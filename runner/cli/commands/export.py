@@ -1,10 +1,13 @@
-"""`plait export`: write the results of a run to a file."""
+"""`plait export`: write the results of a run to a file, or send the run as a trace."""
 
 from __future__ import annotations
 
+import os
 import time
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
 import anyio
 import click
@@ -15,10 +18,15 @@ from plait.runner.cli.exits import COMPLETED, print_note
 from plait.runner.cli.lookup import find_run, read_only_store
 from plait.runner.cli.options import StorePlace, json_option, store_option
 from plait.runner.cli.output_files import write_file
+from plait.runner.clock import Clock
+from plait.runner.domain.trace_ids import trace_id
 from plait.runner.operations.export import as_csv, as_json_lines, result_rows
 from plait.runner.operations.inspect import task_infos
+from plait.runner.operations.otlp import Collector, SpanSender
+from plait.runner.operations.run_trace import RunTrace
 
 _FORMATS = {".csv": as_csv, ".jsonl": as_json_lines}
+_FOLLOW_S = 1.0
 
 
 @click.command("export")
@@ -27,22 +35,73 @@ _FORMATS = {".csv": as_csv, ".jsonl": as_json_lines}
     "--to",
     "file",
     metavar="FILE",
-    required=True,
     type=click.Path(path_type=Path, dir_okay=False),
     help="Write this .csv or .jsonl file; an existing file is replaced.",
 )
-@click.option("--task", "pattern", metavar="PATTERN", default="*", help="Write only tasks whose id matches: 'part.*'.")
+@click.option("--task", "pattern", metavar="PATTERN", help="Write only tasks whose id matches: 'part.*'.")
+@click.option(
+    "--otlp",
+    "as_trace",
+    is_flag=True,
+    help="Send spans to the OpenTelemetry collector in OTEL_EXPORTER_OTLP_ENDPOINT, else on http://localhost:4318.",
+)
+@click.option("--follow", is_flag=True, help="With --otlp, send each span as it ends, until the run has ended.")
+@click.option("--content", is_flag=True, help="With --otlp, also send the prompts and answers.")
 @store_option
 @json_option
-def export_command(run: str, file: Path, pattern: str, store_path: StorePlace, as_json: bool) -> int:
-    """Write a row for each task of RUN, and for each part of a `for_each`, with its item, result, error and usage.
+def export_command(run: str, store_path: StorePlace, as_json: bool, **options: Any) -> int:
+    """Write a row for each task of RUN, and for each part of a `for_each`, with its item, result, error and usage; or
+    send RUN as a trace, with a span for the run, each task and each attempt that has ended.
 
     In a .csv file each field of an item or of a structured result has a column, such as `item.name`, and a cell that a
-    spreadsheet would take for a formula begins with an apostrophe.
+    spreadsheet would take for a formula begins with an apostrophe. The ids of spans are made from run, task and
+    attempt: a trace that is sent again is the same.
     """
+    file, pattern, follow, content = (options[name] for name in ("file", "pattern", "follow", "content"))
+    if options["as_trace"]:
+        if file is not None or pattern is not None:
+            raise click.UsageError("--otlp sends the whole run; leave --to and --task out")
+        return anyio.run(send_trace, store_path, run, TraceOptions(follow, content, as_json))
+    if file is None:
+        raise click.UsageError("name a file with --to results.csv, or send a trace with --otlp")
+    if follow or content:
+        raise click.UsageError("--follow and --content belong to --otlp")
     if file.suffix.lower() not in _FORMATS:
         raise click.UsageError(f"--to writes .csv or .jsonl, not {file.name!r}")
-    return anyio.run(export, store_path, run, pattern, file, as_json)
+    return anyio.run(export, store_path, run, pattern or "*", file, as_json)
+
+
+@dataclass(frozen=True, slots=True)
+class TraceOptions:
+    """The extent of a trace."""
+
+    follow: bool
+    content: bool
+    as_json: bool
+
+
+async def send_trace(path: StorePlace, word: str, options: TraceOptions) -> int:
+    """Send the spans of the run that `word` names. Return the exit code."""
+    collector, clock = Collector.of_environment(os.environ), Clock()
+    sender, sent = SpanSender(collector, clock), 0
+    async with read_only_store(path) as store:
+        run = await find_run(store, word)
+        trace = RunTrace(store, run.run_id, content=options.content)
+        try:
+            while True:
+                spans = await trace.ended()
+                await sender.send(spans)
+                sent += len(spans)
+                if trace.is_over or not options.follow:
+                    break
+                await clock.sleep(_FOLLOW_S)
+        finally:
+            await sender.aclose()
+    if options.as_json:
+        print_json({"run_id": run.run_id, "trace_id": trace_id(run.run_id), "spans": sent, "url": collector.url})
+    else:
+        print_note(f"{counted(sent, 'span')} of run {run.run_id} sent to {collector.url}")
+    return COMPLETED
 
 
 async def export(path: StorePlace, word: str, pattern: str, file: Path, as_json: bool) -> int:

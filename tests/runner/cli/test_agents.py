@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from plait.runner.domain.trace_ids import traceparent
 from tests.support.agents.homes import Home, make_home
 from tests.support.processes.command import plait, plait_here
 from tests.support.stores.database import edit_runs
@@ -77,3 +78,11 @@ def test_an_agent_that_is_not_there_is_told_with_the_way_to_get_it(home: Home) -
     assert done.code == 2
     assert "npm install" in done.err
     assert len(done.err.strip().splitlines()) == 1
+
+
+def test_an_agent_is_given_the_place_of_its_attempt_in_the_trace(home: Home) -> None:
+    agent = home.path / "claude"
+    agent.write_text(agent.read_text().replace("exec ", 'echo "$TRACEPARENT" >> "$HOME/traced"\nexec '))
+    (home.path / "plan.yaml").write_text(PLAN.partition("  - {id: one")[0])
+    run_id = plait_here(home.path, "run", "plan.yaml", "--json").value["run_id"]
+    assert set((home.path / "traced").read_text().split()) == {traceparent(run_id, "facts", 1)}

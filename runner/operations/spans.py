@@ -1,0 +1,228 @@
+"""The spans of a run, made from its stored rows: one for the run, one for each task, one for each attempt.
+
+Only what has ended has a span, so a span never changes while its run, task or attempt stays as it is. Names and
+attributes follow the semantic conventions of OpenTelemetry for generative AI, which are in development: all names are
+in this file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any, TypeAlias
+
+from plait.persistence.records import AttemptRecord, AttemptStatus, MessageRecord, RunRecord, Spent, TaskRecord
+from plait.runner.domain.status import RUN_DONE, TASK_DONE, RunStatus, TaskStatus
+from plait.runner.domain.trace_ids import span_id, trace_id
+
+AttributeValue: TypeAlias = "str | bool | int | float"
+_AGENTS = {"claude-code": "anthropic", "codex": "openai", "gemini": "gcp.gemini", "acp": None, "pydantic-ai": None}
+"""The provider by kind of agent; None if the kind does not determine the provider."""
+_MODELS = {"openai": "openai", "anthropic": "anthropic", "local": "llama.cpp"}
+"""The provider by kind of model."""
+_FAILED_ATTEMPTS = frozenset(
+    {AttemptStatus.FAILED, AttemptStatus.SKIPPED, AttemptStatus.RETRIED, AttemptStatus.INTERRUPTED}
+)
+
+
+class SpanKind(IntEnum):
+    """The kinds of spans used here, with their numbers in OTLP."""
+
+    INTERNAL = 1
+    CLIENT = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A span. Times are UTC in ISO 8601."""
+
+    name: str
+    kind: SpanKind
+    trace_id: str
+    span_id: str
+    parent_id: str | None
+    """The id of the parent; None for the span of the run."""
+    start: str
+    end: str
+    attributes: Mapping[str, AttributeValue]
+    links: tuple[str, ...] = ()
+    """The ids of linked spans of the same trace."""
+    error: str | None = None
+    """The error message; None if the work succeeded."""
+    traceback: str | None = None
+    """The traceback of a function that failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class TracedTask:
+    """A stored task with its attempts and, if wanted in the spans, its messages."""
+
+    task: TaskRecord
+    attempts: Sequence[AttemptRecord]
+    messages: Sequence[MessageRecord] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    record: RunRecord
+    specs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, "Mapping[str, Any]"])
+    """The stored specs of the backends by name; empty for a run made by a program."""
+
+
+def run_span(run: RunRecord) -> Span | None:
+    """Return the span of the run; None if the run has not ended."""
+    if RunStatus(run.status) not in RUN_DONE or run.ended_at is None:
+        return None
+    failed = RunStatus(run.status) is RunStatus.FAILED
+    return Span(
+        f"invoke_workflow {run.name}".strip(),
+        SpanKind.INTERNAL,
+        trace_id(run.run_id),
+        span_id(run.run_id),
+        None,
+        run.started_at or run.created_at,
+        run.ended_at,
+        _known(
+            {
+                "gen_ai.operation.name": "invoke_workflow",
+                "gen_ai.workflow.name": run.name or None,
+                "error.type": "failed" if failed else None,
+                "plait.run.id": run.run_id,
+                "plait.status": run.status,
+                "plait.cost_usd": run.spent.cost_usd,  # tokens are on the attempts alone: collectors add them up
+            }
+        ),
+        error=(run.error or "the run failed") if failed else None,
+    )
+
+
+def task_spans(run: RunRecord, tasks: Iterable[TracedTask]) -> Iterator[Span]:
+    """Yield the spans of the ended attempts of each task, then the span of the task if the task has ended."""
+    told = _Run(run, _specs(run))
+    for traced in tasks:
+        yield from (span for attempt in traced.attempts if (span := _attempt_span(told, traced, attempt)) is not None)
+        if (whole := _task_span(told, traced)) is not None:
+            yield whole
+
+
+def _specs(run: RunRecord) -> Mapping[str, Mapping[str, Any]]:
+    specs = json.loads(run.settings or "{}").get("backends")
+    return specs if isinstance(specs, dict) else {}  # pyright: ignore[reportUnknownVariableType]
+
+
+def _task_span(run: _Run, traced: TracedTask) -> Span | None:
+    task, run_id = traced.task, run.record.run_id
+    if TaskStatus(task.status) not in TASK_DONE or task.ended_at is None or not traced.attempts:
+        return None
+    failed = TaskStatus(task.status) is TaskStatus.FAILED
+    return Span(
+        f"task {task.task_id}",
+        SpanKind.INTERNAL,
+        trace_id(run_id),
+        span_id(run_id, task.task_id),
+        span_id(run_id),
+        traced.attempts[0].started_at,
+        task.ended_at,
+        _known(
+            {
+                "error.type": (task.error_kind or "failed") if failed else None,
+                "plait.run.id": run_id,
+                "plait.task.id": task.task_id,
+                "plait.status": task.status,
+                "plait.attempts": task.attempt,
+                "plait.added_by": task.added_by,
+            }
+        ),
+        tuple(span_id(run_id, name) for name in task.depends_on),
+        (task.error or "the task failed") if failed else None,
+    )
+
+
+def _attempt_span(run: _Run, traced: TracedTask, attempt: AttemptRecord) -> Span | None:
+    """Return the span of the attempt, linked to the attempt before; None if the attempt has not ended."""
+    run_id, task_id, number = run.record.run_id, attempt.task_id, attempt.attempt
+    if attempt.ended_at is None:
+        return None
+    spec = run.specs.get(attempt.backend, {})
+    name, kind, called = _call(spec, attempt)
+    failed = AttemptStatus(attempt.status) in _FAILED_ATTEMPTS
+    return Span(
+        name,
+        kind,
+        trace_id(run_id),
+        span_id(run_id, task_id, number),
+        span_id(run_id, task_id),
+        attempt.started_at,
+        attempt.ended_at,
+        _known(
+            {
+                **called,
+                "gen_ai.conversation.id": attempt.session_id,
+                "error.type": (attempt.error_kind or attempt.status) if failed else None,
+                "plait.run.id": run_id,
+                "plait.task.id": task_id,
+                "plait.attempt": number,
+                "plait.backend": attempt.backend,
+                "plait.status": attempt.status,
+                **_usage(attempt.spent),
+                **_content(message for message in traced.messages if message.attempt == number),
+            }
+        ),
+        (span_id(run_id, task_id, number - 1),) if number > 1 else (),
+        (attempt.error or f"the attempt was {attempt.status}") if failed else None,
+        attempt.traceback,
+    )
+
+
+def _call(spec: Mapping[str, Any], attempt: AttemptRecord) -> tuple[str, SpanKind, dict[str, AttributeValue | None]]:
+    """Return the name of the attempt's span, its kind, and the attributes of the call."""
+    kind, model = spec.get("kind"), spec.get("model")
+    answered = attempt.spent.model
+    if kind in _AGENTS:
+        named: dict[str, AttributeValue | None] = {
+            "gen_ai.operation.name": "invoke_agent",
+            "gen_ai.agent.name": str(kind),
+            "gen_ai.provider.name": _AGENTS[kind],
+        }
+        name, span_kind = f"invoke_agent {kind}", SpanKind.INTERNAL
+    elif kind in _MODELS or (kind is None and answered is not None):
+        named = {"gen_ai.operation.name": "chat", "gen_ai.provider.name": _MODELS.get(kind or "")}
+        name, span_kind = f"chat {model or answered or attempt.backend}", SpanKind.CLIENT
+    else:
+        named, name, span_kind = {}, f"attempt {attempt.backend}", SpanKind.INTERNAL
+    return name, span_kind, {**named, "gen_ai.request.model": model, "gen_ai.response.model": answered}
+
+
+def _usage(spent: Spent) -> dict[str, AttributeValue | None]:
+    """Return tokens and cost. A count that is 0 is left out, because a backend without counts reports 0."""
+    counts = {
+        "input_tokens": spent.input_tokens,
+        "output_tokens": spent.output_tokens,
+        "cache_read.input_tokens": spent.cache_read_tokens,
+        "cache_creation.input_tokens": spent.cache_write_tokens,
+        "reasoning.output_tokens": spent.reasoning_tokens,
+    }
+    return {
+        **{f"gen_ai.usage.{name}": count or None for name, count in counts.items()},
+        "plait.cost_usd": spent.cost_usd,
+    }
+
+
+def _content(messages: Iterable[MessageRecord]) -> dict[str, AttributeValue | None]:
+    """Return the messages of an attempt as JSON text, those that the model wrote apart from the others."""
+    told: dict[bool, list[dict[str, Any]]] = {False: [], True: []}
+    for message in messages:
+        part = {"type": "text", "content": message.content}
+        is_answer = message.role == "assistant"
+        more = {"finish_reason": "stop"} if is_answer else {}
+        told[is_answer].append({"role": message.role, "parts": [part], **more})
+    return {
+        "gen_ai.input.messages": json.dumps(told[False]) if told[False] else None,
+        "gen_ai.output.messages": json.dumps(told[True]) if told[True] else None,
+    }
+
+
+def _known(attributes: Mapping[str, AttributeValue | None]) -> dict[str, AttributeValue]:
+    return {name: one for name, one in attributes.items() if one is not None}

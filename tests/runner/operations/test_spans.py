@@ -1,0 +1,122 @@
+"""The attributes of spans, and the sender, without a process of their own."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from plait.backends import ConversationRequest, Reply, Usage
+from plait.persistence import MemoryStore
+from plait.runner import DAG, Clock, ParallelRunner, PlaitError, Task
+from plait.runner.operations.otlp import Collector, SpanSender
+from plait.runner.operations.run_trace import RunTrace
+from plait.runner.operations.spans import Span
+from tests.support.collector import collecting
+
+
+class Model:
+    """A backend that reports usage, a model and a session."""
+
+    session_id = "s-1"
+
+    def new_session_id(self) -> str | None:
+        return None
+
+    @asynccontextmanager
+    async def open(self, request: ConversationRequest) -> AsyncGenerator[Any]:
+        request.on_session(self.session_id)
+        yield self
+
+    async def send(self, prompt: str) -> Reply:
+        return Reply(prompt, usage=Usage(100, 20, 0.5, "m-2026", 60, 30, 10))
+
+
+async def spans_on(spec: dict[str, Any] | None) -> dict[str, Span]:
+    """The spans of a run on a backend of which the store knows `spec`."""
+    store = MemoryStore()
+    settings = {} if spec is None else {"backends": {"b": spec}}
+    runner = ParallelRunner(backends={"b": Model()}, default="b", store=store)
+    run = await runner.run(DAG([Task("a", prompt="x")], name="n"), settings=settings)
+    spans = await RunTrace(store, run.run_id).ended()
+    return {span.name: span for span in spans}
+
+
+async def test_a_call_of_a_model() -> None:
+    spans = await spans_on({"kind": "openai", "model": "m"})
+    assert spans.keys() == {"chat m", "task a", "invoke_workflow n"}
+    call = spans["chat m"]
+    assert call.kind == 3
+    assert {name: one for name, one in call.attributes.items() if name.startswith("gen_ai")} == {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": "openai",
+        "gen_ai.request.model": "m",
+        "gen_ai.response.model": "m-2026",
+        "gen_ai.conversation.id": "s-1",
+        "gen_ai.usage.input_tokens": 100,
+        "gen_ai.usage.output_tokens": 20,
+        "gen_ai.usage.cache_read.input_tokens": 60,
+        "gen_ai.usage.cache_creation.input_tokens": 30,
+        "gen_ai.usage.reasoning.output_tokens": 10,
+    }
+    assert call.attributes["plait.cost_usd"] == spans["invoke_workflow n"].attributes["plait.cost_usd"] == 0.5
+    assert "gen_ai.usage.input_tokens" not in spans["invoke_workflow n"].attributes
+
+
+async def test_a_turn_of_an_agent() -> None:
+    turn = (await spans_on({"kind": "claude-code"}))["invoke_agent claude-code"]
+    told = [turn.attributes[f"gen_ai.{name}"] for name in ("operation.name", "agent.name", "provider.name")]
+    assert told == ["invoke_agent", "claude-code", "anthropic"]
+
+
+async def test_a_run_of_a_program_names_the_model_that_answered() -> None:
+    call = (await spans_on(None))["chat m-2026"]
+    assert "gen_ai.provider.name" not in call.attributes
+
+
+class Hurried(Clock):
+    """A clock whose waits take no time."""
+
+    def __init__(self) -> None:
+        self.waits: list[float] = []
+
+    async def sleep(self, seconds: float) -> None:  # type: ignore[override]
+        self.waits.append(seconds)
+
+
+async def test_a_collector_that_is_away_is_asked_again() -> None:
+    spans, clock = [*(await spans_on(None)).values()], Hurried()
+    with collecting() as there:
+        there.answers = [(503, {}, ""), (429, {"retry-after": "7"}, ""), (502, {}, "")]
+        sender = SpanSender(Collector(f"{there.url}/v1/traces"), clock)
+        await sender.send(spans)
+        await sender.aclose()
+        assert len(there.spans) == len(spans)
+        assert clock.waits == [1, 7, 4]
+    clock.waits.clear()
+    sender = SpanSender(Collector(f"{there.url}/v1/traces"), clock)
+    with pytest.raises(PlaitError, match=r"nothing listens at .*OTEL_EXPORTER_OTLP_ENDPOINT"):
+        await sender.send(spans)
+    await sender.aclose()
+    assert len(clock.waits) == 4
+
+
+async def test_many_spans_are_sent_in_several_requests() -> None:
+    (span, *_) = (await spans_on(None)).values()
+    with collecting() as there:
+        sender = SpanSender(Collector(f"{there.url}/v1/traces"), Hurried())
+        await sender.send([span] * 600)
+        await sender.aclose()
+        assert ([len(body["resourceSpans"][0]["scopeSpans"][0]["spans"]) for body in there.bodies]) == [256, 256, 88]
+
+
+def test_the_endpoint_of_the_environment() -> None:
+    found = Collector.of_environment
+    assert found({}).url == "http://localhost:4318/v1/traces"
+    assert found({"OTEL_EXPORTER_OTLP_ENDPOINT": "https://c.example/otlp/"}).url == "https://c.example/otlp/v1/traces"
+    named = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://a", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://b/t"}
+    assert found(named).url == "http://b/t"
+    with pytest.raises(PlaitError, match="OTEL_EXPORTER_OTLP_TRACES_ENDPOINT begins with ftp:"):
+        found({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "ftp://b/t"})
