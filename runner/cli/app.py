@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import cast
 
 import click
+from click.shell_completion import CompletionItem
 
 from plait.runner.cli.exits import EXIT_CODES
 
@@ -13,6 +14,7 @@ COMMANDS = {
     "answer": ("answer:answer_command", "Answer the question of a task, or settle a waiting task."),
     "cancel": ("cancel:cancel_command", "Cancel a run for good."),
     "check": ("check:check_command", "Check a plan; run nothing."),
+    "completion": ("completion:completion_command", "Complete command lines in bash, zsh or fish."),
     "continue": ("continue_task:continue_command", "Continue the conversation of a task."),
     "crashtest": ("crashtest:crashtest_command", "Kill runs at every boundary; certify that nothing is lost."),
     "doctor": ("doctor:doctor_command", "Check whether this machine, its agents and the store are fit."),
@@ -46,12 +48,24 @@ class LazyGroup(click.Group):
         """Return the names of all subcommands."""
         return list(COMMANDS)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - signature of click
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import and return the subcommand `cmd_name`; None for an unknown name."""
         if cmd_name not in COMMANDS:
             return None
         module, _, function = COMMANDS[cmd_name][0].partition(":")
-        return cast("click.Command", getattr(import_module(f"plait.runner.cli.commands.{module}"), function))
+        command = cast("click.Command", getattr(import_module(f"plait.runner.cli.commands.{module}"), function))
+        if ctx.resilient_parsing:  # a shell completes a line
+            from plait.runner.cli.completion import add_values  # noqa: PLC0415 - imports a store
+
+            add_values(command)
+        return command
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[str]]:
+        """Return the subcommands that begin with `incomplete`, or options. The method of click would import every
+        subcommand.
+        """
+        named = [CompletionItem(name, help=line) for name, (_, line) in COMMANDS.items() if name.startswith(incomplete)]
+        return [*named, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - signature of click
         """Write the help lines from the table. The method of click would import every subcommand."""

@@ -1,0 +1,117 @@
+"""`plait completion`: real shells complete the lines of a person."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.processes.command import environment, plait, plait_here
+
+WORK = "async def work(prompt):\n    return prompt.upper()\n"
+PLAN = """
+name: hello
+backends: {w: {kind: function, call: "work.py:work"}}
+tasks: [{id: first, prompt: one}, {id: second, prompt: two}]
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("there")
+    (folder / "work.py").write_text(WORK)
+    (folder / "plan.yaml").write_text(PLAN)
+    (folder / "home" / "bin").mkdir(parents=True)
+    program = folder / "home" / "bin" / "plait"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m plait "$@"\n')
+    program.chmod(0o755)
+    assert plait_here(folder, "run", "plan.yaml", "-q").code == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run_id(folder: Path) -> str:
+    return plait_here(folder, "runs", "--json").value[0]["run_id"]
+
+
+def here(folder: Path) -> dict[str, str]:
+    given = environment()
+    home = folder / "home"
+    for name in ("XDG_DATA_HOME", "XDG_CONFIG_HOME", "ZDOTDIR"):
+        given.pop(name, None)
+    return {**given, "HOME": str(home), "PATH": f"{home / 'bin'}:{given['PATH']}"}
+
+
+def installed(folder: Path, shell: str) -> None:
+    """Install twice, as a person does who has forgotten the first time."""
+    for _ in range(2):
+        given = {**here(folder), "SHELL": f"/bin/{shell}"}
+        done = subprocess.run(["plait", "completion"], check=False, cwd=folder, env=given, capture_output=True)
+        assert done.returncode == 0, done.stderr
+
+
+def said(folder: Path, *words: str) -> list[str]:
+    done = subprocess.run(words, check=False, cwd=folder, env=here(folder), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def in_bash(folder: Path, *words: str) -> list[str]:
+    line = " ".join(f"'{word}'" for word in words)
+    script = f"COMP_WORDS=({line}); COMP_CWORD={len(words) - 1}; _plait_completion plait; "
+    return said(folder, "bash", "-i", "-c", script + 'printf "%s\\n" "${COMPREPLY[@]}"')
+
+
+def test_bash(folder: Path, run_id: str) -> None:
+    installed(folder, "bash")
+    assert len((folder / "home" / ".bashrc").read_text().splitlines()) == 1
+    assert said(folder, "bash", "-i", "-c", "complete -p plait")[0].endswith("-F _plait_completion plait")
+    assert in_bash(folder, "plait", "sh") == ["show"]
+    assert in_bash(folder, "plait", "show", "") == ["last", run_id]
+    assert in_bash(folder, "plait", "show", run_id[:8]) == [run_id]
+    assert in_bash(folder, "plait", "show", "last", "") == ["first", "second"]
+    assert in_bash(folder, "plait", "answer", run_id, "s") == ["second"]
+    assert in_bash(folder, "plait", "run", "--backend", "c") == ["claude-code", "codex"]
+    assert in_bash(folder, "plait", "run", "--like", "l") == ["last"]
+    assert in_bash(folder, "plait", "cancel", "--st") == ["--store"]
+
+
+def test_another_store_and_none(folder: Path, run_id: str, tmp_path: Path) -> None:
+    store = str(folder / ".plait" / "plait.db")
+    shutil.copytree(folder / "home", tmp_path / "home")
+    assert in_bash(tmp_path, "plait", "show", "--store", store, "l") == ["last"]
+    assert in_bash(tmp_path, "plait", "show", "") == [""]
+
+
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")
+def test_zsh(folder: Path) -> None:
+    installed(folder, "zsh")
+    assert said(folder, "zsh", "-i", "-c", "print $_comps[plait]") == ["_plait_completion"]
+
+
+@pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")
+def test_fish(folder: Path, run_id: str) -> None:
+    installed(folder, "fish")
+    assert said(folder, "fish", "-c", "complete -C 'plait sh'") == ["show\tShow a run or one of its tasks."]
+    assert f"{run_id}\thello completed" in said(folder, "fish", "-c", "complete -C 'plait show '")
+
+
+@pytest.mark.parametrize(
+    ("shell", "shows"), [("zsh", "compdef _plait_completion plait"), ("fish", "complete --no-files")]
+)
+def test_the_script_alone(tmp_path: Path, shell: str, shows: str) -> None:
+    done = plait(tmp_path, "completion", shell, "--print", HOME=str(tmp_path))
+    assert (done.code, shows in done.out) == (0, True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_shell_without_completion(tmp_path: Path) -> None:
+    done = plait(tmp_path, "completion", SHELL="/bin/tcsh", HOME=str(tmp_path))
+    assert (done.code, done.out) == (2, "")
+    assert "the shell 'tcsh' has no completion; name one of bash, zsh, fish" in done.err
+    (tmp_path / ".bashrc").mkdir()
+    done = plait(tmp_path, "completion", "bash", HOME=str(tmp_path))
+    assert (done.code, "cannot be changed: Is a directory; add this line to it: " in done.err) == (2, True)
