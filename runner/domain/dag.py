@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
 from plait.backends.protocol import JsonInput
+from plait.runner.domain.html_table import html_table
 from plait.runner.domain.task import MAX_TASKS, GrowthLimits, Task
 from plait.runner.domain.validation import Checks, DagParts, go_on_with_many, lists_gone_over, taken_from_parts
 from plait.runner.errors import DAGError, Problem, nearest
@@ -77,6 +78,14 @@ class DAG:
                 problems.append(Problem(message, None, "growth"))
         if problems:
             raise DAGError(problems)
+
+    def _repr_html_(self) -> str:
+        """Return the tasks as a table for a notebook."""
+        rows = [
+            (task.id, ", ".join(self.tasks[n].id for n in needed), self.backend_of(task) or "", task.prompt)
+            for task, needed in zip(self.tasks, self.dependencies, strict=True)
+        ]
+        return html_table(self.name or "DAG", ("task", "depends on", "backend", "prompt"), rows)
 
     def copy(self) -> DAG:
         """Return a copy of the graph, for `extend`."""

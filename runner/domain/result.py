@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from plait.backends.protocol import NO_USAGE, JsonValue, Usage
 from plait.backends.values import value
+from plait.runner.domain.html_table import html_table
 from plait.runner.domain.status import RunStatus, TaskStatus
 
 
@@ -124,3 +125,19 @@ class RunResult:
     def reused(self) -> int:
         """The number of tasks done by earlier processes."""
         return sum(task.reused for task in self.tasks.values())
+
+    def _repr_html_(self) -> str:
+        """Return the result as a table for a notebook."""
+        cost = "" if self.usage.cost_usd is None else f", ${self.usage.cost_usd:.4f}"
+        reason = f": {self.error}" if self.error else ""
+        caption = f"run {self.run_id}: {self.status.value}{reason}{cost}"
+        headings = ("task", "status", "result", "attempts", "tokens", "seconds")
+        return html_table(caption, headings, [_row(task) for task in self.tasks.values()])
+
+
+def _row(task: TaskResult) -> tuple[str, ...]:
+    told = task.error or task.question or task.text
+    used = task.usage
+    tokens = f"{used.input_tokens:,}+{used.output_tokens:,}" if used.input_tokens or used.output_tokens else ""
+    took = f"{task.duration_s:.2f}" if task.attempts else ""
+    return task.id, task.status.value, told, str(task.attempts), tokens, took

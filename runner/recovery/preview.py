@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from plait.runner.clock import iso
+from plait.runner.domain.html_table import html_table
 from plait.runner.domain.status import UNDER_WAY, RunStatus
 from plait.runner.engine.config import Config
 from plait.runner.engine.feed import Feed
@@ -73,6 +74,12 @@ class Preview:
     def repeated_input_tokens(self) -> int:
         """The estimated number of input tokens of `repeats`. Lost output tokens are not included: no count exists."""
         return sum(step.input_tokens for step in self.repeats)
+
+    def _repr_html_(self) -> str:
+        """Return the preview as a table for a notebook."""
+        caption = f"resume of run {self.run_id}, {self.status.value}: {self.runs} tasks to run"
+        rows = [(task_id, step.action.value, step.reason) for task_id, step in self.tasks.items()]
+        return html_table(caption, ("task", "action", "reason"), rows)
 
 
 async def preview(config: Config, run: StoredRun, retry_failed: bool) -> Preview:
