@@ -17,6 +17,7 @@ COMMANDS = {
     "completion": ("completion:completion_command", "Complete command lines in bash, zsh or fish."),
     "continue": ("continue_task:continue_command", "Continue the conversation of a task."),
     "crashtest": ("crashtest:crashtest_command", "Kill runs at every boundary; certify that nothing is lost."),
+    "diff": ("diff:diff_command", "Compare two runs, task by task."),
     "doctor": ("doctor:doctor_command", "Check whether this machine, its agents and the store are fit."),
     "export": ("export:export_command", "Write the results of a run to a .csv or .jsonl file."),
     "gc": ("gc:gc_command", "Delete old runs from the store."),

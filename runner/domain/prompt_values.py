@@ -28,13 +28,18 @@ def rendered(task: Task, dag: DAG, results: Mapping[int, TaskResult]) -> str:
     """
     if "{" not in task.prompt:
         return task.prompt
+    return render(task.prompt, prompt_values(task, dag, results))
+
+
+def prompt_values(task: Task, dag: DAG, results: Mapping[int, TaskResult]) -> dict[str, JsonInput]:
+    """Return the value of each name in the prompt of `task`. `results` maps positions to the results of done tasks."""
     upstream = _Upstream(task, dag, results)
     used = names_used(task.prompt)
     values: dict[str, JsonInput] = {name: upstream.value(name) for name in used.names}
     if "results" in values:
         names = sorted({*task.upstream, *used.results} - task.aliases.keys(), key=dag.position)
         values["results"] = {name: upstream.value(name) for name in [*names, *task.aliases]}
-    return render(task.prompt, values)
+    return values
 
 
 class _Upstream:

@@ -15,8 +15,8 @@ from typing import Any, cast
 from plait.backends.protocol import JsonValue
 from plait.backends.text import clean_text
 from plait.persistence.protocol import Store
+from plait.runner.domain.groups import group_of
 from plait.runner.domain.status import TaskStatus
-from plait.runner.domain.task import Task
 from plait.runner.state.codec import to_json
 from plait.runner.state.readable_state import ReadableState
 from plait.runner.state.stored_run import stored_run
@@ -82,7 +82,7 @@ def answer_key(
         prefix = [earlier, state.results[before].text]
     determines = [
         1,
-        _identity(state, task, position),
+        task_identity(state, position),
         prompt,
         task.output_schema,
         task.metadata,
@@ -94,12 +94,11 @@ def answer_key(
     return known[position]
 
 
-def _identity(state: ReadableState, task: Task, position: int) -> list[Any]:
+def task_identity(state: ReadableState, position: int) -> list[Any]:
     """Return the id of the task; for a part of a `for_each` the id of the whole and the element, never the number."""
-    whole = state.added_by(position)
-    if whole is not None and state.dag[whole].for_each is not None:
-        return [whole, task.item]
-    return [task.id]
+    task = state.dag.tasks[position]
+    whole = group_of(task.id, task.item)
+    return [task.id] if whole is None else [whole, task.item]
 
 
 async def load_answers(store: Store | None, run_id: str, backend_keys: Mapping[str, JsonValue]) -> ReusableAnswers:

@@ -1,0 +1,126 @@
+"""`plait diff`: compare two runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import anyio
+import click
+
+from plait.persistence.records import RunRecord, Spent
+from plait.runner.cli.display.report import print_json
+from plait.runner.cli.display.sections import print_section
+from plait.runner.cli.display.text import cost, counted, one_line, seconds, tokens, visible
+from plait.runner.cli.exits import COMPLETED, print_line
+from plait.runner.cli.lookup import find_run, read_only_store
+from plait.runner.cli.options import StorePlace, json_option, store_option
+from plait.runner.domain.question import parse_time
+from plait.runner.operations.compare_runs import ComparedTask, RunComparison, TaskDifference, compare_runs
+from plait.runner.operations.word_changes import Piece, word_changes
+
+_CONTEXT = 8
+"""The words of unchanged text that are shown on each side of a change."""
+_MARKS = {"removed": ("[-", "-]"), "added": ("{+", "+}")}
+
+
+@click.command("diff")
+@click.argument("a", metavar="RUN")
+@click.argument("b", metavar="OTHER")
+@store_option
+@json_option
+def diff_command(a: str, b: str, store_path: StorePlace, as_json: bool) -> int:
+    """Compare RUN with OTHER, task by task: prompt, result, status, tokens, cost and time, and the first task where the
+    runs parted.
+
+    Words of RUN alone are shown as [-these-], words of OTHER alone as {+these+}. Parts of a `for_each` are compared by
+    their element, not by their number.
+    """
+    return anyio.run(diff, store_path, a, b, as_json)
+
+
+async def diff(path: StorePlace, a: str, b: str, as_json: bool) -> int:
+    """Print the differences between the runs that `a` and `b` name. Return the exit code."""
+    async with read_only_store(path) as store:
+        before, after = await find_run(store, a), await find_run(store, b)
+        comparison = await compare_runs(store, before.run_id, after.run_id)
+    if as_json:
+        print_json(comparison.as_json())
+    else:
+        _print_comparison(comparison)
+    return COMPLETED
+
+
+def _print_comparison(comparison: RunComparison) -> None:
+    for name, run in (("run", comparison.before), ("other", comparison.after)):
+        print_line(f"{name:<9} {visible(run.run_id)}, {', '.join(_facts(run.status, run.spent, _duration(run)))}")
+    parted = comparison.parted
+    if parted is not None:
+        print_line(f"{'parted':<9} at {_head(parted)}")
+    differ = [task for task in comparison.tasks if task.changed]
+    for task in differ:
+        _print_difference(task)
+    same = len(comparison.tasks) - len(differ)
+    print_line(f"{'' if not differ else chr(10)}{counted(len(differ), 'task')} changed, {same:,} the same")
+
+
+def _head(task: TaskDifference) -> str:
+    why = task.why or f"another {' and '.join(task.changed)}"
+    return f"{one_line(task.task_id)}: {one_line(why)}"
+
+
+def _print_difference(task: TaskDifference) -> None:
+    before, after, lines = task.before, task.after, list[str]()
+    if before is None or after is None:
+        side = before or after
+        assert side is not None
+        lines += [f"{'prompt':<9} {visible(side.prompt)}", f"{'result':<9} {visible(side.record.text or '')}"]
+        lines.append(f"{'status':<9} {_facts_of(side)}")
+    else:
+        if "prompt" in task.changed:
+            lines.append(f"{'prompt':<9} {_marked(before.prompt, after.prompt)}")
+        if "result" in task.changed:
+            lines.append(f"{'result':<9} {_marked(before.record.text or '', after.record.text or '')}")
+        was, now = _facts_of(before), _facts_of(after)
+        lines.append(f"{'status':<9} {was}{'' if was == now else f' -> {now}'}")
+    print_section(_head(task), "\n".join(lines))
+
+
+def _facts_of(task: ComparedTask) -> str:
+    record = task.record
+    error = f"{record.error_kind}: {one_line(record.error or '', 120)}" if record.error_kind else ""
+    return ", ".join([*_facts(record.status, record.spent, record.duration_s), *filter(None, [error])])
+
+
+def _facts(status: str, spent: Spent, duration: float | None) -> Iterator[str]:
+    used = tokens(spent.input_tokens, spent.output_tokens)
+    yield from filter(None, [status, f"{used} tokens" if used else "", cost(spent), seconds(duration)])
+
+
+def _duration(run: RunRecord) -> float | None:
+    if run.started_at is None or run.ended_at is None:
+        return None
+    return parse_time(run.ended_at) - parse_time(run.started_at)
+
+
+def _marked(before: str, after: str) -> str:
+    """Return the differing words of two texts with marks, and the words around them."""
+    pieces = word_changes(before, after)
+    if all(piece["change"] == "kept" for piece in pieces):
+        return "only white space differs"
+    shown = [_shown(piece, number == 0, number == len(pieces) - 1) for number, piece in enumerate(pieces)]
+    return visible("".join(shown)).strip("\n")
+
+
+def _shown(piece: Piece, is_first: bool, is_last: bool) -> str:
+    text = piece["text"]
+    if piece["change"] != "kept":
+        start, end = _MARKS[piece["change"]]
+        inner = text.strip()
+        lead = text[: len(text) - len(text.lstrip())]
+        return f"{lead}{start}{inner}{end}"
+    words = text.split()
+    if len(words) <= 2 * _CONTEXT:
+        return text
+    left = "" if is_first else " " + " ".join(words[:_CONTEXT])
+    right = "" if is_last else " ".join(words[-_CONTEXT:])
+    return f"{left} … {right}" if left and right else (f"{left} …" if left else f"… {right}")

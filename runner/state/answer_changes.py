@@ -1,0 +1,85 @@
+"""The reason for which a task of a new run has another answer than the same task of an earlier run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import zip_longest
+
+from plait.backends.protocol import JsonInput, JsonValue
+from plait.runner.domain.prompt_values import prompt_values
+from plait.runner.domain.task import Task
+from plait.runner.state.readable_state import ReadableState
+
+_FIELDS = {"output_schema": "output schema", "metadata": "metadata", "continues": "continued conversation"}
+
+
+@dataclass(frozen=True, slots=True)
+class RunSide:
+    """One of two runs that are compared."""
+
+    state: ReadableState
+    backend_keys: Mapping[str, JsonValue]
+    """The answer keys of the backends, by name."""
+
+
+def describe_change(before: RunSide, earlier: int, after: RunSide, later: int) -> str | None:
+    """Return in a few words what changed from the task at `earlier` in `before` to the task at `later` in `after`. None
+    if everything that determines the answer is as before.
+    """
+    return next(_changes(before, earlier, after, later), None)
+
+
+def _changes(before: RunSide, earlier: int, after: RunSide, later: int) -> Iterator[str]:
+    old, new = before.state.dag.tasks[earlier], after.state.dag.tasks[later]
+    if old.prompt != new.prompt:
+        yield f"prompt changed: line {first_changed_line(old.prompt, new.prompt)}"
+    for name, word in _FIELDS.items():
+        if getattr(old, name) != getattr(new, name):
+            yield f"{word} changed"
+    was, now = (side.state.dag.backend_of(task) or "" for side, task in ((before, old), (after, new)))
+    if was != now or before.backend_keys.get(was) != after.backend_keys.get(now):
+        yield f"backend{f' {now}' if now else ''} changed"
+    yield from _changed_values(before, earlier, after, later)
+    if new.continues is not None and old.continues == new.continues:
+        if _answer(before.state, old.continues) != _answer(after.state, new.continues):
+            yield f"upstream {new.continues} changed"
+        elif (why := _changed_conversation(before, old, after, new)) is not None:
+            yield why
+
+
+def _changed_values(before: RunSide, earlier: int, after: RunSide, later: int) -> Iterator[str]:
+    """Yield each name in the prompt whose value changed."""
+    old, new = (_values(side.state, position) for side, position in ((before, earlier), (after, later)))
+    for name, value in new.items():
+        if name in old and old[name] == value:
+            continue
+        yield f"{'input' if name == 'inputs' or name in after.state.dag.inputs else 'upstream'} {name} changed"
+
+
+def _values(state: ReadableState, position: int) -> dict[str, JsonInput]:
+    """Return the values in the prompt, with each task under `results` by its own name."""
+    values = prompt_values(state.dag.tasks[position], state.dag, state.results)
+    results = values.pop("results", None)
+    return {**values, **(results if isinstance(results, Mapping) else {})}
+
+
+def _answer(state: ReadableState, task_id: str | None) -> str | None:
+    """Return the text of a completed task; None without."""
+    if task_id is None or not state.is_completed(task_id):
+        return None
+    return state.results[state.dag.position(task_id)].text
+
+
+def _changed_conversation(before: RunSide, old: Task, after: RunSide, new: Task) -> str | None:
+    """Return the change further back in the conversation that the tasks continue."""
+    assert old.continues is not None
+    assert new.continues is not None
+    earlier, later = before.state.dag.position(old.continues), after.state.dag.position(new.continues)
+    return None if describe_change(before, earlier, after, later) is None else f"upstream {new.continues} changed"
+
+
+def first_changed_line(before: str, after: str) -> int:
+    """Return the number of the first line that differs, from 1."""
+    lines = zip_longest(before.splitlines(), after.splitlines())
+    return next((number for number, (old, new) in enumerate(lines, 1) if old != new), 1)
