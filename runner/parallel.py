@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -36,6 +36,7 @@ from plait.runner.operations.answer_task import (
 from plait.runner.operations.cancel_run import cancel_run, finish_cancelling
 from plait.runner.operations.continue_task import continue_task
 from plait.runner.operations.create_run import checked_run_id, create_run, slot_settings, with_policy
+from plait.runner.operations.preview_reuse import ReusePreview, preview_reuse
 from plait.runner.recovery.answers import question_of
 from plait.runner.recovery.lease import short_claim_ends, wait_for_expiry
 from plait.runner.recovery.preview import Preview, preview
@@ -43,7 +44,7 @@ from plait.runner.recovery.resume import ResumeOptions, earlier_answers, prepare
 from plait.runner.run import Run
 from plait.runner.scheduling.rates import RateLimits
 from plait.runner.state.owner import LEASE_SECONDS, claim_for_this_process
-from plait.runner.state.reusable_answers import ANSWER_KEYS, LIKE, load_answers
+from plait.runner.state.reusable_answers import ANSWER_KEYS, FRESH, LIKE, load_answers, require_tasks
 from plait.runner.state.run_state import RunState
 from plait.runner.state.stored_run import ended_result, needs_no_work, require_unfailed, stored_run
 from plait.runner.state.timeouts import TimeoutStore
@@ -54,6 +55,8 @@ _MOST_CLAIMS = 10
 DEFAULT_LIMITS = GrowthLimits()
 
 _Settings: TypeAlias = Mapping[str, JsonInput] | None
+_Reuse: TypeAlias = tuple[str | None, Collection[str]]
+"""The run whose answers are taken over, and the tasks that run in any case."""
 _Drive: TypeAlias = Callable[[Feed, Control], Awaitable[RunResult]]
 
 
@@ -140,6 +143,7 @@ class ParallelRunner:
         settings: Mapping[str, JsonInput] | None = None,
         policy: Policy | None = None,
         like: str | None = None,
+        fresh: Collection[str] = (),
     ) -> RunResult:
         """Run `dag` to its end and return the result.
 
@@ -149,17 +153,18 @@ class ParallelRunner:
 
         `like` is the id of a stored run: a task whose rendered prompt, schema, backend and conversation are those of a
         completed task there is completed with the answer from there, without a call and at no cost. Backends without
-        an `answer_key`, tasks marked `at_most_once` or `adds_tasks`, and tasks that asked a person always run.
+        an `answer_key`, tasks marked `at_most_once` or `adds_tasks`, tasks that asked a person, and tasks in `fresh`
+        always run; in `fresh` the id of a `for_each` task stands for its parts. see `preview_like`.
 
         A failing task never raises: see `RunResult.status`. Raises before the first task starts: ValueError if
         `settings` is not JSON or contains a key reserved by plait, such as `policy` or `inputs`; BackendMissing;
-        DAGError if the tasks to be added by `policy` are invalid; RunExists if the store already holds `run_id`;
-        StoreNotOpen if the store is not open. Raises OwnershipLost if another process takes the run over, and with
-        `strict` any StoreError.
+        TaskNotFound for an unknown task in `fresh`; DAGError if the tasks to be added by `policy` are invalid;
+        RunExists if the store already holds `run_id`; StoreNotOpen if the store is not open. Raises OwnershipLost if
+        another process takes the run over, and with `strict` any StoreError.
 
         Cancellation ends all attempts and stores the state of the run; `resume` continues it.
         """
-        return await self._new(dag, run_id, settings, policy, like)[1](Feed(), Control())
+        return await self._new(dag, run_id, settings, policy, (like, fresh))[1](Feed(), Control())
 
     def start(
         self,
@@ -169,9 +174,23 @@ class ParallelRunner:
         settings: Mapping[str, JsonInput] | None = None,
         policy: Policy | None = None,
         like: str | None = None,
+        fresh: Collection[str] = (),
     ) -> Run:
         """Start `dag` in the background: `async with runner.start(dag) as run:`. Parameters as in `run`; see `Run`."""
-        return Run(*self._new(dag, run_id, settings, policy, like))
+        return Run(*self._new(dag, run_id, settings, policy, (like, fresh)))
+
+    async def preview_like(
+        self, dag: DAG, like: str, *, fresh: Collection[str] = (), policy: Policy | None = None
+    ) -> ReusePreview:
+        """Return which tasks of `run(dag, like=like, fresh=fresh)` take an answer over and which run, each with the
+        reason. Call and store nothing.
+
+        Exact for every task behind unchanged answers. A task behind a task that runs is DEPENDS if it takes its answer
+        over as soon as the other task gives the same answer as before.
+
+        Raises StoreRequired, RunNotFound, TaskNotFound for an unknown task in `fresh`, BackendMissing, StoreError.
+        """
+        return await preview_reuse(self._config, dag, like, fresh, policy)
 
     async def create_run(
         self,
@@ -311,19 +330,20 @@ class ParallelRunner:
         return await answer_question(self._config, run_id, task_id, value, attempt, wait)
 
     def _new(
-        self, dag: DAG, run_id: str | None, settings: _Settings, policy: Policy | None, like: str | None
+        self, dag: DAG, run_id: str | None, settings: _Settings, policy: Policy | None, reuse: _Reuse
     ) -> tuple[str, _Drive]:
-        config = self._config
+        config, (like, fresh) = self._config, reuse
         names = backend_names(dag, config)
         run_id = checked_run_id(run_id) or new_run_id(config.clock)
         kept = {**with_policy(config, dag, settings, policy), **slot_settings(config)}
         if config.store is not None:
             kept[ANSWER_KEYS] = answer_keys(config)
         if like is not None:
-            kept[LIKE] = like
+            require_tasks(fresh, dag.tasks)
+            kept |= {LIKE: like, FRESH: list(fresh)} if fresh else {LIKE: like}
 
         async def drive_new(feed: Feed, control: Control) -> RunResult:
-            answers = None if like is None else await load_answers(config.store, like, answer_keys(config))
+            answers = None if like is None else await load_answers(config.store, like, answer_keys(config), fresh)
             at = iso(config.clock.wall())
             created = events.RunCreated(at, run_id, dag, kept)
             owner = claim_for_this_process(at)

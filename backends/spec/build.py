@@ -25,7 +25,7 @@ from plait.backends.llm.load_balancing import LoadBalancedBackend
 from plait.backends.llm.local import LocalBackend, missing_parts
 from plait.backends.llm.openai import OpenAIBackend
 from plait.backends.person import PersonBackend
-from plait.backends.protocol import Backend
+from plait.backends.protocol import Backend, JsonValue, ReusableBackend
 from plait.backends.spec.agents import AcpSpec, AgentSpec, ClaudeCodeSpec, CodexSpec, GeminiSpec
 from plait.backends.spec.base import BASE_URL, CALL, Spec
 from plait.backends.spec.pydantic_ai import PydanticAISpec
@@ -216,20 +216,39 @@ def build(spec: AnySpec, *, folder: Path) -> Backend:
         return agent
     if isinstance(spec, PydanticAISpec):
         return _pydantic_ai(spec, folder)
+    backend = _model(spec, folder)
+    backend.check()
+    return backend
+
+
+def _model(
+    spec: OpenAISpec | AnthropicSpec | LocalSpec, folder: Path
+) -> LoadBalancedBackend | OpenAIBackend | AnthropicBackend | LocalBackend:
     options = spec.model_dump(exclude={"kind", "concurrency", "limits"})
-    backend: LoadBalancedBackend | OpenAIBackend | AnthropicBackend | LocalBackend
     if isinstance(spec, LocalSpec):
         backend = LocalBackend(**options)
         backend.gguf = folder / spec.gguf if spec.gguf else None
-    else:
-        kind = OpenAIBackend if isinstance(spec, OpenAISpec) else AnthropicBackend
-        url = options.pop("base_url")
-        if isinstance(url, list):
-            backend = LoadBalancedBackend([kind(base_url=one, **options) for one in spec.base_urls])
-        else:
-            backend = kind(base_url=url, **options)
-    backend.check()
-    return backend
+        return backend
+    kind = OpenAIBackend if isinstance(spec, OpenAISpec) else AnthropicBackend
+    url = options.pop("base_url")
+    if isinstance(url, list):
+        return LoadBalancedBackend([kind(base_url=one, **options) for one in spec.base_urls])
+    return kind(base_url=url, **options)
+
+
+def answer_key_of(spec: AnySpec, *, folder: Path) -> JsonValue:
+    """Return the `answer_key` of the backend described by `spec`, also without a key or a model on this machine; None
+    if answers of the backend are never taken over, or the function cannot be loaded here.
+    """
+    if isinstance(spec, OpenAISpec | AnthropicSpec | LocalSpec):
+        return _model(spec, folder).answer_key()
+    if not isinstance(spec, FunctionSpec):
+        return None
+    try:
+        backend = _function(spec.call, folder)
+    except BackendUnavailable:
+        return None
+    return backend.answer_key() if isinstance(backend, ReusableBackend) else None
 
 
 def default_spec(

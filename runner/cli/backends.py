@@ -17,7 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from plait.backends.prices import Price
 from plait.backends.protocol import Backend, JsonValue
-from plait.backends.spec.build import KINDS, BackendSpec, build, default_spec
+from plait.backends.spec.build import KINDS, BackendSpec, answer_key_of, build, default_spec
 from plait.runner import DAG, ParallelRunner, Plan, RateLimits
 from plait.runner.cli.exits import CliError
 from plait.runner.domain.dag import nearest
@@ -90,6 +90,10 @@ class BackendSet:
                     await stack.enter_async_context(cast("AbstractAsyncContextManager[Any]", backend))
                 made[name] = backend
             yield made
+
+    def answer_key(self, name: str) -> JsonValue:
+        """Return the answer key of the backend `name`, which is not opened; None if its answers are never reused."""
+        return answer_key_of(self.specs[name], folder=self.folders.get(name, self.folder))
 
     def limits(self) -> dict[str, int]:
         """Return the concurrency limit of each backend that has one."""

@@ -24,9 +24,10 @@ from plait.runner.domain import events
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.policy import CheckingPolicy, Policy
 from plait.runner.domain.validation import why_no_json
-from plait.runner.engine.config import Config, backend_names, require_policy_backends
+from plait.runner.engine.config import Config, answer_keys, backend_names, require_policy_backends
 from plait.runner.errors import KeyConflict, RunExists, StoreRequired
 from plait.runner.state.codec import encode_event
+from plait.runner.state.reusable_answers import ANSWER_KEYS
 
 MOST_KEY_CHARACTERS = 200
 RESERVED_RUN_IDS = frozenset({"last"})
@@ -35,6 +36,7 @@ RESERVED_SETTINGS = (
     "answer_keys",
     "concurrency",
     "digest",
+    "fresh",
     "format",
     "growth",
     "inputs",
@@ -97,7 +99,7 @@ async def create_run(
     if store is None:
         raise StoreRequired("this runner has no store, so no run can be queued; give the runner a store with store=...")
     backend_names(dag, config)
-    at, kept = iso(config.clock.wall()), {**settings, **slot_settings(config)}
+    at, kept = iso(config.clock.wall()), {**settings, **slot_settings(config), ANSWER_KEYS: answer_keys(config)}
     if key is not None:
         run_id = run_id_of(key)
         kept |= {"key": key, "digest": _digest(_change(events.RunCreated(at, run_id, dag, settings)))}

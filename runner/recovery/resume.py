@@ -40,7 +40,7 @@ from plait.runner.recovery.resume_plan import (
 )
 from plait.runner.state.codec import encode_event
 from plait.runner.state.conversations import load_answered_messages, load_continuation, load_history
-from plait.runner.state.reusable_answers import LIKE, ReusableAnswers, load_answers
+from plait.runner.state.reusable_answers import FRESH, LIKE, ReusableAnswers, load_answers
 from plait.runner.state.stored_run import StoredPolicy, StoredRun
 
 
@@ -108,11 +108,12 @@ async def prepare_resume(config: Config, run: StoredRun, how: ResumeOptions, con
 
 async def earlier_answers(config: Config, run: StoredRun) -> ReusableAnswers | None:
     """Return the answers that the run takes over; None if the run takes over none, or if the earlier run is deleted."""
-    like = json.loads(run.record.settings).get(LIKE)
+    settings = json.loads(run.record.settings)
+    like = settings.get(LIKE)
     if like is None:
         return None
     try:
-        return await load_answers(config.store, like, answer_keys(config))
+        return await load_answers(config.store, like, answer_keys(config), settings.get(FRESH) or ())
     except RunNotFound:
         return None
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -17,14 +17,18 @@ from plait.backends.text import clean_text
 from plait.persistence.protocol import Store
 from plait.runner.domain.groups import group_of
 from plait.runner.domain.status import TaskStatus
+from plait.runner.domain.task import Task
+from plait.runner.errors import TaskNotFound, nearest
 from plait.runner.state.codec import to_json
 from plait.runner.state.readable_state import ReadableState
-from plait.runner.state.stored_run import stored_run
+from plait.runner.state.stored_run import StoredRun, stored_run
 
 ANSWER_KEYS = "answer_keys"
 """The key in a run's settings of the backends' answer keys, by name; "" is the default backend."""
 LIKE = "like"
 """The key in a run's settings of the id of the run whose answers are taken over."""
+FRESH = "fresh"
+"""The key in a run's settings of the tasks that take no answer over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +49,40 @@ class ReusableAnswers:
     by_key: Mapping[str, ReusableAnswer]
     backend_keys: Mapping[str, JsonValue]
     """The answer keys of the backends of the new run."""
+    fresh: Collection[str] = ()
+    """The tasks, and the `for_each` tasks of parts, that run in any case."""
     _known: dict[int, str | None] = field(default_factory=dict[int, "str | None"], repr=False)
 
     def find(self, state: ReadableState, position: int) -> ReusableAnswer | None:
         """Return the answer for the next attempt of the task; None if the task has to run."""
         key = answer_key(state, position, self.backend_keys, self._known)
-        if key is None or state.attempts[position] or state.dag.tasks[position].at_most_once:
+        task = state.dag.tasks[position]
+        if key is None or state.attempts[position] or task.at_most_once or self.is_fresh(task):
             return None
         return self.by_key.get(key)
+
+    def is_fresh(self, task: Task) -> bool:
+        """Return whether the task runs in any case, at the request of the caller."""
+        return bool(self.fresh) and (task.id in self.fresh or group_of(task.id, task.item) in self.fresh)
+
+    @classmethod
+    def of(cls, run: StoredRun, backend_keys: Mapping[str, JsonValue], fresh: Collection[str] = ()) -> ReusableAnswers:
+        """Return the answers of `run` for a run with backends of these keys."""
+        stored, state = stored_answer_keys(run), run.state
+        by_key, known = dict[str, ReusableAnswer](), dict[int, str | None]()
+        for position, record in enumerate(run.tasks):
+            if state.statuses[position] is not TaskStatus.COMPLETED or state.dag.tasks[position].at_most_once:
+                continue
+            if (key := answer_key(state, position, stored, known)) is not None:
+                prompt = clean_text(state.prompt(state.dag.tasks[position]))
+                result = state.results[position]
+                by_key.setdefault(key, ReusableAnswer(result.text, result.data, record.data, prompt))
+        return cls(run.record.run_id, by_key, backend_keys, fresh)
+
+
+def stored_answer_keys(run: StoredRun) -> Mapping[str, JsonValue]:
+    """Return the answer keys of the backends of a stored run, by name."""
+    return cast("Mapping[str, JsonValue]", json.loads(run.record.settings).get(ANSWER_KEYS) or {})
 
 
 def answer_key(
@@ -101,16 +131,16 @@ def task_identity(state: ReadableState, position: int) -> list[Any]:
     return [task.id] if whole is None else [whole, task.item]
 
 
-async def load_answers(store: Store | None, run_id: str, backend_keys: Mapping[str, JsonValue]) -> ReusableAnswers:
+async def load_answers(
+    store: Store | None, run_id: str, backend_keys: Mapping[str, JsonValue], fresh: Collection[str] = ()
+) -> ReusableAnswers:
     """Return the answers of the run `run_id`. Raises StoreRequired, RunNotFound, StoreError."""
-    run = await stored_run(store, run_id)
-    stored = cast("Mapping[str, JsonValue]", json.loads(run.record.settings).get(ANSWER_KEYS) or {})
-    by_key, known = dict[str, ReusableAnswer](), dict[int, str | None]()
-    for position, record in enumerate(run.tasks):
-        if run.state.statuses[position] is not TaskStatus.COMPLETED or run.state.dag.tasks[position].at_most_once:
-            continue
-        if (key := answer_key(run.state, position, stored, known)) is not None:
-            prompt = clean_text(run.state.prompt(run.state.dag.tasks[position]))
-            result = run.state.results[position]
-            by_key.setdefault(key, ReusableAnswer(result.text, result.data, record.data, prompt))
-    return ReusableAnswers(run_id, by_key, backend_keys)
+    return ReusableAnswers.of(await stored_run(store, run_id), backend_keys, fresh)
+
+
+def require_tasks(names: Collection[str], tasks: Collection[Task]) -> None:
+    """Raise TaskNotFound if one of `names` is neither a task nor the `for_each` task of a part among `tasks`."""
+    known = {task.id for task in tasks} | {group_of(task.id, task.item) or task.id for task in tasks}
+    for name in names:
+        if name not in known:
+            raise TaskNotFound(f"the plan has no task {name!r}{nearest(name, known)}")

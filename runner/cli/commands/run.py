@@ -13,7 +13,9 @@ import click
 from plait.runner import Plan
 from plait.runner.cli.backends import BackendOptions, BackendSet, backend_set_of_plan, required_backends
 from plait.runner.cli.display.follow import follow_run
-from plait.runner.cli.exits import CliError, redirect_prints
+from plait.runner.cli.display.reuse import print_reuse, summarize_reuse, with_effects_marked
+from plait.runner.cli.exits import print_note, redirect_prints
+from plait.runner.cli.like import NOT_LIKE, LikeOptions, like_options, list_effects, require_again
 from plait.runner.cli.lookup import find_run, open_store
 from plait.runner.cli.options import (
     DEFAULT_CONCURRENCY,
@@ -39,11 +41,7 @@ from plait.runner.policies.orchestrator.prompts import ANSWER_ID
 @concurrency_option("as the plan says")
 @backend_options
 @store_option
-@click.option(
-    "--like",
-    metavar="RUN",
-    help="Take the answers of unchanged tasks from RUN (an id, the beginning of an id, or `last`), without a call.",
-)
+@like_options
 @click.option("--no-store", is_flag=True, help="Store nothing; the run cannot be resumed.")
 @json_option
 @quiet_option
@@ -58,25 +56,35 @@ def run_command(plan: Path, inputs: dict[str, str], **options: Any) -> int:
     apply_log_options(options["log_style"], options["log_level"])
     loaded = read_plan(plan, inputs)
     backend_set = backend_set_of_plan(loaded, BackendOptions(options["backend"], options["model"], options["base_url"]))
-    if options["like"] is not None and options["no_store"]:
-        raise CliError("--like takes answers from the store; leave --no-store out")
+    like = LikeOptions.of(options)
     with redirect_prints():
-        return anyio.run(run_plan, loaded, backend_set, OutputOptions.of(options), options["like"])
+        return anyio.run(run_plan, loaded, backend_set, OutputOptions.of(options), like)
 
 
-async def run_plan(plan: Plan, backend_set: BackendSet, options: OutputOptions, like: str | None = None) -> int:
-    """Run `plan`, with the answers of the run `like` where nothing changed. Return the exit code."""
+async def run_plan(plan: Plan, backend_set: BackendSet, options: OutputOptions, like: LikeOptions = NOT_LIKE) -> int:
+    """Run `plan`, with the answers of an earlier run where nothing changed. Return the exit code."""
     plan = plan.fitted_to(backend_set.specs, backend_set.default)
     if isinstance(plan.policy, OrchestratorPolicy):
         options = replace(options, result_of=ANSWER_ID)
     names = required_backends(plan.dag, backend_set.default, policy=plan.policy, known=backend_set.specs)
     store = None
     if options.store is not None:
-        store = open_store(options.store, "create" if like is None else "existing")
+        store = open_store(options.store, like.store_mode)
     # The store is opened last, so that a missing backend leaves no empty store behind.
     async with backend_set.open(names) as made, store or nullcontext():
         concurrency = options.concurrency or plan.concurrency or DEFAULT_CONCURRENCY
         runner = backend_set.make_runner(made, store=store, concurrency=concurrency)
-        earlier = None if like is None or store is None else (await find_run(store, like)).run_id
-        run = runner.start(plan.dag, settings=backend_set.settings(), policy=plan.policy, like=earlier)
+        earlier = None
+        if like.run is not None and store is not None:
+            earlier = (await find_run(store, like.run)).run_id
+            preview = await runner.preview_like(plan.dag, earlier, fresh=like.fresh, policy=plan.policy)
+            effects = [] if like.again else list_effects(preview, backend_set, made)
+            if like.dry_run:
+                return print_reuse(with_effects_marked(preview, effects), options.as_json)
+            require_again(preview, effects)
+            if not options.quiet:
+                print_note(summarize_reuse(preview))
+        run = runner.start(
+            plan.dag, settings=backend_set.settings(), policy=plan.policy, like=earlier, fresh=like.fresh
+        )
         return await follow_run(run, plan.dag, options, store)

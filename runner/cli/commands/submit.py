@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
 import anyio
 import click
 
-from plait.backends.function import as_backend
+from plait.backends.protocol import Backend, Conversation, ConversationRequest, JsonValue
 from plait.persistence.protocol import Store
 from plait.runner import Plan
 from plait.runner.cli.backends import BackendOptions, BackendSet, backend_set_of_plan, required_backends
@@ -58,11 +59,27 @@ async def queue_run(plan: Plan, backend_set: BackendSet, store: Store, concurren
     """Store a queued run of `plan`, one for a key, and return its id. Raises as `ParallelRunner.create_run`."""
     plan = plan.fitted_to(backend_set.specs, backend_set.default)
     names = required_backends(plan.dag, backend_set.default, policy=plan.policy, known=backend_set.specs)
-    unopened = {name: as_backend(_unopened) for name in names if name in backend_set.specs}
+    unopened = {name: _unopened(backend_set.answer_key(name)) for name in names if name in backend_set.specs}
     runner = backend_set.make_runner(unopened, store=store, concurrency=concurrency)
     return await runner.create_run(plan.dag, key=key, settings=backend_set.settings(), policy=plan.policy)
 
 
-async def _unopened(_prompt: str) -> str:
-    """Stand for a backend that is opened only where the run is executed."""
-    raise AssertionError("a queued run calls no backend")
+def _unopened(answer_key: JsonValue) -> Backend:
+    """Return a backend that stands for another one, which is opened only where the run is executed."""
+    return _Unopened() if answer_key is None else _UnopenedReusable(answer_key)
+
+
+class _Unopened:
+    def new_session_id(self) -> str | None:
+        return None
+
+    def open(self, request: ConversationRequest) -> AbstractAsyncContextManager[Conversation]:  # noqa: ARG002 - signature of Backend
+        raise AssertionError("a queued run calls no backend")
+
+
+class _UnopenedReusable(_Unopened):
+    def __init__(self, answer_key: JsonValue) -> None:
+        self._answer_key = answer_key
+
+    def answer_key(self) -> JsonValue:
+        return self._answer_key

@@ -160,3 +160,17 @@ async def test_the_command_begins_a_queued_run(tmp_path: Path) -> None:
     assert (resumed.code, resumed.out) == (0, "HELLO\n"), resumed.err
     history = plait(tmp_path, "show", run_id, "--events", "--json", "--store", "runs.db").value
     assert [event["kind"] for event in history][:2] == ["run_created", "run_started"]
+
+
+async def test_a_queued_run_can_be_taken_from_once_it_has_run() -> None:
+    made: list[str] = []
+
+    async def work(prompt: str) -> str:
+        made.append(prompt)
+        return prompt
+
+    runner, dag = ParallelRunner(work, store=MemoryStore()), DAG([Task("a", "a")])
+    run_id = await runner.create_run(dag, key="k")
+    await runner.resume(run_id)
+    await runner.run(dag, like=run_id)
+    assert made == ["a"]

@@ -1,0 +1,56 @@
+"""The preview of a run that takes over answers: before the run in a line, or with --dry-run task by task."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from plait.runner.cli.display import report
+from plait.runner.cli.display.text import cost, one_line
+from plait.runner.cli.exits import COMPLETED, print_line
+from plait.runner.operations.preview_reuse import ReuseAction, ReusePreview
+
+_WIDEST = max(len(action.value) for action in ReuseAction)
+_MOST_REUSED = 20
+"""Tasks that take an answer over are listed up to this number; a longer list would hide the other tasks."""
+
+
+def print_reuse(preview: ReusePreview, as_json: bool) -> int:
+    """Print the action for each task, with the reason and the cost in the earlier run. Return the exit code."""
+    if as_json:
+        report.print_json(preview.as_json())
+        return COMPLETED
+    reused = len(preview.steps(ReuseAction.REUSE))
+    folded = reused > _MOST_REUSED
+    if folded:
+        print_line(f"{ReuseAction.REUSE.value:<{_WIDEST}}  {reused:,} tasks (--json names them)")
+    for step in preview.tasks:
+        if folded and step.action is ReuseAction.REUSE:
+            continue
+        last = cost(step.usage) if step.action is not ReuseAction.REUSE else ""
+        line = f"{step.action.value:<{_WIDEST}}  {one_line(step.task_id)}: {one_line(step.reason, 300)}"
+        print_line(f"{line} ({last} last time)" if last else line)
+    print_line(summarize_reuse(preview))
+    return COMPLETED
+
+
+def summarize_reuse(preview: ReusePreview) -> str:
+    """Return how many tasks take answers over, how many run, and the cost of these tasks in the earlier run."""
+    parts = [f"{len(preview.steps(ReuseAction.REUSE)):,} reused", _counted(preview, ReuseAction.RUN, "run")]
+    if preview.steps(ReuseAction.DEPENDS):
+        parts.append(_counted(preview, ReuseAction.DEPENDS, "run unless the tasks before give the same answers"))
+    return f"like {one_line(preview.like)} of {preview.created_at[:10]}: {', '.join(parts)}"
+
+
+def _counted(preview: ReusePreview, action: ReuseAction, verb: str) -> str:
+    last = cost(preview.cost(action))
+    return f"{len(preview.steps(action)):,} {verb}{f' ({last} last time)' if last else ''}"
+
+
+def with_effects_marked(preview: ReusePreview, effects: Collection[str]) -> ReusePreview:
+    """Return the preview with another reason for the tasks in `effects`, which the run refuses to run again."""
+    tasks = [
+        replace(step, reason="has effects: run again only with --again") if step.task_id in effects else step
+        for step in preview.tasks
+    ]
+    return replace(preview, tasks=tasks)

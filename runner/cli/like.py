@@ -1,0 +1,104 @@
+"""The options of a run that takes answers over from an earlier run, and the check of tasks with effects."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+import click
+
+from plait.backends.protocol import Backend, ReusableBackend
+from plait.backends.spec.agents import AgentSpec
+from plait.backends.spec.build import PersonSpec
+from plait.backends.spec.pydantic_ai import PydanticAISpec
+from plait.runner.cli.backends import BackendSet
+from plait.runner.cli.exits import CliError
+from plait.runner.operations.preview_reuse import ReuseAction, ReusePreview
+
+F = TypeVar("F", bound=Callable[..., Any])
+_MOST_NAMED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class LikeOptions:
+    """Which answers a run takes over."""
+
+    run: str | None = None
+    """Name of the earlier run; None for a run of its own."""
+    fresh: tuple[str, ...] = ()
+    """Tasks that run in any case."""
+    again: bool = False
+    """Tasks with effects may run again."""
+    dry_run: bool = False
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> LikeOptions:
+        """Return the options of a command, given by the names of its parameters. Raises UsageError."""
+        like = cls(options["like"], options["fresh"], options["again"], options["dry_run"])
+        if like.run is None and like != NOT_LIKE:
+            raise click.UsageError("--fresh, --again and --dry-run go with --like RUN")
+        if like.run is not None and options["no_store"]:
+            raise CliError("--like takes answers from the store; leave --no-store out")
+        return like
+
+    @property
+    def store_mode(self) -> Literal["create", "existing", "read"]:
+        """The way in which the store is opened."""
+        if self.run is None:
+            return "create"
+        return "read" if self.dry_run else "existing"
+
+
+NOT_LIKE = LikeOptions()
+
+
+def like_options(function: F) -> F:
+    """Add --like and the options that go with --like."""
+    for option in reversed(_OPTIONS):
+        function = option(function)
+    return function
+
+
+_OPTIONS = (
+    click.option(
+        "--like",
+        metavar="RUN",
+        help="Take the answers of unchanged tasks from RUN (an id, the beginning of an id, or `last`), without a call.",
+    ),
+    click.option(
+        "--fresh",
+        metavar="TASK",
+        multiple=True,
+        help="With --like: run TASK, or all parts of TASK, in any case; may be given more than once.",
+    ),
+    click.option("--again", is_flag=True, help="With --like: run tasks again that have effects and completed in RUN."),
+    click.option("--dry-run", is_flag=True, help="With --like: only print what each task would do, with its reason."),
+)
+
+
+def list_effects(preview: ReusePreview, backend_set: BackendSet, made: Mapping[str, Backend]) -> list[str]:
+    """Return the tasks that would run again although they have effects and completed in the earlier run."""
+    return [
+        step.task_id
+        for step in preview.steps(ReuseAction.RUN)
+        if step.was_completed and (step.at_most_once or _has_effects(step.backend, backend_set, made))
+    ]
+
+
+def _has_effects(name: str, backend_set: BackendSet, made: Mapping[str, Backend]) -> bool:
+    """Return whether a call of the backend may change more than its answer: an agent that may write, a tool."""
+    spec = backend_set.specs.get(name)
+    if isinstance(spec, AgentSpec | PydanticAISpec):
+        return not spec.is_harmless
+    return not isinstance(spec, PersonSpec) and not isinstance(made.get(name), ReusableBackend)
+
+
+def require_again(preview: ReusePreview, effects: Sequence[str]) -> None:
+    """Raise CliError if there are tasks with `effects`: a person has to allow that they run again."""
+    if effects:
+        named = ", ".join(effects[:_MOST_NAMED]) + (", ..." if len(effects) > _MOST_NAMED else "")
+        raise CliError(
+            f"{named} completed in {preview.like} and would run again, with effects; --again allows it, "
+            f"--dry-run shows every task"
+        )

@@ -1,0 +1,323 @@
+"""Preview of a run with `like=`: which tasks take an answer over, which run, and for which reason.
+
+`Rehearsal` drives the state and the scheduler of the new run without a call, so lists are expanded and names are
+resolved as in the run itself. A task that runs is assumed to give the answer of the earlier run once more. The tasks
+behind it are then either sure, or depend on that assumption: `ReuseAction.DEPENDS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from plait.backends.errors import BackendError, ErrorKind
+from plait.backends.protocol import NO_USAGE, JsonValue, Reply, Usage
+from plait.runner.clock import iso
+from plait.runner.domain.dag import DAG
+from plait.runner.domain.policy import Policy
+from plait.runner.domain.prompt_values import named
+from plait.runner.domain.status import TASK_DONE, TaskStatus
+from plait.runner.domain.task import FailureMode, failed_status
+from plait.runner.engine.config import Config, answer_keys, backend_names
+from plait.runner.engine.for_each import ForEachExpander
+from plait.runner.engine.growth import Growth
+from plait.runner.engine.policy_driver import PolicyDriver, PolicyState
+from plait.runner.errors import DAGError
+from plait.runner.operations.inspect import usage_as_json
+from plait.runner.scheduling.scheduler import Scheduler
+from plait.runner.scheduling.slots import SlotPool
+from plait.runner.state.answer_changes import RunSide, describe_change
+from plait.runner.state.codec import decode_usage, to_json
+from plait.runner.state.reusable_answers import ReusableAnswers, require_tasks, stored_answer_keys, task_identity
+from plait.runner.state.run_state import RunState
+from plait.runner.state.stored_run import StoredRun, stored_run
+
+_MOST_NAMED = 3
+
+
+class ReuseAction(StrEnum):
+    """The part of a task in a run that takes answers over."""
+
+    REUSE = "reuse"
+    """The task takes its answer over from the earlier run."""
+    RUN = "run"
+    """The task is executed."""
+    DEPENDS = "depends"
+    """The task takes its answer over if upstream tasks that are executed give the same answers as before."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReuseStep:
+    """The action for one task, with the reason."""
+
+    task_id: str
+    action: ReuseAction
+    reason: str
+    backend: str
+    """The name of the backend in the new run."""
+    at_most_once: bool = False
+    was_completed: bool = False
+    """Whether the task completed in the earlier run."""
+    usage: Usage = NO_USAGE
+    """The usage of the task's last attempt in the earlier run."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the step as a JSON object; usage is that of the earlier run."""
+        return {
+            "task_id": self.task_id,
+            "action": self.action.value,
+            "reason": self.reason,
+            **usage_as_json(self.usage),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class ReusePreview:
+    """The actions of a run that takes over the answers of the run `like`, without tasks that only gather a list."""
+
+    like: str
+    """The id of the earlier run."""
+    created_at: str
+    """The time of the creation of the earlier run, UTC in ISO 8601."""
+    tasks: Sequence[ReuseStep]
+    """The steps, in the order in which the tasks can start."""
+
+    def steps(self, action: ReuseAction) -> list[ReuseStep]:
+        """Return the steps with this action."""
+        return [step for step in self.tasks if step.action is action]
+
+    def cost(self, action: ReuseAction) -> Usage:
+        """Return the sum of the usage, in the earlier run, of the tasks with this action."""
+        return sum((step.usage for step in self.steps(action)), NO_USAGE)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the preview as a JSON object."""
+        counts = {action.value: len(self.steps(action)) for action in ReuseAction}
+        usages = {action.value: usage_as_json(self.cost(action)) for action in (ReuseAction.RUN, ReuseAction.DEPENDS)}
+        tasks = [step.as_json() for step in self.tasks]
+        return {"like": self.like, "created_at": self.created_at, **counts, "last_time": usages, "tasks": tasks}
+
+
+async def preview_reuse(
+    config: Config, dag: DAG, like: str, fresh: Collection[str] = (), policy: Policy | None = None
+) -> ReusePreview:
+    """Return the preview of `run(dag, like=like, fresh=fresh)`. Raises StoreRequired, RunNotFound, TaskNotFound,
+    BackendMissing, StoreError.
+    """
+    names = backend_names(dag, config)
+    require_tasks(fresh, dag.tasks)
+    run = await stored_run(config.store, like)
+    answers = ReusableAnswers.of(run, answer_keys(config), fresh)
+    rehearsal = Rehearsal(config, dag, names, run, answers, policy)
+    return ReusePreview(like, run.record.created_at, list(rehearsal.steps()))
+
+
+class Rehearsal:
+    """Goes through a run without a call: each task takes an answer over, or is assumed to answer as before."""
+
+    def __init__(
+        self,
+        config: Config,
+        dag: DAG,
+        names: list[str],
+        run: StoredRun,
+        answers: ReusableAnswers,
+        policy: Policy | None,
+    ) -> None:
+        def stamp() -> str:
+            return iso(config.clock.wall())
+
+        self._stamp = stamp
+        self._run = run
+        self._answers = answers
+        self._names = names
+        self._state = RunState(dag.copy(), keeps_all=True)
+        self._scheduler = Scheduler(self._state.dag, names, SlotPool(1, {}))
+        limits = config.growth.within(dag.growth)
+        backends, default = config.backends.keys(), config.default
+        parts = (self._state, self._scheduler)
+        self._growth = Growth(*parts, names, backends=backends, default=default, limits=limits, stamp=stamp)
+        self._for_each = ForEachExpander(*parts, self._growth)
+        self._policy = None
+        if policy is not None:
+            self._policy = PolicyDriver(
+                policy, PolicyState(), state=self._state, scheduler=self._scheduler, growth=self._growth, stamp=stamp
+            )
+        self._before = RunSide(run.state, stored_answer_keys(run))
+        self._after = RunSide(self._state, answers.backend_keys)
+        self._earlier: dict[str, int] = {}
+        for position in range(len(run.tasks)):
+            self._earlier.setdefault(to_json(task_identity(run.state, position)), position)
+        self._open: set[int] = set()
+        """Tasks whose result may differ from the result that is assumed."""
+        self._unknown: set[int] = set()
+        """The open tasks of which no result is known that could be assumed."""
+
+    def steps(self) -> Iterator[ReuseStep]:
+        """Yield the step of each task that calls a backend, in the order in which the tasks can start."""
+        while True:
+            position = self._scheduler.take_for_each()
+            if position is not None:
+                yield from self._expand_or_gather(position)
+            elif (position := self._scheduler.take()) is not None:
+                yield self._settle(position)
+                self._decide(self._state.dag.tasks[position].id)
+            elif not self._decide(None):
+                return
+
+    def _decide(self, ended: str | None) -> bool:
+        """Ask the policy. Return whether more tasks may follow."""
+        if self._policy is None or self._policy.decided.end is not None:
+            return False
+        return bool(self._policy.decide(ended)) and self._policy.decided.end is None
+
+    def _settle(self, position: int) -> ReuseStep:
+        """Complete the task, and return the step."""
+        found = self._answers.find(self._state, position)
+        reads = sorted(self._reads(position) & self._open)
+        action = ReuseAction.RUN if found is None else ReuseAction.DEPENDS if reads else ReuseAction.REUSE
+        step = self._step(position, action, reads)
+        if action is not ReuseAction.REUSE:
+            self._open.add(position)
+        self._state.start(position, self._stamp(), "")
+        if found is not None:
+            self._complete(position, Reply(found.text, found.data))
+        else:
+            self._assume(position)
+        return step
+
+    def _assume(self, position: int) -> None:
+        """Let the task end as in the earlier run."""
+        earlier = self._place(position)
+        status = None if earlier is None else self._run.state.statuses[earlier]
+        task = self._state.dag.tasks[position]
+        if earlier is not None and status is TaskStatus.COMPLETED:
+            result = self._run.state.results[earlier]
+            reply = Reply(result.text, result.data)
+            if self._run.state.has_added(earlier):
+                self._add(position, earlier)
+            self._complete(position, reply)
+        elif (
+            status is not None
+            and task.failure_mode is not FailureMode.HARD
+            and status is failed_status(task.failure_mode)
+        ):
+            self._state.fail(position, self._stamp(), BackendError(ErrorKind.UNEXPECTED, ""))
+            self._scheduler.finish(position, status)
+        else:
+            self._complete_unknown(position)
+
+    def _add(self, position: int, earlier: int) -> None:
+        """Add the tasks that the task added in the earlier run."""
+        name = self._run.state.dag.tasks[earlier].id
+        added = [
+            task for place, task in enumerate(self._run.state.dag.tasks) if self._run.state.added_by(place) == name
+        ]
+        try:
+            self._growth.add(added, self._state.dag.tasks[position].id)
+        except DAGError:  # the new plan has no room for the tasks; the task itself decides anew
+            self._unknown.add(position)
+
+    def _complete_unknown(self, position: int) -> None:
+        self._unknown.add(position)
+        self._complete(position, Reply(""))
+
+    def _complete(self, position: int, reply: Reply) -> None:
+        self._state.complete(position, self._stamp(), reply, None)
+        self._scheduler.finish(position, TaskStatus.COMPLETED)
+
+    def _expand_or_gather(self, position: int) -> Iterator[ReuseStep]:
+        """Expand the task with `for_each`, or gather. Yield a step only if the list is not known yet."""
+        task = self._state.dag.tasks[position]
+        if position in self._state.parts:
+            self._gather(position)
+            return
+        over = self._state.dag.position(task.for_each or "")
+        if over not in self._unknown:
+            try:
+                self._for_each.expand(position)
+            except DAGError:
+                pass
+            else:
+                return
+        self._open.add(position)
+        self._unknown.add(position)
+        yield self._step(position, ReuseAction.RUN, [], f"a part for each element of {task.for_each}, which runs first")
+        self._state.start(position, self._stamp(), "")
+        self._state.complete(position, self._stamp(), Reply(""), None)
+        self._scheduler.finish_without_slot(position, TaskStatus.COMPLETED)
+        self._decide(task.id)
+
+    def _gather(self, position: int) -> None:
+        data: JsonValue = self._for_each.collect(position)
+        over = self._state.dag.position(self._state.dag.tasks[position].for_each or "")
+        for kind in (self._open, self._unknown):
+            if over in kind or not kind.isdisjoint(self._state.parts[position]):
+                kind.add(position)
+        self._state.start(position, self._stamp(), "")
+        self._state.complete(position, self._stamp(), Reply(to_json(data), data), None)
+        self._scheduler.finish_without_slot(position, TaskStatus.COMPLETED)
+        self._decide(self._state.dag.tasks[position].id)
+
+    def _reads(self, position: int) -> set[int]:
+        """Return the tasks that determine whether the task exists, and the task's prompt and conversation."""
+        dag, task = self._state.dag, self._state.dag.tasks[position]
+        names = named(task)
+        if "results" in names:
+            names |= set(task.upstream)
+        found = {dag.position(name) for name in names if name in dag}
+        if task.continues is not None:
+            found.add(dag.position(task.continues))
+        by = self._state.added_by(position)
+        if by is not None:
+            over = dag[by].for_each
+            found.add(dag.position(by if over is None else over))
+        return found
+
+    def _place(self, position: int) -> int | None:
+        return self._earlier.get(to_json(task_identity(self._state, position)))
+
+    def _step(self, position: int, action: ReuseAction, reads: Sequence[int], reason: str | None = None) -> ReuseStep:
+        task, earlier = self._state.dag.tasks[position], self._place(position)
+        if reason is None:
+            reason = self._reason(position, action, reads)
+        usage, was_completed = NO_USAGE, False
+        if earlier is not None:
+            usage = decode_usage(self._run.tasks[earlier].spent)
+            was_completed = self._run.state.statuses[earlier] is TaskStatus.COMPLETED
+        return ReuseStep(task.id, action, reason, self._names[position], task.at_most_once, was_completed, usage)
+
+    def _reason(self, position: int, action: ReuseAction, reads: Sequence[int]) -> str:
+        if action is ReuseAction.REUSE:
+            return f"reused from {self._answers.run_id} of {self._run.record.created_at[:10]}"
+        if action is ReuseAction.DEPENDS:
+            names = [self._state.dag.tasks[one].id for one in reads]
+            more = ", ..." if len(names) > _MOST_NAMED else ""
+            gives = "gives the same answer" if len(names) == 1 else "give the same answers"
+            return f"runs unless {', '.join(names[:_MOST_NAMED])}{more} {gives}"
+        return next(self._causes(position, self._place(position)))
+
+    def _causes(self, position: int, earlier: int | None) -> Iterator[str]:
+        """Yield the reasons for which the task runs, the clearest first."""
+        task = self._state.dag.tasks[position]
+        if self._answers.is_fresh(task):
+            yield "asked to run again (fresh)"
+        if earlier is None:
+            yield "new task"
+            return
+        status = self._run.state.statuses[earlier]
+        if status is not TaskStatus.COMPLETED:
+            yield f"{status.value if status in TASK_DONE else 'not completed'} in {self._answers.run_id}"
+        if (changed := describe_change(self._before, earlier, self._after, position)) is not None:
+            yield changed
+        if task.at_most_once:
+            yield "has effects: at_most_once"
+        if task.adds_tasks or self._run.state.has_added(earlier):
+            yield "adds tasks"
+        if earlier in self._run.state.answers:
+            yield "asked a person"
+        if (self._state.dag.backend_of(task) or "") not in self._answers.backend_keys:
+            yield f"backend {self._names[position]} always runs"
+        yield "the conversation that the task continues runs again"

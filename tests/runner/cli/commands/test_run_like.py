@@ -1,0 +1,108 @@
+"""`plait run --like`: the preview before the run, fresh tasks, and tasks with effects."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.processes.command import plait_here
+
+FUNCTIONS = """
+def work(prompt):
+    with open("calls", "a") as file:
+        file.write(prompt + "\\n")
+    return f"<{prompt}>"
+"""
+PLAN = """
+backends:
+  work: {{kind: function, call: "functions.py:work"}}
+tasks:
+  - {{id: a, prompt: "{a}"}}
+  - {{id: b, prompt: "b {{{{ a }}}}", depends_on: a}}
+  - {{id: c, prompt: c}}
+{more}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "functions.py").write_text(FUNCTIONS)
+    write(tmp_path)
+    assert plait_here(tmp_path, "run", "plan.yaml", "-q").code == 0
+    (tmp_path / "calls").unlink()
+    return tmp_path
+
+
+def write(folder: Path, a: str = "a", more: str = "") -> None:
+    (folder / "plan.yaml").write_text(PLAN.format(a=a, more=more))
+
+
+def calls(folder: Path) -> list[str]:
+    return (folder / "calls").read_text().splitlines() if (folder / "calls").exists() else []
+
+
+def test_a_dry_run_names_each_task_and_calls_and_stores_nothing(folder: Path) -> None:
+    write(folder, a="A")
+    done = plait_here(folder, "run", "plan.yaml", "--like", "last", "--dry-run")
+    lines = done.out.splitlines()
+    assert done.code == 0
+    assert "run      a: prompt changed: line 1" in lines
+    assert "depends  b: runs unless a gives the same answer" in lines
+    assert next(line for line in lines if line.startswith("reuse")).startswith("reuse    c: reused from 2")
+    assert ": 1 reused, 1 run, 1 run unless the tasks before give the same answers" in lines[-1]
+    assert calls(folder) == []
+    assert len(plait_here(folder, "runs", "--json").value) == 1
+
+
+def test_the_dry_run_as_json(folder: Path) -> None:
+    value = plait_here(folder, "run", "plan.yaml", "--like", "last", "--fresh", "c", "--dry-run", "--json").value
+    assert (value["reuse"], value["run"], value["depends"]) == (2, 1, 0)
+    assert {task["task_id"]: task["action"] for task in value["tasks"]} == {"a": "reuse", "b": "reuse", "c": "run"}
+
+
+def test_a_line_before_the_run_says_how_many_tasks_run(folder: Path) -> None:
+    write(folder, a="A")
+    done = plait_here(folder, "run", "plan.yaml", "--like", "last")
+    assert done.err.splitlines()[0].endswith(": 1 reused, 1 run, 1 run unless the tasks before give the same answers")
+    assert sorted(calls(folder)) == ["A", "b <A>"]
+
+
+def test_fresh_runs_an_unchanged_task(folder: Path) -> None:
+    assert plait_here(folder, "run", "plan.yaml", "--like", "last", "--fresh", "c", "-q").code == 0
+    assert calls(folder) == ["c"]
+
+
+def test_a_task_with_effects_runs_again_only_with_again(folder: Path) -> None:
+    write(folder, more="  - {id: mail, prompt: mail, at_most_once: true}")
+    assert plait_here(folder, "run", "plan.yaml", "--like", "last", "-q").code == 0
+    assert calls(folder) == ["mail"]
+    done = plait_here(folder, "run", "plan.yaml", "--like", "last")
+    assert (done.code, done.err.count("\n")) == (2, 1)
+    assert "mail completed in 2" in done.err
+    out = plait_here(folder, "run", "plan.yaml", "--like", "last", "--dry-run").out
+    assert "run      mail: has effects: run again only with --again" in out
+    assert calls(folder) == ["mail"]
+    assert plait_here(folder, "run", "plan.yaml", "--like", "last", "--again", "-q").code == 0
+    assert calls(folder) == ["mail", "mail"]
+
+
+@pytest.mark.parametrize("option", [["--fresh", "a"], ["--again"], ["--dry-run"]])
+def test_the_options_go_with_like(folder: Path, option: list[str]) -> None:
+    done = plait_here(folder, "run", "plan.yaml", *option)
+    assert (done.code, done.err.count("\n")) == (2, 1)
+    assert "--like RUN" in done.err
+
+
+def test_an_unknown_fresh_task_is_one_line(folder: Path) -> None:
+    done = plait_here(folder, "run", "plan.yaml", "--like", "last", "--fresh", "d")
+    assert (done.code, done.err.count("\n")) == (2, 1)
+    assert "no task 'd'" in done.err
+
+
+def test_a_submitted_run_can_be_taken_from(folder: Path) -> None:
+    submitted = plait_here(folder, "submit", "plan.yaml")
+    assert plait_here(folder, "resume", submitted.out.strip(), "-q").code == 0
+    assert len(calls(folder)) == 3
+    assert plait_here(folder, "run", "plan.yaml", "--like", submitted.out.strip(), "-q").code == 0
+    assert len(calls(folder)) == 3
