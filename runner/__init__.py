@@ -37,7 +37,9 @@ if TYPE_CHECKING:
         TurnNotStored,
     )
     from plait.runner.log import configure_logging
+    from plait.runner.operations.fork_run import Fork, ForkEdits
     from plait.runner.operations.inspect import RunInfo, StoredEvent, TaskInfo
+    from plait.runner.operations.preview_reuse import ReuseAction, ReusePreview, ReuseStep
     from plait.runner.operations.workflow_session import load_session
     from plait.runner.orchestrator import LoopState, Orchestrator, OrchestratorResult, load_loop_state
     from plait.runner.parallel import ParallelRunner
@@ -71,6 +73,8 @@ __all__ = [
     "FailureMode",
     "FollowUp",
     "FollowUps",
+    "Fork",
+    "ForkEdits",
     "GrowthLimits",
     "ImpossibleState",
     "Interaction",
@@ -97,6 +101,9 @@ __all__ = [
     "ResumeStep",
     "ResumeSummary",
     "Retry",
+    "ReuseAction",
+    "ReusePreview",
+    "ReuseStep",
     "Run",
     "RunExists",
     "RunInfo",
@@ -143,7 +150,9 @@ _HOMES = {
     "errors": "AnswerConflict BackendMissing DAGError KeyConflict OwnershipLost PlaitError PolicyMissing Problem "
     "PromptError RunExists RunNotFound RunNotResumable RunOwned StoreRequired TaskNotFound TurnNotStored",
     "log": "configure_logging",
+    "operations.fork_run": "Fork ForkEdits",
     "operations.inspect": "RunInfo StoredEvent TaskInfo",
+    "operations.preview_reuse": "ReuseAction ReusePreview ReuseStep",
     "operations.workflow_session": "load_session",
     "orchestrator": "LoopState Orchestrator OrchestratorResult load_loop_state",
     "parallel": "ParallelRunner",

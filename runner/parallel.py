@@ -36,6 +36,7 @@ from plait.runner.operations.answer_task import (
 from plait.runner.operations.cancel_run import cancel_run, finish_cancelling
 from plait.runner.operations.continue_task import continue_task
 from plait.runner.operations.create_run import checked_run_id, create_run, slot_settings, with_policy
+from plait.runner.operations.fork_run import NO_EDITS, Fork, ForkEdits, plan_fork, plan_try
 from plait.runner.operations.preview_reuse import ReusePreview, preview_reuse
 from plait.runner.recovery.answers import question_of
 from plait.runner.recovery.lease import short_claim_ends, wait_for_expiry
@@ -44,7 +45,7 @@ from plait.runner.recovery.resume import ResumeOptions, earlier_answers, prepare
 from plait.runner.run import Run
 from plait.runner.scheduling.rates import RateLimits
 from plait.runner.state.owner import LEASE_SECONDS, claim_for_this_process
-from plait.runner.state.reusable_answers import ANSWER_KEYS, FRESH, LIKE, load_answers, require_tasks
+from plait.runner.state.reusable_answers import ANSWER_KEYS, Reuse, load_answers, require_tasks
 from plait.runner.state.run_state import RunState
 from plait.runner.state.stored_run import ended_result, needs_no_work, require_unfailed, stored_run
 from plait.runner.state.timeouts import TimeoutStore
@@ -55,8 +56,6 @@ _MOST_CLAIMS = 10
 DEFAULT_LIMITS = GrowthLimits()
 
 _Settings: TypeAlias = Mapping[str, JsonInput] | None
-_Reuse: TypeAlias = tuple[str | None, Collection[str]]
-"""The run whose answers are taken over, and the tasks that run in any case."""
 _Drive: TypeAlias = Callable[[Feed, Control], Awaitable[RunResult]]
 
 
@@ -164,7 +163,7 @@ class ParallelRunner:
 
         Cancellation ends all attempts and stores the state of the run; `resume` continues it.
         """
-        return await self._new(dag, run_id, settings, policy, (like, fresh))[1](Feed(), Control())
+        return await self._new(dag, run_id, settings, policy, _reuse(like, fresh))[1](Feed(), Control())
 
     def start(
         self,
@@ -177,7 +176,7 @@ class ParallelRunner:
         fresh: Collection[str] = (),
     ) -> Run:
         """Start `dag` in the background: `async with runner.start(dag) as run:`. Parameters as in `run`; see `Run`."""
-        return Run(*self._new(dag, run_id, settings, policy, (like, fresh)))
+        return Run(*self._new(dag, run_id, settings, policy, _reuse(like, fresh)))
 
     async def preview_like(
         self, dag: DAG, like: str, *, fresh: Collection[str] = (), policy: Policy | None = None
@@ -190,7 +189,39 @@ class ParallelRunner:
 
         Raises StoreRequired, RunNotFound, TaskNotFound for an unknown task in `fresh`, BackendMissing, StoreError.
         """
-        return await preview_reuse(self._config, dag, like, fresh, policy)
+        require_tasks(fresh, dag.tasks)
+        return await preview_reuse(self._config, dag, Reuse(like, tuple(fresh)), policy)
+
+    async def fork(self, run_id: str, start: str, edits: ForkEdits = NO_EDITS) -> Fork:
+        """Return a new run that begins from the task `start` of a stored run, for `start_fork` or `preview_fork`. The
+        stored run may have ended, failed or been interrupted, and does not change.
+
+        The task `start` runs, with its parts if it has `for_each`. Tasks downstream of `start` or of an edit, and tasks
+        that did not complete, run unless nothing changed for them, as with `like` in `run`. All other tasks keep their
+        results and conversations, whatever their backends. The id of the stored run is kept with the new run.
+
+        Raises StoreRequired, RunNotFound, TaskNotFound, DAGError for an invalid prompt, PlaitError for an edit that
+        does not fit the run, PolicyMissing, StoreError.
+        """
+        return await plan_fork(self._config.store, run_id, start, edits)
+
+    async def try_task(
+        self, run_id: str, task_id: str, *, prompt: str | None = None, backend: str | None = None
+    ) -> Fork:
+        """Return a new run of the task alone, on the inputs recorded in a stored run, for `start_fork`.
+
+        `prompt` and `backend` replace those of the task. Tasks that the task would add are not added. Raises as `fork`,
+        and PlaitError if a task that the prompt names has no result.
+        """
+        return await plan_try(self._config.store, run_id, task_id, prompt, backend)
+
+    async def preview_fork(self, fork: Fork) -> ReusePreview:
+        """Return what each task of the fork would do: see `preview_like`."""
+        return await preview_reuse(self._config, fork.dag, fork.reuse, fork.policy)
+
+    def start_fork(self, fork: Fork) -> Run:
+        """Start the fork in the background: `async with runner.start_fork(fork) as run:`. Raises as `run`."""
+        return Run(*self._new(fork.dag, None, fork.settings, fork.policy, fork.reuse))
 
     async def create_run(
         self,
@@ -330,20 +361,20 @@ class ParallelRunner:
         return await answer_question(self._config, run_id, task_id, value, attempt, wait)
 
     def _new(
-        self, dag: DAG, run_id: str | None, settings: _Settings, policy: Policy | None, reuse: _Reuse
+        self, dag: DAG, run_id: str | None, settings: _Settings, policy: Policy | None, reuse: Reuse | None
     ) -> tuple[str, _Drive]:
-        config, (like, fresh) = self._config, reuse
+        config = self._config
         names = backend_names(dag, config)
         run_id = checked_run_id(run_id) or new_run_id(config.clock)
         kept = {**with_policy(config, dag, settings, policy), **slot_settings(config)}
         if config.store is not None:
             kept[ANSWER_KEYS] = answer_keys(config)
-        if like is not None:
-            require_tasks(fresh, dag.tasks)
-            kept |= {LIKE: like, FRESH: list(fresh)} if fresh else {LIKE: like}
+        if reuse is not None:
+            require_tasks(() if reuse.fork else reuse.fresh, dag.tasks)
+            kept |= reuse.as_settings()
 
         async def drive_new(feed: Feed, control: Control) -> RunResult:
-            answers = None if like is None else await load_answers(config.store, like, answer_keys(config), fresh)
+            answers = None if reuse is None else await load_answers(config.store, reuse, answer_keys(config))
             at = iso(config.clock.wall())
             created = events.RunCreated(at, run_id, dag, kept)
             owner = claim_for_this_process(at)
@@ -390,3 +421,10 @@ class ParallelRunner:
             return await execute_run(prepared, config, feed, control) if isinstance(prepared, PreparedRun) else prepared
 
         return drive_stored
+
+
+def _reuse(like: str | None, fresh: Collection[str]) -> Reuse | None:
+    """Return which answers are taken over. Raises ValueError for `fresh` without `like`."""
+    if like is None and fresh:
+        raise ValueError("fresh names tasks that take no answer over; give the earlier run with like=RUN_ID, too")
+    return None if like is None else Reuse(like, tuple(fresh))

@@ -20,6 +20,7 @@ COMMANDS = {
     "diff": ("diff:diff_command", "Compare two runs, task by task."),
     "doctor": ("doctor:doctor_command", "Check whether this machine, its agents and the store are fit."),
     "export": ("export:export_command", "Write the results of a run to a .csv or .jsonl file."),
+    "fork": ("fork:fork_command", "Run a stored run anew from one of its tasks."),
     "gc": ("gc:gc_command", "Delete old runs from the store."),
     "graph": ("graph:graph_command", "Draw a plan or a run."),
     "log": ("log:log_command", "Print the history of a run; with --follow, as it happens."),
@@ -33,6 +34,7 @@ COMMANDS = {
     "serve": ("serve:serve_command", "Serve runs over HTTP to programs on this machine."),
     "show": ("show:show_command", "Show a run or one of its tasks."),
     "submit": ("submit:submit_command", "Store a run for the workers of a store."),
+    "try": ("try_task:try_command", "Run one task of a stored run anew, beside the run."),
     "version": ("version:version_command", "Print the version."),
     "worker": ("worker:worker_command", "Execute the runs that no process executes."),
 }

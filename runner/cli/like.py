@@ -75,6 +75,8 @@ _OPTIONS = (
     click.option("--again", is_flag=True, help="With --like: run tasks again that have effects and completed in RUN."),
     click.option("--dry-run", is_flag=True, help="With --like: only print what each task would do, with its reason."),
 )
+again_option = click.option("--again", is_flag=True, help="Run tasks again that have effects and completed in RUN.")
+dry_run_option = click.option("--dry-run", is_flag=True, help="Only print what each task would do, with its reason.")
 
 
 def list_effects(preview: ReusePreview, backend_set: BackendSet, made: Mapping[str, Backend]) -> list[str]:

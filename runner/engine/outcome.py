@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from plait.backends.errors import BackendError, ErrorKind
-from plait.backends.protocol import NO_USAGE, JsonValue, Message, Question, Reply
+from plait.backends.protocol import NO_USAGE, ForkingBackend, JsonValue, Message, Question, Reply
+from plait.backends.text import clean_text
 from plait.runner.clock import iso
 from plait.runner.domain import events
 from plait.runner.domain.conversation import Continuation, correction_prompt, invalid_tasks_error
@@ -193,11 +194,18 @@ class OutcomeHandler:
         answers = self._context.answers
         if answers is None or (found := answers.find(self._state, position)) is None:
             return []
-        started = self._state.start(position, self._stamp(), f"{REUSED}{answers.run_id}")
-        reply = Reply(found.text, found.data)
-        completed = self._state.complete(position, self._stamp(), reply, found.data_json, turn=found.prompt)
+        source = found.source or f"{REUSED}{answers.run_id}"
+        backend = self._context.backends[self._context.task_backends[position]]
+        # Without a fork two runs would write in one session, so the conversation is replayed from the messages.
+        session = found.session_id if isinstance(backend, ForkingBackend) and backend.can_fork else None
+        started = self._state.start(position, self._stamp(), source, session, confirmed=session is not None)
+        task, reply = self._state.dag.tasks[position], Reply(found.text, found.data)
+        prompt = clean_text(self._state.prompt(task)) if found.prompt is None else found.prompt
+        completed = self._state.complete(
+            position, self._stamp(), reply, found.data_json, session_id=session, turn=found.messages or prompt
+        )
         self._scheduler.finish(position, TaskStatus.COMPLETED)
-        return [started, completed]
+        return [started, completed, *([self._growth.add(found.adds, task.id)] if found.adds else [])]
 
     def expand_or_gather(self, position: int) -> list[events.Event]:
         """Expand the task with `for_each` at `position` into parts, or gather the results once all parts are done.

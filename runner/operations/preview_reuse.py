@@ -7,7 +7,7 @@ behind it are then either sure, or depend on that assumption: `ReuseAction.DEPEN
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -30,7 +30,7 @@ from plait.runner.scheduling.scheduler import Scheduler
 from plait.runner.scheduling.slots import SlotPool
 from plait.runner.state.answer_changes import RunSide, describe_change
 from plait.runner.state.codec import decode_usage, to_json
-from plait.runner.state.reusable_answers import ReusableAnswers, require_tasks, stored_answer_keys, task_identity
+from plait.runner.state.reusable_answers import ReusableAnswers, Reuse, answers_of, stored_answer_keys, task_identity
 from plait.runner.state.run_state import RunState
 from plait.runner.state.stored_run import StoredRun, stored_run
 
@@ -100,18 +100,15 @@ class ReusePreview:
         return {"like": self.like, "created_at": self.created_at, **counts, "last_time": usages, "tasks": tasks}
 
 
-async def preview_reuse(
-    config: Config, dag: DAG, like: str, fresh: Collection[str] = (), policy: Policy | None = None
-) -> ReusePreview:
-    """Return the preview of `run(dag, like=like, fresh=fresh)`. Raises StoreRequired, RunNotFound, TaskNotFound,
-    BackendMissing, StoreError.
+async def preview_reuse(config: Config, dag: DAG, reuse: Reuse, policy: Policy | None = None) -> ReusePreview:
+    """Return the preview of a run of `dag`. Raises StoreRequired, RunNotFound, TaskNotFound, BackendMissing,
+    StoreError.
     """
     names = backend_names(dag, config)
-    require_tasks(fresh, dag.tasks)
-    run = await stored_run(config.store, like)
-    answers = ReusableAnswers.of(run, answer_keys(config), fresh)
+    run = await stored_run(config.store, reuse.like)
+    answers = await answers_of(run, reuse, answer_keys(config))
     rehearsal = Rehearsal(config, dag, names, run, answers, policy)
-    return ReusePreview(like, run.record.created_at, list(rehearsal.steps()))
+    return ReusePreview(reuse.like, run.record.created_at, list(rehearsal.steps()))
 
 
 class Rehearsal:
@@ -176,7 +173,8 @@ class Rehearsal:
     def _settle(self, position: int) -> ReuseStep:
         """Complete the task, and return the step."""
         found = self._answers.find(self._state, position)
-        reads = sorted(self._reads(position) & self._open)
+        is_kept = found is not None and self._state.dag.tasks[position].id in self._answers.kept
+        reads = [] if is_kept else sorted(self._reads(position) & self._open)
         action = ReuseAction.RUN if found is None else ReuseAction.DEPENDS if reads else ReuseAction.REUSE
         step = self._step(position, action, reads)
         if action is not ReuseAction.REUSE:
@@ -184,6 +182,8 @@ class Rehearsal:
         self._state.start(position, self._stamp(), "")
         if found is not None:
             self._complete(position, Reply(found.text, found.data))
+            if found.adds:
+                self._growth.add(found.adds, self._state.dag.tasks[position].id)
         else:
             self._assume(position)
         return step
@@ -291,6 +291,9 @@ class Rehearsal:
 
     def _reason(self, position: int, action: ReuseAction, reads: Sequence[int]) -> str:
         if action is ReuseAction.REUSE:
+            kept = self._answers.kept.get(self._state.dag.tasks[position].id)
+            if kept is not None and kept.source is not None:
+                return kept.source
             return f"reused from {self._answers.run_id} of {self._run.record.created_at[:10]}"
         if action is ReuseAction.DEPENDS:
             names = [self._state.dag.tasks[one].id for one in reads]

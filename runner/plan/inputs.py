@@ -82,7 +82,7 @@ def _value(name: str, default: Any, given: SuppliedValues) -> JsonValue:
         if override is None:
             raise ValueError(f"this input has no default; give it with --set {name}=VALUE")
         return _required(name, override)
-    return cast(JsonValue, default) if override is None else _converted(override, default)
+    return cast(JsonValue, default) if override is None else converted(override, default)
 
 
 def _required(name: str, text: str) -> JsonValue:
@@ -103,7 +103,8 @@ def _required(name: str, text: str) -> JsonValue:
         raise ValueError(f"{message}; to pass text, write --set {quoted}") from error
 
 
-def _converted(text: str, default: Any) -> JsonValue:
+def converted(text: str, default: Any) -> JsonValue:
+    """Return the value that `text` stands for in place of `default`. Raises ValueError if the types differ."""
     if isinstance(default, str) or default is None:
         return text
     value = _parsed(text)

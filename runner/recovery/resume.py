@@ -40,7 +40,7 @@ from plait.runner.recovery.resume_plan import (
 )
 from plait.runner.state.codec import encode_event
 from plait.runner.state.conversations import load_answered_messages, load_continuation, load_history
-from plait.runner.state.reusable_answers import FRESH, LIKE, ReusableAnswers, load_answers
+from plait.runner.state.reusable_answers import ReusableAnswers, Reuse, load_answers
 from plait.runner.state.stored_run import StoredPolicy, StoredRun
 
 
@@ -108,12 +108,10 @@ async def prepare_resume(config: Config, run: StoredRun, how: ResumeOptions, con
 
 async def earlier_answers(config: Config, run: StoredRun) -> ReusableAnswers | None:
     """Return the answers that the run takes over; None if the run takes over none, or if the earlier run is deleted."""
-    settings = json.loads(run.record.settings)
-    like = settings.get(LIKE)
-    if like is None:
+    if (reuse := Reuse.of_settings(json.loads(run.record.settings))) is None:
         return None
     try:
-        return await load_answers(config.store, like, answer_keys(config), settings.get(FRESH) or ())
+        return await load_answers(config.store, reuse, answer_keys(config))
     except RunNotFound:
         return None
 

@@ -34,17 +34,23 @@ async def load_history(store: Store, run_id: str, state: RunState, task_id: str,
             break
         links.append(before)
     for link in reversed(links):
-        with_persons = persons and link == task_id
-        stored = await store.list_messages(run_id, link)
-        _require_last_messages(state, link, stored)
-        counted = {max((record.attempt for record in stored), default=0), *state.asked_in(link)}
-        if with_persons:
-            counted.add(0)
-        own = [record for record in stored if record.attempt in counted]
-        while own and own[-1].role != "assistant":
-            own.pop()
-        messages += [_message(run_id, record) for record in own]
+        messages += await own_messages(store, run_id, state, link, persons=persons and link == task_id)
     return History(None, tuple(messages))
+
+
+async def own_messages(
+    store: Store, run_id: str, state: RunState, task_id: str, *, persons: bool = False
+) -> list[Message]:
+    """Return the messages of `task_id` without the conversation that the task continues. Raises as `load_history`."""
+    stored = await store.list_messages(run_id, task_id)
+    _require_last_messages(state, task_id, stored)
+    counted = {max((record.attempt for record in stored), default=0), *state.asked_in(task_id)}
+    if persons:
+        counted.add(0)
+    own = [record for record in stored if record.attempt in counted]
+    while own and own[-1].role != "assistant":
+        own.pop()
+    return [_message(run_id, record) for record in own]
 
 
 async def _continued_task(store: Store, run_id: str, state: RunState, task_id: str) -> str | None:

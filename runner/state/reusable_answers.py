@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from plait.backends.protocol import JsonValue
@@ -20,7 +20,9 @@ from plait.runner.domain.status import TaskStatus
 from plait.runner.domain.task import Task
 from plait.runner.errors import TaskNotFound, nearest
 from plait.runner.state.codec import to_json
+from plait.runner.state.kept_answers import ForkPoint, load_kept
 from plait.runner.state.readable_state import ReadableState
+from plait.runner.state.reusable_answer import ReusableAnswer
 from plait.runner.state.stored_run import StoredRun, stored_run
 
 ANSWER_KEYS = "answer_keys"
@@ -29,16 +31,37 @@ LIKE = "like"
 """The key in a run's settings of the id of the run whose answers are taken over."""
 FRESH = "fresh"
 """The key in a run's settings of the tasks that take no answer over."""
+FORK = "fork"
+"""The key in a run's settings of the point from which a fork runs on."""
 
 
 @dataclass(frozen=True, slots=True)
-class ReusableAnswer:
-    """An answer of a completed task of an earlier run."""
+class Reuse:
+    """Which answers a new run takes over, as stored in the settings of the run."""
 
-    text: str
-    data: JsonValue
-    data_json: str | None
-    prompt: str
+    like: str
+    """The id of the earlier run."""
+    fresh: tuple[str, ...] = ()
+    """The tasks, and the `for_each` tasks of parts, that run in any case."""
+    fork: ForkPoint | None = None
+    """The point from which a fork runs on; None for a run of a plan of its own."""
+
+    def as_settings(self) -> dict[str, JsonValue]:
+        """Return the settings, for `of_settings` at a resume."""
+        kept: dict[str, JsonValue] = {LIKE: self.like}
+        if self.fresh:
+            kept[FRESH] = list(self.fresh)
+        if self.fork is not None:
+            kept[FORK] = self.fork.as_settings()
+        return kept
+
+    @classmethod
+    def of_settings(cls, settings: Mapping[str, Any]) -> Reuse | None:
+        """Return the value in the settings of a run; None for a run that takes no answers over."""
+        if (like := settings.get(LIKE)) is None:
+            return None
+        fork = settings.get(FORK)
+        return cls(like, tuple(settings.get(FRESH) or ()), None if fork is None else ForkPoint.of_settings(fork))
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +74,21 @@ class ReusableAnswers:
     """The answer keys of the backends of the new run."""
     fresh: Collection[str] = ()
     """The tasks, and the `for_each` tasks of parts, that run in any case."""
+    kept: Mapping[str, ReusableAnswer] = field(default_factory=dict[str, ReusableAnswer])
+    """The answers that a fork keeps in any case, by task id."""
     _known: dict[int, str | None] = field(default_factory=dict[int, "str | None"], repr=False)
 
     def find(self, state: ReadableState, position: int) -> ReusableAnswer | None:
         """Return the answer for the next attempt of the task; None if the task has to run."""
-        key = answer_key(state, position, self.backend_keys, self._known)
         task = state.dag.tasks[position]
-        if key is None or state.attempts[position] or task.at_most_once or self.is_fresh(task):
+        if state.attempts[position]:
             return None
-        return self.by_key.get(key)
+        if (kept := self.kept.get(task.id)) is not None:
+            return kept
+        if task.at_most_once or self.is_fresh(task):
+            return None
+        key = answer_key(state, position, self.backend_keys, self._known)
+        return None if key is None else self.by_key.get(key)
 
     def is_fresh(self, task: Task) -> bool:
         """Return whether the task runs in any case, at the request of the caller."""
@@ -131,11 +160,15 @@ def task_identity(state: ReadableState, position: int) -> list[Any]:
     return [task.id] if whole is None else [whole, task.item]
 
 
-async def load_answers(
-    store: Store | None, run_id: str, backend_keys: Mapping[str, JsonValue], fresh: Collection[str] = ()
-) -> ReusableAnswers:
-    """Return the answers of the run `run_id`. Raises StoreRequired, RunNotFound, StoreError."""
-    return ReusableAnswers.of(await stored_run(store, run_id), backend_keys, fresh)
+async def load_answers(store: Store | None, reuse: Reuse, backend_keys: Mapping[str, JsonValue]) -> ReusableAnswers:
+    """Return the answers that a run may take over. Raises StoreRequired, RunNotFound, StoreError."""
+    return await answers_of(await stored_run(store, reuse.like), reuse, backend_keys)
+
+
+async def answers_of(run: StoredRun, reuse: Reuse, backend_keys: Mapping[str, JsonValue]) -> ReusableAnswers:
+    """Return the answers of `run` that a run with backends of these keys may take over. Raises StoreError."""
+    answers = ReusableAnswers.of(run, backend_keys, reuse.fresh)
+    return answers if reuse.fork is None else replace(answers, kept=await load_kept(run, reuse.fork))
 
 
 def require_tasks(names: Collection[str], tasks: Collection[Task]) -> None:

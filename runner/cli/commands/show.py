@@ -44,6 +44,7 @@ from plait.runner.domain.waiting import WaitKind, WaitReason
 from plait.runner.engine.policy_driver import read_policy_state
 from plait.runner.operations.inspect import TaskInfo, run_info, task_infos, throttled_backends
 from plait.runner.policies.orchestrator.policy import Stop
+from plait.runner.state.reusable_answers import Reuse
 
 
 @click.command("show")
@@ -215,6 +216,7 @@ def _print_run(run: RunRecord, tasks: Sequence[TaskRecord], throttled: Sequence[
     stopped = _stop_reason(run)
     _print_field("stopped", None if stopped is None else WHY_STOPPED[stopped])
     _print_field("backends" if settings.get("posted") else "plan", plan if isinstance(plan, str) else None)
+    _print_field("parent", _parent(settings))
     _print_field("created", run.created_at)
     _print_field("ended", run.ended_at)
     _print_field("owner", f"process {owner.pid} on {owner.host}" if owner and status is RunStatus.RUNNING else None)
@@ -226,6 +228,17 @@ def _print_run(run: RunRecord, tasks: Sequence[TaskRecord], throttled: Sequence[
     each = (f"{name} ({counted(number, 'task')})" for name, number in models.most_common())
     _print_field("model", next(iter(models)) if len(models) == 1 else ", ".join(each))
     print_line("")
+
+
+def _parent(settings: Mapping[str, Any]) -> str | None:
+    """Return the run whose answers the run takes over, and from where on; None for a run on its own."""
+    if (reuse := Reuse.of_settings(settings)) is None:
+        return None
+    if reuse.fork is None:
+        return f"{reuse.like} (like)"
+    if reuse.fork.tries is not None:
+        return f"{reuse.like} (tries {reuse.fork.tries})"
+    return f"{reuse.like} (fork from {', '.join(reuse.fresh)})"
 
 
 def _print_tokens(spent: Spent) -> None:
