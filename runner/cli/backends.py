@@ -194,11 +194,13 @@ def backend_set_of_plan(plan: Plan, options: BackendOptions) -> BackendSet:
     default = default or DEFAULT_BACKEND
     named = [*map(plan.dag.backend_of, plan.dag), *(plan.policy.backends() if plan.policy else ())]
     is_open = default not in specs and None in named
+    file = None if plan.path.is_dir() else plan.path.resolve()
     if not options.is_empty and not is_open:
-        raise CliError(f"{plan.path} names its backends itself; leave --backend, --model and --base-url out")
+        named_by = plan.path if file else "the plan"
+        raise CliError(f"{named_by} names its backends itself; leave --backend, --model and --base-url out")
     if is_open:
         specs[default] = requested_spec(options)
-    return BackendSet(specs, default, plan.folder.resolve(), plan.path.resolve(), prices=plan.prices)
+    return BackendSet(specs, default, plan.folder.resolve(), file, prices=plan.prices)
 
 
 def requested_spec(options: BackendOptions) -> BackendSpec:

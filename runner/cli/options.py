@@ -227,16 +227,22 @@ def _program_name() -> str:
 
 
 def read_plan(path: Path, inputs: Mapping[str, str], *, with_functions: bool = False) -> Plan:
-    """Return the plan in the file at `path`. `with_functions` checks that its functions can be imported. Raises
-    PlanError with every mistake.
+    """Return the plan in the file at `path`, or on standard input for the path `-`. `with_functions` checks that its
+    functions can be imported. Raises PlanError with every mistake.
     """
-    from plait.runner.plan.loader import load_plan, load_plan_with_functions  # noqa: PLC0415 - `plait version` needs neither
+    from plait.runner.plan import loader  # noqa: PLC0415 - `plait version` needs no plan
+    from plait.runner.plan.source import MAX_BYTES  # noqa: PLC0415 - as above
+
+    if str(path) == "-":
+        return loader.load_piped_plan(sys.stdin.buffer.read(MAX_BYTES + 1), inputs, with_functions=with_functions)
 
     if not is_utf8(str(path)):
         raise CliError(
             f"the name of the plan file {str(path)!r} is not text in UTF-8, so it cannot be stored; rename it"
         )
-    return load_plan_with_functions(path, inputs) if with_functions else load_plan(path, overrides=inputs)
+    if with_functions:
+        return loader.load_plan_with_functions(path, inputs)
+    return loader.load_plan(path, overrides=inputs)
 
 
 @dataclass(frozen=True, slots=True)

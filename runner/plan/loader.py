@@ -6,6 +6,7 @@ further mistakes can continue with the rest.
 
 from __future__ import annotations
 
+import codecs
 import copy
 import difflib
 from collections.abc import Mapping
@@ -97,6 +98,16 @@ def load_plan_with_functions(path: Path, overrides: Mapping[str, str]) -> Plan:
     return _load(path, SuppliedValues(path.parent, overrides), with_functions=True)
 
 
+def load_piped_plan(data: bytes, overrides: Mapping[str, str], *, with_functions: bool = False) -> Plan:
+    """Return the plan in `data`, as read from standard input: JSON if the text begins with `{`, YAML otherwise. Paths
+    in the plan are relative to the working directory. `with_functions` checks as `load_plan_with_functions` does.
+    Raises PlanError.
+    """
+    form = "json" if data.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"{") else "yaml"
+    source = read_source(data, format=form, file="standard input")
+    return _build(source, SuppliedValues(Path(), overrides), Path(), with_functions=with_functions)
+
+
 def load_plan_of_run(path: Path, inputs: Mapping[str, JsonValue]) -> Plan:
     """Return the plan in the current file, with the input values of an existing run. Raises PlanError."""
     return _load(path, SuppliedValues(path.parent, {}, inputs))
@@ -143,7 +154,7 @@ def _build(
         _name_default(part)
     _check_backends(part, source)
     if with_functions:
-        _look_up_functions(part, path.parent, source)
+        _look_up_functions(part, path if path.is_dir() else path.parent, source)
     values = input_values(part.inputs, given, source)
     name = part.name.strip() or ("" if path.is_dir() else path.stem)
     dag, policy = _work(part, values, name, lost, source)

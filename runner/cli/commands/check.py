@@ -28,8 +28,8 @@ _LONGEST_PATH = 12  # tasks of the critical path that are printed
 @set_option
 @json_option
 def check_command(plan: Path, inputs: dict[str, str], as_json: bool) -> int:
-    """Check the plan in the file PLAN and print what a run would do. Every mistake is listed with its place in the
-    file.
+    """Check the plan in the file PLAN, or on standard input if PLAN is `-`, and print what a run would do. Every
+    mistake is listed with its place in the file.
     """
     return check(plan, inputs, as_json)
 

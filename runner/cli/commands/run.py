@@ -48,8 +48,8 @@ from plait.runner.policies.orchestrator.prompts import ANSWER_ID
 @verbose_option
 @log_options
 def run_command(plan: Path, inputs: dict[str, str], **options: Any) -> int:
-    """Run the plan in the file PLAN. The results of the final tasks are printed on standard output, everything else on
-    standard error.
+    """Run the plan in the file PLAN, or on standard input if PLAN is `-`. The results of the final tasks are printed on
+    standard output, everything else on standard error.
 
     Ctrl-C stops the run, and `plait resume` continues the run later; a second Ctrl-C exits at once.
     """

@@ -36,8 +36,8 @@ from plait.runner.cli.options import (
 @backend_options
 @store_option
 def submit_command(plan: Path, inputs: dict[str, str], **options: Any) -> int:
-    """Store a run of the plan in the file PLAN as queued, and print its id. `plait worker` or `plait resume` executes
-    the run.
+    """Store a run of the plan in the file PLAN, or on standard input if PLAN is `-`, as queued, and print its id.
+    `plait worker` or `plait resume` executes the run.
 
     No backend is opened, so keys and models are needed where the run is executed only.
     """

@@ -53,9 +53,10 @@ class Done:
         return json.loads(self.out)
 
 
-def plait(folder: Path, *words: str, **extra: str) -> Done:
-    """Run `plait WORDS` in `folder`, through pipes."""
-    done = warm.run([*PLAIT, *words], cwd=folder, env=environment(**extra), timeout=_LIMIT)
+def plait(folder: Path, *words: str, stdin: Path = Path(os.devnull), **extra: str) -> Done:
+    """Run `plait WORDS` in `folder`, through pipes, with the file `stdin` as its standard input."""
+    with stdin.open() as file:
+        done = warm.run([*PLAIT, *words], cwd=folder, env=environment(**extra), stdin=file, timeout=_LIMIT)
     return Done(done.returncode, done.stdout, done.stderr)
 
 
