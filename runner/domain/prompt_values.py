@@ -5,21 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import chain
 
-from plait.backends.protocol import JsonInput, JsonValue
+from plait.backends.protocol import JsonInput
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.result import TaskResult
 from plait.runner.domain.status import TaskStatus
 from plait.runner.domain.task import Task
+from plait.runner.prompts.base import NoResult, PromptNames, structured
+from plait.runner.prompts.condition import condition_names, is_true
 from plait.runner.prompts.render import names_used, render
 
 
 def named(task: Task) -> set[str]:
-    """Return the task names used in the prompt or listed in the aliases of `task`. The set may contain other
-    names too.
+    """Return the task names used in the prompt or the condition, or listed in the aliases, of `task`. The set may
+    contain other names too.
     """
-    used = names_used(task.prompt)
+    used = [names_used(task.prompt), *(() if task.when is None else (condition_names(task.when)[0],))]
     aliased = chain.from_iterable((names,) if isinstance(names, str) else names for names in task.aliases.values())
-    return {*((used.names | used.results) - task.aliases.keys()), *aliased}
+    return {*(frozenset().union(*(one.names | one.results for one in used)) - task.aliases.keys()), *aliased}
 
 
 def rendered(task: Task, dag: DAG, results: Mapping[int, TaskResult]) -> str:
@@ -33,20 +35,38 @@ def rendered(task: Task, dag: DAG, results: Mapping[int, TaskResult]) -> str:
 
 def prompt_values(task: Task, dag: DAG, results: Mapping[int, TaskResult]) -> dict[str, JsonInput]:
     """Return the value of each name in the prompt of `task`. `results` maps positions to the results of done tasks."""
-    upstream = _Upstream(task, dag, results)
-    used = names_used(task.prompt)
-    values: dict[str, JsonInput] = {name: upstream.value(name) for name in used.names}
-    if "results" in values:
-        names = sorted({*task.upstream, *used.results} - task.aliases.keys(), key=dag.position)
-        values["results"] = {name: upstream.value(name) for name in [*names, *task.aliases]}
-    return values
+    upstream = _Upstream(task, dag, results, has_data="data" in task.prompt)
+    return upstream.values(names_used(task.prompt))
+
+
+def is_wanted(task: Task, dag: DAG, results: Mapping[int, TaskResult]) -> bool:
+    """Return whether the condition of `task`, if any, is true. `results` as in `rendered`. Raises PromptError."""
+    if task.when is None:
+        return True
+    upstream = _Upstream(task, dag, results, has_data="data" in task.when, missing=NoResult())
+    return is_true(task.when, upstream.values(condition_names(task.when)[0]))
 
 
 class _Upstream:
-    def __init__(self, task: Task, dag: DAG, results: Mapping[int, TaskResult]) -> None:
+    def __init__(
+        self, task: Task, dag: DAG, results: Mapping[int, TaskResult], *, has_data: bool, missing: str = ""
+    ) -> None:
         self._task = task
         self._dag = dag
         self._results = results
+        self._has_data = has_data
+        """True if the template may name the field `data` of a result."""
+        self._missing = missing
+        """The value of a task without a result."""
+
+    def values(self, used: PromptNames) -> dict[str, JsonInput]:
+        """Return the values of the names in `used`."""
+        values: dict[str, JsonInput] = {name: self.value(name) for name in used.names}
+        if "results" in values:
+            task = self._task
+            names = sorted({*task.upstream, *used.results} - task.aliases.keys(), key=self._dag.position)
+            values["results"] = {name: self.value(name) for name in [*names, *task.aliases]}
+        return values
 
     def value(self, name: str) -> JsonInput:
         """Return the value of `name`. The DAG is validated, so every name has a value."""
@@ -62,7 +82,9 @@ class _Upstream:
             return inputs[name]
         return None if name == "results" else self._result(name)
 
-    def _result(self, task_id: str) -> JsonValue:
+    def _result(self, task_id: str) -> JsonInput:
         """Return the value of a task; an empty text if the task was skipped or failed softly."""
         result = self._results.get(self._dag.position(task_id))
-        return "" if result is None or result.status is not TaskStatus.COMPLETED else result.value
+        if result is None or result.status is not TaskStatus.COMPLETED:
+            return self._missing
+        return structured(result.value) if self._has_data else result.value

@@ -24,7 +24,9 @@ class TaskStatus(StrEnum):
     FAILED = "failed"
     """All attempts failed, or the error is of a kind that is not retried."""
     SKIPPED = "skipped"
-    """The task failed with failure mode `skip`: dependents continue as after a completion with an empty result."""
+    """The task failed with failure mode `skip`, or the condition of the task (`when`) was false: dependents continue as
+    after a completion with an empty result.
+    """
     CANCELLED = "cancelled"
     """Ended before its result, with the run or by the policy."""
 

@@ -147,6 +147,11 @@ class Task:
     """
     adds_tasks: bool = False
     """True if the answer, in the shape of a plan file's `tasks`, is to be added to the run."""
+    when: str | None = None
+    """A condition, such as `{{ review.ok }} == false`. Once all tasks in `depends_on` are done, the task runs if the
+    condition is true, and is skipped if the condition is false: dependents continue as after a completion with an empty
+    result. With `for_each`, the condition of each part counts.
+    """
 
     def __post_init__(self) -> None:
         # Convert a plain text such as "soft" to the enum.

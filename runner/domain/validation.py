@@ -6,14 +6,15 @@ import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Literal, cast
 
 from plait.backends.answers.schema import schema_problem
 from plait.backends.protocol import JsonInput
 from plait.runner.domain.reachability import not_upstream
 from plait.runner.domain.task import Retry, Task
-from plait.runner.errors import Problem, nearest
+from plait.runner.errors import Problem, PromptError, nearest
 from plait.runner.prompts.base import RESERVED_NAMES, PromptNames
+from plait.runner.prompts.condition import condition_names
 from plait.runner.prompts.render import parse_names
 
 MOST_HINTS = 20
@@ -84,6 +85,23 @@ class DagParts:
     """For each task, the positions of its dependencies. `Checks.link` appends the entries of the new tasks."""
     dependents: Sequence[Sequence[int]]
     """For each task, the positions of its dependents."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Text:
+    """The prompt or the condition of a new task."""
+
+    task: Task
+    place: int
+    """The position of the task among the new tasks."""
+    field: Literal["prompt", "when"]
+
+    @property
+    def noun(self) -> str:
+        return "condition" if self.field == "when" else "prompt"
+
+    def problem(self, message: str, line: int | None = None) -> Problem:
+        return Problem(message, self.task.id, self.field, None, self.place, line)
 
 
 class Checks:
@@ -173,6 +191,8 @@ class Checks:
                 yield Problem(wrong, task.id, name, None, place)
         if not _is_text(task.prompt):
             yield Problem("the prompt has to be text, without lone surrogates", task.id, "prompt", None, place)
+        if task.when is not None and not _is_text(task.when):
+            yield Problem(f"when must be a condition in text, not {task.when!r}", task.id, "when", None, place)
         if not (_is_number(task.weight) and task.weight >= 0):
             yield Problem(f"weight must be a number from 0 up, not {task.weight!r}", task.id, "weight", None, place)
         if task.for_each is not None and (task.item is not None or task.adds_tasks):
@@ -232,28 +252,33 @@ class Checks:
 
     def _in_prompts(self) -> Iterator[Problem | _Unless]:
         for place, task in enumerate(self._tasks):
-            if not _is_text(task.prompt) or "{" not in task.prompt:
-                continue
-            used, mistakes = parse_names(task.prompt)
-            for mistake in mistakes:
-                yield Problem(str(mistake), task.id, "prompt", None, place, mistake.line)
-            for name in sorted(used.names):
-                yield from self._name_problem(task, place, name)
-            for name in sorted(used.results):
-                if name not in task.aliases:
-                    yield from self._task_name_problem(task, place, name)
-            for name in sorted(used.inputs - self._graph.inputs.keys()):
-                message = f"unknown input {name!r}{self._hint(name, self._graph.inputs)}"
-                yield Problem(message, task.id, "prompt", None, place)
+            if _is_text(task.prompt) and "{" in task.prompt:
+                yield from self._text_problems(_Text(task, place, "prompt"), *parse_names(task.prompt))
+            if _is_text(task.when):
+                yield from self._text_problems(_Text(task, place, "when"), *condition_names(task.when or ""))
+
+    def _text_problems(
+        self, text: _Text, used: PromptNames, mistakes: Sequence[PromptError]
+    ) -> Iterator[Problem | _Unless]:
+        for mistake in mistakes:
+            yield text.problem(str(mistake), mistake.line)
+        for name in sorted(used.names):
+            yield from self._name_problem(text, name)
+        for name in sorted(used.results):
+            if name not in text.task.aliases:
+                yield from self._task_name_problem(text, name)
+        for name in sorted(used.inputs - self._graph.inputs.keys()):
+            yield text.problem(f"unknown input {name!r}{self._hint(name, self._graph.inputs)}")
 
     def _in_aliases(self) -> Iterator[Problem | _Unless]:
         for place, task in enumerate(self._tasks):
             if task.aliases:
                 direct = frozenset(self._graph.dependencies[self._start + place])
-                used = parse_names(task.prompt)[0] if _is_text(task.prompt) else PromptNames()
-                whole = "results" in used.names and not used.results  # a bare `results` uses all results
+                used = [parse_names(task.prompt)[0] if _is_text(task.prompt) else PromptNames()]
+                used += [condition_names(task.when or "")[0]] if _is_text(task.when) else []
+                whole = any("results" in one.names and not one.results for one in used)  # uses all results
                 for alias, names in task.aliases.items():
-                    is_used = whole or alias in used.names or alias in used.results
+                    is_used = whole or any(alias in one.names or alias in one.results for one in used)
                     yield from self._alias_problems(place, alias, names, direct, is_used)
 
     def _alias_problems(
@@ -276,34 +301,34 @@ class Checks:
                 )
                 yield _Unless((target, self._start + place), apart, behind, used)
 
-    def _name_problem(self, task: Task, place: int, name: str) -> Iterator[Problem | _Unless]:
+    def _name_problem(self, text: _Text, name: str) -> Iterator[Problem | _Unless]:
+        task = text.task
         if name in task.aliases or name in self._graph.inputs or name in {"inputs", "results"}:
             return
         if name == "item":
             if task.item is None and task.for_each is None:
-                yield Problem("{{ item }} has a value only in a task with for_each", task.id, "prompt", None, place)
+                yield text.problem("{{ item }} has a value only in a task with for_each")
             return
-        yield from self._task_name_problem(task, place, name)
+        yield from self._task_name_problem(text, name)
 
-    def _task_name_problem(self, task: Task, place: int, name: str) -> Iterator[Problem | _Unless]:
+    def _task_name_problem(self, text: _Text, name: str) -> Iterator[Problem | _Unless]:
+        task, uses = text.task, f"the {text.noun} uses {{{{ {name} }}}}"
         if name not in self._positions:
             known = [*task.upstream, *task.aliases, *self._graph.inputs]
-            message = f"the prompt uses {{{{ {name} }}}}, which is neither a task nor an input{self._hint(name, known)}"
-            yield Problem(message, task.id, "prompt", None, place)
+            yield text.problem(f"{uses}, which is neither a task nor an input{self._hint(name, known)}")
         elif name == task.id:
-            yield Problem(uses_itself(name), task.id, "prompt", None, place)
-        elif (target := self._positions[name]) not in self._graph.dependencies[self._start + place]:
-            what = f"the prompt uses {{{{ {name} }}}}, but {name!r}"
-            apart = Problem(f"{what} is not upstream; add it to depends_on", task.id, "prompt", None, place)
-            behind = f"{what} depends on this task; reverse one of the two dependencies"
-            pair = target, self._start + place
+            yield text.problem(uses_itself(name, text.noun))
+        elif (target := self._positions[name]) not in self._graph.dependencies[self._start + text.place]:
+            apart = text.problem(f"{uses}, but {name!r} is not upstream; add it to depends_on")
+            behind = f"{uses}, but {name!r} depends on this task; reverse one of the two dependencies"
+            pair = target, self._start + text.place
             yield _Unless(pair, apart, replace(apart, message=behind))
 
 
-def uses_itself(name: str) -> str:
-    """Return the message for a prompt that uses the result of its own task."""
+def uses_itself(name: str, noun: str = "prompt") -> str:
+    """Return the message for a prompt or a condition, as `noun` says, that uses the result of its own task."""
     own = "the result of its own task, which does not exist before the task ends"
-    return f"the prompt uses {{{{ {name} }}}}, {own}; name another task"
+    return f"the {noun} uses {{{{ {name} }}}}, {own}; name another task"
 
 
 def _is_number(value: object) -> bool:

@@ -212,15 +212,17 @@ class Executor:
         return new_events
 
     def _take(self, new_events: list[events.Event]) -> list[Attempt]:
-        """Expand and gather lists and give out every free slot. Return the attempts; add the events to `new_events`."""
+        """Decide conditions, expand and gather lists, and give out every free slot. Return the attempts; add the events
+        to `new_events`.
+        """
         attempts: list[Attempt] = []
-        self._take_for_each(new_events)
+        self._take_slotless(new_events)
         while self.ended_by is None and (position := self._scheduler.take()) is not None:
             if reused := self._outcomes.reuse(position):
                 if position in self._scheduler.rates.reserved:
                     self._scheduler.rates.give_back(position)
                 new_events += [*reused, *self._call_policy(self._tasks[position].id)]
-                self._take_for_each(new_events)
+                self._take_slotless(new_events)
                 continue
             attempt = self._attempt_runner.begin(position)
             attempts.append(attempt)
@@ -239,20 +241,23 @@ class Executor:
             self._throttling.limited(self._scheduler.rates.waiting())
         return attempts
 
-    def _take_for_each(self, new_events: list[events.Event]) -> None:
-        while self.ended_by is None and (position := self._scheduler.take_for_each()) is not None:
-            new_events += self._expand_or_gather(position)
+    def _take_slotless(self, new_events: list[events.Event]) -> None:
+        while self.ended_by is None and (position := self._scheduler.take_slotless()) is not None:
+            new_events += self._decide_or_expand(position)
 
     def _take_offered(self) -> None:
         """Take tasks, because another run has set a slot free or a backend may be called again."""
         if self.ended_by is None and not self._closed:
             self._step([])
 
-    def _expand_or_gather(self, position: int) -> list[events.Event]:
-        """Expand the task with `for_each` into its parts, or, once all parts are done, gather their results."""
-        new_events = self._outcomes.expand_or_gather(position)
+    def _decide_or_expand(self, position: int) -> list[events.Event]:
+        """Decide the condition of a task. Expand a task with `for_each` into its parts, or, once all parts are done,
+        gather their results.
+        """
+        is_list = self._tasks[position].for_each is not None
+        new_events = (self._outcomes.expand_or_gather if is_list else self._outcomes.decide)(position)
         if self._state.statuses[position] in TASK_DONE:
-            new_events += self._call_policy(self._state.dag.tasks[position].id)
+            new_events += self._call_policy(self._tasks[position].id)
         return new_events
 
     def _expire(self, position: int) -> None:

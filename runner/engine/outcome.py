@@ -18,7 +18,7 @@ from plait.runner.domain import events
 from plait.runner.domain.conversation import Continuation, correction_prompt, invalid_tasks_error
 from plait.runner.domain.question import Asking, Way
 from plait.runner.domain.status import TASK_DONE, RunStatus, TaskStatus
-from plait.runner.domain.task import FailureMode, at_most_once_question, failed_status
+from plait.runner.domain.task import FailureMode, Task, at_most_once_question, failed_status
 from plait.runner.engine.attempt import Attempt, RunContext
 from plait.runner.engine.backend_call import CallOutcome
 from plait.runner.engine.for_each import ForEachExpander
@@ -26,7 +26,7 @@ from plait.runner.engine.growth import Growth
 from plait.runner.engine.policy_driver import PolicyState
 from plait.runner.engine.retry import deserves_retry, retry_delay
 from plait.runner.engine.throttling import pause_of
-from plait.runner.errors import DAGError
+from plait.runner.errors import DAGError, PromptError
 from plait.runner.log import logger
 from plait.runner.scheduling.scheduler import Scheduler
 from plait.runner.scheduling.slots import Pause
@@ -39,8 +39,13 @@ conversation. After the last, the attempt fails.
 """
 GATHERING = "for_each"
 """The backend name in the events of a task with `for_each`, which only gathers results."""
+DECIDING = "when"
+"""The backend name in the events of a task with a condition that is false, or cannot be evaluated."""
+CONDITION = "condition"
+"""The kind of error of a task with a condition that is false."""
 REUSED = "reused from "
 """The beginning of the backend name in the events of a task with an answer of an earlier run; the run's id follows."""
+_LONGEST_CONDITION = 300
 _TOO_LATE_TO_ASK = (
     "a task marked at_most_once cannot call ask(): after the answer the task's code would run a second time; "
     "call ask() in an earlier task"
@@ -224,12 +229,35 @@ class OutcomeHandler:
                 return []
             return self._end_for_each(position, BackendError(ErrorKind.INVALID_REQUEST, str(error)[:2000]))
 
+    def decide(self, position: int) -> list[events.Event]:
+        """Make the task at `position`, which holds no slot, eligible if the task's condition is true; skip the task if
+        the condition is false, and fail the task if the condition cannot be evaluated. Return the events.
+        """
+        task = self._state.dag.tasks[position]
+        try:
+            is_wanted = self._state.is_wanted(task)
+        except PromptError as error:
+            message = f"the condition {_shown(task)} cannot be evaluated: {error}"
+            return self._fail_without_slot(position, DECIDING, BackendError(ErrorKind.INVALID_REQUEST, message[:2000]))
+        if is_wanted:
+            self._scheduler.admit(position)
+            return []
+        started = self._state.start(position, self._stamp(), DECIDING)
+        skipped = self._state.skip(position, self._stamp(), CONDITION, f"{_shown(task)} is false")
+        self._scheduler.finish_without_slot(position, skipped.status)
+        self._log.info("task_skipped", task=task.id)
+        return [started, skipped]
+
+    def _fail_without_slot(self, position: int, backend: str, error: BackendError) -> list[events.Event]:
+        started = self._state.start(position, self._stamp(), backend)
+        failed = self.fail(position, error)
+        self._scheduler.finish_without_slot(position, failed.status)
+        return [started, failed]
+
     def _end_for_each(self, position: int, outcome: JsonValue | BackendError) -> list[events.Event]:
-        started = self._state.start(position, self._stamp(), GATHERING)
         if isinstance(outcome, BackendError):
-            failed = self.fail(position, outcome)
-            self._scheduler.finish_without_slot(position, failed.status)
-            return [started, failed]
+            return self._fail_without_slot(position, GATHERING, outcome)
+        started = self._state.start(position, self._stamp(), GATHERING)
         text = to_json(outcome)
         completed = self._state.complete(position, self._stamp(), Reply(text, outcome), text)
         self._scheduler.finish_without_slot(position, TaskStatus.COMPLETED)
@@ -242,6 +270,12 @@ class OutcomeHandler:
         failed = self._state.fail(position, self._stamp(), error, duration, messages)
         self._log.info("task_failed", task=failed.task_id, error_kind=failed.error_kind, status=failed.status.value)
         return failed
+
+
+def _shown(task: Task) -> str:
+    """Return the condition of `task` in one line, cut to a length for a message."""
+    condition = " ".join((task.when or "").split())
+    return condition if len(condition) <= _LONGEST_CONDITION else f"{condition[:_LONGEST_CONDITION]}..."
 
 
 def _continuation_after(attempt: Attempt, error: BackendError) -> Continuation | None:

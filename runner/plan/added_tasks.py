@@ -23,6 +23,7 @@ from plait.runner.plan.tasks import make_task
 from plait.runner.prompts.plain import check_plain
 
 _LONGEST_NAME = 64
+_NO_CONDITION = "an added task has no condition; leave `when` out, and add the task only if it is to run"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,9 @@ def read_added(specs: Sequence[object]) -> AddedTasks:
         if mistake := check_plain(task.prompt):
             found.append(replace(_at(place, names, str(mistake)), field="prompt", line=mistake.line))
             tasks[place] = replace(task, prompt="")
+        if task.when is not None:
+            found.append(replace(_at(place, names, _NO_CONDITION), field="when"))
+            tasks[place] = replace(tasks[place], when=None)
     return AddedTasks(tasks, found, lost, names)
 
 

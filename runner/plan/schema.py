@@ -172,6 +172,10 @@ class TaskPart(_Part):
     """The prompt for the backend: a template, in which {{ other }} is the result of the upstream task `other`."""
     depends_on: Ids = Field(default_factory=list[str])
     """Tasks to be done before: an id or a list of ids."""
+    when: str | None = None
+    """A condition such as "{{ review.ok }} == false": if false once the dependencies are done, the task is skipped, and
+    dependents continue as after a completion with an empty result.
+    """
     backend: str | None = None
     """The name of a backend under `backends`. Default: defaults.backend."""
     continues: str | None = None

@@ -19,10 +19,11 @@ from plait.runner.plan.for_each import MAX_EDGES, Families, Member
 from plait.runner.plan.messages import describe
 from plait.runner.plan.schema import MAX_MADE, DefaultsPart, FollowUpPart, PlanPart, StepPart, TaskPart
 from plait.runner.plan.source import Source
+from plait.runner.prompts.condition import condition_names
 from plait.runner.prompts.render import parse_names
 
 _MOST_FIELDS = 20
-_USED = re.compile(r"the prompt uses \{\{ (\S+) \}\}")
+_USED = re.compile(r"the (?:prompt|condition) uses \{\{ (\S+) \}\}")
 
 
 class PlanTasks:
@@ -87,7 +88,8 @@ class PlanTasks:
             known = problem.field in {"aliases", "output_schema"}
             if first and not known and not (index in lost and "not upstream" in problem.message):
                 path: Path = ("tasks", index, *((problem.field,) if problem.field else ()))
-                line = problem.line or line_in(self._parts[index].prompt, problem.message)
+                text = self._parts[index].when if problem.field == "when" else self._parts[index].prompt
+                line = problem.line or line_in(text or "", problem.message)
                 self._complain(path, self._with_family_name(problem), line=line)
 
     def _complain(self, path: Path, message: str, *, line: int | None = None) -> None:
@@ -148,7 +150,7 @@ class PlanTasks:
             self._complain(path, f"unknown input or task {name!r}{hint}")
         elif isinstance(value, list) and value and None not in value:
             self._items[name] = value
-            self._check_fields(index, part.prompt, name, value)
+            self._check_fields(index, part, name, value)
         elif isinstance(value, list):
             what = f"element {value.index(None) + 1} of input {name!r} is null" if value else f"input {name!r} is empty"
             self._complain(path, f"for_each needs at least one element and no null, but {what}")
@@ -158,23 +160,22 @@ class PlanTasks:
             message = f"input {part.id!r} is also the id of a task; rename the input"
             self._complain(("inputs", part.id), message)
 
-    def _check_fields(self, index: int, prompt: str, name: str, elements: list[JsonValue]) -> None:
-        """Report fields that no element has. A field of some elements may be missing from others."""
-        needed = parse_names(prompt)[0].item
-        if not needed:
-            return
+    def _check_fields(self, index: int, part: TaskPart, name: str, elements: list[JsonValue]) -> None:
+        """Report fields of `item` that no element has. A field of some elements may be missing from others."""
         if name not in self._fields:
             self._fields[name] = {key: None for element in elements if isinstance(element, dict) for key in element}
         fields = self._fields[name]
         more = ", ..." if len(fields) > _MOST_FIELDS else ""
         have = ", ".join(map(describe, list(fields)[:_MOST_FIELDS])) + more if fields else "no fields"
-        for field in sorted(needed - fields.keys()):
-            used = f"item.{field}" if field.isidentifier() else f"item[{field!r}]"
-            message = f"the prompt uses {{{{ {used} }}}}, but no element of input {name!r} has that field"
-            line = line_in(prompt, message)
-            self._complain(
-                ("tasks", index, "prompt"), f"{message}; they have {have}{nearest(field, fields)}", line=line
-            )
+        texts = [("prompt", "prompt", part.prompt, parse_names(part.prompt)[0])]
+        if part.when is not None:
+            texts.append(("when", "condition", part.when, condition_names(part.when)[0]))
+        for key, noun, text, used in texts:
+            for field in sorted(used.item - fields.keys()):
+                path = f"item.{field}" if field.isidentifier() else f"item[{field!r}]"
+                message = f"the {noun} uses {{{{ {path} }}}}, but no element of input {name!r} has that field"
+                line = line_in(text, message)
+                self._complain(("tasks", index, key), f"{message}; they have {have}{nearest(field, fields)}", line=line)
 
     def _check_role(self, index: int, part: TaskPart) -> None:
         if part.role is not None and part.metadata.get("role", part.role) != part.role:
@@ -198,12 +199,12 @@ class PlanTasks:
         """Return the message with the name of the family. The graph contains only members, while the prompt names the
         family.
         """
-        used = _USED.search(problem.message)
+        used, noun = _USED.search(problem.message), "condition" if problem.field == "when" else "prompt"
         named = self._by_id.get(used[1]) if used else None
         if used and named is not None and named.for_each in self._items and "neither a task nor" in problem.message:
             if problem.position is not None and self._parts[self._origins[problem.position][0]].id == used[1]:
-                return uses_itself(used[1])
-            return f"the prompt uses {{{{ {used[1]} }}}}, but {used[1]!r} is not upstream; add it to depends_on"
+                return uses_itself(used[1], noun)
+            return f"the {noun} uses {{{{ {used[1]} }}}}, but {used[1]!r} is not upstream; add it to depends_on"
         return problem.message
 
 
@@ -239,6 +240,7 @@ def make_task(
         timeout=timeout,
         output_schema=part.output_schema or asks_for,
         weight=part.weight,
+        when=part.when,
         item=member.item,
         aliases=member.aliases,
         metadata=part.metadata if part.role is None else {**part.metadata, "role": part.role},

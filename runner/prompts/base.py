@@ -36,6 +36,36 @@ class PromptNames:
     """The fields of `item` without which the prompt cannot be rendered, whatever the other values are."""
 
 
+class NoResult(str):
+    """The result of a task that was skipped or failed softly, for a condition: an empty text, of which every field is
+    an empty text too, and which is neither less nor greater than any value.
+    """
+
+    __slots__ = ()
+
+    def __lt__(self, _other: object) -> bool:
+        return False
+
+    __le__ = __gt__ = __ge__ = __lt__
+
+
+class _FieldsOfResult(dict[str, Any]):
+    """A structured result: see `structured`."""
+
+
+class _ListOfResult(list[Any]):
+    """A structured result: see `structured`."""
+
+
+def structured(value: JsonInput) -> JsonInput:
+    """Return the result `value` of a task for use in a template. A mapping or a list is its own field `data`, unless it
+    has a field of that name, as `data` is the name of a structured result in Python.
+    """
+    if isinstance(value, Mapping):
+        return _FieldsOfResult(value)
+    return _ListOfResult(value) if isinstance(value, list | tuple) else value
+
+
 def text_of(value: object) -> str:
     """Return `value` as a prompt shows it: text unchanged, None as nothing, everything else as JSON."""
     if isinstance(value, str):
@@ -53,6 +83,10 @@ def field_of(value: Any, key: object) -> Any:
 
     Raise LookupError with the end of a sentence that starts with the name of the value.
     """
+    if isinstance(value, NoResult):
+        return value
+    if key == "data" and isinstance(value, _FieldsOfResult | _ListOfResult) and "data" not in value:
+        return value
     if isinstance(value, Mapping):
         fields = cast("Mapping[object, Any]", value)
         if isinstance(key, str) and key in fields:

@@ -16,6 +16,7 @@ from typing import Any
 
 from jinja2 import StrictUndefined, TemplateSyntaxError, nodes, pass_context, pass_environment
 from jinja2.filters import make_attrgetter
+from jinja2.parser import Parser
 from jinja2.runtime import Context, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -45,23 +46,28 @@ _A_VALUE = "the value"
 
 
 class Template:
-    """A parsed and checked prompt; a prompt with `mistakes` cannot be rendered."""
+    """A parsed and checked prompt; a prompt with `mistakes` cannot be rendered. With `is_condition` the text is an
+    expression, rendered as its value.
+    """
 
     names: PromptNames
     mistakes: Sequence[PromptError]
 
-    def __init__(self, prompt: str) -> None:
+    def __init__(self, prompt: str, *, is_condition: bool = False) -> None:
         self._lines = prompt.splitlines()
+        self._whole = " ".join(self._lines) if is_condition else None
+        """The text of a condition, whose lines are one statement."""
+        noun = "condition" if is_condition else "prompt"
         try:
-            tree = _environment().parse(prompt)
+            tree = _parse_expression(prompt) if is_condition else _environment().parse(prompt)
             self.names, self.mistakes = check_template(tree, prompt, _functions())
             self._compiled = None if self.mistakes else _compile(tree)
         except TemplateSyntaxError as error:
-            raise _syntax(prompt, error) from error
+            raise _syntax(prompt, error, is_condition=is_condition) from error
         except (RecursionError, MemoryError, SyntaxError) as error:
-            raise PromptError("the prompt is nested too deep; make it simpler") from error
+            raise PromptError(f"the {noun} is nested too deep; make it simpler") from error
         except (ValueError, ArithmeticError, TypeError) as error:  # such as a number of 5,000 digits
-            raise PromptError(f"the prompt cannot be read: {error}") from error
+            raise PromptError(f"the {noun} cannot be read: {error}") from error
 
     def render(self, values: Mapping[str, JsonInput], limit: int) -> str:
         """Return the prompt with `values`. Raise PromptError as `plait.runner.prompts.render.render` does."""
@@ -84,7 +90,8 @@ class Template:
             return unknown_name(unknown[1], values)
         if line and (field := re.match(rf"{_A_VALUE} .*?no (?:field )?'?(-?\w+)", message)):
             # The expression in front of the field, as its author wrote it.
-            owner = re.search(rf"(\b\w+ (?:{STEP})*?) [.\[]['\"]?{field[1]}\b", self._lines[line - 1], re.VERBOSE)
+            text = self._whole or self._lines[line - 1]
+            owner = re.search(rf"(\b\w+ (?:{STEP})*?) [.\[]['\"]?{field[1]}\b", text, re.VERBOSE)
             return message.replace(_A_VALUE, owner[1], 1) if owner else message
         return message
 
@@ -133,12 +140,32 @@ def _compile(tree: nodes.Template) -> Any:
     return environment.template_class.from_code(environment, code, _functions())
 
 
-def _syntax(prompt: str, error: TemplateSyntaxError) -> PromptError:
+def _parse_expression(text: str) -> nodes.Template:
+    """Return a template that writes the value of the expression `text`. Raise TemplateSyntaxError."""
+    parser = Parser(_environment(), text, state="variable")
+    expression = parser.parse_expression()
+    if not parser.stream.eos:
+        raise TemplateSyntaxError(
+            f"{parser.stream.current.value!r} follows a whole expression", parser.stream.current.lineno
+        )
+    output = nodes.Output([expression], lineno=expression.lineno)
+    tree = nodes.Template([output], lineno=1)
+    tree.set_environment(_environment())
+    return tree
+
+
+def _syntax(prompt: str, error: TemplateSyntaxError, *, is_condition: bool) -> PromptError:
     numbered = _NUMBERED.search(prompt)
     if numbered:
         message = f"{{{{ {numbered[1]} }}}} begins with a digit, so it is no plain name; {by_key(numbered[1])}"
         return PromptError(message, prompt.count("\n", 0, numbered.start()) + 1)
     message = (error.message or "it cannot be read").rstrip(".")
+    if is_condition:
+        message = message.replace("'end of template'", "end").replace("end of template", "end")
+        example = "{{ review.ok }} == false and {{ draft }} != 'none'"
+        return PromptError(
+            f"the condition cannot be read: {message}; write a comparison such as {example}", error.lineno
+        )
     advice = "to write two braces as they are, use {{ '{{' }}"
     return PromptError(f"the template cannot be read: {message}; {advice}", error.lineno)
 

@@ -1,4 +1,6 @@
-"""Queue of the `for_each` tasks of a run: ready for expansion or for collecting results. Pure.
+"""Queue of the tasks of a run that are ready for a step without a slot. Pure.
+
+The steps are the expansion of a `for_each` task, the collection of its results, and the decision of a condition.
 
 The queue also decides whether a task waits for a `for_each` task itself, or only its parts wait for the other parts.
 """
@@ -19,7 +21,7 @@ class ForEachQueue:
         self._put_back: set[int] = set()
         """Tasks that could not be expanded and wait for all dependencies before failing."""
         self.ready: deque[int] = deque()
-        """Positions of the ready tasks, in order."""
+        """Positions of the ready tasks, tasks with a condition included, in order."""
 
     def take(self, dropped: Collection[int]) -> int | None:
         """Remove and return the position of the next ready task; None if there is none."""

@@ -6,8 +6,9 @@ person), or done. Only `take` assigns slots, and only `finish`, `set_aside` and 
 by construction. All steps are O(log n), except that `finish` is linear in the number of dependents. A dropped task
 stays in its heap until it reaches the top and is then removed at once; a non-empty heap therefore has a task to start.
 
-A `for_each` task calls no backend and needs no slot. A separate queue (`take_for_each`) returns the task twice: first
-for expansion into parts, and after the end of all parts for collecting their results.
+A `for_each` task calls no backend and needs no slot. A separate queue (`take_slotless`) returns the task twice: first
+for expansion into parts, and after the end of all parts for collecting their results. The same queue returns each task
+with a condition once, when all dependencies are done; `admit` then makes the task eligible.
 """
 
 from __future__ import annotations
@@ -72,6 +73,8 @@ class Scheduler:
         self._alone = frozenset(initial.alone)
         self._alone_heap: list[tuple[float, int]] = []
         self._dropped: set[int] = set()
+        self._admitted: set[int] = set()
+        """Tasks with a condition that is true."""
         self._exclusive: set[int] = set()
         """Running tasks that must run alone: at most one, or several held at the start."""
         self._missing = [len(dag.needed(position)) for position in range(len(dag))]
@@ -142,9 +145,18 @@ class Scheduler:
         self._missing[position] = self._count(position, statuses)
         return self._missing[position] > 0
 
-    def take_for_each(self) -> int | None:
-        """Return the next ready `for_each` task; None if there is none. The task holds no slot."""
+    def take_slotless(self) -> int | None:
+        """Return the next ready `for_each` task or task with an undecided condition; None if there is none. The task
+        holds no slot.
+        """
         return self._for_each.take(self._dropped)
+
+    def admit(self, position: int) -> None:
+        """Make the task at `position` eligible, after `take_slotless` and the decision that its condition is true. The
+        task stays admitted.
+        """
+        self._admitted.add(position)
+        self._push(position)
 
     def take(self) -> int | None:
         """Return the next task to start and assign a slot to it. Return None if no task is eligible or no slot is
@@ -374,7 +386,8 @@ class Scheduler:
         return status is TaskStatus.SKIPPED
 
     def _push(self, position: int) -> None:
-        if self._dag.tasks[position].for_each is not None:
+        task = self._dag.tasks[position]
+        if task.for_each is not None or (task.when is not None and position not in self._admitted):
             self._for_each.ready.append(position)
             return
         heap = self._alone_heap if position in self._alone else self._queue_of[position].heap

@@ -276,7 +276,7 @@ def _spec(task: Task) -> str:
         spec["aliases"] = task.aliases
     if task.metadata:
         spec["metadata"] = task.metadata
-    for name in ("at_most_once", "for_each", "adds_tasks"):
+    for name in ("at_most_once", "for_each", "adds_tasks", "when"):
         if kept := getattr(task, name):
             spec[name] = kept
     return to_json(spec) if spec else "{}"

@@ -16,7 +16,7 @@ from plait.backends.protocol import NO_USAGE, JsonValue, Reply, Usage
 from plait.persistence.records import TaskRecord
 from plait.runner.domain.conversation import Continuation, History
 from plait.runner.domain.dag import DAG
-from plait.runner.domain.prompt_values import rendered
+from plait.runner.domain.prompt_values import is_wanted, rendered
 from plait.runner.domain.question import AnsweredQuestion, Asking, Way, answers_of, asking_of
 from plait.runner.domain.result import ResumeSummary, RunResult, TaskResult
 from plait.runner.domain.status import TASK_DONE, TASK_STATUSES, RunStatus, TaskStatus
@@ -216,6 +216,10 @@ class ReadableState:
     def prompt(self, task: Task) -> str:
         """Return the task's rendered prompt. Raise PromptError if rendering fails."""
         return rendered(task, self.dag, self._results)
+
+    def is_wanted(self, task: Task) -> bool:
+        """Return whether the task's condition, if any, is true. Raise PromptError if the evaluation fails."""
+        return is_wanted(task, self.dag, self._results)
 
     def result(
         self, run_id: str, status: RunStatus, error: str | None = None, resume_summary: ResumeSummary | None = None

@@ -145,6 +145,7 @@ def answer_key(
         prompt,
         task.output_schema,
         task.metadata,
+        task.when,
         name,
         backend_keys[name],
         prefix,

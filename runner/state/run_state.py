@@ -6,6 +6,7 @@ returns the event of the move:
 
     start                               pending -> running
     complete, fail                      running or waiting_input -> completed; failed or skipped
+    skip                                running -> skipped
     retry, interrupt                    running -> pending
     wait_for_answer, wait_for_decision  running -> waiting_input
     answer                              waiting_input -> pending
@@ -133,6 +134,13 @@ class RunState(ReadableState):
         )
         message, usage, traceback = error.message, error.usage, error.traceback
         return events.TaskFailed(at, task.id, number, status, kind, message, duration_s, usage, messages, traceback)
+
+    def skip(self, position: int, at: str, error_kind: str, reason: str) -> events.TaskFailed:
+        """Skip the running task, whatever the failure mode. The task does not count as executed by this process."""
+        task_id, number, status = self.dag.tasks[position].id, self._attempts[position], TaskStatus.SKIPPED
+        self._finish(position, TaskResult(task_id, status, error_kind=error_kind, error=reason, attempts=number))
+        self._started.discard(position)
+        return events.TaskFailed(at, task_id, number, status, error_kind, reason, 0.0)
 
     def cancel(self, position: int, at: str) -> events.TaskCancelled:
         """Cancel the unfinished task. The cost of an attempt under way is the cost reported so far."""

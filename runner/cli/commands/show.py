@@ -360,6 +360,7 @@ def _print_task(run: RunRecord, task: TaskRecord, messages: Sequence[MessageReco
     _print_field("model", task.spent.model)
     _print_field("after", ", ".join(task.depends_on))
     _print_field("continues", _continued(task))
+    _print_field("when", json.loads(task.spec).get("when"))
     _print_field("added by", task.added_by)
     _print_field("session", task.session_id)
     _print_field("time", seconds(task.duration_s))

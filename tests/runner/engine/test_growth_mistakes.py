@@ -45,6 +45,10 @@ WRONG = {
         plan(spec("a", "{{ x | upper }}", depends_on=["x"])),
         "no other template syntax, such as {{ x | upper }};",
     ),
+    "condition": (
+        plan(spec("a", when="{{ x }} == 1", depends_on=["x"])),
+        "task 'a': an added task has no condition; leave `when` out, and add the task only if it is to run",
+    ),
     "id with a dash": (plan(spec("a", "{{ my-x }}")), 'write {{ results["my-x"] }} for a task'),
     "field that nothing is called": (plan(spec("a", "{{ y.z }}")), "uses {{ y }}, but 'y' is not upstream"),
     "broken template": (plan(spec("a", "{{ x", depends_on=["x"])), "'a'"),

@@ -54,6 +54,38 @@ CASES = {
         "a -> b -> c -> a",
     ),
     "itself": (tasks('{id: a, prompt: "", depends_on: a}'), 2, "tasks[0].depends_on", "a -> a"),
+    "unknown task in a condition": (
+        tasks('{id: facts, prompt: ""}', '{id: b, prompt: "", depends_on: facts, when: "{{ fatcs.ok }}"}'),
+        3,
+        "tasks[1].when",
+        "the condition uses {{ fatcs }}, which is neither a task nor an input; did you mean 'facts'?",
+    ),
+    "unknown task in a condition of several lines": (
+        "tasks:\n- {id: a, prompt: ''}\n- id: b\n  prompt: ''\n  when: |\n    true\n    and {{ c }} == 1\n",
+        7,
+        "tasks[1].when",
+        "the condition uses {{ c }}",
+    ),
+    "unreadable condition": (
+        tasks('{id: a, prompt: "", when: "1 = 2"}'),
+        2,
+        "tasks[0].when",
+        "the condition cannot be read: '=' follows a whole expression; write a comparison such as",
+    ),
+    "condition that is no text": (tasks('{id: a, prompt: "", when: true}'), 2, "tasks[0].when", "text"),
+    "field of no element in a condition": (
+        "inputs: {rows: [{a: 1}]}\n" + tasks('{id: a, prompt: "", for_each: rows, when: "{{ item.b }} == 1"}'),
+        3,
+        "tasks[0].when",
+        "the condition uses {{ item.b }}, but no element of input 'rows' has that field; they have 'a'",
+    ),
+    "condition over a family that is not upstream": (
+        "inputs: {rows: [1, 2]}\n"
+        + tasks('{id: f, prompt: "", for_each: rows}', '{id: b, prompt: "", when: "{{ f | length }} > 1"}'),
+        4,
+        "tasks[1].when",
+        "the condition uses {{ f }}, but 'f' is not upstream; add it to depends_on",
+    ),
     "undefined name": (
         "tasks:\n- id: a\n  prompt: |\n    one\n    {{ tpoic }}\n",
         5,

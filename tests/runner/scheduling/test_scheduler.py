@@ -157,7 +157,7 @@ def test_what_is_dropped_is_never_given_out_and_does_not_keep_the_run_from_its_e
     plan.finish(3, DONE)
     assert not plan.exhausted, "the task with for_each is to be unfolded"
     plan.drop(5)
-    assert (plan.take_for_each(), plan.take(), plan.exhausted) == (None, None, True)
+    assert (plan.take_slotless(), plan.take(), plan.exhausted) == (None, None, True)
 
 
 def test_what_was_to_run_alone_is_dropped_too() -> None:
