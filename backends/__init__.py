@@ -14,6 +14,7 @@ from plait.backends.function import FunctionBackend, as_backend
 from plait.backends.prices import Billing, Price
 from plait.backends.protocol import (
     NO_USAGE,
+    AdjustableBackend,
     Allowance,
     Answer,
     Backend,
@@ -26,6 +27,7 @@ from plait.backends.protocol import (
     JsonInput,
     JsonValue,
     Message,
+    ModelOptions,
     Output,
     Question,
     Reply,
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
 __all__ = [
     "NO_USAGE",
     "AcpBackend",
+    "AdjustableBackend",
     "Allowance",
     "Answer",
     "AnthropicBackend",
@@ -73,6 +76,7 @@ __all__ = [
     "LoadBalancedBackend",
     "LocalBackend",
     "Message",
+    "ModelOptions",
     "OpenAIBackend",
     "Output",
     "PersonBackend",

@@ -5,7 +5,7 @@ The module holds plain frozen values and protocols only, and imports no SDK.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import field
 from pathlib import Path
@@ -175,6 +175,30 @@ class Allowance:
 
 
 @value
+class ModelOptions:
+    """Settings of the model for a single task. None stands for the backend's own setting."""
+
+    model: str | None = None
+    """Name of the model."""
+    system: str | None = None
+    """System prompt, in place of the backend's own."""
+    temperature: float | None = None
+    """Sampling temperature, from 0."""
+
+    def over(self, own: ModelOptions) -> ModelOptions:
+        """Return these settings, completed by the backend's `own`."""
+        return ModelOptions(
+            own.model if self.model is None else self.model,
+            own.system if self.system is None else self.system,
+            own.temperature if self.temperature is None else self.temperature,
+        )
+
+
+OWN_OPTIONS = ModelOptions()
+"""The options of a task that leaves all settings to its backend."""
+
+
+@value
 class ConversationRequest:
     """Everything a backend may need to open a conversation."""
 
@@ -223,6 +247,8 @@ class ConversationRequest:
     """Callback for the limits that the server reports. Never blocks, never raises. None if nobody needs the limits."""
     traceparent: str | None = None
     """The W3C trace context of the attempt, for a process that sends spans of its own. None if no trace can be made."""
+    options: ModelOptions = OWN_OPTIONS
+    """Settings of the task, limited to the `AdjustableBackend.adjustable` of the backend."""
 
 
 class Conversation(Protocol):
@@ -296,6 +322,16 @@ class ReusableBackend(Backend, Protocol):
 
     def answer_key(self) -> JsonValue:
         """Return the settings that determine an answer, such as the model: no keys, time limits or concurrency."""
+        ...
+
+
+@runtime_checkable
+class AdjustableBackend(Backend, Protocol):
+    """A backend that takes settings of a single task (`ConversationRequest.options`)."""
+
+    @property
+    def adjustable(self) -> Collection[str]:
+        """The settings that a task may have: names of fields of `ModelOptions`."""
         ...
 
 

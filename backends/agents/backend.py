@@ -13,7 +13,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Literal
 from uuid import uuid4
@@ -66,6 +66,8 @@ class CliBackend(ABC):
     """Usual name of the command."""
     install: ClassVar[str]
     """Shell command to install the agent."""
+    adjustable: ClassVar[frozenset[str]] = frozenset({"model", "system"})
+    """The settings that a task may have in place of the backend's: see `AdjustableBackend`."""
     chooses_session: ClassVar[bool]
     """Whether the agent accepts a session id chosen by the caller."""
     can_fork: ClassVar[bool]
@@ -97,11 +99,13 @@ class CliBackend(ABC):
         """
         if not request.attaches:
             self.check()
+        own = {name: kept for name in self.adjustable if (kept := getattr(request.options, name)) is not None}
+        program = replace(self, **own) if own else self
         if request.files is not None:
-            yield self.conversation(request, request.files)
+            yield program.conversation(request, request.files)
             return
         with scratch() as folder:
-            yield self.conversation(request, Files(folder / "turn" / "1", folder / "sessions"))
+            yield program.conversation(request, Files(folder / "turn" / "1", folder / "sessions"))
 
     def conversation(self, request: ConversationRequest, files: Files) -> CliConversation:
         """Return a conversation that uses `files`."""

@@ -16,7 +16,7 @@ from plait.backends.llm.native_schema import native_schema
 from plait.backends.llm.server_errors import broken_off, no_answer
 from plait.backends.llm.sse import ServerEvent
 from plait.backends.prices import Billing
-from plait.backends.protocol import ConversationRequest, JsonValue, Message, Output, Usage
+from plait.backends.protocol import ConversationRequest, JsonValue, Message, ModelOptions, Output, Usage
 from plait.backends.text import clean_text, one_line
 
 DEFAULT_MODEL = "claude-haiku-4-5"
@@ -66,7 +66,7 @@ class AnthropicBackend(RemoteBackend):
         self, client: Client, request: ConversationRequest, messages: Sequence[Message], spent: StreamUsage
     ) -> Message:
         url = self._server.url_of("/v1/messages")
-        texts = [self._system(messages), *(turn.content for turn in _turns(messages))]
+        texts = [_system(self._options(request), messages), *(turn.content for turn in _turns(messages))]
         async with self._sharing(request, texts, repeats=len(messages) > len(request.history) + 1) as shared:
             build = partial(self._request, request, messages, 0 if shared is None else shared.length)
             answer = _Answer(request, spent, self._server, url, shared)
@@ -78,9 +78,8 @@ class AnthropicBackend(RemoteBackend):
         key = {"x-api-key": server.key} if server.key else {}
         return {"anthropic-version": _VERSION, **key}
 
-    def _system(self, messages: Sequence[Message]) -> str:
-        texts = [self.system or "", *(message.content for message in messages if message.role == "system")]
-        return "\n\n".join(clean_text(text) for text in texts if text)
+    def _options(self, request: ConversationRequest) -> ModelOptions:
+        return request.options.over(ModelOptions(self.model or DEFAULT_MODEL, self.system, self.temperature))
 
     def _request(
         self, request: ConversationRequest, messages: Sequence[Message], shared: int, avoided: Set[str]
@@ -88,16 +87,17 @@ class AnthropicBackend(RemoteBackend):
         """Return the body of a request. `shared` is the length in characters of the beginning of the prompt, system
         prompt included, to be kept by the server; 0 for none.
         """
-        system, turns = self._system(messages), _turns(messages)
+        options, turns = self._options(request), _turns(messages)
+        system = _system(options, messages)
         texts: list[Any] = [turn.content for turn in turns]
         body: dict[str, Any] = {
-            "model": self.model or DEFAULT_MODEL,
+            "model": options.model,
             "max_tokens": self.max_tokens,
             "stream": self.stream,
             **(self.extra or {}),
         }
-        if self.temperature is not None:
-            body["temperature"] = self.temperature
+        if options.temperature is not None:
+            body["temperature"] = options.temperature
         words = ""
         if request.output_schema is not None:
             words = in_words(request.output_schema)
@@ -120,6 +120,11 @@ class AnthropicBackend(RemoteBackend):
         if whole:
             body["system"] = _kept(whole, shared) if 0 < shared <= len(system) else whole
         return body
+
+
+def _system(options: ModelOptions, messages: Sequence[Message]) -> str:
+    texts = [options.system or "", *(message.content for message in messages if message.role == "system")]
+    return "\n\n".join(clean_text(text) for text in texts if text)
 
 
 def _turns(messages: Sequence[Message]) -> list[Message]:

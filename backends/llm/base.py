@@ -103,6 +103,8 @@ class RemoteBackend(ABC):
     """Whether the proxy that the environment names is used."""
     needs_cache_marks: ClassVar[bool] = False
     """Whether the server keeps only those beginnings of prompts that a request marks."""
+    adjustable: ClassVar[frozenset[str]] = frozenset({"model", "system", "temperature"})
+    """The settings that a task may have in place of the backend's: see `AdjustableBackend`."""
     keep_alive: ClassVar[bool] = True
     """Whether connections are used again."""
 
@@ -223,6 +225,7 @@ class RemoteBackend(ABC):
         if self._cache is None or sum(map(len, texts)) < SHORTEST:
             return nullcontext()
         variant = "" if request.output_schema is None else in_words(request.output_schema)
+        variant += request.options.model or ""
         # Waiting is a part of the attempt, and must leave the attempt most of its time.
         patience = PATIENCE_S if request.timeout is None else min(PATIENCE_S, request.timeout / 10)
         return SharedBeginning(self._cache, "".join(texts), variant=variant, repeats=repeats, patience=patience)

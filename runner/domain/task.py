@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Literal, TypeAlias
 
 from plait.backends.errors import ErrorKind
-from plait.backends.protocol import JsonInput, JsonValue
+from plait.backends.protocol import OWN_OPTIONS, JsonInput, JsonValue, ModelOptions
 from plait.runner.domain.status import TaskStatus
 from plait.runner.errors import nearest
 
@@ -147,6 +147,14 @@ class Task:
     """
     adds_tasks: bool = False
     """True if the answer, in the shape of a plan file's `tasks`, is to be added to the run."""
+    model: str | None = None
+    """The name of the model; None for the backend's own. Like `system` and `temperature` for backends with such a
+    setting: see `AdjustableBackend`.
+    """
+    system: str | None = None
+    """The system prompt, a text without templates, in place of the backend's own; None for the backend's own."""
+    temperature: float | None = None
+    """The sampling temperature, from 0; None for the backend's own."""
     when: str | None = None
     """A condition, such as `{{ review.ok }} == false`. Once all tasks in `depends_on` are done, the task runs if the
     condition is true, and is skipped if the condition is false: dependents continue as after a completion with an empty
@@ -170,6 +178,13 @@ class Task:
         return self.retry
 
     @property
+    def options(self) -> ModelOptions:
+        """The settings of the model for this task."""
+        if self.model is None and self.system is None and self.temperature is None:
+            return OWN_OPTIONS
+        return ModelOptions(self.model, self.system, self.temperature)
+
+    @property
     def upstream(self) -> tuple[str, ...]:
         """The ids of all tasks to be done before: `depends_on`, then `continues` and `for_each` if not already
         listed.
@@ -178,6 +193,12 @@ class Task:
             return tuple(self.depends_on)
         further = dict.fromkeys((self.continues, self.for_each))
         return (*self.depends_on, *(name for name in further if name is not None and name not in self.depends_on))
+
+
+def no_such_setting(backend: str, setting: str, known: Collection[str]) -> str:
+    """Return the message about a setting of a task that is not among the `known` settings of its `backend`."""
+    have = f"a task may set {', '.join(sorted(known))} there" if known else "a task cannot set anything there"
+    return f"backend {backend!r} takes no {setting} from a task ({have}); leave {setting!r} out"
 
 
 TASKS_SCHEMA: Mapping[str, JsonValue] = {

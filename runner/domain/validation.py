@@ -191,8 +191,7 @@ class Checks:
                 yield Problem(wrong, task.id, name, None, place)
         if not _is_text(task.prompt):
             yield Problem("the prompt has to be text, without lone surrogates", task.id, "prompt", None, place)
-        if task.when is not None and not _is_text(task.when):
-            yield Problem(f"when must be a condition in text, not {task.when!r}", task.id, "when", None, place)
+        yield from _setting_problems(task, place)
         if not (_is_number(task.weight) and task.weight >= 0):
             yield Problem(f"weight must be a number from 0 up, not {task.weight!r}", task.id, "weight", None, place)
         if task.for_each is not None and (task.item is not None or task.adds_tasks):
@@ -329,6 +328,17 @@ def uses_itself(name: str, noun: str = "prompt") -> str:
     """Return the message for a prompt or a condition, as `noun` says, that uses the result of its own task."""
     own = "the result of its own task, which does not exist before the task ends"
     return f"the {noun} uses {{{{ {name} }}}}, {own}; name another task"
+
+
+def _setting_problems(task: Task, place: int) -> Iterator[Problem]:
+    if task.when is not None and not _is_text(task.when):
+        yield Problem(f"when must be a condition in text, not {task.when!r}", task.id, "when", None, place)
+    for name, text in (("model", task.model), ("system", task.system)):
+        if text is not None and not (_is_text(text) and text):
+            yield Problem(f"{name} must be a text, not {text!r}", task.id, name, None, place)
+    if task.temperature is not None and not (_is_number(task.temperature) and task.temperature >= 0):
+        message = f"temperature must be a number from 0 up, not {task.temperature!r}"
+        yield Problem(message, task.id, "temperature", None, place)
 
 
 def _is_number(value: object) -> bool:

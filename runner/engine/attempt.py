@@ -244,7 +244,8 @@ class AttemptRunner:
         outcome = await call_backend(backend, request, said, answers, self._context.cancellation)
         ended = outcome.reply or outcome.error
         if ended is not None and ended.usage is not NO_USAGE:
-            outcome = await self._pricing.priced(outcome, self._context.task_backends[attempt.position])
+            name = self._context.task_backends[attempt.position]
+            outcome = await self._pricing.priced(outcome, name, attempt.task.model)
         attempt.over = True
         if outcome.reply is not None and outcome.reply.session_id is not None:
             self._session(attempt, outcome.reply.session_id, last=True)
@@ -292,7 +293,7 @@ class AttemptRunner:
                 answer = Answer(continuation.answer.value)
         task = attempt.task
         files = self._files(attempt) if self._outlive[self._context.task_backends[attempt.position]] else None
-        return ConversationRequest(  # positional: sixteen keyword arguments take as long as the rest of this method
+        return ConversationRequest(  # positional: keyword arguments would take as long as the rest of this method
             attempt.session_id,
             attempt.resume,
             messages,
@@ -310,6 +311,7 @@ class AttemptRunner:
             self._state.times_continued(attempt.position) > 0,
             self._lower.get(self._context.task_backends[attempt.position]),
             None if files is None else traceparent(self._context.run_id, task.id, attempt.number),
+            task.options,
         )
 
     def _files(self, attempt: Attempt) -> Files | None:
@@ -335,7 +337,8 @@ class AttemptRunner:
             if usage is not NO_USAGE:
                 usage = kept_usage(usage)
                 if usage is not NO_USAGE:
-                    usage = self._pricing.price(usage, self._context.task_backends[attempt.position])
+                    name = self._context.task_backends[attempt.position]
+                    usage = self._pricing.price(usage, name, attempt.task.model)
                 self._state.spend(attempt.position, usage)
             if not self._context.feed.has_readers:  # an output is not stored
                 return

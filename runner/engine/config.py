@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
 from plait.backends.prices import Price
-from plait.backends.protocol import Backend, JsonValue, ReusableBackend
+from plait.backends.protocol import OWN_OPTIONS, AdjustableBackend, Backend, JsonValue, ReusableBackend
 from plait.persistence.protocol import Store
 from plait.runner.clock import Clock
 from plait.runner.domain.dag import DAG, nearest
 from plait.runner.domain.policy import Policy
 from plait.runner.domain.question import OnQuestion
 from plait.runner.domain.status import TASK_DONE, TaskStatus
-from plait.runner.domain.task import GrowthLimits
+from plait.runner.domain.task import GrowthLimits, Task, no_such_setting
 from plait.runner.engine.rate_gates import RateGates
-from plait.runner.errors import BackendMissing
+from plait.runner.errors import BackendMissing, DAGError, Problem
 from plait.runner.scheduling.rate_gate import RateGate
 from plait.runner.scheduling.rates import RateLimits
 from plait.runner.scheduling.slots import SlotPool
@@ -115,7 +115,8 @@ def policy_backends(policy: Policy, default: str) -> set[str]:
 
 def backend_names(dag: DAG, config: Config, statuses: Sequence[TaskStatus] = ()) -> list[str]:
     """Return each task's backend name, by position. Raises BackendMissing if an unfinished task has no backend, or if a
-    task continues a conversation of another backend.
+    task continues a conversation of another backend, and DAGError if an unfinished task has a setting that its backend
+    does not have.
     """
     names = task_backends(dag, config.default)
     needed = needed_backends(names, statuses)
@@ -134,7 +135,33 @@ def backend_names(dag: DAG, config: Config, statuses: Sequence[TaskStatus] = ())
                 f"task {task.id!r} continues {task.continues!r} on backend {name!r}, but that conversation is on "
                 f"{names[dag.position(task.continues)]!r}, and cannot move; leave the task's backend out"
             )
+    _require_settings(dag, config.backends, names, statuses)
     return names
+
+
+def _require_settings(
+    dag: DAG, backends: Mapping[str, Backend], names: Sequence[str], statuses: Sequence[TaskStatus]
+) -> None:
+    problems = [
+        problem
+        for position, (task, name) in enumerate(zip(dag, names, strict=True))
+        if task.options is not OWN_OPTIONS and not (statuses and statuses[position] in TASK_DONE)
+        for problem in unknown_settings(task, name, adjustable(backends[name]), position)
+    ]
+    if problems:
+        raise DAGError(problems)
+
+
+def adjustable(backend: Backend) -> Collection[str]:
+    """Return the names of the settings that a single task may have on `backend`."""
+    return backend.adjustable if isinstance(backend, AdjustableBackend) else ()
+
+
+def unknown_settings(task: Task, backend: str, known: Collection[str], position: int) -> Iterator[Problem]:
+    """Yield a problem for each setting of `task` that is not among the `known` settings of its `backend`."""
+    for name in ("model", "system", "temperature"):
+        if getattr(task, name) is not None and name not in known:
+            yield Problem(no_such_setting(backend, name, known), task.id, name, None, position)
 
 
 def require_policy_backends(config: Config, policy: Policy) -> None:

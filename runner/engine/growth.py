@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from plait.backends.protocol import Reply
@@ -12,6 +12,7 @@ from plait.runner.domain.dag import nearest
 from plait.runner.domain.status import TaskStatus
 from plait.runner.domain.task import GrowthLimits, Task
 from plait.runner.domain.validation import go_on_with_many, lists_gone_over, taken_from_parts
+from plait.runner.engine.config import unknown_settings
 from plait.runner.errors import DAGError, Problem
 from plait.runner.scheduling.scheduler import Scheduler
 from plait.runner.state.run_state import RunState
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
 class Growth:
     """Adds tasks to one run.
 
-    `task_backends` lists each task's backend by position, and is extended in place. `default` is the backend of added
-    tasks that name none.
+    `task_backends` lists each task's backend by position, and is extended in place. `backends` holds for each backend
+    the settings that a task may have. `default` is the backend of added tasks that name none.
     """
 
     def __init__(  # noqa: PLR0913 - the components of a run
@@ -33,7 +34,7 @@ class Growth:
         scheduler: Scheduler,
         task_backends: list[str],
         *,
-        backends: Collection[str],
+        backends: Mapping[str, Collection[str]],
         default: str,
         limits: GrowthLimits,
         stamp: Callable[[], str],
@@ -153,6 +154,8 @@ class Growth:
             names.append(name)
             if task.backend is None and name not in self._backends:
                 problems.append(self._unknown_backend(name, task, place))
+            if name in self._backends:
+                problems += unknown_settings(task, name, self._backends[name], place)
             if task.continues is None:
                 continue
             before = dag.position(task.continues)

@@ -40,7 +40,7 @@ from plait.runner.domain.result import RunResult
 from plait.runner.domain.status import TaskStatus
 from plait.runner.engine.attempt import RunContext
 from plait.runner.engine.checkpointer import Checkpointer, EventSink, UnstoredSink, WritePosition
-from plait.runner.engine.config import Config
+from plait.runner.engine.config import Config, adjustable
 from plait.runner.engine.executor import Executor
 from plait.runner.engine.feed import Feed
 from plait.runner.engine.growth import Growth
@@ -231,7 +231,7 @@ async def _execute(
         run.state,
         scheduler,
         run.task_backends,
-        backends=config.backends.keys(),
+        backends={name: adjustable(backend) for name, backend in config.backends.items()},
         default=config.default,
         limits=config.growth.within(run.state.dag.growth),
         stamp=stamp,

@@ -23,18 +23,19 @@ class Pricing:
         self._clock = clock
         self._billed = {name: one for name, one in backends.items() if isinstance(one, BilledBackend)}
 
-    async def priced(self, outcome: CallOutcome, name: str) -> CallOutcome:
-        """Return `outcome`, of a call of the backend `name`, with its cost. The list of prices is loaded if necessary,
+    async def priced(self, outcome: CallOutcome, name: str, model: str | None) -> CallOutcome:
+        """Return `outcome`, of a call of the backend `name`, with its cost. `model` is the model that the task names,
+        None for the backend's own. The list of prices is loaded if necessary,
         in a thread; a cancellation waits for the list, because the outcome is paid for.
         """
         reply, error = outcome.reply, outcome.error
         ended = reply or error
         if ended is None or not ended.usage.cost_is_unknown:
             return outcome
-        if self._prices.needs_list(ended.usage, self._billing(name)):
+        if self._prices.needs_list(ended.usage, self._billing(name, model)):
             with anyio.CancelScope(shield=True):
                 await run_sync(prices.load)
-        usage = self.price(ended.usage, name, ended.messages)
+        usage = self.price(ended.usage, name, model, ended.messages)
         if usage is ended.usage:
             return outcome
         if reply is not None:
@@ -43,14 +44,15 @@ class Pricing:
             error.usage = usage
         return outcome
 
-    def price(self, used: Usage, name: str, messages: Sequence[Message] = ()) -> Usage:
+    def price(self, used: Usage, name: str, model: str | None, messages: Sequence[Message] = ()) -> Usage:
         """Return `used`, by the backend `name`, with its cost, as far as known without loading the list.
 
         The usage of `messages`, if any, is by request.
         """
         longest = max((one.usage.input_tokens for one in messages), default=0) or None
-        return self._prices.priced(used, self._billing(name), longest, at=self._clock.wall())
+        return self._prices.priced(used, self._billing(name, model), longest, at=self._clock.wall())
 
-    def _billing(self, name: str) -> Billing:
+    def _billing(self, name: str, model: str | None) -> Billing:
         backend = self._billed.get(name)
-        return UNBILLED if backend is None else backend.billing
+        billing = UNBILLED if backend is None else backend.billing
+        return billing if model is None else replace(billing, model=model)

@@ -70,7 +70,8 @@ async def continue_task(config: Config, run: StoredRun, task_id: str, message: s
                 beside.start_soon(checkpointer.renew_lease, config.lease)
                 await kill_orphans(run.store, run_id, under_way(run.tasks))
                 outcome = await call_backend(config.backends[name], request, message)
-                outcome = await Pricing(config.backends, config.prices, config.clock).priced(outcome, name)
+                pricing = Pricing(config.backends, config.prices, config.clock)
+                outcome = await pricing.priced(outcome, name, task.model)
                 reply, failure = outcome.reply, outcome.error
                 if outcome.asked is not None:
                     failure = PlaitError(
@@ -118,6 +119,7 @@ async def _conversation_request(run: StoredRun, task: Task, backend: Backend) ->
         metadata=task.metadata,
         files=None if root is None else attempt_files(root, run_id, task.id, f"{_PERSON}-{run.record.last_seq}"),
         timeout=task.timeout,
+        options=task.options,
     )
 
 

@@ -23,7 +23,11 @@ from plait.runner.plan.tasks import make_task
 from plait.runner.prompts.plain import check_plain
 
 _LONGEST_NAME = 64
-_NO_CONDITION = "an added task has no condition; leave `when` out, and add the task only if it is to run"
+_REFUSED = {
+    "when": "an added task has no condition; leave `when` out, and add the task only if it is to run",
+    "model": "an added task has the model of its backend; leave `model` out, and choose among the backends of the run",
+}
+"""Fields of a task that a model must not choose, with the message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +74,10 @@ def read_added(specs: Sequence[object]) -> AddedTasks:
         if mistake := check_plain(task.prompt):
             found.append(replace(_at(place, names, str(mistake)), field="prompt", line=mistake.line))
             tasks[place] = replace(task, prompt="")
-        if task.when is not None:
-            found.append(replace(_at(place, names, _NO_CONDITION), field="when"))
-            tasks[place] = replace(tasks[place], when=None)
+        for field, message in _REFUSED.items():
+            if getattr(task, field) is not None:
+                found.append(replace(_at(place, names, message), field=field))
+                tasks[place] = replace(tasks[place], when=None, model=None)
     return AddedTasks(tasks, found, lost, names)
 
 

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 
 from plait.backends.protocol import JsonValue
 from plait.runner.domain.dag import DAG, nearest
-from plait.runner.domain.task import GrowthLimits
+from plait.runner.domain.task import GrowthLimits, no_such_setting
 from plait.runner.errors import DAGError
 from plait.runner.plan.errors import Path as Where
 from plait.runner.plan.errors import PlanError, PlanProblem, spell
@@ -153,6 +153,8 @@ def _build(
     if names_default:
         _name_default(part)
     _check_backends(part, source)
+    if not names_default:  # otherwise the specs stand for the runner's own backends
+        _check_settings(part, source)
     if with_functions:
         _look_up_functions(part, path if path.is_dir() else path.parent, source)
     values = input_values(part.inputs, given, source)
@@ -238,6 +240,20 @@ def _check_backends(part: PlanPart, source: Source) -> None:
         if name is not None and name not in part.backends:
             hint = nearest(name, part.backends) or NAME_IT
             source.problems.append(source.problem(path, f"unknown backend {name!r}{hint}"))
+
+
+def _check_settings(part: PlanPart, source: Source) -> None:
+    """Report settings of tasks that their backends do not have, as far as the plan names the backends."""
+    only = next(iter(part.backends)) if len(part.backends) == 1 else None
+    for index, task in enumerate(part.tasks):
+        name = task.backend or (None if task.continues else part.defaults.backend or only)
+        if name not in part.backends:
+            continue
+        known = part.backends[name].adjustable
+        for setting in ("model", "system", "temperature"):
+            if getattr(task, setting) is not None and setting not in known:
+                message = no_such_setting(name, setting, known)
+                source.problems.append(source.problem(("tasks", index, setting), message))
 
 
 def _name_default(part: PlanPart) -> None:

@@ -178,6 +178,12 @@ class TaskPart(_Part):
     """
     backend: str | None = None
     """The name of a backend under `backends`. Default: defaults.backend."""
+    model: str | None = Field(default=None, min_length=1)
+    """The name of the model, in place of the backend's. For openai, anthropic and coding agents."""
+    system: str | None = Field(default=None, min_length=1)
+    """The system prompt, in place of the backend's. For openai, anthropic, local, claude-code, codex and gemini."""
+    temperature: float | None = Field(default=None, ge=0, le=2)
+    """The sampling temperature, in place of the backend's. For openai, anthropic and local."""
     continues: str | None = None
     """The task whose conversation to continue. Implies the dependency."""
     failure_mode: Mode | None = None

@@ -276,8 +276,9 @@ def _spec(task: Task) -> str:
         spec["aliases"] = task.aliases
     if task.metadata:
         spec["metadata"] = task.metadata
-    for name in ("at_most_once", "for_each", "adds_tasks", "when"):
-        if kept := getattr(task, name):
+    for name in ("at_most_once", "for_each", "adds_tasks", "when", "model", "system", "temperature"):
+        kept = getattr(task, name)
+        if kept is not None and kept is not False:
             spec[name] = kept
     return to_json(spec) if spec else "{}"
 

@@ -146,6 +146,7 @@ def answer_key(
         task.output_schema,
         task.metadata,
         task.when,
+        [task.model, task.system, task.temperature],
         name,
         backend_keys[name],
         prefix,

@@ -22,6 +22,7 @@ _SERVER_KEYS = {
     "prices": "the prices of models are set at the start of the server, in its file of backends",
     "concurrency": "the server sets how many tasks run at once (plait serve -j)",
 }
+_MODEL = "the models of the server are set at its start; leave `model` out, or name another backend"
 _SPECIAL = {
     "files": "a posted plan reads no files; give the texts themselves, as values of the input",
     "rows": "a posted plan reads no files; give the rows themselves, as a list",
@@ -41,6 +42,7 @@ def posted_plan(plan: Mapping[str, Any], inputs: Mapping[str, Any], backends: Co
         declared = cast("dict[str, Any]", plan.get("inputs") or {})
         problems += _check_inputs(declared, inputs)
         plan = {**plan, "inputs": {**declared, **inputs}}
+    problems += [PlanProblem(_MODEL, f"tasks[{n}].model", file="") for n in _with_model(plan.get("tasks"))]
     if problems:
         raise PlanError(problems)
     # The plan needs only the names of the backends.
@@ -51,6 +53,12 @@ def posted_plan(plan: Mapping[str, Any], inputs: Mapping[str, Any], backends: Co
     except PlanError as error:
         there_are = f"; the server has {', '.join(map(repr, sorted(backends)))}, or leave 'backend' out"
         raise PlanError([_adapt_problem(problem, there_are) for problem in error.problems]) from None
+
+
+def _with_model(tasks: object) -> list[int]:
+    """Return the indexes of the tasks that name a model: the client pays nothing for the model."""
+    given = cast("list[object]", tasks) if isinstance(tasks, list) else []
+    return [n for n, one in enumerate(given) if isinstance(one, dict) and one.get("model") is not None]  # pyright: ignore[reportUnknownMemberType]
 
 
 def _dump(plan: Mapping[str, Any]) -> str:

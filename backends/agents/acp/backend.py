@@ -34,6 +34,7 @@ class AcpBackend(CliBackend):
     kind: ClassVar[str] = ACP
     program: ClassVar[str] = ""
     install: ClassVar[str] = "install it"
+    adjustable: ClassVar[frozenset[str]] = frozenset({"model"})
     chooses_session: ClassVar[bool] = False
 
     command: Sequence[str] = ()  # type: ignore[assignment]  # pyright: ignore[reportIncompatibleVariableOverride]

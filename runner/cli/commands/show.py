@@ -46,6 +46,9 @@ from plait.runner.operations.inspect import TaskInfo, run_info, task_infos, thro
 from plait.runner.policies.orchestrator.policy import Stop
 from plait.runner.state.reusable_answers import Reuse
 
+_SETTINGS = ("model", "temperature")
+"""Settings of a task in place of those of its backend, beside the system prompt."""
+
 
 @click.command("show")
 @click.argument("run")
@@ -360,7 +363,10 @@ def _print_task(run: RunRecord, task: TaskRecord, messages: Sequence[MessageReco
     _print_field("model", task.spent.model)
     _print_field("after", ", ".join(task.depends_on))
     _print_field("continues", _continued(task))
-    _print_field("when", json.loads(task.spec).get("when"))
+    spec = json.loads(task.spec)
+    _print_field("when", spec.get("when"))
+    _print_field("settings", ", ".join(f"{name} {spec[name]}" for name in _SETTINGS if name in spec))
+    _print_field("system", spec.get("system"))
     _print_field("added by", task.added_by)
     _print_field("session", task.session_id)
     _print_field("time", seconds(task.duration_s))

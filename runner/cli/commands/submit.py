@@ -10,6 +10,7 @@ import anyio
 import click
 
 from plait.backends.protocol import Backend, Conversation, ConversationRequest, JsonValue
+from plait.backends.spec.build import BackendSpec
 from plait.persistence.protocol import Store
 from plait.runner import Plan
 from plait.runner.cli.backends import BackendOptions, BackendSet, backend_set_of_plan, required_backends
@@ -59,17 +60,21 @@ async def queue_run(plan: Plan, backend_set: BackendSet, store: Store, concurren
     """Store a queued run of `plan`, one for a key, and return its id. Raises as `ParallelRunner.create_run`."""
     plan = plan.fitted_to(backend_set.specs, backend_set.default)
     names = required_backends(plan.dag, backend_set.default, policy=plan.policy, known=backend_set.specs)
-    unopened = {name: _unopened(backend_set.answer_key(name)) for name in names if name in backend_set.specs}
+    unopened = {name: _unopened(backend_set, name) for name in names if name in backend_set.specs}
     runner = backend_set.make_runner(unopened, store=store, concurrency=concurrency)
     return await runner.create_run(plan.dag, key=key, settings=backend_set.settings(), policy=plan.policy)
 
 
-def _unopened(answer_key: JsonValue) -> Backend:
+def _unopened(backend_set: BackendSet, name: str) -> Backend:
     """Return a backend that stands for another one, which is opened only where the run is executed."""
-    return _Unopened() if answer_key is None else _UnopenedReusable(answer_key)
+    spec, answer_key = backend_set.specs[name], backend_set.answer_key(name)
+    return _Unopened(spec) if answer_key is None else _UnopenedReusable(spec, answer_key)
 
 
 class _Unopened:
+    def __init__(self, spec: BackendSpec) -> None:
+        self.adjustable = spec.adjustable
+
     def new_session_id(self) -> str | None:
         return None
 
@@ -78,7 +83,8 @@ class _Unopened:
 
 
 class _UnopenedReusable(_Unopened):
-    def __init__(self, answer_key: JsonValue) -> None:
+    def __init__(self, spec: BackendSpec, answer_key: JsonValue) -> None:
+        super().__init__(spec)
         self._answer_key = answer_key
 
     def answer_key(self) -> JsonValue:

@@ -21,6 +21,7 @@ from plait.backends import (
     ErrorKind,
     GeminiBackend,
     Message,
+    ModelOptions,
     Output,
     Reply,
 )
@@ -319,3 +320,22 @@ async def test_a_working_directory_that_was_removed_is_one_line(
     (tmp_path / "gone").rmdir()
     with pytest.raises(BackendUnavailable, match="working directory of this process has been removed; name another"):
         await send(backend, "One.")
+
+
+async def test_a_task_has_a_model_of_its_own(home: Home) -> None:
+    with pytest.raises(BackendError):
+        await send(home.claude(), "One.", options=ModelOptions(model="fails"))
+    assert (await send(home.claude(model="fails"), "One.", options=ModelOptions(model="fine"))).text
+
+
+async def test_a_task_has_a_system_prompt_of_its_own(home: Home) -> None:
+    seen: list[str] = []
+
+    def look(_output: Output) -> None:
+        if not seen:
+            seen.append(Path(f"/proc/{home.calls[-1]['pid']}/cmdline").read_text())
+            (home.path / "go").touch()
+
+    prompt = f"[[tool]] [[until {home.path / 'go'}]]"
+    await send(home.claude(system="Be brief."), prompt, on_output=look, options=ModelOptions(system="Be long."))
+    assert "--system-prompt-file=" in seen[0]

@@ -86,6 +86,20 @@ CASES = {
         "tasks[1].when",
         "the condition uses {{ f }}, but 'f' is not upstream; add it to depends_on",
     ),
+    "setting that a function does not have": (
+        "backends: {f: {kind: function, call: 'os:getcwd'}}\n" + tasks('{id: a, prompt: "", temperature: 0}'),
+        3,
+        "tasks[0].temperature",
+        "backend 'f' takes no temperature from a task (a task cannot set anything there); leave 'temperature' out",
+    ),
+    "setting that a local model does not have": (
+        "backends: {l: {kind: local}, o: {kind: openai}}\n"
+        + tasks('{id: a, prompt: "", backend: o, model: m}', '{id: b, prompt: "", backend: l, model: m}'),
+        4,
+        "tasks[1].model",
+        "backend 'l' takes no model from a task (a task may set system, temperature there); leave 'model' out",
+    ),
+    "too hot": (tasks('{id: a, prompt: "", temperature: 3}'), 2, "tasks[0].temperature", "2"),
     "undefined name": (
         "tasks:\n- id: a\n  prompt: |\n    one\n    {{ tpoic }}\n",
         5,

@@ -31,6 +31,9 @@ def test_a_posted_plan_is_a_plan() -> None:
     dag = posted_plan(plan, {}, ["w", "x"]).dag
     assert (dag.name, dag.inputs, [dag.backend_of(task) for task in dag]) == ("n", {"who": "Ada"}, [None, "w"])
     assert posted_plan(plan, {"who": ["Bob", 1]}, ["w"]).dag.inputs == {"who": ["Bob", 1]}
+    settings = {"tasks": [{"id": "a", "prompt": "", "temperature": 0.5, "system": "Be brief."}]}
+    (task,) = posted_plan(settings, {}, ["w"]).dag
+    assert (task.temperature, task.system) == (0.5, "Be brief.")
     required = {"inputs": {"who": {"required": True}}, "tasks": TASKS}
     assert posted_plan(required, {"who": "Ada"}, ["w"]).dag.inputs == {"who": "Ada"}
 
@@ -40,6 +43,11 @@ def test_a_posted_plan_is_a_plan() -> None:
     [
         ({"backends": {"w": {"kind": "function", "call": "os:system"}}}, {}, "backends: the backends of the server"),
         ({"backends": {}}, {}, "backends: the backends of the server"),
+        (
+            {"tasks": [{**TASKS[0], "model": "big"}]},
+            {},
+            "tasks[0].model: the models of the server are set at its start",
+        ),
         ({"concurrency": 100}, {}, "concurrency: the server sets how many tasks run at once"),
         ({"inputs": {"who": {"files": "/etc/passwd"}}}, {}, "inputs.who: a posted plan reads no files"),
         ({}, {"who": {"files": "/etc/passwd", "more": 1}}, "inputs.who: a posted plan reads no files"),
