@@ -20,11 +20,12 @@ from plait.runner.domain.policy import Policy
 from plait.runner.domain.prompt_values import named
 from plait.runner.domain.status import TASK_DONE, TaskStatus
 from plait.runner.domain.task import FailureMode, failed_status
-from plait.runner.engine.config import Config, answer_keys, backend_names
+from plait.runner.engine.config import Config, adjustable, answer_keys, backend_names
 from plait.runner.engine.for_each import ForEachExpander
 from plait.runner.engine.growth import Growth
+from plait.runner.engine.outcome import CONDITION
 from plait.runner.engine.policy_driver import PolicyDriver, PolicyState
-from plait.runner.errors import DAGError
+from plait.runner.errors import DAGError, PromptError
 from plait.runner.operations.inspect import usage_as_json
 from plait.runner.scheduling.scheduler import Scheduler
 from plait.runner.scheduling.slots import SlotPool
@@ -133,7 +134,8 @@ class Rehearsal:
         self._state = RunState(dag.copy(), keeps_all=True)
         self._scheduler = Scheduler(self._state.dag, names, SlotPool(1, {}))
         limits = config.growth.within(dag.growth)
-        backends, default = config.backends.keys(), config.default
+        backends = {name: adjustable(backend) for name, backend in config.backends.items()}
+        default = config.default
         parts = (self._state, self._scheduler)
         self._growth = Growth(*parts, names, backends=backends, default=default, limits=limits, stamp=stamp)
         self._for_each = ForEachExpander(*parts, self._growth)
@@ -155,9 +157,10 @@ class Rehearsal:
     def steps(self) -> Iterator[ReuseStep]:
         """Yield the step of each task that calls a backend, in the order in which the tasks can start."""
         while True:
-            position = self._scheduler.take_for_each()
+            position = self._scheduler.take_slotless()
             if position is not None:
-                yield from self._expand_or_gather(position)
+                is_list = self._state.dag.tasks[position].for_each is not None
+                yield from (self._expand_or_gather if is_list else self._decide_condition)(position)
             elif (position := self._scheduler.take()) is not None:
                 yield self._settle(position)
                 self._decide(self._state.dag.tasks[position].id)
@@ -228,6 +231,28 @@ class Rehearsal:
         self._state.complete(position, self._stamp(), reply, None)
         self._scheduler.finish(position, TaskStatus.COMPLETED)
 
+    def _decide_condition(self, position: int) -> Iterator[ReuseStep]:
+        """Decide the condition of the task by the results that are assumed. Yield a step only for a task that is
+        skipped by an assumption.
+        """
+        task = self._state.dag.tasks[position]
+        open_reads = sorted(self._reads(position) & self._open)
+        try:
+            is_wanted = self._state.is_wanted(task)
+        except PromptError:  # the task fails without a call
+            is_wanted = False
+        if is_wanted or not self._unknown.isdisjoint(open_reads):
+            self._scheduler.admit(position)
+            return
+        if open_reads:
+            names = self._named(open_reads)
+            yield self._step(position, ReuseAction.DEPENDS, [], f"skipped, unless {names} changes its condition")
+            self._open.add(position)
+        self._state.start(position, self._stamp(), "")
+        self._state.skip(position, self._stamp(), CONDITION, "")
+        self._scheduler.finish_without_slot(position, TaskStatus.SKIPPED)
+        self._decide(task.id)
+
     def _expand_or_gather(self, position: int) -> Iterator[ReuseStep]:
         """Expand the task with `for_each`, or gather. Yield a step only if the list is not known yet."""
         task = self._state.dag.tasks[position]
@@ -296,11 +321,13 @@ class Rehearsal:
                 return kept.source
             return f"reused from {self._answers.run_id} of {self._run.record.created_at[:10]}"
         if action is ReuseAction.DEPENDS:
-            names = [self._state.dag.tasks[one].id for one in reads]
-            more = ", ..." if len(names) > _MOST_NAMED else ""
-            gives = "gives the same answer" if len(names) == 1 else "give the same answers"
-            return f"runs unless {', '.join(names[:_MOST_NAMED])}{more} {gives}"
+            gives = "gives the same answer" if len(reads) == 1 else "give the same answers"
+            return f"runs unless {self._named(reads)} {gives}"
         return next(self._causes(position, self._place(position)))
+
+    def _named(self, positions: Sequence[int]) -> str:
+        names = [self._state.dag.tasks[one].id for one in positions]
+        return f"{', '.join(names[:_MOST_NAMED])}{', ...' if len(names) > _MOST_NAMED else ''}"
 
     def _causes(self, position: int, earlier: int | None) -> Iterator[str]:
         """Yield the reasons for which the task runs, the clearest first."""

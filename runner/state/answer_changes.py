@@ -11,7 +11,13 @@ from plait.runner.domain.prompt_values import prompt_values
 from plait.runner.domain.task import Task
 from plait.runner.state.readable_state import ReadableState
 
-_FIELDS = {"output_schema": "output schema", "metadata": "metadata", "continues": "continued conversation"}
+_FIELDS = {
+    "when": "condition",
+    "output_schema": "output schema",
+    "metadata": "metadata",
+    "options": "model, system prompt or temperature",
+    "continues": "continued conversation",
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -201,3 +201,29 @@ async def test_unknown_names_are_refused() -> None:
     with pytest.raises(TaskNotFound, match="no task 'bb'"):
         await runner.run(chain("a"), "second", like="first", fresh=["bb"])
     assert len(await runner.config.store.list_runs()) == 1  # type: ignore[union-attr]
+
+
+def gated(first: str, condition: str) -> DAG:
+    return DAG([Task("a", first), Task("b", "b", ["a"], when=condition), Task("c", "c {{ b }}", ["b"])])
+
+
+async def test_a_false_condition_is_decided_again_without_a_call() -> None:
+    dag = gated("a", "{{ a }} == 'yes'")
+    preview, made = await previewed(Calls(), dag, dag)
+    assert actions(preview) == {"a": "reuse", "c": "reuse"}
+    assert made == []
+
+
+async def test_a_condition_behind_a_task_that_runs_again_is_said_to_depend_on_it() -> None:
+    condition = "{{ a }} == 'yes'"
+    preview, made = await previewed(Calls(A="yes"), gated("a", condition), gated("A", condition))
+    assert actions(preview) == {"a": "run", "b": "depends", "c": "depends"}
+    assert reasons(preview)["b"] == "skipped, unless a changes its condition"
+    assert made == ["A", "b", "c <b>"]
+
+
+async def test_a_changed_condition_is_a_reason_to_run() -> None:
+    preview, made = await previewed(Calls(), gated("a", "{{ a }} != 'no'"), gated("a", "{{ a }} != 'yes'"))
+    assert actions(preview) == {"a": "reuse", "b": "run", "c": "depends"}
+    assert reasons(preview)["b"] == "condition changed"
+    assert made == ["b"]
