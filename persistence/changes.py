@@ -124,6 +124,19 @@ class TaskAdopted:
 
 
 @value
+class TaskPlaced:
+    """Record the host of an attempt, before the host may begin. Adds an event and changes no task."""
+
+    at: str
+    task_id: str
+    attempt: int
+    place: str
+    """The name of the host."""
+    interrupted: bool = False
+    """Whether the attempt continues an interrupted turn, so that its prompt says only that."""
+
+
+@value
 class NodeStarted:
     """Record that a node of a graph begins within an attempt. Adds an event and changes no task."""
 
@@ -310,6 +323,7 @@ Change: TypeAlias = (
     | PolicyDecided
     | TaskStarted
     | TaskAdopted
+    | TaskPlaced
     | NodeStarted
     | BackendThrottled
     | SessionOpened

@@ -60,6 +60,16 @@ def _task_adopted(change: changes.TaskAdopted) -> EventParts:
     return change.at, EventKind.TASK_ADOPTED, change.task_id, change.attempt, "{}"
 
 
+def _task_placed(change: changes.TaskPlaced) -> EventParts:
+    return change.at, EventKind.TASK_PLACED, change.task_id, change.attempt, _placed(change.place, change.interrupted)
+
+
+@lru_cache(maxsize=256)
+def _placed(place: str, interrupted: bool) -> str:
+    values: dict[str, str | bool] = {"place": place, **({"interrupted": True} if interrupted else {})}
+    return json.dumps(values, ensure_ascii=False, separators=(",", ":"))
+
+
 def _node_started(change: changes.NodeStarted) -> EventParts:
     return change.at, EventKind.NODE_STARTED, change.task_id, change.attempt, _pair("node", change.node)
 
@@ -148,6 +158,7 @@ _EVENTS: dict[type, Callable[..., EventParts]] = {
     changes.PolicyDecided: _policy_decided,
     changes.TaskStarted: _task_started,
     changes.TaskAdopted: _task_adopted,
+    changes.TaskPlaced: _task_placed,
     changes.NodeStarted: _node_started,
     changes.BackendThrottled: _backend_throttled,
     changes.SessionOpened: _session_opened,

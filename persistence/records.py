@@ -241,6 +241,8 @@ class EventKind(StrEnum):
     """An attempt begins."""
     TASK_ADOPTED = "task_adopted"
     """A resume took over an agent that outlived its process."""
+    TASK_PLACED = "task_placed"
+    """An attempt is about to begin on another host; the `place` of the detail is the name of the host."""
     NODE_STARTED = "node_started"
     """A node of a graph begins; the `node` of the detail is its name."""
     SESSION_OPENED = "session_opened"

@@ -11,6 +11,7 @@ import pytest
 from plait.persistence import (
     BackendThrottled,
     Change,
+    EventKind,
     NodeStarted,
     SessionOpened,
     TaskAdopted,
@@ -19,6 +20,7 @@ from plait.persistence import (
     TaskCompleted,
     TaskFailed,
     TaskInterrupted,
+    TaskPlaced,
     TaskReopened,
     TaskRetried,
     TaskStarted,
@@ -67,6 +69,15 @@ class InterruptsContract(OpenedStore):
         told = (await store.list_events(RUN))[-1]
         assert (told.at, told.kind, told.task_id, told.attempt) == (at(4), "node_started", "a", 1)
         assert told.detail == '{"node":"plan \\"B\\""}'
+
+    async def test_the_host_of_an_attempt_adds_only_an_event(self, store: Store, writer: Writer) -> None:
+        await writer.write(START_A)
+        before = await store.list_tasks(RUN), await store.list_attempts(RUN, "a")
+        await writer.write(TaskPlaced(at(4), "a", 1, "m3"), TaskPlaced(at(5), "a", 1, "m1", interrupted=True))
+        assert (await store.list_tasks(RUN), await store.list_attempts(RUN, "a")) == before
+        first, second = await store.list_events(RUN, kind=EventKind.TASK_PLACED)
+        assert (first.at, first.kind, first.task_id, first.attempt) == (at(4), "task_placed", "a", 1)
+        assert (first.detail, second.detail) == ('{"place":"m3"}', '{"place":"m1","interrupted":true}')
 
     async def test_a_throttled_backend_adds_only_an_event(self, store: Store, writer: Writer) -> None:
         await writer.write(START_A)

@@ -188,6 +188,17 @@ class TaskStarted(TaskEvent):
 
 
 @value
+class TaskPlaced(TaskEvent):
+    """A host has a slot for the attempt, and the attempt begins there."""
+
+    kind: ClassVar[str] = "task_placed"
+    place: str
+    """The name of the host."""
+    interrupted: bool = False
+    """True if the attempt continues an interrupted turn."""
+
+
+@value
 class SessionOpened(TaskEvent):
     """The id of the conversation became known during the turn, or the backend confirmed the chosen id."""
 

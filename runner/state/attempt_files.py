@@ -38,6 +38,11 @@ def attempt_files(root: Path, run_id: str, task_id: str, attempt: int | str) -> 
     return Files(run_folder(root, run_id).joinpath(_name(task_id), str(attempt)), _sessions(root))
 
 
+def hosts_key(run_id: str, created_at: str) -> str:
+    """Return the name of the run on other hosts, different from the name of any other run of any store."""
+    return sha256(f"{created_at} {run_id}".encode("utf-8", "surrogatepass")).hexdigest()[:_DIGEST]
+
+
 @lru_cache(maxsize=16)
 def _sessions(root: Path) -> Path:
     return root / SESSIONS

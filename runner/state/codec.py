@@ -111,6 +111,10 @@ def _session_opened(event: events.SessionOpened) -> tuple[stored.Change, ...]:
     return (stored.SessionOpened(event.at, event.task_id, event.attempt, event.session_id),)
 
 
+def _task_placed(event: events.TaskPlaced) -> tuple[stored.Change, ...]:
+    return (stored.TaskPlaced(event.at, event.task_id, event.attempt, event.place, event.interrupted),)
+
+
 def _node_started(event: events.NodeStarted) -> tuple[stored.Change, ...]:
     return (stored.NodeStarted(event.at, event.task_id, event.attempt, event.node),)
 
@@ -227,6 +231,7 @@ _CHANGES = cast(
         events.RunInterrupted: _run_ended,
         events.RunWaitingInput: _run_ended,
         events.TaskStarted: _task_started,
+        events.TaskPlaced: _task_placed,
         events.NodeStarted: _node_started,
         events.BackendThrottled: _backend_throttled,
         events.SessionOpened: _session_opened,

@@ -34,6 +34,7 @@ from plait.persistence import (
     SessionOpened,
     SQLiteStore,
     StoreError,
+    TaskPlaced,
     TasksAdded,
     failpoints,
 )
@@ -53,6 +54,7 @@ def task_changes(task_id: str, attempt: int, text: str, flag: bool) -> dict[str,
     """Every change of a task, with `attempt` as the last one."""
     return {
         "session": SessionOpened(at(3), task_id, attempt if flag else 0, text[:20]),
+        "place": TaskPlaced(at(3), task_id, attempt, text[:20], interrupted=flag),
         "node": NodeStarted(at(3), task_id, attempt, text[:20]),
         "throttle": BackendThrottled(at(3), text[:20], None if flag else at(4), "429", attempt, 9),
         "turn": MessageAppended(at(3), task_id, attempt, "assistant", text, 1, 2),
@@ -63,8 +65,8 @@ def task_changes(task_id: str, attempt: int, text: str, flag: bool) -> dict[str,
 FOLLOWS = {
     "pending": (*["start"] * 9, "cancel"),
     "running": (
-        *["complete", "complete its prompt", "turn", "session", "node", "throttle", "retry", "interrupt", "wait", "ask"]
-        * 3,
+        *["complete", "complete its prompt", "turn", "session", "place", "node", "throttle", "retry", "interrupt"] * 3,
+        *["wait", "ask"] * 3,
         "fail",
         "skip",
         "cancel",

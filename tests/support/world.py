@@ -210,7 +210,7 @@ class World:
                     self.wrong(f"{event.kind} of {task_id}, attempt {event.attempt}, which was not told to run")
                 if not isinstance(event, events.TaskRetried):
                     done.add(task_id)
-            case events.SessionOpened() | events.NodeStarted() | events.TaskOutput():
+            case events.SessionOpened() | events.TaskPlaced() | events.NodeStarted() | events.TaskOutput():
                 if running.get(task_id) != event.attempt:
                     self.wrong(f"{event.kind} of {task_id}, attempt {event.attempt}, which was not told to run")
             case _:

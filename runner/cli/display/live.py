@@ -79,7 +79,7 @@ class LiveDisplay:
     def _prints_line(self, event: events.Event) -> bool:
         if isinstance(event, events.TaskCompleted):
             return len(self._progress.dag) <= _MANY
-        if isinstance(event, events.NodeStarted):
+        if isinstance(event, events.NodeStarted | events.TaskPlaced):
             return self._verbose
         if isinstance(event, events.TaskOutput):
             return self._verbose and event.output != "text"

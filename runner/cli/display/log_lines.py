@@ -119,6 +119,7 @@ _WORDS: Mapping[str, Callable[[Detail], str]] = {
     EventKind.TASKS_ADDED: lambda detail: f"{counted(_count(detail, 'tasks'), 'task')} added{_suffix(_ids(detail))}",
     EventKind.TASK_STARTED: lambda detail: f"started ({one_line(_text(detail, 'backend'))})",
     EventKind.TASK_ADOPTED: lambda _: "is taken over: the agent has outlived the process that started it",
+    EventKind.TASK_PLACED: lambda detail: f"runs on {one_line(_text(detail, 'place'))}",
     EventKind.NODE_STARTED: lambda detail: f"node {one_line(_text(detail, 'node'))}",
     EventKind.SESSION_OPENED: lambda detail: f"session {one_line(_text(detail, 'session_id'))}",
     EventKind.TASK_COMPLETED: partial(_end_line, TaskStatus.COMPLETED),

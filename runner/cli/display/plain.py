@@ -58,7 +58,8 @@ class PlainDisplay(NoDisplay):
         self._verbose = verbose
 
     def handle(self, event: events.Event) -> None:
-        if isinstance(event, events.TaskOutput | events.NodeStarted) and not self._verbose:  # there may be very many
+        many = events.TaskOutput | events.NodeStarted | events.TaskPlaced
+        if isinstance(event, many) and not self._verbose:
             return
         line = event_line(event)
         if line:
@@ -113,11 +114,8 @@ def _task_words(event: events.TaskEvent) -> str:
             goes_on = ", continues its conversation" if event.confirmed else ""
             how = "is taken over" if event.adopted else "started"
             line = f"{how} ({one_line(event.backend)}{again}{goes_on})"
-        case events.NodeStarted():
-            line = f"node {one_line(event.node)}"
-        case events.TaskOutput():
-            waits = "waits: " if event.output == "waiting" else ""
-            line = "" if event.output == "text" else f"{waits}{_shorten(event.text)}"
+        case events.TaskPlaced() | events.NodeStarted() | events.TaskOutput():
+            line = _report_words(event)
         case events.TaskCompleted():
             line = f"completed {duration_and_tokens(event)}"
         case events.TaskRetried():
@@ -143,6 +141,17 @@ def _task_words(event: events.TaskEvent) -> str:
         case _:
             pass
     return line
+
+
+def _report_words(event: events.TaskPlaced | events.NodeStarted | events.TaskOutput) -> str:
+    match event:
+        case events.TaskPlaced():
+            return f"runs on {one_line(event.place)}"
+        case events.NodeStarted():
+            return f"node {one_line(event.node)}"
+        case _:
+            waits = "waits: " if event.output == "waiting" else ""
+            return "" if event.output == "text" else f"{waits}{_shorten(event.text)}"
 
 
 def duration_and_tokens(event: events.TaskCompleted) -> str:

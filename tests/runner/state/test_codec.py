@@ -23,6 +23,8 @@ VALUES: dict[str, Any] = {
     "attempt": 7,
     "backend": "b",
     "session_id": "s",
+    "place": "m3",
+    "interrupted": True,
     "confirmed": True,
     "adopted": False,
     "text": "answer",
@@ -52,6 +54,7 @@ VALUES: dict[str, Any] = {
 ALIASES = {"spent": Spent(1, 2, 0.5, "m"), "data": "[1]", "prompt": "prompt", "state": "{}", "asked": None}
 EVENTS = {
     events.TaskStarted: stored.TaskStarted,
+    events.TaskPlaced: stored.TaskPlaced,
     events.SessionOpened: stored.SessionOpened,
     events.TaskCompleted: stored.TaskCompleted,
     events.TaskRetried: stored.TaskRetried,
