@@ -21,6 +21,10 @@ class _Answers:
     def __init__(self, given: Sequence[tuple[str, JsonValue]]) -> None:
         self._given = list(given)
 
+    def left(self) -> list[tuple[str, JsonValue]]:
+        """Return the answers that are left."""
+        return list(self._given)
+
     def next(self, text: str) -> Answer | None:
         """Return the next answer to the question `text`; None if no answer is left.
 
@@ -85,6 +89,12 @@ class answering:  # noqa: N801 - used as a statement, like a function
     def __exit__(self, *_: object) -> None:
         if self._token is not None:
             _answers.reset(self._token)
+
+
+def given_answers() -> list[tuple[str, JsonValue]]:
+    """Return the answers that `ask` would return in the current context: pairs of question text and answer."""
+    answers = _answers.get()
+    return [] if answers is None else answers.left()
 
 
 def as_here() -> Callable[[], None]:

@@ -54,6 +54,11 @@ class FunctionBackend:
         self._call: Callable[[str], Awaitable[Any]] = function if _is_async(function) else _threaded(function)
         self._function = function
 
+    @property
+    def function(self) -> Function:
+        """The function."""
+        return self._function
+
     def answer_key(self) -> JsonValue:
         """Return the module and the name of the function, and a digest of the code: the function's own, without the
         functions that it calls and the values of a closure.

@@ -5,7 +5,7 @@ The module holds plain frozen values and protocols only, and imports no SDK.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import field
 from pathlib import Path
@@ -199,6 +199,23 @@ OWN_OPTIONS = ModelOptions()
 
 
 @value
+class Placement:
+    """The identity of an attempt that runs on another host, and the callbacks of a `PlacedBackend`."""
+
+    run_id: str
+    task_id: str
+    attempt: int
+    on_place: Callable[[str], Awaitable[None]]
+    """Callback for the name of the host that has a slot. Returns once the name is stored, or the store is known to be
+    away. The host may begin only afterwards.
+    """
+    on_go: Callable[[], None]
+    """Callback for the moment at which the host may begin; the time limit counts from it. Never blocks or raises."""
+    place: str | None = None
+    """With `ConversationRequest.attaches`, the host on which the attempt was placed."""
+
+
+@value
 class ConversationRequest:
     """Everything a backend may need to open a conversation."""
 
@@ -249,6 +266,8 @@ class ConversationRequest:
     """The W3C trace context of the attempt, for a process that sends spans of its own. None if no trace can be made."""
     options: ModelOptions = OWN_OPTIONS
     """Settings of the task, limited to the `AdjustableBackend.adjustable` of the backend."""
+    placement: Placement | None = None
+    """For a `PlacedBackend` within a run; None outside of a run, and for all other backends."""
 
 
 class Conversation(Protocol):
@@ -302,6 +321,8 @@ class DetachedTurn:
     """`ConversationRequest.resumes_interrupted` of the turn."""
     about: str = ""
     """A short description, such as "claude, pid 4711"."""
+    place: str | None = None
+    """The host of a turn that was placed on another host, which has not been asked yet; None for a turn here."""
 
 
 @runtime_checkable
@@ -345,4 +366,42 @@ class ForkingBackend(Backend, Protocol):
     @property
     def can_fork(self) -> bool:
         """Whether `ConversationRequest.fork_of` is supported."""
+        ...
+
+
+@value
+class RunOnHosts:
+    """A run whose attempts are placed on other hosts, and its owner's claim."""
+
+    run_id: str
+    key: str
+    """Tells the run from every other run, also of another store. Part of the names of files on the hosts."""
+    epoch: int
+    """The number of the owner's claim. A host refuses the owner of an earlier claim."""
+    adopted: Mapping[str, Sequence[str]] = field(default_factory=dict[str, "Sequence[str]"])
+    """The attempts of a dead owner that go on, as `task/attempt`, by host. Hosts end all others of the run."""
+
+
+class Hosts(Protocol):
+    """A group of hosts on which attempts are placed."""
+
+    @property
+    def slots(self) -> int:
+        """The number of attempts that may run at once on all hosts together."""
+        ...
+
+    def connected(self, run: RunOnHosts) -> AbstractAsyncContextManager[object]:
+        """Connect the hosts for the attempts of `run`. Leaving the context disconnects the hosts; attempts that were
+        not ended go on there.
+        """
+        ...
+
+
+@runtime_checkable
+class PlacedBackend(Backend, Protocol):
+    """A backend whose attempts run on other hosts."""
+
+    @property
+    def hosts(self) -> Hosts:
+        """The hosts, to be connected before a request with a `placement` is opened."""
         ...

@@ -381,7 +381,9 @@ class ParallelRunner:
             claim = RunClaimed(at, owner, config.clock.wall() + config.lease)
             first = (created, events.RunStarted(at, run_id))
             state = RunState(dag.copy(), keeps_all=config.store is None)
-            prepared = PreparedRun(run_id, state, names, owner, first, (claim,), policy=policy, answers=answers)
+            prepared = PreparedRun(
+                run_id, state, names, owner, first, (claim,), policy=policy, answers=answers, created_at=at
+            )
             return await execute_run(prepared, config, feed, control)
 
         return run_id, drive_new
@@ -404,7 +406,7 @@ class ParallelRunner:
                 return await finish_cancelling(config, run, feed)
             answers = await earlier_answers(config, run)
             if (prepared := await prepare_resume(config, run, how, control)) is not None:
-                return replace(prepared, answers=answers)
+                return replace(prepared, answers=answers, created_at=run.record.created_at)
             return run.state.result(run_id, run.status, resume_summary=run.state.resume_summary())
 
         async def drive_stored(feed: Feed, control: Control) -> RunResult:

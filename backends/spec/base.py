@@ -25,3 +25,7 @@ class Spec(BaseModel):
         ge=1,
         description="Limit of parallel tasks of this backend. Default: the run's own limit.",
     )
+    on: str | None = Field(
+        default=None,
+        description="Name under `hosts`: the tasks run on these hosts. Default: on this machine.",
+    )

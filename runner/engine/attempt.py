@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+import anyio.lowlevel
+
 from plait.backends.cancellation import Cancellation
 from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.prices import Price
@@ -21,6 +23,8 @@ from plait.backends.protocol import (
     ForkingBackend,
     Message,
     Output,
+    PlacedBackend,
+    Placement,
     Reply,
 )
 from plait.backends.text import clean_text
@@ -50,6 +54,10 @@ _START_NOT_STORED = (
 
 async def _nothing_to_recall(_task_id: str) -> History:
     return NO_HISTORY
+
+
+def _nothing() -> None:
+    return None
 
 
 async def _no_inbox(_task_id: str, _attempt: int, _deadline_at: str) -> None:
@@ -126,6 +134,8 @@ class Attempt:
     """The number of waits for the store so far, for a task marked at_most_once."""
     over: bool = False
     """True once the call has ended."""
+    place: str | None = None
+    """The host of the attempt, if the attempt was placed on another host."""
     adopted: AdoptedAttempt | None = None
     """The attempt as an earlier process left the attempt behind, if an earlier process began the attempt."""
 
@@ -154,6 +164,7 @@ class AttemptRunner:
         # Computed once: isinstance with a protocol costs more than the rest of an attempt's start.
         self._lower = {name: gate.lower for name, gate in context.gates.items()}
         self._outlive = {name: isinstance(backend, DetachedBackend) for name, backend in context.backends.items()}
+        self._placed = {name for name, backend in context.backends.items() if isinstance(backend, PlacedBackend)}
 
     def begin(self, position: int) -> Attempt:
         """Return the pending task's next attempt, which is to be recorded as running."""
@@ -189,6 +200,7 @@ class AttemptRunner:
             resume,
             forks,
             called=True,
+            place=adopted.detached.place,
             adopted=adopted,
         )
 
@@ -312,7 +324,26 @@ class AttemptRunner:
             self._lower.get(self._context.task_backends[attempt.position]),
             None if files is None else traceparent(self._context.run_id, task.id, attempt.number),
             task.options,
+            self._placement(attempt),
         )
+
+    def _placement(self, attempt: Attempt) -> Placement | None:
+        """Return the placement of the attempt on another host; None for an attempt in this process."""
+        if self._context.task_backends[attempt.position] not in self._placed:
+            return None
+        on_place = partial(self._place, attempt)
+        run_id, task_id, place = self._context.run_id, attempt.task.id, attempt.place
+        return Placement(run_id, task_id, attempt.number, on_place, _nothing, place)
+
+    async def _place(self, attempt: Attempt, place: str) -> None:
+        """Store the host of the attempt. Raises BackendError if a task marked at_most_once cannot be stored now."""
+        attempt.place = place
+        interrupted = attempt.resumes_interrupted
+        placed = events.TaskPlaced(self._stamp(), attempt.task.id, attempt.number, place, interrupted)
+        await self._context.sink.submit([placed]).wait()
+        if attempt.task.at_most_once and self._context.sink.away:
+            raise BackendError(ErrorKind.TRANSIENT, _START_NOT_STORED)
+        await anyio.lowlevel.checkpoint()  # an owner that was fenced off is cancelled here
 
     def _files(self, attempt: Attempt) -> Files | None:
         root = self._context.files_root

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from math import inf
 from types import NoneType
 from typing import TypeAlias, TypeGuard, cast, get_args
 
@@ -80,7 +81,7 @@ async def call_backend(
                 await _send(backend, request, prompt, replies)
             else:
                 with anyio.move_on_after(timeout) as limit:
-                    await _send(backend, request, prompt, replies)
+                    await _send(backend, _timed_from_go(request, limit, timeout), prompt, replies)
                 if limit.cancelled_caught and not replies:
                     raise BackendError(ErrorKind.TIMEOUT, f"no answer within the task's timeout of {timeout:g} s")
         if not replies:
@@ -106,6 +107,19 @@ async def call_backend(
         outcome = _asked(inside.question)
     cancels.forget()
     return outcome
+
+
+def _timed_from_go(request: ConversationRequest, limit: anyio.CancelScope, timeout: float) -> ConversationRequest:
+    """Let the time of a request for another host begin when the host may begin."""
+    if request.placement is None:
+        return request
+    limit.deadline = inf
+
+    def on_go() -> None:
+        if limit.deadline == inf:
+            limit.deadline = anyio.current_time() + timeout
+
+    return replace(request, placement=replace(request.placement, on_go=on_go))
 
 
 def _failed(kind: ErrorKind, message: str) -> CallOutcome:

@@ -19,13 +19,15 @@ A run without a store has no writer, no lease and no inbox: `UnstoredSink` publi
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
 import anyio
 
 from plait.backends.errors import BackendError, ErrorKind
+from plait.backends.protocol import PlacedBackend, RunOnHosts
 from plait.persistence.changes import Change, RunReleased
 from plait.persistence.errors import Conflict, Fenced, StoreError
 from plait.persistence.failpoints import reached
@@ -53,6 +55,7 @@ from plait.runner.errors import OwnershipLost, RunExists
 from plait.runner.log import logger
 from plait.runner.scheduling.scheduler import InitialState, Scheduler
 from plait.runner.scheduling.slots import Pause
+from plait.runner.state.attempt_files import hosts_key
 from plait.runner.state.conversations import load_history
 from plait.runner.state.failures import THROTTLING
 from plait.runner.state.orphans import kill_orphans
@@ -85,6 +88,8 @@ class PreparedRun:
 
     answers: ReusableAnswers | None = None
     """The answers of an earlier run that this run takes over."""
+    created_at: str = ""
+    """The time at which the run was created, as stored."""
 
     @property
     def resumed(self) -> bool:
@@ -245,7 +250,7 @@ async def _execute(
     control.attach(executor.end, executor.wind_down, executor.answer)
     last_events: list[events.Event] = []
     try:
-        async with anyio.create_task_group() as beside:
+        async with connected_hosts(run, config), anyio.create_task_group() as beside:
             beside.start_soon(_end_after_grace, config, control)
             await executor.run()
             beside.cancel_scope.cancel()
@@ -271,6 +276,27 @@ def _throttled(run: PreparedRun) -> dict[int, Pause]:
         for i, record in enumerate(run.state.records)
         if record.error_kind in THROTTLING and statuses[i] is TaskStatus.PENDING
     }
+
+
+@asynccontextmanager
+async def connected_hosts(run: PreparedRun, config: Config) -> AsyncGenerator[None]:
+    """Connect the hosts of all backends that place attempts on other hosts. Leaving disconnects the hosts."""
+    every = [backend.hosts for backend in config.backends.values() if isinstance(backend, PlacedBackend)]
+    if not every:
+        yield
+        return
+    adopted: dict[str, list[str]] = {}
+    for position, attempt in run.handover.adopted.items():
+        if attempt.detached.place is not None:
+            name = f"{run.state.dag.tasks[position].id}/{run.state.attempts[position]}"
+            adopted.setdefault(attempt.detached.place, []).append(name)
+    key = hosts_key(run.run_id, run.created_at)
+    async with AsyncExitStack() as stack:
+        for hosts in {id(one): one for one in every}.values():
+            await stack.enter_async_context(
+                hosts.connected(RunOnHosts(run.run_id, key, max(1, run.position.epoch), adopted))
+            )
+        yield
 
 
 async def _nothing() -> None:

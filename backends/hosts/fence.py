@@ -1,0 +1,107 @@
+"""The fence of a run on a host: one host process at a time, and none of an earlier owner.
+
+    <state>/<run>/<host>/fence.json      the highest epoch, and the host process that serves it
+    <state>/<run>/<host>/TASK/ATTEMPT/   the files of an attempt
+    <state>/sessions/                    shared by all attempts
+
+A host process that takes the fence ends the one before: that of an owner whose connection broke silently, or of an
+owner that slept past its lease. Agents live in sessions of their own, and go on. So a frame that an earlier owner sends
+afterwards is refused or never read.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import signal
+import time
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from plait.backends.process.private import private_file, private_folder
+from plait.backends.process.proctable import Process, boot_id, send_signal, start_time
+from plait.backends.values import value
+
+_NAME = "fence.json"
+_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
+_KEY = re.compile(r"[0-9a-f]{16,64}")
+_END_LIMIT = 5.0
+"""Seconds for a killed host process to be gone."""
+
+
+class Fenced(Exception):  # noqa: N818 - reads as what it is
+    """Another owner has claimed the run at a higher epoch."""
+
+
+@value
+class _Holder:
+    epoch: int
+    boot: str
+    pid: int
+    started: str
+
+
+def state_folder() -> Path:
+    """Return the folder for the files of attempts on this host: below XDG_STATE_HOME, else below ~/.local/state."""
+    base = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    return Path(base).expanduser() / "plait" / "hosts"
+
+
+def run_folder(state: Path, key: str, host: str) -> Path:
+    """Return the folder of a run on the host named `host`. Raise ValueError if a name could lead elsewhere."""
+    if not _KEY.fullmatch(key) or not _ID.fullmatch(host):
+        raise ValueError(f"the run {key!r} or the host {host!r} is no name of plait")
+    return state / key / host
+
+
+def turn_folder(run: Path, turn: str) -> Path:
+    """Return the folder of the attempt `turn`, a `task/attempt`. Raise ValueError if a name could lead elsewhere."""
+    task, _, attempt = turn.rpartition("/")
+    if not _ID.fullmatch(task) or not re.fullmatch(r"[0-9]{1,9}(-[0-9]{1,9})?", attempt):
+        raise ValueError(f"{turn!r} is no attempt of plait")
+    return run / task / attempt
+
+
+def take_fence(folder: Path, epoch: int) -> None:
+    """Make this process the host process of the run, and end the one before. Raise Fenced if the epoch is too low."""
+    private_folder(folder)
+    with _locked(folder):
+        before = _read(folder / _NAME)
+        if before is not None and before.epoch > epoch:
+            raise Fenced(f"the run was claimed by another process: epoch {before.epoch}, and this is epoch {epoch}")
+        if before is not None and before.boot == boot_id() and before.pid != os.getpid():
+            _end(before)
+        text = json.dumps([epoch, boot_id(), os.getpid(), start_time(os.getpid()) or ""])
+        private_file(folder / f"{_NAME}.new", text)
+        (folder / f"{_NAME}.new").replace(folder / _NAME)
+
+
+@contextmanager
+def _locked(folder: Path) -> Generator[None]:
+    descriptor = os.open(folder / "fence.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _read(path: Path) -> _Holder | None:
+    try:
+        epoch, boot, pid, started = json.loads(path.read_bytes())
+        return _Holder(int(epoch), str(boot), int(pid), str(started))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _end(holder: _Holder) -> None:
+    if not holder.started.isdecimal():
+        return
+    until = time.monotonic() + _END_LIMIT
+    while start_time(holder.pid) == holder.started and time.monotonic() < until:
+        with suppress(OSError):
+            send_signal(Process(holder.pid, False, 0, 0, int(holder.started)), signal.SIGKILL)
+        time.sleep(0.005)

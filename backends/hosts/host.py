@@ -1,0 +1,299 @@
+"""`serve`: the host process. It begins, follows and ends the attempts of one run on this host, as frames ask for.
+
+The process exits with its connection, at once and without cleaning up: the agents under way work on, each in a session
+of its own with its output in files, and the host process of the next connection follows them. An attempt that is no
+agent ends with the process.
+
+An attempt begins only at `go`, after the runner has stored the host, and is ended only at `cancel`, or by a `hello`
+that does not name the attempt. So a lost connection ends nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import platform
+import shutil
+import sys
+import traceback
+from collections.abc import Callable, Generator, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeAlias, cast
+
+import anyio
+import anyio.abc
+from anyio.to_thread import run_sync
+
+from plait.backends.ask import QuestionAsked, answering
+from plait.backends.cancellation import CancellableTurn, Cancellation
+from plait.backends.errors import BackendError, BackendUnavailable, ErrorKind
+from plait.backends.function import format_traceback
+from plait.backends.hosts.fence import Fenced, run_folder, take_fence, turn_folder
+from plait.backends.hosts.frames import (
+    LONGEST,
+    Frame,
+    error_json,
+    frame_line,
+    output_json,
+    question_json,
+    read_frame,
+    read_request,
+    reply_json,
+)
+from plait.backends.hosts.slots import Slots
+from plait.backends.process.spawn import sweep
+from plait.backends.protocol import (
+    Allowance,
+    Backend,
+    ConversationRequest,
+    DetachedBackend,
+    Files,
+    JsonValue,
+    Output,
+    Reply,
+)
+from plait.backends.secrets import without_secrets
+from plait.backends.text import one_line
+
+Build: TypeAlias = Callable[[Mapping[str, JsonValue]], Backend]
+"""Makes the backend that a runner describes. Raises BackendUnavailable."""
+_RETRY_S = 0.5
+"""Seconds between two looks for a slot that another process of this host may have freed."""
+SESSIONS = "sessions"
+
+
+async def serve(build: Build, state: Path, version: str) -> None:
+    """Serve the connection on standard input and output, with files below `state`. Exit the process at its end.
+
+    Returns only if the connection was refused.
+    """
+    reader, write = await _standard_streams()
+    try:
+        hello = read_frame(await reader.readline())
+        host = _admit(hello, state, version)
+        await sweep(host.folder, [turn_folder(host.folder, turn) for turn in hello["keep"]])
+    except _Refused as refused:
+        write({"op": "refused", "why": refused.why, "message": str(refused), "version": version})
+        return
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        write({"op": "refused", "why": "error", "message": one_line(str(error)), "version": version})
+        return
+    write({"op": "ready", "version": version, "node": platform.node(), "taken": host.slots.taken()})
+    async with AsyncExitStack() as opened, anyio.create_task_group() as turns:
+        host.begin(build, write, opened, turns)
+        with _exiting():
+            while line := await reader.readline():
+                await host.handle(read_frame(line))
+        os._exit(0)
+
+
+class _Refused(Exception):  # noqa: N818 - reads as what it is
+    def __init__(self, why: str, message: str) -> None:
+        super().__init__(message)
+        self.why = why
+
+
+def _admit(hello: Mapping[str, Any], state: Path, version: str) -> _Host:
+    """Return the host, with the fence taken. Raise _Refused for another version, and for an older claim."""
+    if hello["version"] != version:
+        raise _Refused("version", f"this host has plait {version}")
+    folder = run_folder(state, hello["key"], hello["host"])
+    try:
+        take_fence(folder, hello["epoch"])
+    except Fenced as error:
+        raise _Refused("fenced", str(error)) from None
+    return _Host(folder, state / SESSIONS, Slots(state / "slots", hello["slots"]))
+
+
+@contextmanager
+def _exiting() -> Generator[None]:
+    """Exit the process after an unexpected error. The task group of the attempts would end all agents instead."""
+    try:
+        yield
+    except Exception:
+        traceback.print_exc()
+        os._exit(1)
+
+
+async def _standard_streams() -> tuple[asyncio.StreamReader, Callable[[Frame], None]]:
+    """Return the reader of standard input, and a function that writes frames to standard output.
+
+    Everything else that this process and its children print goes to standard error.
+    """
+    output = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader(limit=LONGEST)
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin.buffer)
+    transport, _ = await loop.connect_write_pipe(_Output, output)
+    return reader, lambda frame: transport.write(frame_line(frame))
+
+
+class _Output(asyncio.BaseProtocol):
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - signature of asyncio
+        os._exit(0)  # nobody reads any more
+
+
+class _Host:
+    """The attempts of a run on this host."""
+
+    def __init__(self, folder: Path, sessions: Path, slots: Slots) -> None:
+        self.folder = folder
+        self._sessions = sessions
+        self.slots = slots
+        self._waiting: list[str] = []
+        """The attempts that wait for a slot, the first to ask first."""
+        self._under_way: dict[str, anyio.CancelScope] = {}
+        self._backends: dict[str, Backend] = {}
+        self._making = anyio.Lock()
+        self._cancellation = Cancellation()
+
+    def begin(
+        self, build: Build, write: Callable[[Frame], None], opened: AsyncExitStack, turns: anyio.abc.TaskGroup
+    ) -> None:
+        """Begin to handle frames. `opened` holds the backends, and `turns` the attempts."""
+        self._build, self._write, self._opened, self._turns = build, write, opened, turns
+        turns.start_soon(self._look_for_slots)
+
+    async def handle(self, frame: Frame) -> None:
+        """Handle a frame of the runner. Unknown frames are ignored."""
+        match frame["op"]:
+            case "ask":
+                self._waiting.append(frame["turn"])
+                self._grant()
+            case "go":
+                turn = frame["turn"]
+                self._under_way[turn] = scope = anyio.CancelScope()
+                self.slots.take(turn)
+                self._turns.start_soon(self._run, turn, frame, scope)
+            case "cancel":
+                await self._cancel(frame["turn"])
+            case "wind_down":
+                self._cancellation.request()
+            case _:
+                pass
+
+    def _grant(self) -> None:
+        while self._waiting and self.slots.take(self._waiting[0]):
+            self._write({"op": "slot", "turn": self._waiting.pop(0)})
+
+    async def _look_for_slots(self) -> None:
+        while True:
+            await anyio.sleep(_RETRY_S)
+            self._grant()
+
+    async def _cancel(self, turn: str) -> None:
+        if turn in self._waiting:
+            self._waiting.remove(turn)
+        if (scope := self._under_way.get(turn)) is not None:
+            scope.cancel()  # `_run` reports the end
+            return
+        self.slots.free(turn)
+        self._grant()
+        self._turns.start_soon(self._end, turn)
+
+    async def _end(self, turn: str) -> None:
+        """End the processes of an attempt that this process has never followed."""
+        with _exiting():
+            await sweep(turn_folder(self.folder, turn), ())
+            self._write({"op": "ended", "turn": turn})
+
+    async def _run(self, turn: str, frame: Frame, scope: anyio.CancelScope) -> None:
+        with _exiting():
+            await self._run_to_end(turn, frame, scope)
+
+    async def _run_to_end(self, turn: str, frame: Frame, scope: anyio.CancelScope) -> None:
+        answer: Frame = {"op": "ended"}
+        try:
+            with scope:
+                answer = await self._answer(turn, frame)
+        finally:
+            del self._under_way[turn]
+            self.slots.free(turn)
+        try:
+            self._write({**answer, "turn": turn})
+        except (TypeError, ValueError) as error:
+            message = f"the reply is no JSON, so it cannot be sent: {one_line(str(error))}"
+            self._write({"op": "error", **error_json(BackendError(ErrorKind.UNEXPECTED, message)), "turn": turn})
+        self._grant()
+
+    async def _answer(self, turn: str, frame: Frame) -> Frame:
+        try:
+            with CancellableTurn(self._cancellation), answering([(text, value) for text, value in frame["answers"]]):
+                return {"op": "reply", **reply_json(await self._reply(turn, frame))}
+        except QuestionAsked as asked:
+            return {"op": "asked", **question_json(asked.question)}
+        except BackendError as error:
+            return {"op": "error", **error_json(error)}
+        except BackendUnavailable as error:
+            return {"op": "error", **error_json(BackendError(ErrorKind.UNAVAILABLE, str(error)))}
+        except (Exception, SystemExit) as error:
+            text = f"{type(error).__name__}: {without_secrets(one_line(str(error)))}"
+            unexpected = BackendError(ErrorKind.UNEXPECTED, text, traceback=format_traceback(error))
+            return {"op": "error", **error_json(unexpected)}
+
+    async def _reply(self, turn: str, frame: Frame) -> Reply:
+        backend = await self._backend(frame["backend"])
+        folder = turn_folder(self.folder, turn)
+        request = self._request(turn, frame["request"], Files(folder, self._sessions))
+        if request.attaches:
+            await self._require_left(backend, request, folder)
+        elif folder.exists():
+            await sweep(folder, ())
+            await run_sync(shutil.rmtree, folder)
+        if request.session_id is None and not request.attaches:
+            request = replace(request, session_id=backend.new_session_id())
+        async with backend.open(request) as conversation:
+            return await conversation.send(frame["prompt"])
+
+    async def _require_left(self, backend: Backend, request: ConversationRequest, folder: Path) -> None:
+        """Raise BackendError (crashed) if nothing is left of the attempt that is to be followed."""
+        left = None
+        if isinstance(backend, DetachedBackend):
+            left = await run_sync(backend.inspect, Files(folder, self._sessions))
+        if left is not None and left.session_id is not None:
+            request.on_session(left.session_id)
+        if left is None or left.state == "dead":
+            await sweep(folder, ())
+            known = left is not None and left.session_id is not None
+            raise BackendError(
+                ErrorKind.CRASHED, "the attempt ended with the process that followed it", continues_session=known
+            )
+
+    def _request(self, turn: str, parts: Mapping[str, Any], files: Files) -> ConversationRequest:
+        def report(op: str, fields: Mapping[str, Any]) -> None:
+            with suppress(TypeError, ValueError):  # no JSON
+                self._write({"op": op, **fields, "turn": turn})
+
+        def on_output(output: Output) -> None:
+            report("output", output_json(output))
+
+        def on_session(session_id: str) -> None:
+            report("session", {"session_id": session_id})
+
+        def on_allowance(allowance: Allowance) -> None:
+            names = ("requests_per_minute", "requests_left", "tokens_per_minute", "tokens_left")
+            report("allowance", {"limits": {name: getattr(allowance, name) for name in names}})
+
+        return ConversationRequest(
+            **read_request(parts),
+            files=files,
+            on_output=on_output,
+            on_session=on_session,
+            on_allowance=on_allowance if parts.get("wants_allowance") else None,
+        )
+
+    async def _backend(self, described: Mapping[str, JsonValue]) -> Backend:
+        """Return the backend described, made once. Raise BackendUnavailable."""
+        key = json.dumps(described)
+        if key not in self._backends:
+            async with self._making:
+                if key not in self._backends:
+                    backend = self._build(described)
+                    if isinstance(backend, AbstractAsyncContextManager):
+                        await self._opened.enter_async_context(cast("AbstractAsyncContextManager[Any]", backend))
+                    self._backends[key] = backend
+        return self._backends[key]

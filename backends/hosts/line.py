@@ -1,0 +1,254 @@
+"""`Line`: the connection of a run to one host, a process such as `ssh m3 plait host`, made again whenever it breaks.
+
+    connecting -> connected -> away -> connecting -> ...        refused: another version, or another owner
+
+A line that breaks ends no attempt. Each attempt on it reads a frame `lost`, and decides how long to wait.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+
+import anyio
+import anyio.abc
+
+from plait.backends.hosts.frames import LONGEST, Frame, frame_line, read_frame
+from plait.backends.text import one_line
+
+LOST: Frame = {"op": "lost"}
+"""The frame that each attempt reads when the line breaks."""
+_RETRIES_S = (0.0, 0.2, 0.5, 1.0, 2.0, 5.0)
+"""Seconds before the first, second, ... attempt to connect again; the last holds for all later ones."""
+_ANSWER_S = 60.0
+"""Seconds for a host to answer the first frame."""
+_CLOSE_S = 2.0
+"""Seconds for the process of the line to exit once its input has ended."""
+_STDERR = 2000
+"""Bytes of standard error that are kept for the reason."""
+
+
+class Turn:
+    """The frames of one attempt on a line."""
+
+    def __init__(self, name: str, on_report: Callable[[Frame], None]) -> None:
+        self.name = name
+        """`task/attempt`."""
+        self._on_report = on_report
+        self._frames: deque[Frame] = deque()
+        self._news = anyio.Event()
+
+    def put(self, frame: Frame) -> None:
+        """Pass a report on at once, and keep any other frame for `next`."""
+        if frame["op"] in {"session", "output", "allowance"}:
+            self._on_report(frame)
+        else:
+            self._frames.append(frame)
+            self._news.set()
+
+    def clear(self) -> None:
+        """Forget the frames of an earlier connection."""
+        self._frames.clear()
+
+    async def next(self) -> Frame:
+        """Return the next frame that is no report."""
+        while not self._frames:
+            self._news = anyio.Event()
+            await self._news.wait()
+        return self._frames.popleft()
+
+
+class Line:
+    """The connection to the host `name`. `hello` returns the first frame of each connection."""
+
+    def __init__(self, name: str, slots: int, command: Sequence[str], hello: Callable[[], Frame]) -> None:
+        self.name = name
+        self.slots = slots
+        self._command = command
+        self._hello = hello
+        self.turns: dict[str, Turn] = {}
+        """The attempts that this process has on the host, by name."""
+        self.kept: set[str] = set()
+        """The attempts that the host is to keep when it is connected again."""
+        self.is_connected = False
+        self.was_connected = False
+        """Whether the host has accepted a connection of this process."""
+        self.tries = 0
+        """The number of attempts to connect that have failed since the last connection."""
+        self.away_since: str | None = None
+        """The time of day at which the host was found to be away; None while it is connected or was never asked."""
+        self.reason = ""
+        """Why the host is away, or why it refused."""
+        self.refusal: str | None = None
+        """Why the host will never accept this process, "version" or "fenced"; None if it may."""
+        self.on_change: Callable[[], None] = lambda: None
+        self._unsent = bytearray()
+        self._to_send = anyio.Event()
+        self._closing = anyio.Event()
+
+    def send(self, frame: Frame) -> None:
+        """Send a frame. Never waits. Frames for a line that is away are dropped: `hello` names the attempts to keep.
+
+        Raise TypeError or ValueError for values that JSON cannot hold.
+        """
+        line = frame_line(frame)
+        if self.is_connected:
+            self._unsent += line
+            self._to_send.set()
+
+    def close(self) -> None:
+        """Disconnect for good. `run` returns soon."""
+        self._closing.set()
+
+    async def run(self) -> None:
+        """Connect, and connect again, until `close`, or until the host refuses. Never raises."""
+        async with anyio.create_task_group() as group:
+            group.start_soon(self._end_when_closed, group.cancel_scope)
+            while self.refusal is None and not self._closing.is_set():
+                await anyio.sleep(_RETRIES_S[min(self.tries, len(_RETRIES_S) - 1)])
+                await self._connect()
+            group.cancel_scope.cancel()
+
+    async def _end_when_closed(self, waits: anyio.CancelScope) -> None:
+        await self._closing.wait()
+        if not self.is_connected:
+            waits.cancel()
+
+    async def _connect(self) -> None:
+        try:
+            process = await anyio.open_process(self._command, stderr=subprocess.PIPE, start_new_session=True)
+        except OSError as error:
+            self._lost(f"cannot start {self._command[0]}: {error.strerror}")
+            return
+        errors, reason = bytearray(), ""
+        try:
+            async with anyio.create_task_group() as group:
+                group.start_soon(self._read_errors, process, errors)
+                group.start_soon(self._write, process)
+                reason = await self._read(process)
+                group.cancel_scope.cancel()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await _end(process)
+        last = errors.decode("utf-8", "replace").strip().rpartition("\n")[2]
+        self._lost(reason or one_line(last) or f"{self._command[0]} exited with {process.returncode}")
+
+    async def _read(self, process: anyio.abc.Process) -> str:
+        """Read frames until the connection ends. Return the reason if the host did not accept; else an empty text."""
+        assert process.stdout is not None
+        lines, first = _LineReader(process.stdout), None
+        with anyio.move_on_after(_ANSWER_S) as limit:
+            await _send(process, frame_line(self._hello()))
+            first = await lines.next()
+        if limit.cancelled_caught:
+            return f"no answer within {_ANSWER_S:g} s"
+        if first is None:
+            return ""
+        if first["op"] != "ready":
+            self.refusal = str(first.get("why")) if first.get("why") in {"version", "fenced"} else None
+            return one_line(str(first.get("message")))
+        self.is_connected = self.was_connected = True
+        self.tries, self.away_since, self.reason = 0, None, ""
+        self.on_change()
+        while (frame := await lines.next()) is not None:
+            turn = self.turns.get(str(frame.get("turn")))
+            if turn is not None:
+                turn.put(frame)
+        self.is_connected = False
+        return ""
+
+    def _lost(self, reason: str) -> None:
+        self.is_connected = False
+        self._unsent.clear()
+        self.reason = reason
+        self.tries += 1
+        if self.away_since is None:
+            self.away_since = f"{datetime.now(UTC).astimezone():%H:%M:%S}"
+        for turn in list(self.turns.values()):
+            turn.put(LOST)
+        self.on_change()
+
+    async def _write(self, process: anyio.abc.Process) -> None:
+        """Send the waiting frames, and end the input of the process at `close`."""
+        async with anyio.create_task_group() as group:
+            group.start_soon(self._close_input, process)
+            while True:
+                await self._to_send.wait()
+                self._to_send = anyio.Event()
+                data, self._unsent = bytes(self._unsent), bytearray()
+                if data and not await _send(process, data):
+                    return
+
+    async def _close_input(self, process: anyio.abc.Process) -> None:
+        await self._closing.wait()
+        if self._unsent:
+            await _send(process, bytes(self._unsent))
+        if process.stdin is not None:
+            with suppress(OSError, anyio.BrokenResourceError):
+                await process.stdin.aclose()
+
+    async def _read_errors(self, process: anyio.abc.Process, errors: bytearray) -> None:
+        assert process.stderr is not None
+        with suppress(anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
+            while True:
+                errors += await process.stderr.receive()
+                del errors[:-_STDERR]
+
+
+class _LineReader:
+    """Reads frames from the output of a process."""
+
+    def __init__(self, stream: anyio.abc.ByteReceiveStream) -> None:
+        self._stream = stream
+        self._pending = bytearray()
+        self._frames: deque[Frame] = deque()
+
+    async def next(self) -> Frame | None:
+        """Return the next frame; None at the end, and if the output is not that of a host."""
+        while not self._frames:
+            try:
+                data = await self._stream.receive()
+            except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
+                return None
+            self._pending += data
+            if b"\n" in data:
+                *lines, rest = self._pending.split(b"\n")
+                self._pending = rest
+                try:
+                    self._frames.extend(read_frame(bytes(line)) for line in lines)
+                except ValueError:  # a login script that prints, or another program
+                    return None
+            elif len(self._pending) > LONGEST:
+                return None
+        return self._frames.popleft()
+
+
+async def _send(process: anyio.abc.Process, data: bytes) -> bool:
+    """Send data. Return False if the process no longer reads."""
+    assert process.stdin is not None
+    try:
+        await process.stdin.send(data)
+    except (OSError, anyio.BrokenResourceError, anyio.ClosedResourceError):
+        return False
+    return True
+
+
+async def _end(process: anyio.abc.Process) -> None:
+    """End the input of the process, wait for its exit, and kill its group if it does not exit."""
+    if process.stdin is not None:
+        with suppress(OSError, anyio.BrokenResourceError):
+            await process.stdin.aclose()
+    with anyio.move_on_after(_CLOSE_S):
+        await process.wait()
+    if process.returncode is None:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
+    for stream in (process.stdout, process.stderr):
+        if stream is not None:
+            await stream.aclose()

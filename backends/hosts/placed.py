@@ -1,0 +1,199 @@
+"""`HostBackend`: a backend with its attempts on other hosts, each placed before the attempt may begin.
+
+    ask -> slot -> the place is stored -> go -> session, output -> reply
+
+Session ids are `ID@HOST`, so a task that continues a conversation goes to the host that has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
+from typing import Protocol
+
+import anyio
+
+from plait.backends.ask import QuestionAsked, given_answers
+from plait.backends.cancellation import when_cancelled
+from plait.backends.errors import BackendError, ErrorKind
+from plait.backends.hosts.frames import Frame, read_error, read_output, read_question, read_reply, request_json
+from plait.backends.hosts.session import HostSession, Place
+from plait.backends.protocol import (
+    Allowance,
+    Conversation,
+    ConversationRequest,
+    Hosts,
+    JsonValue,
+    Output,
+    Placement,
+    Reply,
+    RunOnHosts,
+)
+
+
+class ConnectedHosts(Hosts, Protocol):
+    """Hosts with the sessions that a `HostBackend` uses."""
+
+    def session(self, run_id: str) -> HostSession | None:
+        """Return the session of a run that is connected; None without one."""
+        ...
+
+    def connected(self, run: RunOnHosts) -> AbstractAsyncContextManager[HostSession]:
+        """See `Hosts.connected`."""
+        ...
+
+
+class HostBackend:
+    """A backend on the hosts `hosts`, which build the backend themselves from `described`.
+
+    `can_fork` is that of the backend. The environment, the keys and the programs are those of
+    each host.
+    """
+
+    def __init__(self, described: Mapping[str, JsonValue], hosts: ConnectedHosts, *, can_fork: bool = False) -> None:
+        self._described = described
+        self._hosts = hosts
+        self.can_fork = can_fork
+
+    @property
+    def hosts(self) -> Hosts:
+        """The hosts."""
+        return self._hosts
+
+    def new_session_id(self) -> str | None:
+        """Return None: the host is not chosen yet."""
+        return None
+
+    @asynccontextmanager
+    async def open(self, request: ConversationRequest) -> AsyncGenerator[Conversation]:
+        """Open a conversation. The first turn chooses the host."""
+        placement = request.placement
+        session = None if placement is None else self._hosts.session(placement.run_id)
+        if session is not None and placement is not None:
+            yield HostConversation(self._described, session, request, placement)
+            return
+        raise BackendError(ErrorKind.UNEXPECTED, "the hosts are not connected; a bug of plait")
+
+
+class HostConversation:
+    """A conversation on one of the hosts."""
+
+    def __init__(
+        self,
+        described: Mapping[str, JsonValue],
+        session: HostSession,
+        request: ConversationRequest,
+        placement: Placement,
+    ) -> None:
+        self._described = described
+        self._session = session
+        self._request = request
+        self._placement = placement
+        self.session_id = request.session_id
+
+    async def send(self, prompt: str) -> Reply:
+        """Place the turn on a host, and return the answer. Raises as `Conversation.send`."""
+        name = f"{self._placement.task_id}/{self._placement.attempt}"
+        place = await self._place(name)
+        try:
+            return await self._run(place, prompt)
+        except anyio.get_cancelled_exc_class():
+            if not await place.end():
+                self._request.on_output(Output("notice", f"{place.line.name} is away, so the attempt is not ended yet"))
+            raise
+        finally:
+            place.leave()
+
+    async def _place(self, name: str) -> Place:
+        placement, request = self._placement, self._request
+        if request.attaches and placement.place is not None:
+            return self._session.follow(name, placement.place, self._report)
+        wanted = _host_of(request.session_id if request.resume else request.fork_of)
+        place = await self._session.place(name, wanted, self._report, request.on_output)
+        self._host = place.line.name
+        try:
+            place.line.kept.add(name)  # from here on the place may be stored
+            await placement.on_place(place.line.name)
+        except BaseException:
+            place.line.send({"op": "cancel", "turn": name})
+            place.leave()
+            raise
+        return place
+
+    async def _run(self, place: Place, prompt: str) -> Reply:
+        follows = self._request.attaches
+        self._host = place.line.name
+        with when_cancelled(self._session.wind_down):
+            while True:
+                if not await self._session.is_back(place.line, self._request.on_output):
+                    raise self._session.away_error(place.line)
+                place.turn.clear()
+                self._go(place, prompt, follows=follows)
+                frame = await place.turn.next()
+                if frame["op"] != "lost":
+                    return self._outcome(frame)
+                follows = True
+
+    def _go(self, place: Place, prompt: str, *, follows: bool) -> None:
+        request = replace(
+            self._request,
+            attaches=follows,
+            session_id=_without_host(self._request.session_id),
+            fork_of=_without_host(self._request.fork_of),
+        )
+        frame: Frame = {
+            "op": "go",
+            "turn": place.turn.name,
+            "backend": self._described,
+            "request": request_json(request),
+            "prompt": prompt,
+            "answers": given_answers(),
+        }
+        place.line.send(frame)
+        self._placement.on_go()
+
+    def _outcome(self, frame: Frame) -> Reply:
+        try:
+            match frame["op"]:
+                case "reply":
+                    reply = read_reply(frame)
+                case "asked":
+                    raise QuestionAsked(read_question(frame))
+                case "error":
+                    raise read_error(frame)
+                case _:
+                    raise BackendError(ErrorKind.CRASHED, f"{self._host} ended the attempt")
+        except (KeyError, TypeError, ValueError) as error:
+            message = f"{self._host} sent an answer that cannot be read: {error!r}"
+            raise BackendError(ErrorKind.UNEXPECTED, message) from None
+        if reply.session_id is None:
+            return reply
+        self.session_id = self._with_host(reply.session_id)
+        return replace(reply, session_id=self.session_id)
+
+    def _report(self, frame: Frame) -> None:
+        try:
+            match frame["op"]:
+                case "session":
+                    self.session_id = self._with_host(frame["session_id"])
+                    self._request.on_session(self.session_id)
+                case "output":
+                    self._request.on_output(read_output(frame))
+                case _:
+                    if self._request.on_allowance is not None:
+                        self._request.on_allowance(Allowance(**frame["limits"]))
+        except (KeyError, TypeError, ValueError):
+            pass  # a report that cannot be read is worth less than the attempt
+
+    def _with_host(self, session_id: str) -> str:
+        return f"{session_id}@{self._host}"
+
+
+def _host_of(session_id: str | None) -> str | None:
+    """Return the host of a session; None without a session."""
+    return None if session_id is None else session_id.rpartition("@")[2]
+
+
+def _without_host(session_id: str | None) -> str | None:
+    return None if session_id is None else session_id.rpartition("@")[0] or session_id

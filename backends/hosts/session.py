@@ -1,0 +1,161 @@
+"""`HostSession`: the lines of one run to its hosts, and the choice of a host for each attempt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import anyio
+
+from plait.backends.errors import BackendError, ErrorKind
+from plait.backends.hosts.frames import Frame
+from plait.backends.hosts.line import LOST, Line, Turn
+from plait.backends.protocol import Output
+
+_END_S = 20.0
+"""Seconds for a host to end an attempt: more than an agent has between SIGTERM and SIGKILL."""
+
+
+class HostSession:
+    """The hosts of one run while this process owns the run."""
+
+    def __init__(self, lines: Sequence[Line], patience: float) -> None:
+        self.lines = {line.name: line for line in lines}
+        self._patience = patience
+        self._changed = anyio.Event()
+        for line in lines:
+            line.on_change = self._wake
+
+    async def run(self) -> None:
+        """Keep the hosts connected until `close`."""
+        async with anyio.create_task_group() as group:
+            for line in self.lines.values():
+                group.start_soon(line.run)
+
+    def close(self) -> None:
+        """Disconnect all hosts."""
+        for line in self.lines.values():
+            line.close()
+
+    def wind_down(self) -> None:
+        """Ask the attempts on all hosts to end, because the run is being cancelled."""
+        for line in self.lines.values():
+            line.send({"op": "wind_down"})
+
+    async def place(self, name: str, wanted: str | None, report: Callable[[Frame], None], on_output: OnOutput) -> Place:
+        """Return a slot on the host `wanted`, or on the least loaded host, for the attempt `name`.
+
+        If the host `wanted` is away for the patience of the hosts, another host is chosen. Raises BackendError
+        (transient) if no host can be reached, and (unavailable) if all refuse this version of plait.
+        """
+        preferred = None if wanted is None else self.lines.get(wanted)
+        if preferred is not None and not await self.is_back(preferred, on_output):
+            preferred = None
+        while True:
+            line = await self._with_room(preferred, on_output)
+            turn = line.turns[name] = Turn(name, report)
+            place = Place(self, line, turn)
+            try:
+                line.send({"op": "ask", "turn": name})
+                if await turn.next() is not LOST:
+                    return place
+                place.leave()
+            except BaseException:
+                line.send({"op": "cancel", "turn": name})
+                place.leave()
+                raise
+
+    def follow(self, name: str, host: str, report: Callable[[Frame], None]) -> Place:
+        """Return the place of an attempt that a dead owner placed on `host`. Raises BackendError (crashed) if the host
+        is no longer one of the hosts.
+        """
+        line = self.lines.get(host)
+        if line is None:
+            message = f"the attempt runs on {host}, which is none of the hosts: {', '.join(self.lines)}"
+            raise BackendError(ErrorKind.CRASHED, message)
+        turn = line.turns[name] = Turn(name, report)
+        return Place(self, line, turn)
+
+    async def is_back(self, line: Line, on_output: OnOutput) -> bool:
+        """Wait until the host is connected. Return False after the patience, or if the host refuses."""
+        if line.is_connected:
+            return True
+        told = ""
+        with anyio.move_on_after(self._patience):
+            while not line.is_connected and line.refusal is None:
+                why = f", away since {line.away_since}: {line.reason}" if line.away_since is not None else ""
+                if why != told or not told:
+                    told = why
+                    on_output(Output("waiting", f"waiting for {line.name}{why}"))
+                await self._change()
+        return line.is_connected
+
+    def away_error(self, line: Line, *, continues: bool = False) -> BackendError:
+        """Return the error of an attempt on a host that has been away for too long."""
+        if line.refusal == "fenced":
+            return BackendError(ErrorKind.CRASHED, f"{line.name}: {line.reason}", continues_session=continues)
+        away = f"{line.name} has been away for {self._patience:g} s ({line.reason})"
+        return BackendError(
+            ErrorKind.CRASHED, f"{away}; an attempt still under way there is ended when {line.name} is back"
+        )
+
+    async def _with_room(self, preferred: Line | None, on_output: OnOutput) -> Line:
+        """Wait for a host with a free slot, and return the least loaded one."""
+        while True:
+            lines = self.lines.values() if preferred is None or not preferred.is_connected else (preferred,)
+            free = [line for line in lines if line.is_connected and len(line.turns) < line.slots]
+            if free:
+                return min(free, key=lambda line: len(line.turns) / line.slots)
+            if any(line.is_connected for line in self.lines.values()):
+                await self._change()
+            else:
+                await self._any_back(on_output)
+
+    async def _any_back(self, on_output: OnOutput) -> None:
+        """Wait until a host is connected. Raise BackendError after the patience, or if no host can be expected: none
+        has accepted this process before, and each has been asked in vain.
+        """
+        lines = self.lines.values()
+        with anyio.move_on_after(self._patience):
+            while not all(line.refusal or (line.tries and not line.was_connected) for line in lines):
+                if any(line.is_connected for line in lines):
+                    return
+                on_output(Output("waiting", f"waiting for {', '.join(self.lines)}"))
+                await self._change()
+        why = "; ".join(f"{line.name}: {line.reason}" for line in lines)
+        refused = all(line.refusal == "version" for line in lines)
+        kind = ErrorKind.UNAVAILABLE if refused else ErrorKind.TRANSIENT
+        raise BackendError(kind, f"no host can be reached: {why}")
+
+    async def _change(self) -> None:
+        await self._changed.wait()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()
+
+
+OnOutput = Callable[[Output], None]
+
+
+class Place:
+    """A slot of a host, held by an attempt until `leave`."""
+
+    def __init__(self, session: HostSession, line: Line, turn: Turn) -> None:
+        self.session = session
+        self.line = line
+        self.turn = turn
+
+    def leave(self) -> None:
+        """Free the slot. A host that is away ends the attempt when connected again."""
+        self.line.turns.pop(self.turn.name, None)
+        self.line.kept.discard(self.turn.name)
+        self.line.on_change()
+
+    async def end(self) -> bool:
+        """End the attempt on the host. Return whether the host has confirmed the end. Not cancelled from outside."""
+        with anyio.move_on_after(_END_S, shield=True):
+            self.line.send({"op": "cancel", "turn": self.turn.name})
+            while self.line.is_connected:
+                if (await self.turn.next())["op"] in {"ended", "reply", "error", "asked"}:
+                    return True
+        return False

@@ -1,0 +1,61 @@
+"""The slots of a host, shared by all host processes of the user: each slot is a lock on a file.
+
+The system frees the lock of a process that is killed. An attempt that outlives its host process then holds no slot
+until it is followed again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+from plait.backends.process.private import private_folder
+
+
+class Slots:
+    """The slots that this process holds on its host."""
+
+    def __init__(self, folder: Path, count: int) -> None:
+        self._folder = private_folder(folder)
+        self._count = count
+        self._held: dict[str, tuple[int, int]] = {}
+        """The number and the descriptor of the slot, by attempt."""
+
+    def take(self, turn: str) -> bool:
+        """Take a slot for the attempt. Return False if all slots of the host are taken, also by other processes."""
+        if turn in self._held:
+            return True
+        ours = {number for number, _ in self._held.values()}
+        for number in range(self._count):
+            if number not in ours and (descriptor := self._lock(number)) is not None:
+                self._held[turn] = number, descriptor
+                return True
+        return False
+
+    def free(self, turn: str) -> None:
+        """Free the slot of the attempt, if any."""
+        held = self._held.pop(turn, None)
+        if held is not None:
+            os.close(held[1])
+
+    def taken(self) -> int:
+        """Return the number of slots that any process holds."""
+        ours = {number for number, _ in self._held.values()}
+        return sum(number in ours or self._is_locked(number) for number in range(self._count))
+
+    def _is_locked(self, number: int) -> bool:
+        descriptor = self._lock(number)
+        if descriptor is None:
+            return True
+        os.close(descriptor)
+        return False
+
+    def _lock(self, number: int) -> int | None:
+        descriptor = os.open(self._folder / str(number), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:  # taken, or a file system without locks
+            os.close(descriptor)
+            return None
+        return descriptor

@@ -1,0 +1,132 @@
+"""`SSHHosts`: hosts reached with OpenSSH, each by one command such as `ssh m3 plait host`."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+
+import anyio
+
+from plait.backends.hosts.describe import describe
+from plait.backends.hosts.frames import Frame
+from plait.backends.hosts.line import Line
+from plait.backends.hosts.placed import HostBackend
+from plait.backends.hosts.session import HostSession
+from plait.backends.protocol import RunOnHosts
+from plait.backends.values import value
+
+SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=10", "-o", "ServerAliveCountMax=3")
+"""The command of a line: no password is asked for, and a silent connection ends after 30 seconds."""
+PATIENCE = 120.0
+SLOTS = 4
+_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
+
+
+@value
+class SSHHost:
+    """A host reached with OpenSSH."""
+
+    name: str
+    """The name in events and session ids: 1 to 64 letters, digits, `.`, `_` or `-`, not beginning with a dot."""
+    slots: int = SLOTS
+    """The number of attempts at once, of all runs of all users of this account on the host."""
+    address: str | None = None
+    """The destination for ssh, such as `user@10.0.0.3`. None uses `name`."""
+    plait: str = "plait"
+    """The command there, a name on the PATH of a login that is not interactive, or a path."""
+
+    def check(self) -> None:
+        """Raise ValueError for an invalid value."""
+        if not _NAME.fullmatch(self.name):
+            raise ValueError(
+                f"the host name {self.name!r} must have 1 to 64 letters, digits, '.', '_' or '-', and no dot first; "
+                "put another destination for ssh into address"
+            )
+        if not 1 <= self.slots <= 1000:
+            raise ValueError(f"the slots of host {self.name} must be from 1 to 1000, not {self.slots}")
+        if (self.address or "").startswith("-"):
+            raise ValueError(f"the address of host {self.name} must not begin with a dash: {self.address!r}")
+
+
+class SSHHosts:
+    """Hosts on which attempts run: `SSHHosts(["m1", SSHHost("m2", slots=8)])`. A text is the name of a host.
+
+    - `ssh`: the command that reaches a host; the destination and `plait host` are added.
+    - `patience`: the seconds for which the attempts of a host that does not answer are waited for. Then each attempt
+      counts as crashed, and another follows on any host.
+
+    Each host needs the same version of plait, and an ssh login without a password. Raises ValueError for invalid
+    values.
+    """
+
+    def __init__(self, hosts: Sequence[str | SSHHost], *, ssh: Sequence[str] = SSH, patience: float = PATIENCE) -> None:
+        self.all = tuple(SSHHost(one) if isinstance(one, str) else one for one in hosts)
+        """The hosts, in the order given."""
+        self._ssh = tuple(ssh)
+        self._patience = patience
+        self._sessions: dict[str, HostSession] = {}
+        for one in self.all:
+            one.check()
+        names = [one.name for one in self.all]
+        if not names or len(set(names)) < len(names):
+            raise ValueError(f"hosts need at least one name, and each name once, not {names}")
+        if not self._ssh:
+            raise ValueError("ssh needs a command, such as ['ssh', '-F', 'config']")
+        if not 0 <= patience < float("inf"):
+            raise ValueError(f"patience must be 0 seconds or more, not {patience}")
+
+    @property
+    def slots(self) -> int:
+        """The sum of the slots of all hosts."""
+        return sum(one.slots for one in self.all)
+
+    def placed(self, backend: object) -> HostBackend:
+        """Return `backend` with its attempts on these hosts: a backend of plait, a function, or a text "module:name".
+
+        A text names a function or a class that each host calls without arguments to get the backend. A host imports
+        functions and classes by their modules, so the modules have to be installed there. Paths, keys and commands are
+        those of the host. Raises ValueError if the hosts could not make the backend.
+        """
+        return HostBackend(describe(backend), self, can_fork=getattr(backend, "can_fork", False) is True)
+
+    def session(self, run_id: str) -> HostSession | None:
+        """Return the session of a connected run; None without one."""
+        return self._sessions.get(run_id)
+
+    def command(self, host: SSHHost) -> tuple[str, ...]:
+        """Return the command of the line to `host`."""
+        return (*self._ssh, host.address or host.name, shlex.join((host.plait, "host")))
+
+    @asynccontextmanager
+    async def connected(self, run: RunOnHosts) -> AsyncGenerator[HostSession]:
+        """Connect the hosts for the attempts of `run`; leaving disconnects them. Attempts not ended go on there."""
+        lines = [self._line(host, run) for host in self.all]
+        session = self._sessions[run.run_id] = HostSession(lines, self._patience)
+        try:
+            async with anyio.create_task_group() as group:
+                group.start_soon(session.run)
+                try:
+                    yield session
+                finally:
+                    session.close()
+        finally:
+            del self._sessions[run.run_id]
+
+    def _line(self, host: SSHHost, run: RunOnHosts) -> Line:
+        def hello() -> Frame:
+            return {
+                "op": "hello",
+                "version": version("plait"),
+                "key": run.key,
+                "host": host.name,
+                "epoch": run.epoch,
+                "slots": host.slots,
+                "keep": sorted(line.kept),
+            }
+
+        line = Line(host.name, host.slots, self.command(host), hello)
+        line.kept.update(run.adopted.get(host.name, ()))
+        return line

@@ -1,0 +1,46 @@
+"""The backend that a runner on another host describes: see `hosts/describe.py`."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, cast
+
+from pydantic import TypeAdapter, ValidationError
+
+from plait.backends.errors import BackendUnavailable
+from plait.backends.function import as_backend
+from plait.backends.protocol import Backend, JsonValue
+from plait.backends.spec.build import AnySpec, BackendSpec, build
+from plait.backends.text import one_line
+
+_SPEC: TypeAdapter[BackendSpec] = TypeAdapter(BackendSpec)
+
+
+def spec_description(spec: AnySpec, folder: Path) -> dict[str, JsonValue]:
+    """Return the description of the backend `spec` of a plan in `folder`."""
+    return {"spec": spec.model_dump(mode="json", exclude_none=True, exclude={"on"}), "folder": str(folder)}
+
+
+def build_described(described: Mapping[str, JsonValue]) -> Backend:
+    """Return the backend described. Raises BackendUnavailable if this host cannot make the backend."""
+    try:
+        if "spec" in described:
+            return build(_SPEC.validate_python(described["spec"]), folder=Path(str(described["folder"])))
+        if "call" in described:
+            return as_backend(_imported(str(described["call"])))
+        options = cast("dict[str, Any]", described["options"])
+        return as_backend(_imported(str(described["make"]))(**options))
+    except (KeyError, TypeError, ValueError, ValidationError) as error:
+        raise BackendUnavailable(f"this host cannot make the backend: {one_line(str(error))}") from error
+
+
+def _imported(name: str) -> Any:
+    module, _, attribute = name.partition(":")
+    try:
+        return attrgetter(attribute)(importlib.import_module(module))
+    except (ImportError, AttributeError) as error:
+        message = f"this host has no {name}: {one_line(str(error))}; install the module here, for the Python of plait"
+        raise BackendUnavailable(message) from error

@@ -1,0 +1,32 @@
+"""`plait host`: the host process, which `plait run` starts over ssh on each host of a plan."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from importlib.metadata import version
+
+import anyio
+import click
+
+from plait.runner.cli.exits import COMPLETED, CliError
+
+
+@click.command("host")
+def host_command() -> int:
+    """Serve the attempts that a run places on this host. Started over ssh by `plait run`; not for typing.
+
+    Reads frames from standard input and writes frames to standard output, one JSON object a line. Exits with its
+    connection; agents under way go on.
+    """
+    if sys.stdin.isatty():
+        raise CliError("plait host is started over ssh by a run whose plan names hosts; there is nothing to type here")
+    from plait.backends.hosts.fence import state_folder  # noqa: PLC0415 - the help needs neither
+    from plait.backends.hosts.host import serve  # noqa: PLC0415
+    from plait.backends.spec.described import build_described  # noqa: PLC0415
+
+    # A signal has to end this process at once: an orderly end would end the agents.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    anyio.run(serve, build_described, state_folder(), version("plait"))
+    return COMPLETED

@@ -1,0 +1,173 @@
+"""Attempts on other hosts: placed before they begin, answered over the line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import anyio
+import pytest
+
+from plait.backends import FunctionBackend
+from plait.backends.hosts.ssh import SSHHost, SSHHosts
+from plait.persistence import EventKind, MemoryStore, SQLiteStore
+from plait.runner import DAG, OpenQuestion, ParallelRunner, Retry, RunStatus, Task, TaskStatus
+from plait.runner.domain import events
+from tests.support.hosts import functions
+from tests.support.hosts.world import PLAIT, HostFolder
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> HostFolder:
+    return HostFolder(tmp_path / "hosts")
+
+
+def tasks(count: int, prompt: str = "hello") -> DAG:
+    return DAG(Task(f"t{number}", prompt) for number in range(count))
+
+
+@pytest.mark.parametrize("stored", ["memory", "sqlite"])
+async def test_each_place_is_stored_before_the_attempt_ends(world: HostFolder, tmp_path: Path, stored: str) -> None:
+    store = MemoryStore() if stored == "memory" else SQLiteStore(tmp_path / "runs.db")
+    async with store:
+        runner = ParallelRunner(world.hosts("m1", "m2").placed(functions.echo), store=store)
+        result = await runner.run(tasks(6), "r")
+        assert set(result.text.values()) == {"re: hello"}
+        kinds: dict[str | None, list[tuple[str, str | None]]] = {}
+        for event in await store.list_events("r"):
+            kinds.setdefault(event.task_id, []).append((event.kind, json.loads(event.detail).get("place")))
+    for number in range(6):
+        started, placed, completed = kinds[f"t{number}"]
+        assert (started[0], completed[0]) == (EventKind.TASK_STARTED, EventKind.TASK_COMPLETED)
+        assert placed[0] == EventKind.TASK_PLACED
+        assert placed[1] in {"m1", "m2"}
+    assert world.processes("m1") == world.processes("m2") == []
+
+
+async def test_attempts_go_to_the_least_loaded_host_within_its_slots(world: HostFolder, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    hosts = SSHHosts([SSHHost("m1", slots=1, plait=PLAIT), SSHHost("m2", slots=3, plait=PLAIT)], ssh=world.ssh)
+    assert hosts.slots == 4
+    runner = ParallelRunner(hosts.placed(functions.until_file), concurrency=6)
+    placed: list[str] = []
+    async with runner.start(tasks(6, str(gate))) as run:
+        async for event in run.events():
+            if isinstance(event, events.TaskPlaced):
+                placed.append(event.place)
+            if len(placed) == 4:
+                gate.touch()
+        result = await run.result()
+    assert result.status is RunStatus.COMPLETED
+    assert sorted(placed[:4]) == ["m1", "m2", "m2", "m2"]
+
+
+async def test_two_runs_share_the_slots_of_a_host(world: HostFolder, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    hosts = world.hosts("m1", slots=1), world.hosts("m1b", slots=1)
+    (world.folder / "m1b").symlink_to(world.folder / "m1")
+    (world.folder / "m1").mkdir()
+    placed: list[str] = []
+
+    async def run(number: int) -> None:
+        runner = ParallelRunner(hosts[number].placed(functions.until_file))
+        async with runner.start(tasks(1, str(gate))) as running:
+            async for event in running.events():
+                if isinstance(event, events.TaskPlaced):
+                    placed.append(event.place)
+                    first.set()
+            assert (await running.result()).status is RunStatus.COMPLETED
+
+    first = anyio.Event()
+    async with anyio.create_task_group() as group:
+        group.start_soon(run, 0)
+        await first.wait()
+        group.start_soon(run, 1)
+        while not world.processes("m1b"):  # noqa: ASYNC110 - it is another process's doing
+            await anyio.sleep(0.01)
+        assert placed == ["m1"]
+        gate.touch()
+    assert placed == ["m1", "m1b"]
+
+
+async def this_one(_question: OpenQuestion) -> str:
+    return "this one"
+
+
+def unnamed() -> Callable[[str], str]:
+    def inner(prompt: str) -> str:
+        return prompt
+
+    return inner
+
+
+async def test_errors_and_questions_of_a_function_come_back(world: HostFolder) -> None:
+    hosts = world.hosts("m1")
+    backends = {"bad": hosts.placed(functions.failing), "ask": hosts.placed(functions.asking)}
+    runner = ParallelRunner(backends=backends, on_question=this_one)
+    dag = DAG([Task("a", backend="bad", prompt="x", retry=Retry(attempts=1)), Task("b", backend="ask", prompt="take")])
+    result = await runner.run(dag)
+    assert (result["a"].status, result["a"].error_kind, result["a"].error) == (
+        TaskStatus.FAILED,
+        "refused",
+        "not this one",
+    )
+    assert result["b"].text == "take: this one"
+
+
+async def test_the_time_limit_counts_from_the_beginning_on_the_host(world: HostFolder, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    hosts = world.hosts("m1", slots=1)
+    runner = ParallelRunner(hosts.placed(functions.until_file), concurrency=2)
+    dag = DAG([Task("first", str(gate), timeout=1.0, retry=0), Task("second", str(gate), timeout=1.0, retry=0)])
+    order: list[str] = []
+    async with runner.start(dag) as run:
+        async for event in run.events():
+            if isinstance(event, events.TaskFailed):
+                order.append(event.error)
+                gate.touch()
+        result = await run.result()
+    assert order == ["no answer within the task's timeout of 1 s"]
+    assert result["second"].text == "done"
+    assert result["second"].status is TaskStatus.COMPLETED
+
+
+async def test_a_host_that_cannot_be_reached_is_named(world: HostFolder) -> None:
+    world.set_away("m1")
+    runner = ParallelRunner(world.hosts("m1").placed(functions.echo))
+    result = await runner.run(DAG([Task("a", "x", retry=0)]))
+    assert (result["a"].error_kind, result["a"].error) == (
+        "transient",
+        "no host can be reached: m1: ssh: connect to host m1 port 22: No route to host",
+    )
+
+
+async def test_another_host_takes_over_for_one_that_cannot_be_reached(world: HostFolder) -> None:
+    world.set_away("m1")
+    result = await ParallelRunner(world.hosts("m1", "m2").placed(functions.where)).run(DAG([Task("a", "x")]))
+    assert result["a"].text == "m2"
+
+
+@pytest.mark.parametrize(
+    ("backend", "told"),
+    [
+        (unnamed(), "cannot be imported by a host"),
+        (FunctionBackend(unnamed()), "cannot be imported by a host"),
+        (object(), r"hosts\.placed\(\"module:function\"\)"),
+    ],
+)
+def test_a_backend_that_no_host_could_make_is_refused(world: HostFolder, backend: object, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        world.hosts("m1").placed(backend)
+
+
+async def test_a_module_that_a_host_lacks_is_named(world: HostFolder) -> None:
+    result = await ParallelRunner(world.hosts("m1").placed("no_such_module:make")).run(DAG([Task("a", "x")]))
+    assert result["a"].error_kind == "unavailable"
+    assert "this host has no no_such_module:make" in (result["a"].error or "")
+
+
+@pytest.mark.parametrize("name", ["", ".m1", "a b", "-oProxyCommand=x"])
+def test_a_host_needs_a_plain_name(name: str) -> None:
+    with pytest.raises(ValueError, match="host"):
+        SSHHosts([name])
