@@ -150,8 +150,7 @@ class Line:
         if first is None:
             return ""
         if first["op"] != "ready":
-            self.refusal = str(first.get("why")) if first.get("why") in {"version", "fenced"} else None
-            return one_line(str(first.get("message")))
+            return self._refused(first)
         self.is_connected = self.was_connected = True
         self.tries, self.away_since, self.reason = 0, None, ""
         self.on_change()
@@ -161,6 +160,16 @@ class Line:
                 turn.put(frame)
         self.is_connected = False
         return ""
+
+    def _refused(self, answer: Frame) -> str:
+        """Note a refusal that will last. Return the reason."""
+        self.reason = one_line(str(answer.get("message")))
+        if answer.get("why") == "version":
+            ours, theirs = self._hello()["version"], one_line(str(answer.get("version")))
+            self.reason = f"plait {theirs} is installed there, and {ours} here; install the same version"
+        if answer.get("why") in {"version", "fenced"}:
+            self.refusal = str(answer["why"])
+        return self.reason
 
     def _lost(self, reason: str) -> None:
         self.is_connected = False

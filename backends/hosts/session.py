@@ -22,6 +22,7 @@ class HostSession:
         self.lines = {line.name: line for line in lines}
         self._patience = patience
         self._changed = anyio.Event()
+        self._named: set[str] = set()
         for line in lines:
             line.on_change = self._wake
 
@@ -47,6 +48,7 @@ class HostSession:
         If the host `wanted` is away for the patience of the hosts, another host is chosen. Raises BackendError
         (transient) if no host can be reached, and (unavailable) if all refuse this version of plait.
         """
+        self._name_refused(on_output)
         preferred = None if wanted is None else self.lines.get(wanted)
         if preferred is not None and not await self.is_back(preferred, on_output):
             preferred = None
@@ -64,6 +66,13 @@ class HostSession:
                 place.leave()
                 raise
 
+    def _name_refused(self, on_output: OnOutput) -> None:
+        """Report each host that refuses this version of plait, once."""
+        for line in self.lines.values():
+            if line.refusal == "version" and line.name not in self._named:
+                self._named.add(line.name)
+                on_output(Output("notice", f"{line.name} is not used: {line.reason}"))
+
     def follow(self, name: str, host: str, report: Callable[[Frame], None]) -> Place:
         """Return the place of an attempt that a dead owner placed on `host`. Raises BackendError (crashed) if the host
         is no longer one of the hosts.
@@ -77,15 +86,14 @@ class HostSession:
 
     async def is_back(self, line: Line, on_output: OnOutput) -> bool:
         """Wait until the host is connected. Return False after the patience, or if the host refuses."""
-        if line.is_connected:
-            return True
+        while not line.is_connected and not line.tries:  # the first connection is still being made
+            await self._change()
         told = ""
         with anyio.move_on_after(self._patience):
             while not line.is_connected and line.refusal is None:
-                why = f", away since {line.away_since}: {line.reason}" if line.away_since is not None else ""
-                if why != told or not told:
-                    told = why
-                    on_output(Output("waiting", f"waiting for {line.name}{why}"))
+                if line.reason != told:
+                    told = line.reason
+                    on_output(Output("waiting", f"waiting for {line.name}, away since {line.away_since}: {told}"))
                 await self._change()
         return line.is_connected
 
@@ -115,6 +123,8 @@ class HostSession:
         has accepted this process before, and each has been asked in vain.
         """
         lines = self.lines.values()
+        while any(not line.tries for line in lines) and not any(line.is_connected for line in lines):
+            await self._change()
         with anyio.move_on_after(self._patience):
             while not all(line.refusal or (line.tries and not line.was_connected) for line in lines):
                 if any(line.is_connected for line in lines):
@@ -124,7 +134,7 @@ class HostSession:
         why = "; ".join(f"{line.name}: {line.reason}" for line in lines)
         refused = all(line.refusal == "version" for line in lines)
         kind = ErrorKind.UNAVAILABLE if refused else ErrorKind.TRANSIENT
-        raise BackendError(kind, f"no host can be reached: {why}")
+        raise BackendError(kind, f"no host can be used: {why}")
 
     async def _change(self) -> None:
         await self._changed.wait()

@@ -96,6 +96,8 @@ class OutcomeHandler:
             and attempt.waits < len(STORE_WAITS_S)
         ):
             return self._retry(attempt, error, duration, STORE_WAITS_S[attempt.waits])
+        if attempt.task.at_most_once and attempt.place is not None and error.kind is ErrorKind.CRASHED:
+            return self._wait_for_decision(attempt, error)
         throttled = self._state.count_failure(attempt.position, error.kind, self._scheduler.closings(attempt.position))
         failures = self._state.failures(attempt.position)
         retry = attempt.task.retry_policy
@@ -105,6 +107,13 @@ class OutcomeHandler:
             pause = pause_of(error, delay, self._context.clock.wall()) if throttled else None
             return self._retry(attempt, error, duration, delay, continuation, pause=pause)
         return self._fail(attempt, error, duration)
+
+    def _wait_for_decision(self, attempt: Attempt, error: BackendError) -> events.TaskWaiting:
+        """Let a person decide whether the attempt, which was lost with its host, took effect."""
+        question = f"{error.message}; {at_most_once_question(attempt.number)}"
+        waiting = self._state.wait_for_decision(attempt.position, self._stamp(), question, crashed=False)
+        self._scheduler.park(attempt.position)
+        return waiting
 
     def _complete(self, attempt: Attempt, reply: Reply, data_json: str | None, duration: float) -> events.TaskCompleted:
         position, at, session_id = attempt.position, self._stamp(), attempt.session_id

@@ -3,18 +3,23 @@
 The backend reads the state of an attempt from the files of the attempt alone (`DetachedBackend.inspect`). An attempt
 that is still running, or has ended without a stored end, continues in this process with the same number. Files of an
 interrupted attempt may name a session that the dead process had not stored yet; the session then counts as stored.
+
+An attempt on another host is not asked about here: the host may be away, and would answer only to the next owner. Such
+an attempt is adopted, and its host then says whether it is still there. The host refuses the earlier owner from then
+on, so an owner that is only suspended can do no harm to the attempt.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 
 from anyio.to_thread import run_sync
 
-from plait.backends.protocol import DetachedBackend, DetachedTurn, Files
+from plait.backends.protocol import DetachedBackend, DetachedTurn, Files, PlacedBackend
 from plait.persistence.protocol import files_root
-from plait.persistence.records import TaskRecord
+from plait.persistence.records import EventKind, TaskRecord
 from plait.runner.domain import events
 from plait.runner.domain.question import parse_time
 from plait.runner.domain.status import TASK_STATUSES, TaskStatus
@@ -37,7 +42,8 @@ async def with_detached_turns(config: Config, run: StoredRun) -> StoredRun:
             backend = config.backends.get(run.state.dag.backend_of(task) or config.default)
             if isinstance(backend, DetachedBackend):
                 asked[task.id] = backend, attempt_files(root, run.record.run_id, task.id, record.attempt)
-    if not asked:
+    placed = await _placed_turns(config, run)
+    if not asked and not placed:
         return run
     detached = await run_sync(_inspect, asked)
     owner = run.record.owner
@@ -47,9 +53,33 @@ async def with_detached_turns(config: Config, run: StoredRun) -> StoredRun:
         detached = {
             task_id: replace(one, state="dead") if one.state == "alive" else one for task_id, one in detached.items()
         }
+    detached |= placed
     return replace(
         run, tasks=tuple(_with_session(record, detached.get(record.task_id)) for record in run.tasks), detached=detached
     )
+
+
+async def _placed_turns(config: Config, run: StoredRun) -> dict[str, DetachedTurn]:
+    """Return the running attempts that were placed on another host, as alive: their hosts have not been asked. An
+    attempt without a stored place has not begun. Raises StoreError.
+    """
+    running: dict[str, int] = {}
+    for task, record in zip(run.state.dag, run.tasks, strict=True):
+        backend = config.backends.get(run.state.dag.backend_of(task) or config.default)
+        if TASK_STATUSES[record.status] is TaskStatus.RUNNING and isinstance(backend, PlacedBackend):
+            running[task.id] = record.attempt
+    found: dict[str, DetachedTurn] = {}
+    after = 0
+    while running and (page := await run.store.list_events(run.record.run_id, after, kind=EventKind.TASK_PLACED)):
+        for event in page:
+            if event.task_id is not None and running.get(event.task_id) == event.attempt:
+                placed = json.loads(event.detail)
+                goes_on = placed.get("interrupted", False)
+                found[event.task_id] = DetachedTurn(
+                    "alive", None, goes_on, f"on {placed['place']}", place=placed["place"]
+                )
+        after = page[-1].seq
+    return found
 
 
 def _inspect(asked: Mapping[str, tuple[DetachedBackend, Files]]) -> dict[str, DetachedTurn]:

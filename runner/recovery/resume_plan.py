@@ -217,6 +217,9 @@ def outlives(left: DetachedTurn) -> bool:
 
 
 def _adopted(left: DetachedTurn, task_id: str) -> ResumeStep:
+    if left.place is not None:
+        reason = f"the attempt was placed on {left.place}, and goes on there if it is still under way"
+        return ResumeStep(task_id, ResumeAction.ADOPT, reason)
     about = f" ({left.about})" if left.about else ""
     if left.state == "alive":
         return ResumeStep(task_id, ResumeAction.ADOPT, f"the agent is still running{about}")

@@ -138,7 +138,7 @@ async def test_a_host_that_cannot_be_reached_is_named(world: HostFolder) -> None
     result = await runner.run(DAG([Task("a", "x", retry=0)]))
     assert (result["a"].error_kind, result["a"].error) == (
         "transient",
-        "no host can be reached: m1: ssh: connect to host m1 port 22: No route to host",
+        "no host can be used: m1: ssh: connect to host m1 port 22: No route to host",
     )
 
 

@@ -111,6 +111,9 @@ def _is_over(told: Mapping[str, str]) -> bool:
 class World:
     """A folder in which runs are begun, killed and resumed."""
 
+    module = "tests.support.agents.outliving"
+    """The program that runs or resumes the plan."""
+
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.backend = Outliver(folder)
@@ -171,7 +174,7 @@ class World:
         it once so many turns have begun in all, and, if `confirmed`, each session is stored as confirmed,
         and the task that `asked` waits.
         """
-        command = [sys.executable, "-m", "tests.support.agents.outliving", str(self.folder), *person]
+        command = [sys.executable, "-m", self.module, str(self.folder), *person]
         with (self.folder / "stderr").open("ab") as stderr:
             process = await anyio.open_process(command, stdout=stderr, stderr=stderr)
         async with process:

@@ -1,0 +1,223 @@
+"""Attempts on other hosts outlive their runner and their host process, and none is begun twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import signal
+import sys
+from functools import partial
+from pathlib import Path
+
+import anyio
+import pytest
+
+from plait.persistence import EventKind, EventRecord
+from plait.runner import ResumeAction, RunStatus, TaskStatus
+from plait.runner.domain import events
+from plait.runner.engine.attempt import INTERRUPTED
+from tests.support.agents.outliving import RUN
+from tests.support.hosts.outliving import HostsWorld
+
+COUNT = 8
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> HostsWorld:
+    world = HostsWorld(tmp_path)
+    world.plan(*({"id": f"t{number}", "prompt": f"work {number} [[until go]]"} for number in range(COUNT)))
+    return world
+
+
+async def resumed(world: HostsWorld) -> None:
+    """Resume the run, let the agents go on once all are adopted, and check that none was begun twice."""
+    adopted: set[str] = set()
+    async with world.store() as store, world.runner(store).start_resume(RUN) as run:
+        async for event in run.events():
+            if isinstance(event, events.TaskStarted):
+                assert event.adopted
+                adopted.add(event.task_id)
+            if len(adopted) == COUNT:
+                world.allow("go")
+        result = await run.result()
+    assert {one.text for one in result.tasks.values()} == {f"re: work {number}" for number in range(COUNT)}
+    assert [one.attempts for one in result.tasks.values()] == [1] * COUNT
+    assert len(world.turns) == COUNT
+    assert world.alive() == []
+
+
+@pytest.mark.parametrize("with_hosts", [False, True])
+async def test_agents_outlive_their_runner_and_their_host_processes(world: HostsWorld, with_hosts: bool) -> None:
+    await world.killed(COUNT)
+    if with_hosts:
+        world.kill_hosts()
+    assert len(world.alive()) == COUNT
+    async with world.store() as store:
+        foretold = await world.runner(store).preview_resume(RUN)
+        assert {step.action for step in foretold.tasks.values()} == {ResumeAction.ADOPT}
+        assert "was placed on m" in foretold.tasks["t0"].reason
+    await resumed(world)
+
+
+async def test_agents_outlive_their_host_process_within_a_run(world: HostsWorld) -> None:
+    async with world.opened_store() as store, world.runner(store).start(world.dag(), RUN) as run:
+        async for event in run.events():
+            if isinstance(event, events.SessionOpened) and len(world.told) == COUNT and world.hosts.processes("m1"):
+                world.kill_hosts()
+                world.allow("go")
+        result = await run.result()
+    assert (result.status, len(world.turns), world.alive()) == (RunStatus.COMPLETED, COUNT, [])
+    assert {one.attempts for one in result.tasks.values()} == {1}
+
+
+async def test_an_owner_that_slept_past_its_lease_neither_ends_nor_begins_an_agent(
+    world: HostsWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = [sys.executable, "-m", world.module, str(world.folder)]
+    with (world.folder / "stderr").open("wb") as stderr:
+        process = await anyio.open_process(command, stdout=stderr, stderr=stderr)
+    async with process:
+        await world.until(lambda: len(world.told) == COUNT)
+        os.kill(process.pid, signal.SIGSTOP)
+        monkeypatch.setattr(platform, "node", lambda: "another-machine")
+        adopted: set[str] = set()
+        async with world.store() as store, world.runner(store).start_resume(RUN) as run:
+            async for event in run.events():
+                if isinstance(event, events.TaskStarted):
+                    assert event.adopted
+                    adopted.add(event.task_id)
+                if len(adopted) == COUNT:
+                    adopted.clear()
+                    await followed(world)
+                    os.kill(process.pid, signal.SIGCONT)
+                    assert await process.wait() != 0
+                    assert len(world.alive()) == COUNT
+                    world.allow("go")
+            result = await run.result()
+    assert b"was taken over by another process" in (world.folder / "stderr").read_bytes()
+    assert (result.status, len(world.turns), world.alive()) == (RunStatus.COMPLETED, COUNT, [])
+    assert {one.attempts for one in result.tasks.values()} == {1}
+
+
+async def followed(world: HostsWorld) -> None:
+    """Return once each host with agents has one host process, that of the new owner."""
+    fences = list(world.hosts.folder.glob("*/plait/hosts/*/*/fence.json"))
+    await world.until(lambda: all(fence.read_text().startswith("[2,") for fence in fences))
+
+
+def newer_version(_package: str) -> str:
+    return "9.9.9"
+
+
+def has_turns(world: HostsWorld, count: int) -> bool:
+    return len(world.turns) == count
+
+
+def busy_hosts(records: tuple[EventRecord, ...]) -> dict[str, list[str]]:
+    """Return the ids of the tasks placed on each host."""
+    found: dict[str, list[str]] = {}
+    for record in records:
+        found.setdefault(json.loads(record.detail)["place"], []).append(record.task_id or "")
+    return found
+
+
+async def test_a_host_that_is_away_for_too_long_loses_its_attempts_and_ends_them_when_back(world: HostsWorld) -> None:
+    told: list[events.Event] = []
+    async with world.opened_store() as store, world.runner(store, patience=0.3).start(world.dag(), RUN) as run:
+        lost, away, name = list[str](), "", ""
+        async for event in run.events():
+            told.append(event)
+            if isinstance(event, events.SessionOpened) and len(world.told) == COUNT and not lost:
+                placed = busy_hosts(await store.list_events(RUN, kind=EventKind.TASK_PLACED))
+                away = name = next(iter(placed))
+                lost = placed[away]
+                world.hosts.set_away(away)
+                world.hosts.kill(away)
+            again = [one for one in told if isinstance(one, events.TaskStarted) and one.attempt == 2]
+            if lost and away and len(again) == len(lost):
+                both = COUNT + len(lost)
+                await world.until(partial(has_turns, world, both))
+                assert len(world.alive()) == COUNT + len(lost)
+                world.hosts.set_back(away)
+                away = ""
+                await world.until(lambda: len(world.alive()) == COUNT)
+                world.allow("go")
+        result = await run.result()
+    assert (result.status, world.alive()) == (RunStatus.COMPLETED, [])
+    assert len(world.turns) == COUNT + len(lost)
+    assert {one.id: one.attempts for one in result.tasks.values() if one.attempts > 1} == dict.fromkeys(lost, 2)
+    waits = [one.text for one in told if isinstance(one, events.TaskOutput) and one.output == "waiting"]
+    assert any(text.startswith(f"waiting for {name}, away since ") for text in waits)
+    retried = [one for one in told if isinstance(one, events.TaskRetried)]
+    assert {one.error_kind for one in retried} == {"crashed"}
+    assert f"{name} has been away for 0.3 s" in retried[0].error
+
+
+async def test_a_person_decides_about_an_at_most_once_attempt_on_a_lost_host(tmp_path: Path) -> None:
+    world = HostsWorld(tmp_path)
+    world.plan({"id": "pay", "prompt": "pay [[until go]]", "at_most_once": True})
+    async with world.opened_store() as store, world.runner(store, ["m1"], patience=0.2).start(world.dag(), RUN) as run:
+        async for event in run.events():
+            if isinstance(event, events.SessionOpened):
+                world.hosts.set_away("m1")
+                world.hosts.kill("m1")
+        result = await run.result()
+        async with world.store() as read:
+            (task,) = await read.list_tasks(RUN)
+    assert result["pay"].status is TaskStatus.WAITING_INPUT
+    assert (task.question or "").startswith("m1 has been away for 0.2 s")
+    assert len(world.turns) == 1
+    os.kill(world.alive()[0], signal.SIGKILL)
+
+
+async def test_an_agent_that_ended_with_its_host_process_goes_on_in_its_session_there(tmp_path: Path) -> None:
+    world = HostsWorld(tmp_path)
+    world.plan({"id": "a", "prompt": "work [[until go]]"})
+    await world.killed(1)
+    world.kill_turn(0)
+    world.allow("go")
+    async with world.store() as store:
+        result = await world.runner(store).resume(RUN)
+        placed = busy_hosts(await store.list_events(RUN, kind=EventKind.TASK_PLACED))
+        (task,) = await store.list_tasks(RUN)
+    assert (result["a"].attempts, world.said) == (2, ["work [[until go]]", INTERRUPTED])
+    assert {turn["session"] for turn in world.turns} == {world.turns[0]["session"]}
+    assert list(placed.values()) == [["a", "a"]]
+    assert task.session_id == f"{world.turns[0]['session']}@{next(iter(placed))}"
+
+
+async def test_a_task_that_continues_another_goes_to_the_host_with_the_session(tmp_path: Path) -> None:
+    world = HostsWorld(tmp_path)
+    names = [f"t{number}" for number in range(6)]
+    world.plan(
+        *({"id": name, "prompt": f"first {name}"} for name in names),
+        *({"id": f"{name}-2", "prompt": f"second {name}", "continues": name} for name in names),
+    )
+    async with world.opened_store() as store:
+        result = await world.runner(store).run(world.dag(), RUN)
+        placed = busy_hosts(await store.list_events(RUN, kind=EventKind.TASK_PLACED))
+    assert result.status is RunStatus.COMPLETED
+    for tasks in placed.values():
+        assert {task.removesuffix("-2") for task in tasks} == {task for task in tasks if not task.endswith("-2")}
+    sessions = {turn["prompt"]: turn["session"] for turn in world.turns}
+    assert all(sessions[f"first {name}"] == sessions[f"second {name}"] for name in names)
+
+
+@pytest.mark.parametrize("how", ["cancel", "stop"])
+async def test_the_end_of_a_run_ends_the_agents_on_every_host(world: HostsWorld, how: str) -> None:
+    async with world.opened_store() as store, world.runner(store, cancel_grace=0.0).start(world.dag(), RUN) as run:
+        async for event in run.events():
+            if isinstance(event, events.SessionOpened) and len(world.told) == COUNT:
+                run.cancel() if how == "cancel" else run.stop()
+        result = await run.result()
+    assert result.status is (RunStatus.CANCELLED if how == "cancel" else RunStatus.INTERRUPTED)
+    assert (world.alive(), len(world.turns)) == ([], COUNT)
+
+
+async def test_another_version_is_refused_by_name(world: HostsWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("plait.backends.hosts.ssh.version", newer_version)
+    async with world.opened_store() as store:
+        result = await world.runner(store).run(world.dag(), RUN)
+    assert {one.error_kind for one in result.tasks.values()} == {"unavailable"}
+    assert "m1: plait 0.1.0 is installed there, and 9.9.9 here; install the same version" in (result["t0"].error or "")
