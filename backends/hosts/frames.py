@@ -1,6 +1,7 @@
 """Frames: the JSON objects, one a line, that a runner and a host process exchange. Values are written and read here.
 
-    runner -> host    hello                          the version, the run, the epoch, the attempts to keep
+    runner -> host    look                           how many attempts are at work; the answer is `state`
+                      hello                          the version, the run, the epoch, the attempts to keep
                       ask, go, cancel                an attempt asks for a slot, begins, is ended
                       wind_down                      the run is being cancelled
     host -> runner    ready, refused                 the answers to hello

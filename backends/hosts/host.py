@@ -44,6 +44,7 @@ from plait.backends.hosts.frames import (
     reply_json,
 )
 from plait.backends.hosts.slots import Slots
+from plait.backends.process.manifest import manifests_below
 from plait.backends.process.spawn import sweep
 from plait.backends.protocol import (
     Allowance,
@@ -73,6 +74,9 @@ async def serve(build: Build, state: Path, version: str) -> None:
     reader, write = await _standard_streams()
     try:
         hello = read_frame(await reader.readline())
+        if hello["op"] == "look":
+            write({"op": "state", "version": version, "at_work": _at_work(state, hello["slots"])})
+            return
         host = _admit(hello, state, version)
         await sweep(host.folder, [turn_folder(host.folder, turn) for turn in hello["keep"]])
     except _Refused as refused:
@@ -106,6 +110,12 @@ def _admit(hello: Mapping[str, Any], state: Path, version: str) -> _Host:
     except Fenced as error:
         raise _Refused("fenced", str(error)) from None
     return _Host(folder, state / SESSIONS, Slots(state / "slots", hello["slots"]))
+
+
+def _at_work(state: Path, slots: int) -> int:
+    """Return the attempts under way: those that hold slots, or the living agents, if there are more of them."""
+    agents = sum(manifest.is_alive for _, manifest in manifests_below(state)) if state.is_dir() else 0
+    return max(agents, Slots(state / "slots", slots).taken())
 
 
 @contextmanager

@@ -96,9 +96,9 @@ class SSHHosts:
         """Return the session of a connected run; None without one."""
         return self._sessions.get(run_id)
 
-    def command(self, host: SSHHost) -> tuple[str, ...]:
-        """Return the command of the line to `host`."""
-        return (*self._ssh, host.address or host.name, shlex.join((host.plait, "host")))
+    def command(self, host: SSHHost, *words: str) -> tuple[str, ...]:
+        """Return the command that runs `plait` with `words` on `host`."""
+        return (*self._ssh, host.address or host.name, shlex.join((host.plait, *words)))
 
     @asynccontextmanager
     async def connected(self, run: RunOnHosts) -> AsyncGenerator[HostSession]:
@@ -127,6 +127,6 @@ class SSHHosts:
                 "keep": sorted(line.kept),
             }
 
-        line = Line(host.name, host.slots, self.command(host), hello)
+        line = Line(host.name, host.slots, self.command(host, "host"), hello)
         line.kept.update(run.adopted.get(host.name, ()))
         return line

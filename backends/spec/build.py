@@ -55,6 +55,12 @@ class PersonSpec(Spec):
         description="Seconds to wait for an answer; after that, a task without a default fails.",
     )
 
+    @model_validator(mode="after")
+    def _is_asked_here(self) -> PersonSpec:
+        if self.on is not None:
+            raise ValueError("a person is asked by the run itself, on no host; leave `on` out")
+        return self
+
 
 class _ModelSpec(Spec):
     system: str | None = Field(default=None, description="System prompt of every conversation.")
@@ -175,7 +181,7 @@ class LocalSpec(_ModelSpec):
     @model_validator(mode="after")
     def _concurrency_is_slots(self) -> LocalSpec:
         # More parallel tasks would only queue inside the server, with their time limits running.
-        if self.concurrency is None:
+        if self.concurrency is None and self.on is None:
             self.concurrency = self.slots
         return self
 
@@ -226,7 +232,7 @@ def build(spec: AnySpec, *, folder: Path) -> Backend:
 def _model(
     spec: OpenAISpec | AnthropicSpec | LocalSpec, folder: Path
 ) -> LoadBalancedBackend | OpenAIBackend | AnthropicBackend | LocalBackend:
-    options = spec.model_dump(exclude={"kind", "concurrency", "limits"})
+    options = spec.model_dump(exclude={"kind", "concurrency", "on", "limits"})
     if isinstance(spec, LocalSpec):
         backend = LocalBackend(**options)
         backend.gguf = folder / spec.gguf if spec.gguf else None

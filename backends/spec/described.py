@@ -12,8 +12,12 @@ from pydantic import TypeAdapter, ValidationError
 
 from plait.backends.errors import BackendUnavailable
 from plait.backends.function import as_backend
+from plait.backends.hosts.placed import HostBackend
+from plait.backends.hosts.ssh import SSHHosts
 from plait.backends.protocol import Backend, JsonValue
+from plait.backends.spec.agents import AgentSpec
 from plait.backends.spec.build import AnySpec, BackendSpec, build
+from plait.backends.spec.pydantic_ai import PydanticAISpec
 from plait.backends.text import one_line
 
 _SPEC: TypeAdapter[BackendSpec] = TypeAdapter(BackendSpec)
@@ -22,6 +26,12 @@ _SPEC: TypeAdapter[BackendSpec] = TypeAdapter(BackendSpec)
 def spec_description(spec: AnySpec, folder: Path) -> dict[str, JsonValue]:
     """Return the description of the backend `spec` of a plan in `folder`."""
     return {"spec": spec.model_dump(mode="json", exclude_none=True, exclude={"on"}), "folder": str(folder)}
+
+
+def placed(spec: AnySpec, folder: Path, hosts: SSHHosts) -> HostBackend:
+    """Return the backend `spec` of a plan in `folder` with its attempts on `hosts`. Starts and checks nothing."""
+    can_fork = isinstance(spec, PydanticAISpec) or (isinstance(spec, AgentSpec) and spec.make(folder).can_fork)
+    return HostBackend(spec_description(spec, folder), hosts, can_fork=can_fork)
 
 
 def build_described(described: Mapping[str, JsonValue]) -> Backend:

@@ -24,6 +24,7 @@ COMMANDS = {
     "gc": ("gc:gc_command", "Delete old runs from the store."),
     "graph": ("graph:graph_command", "Draw a plan or a run."),
     "host": ("host:host_command", "Run attempts for a run on another machine, over ssh."),
+    "hosts": ("hosts:hosts_command", "Ask the hosts of a plan for their state."),
     "log": ("log:log_command", "Print the history of a run; with --follow, as it happens."),
     "mcp": ("mcp:mcp_command", "Offer plans to an agent as tools (MCP)."),
     "orchestrate": ("orchestrate:orchestrate_command", "Reach a goal by tasks that a model plans on the way."),

@@ -15,11 +15,15 @@ from typing import Any, cast
 
 from pydantic import TypeAdapter, ValidationError
 
+from plait.backends.hosts.ssh import SSHHosts
 from plait.backends.prices import Price
 from plait.backends.protocol import Backend, JsonValue
 from plait.backends.spec.build import KINDS, BackendSpec, answer_key_of, build, default_spec
+from plait.backends.spec.described import placed
+from plait.backends.spec.hosts import SSHHostsSpec
 from plait.runner import DAG, ParallelRunner, Plan, RateLimits
 from plait.runner.cli.exits import CliError
+from plait.runner.cli.options import DEFAULT_CONCURRENCY
 from plait.runner.domain.dag import nearest
 from plait.runner.domain.policy import Policy
 from plait.runner.domain.status import TASK_DONE, TaskStatus
@@ -28,6 +32,7 @@ from plait.runner.plan.schema import PricePart
 from plait.runner.plan.source import MAX_BYTES, read_source
 
 SPECS: TypeAdapter[dict[str, BackendSpec]] = TypeAdapter(dict[str, BackendSpec])
+_HOSTS: TypeAdapter[dict[str, SSHHostsSpec]] = TypeAdapter(dict[str, SSHHostsSpec])
 _PRICES: TypeAdapter[dict[str, PricePart]] = TypeAdapter(dict[str, PricePart])
 
 
@@ -59,6 +64,8 @@ class BackendSet:
     """Folders of backends whose paths do not start from `folder`."""
     prices: Mapping[str, Price] = field(default_factory=dict[str, Price])
     """Prices by the name of the model."""
+    hosts: Mapping[str, SSHHostsSpec] = field(default_factory=dict[str, SSHHostsSpec])
+    """Groups of hosts by name. Never stored with a run: the database may come from anywhere."""
 
     def settings(self) -> dict[str, JsonValue]:
         """Return the settings that are stored with a run."""
@@ -76,6 +83,7 @@ class BackendSet:
         BackendUnavailable.
         """
         made: dict[str, Backend] = {}
+        hosts = {name: spec.make() for name, spec in self.hosts.items()}
         async with AsyncExitStack() as stack:
             for name in names:
                 if name not in self.specs:
@@ -85,7 +93,8 @@ class BackendSet:
                 if same is not None:
                     made[name] = made[same]
                     continue
-                backend = build(self.specs[name], folder=self.folders.get(name, self.folder))
+                spec, folder = self.specs[name], self.folders.get(name, self.folder)
+                backend = build(spec, folder=folder) if spec.on is None else self._placed(name, spec, folder, hosts)
                 if isinstance(backend, AbstractAsyncContextManager):
                     await stack.enter_async_context(cast("AbstractAsyncContextManager[Any]", backend))
                 made[name] = backend
@@ -95,9 +104,29 @@ class BackendSet:
         """Return the answer key of the backend `name`, which is not opened; None if its answers are never reused."""
         return answer_key_of(self.specs[name], folder=self.folders.get(name, self.folder))
 
+    def _placed(self, name: str, spec: BackendSpec, folder: Path, hosts: Mapping[str, SSHHosts]) -> Backend:
+        """Return the backend on its hosts. Raises CliError without them."""
+        if spec.on is None or spec.on not in hosts:
+            have = f"; the hosts given are {', '.join(sorted(hosts))}" if hosts else ""
+            raise CliError(
+                f"backend {name!r} runs on the hosts {spec.on!r}, which are not given{have}; put them under `hosts:` "
+                "in the plan file, or name a file with --hosts"
+            )
+        return placed(spec, folder, hosts[spec.on])
+
     def limits(self) -> dict[str, int]:
-        """Return the concurrency limit of each backend that has one."""
-        return {name: spec.concurrency for name, spec in self.specs.items() if spec.concurrency is not None}
+        """Return the concurrency limit of each backend that has one: of a backend on hosts, the sum of their slots."""
+        slots = {name: self._slots(spec) for name, spec in self.specs.items() if spec.on in self.hosts}
+        return slots | {name: spec.concurrency for name, spec in self.specs.items() if spec.concurrency is not None}
+
+    def concurrency(self) -> int:
+        """Return the default number of tasks at once: the sum of the slots of the hosts, else DEFAULT_CONCURRENCY."""
+        used = {spec.on: self._slots(spec) for spec in self.specs.values() if spec.on in self.hosts}
+        return sum(used.values()) or DEFAULT_CONCURRENCY
+
+    def _slots(self, spec: BackendSpec) -> int:
+        """Return the sum of the slots of the hosts of `spec`."""
+        return 0 if spec.on is None else self.hosts[spec.on].make().slots
 
     def rates(self) -> dict[str, RateLimits]:
         """Return the limits of rate of each backend that has one."""
@@ -155,7 +184,9 @@ def backend_set_of_file(path: Path | None, options: BackendOptions) -> BackendSe
         default = next(iter(specs)) if len(specs) == 1 else DEFAULT_BACKEND
     elif default not in specs:
         raise CliError(f"{path}: defaults.backend: there is no backend {default!r} under `backends:`")
-    return BackendSet(specs, str(default), path.resolve().parent, path.resolve(), prices=_prices_of(value, path))
+    hosts = read_hosts(value.get("hosts"), path)
+    prices = _prices_of(value, path)
+    return BackendSet(specs, str(default), path.resolve().parent, path.resolve(), prices=prices, hosts=hosts)
 
 
 def _prices_of(value: Mapping[str, Any], path: Path) -> dict[str, Price]:
@@ -164,6 +195,31 @@ def _prices_of(value: Mapping[str, Any], path: Path) -> dict[str, Price]:
     except ValidationError as error:
         first = error.errors()[0]
         raise CliError(f"{path}: prices.{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+
+
+def read_hosts(value: object, path: Path) -> dict[str, SSHHostsSpec]:
+    """Return the groups of hosts, in the form of a plan's `hosts`, in the file at `path`. Raises CliError."""
+    try:
+        return _HOSTS.validate_python(value or {})
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise CliError(f"{path}: hosts.{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+
+
+def hosts_of_file(path: Path | None) -> dict[str, SSHHostsSpec]:
+    """Return the groups of hosts in the file that `--hosts` names: a plan, or the part under `hosts` alone. Raises
+    CliError.
+    """
+    if path is None:
+        return {}
+    try:
+        value = read_plan_data(path)
+    except OSError as error:
+        raise CliError(f"{path} cannot be read ({error.strerror}); check --hosts") from None
+    found = read_hosts(value.get("hosts") if "hosts" in value else value, path)
+    if not found:
+        raise CliError(f"{path} names no hosts; put them under `hosts:`")
+    return found
 
 
 def _without_blanks(price: Price) -> dict[str, JsonValue]:
@@ -184,9 +240,9 @@ def read_plan_data(path: Path) -> dict[str, Any]:
     return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
 
 
-def backend_set_of_plan(plan: Plan, options: BackendOptions) -> BackendSet:
+def backend_set_of_plan(plan: Plan, options: BackendOptions, hosts: Path | None = None) -> BackendSet:
     """Return the backends of the plan, and the backend of `options` or of the environment if the plan leaves the choice
-    open.
+    open. Groups of hosts in the file `hosts` replace those of the plan.
     """
     specs, default = dict(plan.backends), plan.default_backend
     if default is None and len(specs) == 1:
@@ -200,7 +256,8 @@ def backend_set_of_plan(plan: Plan, options: BackendOptions) -> BackendSet:
         raise CliError(f"{named_by} names its backends itself; leave --backend, --model and --base-url out")
     if is_open:
         specs[default] = requested_spec(options)
-    return BackendSet(specs, default, plan.folder.resolve(), file, prices=plan.prices)
+    groups = {**plan.hosts, **hosts_of_file(hosts)}
+    return BackendSet(specs, default, plan.folder.resolve(), file, prices=plan.prices, hosts=groups)
 
 
 def requested_spec(options: BackendOptions) -> BackendSpec:

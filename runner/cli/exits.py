@@ -32,7 +32,7 @@ _READER_GONE = frozenset({errno.EPIPE, errno.EIO})  # the latter after a termina
 
 EXIT_CODES: Mapping[int, str] = {
     COMPLETED: "completed; any other command did its work",
-    FAILED: "tasks failed, the turn of `continue` failed, or `crashtest` found a violation",
+    FAILED: "tasks failed, the turn of `continue` failed, `hosts` found a host away, or `crashtest` found a violation",
     USAGE: "usage or bad input: a mistake in a plan, an unknown run or task, a missing backend, a run that another "
     "process owns, an answer that comes too late",
     STORE: "the store cannot be used, or `doctor` found a bad check; or standard output cannot be written, as on a "

@@ -169,6 +169,13 @@ backends_option = click.option(
 )
 
 
+hosts_option = click.option(
+    "--hosts",
+    type=click.Path(path_type=Path),
+    help="Take the `hosts` of this file, a plan or the part under `hosts` alone, in place of those of the same names.",
+)
+
+
 def is_utf8(value: str) -> bool:
     """Return whether an argument can be stored. Bytes that are not UTF-8 arrive as lone surrogates."""
     return value.isascii() or not any("\ud800" <= char <= "\udfff" for char in value)

@@ -25,6 +25,7 @@ from plait.backends.prices import Price
 from plait.backends.protocol import Backend
 from plait.backends.spec.agents import AgentSpec
 from plait.backends.spec.build import AnthropicSpec, BackendSpec, FunctionSpec, OpenAISpec
+from plait.backends.spec.hosts import SSHHostsSpec
 from plait.backends.spec.pydantic_ai import PydanticAISpec
 from plait.persistence.protocol import Store
 from plait.persistence.records import RunRecord, TaskRecord
@@ -33,6 +34,8 @@ from plait.runner.cli.backends import (
     BackendOptions,
     BackendSet,
     backend_set_of_file,
+    hosts_of_file,
+    read_hosts,
     read_plan_data,
     read_prices,
 )
@@ -51,6 +54,8 @@ class FileOptions:
     """The plan file, if moved since the run was made."""
     backends: Path | None = None
     """A plan file whose backends replace stored backends of the same names."""
+    hosts: Path | None = None
+    """A file whose groups of hosts replace those of the plan file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +112,19 @@ class StoredBackends:
     def make_agents(self) -> dict[str, Backend]:
         """Return the agents, to ask for turns that outlived their runner. Starts and checks nothing."""
         specs = {name: self._stored_spec(name) for name in self.specs}
-        return {name: spec.make(self.folder) for name, spec in specs.items() if isinstance(spec, AgentSpec)}
+        agents = {name: spec for name, spec in specs.items() if isinstance(spec, AgentSpec)}
+        return {name: spec.make(self.folder) for name, spec in agents.items() if spec.on is None}
+
+    def hosts(self, specs: Mapping[str, BackendSpec]) -> dict[str, SSHHostsSpec]:
+        """Return the groups of hosts that `specs` name, from files alone. Raises CliError."""
+        found: dict[str, SSHHostsSpec] = {}
+        if all(spec.on is None for spec in specs.values()):
+            return found
+        if self.plan is not None and (path := self.plan).exists():
+            found |= read_hosts(read_plan_data(path).get("hosts"), path)
+        if self.files.backends is not None:
+            found |= read_hosts(read_plan_data(self.files.backends).get("hosts"), self.files.backends)
+        return found | hosts_of_file(self.files.hosts)
 
     def read_specs(self) -> dict[str, BackendSpec]:
         """Return the specs, validated. Raises CliError."""
@@ -137,7 +154,7 @@ class StoredBackends:
             elif self.made_by_program:
                 raise CliError(self._missing_message(name))
         folders = {} if backends_file is None else dict.fromkeys(self.replacements, backends_file.resolve().parent)
-        return BackendSet(specs, self.default, folder, self.plan, folders, self.prices)
+        return BackendSet(specs, self.default, folder, self.plan, folders, self.prices, self.hosts(specs))
 
     def _trusted_spec(self, name: str) -> BackendSpec | None:
         """Return the stored backend if trusted, else the same backend from the plan file; None for an unknown name."""

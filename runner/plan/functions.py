@@ -30,7 +30,7 @@ def missing_functions(backends: Mapping[str, BackendSpec], folder: Path) -> Iter
     `folder` is the base of relative paths. Reads the files that define the functions; imports nothing.
     """
     for name, spec in backends.items():
-        if isinstance(spec, FunctionSpec) and (problem := _problem(spec.call, folder)):
+        if isinstance(spec, FunctionSpec) and spec.on is None and (problem := _problem(spec.call, folder)):
             yield name, problem
 
 

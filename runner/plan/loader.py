@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from plait.backends.prices import Price
     from plait.backends.protocol import JsonValue
     from plait.backends.spec.build import BackendSpec
+    from plait.backends.spec.hosts import SSHHostsSpec
     from plait.runner.domain.policy import Policy
 
 NAME_IT = "; name it under 'backends', or leave 'backend' out"
@@ -64,6 +65,8 @@ class Plan:
     """The prices of models, by name: `ParallelRunner(prices=plan.prices)`."""
     policy: Policy | None = None
     """The policy described by `orchestrate`, `workflow` or `workflows`; None without any."""
+    hosts: Mapping[str, SSHHostsSpec] = field(default_factory=dict[str, Any])
+    """The groups of other machines, by name."""
 
     @property
     def folder(self) -> Path:
@@ -164,7 +167,7 @@ def _build(
         raise PlanError(source.problems)
     default = part.defaults.backend
     prices = {model: price.price() for model, price in part.prices.items()}
-    return Plan(dag.name, dag, part.backends, default, part.concurrency, path, prices, policy)
+    return Plan(dag.name, dag, part.backends, default, part.concurrency, path, prices, policy, part.hosts)
 
 
 def _work(
@@ -236,6 +239,10 @@ def _check_backends(part: PlanPart, source: Source) -> None:
         roles = {"planner": goal.planner, "executor": goal.executor, "reflector": goal.reflector}
         named += [(("orchestrate", role), name) for role, name in roles.items()]
         named += [(("orchestrate", "registry", name), name) for name in goal.registry]
+    for backend, spec in part.backends.items():
+        if part.hosts and spec.on is not None and spec.on not in part.hosts:
+            message = f"unknown hosts {spec.on!r}{nearest(spec.on, part.hosts) or '; name them under `hosts`'}"
+            source.problems.append(source.problem(("backends", backend, "on"), message))
     for path, name in named:
         if name is not None and name not in part.backends:
             hint = nearest(name, part.backends) or NAME_IT

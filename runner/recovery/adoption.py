@@ -11,7 +11,6 @@ on, so an owner that is only suspended can do no harm to the attempt.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -19,7 +18,7 @@ from anyio.to_thread import run_sync
 
 from plait.backends.protocol import DetachedBackend, DetachedTurn, Files, PlacedBackend
 from plait.persistence.protocol import files_root
-from plait.persistence.records import EventKind, TaskRecord
+from plait.persistence.records import TaskRecord
 from plait.runner.domain import events
 from plait.runner.domain.question import parse_time
 from plait.runner.domain.status import TASK_STATUSES, TaskStatus
@@ -30,6 +29,7 @@ from plait.runner.recovery.resume_plan import outlives
 from plait.runner.state.attempt_files import attempt_files
 from plait.runner.state.conversations import load_continuation
 from plait.runner.state.owner import Liveness, liveness
+from plait.runner.state.placements import placed_attempts
 from plait.runner.state.stored_run import StoredRun
 
 
@@ -68,18 +68,14 @@ async def _placed_turns(config: Config, run: StoredRun) -> dict[str, DetachedTur
         backend = config.backends.get(run.state.dag.backend_of(task) or config.default)
         if TASK_STATUSES[record.status] is TaskStatus.RUNNING and isinstance(backend, PlacedBackend):
             running[task.id] = record.attempt
-    found: dict[str, DetachedTurn] = {}
-    after = 0
-    while running and (page := await run.store.list_events(run.record.run_id, after, kind=EventKind.TASK_PLACED)):
-        for event in page:
-            if event.task_id is not None and running.get(event.task_id) == event.attempt:
-                placed = json.loads(event.detail)
-                goes_on = placed.get("interrupted", False)
-                found[event.task_id] = DetachedTurn(
-                    "alive", None, goes_on, f"on {placed['place']}", place=placed["place"]
-                )
-        after = page[-1].seq
-    return found
+    if not running:
+        return {}
+    places = await placed_attempts(run.store, run.record.run_id)
+    return {
+        task_id: DetachedTurn("alive", None, placed.interrupted, f"on {placed.place}", placed.place)
+        for task_id, attempt in running.items()
+        if (placed := places.get((task_id, attempt))) is not None
+    }
 
 
 def _inspect(asked: Mapping[str, tuple[DetachedBackend, Files]]) -> dict[str, DetachedTurn]:

@@ -19,6 +19,7 @@ from plait.runner.plan.source import MAX_BYTES
 
 _SERVER_KEYS = {
     "backends": "the backends of the server are set at its start; name one of them, or leave `backend` out",
+    "hosts": "the hosts of the server are set at its start, in its file of backends",
     "prices": "the prices of models are set at the start of the server, in its file of backends",
     "concurrency": "the server sets how many tasks run at once (plait serve -j)",
 }

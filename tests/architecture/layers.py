@@ -23,7 +23,8 @@ LAYERS: list[list[str]] = [
     ["backends.process"],
     ["backends.llm", "backends.langgraph", "backends.pydantic_ai", "backends.agents"],
     ["backends.agents.claude", "backends.agents.codex", "backends.agents.gemini", "backends.agents.acp"],
-    ["backends.spec", "backends.hosts"],
+    ["backends.hosts"],
+    ["backends.spec"],
     ["backends"],  # the public names
     ["backends.contract"],
     # The contract of a store, and the rules that each store keeps.

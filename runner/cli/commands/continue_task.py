@@ -21,6 +21,7 @@ from plait.runner.cli.options import (
     OutputOptions,
     apply_log_options,
     backends_option,
+    hosts_option,
     is_utf8,
     json_option,
     log_options,
@@ -39,6 +40,7 @@ from plait.runner.state.codec import decode_dag
 @click.argument("message")
 @plan_option
 @backends_option
+@hosts_option
 @store_option
 @json_option
 @log_options
@@ -58,7 +60,7 @@ def continue_command(run: str, task: str, message: str, **options: Any) -> int:
             run,
             task,
             message,
-            FileOptions(options["plan"], options["backends"]),
+            FileOptions(options["plan"], options["backends"], options["hosts"]),
             OutputOptions.of(options),
         )
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import MappingProxyType
 
 import anyio
 import click
@@ -15,12 +16,15 @@ from plait.backends.extras import install_command
 from plait.backends.prices import list_version
 from plait.backends.process.available_memory import available_memory
 from plait.backends.process.strays import agents_at_work, left_over_servers
+from plait.backends.spec.hosts import SSHHostsSpec
 from plait.persistence import SQLiteStore
 from plait.persistence.errors import StoreError
 from plait.persistence.records import Owner, RunRecord
 from plait.persistence.sqlite import health
 from plait.persistence.sqlite.health import Finding, Fitness
+from plait.runner.cli.backends import hosts_of_file
 from plait.runner.cli.commands.doctor_agents import agents_json, check_agents, check_left_over
+from plait.runner.cli.commands.doctor_hosts import check_hosts
 from plait.runner.cli.display.report import print_json
 from plait.runner.cli.display.text import columns, counted, one_line
 from plait.runner.cli.exits import COMPLETED, STORE, print_line
@@ -38,16 +42,22 @@ from plait.runner.state.owner import Liveness, liveness
 
 
 @click.command("doctor")
+@click.option(
+    "--hosts",
+    "hosts_file",
+    type=click.Path(path_type=Path),
+    help="Also check each host in this file, a plan or the part under `hosts` alone, by `plait doctor` there.",
+)
 @store_option
 @json_option
-def doctor_command(store_path: StorePlace, as_json: bool) -> int:
+def doctor_command(store_path: StorePlace, as_json: bool, hosts_file: Path | None) -> int:
     """Check whether this machine, this SQLite and the store are fit, and print how to mend each problem.
 
     Checks the versions, the coding agents (each is started for its version; the login is checked without reading a
     secret), the file system, the permissions, every page and checksum of the store, runs without an owner, and
     processes left behind. Changes nothing. The exit code is 3 if a check is bad; warnings alone give 0.
     """
-    return run_doctor(store_path, as_json)
+    return run_doctor(store_path, as_json, hosts_of_file(hosts_file))
 
 
 _MOUNTS = Path("/proc/self/mountinfo")
@@ -55,10 +65,11 @@ _MOST_RUNS = 5
 _ALL = 1 << 31
 
 
-def run_doctor(path: StorePlace, as_json: bool) -> int:
+def run_doctor(path: StorePlace, as_json: bool, hosts: Mapping[str, SSHHostsSpec] = MappingProxyType({})) -> int:
     """Run all checks and print the findings. Return the exit code."""
     agents, memory = anyio.run(look_for_agents), available_memory()
     findings = [*_check_machine(path), *check_agents(agents, memory), *_check_store(path), *_check_children(path)]
+    findings += anyio.run(check_hosts, hosts)
     if as_json:
         print_json({**_as_json(path, findings), "agents": agents_json(agents, memory)})
     else:

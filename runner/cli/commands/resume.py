@@ -31,6 +31,7 @@ from plait.runner.cli.options import (
     backends_option,
     command_line,
     concurrency_option,
+    hosts_option,
     json_option,
     log_options,
     plan_option,
@@ -58,6 +59,7 @@ from plait.runner.state.stored_run import StoredPolicy, has_ended
 @click.option("--dry-run", is_flag=True, help="Only print the action for each task, with its reason.")
 @plan_option
 @backends_option
+@hosts_option
 @concurrency_option("as stored with the run")
 @store_option
 @json_option
@@ -71,7 +73,9 @@ def resume_command(run: str | None, retry_failed: bool, **options: Any) -> int:
     backend has kept the session.
     """
     apply_log_options(options["log_style"], options["log_level"])
-    request = ResumeRequest(run, retry_failed, FileOptions(options["plan"], options["backends"]), options["dry_run"])
+    request = ResumeRequest(
+        run, retry_failed, FileOptions(options["plan"], options["backends"], options["hosts"]), options["dry_run"]
+    )
     with redirect_prints():
         return anyio.run(resume_run, request, OutputOptions.of(options))
 

@@ -18,11 +18,11 @@ from plait.runner.cli.exits import print_note, redirect_prints
 from plait.runner.cli.like import NOT_LIKE, LikeOptions, like_options, list_effects, require_again
 from plait.runner.cli.lookup import find_run, open_store
 from plait.runner.cli.options import (
-    DEFAULT_CONCURRENCY,
     OutputOptions,
     apply_log_options,
     backend_options,
     concurrency_option,
+    hosts_option,
     json_option,
     log_options,
     quiet_option,
@@ -40,6 +40,7 @@ from plait.runner.policies.orchestrator.prompts import ANSWER_ID
 @set_option
 @concurrency_option("as the plan says")
 @backend_options
+@hosts_option
 @store_option
 @like_options
 @click.option("--no-store", is_flag=True, help="Store nothing; the run cannot be resumed.")
@@ -55,7 +56,8 @@ def run_command(plan: Path, inputs: dict[str, str], **options: Any) -> int:
     """
     apply_log_options(options["log_style"], options["log_level"])
     loaded = read_plan(plan, inputs)
-    backend_set = backend_set_of_plan(loaded, BackendOptions(options["backend"], options["model"], options["base_url"]))
+    chosen = BackendOptions(options["backend"], options["model"], options["base_url"])
+    backend_set = backend_set_of_plan(loaded, chosen, options["hosts"])
     like = LikeOptions.of(options)
     with redirect_prints():
         return anyio.run(run_plan, loaded, backend_set, OutputOptions.of(options), like)
@@ -72,7 +74,7 @@ async def run_plan(plan: Plan, backend_set: BackendSet, options: OutputOptions, 
         store = open_store(options.store, like.store_mode)
     # The store is opened last, so that a missing backend leaves no empty store behind.
     async with backend_set.open(names) as made, store or nullcontext():
-        concurrency = options.concurrency or plan.concurrency or DEFAULT_CONCURRENCY
+        concurrency = options.concurrency or plan.concurrency or backend_set.concurrency()
         runner = backend_set.make_runner(made, store=store, concurrency=concurrency)
         earlier = None
         if like.run is not None and store is not None:

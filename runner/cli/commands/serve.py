@@ -27,7 +27,6 @@ from plait.runner.cli.display.text import one_line
 from plait.runner.cli.exits import CANCELLED, COMPLETED, CliError, print_line, print_note, redirect_prints
 from plait.runner.cli.lookup import MAX_RUNS_SEARCHED, open_store, shown_status
 from plait.runner.cli.options import (
-    DEFAULT_CONCURRENCY,
     StorePlace,
     apply_log_options,
     backend_options,
@@ -134,7 +133,7 @@ async def serve(backend_set: BackendSet, options: ServeOptions, concurrency: int
 
     with _listen(options) as listening:
         async with backend_set.open(backend_set.specs) as made, open_store(options.store) as store:
-            concurrency = concurrency or DEFAULT_CONCURRENCY
+            concurrency = concurrency or backend_set.concurrency()
             runner = backend_set.make_runner(
                 made, store=store, concurrency=concurrency, shared_limits=True, cancel_grace=options.cancel_grace
             )

@@ -44,6 +44,7 @@ from plait.runner.domain.waiting import WaitKind, WaitReason
 from plait.runner.engine.policy_driver import read_policy_state
 from plait.runner.operations.inspect import TaskInfo, run_info, task_infos, throttled_backends
 from plait.runner.policies.orchestrator.policy import Stop
+from plait.runner.state.placements import placed_attempts
 from plait.runner.state.reusable_answers import Reuse
 
 _SETTINGS = ("model", "temperature")
@@ -294,10 +295,10 @@ def _notes(task: TaskInfo, error: str) -> tuple[str, str]:
     return one_line(error, _LONGEST_ERROR), "" if task.waits is None or asks else one_line(task.waits.text)
 
 
-def _attempt_json(attempt: AttemptRecord) -> dict[str, Any]:
+def _attempt_json(attempt: AttemptRecord, places: Mapping[int, str]) -> dict[str, Any]:
     value = asdict(attempt)
     spent = value.pop("spent")
-    return {**value, **spent}
+    return {**value, **spent, "place": places.get(attempt.attempt)}
 
 
 async def show_task(path: StorePlace, word: str, task_id: str, as_json: bool) -> int:
@@ -306,11 +307,14 @@ async def show_task(path: StorePlace, word: str, task_id: str, as_json: bool) ->
         run = await find_run(store, word)
         task, messages = await _read_task(store, run, task_id)
         attempts = await store.list_attempts(run.run_id, task.task_id)
+        placed = await placed_attempts(store, run.run_id)
+        places = {one.attempt: found.place for one in attempts if (found := placed.get((task_id, one.attempt)))}
         waiting = [] if task.question is None else await list_waiting(store, run.run_id)
         everything = [task] if TaskStatus(task.status) in TASK_DONE else await store.list_tasks(run.run_id)
         info = (await task_infos(store, run, everything, time.time(), only=task.task_id))[task.task_id]
     if as_json:
-        extra = {"messages": [asdict(one) for one in messages], "history": [_attempt_json(one) for one in attempts]}
+        history = [_attempt_json(one, places) for one in attempts]
+        extra = {"messages": [asdict(one) for one in messages], "history": history}
         print_json({"run_id": run.run_id, **info.as_json(), **extra})
         return COMPLETED
     _print_task(run, task, messages, info.waits)
@@ -323,7 +327,7 @@ async def show_task(path: StorePlace, word: str, task_id: str, as_json: bool) ->
     print_answers(task)
     print_question(task, [one for one in waiting if one.task_id == task.task_id], path)
     _print_task_result(task, messages)
-    _print_attempts(attempts)
+    _print_attempts(attempts, places)
     for one in attempts:
         if one.traceback is not None:
             print_section(f"traceback (attempt {one.attempt})", one.traceback.rstrip())
@@ -393,7 +397,7 @@ def _print_task_result(task: TaskRecord, messages: Sequence[MessageRecord]) -> N
         print_section("data", json.dumps(json.loads(task.data), ensure_ascii=False, indent=2))
 
 
-def _print_attempts(attempts: Sequence[AttemptRecord]) -> None:
+def _print_attempts(attempts: Sequence[AttemptRecord], places: Mapping[int, str]) -> None:
     if not attempts:
         return
     print_line("\n-- attempts --")
@@ -401,7 +405,7 @@ def _print_attempts(attempts: Sequence[AttemptRecord]) -> None:
         (
             str(one.attempt),
             one.status,
-            one_line(one.backend if one.spent.model is None else f"{one.backend} ({one.spent.model})"),
+            _where(one, places.get(one.attempt)),
             one.started_at,
             seconds(one.duration_s),
             tokens(one.spent.input_tokens, one.spent.output_tokens),
@@ -411,6 +415,12 @@ def _print_attempts(attempts: Sequence[AttemptRecord]) -> None:
         for one in attempts
     ]
     print_table(rows, 1, [one.status for one in attempts], frozenset({0, 4, 5, 6}))
+
+
+def _where(attempt: AttemptRecord, place: str | None) -> str:
+    """Return the backend, its model, and the host."""
+    model = "" if attempt.spent.model is None else f" ({attempt.spent.model})"
+    return one_line(f"{attempt.backend}{model}{'' if place is None else f' on {place}'}")
 
 
 def _attempt_error(attempt: AttemptRecord) -> str:

@@ -17,7 +17,6 @@ from plait.runner.cli.backends import BackendOptions, BackendSet, backend_set_of
 from plait.runner.cli.exits import COMPLETED, print_line
 from plait.runner.cli.lookup import open_store
 from plait.runner.cli.options import (
-    DEFAULT_CONCURRENCY,
     StorePlace,
     backend_options,
     concurrency_option,
@@ -44,7 +43,7 @@ def submit_command(plan: Path, inputs: dict[str, str], **options: Any) -> int:
     """
     loaded = read_plan(plan, inputs)
     backend_set = backend_set_of_plan(loaded, BackendOptions(options["backend"], options["model"], options["base_url"]))
-    concurrency = options["concurrency"] or loaded.concurrency or DEFAULT_CONCURRENCY
+    concurrency = options["concurrency"] or loaded.concurrency or backend_set.concurrency()
     return anyio.run(submit, loaded, backend_set, concurrency, options["key"], options["store_path"])
 
 

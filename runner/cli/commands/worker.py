@@ -10,7 +10,14 @@ import click
 from plait.runner.cli.exits import COMPLETED, print_note, redirect_prints
 from plait.runner.cli.fleet import Worker, WorkerOptions
 from plait.runner.cli.lookup import open_store
-from plait.runner.cli.options import StorePlace, apply_log_options, backends_option, log_options, store_option
+from plait.runner.cli.options import (
+    StorePlace,
+    apply_log_options,
+    backends_option,
+    hosts_option,
+    log_options,
+    store_option,
+)
 from plait.runner.cli.stored_backends import FileOptions
 
 
@@ -23,6 +30,7 @@ from plait.runner.cli.stored_backends import FileOptions
     help="Execute at most this many runs at once, each with as many tasks at once as stored with the run.",
 )
 @backends_option
+@hosts_option
 @store_option
 @log_options
 def worker_command(store_path: StorePlace, concurrency: int, **options: Any) -> int:
@@ -32,7 +40,11 @@ def worker_command(store_path: StorePlace, concurrency: int, **options: Any) -> 
     """
     apply_log_options(options["log_style"], options["log_level"])
     with redirect_prints():
-        return anyio.run(work, store_path, WorkerOptions(concurrency, FileOptions(backends=options["backends"])))
+        return anyio.run(
+            work,
+            store_path,
+            WorkerOptions(concurrency, FileOptions(backends=options["backends"], hosts=options["hosts"])),
+        )
 
 
 async def work(place: StorePlace, options: WorkerOptions) -> int:
