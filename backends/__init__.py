@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from plait.backends.agents.claude.backend import ClaudeCodeBackend
     from plait.backends.agents.codex.backend import CodexBackend
     from plait.backends.agents.gemini.backend import GeminiBackend
+    from plait.backends.hosts.ssh import SSHHost, SSHHosts
     from plait.backends.langgraph.backend import LangGraphBackend
     from plait.backends.llm.anthropic import AnthropicBackend
     from plait.backends.llm.load_balancing import LoadBalancedBackend
@@ -85,6 +86,8 @@ __all__ = [
     "Question",
     "Reply",
     "Role",
+    "SSHHost",
+    "SSHHosts",
     "Usage",
     "as_backend",
     "ask",
@@ -103,6 +106,8 @@ _LAZY = {
     "OpenAIBackend": "llm.openai",
     "PersonBackend": "person",
     "PydanticAIBackend": "pydantic_ai.backend",
+    "SSHHost": "hosts.ssh",
+    "SSHHosts": "hosts.ssh",
 }
 
 

@@ -15,6 +15,7 @@ from plait.backends.answers.reader import read_answer
 from plait.backends.answers.schema import Mismatch, Schema, invalid_output
 from plait.backends.answers.threads import in_thread, is_large
 from plait.backends.errors import BackendError, ErrorKind
+from plait.backends.placeable import Placeable
 from plait.backends.protocol import Backend, ConversationRequest, JsonValue, Reply
 from plait.backends.secrets import without_secrets
 from plait.backends.text import clean_text, one_line, parse_json
@@ -29,7 +30,7 @@ Function: TypeAlias = Callable[[str], Awaitable[Any]] | Callable[[str], Any]
 """`async def f(prompt: str)` or `def f(prompt: str)`, returning text or any JSON value except None."""
 
 
-class FunctionBackend:
+class FunctionBackend(Placeable):
     """A backend that answers each prompt by calling a function.
 
     Text becomes the reply's `text`. Any other JSON value becomes the reply's `data`, as read back from JSON (a tuple

@@ -204,7 +204,8 @@ class Placement:
 
     run_id: str
     task_id: str
-    attempt: int
+    attempt: int | str
+    """The number of the attempt; a text for a person's message after the run."""
     on_place: Callable[[str], Awaitable[None]]
     """Callback for the name of the host that has a slot. Returns once the name is stored, or the store is known to be
     away. The host may begin only afterwards.
@@ -241,7 +242,7 @@ class ConversationRequest:
     Ignored with `resume`, because the branch then has a session of its own.
     """
     files: Files | None = None
-    """Folders for a `DetachedBackend`. None if the store keeps no files."""
+    """Folders for a `DetachedBackend` or a `PlacedBackend`. None if the store keeps no files."""
     attaches: bool = False
     """Whether to adopt the turn of a process that has died, which `DetachedBackend.inspect` reported as "alive" or
     "ended". The conversation then waits for the answer of the turn, and sends no prompt. A turn that ends without an
@@ -388,6 +389,10 @@ class Hosts(Protocol):
     @property
     def slots(self) -> int:
         """The number of attempts that may run at once on all hosts together."""
+        ...
+
+    def placed(self, backend: object) -> Backend:
+        """Return `backend` with its attempts on these hosts. Raises ValueError if the hosts could not make it."""
         ...
 
     def connected(self, run: RunOnHosts) -> AbstractAsyncContextManager[object]:

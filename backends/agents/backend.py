@@ -23,13 +23,14 @@ from plait.backends.agents.protocol import Call, Reader
 from plait.backends.agents.session_files import holds
 from plait.backends.agents.transcript import exchanges, reread
 from plait.backends.errors import BackendUnavailable
+from plait.backends.placeable import Placeable
 from plait.backends.process.manifest import read_manifest
 from plait.backends.process.watchdog import scratch
 from plait.backends.protocol import Conversation, ConversationRequest, DetachedTurn, Files
 
 
 @dataclass(eq=False, kw_only=True)
-class CliBackend(ABC):
+class CliBackend(Placeable, ABC):
     """Base class of the backends that run an agent's command; each backend is also the `Program` of its agent.
 
     Cancelling a turn ends the agent and all its child processes: SIGTERM, three seconds, SIGKILL. When the run is being

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from plait.backends.agents.catalog import ACP, ACP_READER, agent
+from plait.backends.agents.placed_output import NAME, PlacedOutputReader
 from plait.backends.agents.protocol import Call, Reader
 from plait.backends.agents.transcript import exchanges, feed, parsed
 from plait.backends.process.lines import Lines
@@ -86,22 +88,30 @@ class TurnWatch:
         if self._call is not None and self._call.pump():
             return True
         calls = exchanges(self._turn)
+        if not calls and self._call is None and (self._turn / NAME).exists():  # the turn runs on another host
+            self._call = _CallWatch(self._turn / NAME, PlacedOutputReader().read, self._seen)
+            return True
         if len(calls) <= self._calls:
             return False
         if self._call is not None:  # another call was made, so the current call is over
             self._call.finish()
             self._call.close()
-        self._call = _CallWatch(calls[self._calls], self._seen)
+        folder = calls[self._calls]
+        reader = _reader_for(folder)
+        self._call = _CallWatch(folder / "stdout", None if reader is None else partial(feed, reader), self._seen)
         self._calls += 1
         return True
 
 
 class _CallWatch:
-    """Reads one call of the agent's command, and appends its outputs to `seen`."""
+    """Reads the output of one call of the agent's command, and appends the outputs to `seen`.
 
-    def __init__(self, folder: Path, seen: deque[Seen]) -> None:
-        self._path = folder / "stdout"
-        self._reader = _reader_for(folder)
+    `read` returns the outputs in an event or a line; None for output of an unknown kind.
+    """
+
+    def __init__(self, path: Path, read: Callable[[Any], Sequence[Output]] | None, seen: deque[Seen]) -> None:
+        self._path = path
+        self._outputs = read
         self._seen = seen
         self._file: BinaryIO | None = None
         self._lines = Lines(self._more, self._on_line)
@@ -131,12 +141,12 @@ class _CallWatch:
 
     def _on_line(self, line: bytes) -> bool:
         told = parsed(line)
-        if self._reader is None:
+        if self._outputs is None:
             self._show(Output("text", clean_text(line.decode("utf-8", "replace")) + "\n"), None)
             return False
         at = None if isinstance(told, str) else _time_of(told)
         self._since = at or self._since
-        for output in feed(self._reader, told):
+        for output in self._outputs(told):
             self._show(output, at)
         return False
 

@@ -14,6 +14,7 @@ from typing import Protocol
 
 import anyio
 
+from plait.backends.agents.placed_output import PlacedOutput
 from plait.backends.ask import QuestionAsked, given_answers
 from plait.backends.cancellation import when_cancelled
 from plait.backends.errors import BackendError, ErrorKind
@@ -91,6 +92,7 @@ class HostConversation:
         self._request = request
         self._placement = placement
         self.session_id = request.session_id
+        self._shown = PlacedOutput(None if request.files is None else request.files.turn)
 
     async def send(self, prompt: str) -> Reply:
         """Place the turn on a host, and return the answer. Raises as `Conversation.send`."""
@@ -150,6 +152,7 @@ class HostConversation:
             "prompt": prompt,
             "answers": given_answers(),
         }
+        self._shown.restart()
         place.line.send(frame)
         self._placement.on_go()
 
@@ -179,7 +182,9 @@ class HostConversation:
                     self.session_id = self._with_host(frame["session_id"])
                     self._request.on_session(self.session_id)
                 case "output":
-                    self._request.on_output(read_output(frame))
+                    output = read_output(frame)
+                    self._shown.write(output)
+                    self._request.on_output(output)
                 case _:
                     if self._request.on_allowance is not None:
                         self._request.on_allowance(Allowance(**frame["limits"]))

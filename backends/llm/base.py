@@ -24,6 +24,7 @@ from plait.backends.llm.client import Client, Limits, Response
 from plait.backends.llm.endpoint import Endpoint, environment_headers, find_server, is_environments
 from plait.backends.llm.prompt_cache import PATIENCE_S, SHORTEST, PromptCache, SharedBeginning
 from plait.backends.llm.server_errors import status_error
+from plait.backends.placeable import Placeable
 from plait.backends.protocol import NO_USAGE, Conversation, ConversationRequest, JsonValue, Message, Output, Usage
 from plait.backends.replay import ReplayConversation
 from plait.backends.text import check_base_url, clean_text, one_line, shown
@@ -58,7 +59,7 @@ class StreamUsage:
 
 
 @dataclass(eq=False, kw_only=True)
-class RemoteBackend(ABC):
+class RemoteBackend(Placeable, ABC):
     """Base class of the adapters for a model's API.
 
     The client is created at the first conversation, in a thread, because importing aiohttp takes a while.

@@ -29,6 +29,7 @@ from plait.backends.errors import BackendError, BackendUnavailable, ErrorKind
 from plait.backends.extras import install_command, pip_install
 from plait.backends.llm.endpoint import Endpoint
 from plait.backends.llm.openai import OpenAIBackend
+from plait.backends.placeable import Placeable
 from plait.backends.prices import FREE, Billing
 from plait.backends.process.proctable import offer_to_oom_killer
 from plait.backends.protocol import Conversation, ConversationRequest, JsonValue, Reply
@@ -44,7 +45,7 @@ _ENVIRONMENT = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TEMP", "SYSTEMROOT"
 
 
 @dataclass(eq=False)
-class LocalBackend:
+class LocalBackend(Placeable):
     """A model in a GGUF file, served by llama.cpp (extra `local`) in a child process that ends with this process.
 
     The server starts at the first conversation, in about a second, and again after a crash; turns running during a

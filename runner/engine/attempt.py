@@ -304,7 +304,8 @@ class AttemptRunner:
             if continuation.answer is not None and not continuation.interrupted:
                 answer = Answer(continuation.answer.value)
         task = attempt.task
-        files = self._files(attempt) if self._outlive[self._context.task_backends[attempt.position]] else None
+        name = self._context.task_backends[attempt.position]
+        files = self._files(attempt) if self._outlive[name] or name in self._placed else None
         return ConversationRequest(  # positional: keyword arguments would take as long as the rest of this method
             attempt.session_id,
             attempt.resume,
@@ -321,7 +322,7 @@ class AttemptRunner:
             partial(self._session, attempt),
             self._time_left(attempt),
             self._state.times_continued(attempt.position) > 0,
-            self._lower.get(self._context.task_backends[attempt.position]),
+            self._lower.get(name),
             None if files is None else traceparent(self._context.run_id, task.id, attempt.number),
             task.options,
             self._placement(attempt),

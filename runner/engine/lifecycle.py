@@ -19,15 +19,13 @@ A run without a store has no writer, no lease and no inbox: `UnstoredSink` publi
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 import anyio
 
 from plait.backends.errors import BackendError, ErrorKind
-from plait.backends.protocol import PlacedBackend, RunOnHosts
 from plait.persistence.changes import Change, RunReleased
 from plait.persistence.errors import Conflict, Fenced, StoreError
 from plait.persistence.failpoints import reached
@@ -47,6 +45,7 @@ from plait.runner.engine.executor import Executor
 from plait.runner.engine.feed import Feed
 from plait.runner.engine.growth import Growth
 from plait.runner.engine.handover import NO_HANDOVER, Handover
+from plait.runner.engine.host_connections import connected_hosts
 from plait.runner.engine.inbox import Inbox
 from plait.runner.engine.outcome import STORE_WAITS_S
 from plait.runner.engine.policy_driver import PolicyDriver, PolicyState
@@ -55,7 +54,6 @@ from plait.runner.errors import OwnershipLost, RunExists
 from plait.runner.log import logger
 from plait.runner.scheduling.scheduler import InitialState, Scheduler
 from plait.runner.scheduling.slots import Pause
-from plait.runner.state.attempt_files import hosts_key
 from plait.runner.state.conversations import load_history
 from plait.runner.state.failures import THROTTLING
 from plait.runner.state.orphans import kill_orphans
@@ -250,7 +248,10 @@ async def _execute(
     control.attach(executor.end, executor.wind_down, executor.answer)
     last_events: list[events.Event] = []
     try:
-        async with connected_hosts(run, config), anyio.create_task_group() as beside:
+        connected = connected_hosts(
+            config.backends.values(), run.run_id, run.created_at, run.position.epoch, _adopted_on_hosts(run)
+        )
+        async with connected, anyio.create_task_group() as beside:
             beside.start_soon(_end_after_grace, config, control)
             await executor.run()
             beside.cancel_scope.cancel()
@@ -278,25 +279,11 @@ def _throttled(run: PreparedRun) -> dict[int, Pause]:
     }
 
 
-@asynccontextmanager
-async def connected_hosts(run: PreparedRun, config: Config) -> AsyncGenerator[None]:
-    """Connect the hosts of all backends that place attempts on other hosts. Leaving disconnects the hosts."""
-    every = [backend.hosts for backend in config.backends.values() if isinstance(backend, PlacedBackend)]
-    if not every:
-        yield
-        return
-    adopted: dict[str, list[str]] = {}
+def _adopted_on_hosts(run: PreparedRun) -> Iterator[tuple[str, str, int]]:
+    """Yield the host, the task id and the number of each adopted attempt on another host."""
     for position, attempt in run.handover.adopted.items():
         if attempt.detached.place is not None:
-            name = f"{run.state.dag.tasks[position].id}/{run.state.attempts[position]}"
-            adopted.setdefault(attempt.detached.place, []).append(name)
-    key = hosts_key(run.run_id, run.created_at)
-    async with AsyncExitStack() as stack:
-        for hosts in {id(one): one for one in every}.values():
-            await stack.enter_async_context(
-                hosts.connected(RunOnHosts(run.run_id, key, max(1, run.position.epoch), adopted))
-            )
-        yield
+            yield attempt.detached.place, run.state.dag.tasks[position].id, run.state.attempts[position]
 
 
 async def _nothing() -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
 import anyio
 
 from plait.backends.errors import BackendError
-from plait.backends.protocol import Backend, ConversationRequest, DetachedBackend, Reply
+from plait.backends.protocol import Backend, ConversationRequest, DetachedBackend, PlacedBackend, Placement, Reply
 from plait.backends.text import clean_text
 from plait.persistence.changes import Change, MessageAppended, RunReleased, SessionOpened
 from plait.persistence.protocol import files_root
@@ -17,6 +20,7 @@ from plait.runner.engine.backend_call import call_backend
 from plait.runner.engine.checkpointer import Checkpointer
 from plait.runner.engine.config import Config, require_backends
 from plait.runner.engine.feed import Feed
+from plait.runner.engine.host_connections import connected_hosts
 from plait.runner.engine.pricing import Pricing
 from plait.runner.errors import PlaitError, TurnNotStored
 from plait.runner.recovery.lease import acquire, wait_for_expiry
@@ -24,6 +28,7 @@ from plait.runner.state.attempt_files import attempt_files
 from plait.runner.state.conversations import load_history
 from plait.runner.state.orphans import kill_orphans, under_way
 from plait.runner.state.owner import forget
+from plait.runner.state.placements import placed_attempts
 from plait.runner.state.stored_run import StoredRun
 
 _PERSON = 0
@@ -69,7 +74,8 @@ async def continue_task(config: Config, run: StoredRun, task_id: str, message: s
             async with anyio.create_task_group() as beside:
                 beside.start_soon(checkpointer.renew_lease, config.lease)
                 await kill_orphans(run.store, run_id, under_way(run.tasks))
-                outcome = await call_backend(config.backends[name], request, message)
+                async with _connected(run, config.backends[name], position.epoch):
+                    outcome = await call_backend(config.backends[name], request, message)
                 pricing = Pricing(config.backends, config.prices, config.clock)
                 outcome = await pricing.priced(outcome, name, task.model)
                 reply, failure = outcome.reply, outcome.error
@@ -92,6 +98,21 @@ async def continue_task(config: Config, run: StoredRun, task_id: str, message: s
     return reply
 
 
+@asynccontextmanager
+async def _connected(run: StoredRun, backend: Backend, epoch: int) -> AsyncGenerator[None]:
+    """Connect the hosts of `backend`, which keep the attempts that a resume may adopt. Raises StoreError."""
+    adopted: list[tuple[str, str, int]] = []
+    if isinstance(backend, PlacedBackend):
+        places = await placed_attempts(run.store, run.record.run_id)
+        adopted = [(places[one].place, *one) for one in under_way(run.tasks) if one in places]
+    async with connected_hosts([backend], run.record.run_id, run.record.created_at, epoch, adopted):
+        yield
+
+
+async def _stored_nowhere(_place: str) -> None:
+    """Return at once: the place of a person's turn needs no record, because no other process follows the turn."""
+
+
 def _refuse_loss(checkpointer: Checkpointer, reply: Reply) -> None:
     """Raise TurnNotStored, with the reply, unless the turn is stored."""
     lost = next((one.error for one in checkpointer.degraded if one.lost), None)
@@ -110,6 +131,10 @@ async def _conversation_request(run: StoredRun, task: Task, backend: Backend) ->
         raise PlaitError(
             f"task {task.id!r} of run {run_id} is {status.value} and has no conversation to continue; {_WHY[status]}"
         )
+    number = f"{_PERSON}-{run.record.last_seq}"
+    placement = None
+    if isinstance(backend, PlacedBackend):
+        placement = Placement(run_id, task.id, number, _stored_nowhere, lambda: None)
     return ConversationRequest(
         session_id=session_id,
         resume=True,
@@ -117,9 +142,10 @@ async def _conversation_request(run: StoredRun, task: Task, backend: Backend) ->
         # Unlike a repeated attempt, each message is a new request.
         idempotency_key=f"{run_id}:{task.id}:{run.record.last_seq}",
         metadata=task.metadata,
-        files=None if root is None else attempt_files(root, run_id, task.id, f"{_PERSON}-{run.record.last_seq}"),
+        files=None if root is None else attempt_files(root, run_id, task.id, number),
         timeout=task.timeout,
         options=task.options,
+        placement=placement,
     )
 
 

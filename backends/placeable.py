@@ -1,0 +1,18 @@
+"""`Placeable`: the method that all backends with a description have (hosts/describe.py)."""
+
+from __future__ import annotations
+
+from plait.backends.protocol import Backend, Hosts
+
+
+class Placeable:
+    """A backend whose attempts may run on other hosts."""
+
+    __slots__ = ()
+
+    def on(self, hosts: Hosts) -> Backend:
+        """Return this backend with its attempts on `hosts`. Paths, programs and keys are those of the hosts.
+
+        Raises ValueError if a host could not make the backend, as with a function that no module has.
+        """
+        return hosts.placed(self)
