@@ -23,9 +23,11 @@ from typing import Any, TypeAlias
 from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.protocol import (
     NO_USAGE,
+    OWN_OPTIONS,
     Answer,
     ConversationRequest,
     Message,
+    ModelOptions,
     Output,
     Question,
     Reply,
@@ -37,7 +39,7 @@ LONGEST = 2**30
 """Bytes of a frame. A longer one ends the connection."""
 _FIELDS = (
     "session_id", "resume", "output_schema", "idempotency_key", "metadata", "resumes_interrupted", "fork_of",
-    "attaches", "timeout", "goes_on",
+    "attaches", "timeout", "goes_on", "traceparent",
 )  # fmt: skip
 """The fields of a request that are JSON already."""
 _PLAIN = ConversationRequest()
@@ -63,6 +65,8 @@ def request_json(request: ConversationRequest) -> Frame:
         parts["history"] = [_message_json(one) for one in request.history]
     if request.answer is not None:
         parts["answer"] = {"value": request.answer.value}
+    if request.options != OWN_OPTIONS:
+        parts["options"] = asdict(request.options)
     if request.on_allowance is not None:
         parts["wants_allowance"] = True
     return parts
@@ -72,6 +76,8 @@ def read_request(parts: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of the ConversationRequest, without the files and the callbacks."""
     arguments = {name: parts[name] for name in _FIELDS if name in parts}
     arguments["history"] = tuple(map(_read_message, parts.get("history", ())))
+    if "options" in parts:
+        arguments["options"] = ModelOptions(**parts["options"])
     if "answer" in parts:
         arguments["answer"] = Answer(parts["answer"]["value"])
     return arguments

@@ -7,7 +7,7 @@ Session ids are `ID@HOST`, so a task that continues a conversation goes to the h
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Collection, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from typing import Protocol
@@ -48,14 +48,22 @@ class ConnectedHosts(Hosts, Protocol):
 class HostBackend:
     """A backend on the hosts `hosts`, which build the backend themselves from `described`.
 
-    `can_fork` is that of the backend. The environment, the keys and the programs are those of
-    each host.
+    `can_fork` and `adjustable` are those of the backend. The environment, the keys and the programs are those of each
+    host.
     """
 
-    def __init__(self, described: Mapping[str, JsonValue], hosts: ConnectedHosts, *, can_fork: bool = False) -> None:
+    def __init__(
+        self,
+        described: Mapping[str, JsonValue],
+        hosts: ConnectedHosts,
+        *,
+        can_fork: bool = False,
+        adjustable: Collection[str] = (),
+    ) -> None:
         self._described = described
         self._hosts = hosts
         self.can_fork = can_fork
+        self.adjustable = adjustable
 
     @property
     def hosts(self) -> Hosts:

@@ -15,7 +15,7 @@ from plait.backends.hosts.frames import Frame
 from plait.backends.hosts.line import Line
 from plait.backends.hosts.placed import HostBackend
 from plait.backends.hosts.session import HostSession
-from plait.backends.protocol import RunOnHosts
+from plait.backends.protocol import AdjustableBackend, ForkingBackend, RunOnHosts
 from plait.backends.values import value
 
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=10", "-o", "ServerAliveCountMax=3")
@@ -90,7 +90,9 @@ class SSHHosts:
         functions and classes by their modules, so the modules have to be installed there. Paths, keys and commands are
         those of the host. Raises ValueError if the hosts could not make the backend.
         """
-        return HostBackend(describe(backend), self, can_fork=getattr(backend, "can_fork", False) is True)
+        can_fork = isinstance(backend, ForkingBackend) and backend.can_fork
+        adjustable = backend.adjustable if isinstance(backend, AdjustableBackend) else ()
+        return HostBackend(describe(backend), self, can_fork=can_fork, adjustable=adjustable)
 
     def session(self, run_id: str) -> HostSession | None:
         """Return the session of a connected run; None without one."""

@@ -31,7 +31,7 @@ def spec_description(spec: AnySpec, folder: Path) -> dict[str, JsonValue]:
 def placed(spec: AnySpec, folder: Path, hosts: SSHHosts) -> HostBackend:
     """Return the backend `spec` of a plan in `folder` with its attempts on `hosts`. Starts and checks nothing."""
     can_fork = isinstance(spec, PydanticAISpec) or (isinstance(spec, AgentSpec) and spec.make(folder).can_fork)
-    return HostBackend(spec_description(spec, folder), hosts, can_fork=can_fork)
+    return HostBackend(spec_description(spec, folder), hosts, can_fork=can_fork, adjustable=spec.adjustable)
 
 
 def build_described(described: Mapping[str, JsonValue]) -> Backend:

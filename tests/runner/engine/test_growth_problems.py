@@ -29,7 +29,7 @@ def grow(
         state,
         scheduler,
         names,
-        backends={"fast", "faster", "deep"},
+        backends={"fast": (), "faster": (), "deep": ()},
         default=default,
         limits=limits or GrowthLimits(),
         stamp=lambda: "now",
@@ -117,7 +117,7 @@ def test_all_problems_are_told_at_once_after_those_already_found() -> None:
     state, names = RunState(dag), ["fast"] * len(GIVEN)
     scheduler = Scheduler(dag, names, SlotPool(9))
     growth = Growth(
-        state, scheduler, names, backends={"fast"}, default="fast", limits=GrowthLimits(), stamp=lambda: "now"
+        state, scheduler, names, backends={"fast": ()}, default="fast", limits=GrowthLimits(), stamp=lambda: "now"
     )
     with pytest.raises(DAGError) as caught:
         growth.add([Task("a", backend="b"), Task("c", depends_on=["d"])], None, [Problem("earlier")])
