@@ -2,31 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Collection, Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import Self
+from typing import Any, Protocol, Self
 
 import anyio
 import anyio.abc
+import anyio.to_thread
 
 from plait.backends.errors import BackendUnavailable
-from plait.backends.protocol import JsonInput
+from plait.backends.protocol import JsonInput, Reply
 from plait.persistence.errors import StoreError
 from plait.persistence.protocol import Store
+from plait.persistence.records import AttemptRecord
 from plait.runner.domain import events
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.policy import Policy
 from plait.runner.domain.status import RunStatus
+from plait.runner.drawing.placed import placed
 from plait.runner.engine.inbox import LOOK_EVERY_S
 from plait.runner.errors import PlaitError, RunOwned, StoreRequired
 from plait.runner.log import logger
+from plait.runner.operations.answer_task import How
 from plait.runner.operations.await_answer import wait_for_answer
-from plait.runner.operations.inspect import RunInfo, StoredEvent, history, look_up, run_info
+from plait.runner.operations.find_runs import RunFilter, find_runs
+from plait.runner.operations.inspect import RunInfo, StoredEvent, history, look_up
+from plait.runner.operations.list_questions import WaitingTask, list_questions
+from plait.runner.operations.live_view import LiveView
+from plait.runner.operations.task_detail import TaskDetail, task_detail
 from plait.runner.parallel import ParallelRunner
+from plait.runner.recovery.preview import Preview
 from plait.runner.recovery.resume import ResumeOptions
 from plait.runner.run import Run
+from plait.runner.state.stored_run import stored_run
 
 POLL_SECONDS = 0.2
 
@@ -37,7 +47,7 @@ class _Driven:
 
     run: Run | None = None
     """The run; None while its backends are opened."""
-    stopping: bool = False
+    opening: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     began: anyio.Event = field(default_factory=anyio.Event)
     """Set once this process owns the run, or once acquiring the run has failed."""
     gone: anyio.Event = field(default_factory=anyio.Event)
@@ -45,9 +55,10 @@ class _Driven:
     error: Exception | None = None
 
     def stop(self) -> None:
-        """Stop the run, also before it has begun."""
-        self.stopping = True
-        if self.run is not None:
+        """Stop the run, or the opening of its backends."""
+        if self.run is None:
+            self.opening.cancel()
+        else:
             self.run.stop()
 
     async def begin(self) -> None:
@@ -65,6 +76,22 @@ class _Waiting:
     watching: anyio.CancelScope = field(default_factory=anyio.CancelScope)
 
 
+class Runners(Protocol):
+    """Where a RunService takes the runner of a stored run from, if the service's own runner lacks the backends."""
+
+    def open(
+        self, run_id: str, *, retry_failed: bool = False, task_id: str | None = None
+    ) -> AbstractAsyncContextManager[ParallelRunner]:
+        """Open a runner that can resume the run, or with `task_id` continue the conversation of the task. Raises
+        PlaitError.
+        """
+        ...
+
+    def inspect(self, run_id: str) -> AbstractAsyncContextManager[ParallelRunner]:
+        """Open a runner that can preview a resume of the run and settle its tasks. Starts no backend."""
+        ...
+
+
 class RunService:
     """Management of many runs in one process: `async with RunService(runner) as service:`.
 
@@ -74,18 +101,20 @@ class RunService:
     the deadline of its question; a run that was executed elsewhere continues at the next `resume_run`.
 
     An exit from the block stops the runs executing here, waits until their state is stored, and lets `resume_run`
-    continue them later. `poll` is the interval in seconds at which `events` reads the store.
+    continue them later. `poll` is the interval in seconds at which `events` reads the store. `runners` opens the
+    runners of stored runs; without `runners`, `runner` resumes every run.
 
     Raises StoreRequired if `runner` has no store. All methods must be called from the event loop's thread. Methods
     other than reads raise PlaitError outside the block. Every method may raise StoreError.
     """
 
-    def __init__(self, runner: ParallelRunner, *, poll: float = POLL_SECONDS) -> None:
+    def __init__(self, runner: ParallelRunner, *, poll: float = POLL_SECONDS, runners: Runners | None = None) -> None:
         if runner.config.store is None:
             raise StoreRequired("a RunService reads and writes runs; give its runner a store with store=...")
         if not poll > 0:
             raise ValueError(f"poll must be more than 0 seconds, not {poll}")
         self._runner = runner
+        self._runners = runners or _OneRunner(runner)
         self._store: Store = runner.config.store
         self._clock = runner.config.clock
         self._poll = poll
@@ -176,10 +205,56 @@ class RunService:
         """The ids of the runs executing here now."""
         return tuple(self._driven)
 
-    async def list_runs(self, limit: int = 50) -> tuple[RunInfo, ...]:
-        """Return the most recently created runs, newest first, without their tasks."""
-        now = self._clock.wall()
-        return tuple(run_info(record, now) for record in await self._store.list_runs(limit))
+    async def list_runs(
+        self,
+        limit: int = 50,
+        *,
+        offset: int = 0,
+        statuses: Collection[RunStatus] = (),
+        name: str | None = None,
+        search: str = "",
+    ) -> tuple[RunInfo, ...]:
+        """Return the most recently created runs, newest first, without their tasks: at most `limit`, after the first
+        `offset`. With `statuses` only runs in one of them, with `name` only runs of exactly this name, with `search`
+        only runs with this text in their id or name, in any case.
+        """
+        return await find_runs(self._store, RunFilter(limit, offset, statuses, name, search), self._clock.wall())
+
+    async def get_task(self, run_id: str, task_id: str) -> TaskDetail:
+        """Return a task with its conversation and attempts. Raises RunNotFound, TaskNotFound."""
+        return await task_detail(self._store, run_id, task_id, self._clock.wall())
+
+    async def list_questions(self) -> list[WaitingTask]:
+        """Return the tasks of all runs that wait for a person."""
+        return await list_questions(self._store)
+
+    async def preview_resume(self, run_id: str, *, retry_failed: bool = False) -> Preview:
+        """Return the action of `resume_run` for each task. See `ParallelRunner.preview_resume`."""
+        async with self._runners.inspect(run_id) as runner:
+            return await runner.preview_resume(run_id, retry_failed=retry_failed)
+
+    async def settle_task(self, run_id: str, task_id: str, how: How, text: str = "") -> None:
+        """Settle a task that waits for a person. See `ParallelRunner.answer`."""
+        async with self._runners.inspect(run_id) as runner:
+            await runner.answer(run_id, task_id, how, text)
+
+    async def continue_task(self, run_id: str, task_id: str, message: str) -> Reply:
+        """Send one more message in the conversation of a task. See `ParallelRunner.continue_task`."""
+        async with self._runners.open(run_id, task_id=task_id) as runner:
+            return await runner.continue_task(run_id, task_id, message)
+
+    async def graph(self, run_id: str) -> dict[str, Any]:
+        """Return the picture of the run's graph: see `drawing.placed`. Raises RunNotFound."""
+        run = await stored_run(self._store, run_id)
+        return await anyio.to_thread.run_sync(placed, run.state.dag)
+
+    async def attempts(self, run_id: str) -> list[AttemptRecord]:
+        """Return the attempts of all tasks of a run, in the order of their starts."""
+        return list(await self._store.list_attempts(run_id))
+
+    def view(self, run_id: str, task_id: str | None = None) -> LiveView:
+        """Return the view of a run, with one task in full if `task_id` is given, to be read again and again."""
+        return LiveView(self._store, self._clock, run_id, task_id)
 
     def events(self, run_id: str, after: int = 0) -> AsyncGenerator[StoredEvent]:
         """Return an iterator over the run's stored events numbered above `after`, oldest first, from any process.
@@ -213,13 +288,6 @@ class RunService:
         group.start_soon(self._see_through, run_id, replace(how, answers=answers), driven)
         await driven.begin()
 
-    @asynccontextmanager
-    async def open_run(self, run_id: str, how: ResumeOptions) -> AsyncGenerator[Run]:
-        """Yield the resumed run, which the service enters. A subclass may choose another runner for a run, and keep its
-        backends open inside the block.
-        """
-        yield self._runner.start_resume(run_id, retry_failed=how.retry_failed, answers=how.answers, policy=how.policy)
-
     def _inside(self, run_id: str) -> anyio.abc.TaskGroup:
         if self._group is None or self._left:
             raise PlaitError(f"run {run_id} cannot be started: a RunService starts runs only inside its `async with`")
@@ -232,16 +300,11 @@ class RunService:
 
     async def _see_through(self, run_id: str, how: ResumeOptions, driven: _Driven) -> None:
         status: RunStatus | None = None
+        driven.error = PlaitError(f"run {run_id} was not started: the RunService was left first")
         try:
-            async with self.open_run(run_id, how) as run:
-                if driven.stopping:
-                    raise PlaitError(f"run {run_id} was not started: the RunService was left first")
-                driven.run = run
-                async with run:
-                    async for event in run.events():
-                        if isinstance(event, events.RunStarted | events.RunResumed | events.RunEnded):
-                            driven.began.set()
-                status = (await run.result()).status
+            with driven.opening:
+                async with self._runners.open(run_id, retry_failed=how.retry_failed) as runner:
+                    status = await _execute(driven, runner, run_id, how)
         except Exception as error:
             # An error of one run must not end the others. Before the run began, its caller receives the error.
             if driven.began.is_set():
@@ -277,3 +340,27 @@ class RunService:
             pass  # another process continues the run
         except (PlaitError, StoreError, BackendUnavailable) as error:
             logger(run=run_id).error("run_left", error=f"{type(error).__name__}: {error}")
+
+
+async def _execute(driven: _Driven, runner: ParallelRunner, run_id: str, how: ResumeOptions) -> RunStatus:
+    """Execute the run to its end, and return its status. Raises as `Run.result`."""
+    driven.run = runner.start_resume(run_id, retry_failed=how.retry_failed, answers=how.answers, policy=how.policy)
+    driven.error = None
+    async with driven.run as run:
+        async for event in run.events():
+            if isinstance(event, events.RunStarted | events.RunResumed | events.RunEnded):
+                driven.began.set()
+    return (await run.result()).status
+
+
+class _OneRunner:
+    """The runner of the service, for every run."""
+
+    def __init__(self, runner: ParallelRunner) -> None:
+        self._runner = runner
+
+    def open(self, run_id: str, **_how: Any) -> AbstractAsyncContextManager[ParallelRunner]:  # noqa: ARG002
+        return nullcontext(self._runner)
+
+    def inspect(self, run_id: str) -> AbstractAsyncContextManager[ParallelRunner]:  # noqa: ARG002
+        return nullcontext(self._runner)

@@ -12,7 +12,7 @@ import anyio.to_thread
 from plait.backends.protocol import JsonValue, Usage
 from plait.persistence.errors import StoreError
 from plait.persistence.protocol import Store
-from plait.persistence.records import RUN_ENDS, EventKind, EventRecord, RunRecord, TaskRecord
+from plait.persistence.records import RUN_ENDS, EventKind, EventRecord, Owner, RunRecord, TaskRecord
 from plait.runner.clock import Clock, iso
 from plait.runner.domain.events import OWN_LIMITS, BackendThrottled
 from plait.runner.domain.question import AnsweredQuestion, OpenQuestion, answers_of, asking_of, parse_time
@@ -21,7 +21,7 @@ from plait.runner.domain.waiting import WaitingRun, WaitReason, Waits, stored_li
 from plait.runner.engine.retry import next_tries
 from plait.runner.errors import RunNotFound
 from plait.runner.state.codec import decode_dag, decode_usage
-from plait.runner.state.owner import seems_free
+from plait.runner.state.owner import liveness, seems_free
 
 _LOOKS_A_RECORD = 25
 
@@ -139,6 +139,8 @@ class RunInfo:
     """The number of tasks by status; statuses without tasks are omitted."""
     usage: Usage
     """The sum over all attempts. Turns of `continue_task` are counted only in the messages of the task."""
+    owner: Owner | None = None
+    """The process that owns the run, dead or alive; None without an owner."""
     tasks: Mapping[str, TaskInfo] = field(default_factory=dict[str, TaskInfo])
     """Every task by id, in the order of the DAG; empty in lists of runs."""
     throttled: tuple[BackendThrottled, ...] = ()
@@ -148,6 +150,22 @@ class RunInfo:
     def done(self) -> int:
         """The number of ended tasks, whatever their status."""
         return sum(self.counts.get(status, 0) for status in TASK_DONE)
+
+    @property
+    def reason(self) -> str | None:
+        """The reason for the status, in a few words; None if the status needs none."""
+        asking = self.counts.get(TaskStatus.WAITING_INPUT, 0)
+        asks = None if not asking else "1 task asks a person" if asking == 1 else f"{asking:,} tasks ask a person"
+        owner = "" if self.owner is None else f" (process {self.owner.pid} on {self.owner.host})"
+        reasons = {
+            RunStatus.QUEUED: "no process has started the run",
+            RunStatus.INTERRUPTED: f"owner dead{owner}; resume the run",
+            RunStatus.CANCELLING: "running attempts may end by themselves for a grace time",
+            RunStatus.RUNNING: asks,
+            RunStatus.WAITING_INPUT: asks or "no process runs the run; resume it",
+            RunStatus.FAILED: self.error,
+        }
+        return reasons.get(self.status)
 
     def as_json(self) -> dict[str, Any]:
         """Return the run as a JSON object without its tasks, as lists of runs show it."""
@@ -159,6 +177,8 @@ class RunInfo:
             "started_at": self.started_at,
             "ended_at": self.ended_at,
             "error": self.error,
+            "reason": self.reason,
+            "owner": None if self.owner is None else _owner_as_json(self.owner),
             "done": self.done,
             "total": sum(self.counts.values()),
             "counts": {status.value: number for status, number in self.counts.items()},
@@ -195,6 +215,10 @@ class StoredEvent:
     def is_last(self) -> bool:
         """Whether it ends the run: nothing follows, unless a person reopens the run."""
         return self.kind in RUN_ENDS
+
+
+def _owner_as_json(owner: Owner) -> dict[str, Any]:
+    return {"host": owner.host, "pid": owner.pid, "liveness": liveness(owner).value}
 
 
 def shown_status(run: RunRecord, now: float) -> RunStatus:
@@ -324,6 +348,7 @@ def run_info(
         run.error,
         {TaskStatus(status): number for status, number in run.counts.items()},
         decode_usage(run.spent),
+        run.owner,
         tasks or {},
         throttled,
     )

@@ -20,7 +20,7 @@ _MOST_KEPT = 20
 def print_preview(preview: Preview, as_json: bool) -> int:
     """Print the preview. Return the exit code."""
     if as_json:
-        report.print_json(_as_json(preview))
+        report.print_json(preview.as_json())
         return COMPLETED
     shown = list(preview.tasks.values())
     others = [step for step in shown if not _is_kept(step)]
@@ -59,27 +59,3 @@ def _summarize_damage(preview: Preview) -> str:
     count, named = len(preview.damaged), ", ".join(map(one_line, preview.damaged[:_MOST_NAMED]))
     more = ", ..." if count > _MOST_NAMED else ""
     return f"{counted(count, 'damaged result')}, counted as failed: {named}{more}" if count else ""
-
-
-def _as_json(preview: Preview) -> dict[str, object]:
-    return {
-        "run_id": preview.run_id,
-        "status": preview.status.value,
-        "ended": preview.ended,
-        "damaged": list(preview.damaged),
-        "runs": preview.runs,
-        "adopted": preview.count(ResumeAction.ADOPT),
-        "possibly_billed_twice": len(preview.repeats),
-        "repeated_input_tokens": preview.repeated_input_tokens,
-        "tasks": [_task_json(step) for step in preview.tasks.values()],
-    }
-
-
-def _task_json(step: ResumeStep) -> dict[str, object]:
-    return {
-        "task_id": step.task_id,
-        "action": step.action.value,
-        "reason": step.reason,
-        "possibly_billed_twice": step.repeats,
-        "input_tokens": step.input_tokens,
-    }

@@ -43,6 +43,7 @@ from plait.runner.domain.status import TASK_DONE, RunStatus, TaskStatus
 from plait.runner.domain.waiting import WaitKind, WaitReason
 from plait.runner.engine.policy_driver import read_policy_state
 from plait.runner.operations.inspect import TaskInfo, run_info, task_infos, throttled_backends
+from plait.runner.operations.task_detail import TaskDetail
 from plait.runner.policies.orchestrator.policy import Stop
 from plait.runner.state.placements import placed_attempts
 from plait.runner.state.reusable_answers import Reuse
@@ -295,12 +296,6 @@ def _notes(task: TaskInfo, error: str) -> tuple[str, str]:
     return one_line(error, _LONGEST_ERROR), "" if task.waits is None or asks else one_line(task.waits.text)
 
 
-def _attempt_json(attempt: AttemptRecord, places: Mapping[int, str]) -> dict[str, Any]:
-    value = asdict(attempt)
-    spent = value.pop("spent")
-    return {**value, **spent, "place": places.get(attempt.attempt)}
-
-
 async def show_task(path: StorePlace, word: str, task_id: str, as_json: bool) -> int:
     """Print a task: its prompt, conversation, result and attempts. Return the exit code."""
     async with read_only_store(path) as store:
@@ -313,9 +308,7 @@ async def show_task(path: StorePlace, word: str, task_id: str, as_json: bool) ->
         everything = [task] if TaskStatus(task.status) in TASK_DONE else await store.list_tasks(run.run_id)
         info = (await task_infos(store, run, everything, time.time(), only=task.task_id))[task.task_id]
     if as_json:
-        history = [_attempt_json(one, places) for one in attempts]
-        extra = {"messages": [asdict(one) for one in messages], "history": history}
-        print_json({"run_id": run.run_id, **info.as_json(), **extra})
+        print_json(TaskDetail(run.run_id, info, messages, attempts, places).as_json())
         return COMPLETED
     _print_task(run, task, messages, info.waits)
     print_section("prompt", task.prompt)

@@ -1,0 +1,196 @@
+"""A run as the web page shows it: small rows of its tasks, and one task in full, as a stream of changes.
+
+The rows are read again when the run has changed, and only rows that differ from the rows sent before are sent. So the
+reasons of waiting tasks are as fresh as their statuses, whichever process runs the run. A large run is read less often:
+reading takes a fixed share of the time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import anyio.to_thread
+
+from plait.backends.protocol import JsonValue
+from plait.persistence.protocol import Store
+from plait.persistence.records import RunRecord
+from plait.runner.clock import Clock
+from plait.runner.domain.groups import group_of
+from plait.runner.domain.status import RUN_DONE
+from plait.runner.operations.inspect import (
+    TaskInfo,
+    run_info,
+    shown_status,
+    task_infos,
+    throttled_backends,
+)
+from plait.runner.operations.task_detail import rendered_prompt, task_detail
+from plait.runner.operations.timeline import Timeline
+from plait.runner.state.stored_run import stored_record
+
+QUICKEST_S = 0.25
+"""Seconds between two looks at the store, at least."""
+_SHARE = 4
+"""Seconds of rest for each second of reading."""
+_STALE_S = 2.0
+"""Seconds after which a run under way is read again without an event: its owner may have died, a pause may be over."""
+_LONGEST = 200
+_LONGEST_TEXT = 200_000
+_ROWS_AT_ONCE = 2_000
+_MOST_ACTIVITY = 500
+
+
+@dataclass(frozen=True, slots=True)
+class ViewChange:
+    """A part of the view that has changed."""
+
+    kind: str
+    """run, rows, task or activity."""
+    value: Mapping[str, Any]
+
+
+class LiveView:
+    """The view of a run, with the task `task_id` in full if given. Must be closed."""
+
+    def __init__(self, store: Store, clock: Clock, run_id: str, task_id: str | None = None) -> None:
+        self._store = store
+        self._clock = clock
+        self._run_id = run_id
+        self._task_id = task_id
+        self._seq = -1
+        self._read_at = 0.0
+        self._head: Mapping[str, Any] = {}
+        self._rows: dict[str, Mapping[str, Any]] = {}
+        self._task: Mapping[str, Any] = {}
+        self._timeline = None if task_id is None else Timeline(store, run_id, task_id)
+        self.pause = QUICKEST_S
+        """Seconds to wait before the next call of `changes`."""
+
+    def close(self) -> None:
+        """Close all files."""
+        if self._timeline is not None:
+            self._timeline.close()
+
+    async def changes(self) -> AsyncGenerator[ViewChange]:
+        """Yield the changes since the last call. Raises RunNotFound, TaskNotFound, StoreError."""
+        begun = self._clock.monotonic()
+        touched = await self._touched()
+        first = self._seq < 0
+        _, run = await stored_record(self._store, self._run_id)
+        under_way = shown_status(run, self._clock.wall()) not in RUN_DONE
+        stale = under_way and begun - self._read_at > _STALE_S
+        if first or touched is None or touched or stale or run.last_seq != self._seq:
+            self._seq, self._read_at = run.last_seq, begun
+            if self._task_id is not None and (not touched or self._task_id in touched):
+                async for change in self._task_changes(self._task_id):
+                    yield change
+            async for change in self._run_changes(run, first):
+                yield change
+        async for change in self._activity():
+            yield change
+        spent = self._clock.monotonic() - begun
+        self.pause = max(QUICKEST_S, _SHARE * spent)
+
+    async def _touched(self) -> set[str] | None:
+        """Return the tasks with events since the last call; None at first, and if there are too many to list.
+
+        A turn after the run is stored without an event.
+        """
+        if self._seq < 0:
+            return None
+        events = await self._store.list_events(self._run_id, self._seq, limit=200)
+        return None if len(events) == 200 else {one.task_id or "" for one in events}
+
+    async def _run_changes(self, run: RunRecord, first: bool) -> AsyncGenerator[ViewChange]:
+        now = self._clock.wall()
+        throttled = await throttled_backends(self._store, run, now)
+        head = run_info(run, now, throttled=throttled).as_json_with_tasks()
+        del head["tasks"]
+        if head != self._head:
+            self._head = head
+            yield ViewChange("run", head)
+        infos = await task_infos(self._store, run, await self._store.list_tasks(self._run_id), now)
+        rows = await anyio.to_thread.run_sync(_rows, infos)
+        news = [row for name, row in rows.items() if self._rows.get(name) != row]
+        gone = len(self._rows.keys() - rows.keys()) > 0
+        self._rows = rows
+        if gone:
+            news = list(rows.values())
+        for start in range(0, len(news), _ROWS_AT_ONCE):
+            reset = (first or gone) and start == 0
+            yield ViewChange("rows", {"reset": reset, "rows": news[start : start + _ROWS_AT_ONCE]})
+
+    async def _task_changes(self, task_id: str) -> AsyncGenerator[ViewChange]:
+        detail = await task_detail(self._store, self._run_id, task_id, self._clock.wall())
+        value = detail.as_json()
+        value["rendered"] = None
+        if not value["messages"] and detail.info.attempts:
+            value["rendered"] = await rendered_prompt(self._store, self._run_id, task_id)
+        task = {name: _cut(one) for name, one in value.items()}
+        if task != self._task:
+            self._task = task
+            yield ViewChange("task", task)
+
+    async def _activity(self) -> AsyncGenerator[ViewChange]:
+        """Yield the new output of the task's agents, the newest entries first if there are very many."""
+        if self._timeline is None:
+            return
+        entries = [
+            {"at": one.at, "attempt": one.attempt, "kind": one.detail["output"], "text": _cut(one.detail["text"])}
+            async for one in self._timeline.more()
+            if one.kind == "output"
+        ]
+        if entries:
+            yield ViewChange("activity", {"task_id": self._task_id, "entries": entries[-_MOST_ACTIVITY:]})
+
+
+def _rows(infos: Mapping[str, TaskInfo]) -> dict[str, Mapping[str, Any]]:
+    positions = {name: info.position for name, info in infos.items()}
+    return {name: _row(info, positions) for name, info in infos.items()}
+
+
+def _row(task: TaskInfo, positions: Mapping[str, int]) -> Mapping[str, Any]:
+    """Return what a list of tasks shows; fields without a value are left out."""
+    item = task.spec.get("item")
+    usage, waits = task.usage, task.waits
+    fields = {
+        "id": task.task_id,
+        "status": task.status.value,
+        "deps": [positions[one] for one in task.depends_on if one in positions],
+        "group": group_of(task.task_id, item),
+        "item": None if item is None else _short(item),
+        "attempts": task.attempts,
+        "backend": task.backend,
+        "model": usage.model,
+        "started_at": task.started_at,
+        "ended_at": task.ended_at,
+        "duration_s": task.duration_s,
+        "tokens": usage.input_tokens + usage.output_tokens,
+        "cost_usd": usage.cost_usd,
+        "error_kind": task.error_kind,
+        "error": None if task.error is None else _short(task.error),
+        "question": None if task.question is None else _short(task.question),
+        "wait": None if waits is None else waits.text,
+        "wait_kind": None if waits is None else waits.kind.value,
+        "damaged": task.damaged,
+        "added_by": task.added_by,
+    }
+    return {"position": task.position, **{name: value for name, value in fields.items() if value}}
+
+
+def _short(value: object) -> str:
+    text = value if isinstance(value, str) else str(value)
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+
+
+def _cut(value: JsonValue) -> JsonValue:
+    """Return `value` with texts cut that a page cannot show: a result may have hundreds of megabytes."""
+    if isinstance(value, str) and len(value) > _LONGEST_TEXT:
+        return f"{value[:_LONGEST_TEXT]}… ({len(value):,} characters; plait show prints all)"
+    if isinstance(value, list):
+        return [_cut(one) for one in value]
+    if isinstance(value, dict):
+        return {name: _cut(one) for name, one in value.items()}
+    return value
