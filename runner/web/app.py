@@ -15,14 +15,17 @@ from fastapi.security import HTTPBearer
 
 from plait.runner.web.connections import ACCEPTED_AT_ONCE, QUEUED, Connections
 from plait.runner.web.errors import add_handlers
+from plait.runner.web.page_files import POLICY, page_files, page_router
+from plait.runner.web.page_routes import PageApi
 from plait.runner.web.routes import Api, ServedRuns
-from plait.runner.web.security import MOST_HEAD_BYTES, Guard
+from plait.runner.web.security import MOST_HEAD_BYTES, Guard, WebPage
+from plait.runner.web.sign_in import SignIn
 
 _LAST_ANSWERS_S = 2
 
 
-def make_app(served: ServedRuns) -> FastAPI:
-    """Return the application without its guard."""
+def make_app(served: ServedRuns, sign_in: SignIn | None = None) -> FastAPI:
+    """Return the application without its guard; with `sign_in`, the web page included."""
     # The guard checks the token; this dependency publishes the scheme in /openapi.json.
     bearer = HTTPBearer(auto_error=False, description="The token in the file that `plait serve` names at its start.")
     app = FastAPI(
@@ -35,22 +38,38 @@ def make_app(served: ServedRuns) -> FastAPI:
         redirect_slashes=False,
     )
     add_handlers(app)
-    app.include_router(Api(served).router())
+    api = Api(served)
+    app.include_router(api.router())
+    app.include_router(api.questions_router())
+    if sign_in is not None:
+        app.include_router(page_router())
+        app.include_router(PageApi(served.service, sign_in, served.stopping).router())
     return app
 
 
 class ApiServer:
-    """Serves runs on `listening`, a socket of the loopback, to clients that send `token`."""
+    """Serves runs on `listening`, a socket bound to `host`, to clients that send `token`; with `sign_in`, also the web
+    page to browsers.
+    """
 
-    def __init__(self, served: ServedRuns, listening: socket.socket, token: str) -> None:
+    def __init__(
+        self,
+        served: ServedRuns,
+        listening: socket.socket,
+        token: str,
+        sign_in: SignIn | None = None,
+        host: str = "127.0.0.1",
+    ) -> None:
         self._served = served
         self._listening = listening
         port = listening.getsockname()[1]
-        hosts = frozenset(f"{name}:{port}" for name in ("127.0.0.1", "localhost", "[::1]"))
+        named = {"127.0.0.1", "localhost", "[::1]", f"[{host}]" if ":" in host else host}
+        hosts = frozenset(f"{name}:{port}" for name in named)
+        page = None if sign_in is None else WebPage(sign_in, frozenset(page_files()), POLICY)
         self._connections = Connections()
         self._uvicorn = _Quiet(
             uvicorn.Config(
-                Guard(make_app(served), token, hosts),
+                Guard(make_app(served, sign_in), token, hosts, page),
                 http=cast("type[asyncio.Protocol]", self._connections.make_protocol),  # uvicorn only calls it
                 ws="none",
                 lifespan="off",

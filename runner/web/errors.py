@@ -12,6 +12,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.routing import compile_path
 
+from plait.backends.errors import BackendError
 from plait.persistence.errors import StoreError
 from plait.runner.errors import (
     AnswerConflict,
@@ -22,6 +23,7 @@ from plait.runner.errors import (
     RunNotResumable,
     RunOwned,
     TaskNotFound,
+    TurnNotStored,
 )
 from plait.runner.operations.error_kinds import ERROR_KINDS
 from plait.runner.plan import PlanError
@@ -38,6 +40,8 @@ _CODES: dict[type[Exception], int] = {
     AnswerConflict: 409,
     BackendMissing: 422,
     PlaitError: 422,
+    BackendError: 502,
+    TurnNotStored: 503,
     StoreError: 503,
 }
 _HTTP_KINDS = {404: "not_found", 405: "method_not_allowed"}
@@ -54,6 +58,7 @@ DOCUMENTED: dict[int | str, dict[str, Any]] = {
         413: "The request is too large.",
         415: "The body is not application/json.",
         422: "The request, or the plan in it, has mistakes.",
+        502: "The backend failed.",
         503: "The store does not answer.",
     }.items()
 }

@@ -19,7 +19,8 @@ from plait.runner.domain.status import RUN_DONE, RunStatus
 from plait.runner.engine.config import DEFAULT_BACKEND
 from plait.runner.errors import RunNotFound, RunNotResumable, RunOwned
 from plait.runner.operations.create_run import run_id_of
-from plait.runner.operations.inspect import RunInfo
+from plait.runner.operations.inspect import RunInfo, usage_as_json
+from plait.runner.operations.task_detail import TaskDetail
 from plait.runner.service import RunService
 from plait.runner.web import schemas
 from plait.runner.web.errors import DOCUMENTED, DOCUMENTED_BESIDE_OTHERS, NothingLeft
@@ -44,6 +45,8 @@ class ServedRuns:
     """The specs of the backends, as far as known."""
     default: str = DEFAULT_BACKEND
     """The name of the backend for tasks that name none."""
+    creates: bool = True
+    """Whether runs can be created here."""
     stopping: anyio.Event = field(default_factory=anyio.Event)
     """Set when the server stops."""
 
@@ -59,12 +62,19 @@ class Api:
         """Return all routes with their paths."""
         router = APIRouter(prefix="/api/runs", responses=DOCUMENTED, route_class=StrictJsonRoute)
         again: _Answers = {200: {"model": schemas.RunStatusShape, "description": "A run with this key exists already."}}
-        router.add_api_route("", self.create, methods=["POST"], status_code=201, responses={**DOCUMENTED, **again})
+        if self._served.creates:
+            router.add_api_route("", self.create, methods=["POST"], status_code=201, responses={**DOCUMENTED, **again})
         router.add_api_route("", self.list_all, methods=["GET"])
         router.add_api_route("/{run_id}", self.get, methods=["GET"], response_model=schemas.RunDetailShape)
         router.add_api_route("/{run_id}/resume", self.resume, methods=["POST"])
         router.add_api_route("/{run_id}/cancel", self.cancel, methods=["POST"])
+        router.add_api_route("/{run_id}/preview", self.preview, methods=["GET"])
+        router.add_api_route(
+            "/{run_id}/tasks/{task_id}", self.get_task, methods=["GET"], response_model=schemas.TaskDetailShape
+        )
         router.add_api_route("/{run_id}/tasks/{task_id}/answer", self.answer, methods=["POST"])
+        router.add_api_route("/{run_id}/tasks/{task_id}/settle", self.settle, methods=["POST"])
+        router.add_api_route("/{run_id}/tasks/{task_id}/continue", self.continue_task, methods=["POST"])
         streamed: _Answers = {
             200: {"content": {"text/event-stream": {"itemSchema": ITEM_SCHEMA}}},
             204: {"description": "The run has ended, and no event is left."},
@@ -86,6 +96,12 @@ class Api:
         )
         return router
 
+    def questions_router(self) -> APIRouter:
+        """Return the route of the questions of all runs."""
+        router = APIRouter(prefix="/api/questions", responses=DOCUMENTED)
+        router.add_api_route("", self.list_questions, methods=["GET"])
+        return router
+
     async def create(self, new: schemas.NewRun, response: Response) -> schemas.RunStatusShape:
         """Create a run and start it."""
         served = self._served
@@ -103,8 +119,16 @@ class Api:
         return schemas.RunStatusShape(run_id=run_id, status=status)
 
     async def list_all(self, page: Annotated[schemas.ListQuery, Query()]) -> schemas.RunList:
-        """List the newest runs."""
-        return schemas.RunList(runs=[schemas.run_shape(run) for run in await self._runs.list_runs(page.limit)])
+        """List the newest runs that fit."""
+        found = await self._runs.list_runs(
+            page.limit, offset=page.offset, statuses=page.status, name=page.name, search=page.search
+        )
+        return schemas.RunList(runs=[schemas.run_shape(run) for run in found])
+
+    async def list_questions(self) -> schemas.QuestionList:
+        """List the tasks of all runs that wait for a person."""
+        found = await self._runs.list_questions()
+        return schemas.QuestionList.model_validate({"questions": [one.as_json() for one in found]})
 
     async def get(self, run_id: str) -> Response:
         """Return a run with its tasks and their results."""
@@ -116,6 +140,27 @@ class Api:
         how = how or schemas.ResumeBody()
         await self._runs.resume_run(run_id, how.answers, retry_failed=how.retry_failed)
         return schemas.RunStatusShape(run_id=run_id, status=await self._status(run_id))
+
+    async def preview(self, run_id: str, how: Annotated[schemas.PreviewQuery, Query()]) -> schemas.PreviewShape:
+        """Return the action of a resume for each task, and the tasks that may be billed twice. Changes nothing."""
+        found = await self._runs.preview_resume(run_id, retry_failed=how.retry_failed)
+        return schemas.PreviewShape.model_validate(found.as_json())
+
+    async def get_task(self, run_id: str, task_id: str) -> Response:
+        """Return a task with its conversation and its attempts."""
+        told = await anyio.to_thread.run_sync(_task_detail, await self._runs.get_task(run_id, task_id))
+        return Response(told, media_type="application/json")
+
+    async def settle(self, run_id: str, task_id: str, how: schemas.SettleBody) -> schemas.RunStatusShape:
+        """Settle a task that waits for a person, as `plait answer --done`, `--again` and `--fail` do."""
+        await self._runs.settle_task(run_id, task_id, how.how, how.text)
+        return schemas.RunStatusShape(run_id=run_id, status=await self._status(run_id))
+
+    async def continue_task(self, run_id: str, task_id: str, said: schemas.ContinueBody) -> schemas.ReplyShape:
+        """Send one more message in the conversation of a task after the run, and return the answer."""
+        reply = await self._runs.continue_task(run_id, task_id, said.message)
+        of_reply = {"text": reply.text, "session_id": reply.session_id, **usage_as_json(reply.usage)}
+        return schemas.ReplyShape.model_validate({"run_id": run_id, "task_id": task_id, **of_reply})
 
     async def cancel(self, run_id: str) -> schemas.RunStatusShape:
         """Cancel a run for good, wherever it runs. A run that has ended is not changed."""
@@ -163,3 +208,7 @@ def _detail(run: RunInfo) -> str:
     still.
     """
     return schemas.run_detail_shape(run).model_dump_json(by_alias=True)
+
+
+def _task_detail(task: TaskDetail) -> str:
+    return schemas.TaskDetailShape.model_validate(task.as_json()).model_dump_json(by_alias=True)

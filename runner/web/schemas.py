@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool
 
 from plait.backends.protocol import JsonValue
+from plait.persistence.records import AttemptStatus
 from plait.runner.domain.question import Way
 from plait.runner.domain.status import RunStatus, TaskStatus
 from plait.runner.domain.waiting import WaitKind
+from plait.runner.operations.answer_task import How
 from plait.runner.operations.create_run import MOST_KEY_CHARACTERS
 from plait.runner.operations.inspect import RunInfo, StoredEvent
 
@@ -77,11 +79,57 @@ class AnswerBody(_Received):
     """The attempt that asked (`attempts` of the task). Without it, the answer is for the present question."""
 
 
+class SettleBody(_Received):
+    """The decision of a person about a task that waits: see `plait answer`."""
+
+    how: How
+    """`done` completes the task with `text` as its result, `again` runs the task again, `fail` fails it for the reason
+    `text`. `again` is for a task marked at_most_once that was interrupted.
+    """
+    text: str = ""
+
+
+class ContinueBody(_Received):
+    """One more message in the conversation of a task."""
+
+    message: Annotated[str, Field(min_length=1, pattern=r"\S")]
+    """The message, which is not blank."""
+
+
+class SignInBody(_Received):
+    """The sign-in of a browser."""
+
+    code: str
+    """The code in the address that the command opened."""
+
+
+class LiveQuery(_Received):
+    """The view of a run."""
+
+    task: str | None = None
+    """The task to send in full."""
+
+
+class PreviewQuery(_Received):
+    """The resume to preview."""
+
+    retry_failed: bool = False
+    """Run failed tasks again, and completed tasks whose stored result is damaged."""
+
+
 class ListQuery(_Received):
     """Which runs to list."""
 
     limit: int = Field(default=50, ge=1, le=1000)
     """Number of runs at most."""
+    offset: int = Field(default=0, ge=0, le=10_000)
+    """Number of newer runs to leave out."""
+    status: list[RunStatus] = Field(default_factory=list[RunStatus])
+    """Only runs in one of these statuses; may be given more than once."""
+    name: str | None = None
+    """Only runs with exactly this name."""
+    search: str = ""
+    """Only runs with this text in their id or name, in any case."""
 
 
 class EventsQuery(_Received):
@@ -117,6 +165,15 @@ class AnswerResult(RunStatusShape):
     """True if the task has the answer; false if the answer is stored for the process that runs the run."""
 
 
+class OwnerShape(_Sent):
+    """The process that owns a run."""
+
+    host: str
+    pid: int
+    liveness: Literal["alive", "dead", "unknown"]
+    """As far as this host can determine."""
+
+
 class RunShape(RunStatusShape):
     """A run in a list."""
 
@@ -126,6 +183,10 @@ class RunShape(RunStatusShape):
     started_at: str | None
     ended_at: str | None
     error: str | None
+    reason: str | None
+    """The reason for the status, in a few words; null if the status needs none."""
+    owner: OwnerShape | None
+    """The process that owns the run, dead or alive."""
     done: int
     """Number of ended tasks, in any status."""
     total: int
@@ -265,6 +326,120 @@ class RunDetailShape(RunShape):
     throttled: list[ThrottledShape]
     """The throttled backends of a running run."""
     tasks: list[TaskShape]
+
+
+class MessageShape(_Sent):
+    """A message of a task's conversation."""
+
+    task_id: str
+    position: int
+    attempt: int
+    """The attempt; 0 for a turn after the run."""
+    role: str
+    content: str
+    input_tokens: int
+    output_tokens: int
+    at: str
+    damaged: bool
+    """True if the content does not match its checksum; it is empty then."""
+
+
+class AttemptShape(_Sent):
+    """An attempt at a task."""
+
+    task_id: str
+    attempt: int
+    status: AttemptStatus
+    backend: str
+    session_id: str | None
+    started_at: str
+    ended_at: str | None
+    error_kind: str | None
+    error: str | None
+    duration_s: float | None
+    traceback: str | None
+    """The traceback of a function that failed."""
+    input_tokens: int
+    output_tokens: int
+    cost_usd: float | None
+    model: str | None
+    cache_read_tokens: int
+    cache_write_tokens: int
+    reasoning_tokens: int
+    cost_is_partial: bool
+
+
+class TaskDetailShape(TaskShape):
+    """A task with its conversation and its attempts."""
+
+    run_id: str
+    messages: list[MessageShape]
+    history: list[AttemptShape]
+
+
+class WaitingTaskShape(_Sent):
+    """A task that waits for a person."""
+
+    run_id: str
+    run_name: str
+    task_id: str
+    attempt: int
+    """The attempt that asked or was cut, for `attempt` of the answer."""
+    question: str
+    """The question, or the reason for which a task marked at_most_once waits."""
+    since: str | None
+    """Start of the attempt that asked."""
+    asks: AskedShape | None
+    """Details of the question; null for an interrupted task marked at_most_once: decide with `settle`."""
+
+
+class QuestionList(_Sent):
+    """The tasks of all runs that wait for a person, those of the newest run first."""
+
+    questions: list[WaitingTaskShape]
+
+
+class PreviewStepShape(_Sent):
+    """The action of a resume for a task."""
+
+    task_id: str
+    action: str
+    reason: str
+    possibly_billed_twice: bool
+    input_tokens: int
+    """Estimate of the input tokens that would be billed again."""
+
+
+class PreviewShape(_Sent):
+    """The actions of a resume."""
+
+    run_id: str
+    status: RunStatus
+    ended: bool
+    """True if nothing is left to do."""
+    damaged: list[str]
+    runs: int
+    """Number of tasks that would be executed if no task failed."""
+    adopted: int
+    possibly_billed_twice: int
+    repeated_input_tokens: int
+    tasks: list[PreviewStepShape]
+
+
+class ReplyShape(_Sent):
+    """The answer to one more message."""
+
+    run_id: str
+    task_id: str
+    text: str
+    session_id: str | None
+    input_tokens: int
+    output_tokens: int
+    cache_read_tokens: int
+    cache_write_tokens: int
+    reasoning_tokens: int
+    cost_usd: float | None
+    cost_is_partial: bool
 
 
 class RunList(_Sent):

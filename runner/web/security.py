@@ -2,19 +2,22 @@
 
 Listening on the loopback alone does not keep web pages out: a browser on this machine carries the requests of a page to
 the server. So a request has to name this server as its host (a page whose name was pointed at 127.0.0.1 does not), must
-not come from another origin or site, must hold JSON (a form cannot send JSON), and must hold the token.
+not come from another origin or site, must hold JSON (a form cannot send JSON), and must hold the token, or the cookie
+of a signed-in browser.
 """
 
 from __future__ import annotations
 
 import hmac
 import json
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, MutableMapping
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import anyio
 
 from plait.backends.text import clean_text
+from plait.runner.web.sign_in import SignIn
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Message: TypeAlias = MutableMapping[str, Any]
@@ -27,15 +30,18 @@ MOST_BODY_BYTES = 4 * 1024 * 1024
 BODY_SECONDS = 30.0
 LINGER_SECONDS = 2.0
 """Seconds during which the rest of a refused request is read and discarded, up to twice the size limit of a body."""
+SIGN_IN = "/page/sign-in"
+"""The path that changes a code into a cookie."""
 ADMIT = "admit"
 """The entry of `scope["state"]` that is called, without arguments, once a request has passed the checks of its head."""
 _OWN_SITES = frozenset({"same-origin", "none"})
 """Values of `Sec-Fetch-Site` for a page of this server and for an address that a person typed. With the request of a
 picture or a script of another site a browser sends no `Origin`, but always this header. Programs do not send it.
 """
-SECURITY_HEADERS = (
+_NO_PAGE = "default-src 'none'; frame-ancestors 'none'"
+_SECURITY_HEADERS = (
     (b"cache-control", b"no-store"),
-    (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
+    (b"content-security-policy", _NO_PAGE.encode()),
     (b"cross-origin-resource-policy", b"same-origin"),
     (b"referrer-policy", b"no-referrer"),
     (b"x-content-type-options", b"nosniff"),
@@ -50,26 +56,53 @@ class RequestRefused(Exception):  # noqa: N818 - never leaves this package
         self.code, self.kind, self.message = code, kind, message
 
 
-class Guard:
-    """`app` behind the checks, for one `token`. `hosts` are all names of this server, each with its port."""
+@dataclass(frozen=True, slots=True)
+class WebPage:
+    """The page that browsers load without the token: it holds no data, and signs in."""
 
-    def __init__(self, app: App, token: str, hosts: frozenset[str]) -> None:
+    sign_in: SignIn
+    paths: Collection[str]
+    """The paths of the files of the page."""
+    policy: str
+    """The content security policy of the files."""
+
+    def is_open(self, scope: Scope) -> bool:
+        """Return whether the request needs neither token nor cookie. A program that asks for `/` receives no page."""
+        if scope["method"] == "POST":
+            return bool(scope["path"] == SIGN_IN)
+        if scope["method"] != "GET" or scope["path"] not in self.paths:
+            return False
+        return bool(scope["path"] != "/" or "text/html" in (_single_header(scope, b"accept") or ""))
+
+
+class Guard:
+    """`app` behind the checks, for one `token`. `hosts` are all names of this server, each with its port. Browsers that
+    have signed in on `page` send a cookie in place of the token.
+    """
+
+    def __init__(self, app: App, token: str, hosts: frozenset[str], page: WebPage | None = None) -> None:
         self._app = app
         self._token = token.encode()
         self._hosts = hosts
+        self._page = page
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             raise RuntimeError(f"this server speaks only HTTP, not {scope['type']}")
 
+        page = self._page if self._page is not None and self._page.is_open(scope) else None
+
         async def guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", ()), *SECURITY_HEADERS]
+                message["headers"] = [*message.get("headers", ()), *_security_headers(page)]
             await send(message)
 
         try:
-            self._check(scope)
-            if ADMIT in scope.get("state", {}):
+            self._check_sender(scope)
+            if page is None:
+                self._check_credentials(scope)
+            _check_type(scope)
+            if page is None and ADMIT in scope.get("state", {}):
                 scope["state"][ADMIT]()
             body = await _read_body(scope, receive)
         except RequestRefused as refusal:
@@ -78,7 +111,7 @@ class Guard:
             if body is not None:
                 await self._app(scope, _replay_body(body, receive), guarded)
 
-    def _check(self, scope: Scope) -> None:
+    def _check_sender(self, scope: Scope) -> None:
         if _head_bytes(scope) > MOST_HEAD_BYTES:
             raise RequestRefused(431, "too_large", f"a request's head may have {MOST_HEAD_BYTES:,} bytes")
         host = _single_header(scope, b"host") or ""
@@ -92,17 +125,36 @@ class Guard:
         site = _single_header(scope, b"sec-fetch-site")
         if site is not None and site not in _OWN_SITES:
             raise RequestRefused(403, "forbidden", f"requests of other sites ({site[:80]!r}) are not answered")
+
+    def _check_credentials(self, scope: Scope) -> None:
+        if self._has_cookie(scope):
+            return
         scheme, _, token = (_single_header(scope, b"authorization") or "").partition(" ")
         known = hmac.compare_digest(token.strip().encode("latin-1"), self._token)
         if not known or scheme.lower() != "bearer":
             raise RequestRefused(
                 401, "unauthorized", "send the token in the file that this server named at its start: Bearer TOKEN"
             )
-        kind = (_single_header(scope, b"content-type") or "").partition(";")[0].strip().lower()
-        if kind != "application/json" and (kind or _has_body(scope)):
-            raise RequestRefused(
-                415, "unsupported_type", f"send application/json, not {kind[:80] or 'a body of no type'}"
-            )
+
+    def _has_cookie(self, scope: Scope) -> bool:
+        """Return whether a signed-in browser sent the request. A change needs an `Origin`, which a browser always
+        sends with a change.
+        """
+        if self._page is None or (scope["method"] != "GET" and _single_header(scope, b"origin") is None):
+            return False
+        return self._page.sign_in.knows(_single_header(scope, b"cookie") or "")
+
+
+def _security_headers(page: WebPage | None) -> Iterable[tuple[bytes, bytes]]:
+    for name, value in _SECURITY_HEADERS:
+        own = page is not None and name == b"content-security-policy"
+        yield name, page.policy.encode() if own and page is not None else value
+
+
+def _check_type(scope: Scope) -> None:
+    kind = (_single_header(scope, b"content-type") or "").partition(";")[0].strip().lower()
+    if kind != "application/json" and (kind or _has_body(scope)):
+        raise RequestRefused(415, "unsupported_type", f"send application/json, not {kind[:80] or 'a body of no type'}")
 
 
 def _head_bytes(scope: Scope) -> int:

@@ -21,8 +21,13 @@ OPERATIONS = (
     ("GET", "/api/runs/{run_id}"),
     ("POST", RESUME),
     ("POST", "/api/runs/{run_id}/cancel"),
+    ("GET", "/api/runs/{run_id}/preview"),
+    ("GET", "/api/runs/{run_id}/tasks/{task_id}"),
     ("POST", "/api/runs/{run_id}/tasks/{task_id}/answer"),
+    ("POST", "/api/runs/{run_id}/tasks/{task_id}/settle"),
+    ("POST", "/api/runs/{run_id}/tasks/{task_id}/continue"),
     ("GET", "/api/runs/{run_id}/events"),
+    ("GET", "/api/questions"),
 )
 
 

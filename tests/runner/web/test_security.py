@@ -178,10 +178,15 @@ def test_what_is_published(client: httpx.Client) -> None:
     assert set(published["paths"]) == {
         "/api/runs",
         "/api/runs/{run_id}",
+        "/api/runs/{run_id}/preview",
         "/api/runs/{run_id}/resume",
         "/api/runs/{run_id}/cancel",
+        "/api/runs/{run_id}/tasks/{task_id}",
         "/api/runs/{run_id}/tasks/{task_id}/answer",
+        "/api/runs/{run_id}/tasks/{task_id}/settle",
+        "/api/runs/{run_id}/tasks/{task_id}/continue",
         "/api/runs/{run_id}/events",
+        "/api/questions",
     }
     assert [scheme["scheme"] for scheme in published["components"]["securitySchemes"].values()] == ["bearer"]
 

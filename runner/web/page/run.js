@@ -1,0 +1,212 @@
+// A run: its state and actions, and its tasks in three views of one selection, with the chosen task beside them.
+
+import { get, Live, runPath } from "./api.js";
+import { cancelRun, resumeRun } from "./dialog.js";
+import { button, h, icon, replace, status, words } from "./dom.js";
+import { clock, cost, count, elapsed, tokens } from "./format.js";
+import { GraphView } from "./graph.js";
+import { TaskList } from "./list.js";
+import { owner, progress } from "./runs.js";
+import { Selection } from "./selection.js";
+import { TaskPanel } from "./task.js";
+import { Timeline } from "./timeline.js";
+
+const VIEWS = { list: "List", timeline: "Timeline", graph: "Graph" };
+const TASK_STATUSES = ["failed", "waiting_input", "running", "pending", "completed", "skipped", "cancelled"];
+const DONE = ["completed", "failed", "cancelled"];
+const RESUMABLE = ["interrupted", "waiting_input", "queued"];
+
+export class RunPage {
+  constructor(run, setLink) {
+    this.run = run;
+    this.setLink = setLink;
+    this.selection = new Selection();
+    this.view = "list";
+    this.attempts = [];
+    this.title = h("h1", {});
+    this.facts = h("div", { class: "facts" });
+    this.actions = h("div", { class: "actions" });
+    this.bar = h("div", { class: "wide-bar" });
+    this.tabs = h("div", { class: "tabs", role: "tablist", "aria-label": "View", onkeydown: (event) => this.pressTab(event) });
+    this.chips = h("div", { class: "chips", role: "group", "aria-label": "Status of the tasks" });
+    this.find = h("input", { type: "search", placeholder: "Find a task", "aria-label": "Find tasks by id", oninput: () => this.set({ find: this.find.value }) });
+    this.told = h("p", { class: "sr", role: "status" });
+    this.list = new TaskList();
+    this.list.onpick = (task) => this.set({ task });
+    this.list.ontoggle = (name, open) => (this.selection.toggle(name, open), this.draw());
+    this.timeline = new Timeline((task) => this.set({ task }), (name) => (this.selection.toggle(name), this.draw()));
+    this.graph = new GraphView(run, (name, group) => (group ? this.openGroup(name) : this.set({ task: name })));
+    this.views = h("div", { class: "view", role: "tabpanel" });
+    this.side = h("div", { class: "side" });
+    this.element = h("section", { class: "run" },
+      h("div", { class: "head" }, h("div", { class: "titles" }, this.title, this.facts), this.actions), this.bar,
+      h("div", { class: "tools" }, this.tabs, this.find, this.chips), this.told,
+      h("div", { class: "split" }, this.views, this.side));
+    this.timer = setInterval(() => document.hidden || !this.head || DONE.includes(this.head.status) || this.tick(), 1000);
+  }
+
+  close() {
+    clearInterval(this.timer);
+    clearTimeout(this.reading);
+    this.live?.close();
+    this.closed = true;
+  }
+
+  /** Show the part of the run that the address names: `run/ID/task/TASK?view=…&status=…&find=…`. */
+  navigate(parts, query) {
+    const task = parts[2] === "task" ? parts[3] : null;
+    this.selection.statuses = new Set(query.getAll("status"));
+    this.selection.find = (query.get("find") || "").toLowerCase();
+    if (document.activeElement !== this.find) this.find.value = query.get("find") || "";
+    const view = query.get("view") in VIEWS ? query.get("view") : "list";
+    const moved = task !== this.selection.task || !this.live;
+    this.selection.task = task;
+    if (this.selection.all) this.selection.lay();
+    if (moved) this.choose(task);
+    if (view !== this.view || !this.views.firstChild) this.turn(view);
+    this.draw();
+  }
+
+  /** Change a part of the address. */
+  set({ task = this.selection.task, view = this.view, status: chosen = [...this.selection.statuses], find = this.find.value }) {
+    const query = new URLSearchParams();
+    if (view !== "list") query.set("view", view);
+    for (const one of chosen) query.append("status", one);
+    if (find) query.set("find", find);
+    const path = `#/run/${encodeURIComponent(this.run)}${task ? `/task/${encodeURIComponent(task)}` : ""}`;
+    location.hash = query.size ? `${path}?${query}` : path;
+  }
+
+  choose(task) {
+    this.live?.close();
+    const focused = this.side.contains(document.activeElement) || !task;
+    this.panel = task ? new TaskPanel(this.run, () => this.set({ task: null })) : null;
+    replace(this.side, this.panel?.element);
+    this.element.classList.toggle("with-task", Boolean(task));
+    if (!task && focused && this.view === "list") this.list.focus({ preventScroll: true });
+    this.live = new Live(this.run, task, {
+      opened: () => this.panel?.opened(),
+      run: (head) => this.showHead(head),
+      rows: (rows) => this.selection.merge(rows),
+      task: (detail) => this.panel?.show(detail),
+      activity: ({ task_id: id, entries }) => id === this.selection.task && this.panel?.showActivity(entries),
+      drawn: () => this.drawn(),
+    }, (state, message) => this.linked(state, message));
+  }
+
+  linked(state, message) {
+    const ended = this.head && DONE.includes(this.head.status);
+    this.setLink(state === "live" && ended ? "" : state, message);
+    if (state === "lost" && !this.head) this.explain();
+  }
+
+  async explain() {
+    try {
+      await get(runPath(this.run));
+      if (this.selection.task) this.set({ task: null });
+    } catch (error) {
+      if (error.status === 404) {
+        this.live.close();
+        this.setLink("");
+        replace(this.element, h("div", { class: "notice" }, h("h1", {}, "No such run"), h("p", {}, error.message), h("a", { href: "#/" }, "All runs")));
+      }
+    }
+  }
+
+  showHead(head) {
+    const before = this.head?.status;
+    this.head = head;
+    document.title = `${head.name || head.run_id}: ${words(head.status)}`;
+    replace(this.title, head.name || head.run_id);
+    this.tick();
+    replace(this.actions,
+      RESUMABLE.includes(head.status) && button("Resume…", () => resumeRun(this.run, false), { class: "primary" }),
+      (head.status === "failed" || (head.counts.failed && RESUMABLE.includes(head.status))) && button("Retry failed…", () => resumeRun(this.run, true), { class: head.status === "failed" ? "primary" : "" }),
+      !DONE.includes(head.status) && button("Cancel…", () => cancelRun(this.run)));
+    replace(this.bar, progress(head));
+    if (before && before !== head.status) replace(this.told, `The run is ${words(head.status)}.`);
+  }
+
+  tick() {
+    const head = this.head;
+    const paused = head.throttled.map((one) => `${one.backend} ${one.until ? `paused until ${clock(one.until)}` : "slowed"} after ${one.cause}, ${one.slots} of ${one.total} slots`);
+    replace(this.facts, status(head.status), head.reason && h("span", { class: "why" }, head.reason),
+      [`${count(head.done)} of ${count(head.total)} tasks ended`, elapsed(head.started_at, head.ended_at),
+        cost(head.cost_usd, head.cost_is_partial), head.input_tokens + head.output_tokens > 0 && `${tokens(head.input_tokens)} in, ${tokens(head.output_tokens)} out`,
+        owner(head), ...paused].filter(Boolean).map((text) => h("span", {}, text)),
+      h("code", { class: "id" }, head.run_id));
+    if (this.view === "list") this.list.draw();
+  }
+
+  turn(view) {
+    this.view = view;
+    replace(this.tabs, Object.entries(VIEWS).map(([name, title]) => h("button", {
+      type: "button", role: "tab", "aria-selected": String(name === view), tabindex: name === view ? "0" : "-1",
+      onclick: () => this.set({ view: name }) }, title)));
+    const element = { list: this.list, timeline: this.timeline.element, graph: this.graph.element }[view];
+    replace(this.views, element);
+    if (view === "timeline") this.readAttempts();
+    if (view === "graph") this.graph.read(this.selection);
+    if (view === "list" && this.selection.task) requestAnimationFrame(() => this.list.reveal(this.selection.task));
+  }
+
+  pressTab(event) {
+    const names = Object.keys(VIEWS);
+    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (!step) return;
+    this.set({ view: names[(names.indexOf(this.view) + step + names.length) % names.length] });
+    requestAnimationFrame(() => this.tabs.querySelector("[aria-selected=true]")?.focus());
+  }
+
+  openGroup(name) {
+    this.selection.toggle(name, true);
+    this.set({ view: "list" });
+  }
+
+  drawn() {
+    const row = this.selection.rows.get(this.selection.task);
+    if (row && this.panel?.task) this.panel.showWhy(row.wait_kind === "question" ? "" : row.wait);
+    this.draw();
+    if (this.view === "timeline") this.readAttempts();
+    if (this.view === "graph") this.graph.read(this.selection);
+  }
+
+  /** Read the attempts again, not more often than twice a second. */
+  readAttempts() {
+    if (this.reading) return;
+    const read = async () => {
+      try {
+        this.attempts = await get(`/page/runs/${encodeURIComponent(this.run)}/attempts`);
+      } catch {
+        // the stream shows that the server cannot be reached
+      }
+      this.reading = null;
+      if (!this.closed && this.view === "timeline") this.timeline.show(this.selection, this.attempts, this.head);
+    };
+    this.reading = setTimeout(read, this.attempts.length ? 500 : 0);
+  }
+
+  draw() {
+    const { selection } = this;
+    if (!selection.all) return;
+    const chips = TASK_STATUSES.filter((name) => selection.counts[name] || selection.statuses.has(name));
+    const face = JSON.stringify([chips.map((name) => selection.counts[name]), [...selection.statuses]]);
+    if (face !== this.chipFace) {
+      this.chipFace = face;
+      const focused = [...this.chips.children].findIndex((one) => one === document.activeElement);
+      replace(this.chips, chips.map((name) => h("button", {
+        type: "button", class: "chip", "aria-pressed": String(selection.statuses.has(name)),
+        onclick: () => this.toggle(name) }, icon(name), `${words(name)} ${count(selection.counts[name] || 0)}`)));
+      if (focused >= 0) this.chips.children[focused]?.focus();
+    }
+    if (this.view === "list") this.list.show(selection);
+    else if (this.view === "timeline") this.timeline.show(selection, this.attempts, this.head);
+    else this.graph.show(selection);
+  }
+
+  toggle(name) {
+    const chosen = new Set(this.selection.statuses);
+    if (!chosen.delete(name)) chosen.add(name);
+    this.set({ status: [...chosen] });
+  }
+}

@@ -1,0 +1,122 @@
+"""The routes that only the web page uses, and that may change with the page: sign-in, the live view, the graph."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, asynccontextmanager
+from typing import Annotated
+
+import anyio
+from anyio.abc import ObjectReceiveStream, ObjectSendStream
+from fastapi import APIRouter, Depends, Query, Response
+from fastapi.responses import JSONResponse
+from fastapi.sse import EventSourceResponse, ServerSentEvent
+
+from plait.persistence.errors import StoreError
+from plait.runner.errors import PlaitError
+from plait.runner.operations.live_view import LiveView
+from plait.runner.service import RunService
+from plait.runner.web import schemas
+from plait.runner.web.json_body import StrictJsonRoute
+from plait.runner.web.security import problem
+from plait.runner.web.sign_in import SignIn
+
+_RECONNECT_MS = 1000
+_EXPIRED = (
+    "the code of this address was used, or is older than a minute; run `plait ui` again on the same store, and open "
+    "the new address"
+)
+
+
+class PageApi:
+    """The routes, one method each."""
+
+    def __init__(self, service: RunService, sign_in: SignIn, stopping: anyio.Event) -> None:
+        self._service = service
+        self._sign_in = sign_in
+        self._stopping = stopping
+
+    def router(self) -> APIRouter:
+        """Return all routes with their paths."""
+        router = APIRouter(prefix="/page", route_class=StrictJsonRoute, include_in_schema=False)
+        router.add_api_route("/sign-in", self.sign_in, methods=["POST"])
+        router.add_api_route("/code", self.code, methods=["POST"])
+        router.add_api_route("/runs/{run_id}/graph", self.graph, methods=["GET"])
+        router.add_api_route("/runs/{run_id}/attempts", self.attempts, methods=["GET"])
+
+        async def live(
+            stream: ObjectReceiveStream[ServerSentEvent] = Depends(self.open_live),  # noqa: B008 - the interface of FastAPI
+        ) -> AsyncGenerator[ServerSentEvent]:
+            async for event in stream:
+                yield event
+
+        router.add_api_route("/runs/{run_id}/live", live, methods=["GET"], response_class=EventSourceResponse)
+        return router
+
+    async def sign_in(self, given: schemas.SignInBody) -> Response:
+        """Give the browser its cookie for a code."""
+        cookie = self._sign_in.redeem(given.code)
+        if cookie is None:
+            return JSONResponse(problem("unauthorized", _EXPIRED), 401)
+        return JSONResponse({}, headers={"set-cookie": cookie})
+
+    async def code(self) -> dict[str, str]:
+        """Return a new code, for a program that holds the token."""
+        return {"code": self._sign_in.new_code()}
+
+    async def graph(self, run_id: str) -> Response:
+        """Return the picture of the run's graph."""
+        return JSONResponse(await self._service.graph(run_id))
+
+    async def attempts(self, run_id: str) -> Response:
+        """Return the attempts of all tasks: the bars of the timeline."""
+        bars = [
+            [one.task_id, one.attempt, one.status, one.started_at, one.ended_at]
+            for one in await self._service.attempts(run_id)
+        ]
+        return JSONResponse(bars)
+
+    async def open_live(
+        self, run_id: str, chosen: Annotated[schemas.LiveQuery, Query()]
+    ) -> AsyncGenerator[ObjectReceiveStream[ServerSentEvent]]:
+        """Open the stream of the changes of a run. Raises RunNotFound, TaskNotFound."""
+        view = self._service.view(run_id, chosen.task)
+        try:
+            first = [_event(change.kind, change.value) async for change in view.changes()]
+            async with self._open(view, first) as stream:
+                yield stream
+        finally:
+            view.close()
+
+    @asynccontextmanager
+    async def _open(
+        self, view: LiveView, first: list[ServerSentEvent]
+    ) -> AsyncGenerator[ObjectReceiveStream[ServerSentEvent]]:
+        sender, receiver = anyio.create_memory_object_stream[ServerSentEvent](16)
+        async with receiver, anyio.create_task_group() as group:
+            group.start_soon(self._send, view, sender, first)
+            yield receiver
+            group.cancel_scope.cancel()
+
+    async def _send(
+        self, view: LiveView, sender: ObjectSendStream[ServerSentEvent], first: list[ServerSentEvent]
+    ) -> None:
+        """Send the changes until the server stops. The browser reconnects after a failure of the store."""
+        async with sender:
+            await sender.send(ServerSentEvent(retry=_RECONNECT_MS))
+            for event in first:
+                await sender.send(event)
+            while not self._stopping.is_set():
+                with anyio.move_on_after(view.pause):
+                    await self._stopping.wait()
+                try:
+                    async with aclosing(view.changes()) as changes:
+                        async for change in changes:
+                            await sender.send(_event(change.kind, change.value))
+                except (StoreError, PlaitError) as error:
+                    await sender.send(_event("failed", {"message": str(error)}))
+                    return
+
+
+def _event(kind: str, value: object) -> ServerSentEvent:
+    return ServerSentEvent(event=kind, data=value)
