@@ -37,6 +37,7 @@ COMMANDS = {
     "show": ("show:show_command", "Show a run or one of its tasks."),
     "submit": ("submit:submit_command", "Store a run for the workers of a store."),
     "try": ("try_task:try_command", "Run one task of a stored run anew, beside the run."),
+    "ui": ("ui:ui_command", "Open the web page on a store."),
     "version": ("version:version_command", "Print the version."),
     "worker": ("worker:worker_command", "Execute the runs that no process executes."),
 }

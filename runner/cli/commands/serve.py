@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import secrets
-import socket
-from collections.abc import Callable, Coroutine, Generator
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -21,6 +17,7 @@ from plait.backends.errors import BackendUnavailable
 from plait.backends.extras import install_command
 from plait.persistence.errors import StoreError
 from plait.persistence.protocol import Store
+from plait.runner.cli.access import listen, make_access, token_file, url_of
 from plait.runner.cli.backends import BackendOptions, BackendSet, backend_set_of_file
 from plait.runner.cli.display.follow import stop_on_signal
 from plait.runner.cli.display.text import one_line
@@ -35,7 +32,6 @@ from plait.runner.cli.options import (
     log_options,
     store_option,
 )
-from plait.runner.cli.output_files import write_file
 from plait.runner.domain.status import RunStatus
 from plait.runner.errors import PlaitError, RunOwned
 from plait.runner.parallel import CANCEL_GRACE_SECONDS
@@ -109,7 +105,6 @@ def serve_command(file: Path | None, **options: Any) -> int:
         return anyio.run(serve, backend_set, where, options["concurrency"])
 
 
-_TOKEN_BYTES = 32
 _TO_TAKE_UP = frozenset({RunStatus.QUEUED, RunStatus.INTERRUPTED, RunStatus.WAITING_INPUT})
 
 
@@ -131,30 +126,49 @@ async def serve(backend_set: BackendSet, options: ServeOptions, concurrency: int
     from plait.runner.web.app import ApiServer  # noqa: PLC0415 - the extra `server` may be missing
     from plait.runner.web.routes import ServedRuns  # noqa: PLC0415
 
-    with _listen(options) as listening:
+    with listen(options.host, options.port) as listening:
         async with backend_set.open(backend_set.specs) as made, open_store(options.store) as store:
             concurrency = concurrency or backend_set.concurrency()
             runner = backend_set.make_runner(
                 made, store=store, concurrency=concurrency, shared_limits=True, cancel_grace=options.cancel_grace
             )
             async with RunService(runner) as service:
-                token = secrets.token_urlsafe(_TOKEN_BYTES)
                 settings = {**backend_set.settings(), "posted": True}
                 specs = backend_set.specs
                 served = ServedRuns(service, tuple(specs), settings, specs, backend_set.default)
-                with _token_file(options, listening, token, store.files_root):
-                    await _serve_until_signal(
-                        ApiServer(served, listening, token), partial(_take_up, service, store, options.takes_up)
-                    )
+                access = make_access(options.store, listening, store.files_root)
+                with token_file(access):
+                    url = url_of(options.host, listening)
+                    if options.as_json:
+                        # One line, for the program that waits.
+                        print_line(json.dumps({"url": url, "token_file": str(access.token_path)}))
+                    print_note(f"serving runs on {url}; `plait ui` opens the web page; Ctrl-C stops")
+                    print_note(f"  {'token':<9} {access.token_path}")
+                    server = ApiServer(served, listening, access.token, access.sign_in)
+                    await serve_until_signal(server, partial(_take_up, service, store, options.takes_up))
                 return CANCELLED if service.driven else COMPLETED
 
 
-async def _serve_until_signal(server: ApiServer, at_start: Callable[[], Coroutine[Any, Any, None]]) -> None:
+async def serve_until_signal(
+    server: ApiServer, at_start: Callable[[], Coroutine[Any, Any, None]] | None = None
+) -> None:
+    """Serve until the first signal. `at_start` is called once signals are handled."""
     async with anyio.create_task_group() as beside:
         await beside.start(stop_on_signal, server.stop, print_note)
-        beside.start_soon(at_start)
+        if at_start is not None:
+            beside.start_soon(at_start)
         await server.serve()
         beside.cancel_scope.cancel()
+
+
+def missing_packages(command: str) -> str:
+    """Return the message about packages that `plait COMMAND` needs and that are not installed; empty if none is
+    missing.
+    """
+    missing = [name for name in ("fastapi", "uvicorn") if find_spec(name) is None]
+    if not missing:
+        return ""
+    return f"plait {command} needs the extra `server` ({' and '.join(missing)}); run: {install_command('server')}"
 
 
 async def _take_up(service: RunService, store: Store, wanted: bool) -> None:
@@ -182,53 +196,13 @@ def _prepare(file: Path | None, options: BackendOptions) -> BackendSet:
     """Return the backends of the runs. Raises CliError if packages are missing, with the problem of the backends if
     there is one too.
     """
-    missing = [name for name in ("fastapi", "uvicorn") if find_spec(name) is None]
-    lack = f"plait serve needs the extra `server` ({' and '.join(missing)}); run: {install_command('server')}"
+    lack = missing_packages("serve")
     try:
         backend_set = backend_set_of_file(file, options)
     except (BackendUnavailable, CliError, PlaitError) as error:
-        if missing:
+        if lack:
             raise CliError(f"{lack}\n{error}") from None
         raise
-    if missing:
+    if lack:
         raise CliError(lack)
     return backend_set
-
-
-@contextmanager
-def _listen(options: ServeOptions) -> Generator[socket.socket]:
-    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-    try:
-        listening = socket.create_server((options.host, options.port), family=family)
-    except OSError as error:
-        # The text of Python (`strerror`) would repeat the address.
-        why = os.strerror(error.errno) if error.errno else error
-        raise CliError(
-            f"cannot listen on {options.host}, port {options.port}: {why}; "
-            "choose another one with --port, or 0 for any that is free"
-        ) from None
-    with listening:
-        yield listening
-
-
-@contextmanager
-def _token_file(
-    options: ServeOptions, listening: socket.socket, token: str, files_root: Path | None
-) -> Generator[None]:
-    """Keep the token in a file that only this user can read, while the server runs."""
-    port = listening.getsockname()[1]
-    url = f"http://{f'[{options.host}]' if ':' in options.host else options.host}:{port}"
-    # Beside a file; for a server in the folder of the store on this host.
-    folder = options.store.absolute().parent if isinstance(options.store, Path) else files_root
-    assert folder is not None
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path = folder / f"serve-{port}.token"
-    write_file(path, token + "\n", private=True)
-    try:
-        if options.as_json:
-            print_line(json.dumps({"url": url, "token_file": str(path)}))  # one line, for the program that waits
-        print_note(f"serving runs on {url}; Ctrl-C stops")
-        print_note(f"  {'token':<9} {path}")
-        yield
-    finally:
-        path.unlink(missing_ok=True)

@@ -1,0 +1,138 @@
+"""`plait ui`: open the web page on a store."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import webbrowser
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import anyio.to_thread
+import click
+
+from plait.runner.cli.access import (
+    code_of_running_server,
+    listen,
+    make_access,
+    page_address,
+    token_file,
+    url_of,
+)
+from plait.runner.cli.backends import BackendSet
+from plait.runner.cli.commands.serve import DEFAULT_PORT, missing_packages, serve_until_signal
+from plait.runner.cli.exits import CANCELLED, COMPLETED, CliError, print_line, print_note, redirect_prints
+from plait.runner.cli.lookup import AnyStore, open_store
+from plait.runner.cli.options import StorePlace, apply_log_options, json_option, log_options, store_option
+from plait.runner.cli.stored_runners import StoredRunners
+from plait.runner.service import RunService
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Mapping
+
+_EVERYWHERE = frozenset({"", "0.0.0.0", "::", "*"})  # noqa: S104 - refused
+
+
+@click.command("ui")
+@click.option(
+    "--host",
+    default="127.0.0.1",
+    show_default=True,
+    help="Serve on this address. Any other than 127.0.0.1 and ::1 lets other machines in, without encryption.",
+)
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    help=f"Serve on this port; 0 takes a free port.  [default: {DEFAULT_PORT}, or a free port if it is taken]",
+)
+@click.option("--no-browser", is_flag=True, help="Only print the address; open no browser.")
+@store_option
+@json_option
+@log_options
+def ui_command(host: str, port: int | None, no_browser: bool, store_path: StorePlace, **options: Any) -> int:
+    """Open the web page: runs with their tasks, conversations and costs, live; questions are answered there, and runs
+    are resumed and cancelled.
+
+    The address holds a code that can be used once, within a minute. Ctrl-C stops the runs that the page has resumed,
+    and ends the page; other processes and their runs go on.
+    """
+    apply_log_options(options["log_style"], options["log_level"])
+    if lack := missing_packages("ui"):
+        raise CliError(lack)
+    if host in _EVERYWHERE:
+        raise CliError(f"--host {host!r} names every address; name the one address under which browsers open the page")
+    with redirect_prints():
+        return anyio.run(_open_page, UiOptions(host, port, store_path, options["as_json"], not no_browser))
+
+
+@dataclass(frozen=True, slots=True)
+class UiOptions:
+    """The address of the page, the store of its runs, and how the page is announced."""
+
+    host: str
+    port: int | None
+    """The port; None for the default, or a free port if the default is taken."""
+    store: StorePlace
+    as_json: bool
+    browser: bool
+    """Whether a browser is opened."""
+
+
+async def _open_page(options: UiOptions) -> int:
+    """Open the page of a server that runs on the store already, or serve the page until a signal. Return the exit
+    code.
+    """
+    async with open_store(options.store) as store:
+        with ExitStack() as stack:
+            try:
+                listening = stack.enter_context(listen(options.host, _port(options)))
+            except CliError:
+                url = f"http://127.0.0.1:{_port(options)}"
+                code = code_of_running_server(options.store, store.files_root, _port(options))
+                if code is not None:
+                    print_note(f"a server runs on this store already; its page: {url}/#{code}")
+                    await _announce(options, {"url": url, "page": f"{url}/#{code}"})
+                    return COMPLETED
+                if options.port is not None:
+                    raise
+                listening = stack.enter_context(listen(options.host, 0))
+            return await _serve(listening, store, options)
+
+
+def _port(options: UiOptions) -> int:
+    return DEFAULT_PORT if options.port is None else options.port
+
+
+async def _serve(listening: socket.socket, store: AnyStore, options: UiOptions) -> int:
+    """Serve the page until a signal. Return the exit code."""
+    from plait.runner.web.app import ApiServer  # noqa: PLC0415 - the extra `server` may be missing
+    from plait.runner.web.routes import ServedRuns  # noqa: PLC0415
+
+    runner = BackendSet({}).make_runner({}, store=store)
+    async with RunService(runner, runners=StoredRunners(store)) as service:
+        served = ServedRuns(service, (), {}, creates=False)
+        access = make_access(options.store, listening, store.files_root)
+        with token_file(access):
+            url = url_of(options.host, listening)
+            address = page_address(url, access.sign_in)
+            server = ApiServer(served, listening, access.token, access.sign_in, options.host)
+            print_note(f"the page: {address}; Ctrl-C ends it")
+            async with anyio.create_task_group() as group:
+                told = {"url": url, "page": address, "token_file": str(access.token_path)}
+                group.start_soon(_announce, options, told)
+                await serve_until_signal(server)
+                group.cancel_scope.cancel()
+        return CANCELLED if service.driven else COMPLETED
+
+
+async def _announce(options: UiOptions, told: Mapping[str, str]) -> None:
+    """Print the addresses for a program that waits, and open the browser of the desktop, if there is one."""
+    if options.as_json:
+        print_line(json.dumps(dict(told)))
+    has_desktop = sys.platform in {"darwin", "win32"} or "DISPLAY" in os.environ or "WAYLAND_DISPLAY" in os.environ
+    if options.browser and has_desktop:
+        await anyio.to_thread.run_sync(webbrowser.open, told["page"], abandon_on_cancel=True)

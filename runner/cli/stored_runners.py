@@ -1,0 +1,84 @@
+"""Runners for stored runs on the backends that are stored with each run, as `plait resume` uses them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager
+
+from plait.backends.errors import BackendUnavailable
+from plait.persistence.protocol import Store
+from plait.persistence.records import RunRecord, TaskRecord
+from plait.runner.cli.backends import BackendSet
+from plait.runner.cli.commands.resume import select_backends, stored_concurrency
+from plait.runner.cli.exits import CliError
+from plait.runner.cli.stored_backends import FileOptions, StoredBackends, inspecting_runner
+from plait.runner.engine.inbox import is_to_be_cancelled
+from plait.runner.errors import PlaitError, TaskNotFound
+from plait.runner.parallel import ParallelRunner
+from plait.runner.state.codec import decode_dag
+from plait.runner.state.stored_run import has_ended, stored_record
+
+_AS_STORED = FileOptions()
+
+
+class StoredRunners:
+    """The runners of the runs in `store`."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    @asynccontextmanager
+    async def open(
+        self, run_id: str, *, retry_failed: bool = False, task_id: str | None = None
+    ) -> AsyncGenerator[ParallelRunner]:
+        """Open a runner on the backends that the run still needs, or on the backend of one task. Raises PlaitError."""
+        record, tasks = await self._read(run_id)
+        ended = task_id is None and has_ended(record, tasks, retry_failed)
+        if ended or (task_id is None and await is_to_be_cancelled(self._store, record)):
+            yield BackendSet({}).make_runner({}, store=self._store)
+            return
+        with _raise_plait_errors():
+            backend_set, names = _select(record, tasks, retry_failed, task_id)
+            opening = backend_set.open(names)
+            made = await opening.__aenter__()
+        try:
+            concurrency = stored_concurrency(record)
+            yield backend_set.make_runner(made, store=self._store, concurrency=concurrency)
+        finally:
+            await opening.__aexit__(None, None, None)
+
+    @asynccontextmanager
+    async def inspect(self, run_id: str) -> AsyncGenerator[ParallelRunner]:
+        """Open a runner that can judge turns which outlived their process. Raises PlaitError."""
+        record, tasks = await self._read(run_id)
+        async with inspecting_runner(self._store, record, tasks) as runner:
+            yield runner
+
+    async def _read(self, run_id: str) -> tuple[RunRecord, tuple[TaskRecord, ...]]:
+        _, record = await stored_record(self._store, run_id)
+        return record, await self._store.list_tasks(run_id)
+
+
+def _select(
+    record: RunRecord, tasks: tuple[TaskRecord, ...], retry_failed: bool, task_id: str | None
+) -> tuple[BackendSet, list[str]]:
+    dag = decode_dag(record, tasks)
+    stored = StoredBackends.of(record, _AS_STORED)
+    if task_id is None:
+        backend_set, names, _ = select_backends(record, dag, tasks, stored, retry_failed=retry_failed)
+        return backend_set, names
+    if task_id not in dag:
+        raise TaskNotFound(f"run {record.run_id} has no task {task_id!r}")
+    names = [dag.backend_of(dag[task_id]) or stored.default]
+    return stored.select(names), names
+
+
+@contextmanager
+def _raise_plait_errors() -> Generator[None]:
+    """Raise PlaitError for errors that the command prints."""
+    try:
+        yield
+    except CliError as error:
+        raise PlaitError(error.message) from None
+    except BackendUnavailable as error:
+        raise PlaitError(str(error)) from None

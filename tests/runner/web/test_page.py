@@ -1,0 +1,225 @@
+"""The web page in a real Chromium, on real runs."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Generator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from playwright.sync_api import Browser, expect, sync_playwright
+
+from tests.runner.cli.commands.test_continue import TALKER
+from tests.support.processes.browser import LIMIT, Watched, launch, needs_chromium, ui, watched
+from tests.support.processes.command import PLAIT, environment, plait
+
+pytestmark = needs_chromium
+expect.set_options(LIMIT * 1000)
+
+WORK = r"""
+import time
+from pathlib import Path
+from plait.backends import ask
+
+async def work(prompt):
+    import anyio
+    if prompt.startswith("fail") and not Path("go").exists():
+        raise ValueError("not today")
+    while prompt.startswith("held") and not Path("go").exists():
+        await anyio.sleep(0.01)
+    if prompt.startswith("ask"):
+        schema = {
+            "type": "object",
+            "properties": {
+                "who": {"type": "string", "enum": ["Ada", "Bob"]},
+                "copies": {"type": "integer", "minimum": 1},
+                "urgent": {"type": "boolean"},
+            },
+            "required": ["who", "copies"],
+        }
+        return await ask("Who is it for?", schema=schema, default={"who": "Ada", "copies": 2}, deadline=86400)
+    return prompt.upper()
+"""
+BACKENDS = 'backends: {w: {kind: function, call: "work.py:work"}}\n'
+
+
+@pytest.fixture(scope="module")
+def browser() -> Generator[Browser]:
+    with sync_playwright() as driver:
+        browser = launch(driver)
+        yield browser
+        browser.close()
+
+
+def plan(folder: Path, tasks: str, name: str = "reviews", more: str = "", work: str = WORK) -> Path:
+    (folder / "work.py").write_text(work)
+    path = folder / f"{name}.yaml"
+    path.write_text(f"name: {name}\n{BACKENDS}{more}tasks:\n{tasks}")
+    return path
+
+
+def run(folder: Path, tasks: str, name: str = "reviews", more: str = "", work: str = WORK) -> None:
+    plait(folder, "run", str(plan(folder, tasks, name, more, work)), "-q")
+
+
+def started(folder: Path, tasks: str) -> subprocess.Popen[bytes]:
+    """A run of another process, which is under way."""
+    words = [*PLAIT, "run", str(plan(folder, tasks)), "-q"]
+    return subprocess.Popen(words, cwd=folder, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def opened(seen: Watched, address: str) -> None:
+    seen.page.goto(address)
+    expect(seen.page.locator("main h1").first).to_be_attached()
+
+
+def open_run(seen: Watched, address: str) -> None:
+    opened(seen, address)
+    seen.page.locator(".c-run a").first.click()
+    expect(seen.page.locator(".run h1")).not_to_be_empty()
+
+
+def test_a_code_signs_in_once(tmp_path: Path, browser: Browser) -> None:
+    run(tmp_path, "- {id: a, prompt: hello}\n")
+    with ui(tmp_path) as server:
+        with watched(browser) as seen:
+            opened(seen, server.page)
+            expect(seen.page.locator(".c-run a")).to_have_text("reviews")
+            assert seen.page.url == f"{server.url}/#/"  # the code is gone from the address
+            (cookie,) = seen.page.context.cookies()
+            assert (cookie.get("httpOnly"), cookie.get("sameSite"), cookie.get("path")) == (True, "Strict", "/")
+            assert server.page.rpartition("#")[2] not in str(cookie.get("value"))
+            seen.page.reload()
+            expect(seen.page.locator(".c-run a")).to_have_text("reviews")
+        with watched(browser) as seen:
+            opened(seen, server.page)
+            expect(seen.page.locator("main")).to_contain_text("was used, or is older than a minute")
+            assert seen.page.context.cookies() == []
+        with watched(browser) as seen:
+            opened(seen, server.url)
+            expect(seen.page.locator("main h1")).to_have_text("Not signed in")
+        assert server.stop()[0] == 0
+
+
+def test_a_page_stays_signed_in_when_the_server_is_started_anew(tmp_path: Path, browser: Browser) -> None:
+    run(tmp_path, "- {id: a, prompt: hello}\n- {id: bad, prompt: fail, retry: 1}\n")
+    with watched(browser) as seen:
+        with ui(tmp_path) as server:
+            port = urlsplit(server.url).port or 0
+            open_run(seen, server.page)
+            expect(seen.page.locator(".line")).to_have_count(2)
+            server.stop()
+        expect(seen.page.locator(".link")).to_have_class("link lost")
+        (tmp_path / "go").touch()
+        plait(tmp_path, "resume", "last", "--retry-failed", "-q")
+        with ui(tmp_path, port=port):
+            expect(seen.page.locator(".facts .status")).to_have_text("completed")
+            expect(seen.page.locator(".line")).to_have_count(2)
+
+
+def test_a_run_of_another_process_is_shown_live(tmp_path: Path, browser: Browser) -> None:
+    tasks = "- {id: a, prompt: held}\n- {id: b, prompt: 'got {{ a }}', depends_on: a}\n"
+    with started(tmp_path, tasks) as process, ui(tmp_path) as server, watched(browser) as seen:
+        opened(seen, server.page)
+        expect(seen.page.locator(".c-status .status")).to_have_text("running")
+        expect(seen.page.locator(".c-owner").last).to_contain_text(f"process {process.pid} on ")
+        seen.page.locator(".c-run a").click()
+        line = seen.page.locator(".line").nth(1)
+        expect(line).to_contain_text("waits for a")
+        line.click()
+        expect(seen.page.locator(".panel h2")).to_have_text("b")
+        expect(seen.page.locator(".part-why")).to_have_text("Why it waits: waits for a")
+        (tmp_path / "go").touch()
+        expect(seen.page.locator(".facts .status").first).to_have_text("completed")
+        expect(seen.page.locator(".part-result")).to_contain_text("GOT HELD")
+        expect(seen.page.locator(".message.user")).to_contain_text("got HELD")
+        expect(seen.page.locator(".part-why")).to_be_empty()
+
+
+def test_a_runner_that_is_killed_while_one_watches_is_seen_and_resumed(tmp_path: Path, browser: Browser) -> None:
+    tasks = "- {id: a, prompt: one}\n- {id: b, prompt: 'held {{ a }}', depends_on: a}\n"
+    with started(tmp_path, tasks) as process, ui(tmp_path) as server, watched(browser) as seen:
+        open_run(seen, server.page)
+        expect(seen.page.locator(".line").nth(1)).to_contain_text("running")
+        process.kill()
+        expect(seen.page.locator(".facts .status")).to_have_text("interrupted")
+        expect(seen.page.locator(".facts .why")).to_contain_text(f"owner dead (process {process.pid} on ")
+        expect(seen.page.locator(".line").nth(1)).to_contain_text("resume the run")
+        (tmp_path / "go").touch()
+        seen.page.get_by_role("button", name="Resume…").click()
+        expect(seen.page.locator("dialog")).to_contain_text("1 task would run; 1 task kept")
+        expect(seen.page.locator("dialog")).to_contain_text("1 task may be billed twice")
+        seen.page.get_by_role("button", name="Resume", exact=True).click()
+        expect(seen.page.locator("dialog")).to_have_count(0)
+        expect(seen.page.locator(".facts .status")).to_have_text("completed")
+
+
+def test_failed_tasks_are_retried_and_the_traceback_is_shown(tmp_path: Path, browser: Browser) -> None:
+    run(tmp_path, "- {id: bad, prompt: fail, retry: 1}\n- {id: after, prompt: '{{ bad }}', depends_on: bad}\n")
+    with ui(tmp_path) as server, watched(browser) as seen:
+        open_run(seen, server.page)
+        expect(seen.page.locator(".line").nth(1)).to_contain_text("blocked by bad")
+        seen.page.locator(".line").first.click()
+        expect(seen.page.locator(".part-error")).to_contain_text("unexpected: ValueError: not today")
+        expect(seen.page.locator(".part-error")).to_contain_text("then retry the failed tasks")
+        expect(seen.page.locator(".part-error pre")).to_contain_text("Traceback (most recent call last)")
+        (tmp_path / "go").touch()
+        seen.page.get_by_role("button", name="Retry failed…").click()
+        expect(seen.page.locator("dialog")).to_contain_text("2 tasks would run")
+        seen.page.get_by_role("button", name="Run them again").click()
+        expect(seen.page.locator(".head .status")).to_have_text("completed")
+        expect(seen.page.locator(".part-error")).to_be_empty()
+
+
+def test_a_question_is_answered_in_its_form(tmp_path: Path, browser: Browser) -> None:
+    run(tmp_path, "- {id: who, prompt: ask}\n- {id: b, prompt: 'for {{ who }}', depends_on: who}\n")
+    with ui(tmp_path) as server, watched(browser) as seen:
+        opened(seen, server.page)
+        expect(seen.page.locator(".badge")).to_have_text("1")
+        seen.page.get_by_role("link", name=re.compile("Questions")).click()
+        card = seen.page.locator(".card")
+        expect(card).to_contain_text("Who is it for?")
+        expect(card).to_contain_text(re.compile(r"in 23 h \d+ min; default \{"))
+        card.get_by_label("Bob").check()
+        card.get_by_label("copies").fill("0")
+        card.get_by_role("button", name="Answer").click()
+        expect(card.get_by_role("alert")).to_contain_text("copies")
+        card.get_by_label("copies").fill("3")
+        card.get_by_label("yes").check()
+        card.get_by_role("button", name="Answer").click()
+        expect(seen.page.locator(".empty")).to_have_text("No task asks a person.")
+        seen.page.get_by_role("button", name="Resume the run").click()
+        expect(seen.page.locator(".told")).to_contain_text("continues")
+        with server.client() as client:
+            (found,) = client.get("/api/runs").json()["runs"]
+        seen.page.goto(f"{server.url}/#/run/{found['run_id']}/task/b")
+        expect(seen.page.locator(".head .status")).to_have_text("completed")
+        expect(seen.page.locator(".part-result")).to_contain_text('FOR {"WHO": "BOB", "COPIES": 3, "URGENT": TRUE}')
+
+
+def test_a_run_of_another_process_is_cancelled(tmp_path: Path, browser: Browser) -> None:
+    with started(tmp_path, "- {id: a, prompt: held}\n") as process, ui(tmp_path) as server, watched(browser) as seen:
+        open_run(seen, server.page)
+        seen.page.get_by_role("button", name="Cancel…").click()
+        seen.page.get_by_role("button", name="Keep it").click()
+        seen.page.get_by_role("button", name="Cancel…").click()
+        seen.page.get_by_role("button", name="Cancel the run").click()
+        expect(seen.page.locator(".facts .status")).to_have_text("cancelled")
+        assert process.wait(LIMIT) != 0
+
+
+def test_a_conversation_is_continued(tmp_path: Path, browser: Browser) -> None:
+    run(tmp_path, "- {id: a, prompt: hello}\n", work=TALKER.replace("talker = ", "work = "))
+    with ui(tmp_path) as server, watched(browser) as seen:
+        open_run(seen, server.page)
+        seen.page.locator(".line").click()
+        seen.page.get_by_role("button", name="Continue the conversation").click()
+        seen.page.get_by_label("Message").fill("and more")
+        seen.page.get_by_role("button", name="Send").click()
+        expect(seen.page.locator("dialog pre")).to_have_text("re: and more")
+        seen.page.get_by_role("button", name="Close", exact=True).click()
+        expect(seen.page.locator(".part-talk")).to_contain_text("After the run")
+        expect(seen.page.locator(".part-talk .message.user").last).to_contain_text("and more")
+        expect(seen.page.locator(".part-result")).to_contain_text("re: hello")

@@ -1,0 +1,108 @@
+"""`plait ui` in a process of its own, and a real Chromium that looks at its page."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Playwright
+
+from tests.support.processes.command import PLAIT, environment
+from tests.support.processes.warm import Warm
+
+CHROMIUM = next(
+    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
+)
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="needs a Chromium: apt install chromium")
+LIMIT = 30.0
+
+
+def launch(driver: Playwright) -> Browser:
+    arguments = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+    return driver.chromium.launch(executable_path=CHROMIUM, args=arguments)
+
+
+@dataclass
+class Ui:
+    """A page server under way."""
+
+    process: Warm
+    url: str
+    page: str
+    """The address with the code."""
+    token_file: Path
+
+    def client(self) -> httpx.Client:
+        headers = {"authorization": f"Bearer {self.token_file.read_text().strip()}"}
+        return httpx.Client(base_url=self.url, headers=headers, timeout=LIMIT, trust_env=False)
+
+    def stop(self) -> tuple[int, str]:
+        """As Ctrl-C does; the exit code and what it said."""
+        self.process.send_signal(signal.SIGINT)
+        said = self.process.communicate(timeout=LIMIT)[1]
+        return self.process.returncode, said
+
+
+@contextmanager
+def ui(folder: Path, *options: str, port: int = 0) -> Generator[Ui]:
+    """`plait ui` in `folder`, on its default store."""
+    words = [*PLAIT, "ui", "--port", str(port), "--json", "--no-browser", *options]
+    process = Warm(words, cwd=folder, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    with process:
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            assert line, process.communicate()[1]
+            told = json.loads(line)
+            yield Ui(process, told["url"], told["page"], Path(told["token_file"]))
+        finally:
+            process.kill()
+
+
+@dataclass
+class Watched:
+    """A page with everything that must not happen on it."""
+
+    page: Page
+    wrong: list[str] = field(default_factory=list[str])
+
+    def text(self, selector: str) -> str:
+        return self.page.locator(selector).first.inner_text()
+
+
+@contextmanager
+def watched(browser: Browser, **options: Any) -> Generator[Watched]:
+    """A page of a browser that has not signed in. Fails at the end for an error, a dialog of the browser, a request to
+    another host, or a violation of the content security policy.
+    """
+    context: BrowserContext = browser.new_context(**options)
+    context.set_default_timeout(LIMIT * 1000)
+    page = context.new_page()
+    seen = Watched(page)
+
+    def on_console(message: ConsoleMessage) -> None:
+        # A refused sign-in, a lost server and a page that is gone are part of the tests.
+        if message.type == "error" and "Failed to load resource" not in message.text:
+            seen.wrong.append(message.text)
+
+    page.on("console", on_console)
+    page.on("pageerror", lambda error: seen.wrong.append(str(error)))
+    page.on("request", lambda asked: "//127.0.0.1:" in asked.url or seen.wrong.append(asked.url))
+    page.add_init_script(
+        "window.violations = []; addEventListener('securitypolicyviolation', e => violations.push(e.violatedDirective))"
+    )
+    try:
+        yield seen
+        assert page.evaluate("window.violations") == []
+        assert seen.wrong == []
+    finally:
+        context.close()
