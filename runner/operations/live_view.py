@@ -1,13 +1,13 @@
 """A run as the web page shows it: small rows of its tasks, and one task in full, as a stream of changes.
 
-The rows are read again when the run has changed, and only rows that differ from the rows sent before are sent. So the
-reasons of waiting tasks are as fresh as their statuses, whichever process runs the run. A large run is read less often:
-reading takes a fixed share of the time.
+The rows of tasks with new events are read at once, whichever process runs the run. All rows are read again after a
+rest, since the reasons of waiting tasks depend on all tasks: reading takes a fixed share of the time, however large the
+run is. Only rows that differ from the rows sent before are sent.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ import anyio.to_thread
 
 from plait.backends.protocol import JsonValue
 from plait.persistence.protocol import Store
-from plait.persistence.records import RunRecord
+from plait.persistence.records import EventKind, RunRecord
 from plait.runner.clock import Clock
 from plait.runner.domain.groups import group_of
 from plait.runner.domain.status import RUN_DONE
@@ -23,6 +23,7 @@ from plait.runner.operations.inspect import (
     TaskInfo,
     run_info,
     shown_status,
+    task_info,
     task_infos,
     throttled_backends,
 )
@@ -34,8 +35,9 @@ QUICKEST_S = 0.25
 """Seconds between two looks at the store, at least."""
 _SHARE = 4
 """Seconds of rest for each second of reading."""
-_STALE_S = 2.0
-"""Seconds after which a run under way is read again without an event: its owner may have died, a pause may be over."""
+_STALE_S = 1.0
+"""Seconds after which a run is read without an event: its owner may have died, a pause may be over."""
+_MOST_EVENTS = 200
 _LONGEST = 200
 _LONGEST_TEXT = 200_000
 _ROWS_AT_ONCE = 2_000
@@ -59,8 +61,11 @@ class LiveView:
         self._clock = clock
         self._run_id = run_id
         self._task_id = task_id
-        self._seq = -1
-        self._read_at = 0.0
+        self._seq: int = -1
+        self._looked_at = 0.0
+        self._rests_until = 0.0
+        self._behind: bool = False
+        self._positions: Mapping[str, int] = {}
         self._head: Mapping[str, Any] = {}
         self._rows: dict[str, Mapping[str, Any]] = {}
         self._task: Mapping[str, Any] = {}
@@ -77,50 +82,68 @@ class LiveView:
         """Yield the changes since the last call. Raises RunNotFound, TaskNotFound, StoreError."""
         begun = self._clock.monotonic()
         touched = await self._touched()
-        first = self._seq < 0
-        _, run = await stored_record(self._store, self._run_id)
-        under_way = shown_status(run, self._clock.wall()) not in RUN_DONE
-        stale = under_way and begun - self._read_at > _STALE_S
-        if first or touched is None or touched or stale or run.last_seq != self._seq:
-            self._seq, self._read_at = run.last_seq, begun
-            if self._task_id is not None and (not touched or self._task_id in touched):
-                async for change in self._task_changes(self._task_id):
-                    yield change
-            async for change in self._run_changes(run, first):
+        if touched is None or touched or self._behind or begun - self._looked_at > _STALE_S:
+            self._looked_at = begun
+            async for change in self._read(begun, touched):
                 yield change
         async for change in self._activity():
             yield change
-        spent = self._clock.monotonic() - begun
-        self.pause = max(QUICKEST_S, _SHARE * spent)
+        self.pause = max(QUICKEST_S, _SHARE * (self._clock.monotonic() - begun))
 
     async def _touched(self) -> set[str] | None:
-        """Return the tasks with events since the last call; None at first, and if there are too many to list.
-
-        A turn after the run is stored without an event.
-        """
+        """Return the tasks with events since the last call; None at first, and if there are too many to list."""
         if self._seq < 0:
             return None
-        events = await self._store.list_events(self._run_id, self._seq, limit=200)
-        return None if len(events) == 200 else {one.task_id or "" for one in events}
+        events = await self._store.list_events(self._run_id, self._seq, limit=_MOST_EVENTS)
+        if any(one.kind == EventKind.TASKS_ADDED for one in events):
+            return None
+        return None if len(events) == _MOST_EVENTS else {one.task_id for one in events if one.task_id is not None}
 
-    async def _run_changes(self, run: RunRecord, first: bool) -> AsyncGenerator[ViewChange]:
+    async def _read(self, begun: float, touched: set[str] | None) -> AsyncGenerator[ViewChange]:
+        """Read the run. All rows are read in turns with a rest; in between only the rows of `touched`."""
+        _, run = await stored_record(self._store, self._run_id)
         now = self._clock.wall()
+        status = shown_status(run, now)
+        # A turn after the run is stored without an event.
+        quiet = not touched and run.last_seq != self._seq
+        if self._task_id is not None and (touched is None or self._task_id in touched or quiet):
+            async for change in self._task_changes(self._task_id):
+                yield change
         throttled = await throttled_backends(self._store, run, now)
         head = run_info(run, now, throttled=throttled).as_json_with_tasks()
         del head["tasks"]
         if head != self._head:
             self._head = head
             yield ViewChange("run", head)
-        infos = await task_infos(self._store, run, await self._store.list_tasks(self._run_id), now)
-        rows = await anyio.to_thread.run_sync(_rows, infos)
+        first = self._seq < 0
+        self._seq = run.last_seq
+        self._behind = self._behind or touched is None or bool(touched) or status not in RUN_DONE
+        if self._behind and (first or begun >= self._rests_until):
+            async for change in self._all_rows(run, first):
+                yield change
+            self._behind = status not in RUN_DONE
+            self._rests_until = self._clock.monotonic() + _SHARE * (self._clock.monotonic() - begun)
+        elif touched:
+            async for change in self._some_rows(run, touched):
+                yield change
+
+    async def _all_rows(self, run: RunRecord, first: bool) -> AsyncGenerator[ViewChange]:
+        infos = await task_infos(self._store, run, await self._store.list_tasks(self._run_id), self._clock.wall())
+        self._positions = {name: info.position for name, info in infos.items()}
+        rows = await anyio.to_thread.run_sync(_rows, infos, self._positions)
         news = [row for name, row in rows.items() if self._rows.get(name) != row]
-        gone = len(self._rows.keys() - rows.keys()) > 0
         self._rows = rows
-        if gone:
-            news = list(rows.values())
         for start in range(0, len(news), _ROWS_AT_ONCE):
-            reset = (first or gone) and start == 0
-            yield ViewChange("rows", {"reset": reset, "rows": news[start : start + _ROWS_AT_ONCE]})
+            yield ViewChange("rows", {"reset": first and not start, "rows": news[start : start + _ROWS_AT_ONCE]})
+
+    async def _some_rows(self, run: RunRecord, touched: Collection[str]) -> AsyncGenerator[ViewChange]:
+        """Yield the rows of `touched`, without the reasons of pending tasks, which depend on all tasks."""
+        records = [one for name in touched for one in await self._store.list_tasks(self._run_id, name)]
+        rows = _rows({one.task_id: task_info(run.run_id, one) for one in records}, self._positions)
+        news = [row for name, row in rows.items() if self._rows.get(name) != row]
+        self._rows.update(rows)
+        if news:
+            yield ViewChange("rows", {"reset": False, "rows": news})
 
     async def _task_changes(self, task_id: str) -> AsyncGenerator[ViewChange]:
         detail = await task_detail(self._store, self._run_id, task_id, self._clock.wall())
@@ -146,8 +169,7 @@ class LiveView:
             yield ViewChange("activity", {"task_id": self._task_id, "entries": entries[-_MOST_ACTIVITY:]})
 
 
-def _rows(infos: Mapping[str, TaskInfo]) -> dict[str, Mapping[str, Any]]:
-    positions = {name: info.position for name, info in infos.items()}
+def _rows(infos: Mapping[str, TaskInfo], positions: Mapping[str, int]) -> dict[str, Mapping[str, Any]]:
     return {name: _row(info, positions) for name, info in infos.items()}
 
 

@@ -14,14 +14,14 @@ export function tokens(number) {
 
 export function cost(dollars, partial) {
   if (dollars === null || dollars === undefined) return "";
-  const digits = dollars === 0 || dollars >= 0.095 ? 2 : dollars >= 0.00095 ? 4 : 6;
-  return (partial ? "≥ " : "") + "$" + dollars.toFixed(digits);
+  return (partial ? "≥ " : "") + "$" + (dollars === 0 || dollars >= 0.095 ? dollars.toFixed(2) : Number(dollars.toPrecision(2)));
 }
 
-/** Return seconds as 0.4 s, 12 s, 3 min 05 s, 2 h 10 min, 3 d 4 h. */
+/** Return seconds as 40 ms, 1.2 s, 12 s, 3 min 05 s, 2 h 10 min, 3 d 4 h. */
 export function seconds(value) {
   if (value === null || value === undefined || Number.isNaN(value)) return "";
-  if (value < 10) return `${Math.max(value, 0).toFixed(1)} s`;
+  if (value < 1) return `${Math.round(Math.max(value, 0) * 1000)} ms`;
+  if (value < 10) return `${value.toFixed(1)} s`;
   const whole = Math.round(value);
   if (whole < 60) return `${whole} s`;
   if (whole < 3600) return `${Math.floor(whole / 60)} min ${String(whole % 60).padStart(2, "0")} s`;

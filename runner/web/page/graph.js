@@ -135,7 +135,7 @@ export class GraphView {
       if (note.told !== full) {
         note.told = full;
         replace(state, SHAPE[status] || "○");
-        replace(note, cut(told, box.width - 36));
+        replace(note, cut(told, box.width - 36, 6.1));
         replace(title, clean(full));
         node.setAttribute("aria-label", clean(full));
       }
@@ -143,4 +143,4 @@ export class GraphView {
   }
 }
 
-const cut = (text, width) => (text.length * 6.6 <= width ? text : `${text.slice(0, Math.max(1, Math.floor(width / 6.6) - 1))}…`);
+const cut = (text, width, wide = 7.3) => (text.length * wide <= width ? text : `${text.slice(0, Math.max(1, Math.floor(width / wide) - 1))}…`);

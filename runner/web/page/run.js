@@ -140,9 +140,11 @@ export class RunPage {
 
   turn(view) {
     this.view = view;
+    const focused = this.tabs.contains(document.activeElement);
     replace(this.tabs, Object.entries(VIEWS).map(([name, title]) => h("button", {
       type: "button", role: "tab", "aria-selected": String(name === view), tabindex: name === view ? "0" : "-1",
       onclick: () => this.set({ view: name }) }, title)));
+    if (focused) this.tabs.querySelector("[aria-selected=true]").focus();
     const element = { list: this.list, timeline: this.timeline.element, graph: this.graph.element }[view];
     replace(this.views, element);
     if (view === "timeline") this.readAttempts();
@@ -155,7 +157,6 @@ export class RunPage {
     const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
     if (!step) return;
     this.set({ view: names[(names.indexOf(this.view) + step + names.length) % names.length] });
-    requestAnimationFrame(() => this.tabs.querySelector("[aria-selected=true]")?.focus());
   }
 
   openGroup(name) {

@@ -3,6 +3,7 @@
 import { clean } from "./dom.js";
 
 const FOLDED_FROM = 11;
+const MOST_URGENT = 10; // parts that a folded group shows
 const URGENT = ["failed", "waiting_input", "running"];
 
 export class Selection {
@@ -78,7 +79,8 @@ export class Selection {
     const parts = this.groups.get(name);
     const open = this.isOpen(name, parts.length);
     this.lines.push({ group: name, parts, open, level: 0, state: groupStatus(parts) });
-    if (open) for (const row of parts) this.lines.push({ row, level: 1, group: null });
+    const shown = open ? parts : parts.filter((row) => row.status === "failed" || row.status === "waiting_input").slice(0, MOST_URGENT);
+    for (const row of shown) this.lines.push({ row, level: 1 });
   }
 
   lineOf(task) {

@@ -11,7 +11,7 @@ const SHORTEST = 2;
 const URGENT_WIDTH = 3;
 const URGENT = new Set(["failed", "running", "asked"]);
 const TASK_OF = { asked: "waiting_input", retried: "failed", interrupted: "interrupted" };
-const STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14_400, 43_200, 86_400];
+const STEPS = [0.01, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14_400, 43_200, 86_400];
 
 export class Timeline {
   constructor(onpick, ontoggle) {
@@ -257,7 +257,7 @@ export class Timeline {
   axis(look, width) {
     const pen = this.pen;
     pen.fillStyle = look.muted;
-    for (const [x, at] of this.ticks()) pen.fillText(at === 0 ? "0 s" : seconds(at).replace(".0 s", " s"), x + 3, HEAD / 2);
+    for (const [x, at] of this.ticks()) pen.fillText(seconds(at).replace(".0 s", " s"), x + 3, HEAD / 2);
     pen.fillRect(0, HEAD - 1, width, 1);
   }
 

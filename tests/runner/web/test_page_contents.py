@@ -1,0 +1,232 @@
+"""Hostile text, large runs, the keyboard, and small screens, on the page in a real Chromium."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import anyio
+import pytest
+from playwright.sync_api import Browser, expect, sync_playwright
+
+from plait.persistence import SQLiteStore
+from plait.runner import DAG, ParallelRunner, Task
+from plait.runner.web.page_files import page_files
+from tests.runner.web.test_page import open_run, opened, run
+from tests.support.processes.browser import LIMIT, launch, needs_chromium, ui, watched
+from tests.support.processes.served import served
+
+HOSTILE = (
+    "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
+    "\x1b]0;owned\x07\x1b[31mred\x1b[0m \u202eevil\u202c javascript:alert(1) https://example.org/?q=<b>"
+)
+MOST_BYTES = 80_000
+
+
+@pytest.fixture(scope="module")
+def browser() -> Generator[Browser]:
+    with sync_playwright() as driver:
+        browser = launch(driver)
+        yield browser
+        browser.close()
+
+
+def store_run(folder: Path, *dags: DAG) -> None:
+    """Runs of this process, with an answer in capitals and failures for prompts that say so."""
+
+    async def work(prompt: str) -> str:
+        if prompt.startswith("fail"):
+            raise ValueError(prompt)
+        return prompt.upper()
+
+    async def main() -> None:
+        async with SQLiteStore(folder / ".plait" / "plait.db") as store:
+            runner = ParallelRunner(work, store=store, concurrency=32)
+            for dag in dags:
+                await runner.run(dag)
+
+    with ThreadPoolExecutor(1) as pool:  # the driver of the browser has an event loop in this thread
+        pool.submit(anyio.run, main).result()
+
+
+def many(count: int) -> DAG:
+    parts = [
+        Task(f"part.{n}", prompt="fail" if n % 1000 == 7 else f"one {n}", item=f"row {n}", retry=1)  # type: ignore[arg-type]
+        for n in range(1, count)
+    ]
+    return DAG([Task("load", prompt="all"), *parts], name=f"many {count}")
+
+
+HOSTILE_WORK = f"""
+from plait.backends import ask
+HOSTILE = {json.dumps(HOSTILE)}
+async def work(prompt):
+    if prompt.startswith("fail"):
+        raise ValueError(HOSTILE)
+    if prompt.startswith("ask"):
+        schema = {{"type": "string", "enum": [HOSTILE, "b"], "description": HOSTILE}}
+        return await ask(HOSTILE, schema=schema, default="b")
+    if prompt.startswith("data"):
+        return {{HOSTILE: [HOSTILE], "rows": HOSTILE}}
+    return HOSTILE
+"""
+
+
+@needs_chromium
+def test_hostile_text_stays_text(tmp_path: Path, browser: Browser) -> None:
+    spelled = json.dumps(HOSTILE)
+    tasks = (
+        f"- {{id: said, prompt: {spelled}}}\n- {{id: data, prompt: data, output_schema: {{type: object}}}}\n"
+        f"- {{id: bad, prompt: fail, retry: 1}}\n- {{id: asks, prompt: ask}}\n"
+        f"- {{id: parts, for_each: items, prompt: 'x {{{{ item }}}}'}}\n"
+    )
+    run(tmp_path, tasks, more=f"inputs: {{items: [{spelled}, b]}}\n", work=HOSTILE_WORK)
+    with ui(tmp_path) as server, watched(browser) as seen:
+        page = seen.page
+        open_run(seen, server.page)
+        for task, part in (
+            ("said", "talk"),
+            ("data", "result"),
+            ("bad", "error"),
+            ("asks", "ask"),
+            ("parts.1", "talk"),
+        ):
+            page.locator(".line", has=page.locator(f".name:text-is('{task}')")).click()
+            expect(page.locator(".panel h2")).to_have_text(task)
+            expect(page.locator(f".part-{part}")).to_contain_text("<script>document.title='owned'</script>")
+            expect(page.locator(f".part-{part}")).to_contain_text("red \\u202eevil\\u202c")
+        for view in ("Timeline", "Graph", "List"):
+            page.get_by_role("tab", name=view).click()
+        page.locator(".c-state").first.wait_for()
+        page.goto(f"{server.url}/#/questions")
+        expect(page.locator(".card")).to_contain_text("<img src=x")
+        assert page.locator("main img, main script, main iframe").count() == 0
+        links = page.locator("main a[target]").evaluate_all("all => all.map(one => [one.href, one.rel])")
+        assert {tuple(one) for one in links} == {("https://example.org/?q=", "noopener noreferrer")}
+        assert "owned" not in page.title()
+
+
+@needs_chromium
+def test_ten_thousand_tasks_scroll_and_are_filtered(tmp_path: Path, browser: Browser) -> None:
+    store_run(tmp_path, many(10_000))
+    with ui(tmp_path) as server, watched(browser) as seen:
+        page = seen.page
+        open_run(seen, server.page)
+        group = page.locator(".line.group")
+        expect(group).to_contain_text("9,999 parts: 9,989 completed, 10 failed")
+        expect(page.locator("[id='line-part.7']")).to_be_visible()  # a folded group shows its failed parts
+        group.click()
+        expect(page.locator("plait-tasks")).to_have_attribute("aria-rowcount", "10001")
+        assert page.locator(".line").count() < 100
+        page.locator("plait-tasks").press("End")
+        expect(page.locator(".line", has_text="part.9999")).to_be_visible()
+        page.get_by_label("Find tasks by id").fill("part.77")
+        expect(page.locator("plait-tasks")).to_have_attribute("aria-rowcount", "112")
+        page.get_by_role("tab", name="Timeline").click()
+        page.get_by_role("tab", name="Graph").click()
+        expect(page.locator(".box")).to_have_count(2)
+        expect(page.locator(".box.group")).to_contain_text("part")
+        page.locator(".box.group").click()
+        expect(page.get_by_role("tab", name="List")).to_have_attribute("aria-selected", "true")
+
+
+@needs_chromium
+def test_a_thousand_runs_are_paged_and_searched(tmp_path: Path, browser: Browser) -> None:
+    dags = [DAG([Task("a", prompt="fail" if n % 100 == 0 else "x", retry=1)], name=f"run {n}") for n in range(300)]  # type: ignore[arg-type]
+    store_run(tmp_path, *dags)
+    with ui(tmp_path) as server, watched(browser) as seen:
+        page = seen.page
+        opened(seen, server.page)
+        expect(page.locator(".c-run a")).to_have_count(50)
+        expect(page.locator(".c-run a").first).to_have_text("run 299")
+        page.get_by_role("button", name="Older").click()
+        expect(page.locator(".c-run a").first).to_have_text("run 249")
+        page.get_by_label("Search runs by name or id").fill("RUN 20")
+        expect(page.locator(".c-run a")).to_have_count(11)
+        page.get_by_label("Search runs by name or id").fill("")
+        page.get_by_role("button", name="failed").click()
+        expect(page.locator(".c-run a")).to_have_text(["run 200", "run 100", "run 0"])
+        with server.client() as client:
+            chosen = {"status": ["failed", "queued"], "search": "run", "limit": 1, "offset": 1}
+            (found,) = client.get("/api/runs", params=chosen).json()["runs"]
+            assert found["name"] == "run 100"
+            assert client.get("/api/runs", params={"name": "run 1"}).json()["runs"][0]["status"] == "completed"
+            assert client.get("/api/runs", params={"status": "odd"}).status_code == 422
+
+
+@needs_chromium
+def test_the_keyboard_reaches_everything(tmp_path: Path, browser: Browser) -> None:
+    store_run(tmp_path, many(30))
+    with ui(tmp_path) as server, watched(browser) as seen:
+        page = seen.page
+        open_run(seen, server.page)
+        tasks = page.locator("plait-tasks")
+        tasks.focus()
+        tasks.press("ArrowDown")
+        expect(page.locator(".line.cursor")).to_have_class("line level-0 cursor group")
+        tasks.press("ArrowRight")
+        expect(tasks).to_have_attribute("aria-rowcount", "31")
+        tasks.press("ArrowDown")
+        tasks.press("Enter")
+        expect(page.locator(".panel h2")).to_have_text("part.1")
+        assert tasks.get_attribute("aria-activedescendant") == "line-part.1"
+        page.locator(".panel").get_by_role("button", name="Close the task").focus()
+        page.keyboard.press("Escape")
+        expect(page.locator(".panel")).to_have_count(0)
+        page.get_by_role("tab", name="List").focus()
+        page.keyboard.press("ArrowRight")
+        expect(page.get_by_role("tab", name="Timeline")).to_be_focused()
+        page.locator(".scroller").press("ArrowDown")
+        expect(page.locator(".panel h2")).to_have_text("load")
+        page.get_by_role("tab", name="Timeline").focus()
+        page.keyboard.press("ArrowRight")
+        page.locator(".box").nth(3).focus()
+        page.keyboard.press("ArrowDown")
+        page.keyboard.press("Enter")
+        expect(page.locator(".panel h2")).to_have_text("part.4")
+
+
+@needs_chromium
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_narrow_screen_is_never_wider_than_it_is(tmp_path: Path, browser: Browser, scheme: str) -> None:
+    store_run(tmp_path, many(30))
+    with ui(tmp_path) as server, watched(browser, viewport={"width": 400, "height": 800}, color_scheme=scheme) as seen:
+        page = seen.page
+
+        def assert_fits() -> None:
+            assert page.evaluate("document.documentElement.scrollWidth") <= 400
+            assert page.evaluate("document.querySelector('main').scrollWidth") <= 400
+
+        opened(seen, server.page)
+        expect(page.locator(".c-run a")).to_have_count(1)
+        assert_fits()
+        page.locator(".c-run a").click()
+        for view in ("Timeline", "Graph", "List"):
+            page.get_by_role("tab", name=view).click()
+            assert_fits()
+        page.locator(".line:not(.group)").last.click()
+        expect(page.locator(".panel h2")).to_be_visible()
+        assert_fits()
+        page.goto(f"{server.url}/#/questions")
+        expect(page.locator(".empty")).to_be_visible()
+        assert_fits()
+
+
+@needs_chromium
+def test_plait_serve_serves_the_page(tmp_path: Path, browser: Browser) -> None:
+    with served(tmp_path) as server, watched(browser) as seen:
+        with server.client() as client:
+            code = client.post("/page/code", json={}).json()["code"]
+            plan = {"name": "posted", "tasks": [{"id": "a", "prompt": "hello"}]}
+            assert client.post("/api/runs", json={"plan": plan}).status_code == 201
+        open_run(seen, f"{server.url}/#{code}")
+        expect(seen.page.locator(".run h1")).to_have_text("posted")
+        expect(seen.page.locator(".head .status")).to_have_text("completed", timeout=LIMIT * 1000)
+
+
+def test_the_page_is_small() -> None:
+    sent = b"".join(content for content, kind in page_files().values() if "javascript" in kind or "css" in kind)
+    assert len(gzip.compress(sent)) < MOST_BYTES / 2
