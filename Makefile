@@ -47,6 +47,7 @@ demo: .venv/.local .venv/.model
 	@$(BIN)/plait graph last -o .plait/demo.svg
 	@echo
 	@echo "The picture of the run is in .plait/demo.svg. Try next (plait is in .venv/bin):"
+	@echo "  .venv/bin/plait ui                          the run as a web page: tasks, conversations, timeline, graph"
 	@echo "  .venv/bin/plait show last guest.5           the conversation of one task"
 	@echo "  .venv/bin/plait log last                    what happened, in order"
 	@echo "  .venv/bin/plait continue last guest.5 'And the country?'"
@@ -100,7 +101,7 @@ clean:
 	@touch $@
 
 .venv/.local: .venv/.made pyproject.toml
-	$(INSTALL) -e '.[local]'
+	$(INSTALL) -e '.[local,server]'
 	@touch $@
 
 .venv/.dev: .venv/.made pyproject.toml

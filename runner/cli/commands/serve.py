@@ -38,6 +38,8 @@ from plait.runner.parallel import CANCEL_GRACE_SECONDS
 from plait.runner.service import RunService
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
     from plait.runner.web.app import ApiServer
 
 

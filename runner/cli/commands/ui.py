@@ -8,6 +8,7 @@ import sys
 import webbrowser
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -121,11 +122,8 @@ async def _serve(listening: socket.socket, store: AnyStore, options: UiOptions) 
             address = page_address(url, access.sign_in)
             server = ApiServer(served, listening, access.token, access.sign_in, options.host)
             print_note(f"the page: {address}; Ctrl-C ends it")
-            async with anyio.create_task_group() as group:
-                told = {"url": url, "page": address, "token_file": str(access.token_path)}
-                group.start_soon(_announce, options, told)
-                await serve_until_signal(server)
-                group.cancel_scope.cancel()
+            told = {"url": url, "page": address, "token_file": str(access.token_path)}
+            await serve_until_signal(server, partial(_announce, options, told))
         return CANCELLED if service.driven else COMPLETED
 
 

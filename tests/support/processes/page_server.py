@@ -1,4 +1,6 @@
-"""`plait serve` for the pages that show it: started once a page, on any port, and left when all pages are done."""
+"""`plait serve` or `plait ui` for the pages that show it: started once a page, on any port, and left when all pages are
+done.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ class PageServers:
 
     def addressed(self, line: str, folder: Path, environment: Mapping[str, str]) -> str:
         """`line` with the port that its server really has; empty where it is the line that starts the server."""
-        starts = line.startswith("plait serve")
+        starts = line.startswith(("plait serve", "plait ui"))
         if not starts and str(DEFAULT_PORT) not in line:
             return line
         if folder not in self.ports:
