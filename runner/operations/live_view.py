@@ -27,6 +27,7 @@ from plait.runner.operations.inspect import (
     task_infos,
     throttled_backends,
 )
+from plait.runner.operations.remedies import remedy
 from plait.runner.operations.task_detail import rendered_prompt, task_detail
 from plait.runner.operations.timeline import Timeline
 from plait.runner.state.stored_run import stored_record
@@ -148,6 +149,7 @@ class LiveView:
     async def _task_changes(self, task_id: str) -> AsyncGenerator[ViewChange]:
         detail = await task_detail(self._store, self._run_id, task_id, self._clock.wall())
         value = detail.as_json()
+        value["remedy"] = remedy(detail.info.error_kind)
         value["rendered"] = None
         if not value["messages"] and detail.info.attempts:
             value["rendered"] = await rendered_prompt(self._store, self._run_id, task_id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from collections.abc import Callable, Mapping
 from importlib.resources import files
 
@@ -38,9 +39,13 @@ def page_router() -> APIRouter:
 
 
 def _answer(content: bytes, kind: str) -> Callable[[Request], Response]:
+    packed = gzip.compress(content, mtime=0)
+
     def answer(request: Request) -> Response:
         if request.url.path == "/" and "text/html" not in request.headers.get("accept", ""):
             raise HTTPException(404)  # a program that asks for `/` receives no page
+        if "gzip" in request.headers.get("accept-encoding", ""):
+            return Response(packed, media_type=kind, headers={"content-encoding": "gzip"})
         return Response(content, media_type=kind)
 
     return answer

@@ -8,15 +8,15 @@ const MOST_STEPS = 200;
 
 /** Open a dialog. `body` receives the functions `close` and `fail`, and returns its elements. */
 export function dialog(title, body) {
-  const error = h("p", { class: "error", role: "alert", hidden: true });
+  const error = h("p.error", { role: "alert", hidden: true });
   const box = h("dialog", { "aria-label": title, onclose: () => box.remove() });
   const close = () => box.close();
   const fail = (told) => {
     error.hidden = !told;
     replace(error, told?.message || "");
   };
-  const content = h("div", {});
-  box.append(h("h2", {}, title), content, error);
+  const content = h("div");
+  box.append(h("h2", title), content, error);
   document.body.append(box);
   replace(content, body({ close, fail, content }));
   box.showModal();
@@ -41,8 +41,8 @@ export function working(text, fail, work, given = {}) {
 
 export function cancelRun(run) {
   dialog("Cancel the run?", ({ close, fail }) => [
-    h("p", {}, "The run is ended for good and cannot be resumed. No further task starts; running tasks may end by themselves for a few seconds."),
-    h("div", { class: "actions" },
+    h("p", "The run is ended for good and cannot be resumed. No further task starts; running tasks may end by themselves for a few seconds."),
+    h("div.actions",
       working("Cancel the run", fail, async () => (await post(`${runPath(run)}/cancel`), close()), { class: "danger" }),
       button("Keep it", close)),
   ]);
@@ -57,32 +57,32 @@ export function resumeRun(run, retryFailed) {
     };
     const query = retryFailed ? "?retry_failed=true" : "";
     get(`${runPath(run)}/preview${query}`).then(
-      (preview) => replace(content, previewOf(preview), h("div", { class: "actions" },
+      (preview) => replace(content, previewOf(preview), h("div.actions",
         preview.ended ? null : working(retryFailed ? "Run them again" : "Resume", fail, go, { class: "primary" }),
         button(preview.ended ? "Close" : "Not now", close))),
       (error) => {
-        replace(content, h("div", { class: "actions" }, button("Close", close)));
+        replace(content, h("div.actions", button("Close", close)));
         fail(error);
       },
     );
-    return h("p", {}, "Reading what would run…");
+    return h("p", "Reading what would run…");
   });
 }
 
 function previewOf(preview) {
-  if (preview.ended) return h("p", {}, `The run is ${preview.status}; nothing is left to do.`);
+  if (preview.ended) return h("p", `The run is ${preview.status}; nothing is left to do.`);
   const steps = preview.tasks.filter((step) => step.action !== "keep");
   const kept = preview.tasks.length - steps.length;
   const bill = preview.possibly_billed_twice
-    ? h("p", { class: "warn" }, `${plural(preview.possibly_billed_twice, "task")} may be billed twice, about ${count(preview.repeated_input_tokens)} input tokens and the output before the interruption.`)
-    : h("p", {}, "Nothing is billed twice.");
+    ? h("p.warn", `${plural(preview.possibly_billed_twice, "task")} may be billed twice, about ${count(preview.repeated_input_tokens)} input tokens and the output before the interruption.`)
+    : h("p", "Nothing is billed twice.");
   return [
-    h("p", {}, `${plural(preview.runs, "task")} would run; ${plural(kept, "task")} kept${preview.adopted ? `; ${plural(preview.adopted, "agent")} still at work` : ""}.`),
+    h("p", `${plural(preview.runs, "task")} would run; ${plural(kept, "task")} kept${preview.adopted ? `; ${plural(preview.adopted, "agent")} still at work` : ""}.`),
     bill,
-    preview.damaged.length > 0 && h("p", { class: "warn" }, `The stored results of ${preview.damaged.slice(0, 5).join(", ")} are damaged and count as failed.`),
-    h("div", { class: "steps" }, h("table", {}, h("tbody", {}, steps.slice(0, MOST_STEPS).map((step) =>
-      h("tr", {}, h("td", { class: "mono" }, step.task_id), h("td", {}, h("b", {}, step.action)), h("td", {}, step.reason, step.possibly_billed_twice && h("em", {}, " may be billed twice"))))))),
-    steps.length > MOST_STEPS && h("p", {}, `and ${count(steps.length - MOST_STEPS)} more`),
+    preview.damaged.length > 0 && h("p.warn", `The stored results of ${preview.damaged.slice(0, 5).join(", ")} are damaged and count as failed.`),
+    h("div.steps", h("table", h("tbody", steps.slice(0, MOST_STEPS).map((step) =>
+      h("tr", h("td.mono", step.task_id), h("td", h("b", step.action)), h("td", step.reason, step.possibly_billed_twice && h("em", " may be billed twice"))))))),
+    steps.length > MOST_STEPS && h("p", `and ${count(steps.length - MOST_STEPS)} more`),
   ];
 }
 
@@ -92,9 +92,9 @@ export function continueTask(run, task) {
     const send = working("Send", fail, async () => {
       if (!message.value.trim()) throw new Error("write a message");
       const reply = await post(`${taskPath(run, task)}/continue`, { message: message.value });
-      replace(content, h("pre", { class: "text" }, reply.text), h("div", { class: "actions" }, button("Close", close)));
+      replace(content, h("pre.text", reply.text), h("div.actions", button("Close", close)));
     }, { class: "primary" });
-    return [h("p", {}, "One more message in the conversation of this task. The turn is stored and paid for; the result of the task does not change."), message,
-      h("div", { class: "actions" }, send, button("Not now", close))];
+    return [h("p", "One more message in the conversation of this task. The turn is stored and paid for; the result of the task does not change."), message,
+      h("div.actions", send, button("Not now", close))];
   });
 }

@@ -15,10 +15,15 @@ export function clean(text) {
     .replace(DISGUISES, (mark) => "\\u" + mark.codePointAt(0).toString(16));
 }
 
-/** Return an element. `given` holds attributes; names that begin with `on` are listeners. */
-export function h(tag, given, ...children) {
+/**
+ * Return an element: `h("p.note.wide", { id: "x" }, "text", …)`. A plain object behind the name holds attributes; names
+ * that begin with `on` are listeners.
+ */
+export function h(name, ...children) {
+  const [tag, ...classes] = name.split(".");
   const element = document.createElement(tag);
-  apply(element, given);
+  if (classes.length) element.className = classes.join(" ");
+  if (children[0]?.constructor === Object) apply(element, children.shift());
   fill(element, children);
   return element;
 }

@@ -37,15 +37,15 @@ export class Field {
     }
     const name = `${this.name}-${label}`;
     const inputs = choices.map((one, n) => h("input", { type: "radio", name, value: String(n), checked: same(one) }));
-    const element = h("div", { class: "radios", role: "radiogroup", "aria-label": label },
-      choices.map((one, n) => h("label", {}, inputs[n], named(one))));
+    const element = h("div.radios", { role: "radiogroup", "aria-label": label },
+      choices.map((one, n) => h("label", inputs[n], named(one))));
     return { element, read: () => choices[required(inputs.find((one) => one.checked)?.value, label)] };
   }
 
   several(choices, given, label) {
     const inputs = choices.map((one) => h("input", { type: "checkbox", checked: (given || []).includes(one) }));
-    const element = h("div", { class: "radios", role: "group", "aria-label": label },
-      choices.map((one, n) => h("label", {}, inputs[n], String(one))));
+    const element = h("div.radios", { role: "group", "aria-label": label },
+      choices.map((one, n) => h("label", inputs[n], String(one))));
     return { element, read: () => choices.filter((_, n) => inputs[n].checked) };
   }
 
@@ -73,8 +73,8 @@ export class Field {
     const fields = Object.entries(schema.properties).map(([name, inner]) => {
       const title = inner.title || name;
       const field = new Field(inner, given?.[name] ?? inner.default, title);
-      return { name, field, row: h("div", { class: "field" }, h("span", { class: "label" }, title, !needed.has(name) && h("small", {}, " (optional)")),
-        inner.description && h("small", { class: "about" }, inner.description), field.element) };
+      return { name, field, row: h("div.field", h("span.label", title, !needed.has(name) && h("small", " (optional)")),
+        inner.description && h("small.about", inner.description), field.element) };
     });
     const read = () => {
       const value = {};
@@ -88,12 +88,12 @@ export class Field {
       }
       return value;
     };
-    return { element: h("div", { class: "fields", role: "group", "aria-label": label }, fields.map((one) => one.row)), read };
+    return { element: h("div.fields", { role: "group", "aria-label": label }, fields.map((one) => one.row)), read };
   }
 
   json(schema, given, label) {
     const input = h("textarea", { rows: 4, class: "mono", "aria-label": `${label}, as JSON`, placeholder: "JSON", value: given === undefined ? "" : json(given) });
-    const element = h("div", {}, input, h("details", {}, h("summary", {}, "The schema"), h("pre", {}, json(schema))));
+    const element = h("div", input, h("details", h("summary", "The schema"), h("pre", json(schema))));
     return {
       element,
       read: () => {

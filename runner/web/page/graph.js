@@ -1,7 +1,7 @@
 // The graph: boxes and curves at the places that the server computes, coloured by the state of the tasks.
 
 import { get } from "./api.js";
-import { button, clean, h, replace, s, words } from "./dom.js";
+import { button, h, replace, s, words } from "./dom.js";
 import { count, seconds } from "./format.js";
 import { counts } from "./list.js";
 import { groupStatus, noteOf } from "./selection.js";
@@ -14,9 +14,9 @@ export class GraphView {
     this.run = run;
     this.onpick = onpick;
     this.zoom = 1;
-    this.scroll = h("div", { class: "scroller" });
-    this.element = h("div", { class: "graph" }, this.scroll,
-      h("div", { class: "zoom" }, button("−", () => this.scale(1 / 1.3), { "aria-label": "Zoom out" }), button("fit", () => this.fit()), button("+", () => this.scale(1.3), { "aria-label": "Zoom in" })));
+    this.scroll = h("div.scroller");
+    this.element = h("div.graph", this.scroll,
+      h("div.zoom", button("−", () => this.scale(1 / 1.3), { "aria-label": "Zoom out" }), button("fit", () => this.fit()), button("+", () => this.scale(1.3), { "aria-label": "Zoom in" })));
     this.scroll.addEventListener("wheel", (event) => event.ctrlKey && (event.preventDefault(), this.scale(event.deltaY < 0 ? 1.15 : 1 / 1.15)), { passive: false });
   }
 
@@ -54,7 +54,7 @@ export class GraphView {
       return s("path", { d: path, class: numbers.at(-1) ? "continues" : "" });
     });
     const nodes = picture.boxes.map((box) => {
-      const state = s("text", { x: 10, y: 24, class: "shape" });
+      const state = s("text", { x: 10, y: 24, class: "shape", "aria-hidden": "true" });
       const name = s("text", { x: 28, y: 17 }, cut(box.name, box.width - 36));
       const note = s("text", { x: 28, y: 32, class: "note" });
       const title = s("title", {});
@@ -136,8 +136,7 @@ export class GraphView {
         note.told = full;
         replace(state, SHAPE[status] || "○");
         replace(note, cut(told, box.width - 36, 6.1));
-        replace(title, clean(full));
-        node.setAttribute("aria-label", clean(full));
+        replace(title, full);
       }
     }
   }

@@ -16,7 +16,7 @@ export class TaskList extends HTMLElement {
 
   connectedCallback() {
     if (this.space) return;
-    this.space = h("div", { class: "space", role: "presentation" });
+    this.space = h("div.space", { role: "presentation" });
     this.append(this.space);
     this.setAttribute("role", "treegrid");
     this.setAttribute("tabindex", "0");
@@ -62,7 +62,7 @@ export class TaskList extends HTMLElement {
       let element = this.pool.get(key);
       const face = this.face(line, n);
       if (!element) {
-        element = h("div", { class: "line", role: "row", id: `line-${key}` });
+        element = h("div.line", { role: "row", id: `line-${key}` });
         this.pool.set(key, element);
         this.space.append(element);
       }
@@ -102,8 +102,8 @@ export class TaskList extends HTMLElement {
       const took = row.duration_s ?? (row.status === "running" && row.started_at ? (Date.now() - time(row.started_at)) / 1000 : null);
       replace(element,
         cell("c-state", icon(state)),
-        cell("c-id", h("span", { class: "name" }, row.id), row.item && h("span", { class: "item" }, row.item)),
-        cell("c-note", h("b", { class: `s-${state}` }, words(state)), " ", h("span", {}, noteOf(row))),
+        cell("c-id", h("span.name", row.id), row.item && h("span.item", row.item)),
+        cell("c-note", h("b", { class: `s-${state}` }, words(state)), " ", h("span", noteOf(row))),
         cell("c-num", row.attempts > 1 ? `${row.attempts}×` : ""),
         cell("c-num", seconds(took)),
         cell("c-num", tokens(row.tokens)),
@@ -113,8 +113,8 @@ export class TaskList extends HTMLElement {
     element.setAttribute("aria-expanded", String(line.open));
     const sums = total(line.parts);
     replace(element,
-      cell("c-state", h("span", { class: "twist", "aria-hidden": "true" }, line.open ? "▾" : "▸"), icon(state)),
-      cell("c-id", h("span", { class: "name" }, `${line.group}.*`)),
+      cell("c-state", h("span.twist", { "aria-hidden": "true" }, line.open ? "▾" : "▸"), icon(state)),
+      cell("c-id", h("span.name", `${line.group}.*`)),
       cell("c-note", `${count(line.parts.length)} parts: `, counts(line.parts)),
       cell("c-num", ""), cell("c-num", ""), cell("c-num", tokens(sums.tokens)), cell("c-num", cost(sums.cost)));
   }

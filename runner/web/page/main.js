@@ -10,8 +10,8 @@ const COUNT_MS = 4000;
 let place = null;
 let placeKey = "";
 const main = h("main", { id: "main", tabindex: "-1" });
-const badge = h("span", { class: "badge", hidden: true });
-const link = h("span", { class: "link", role: "status" });
+const badge = h("span.badge", { hidden: true });
+const link = h("span.link", { role: "status" });
 const nav = {
   runs: h("a", { href: "#/" }, "Runs"),
   questions: h("a", { href: "#/questions" }, "Questions", badge),
@@ -64,8 +64,8 @@ function signedOut(message) {
   placeKey = "";
   replace(
     main,
-    h("section", { class: "notice" }, h("h1", {}, "Not signed in"), h("p", {}, message),
-      h("p", {}, "Run ", h("code", {}, "plait ui"), " on the same store: it opens this page with a new code."),
+    h("section.notice", h("h1", "Not signed in"), h("p", message),
+      h("p", "Run ", h("code", "plait ui"), " on the same store: it opens this page with a new code."),
       h("button", { type: "button", onclick: () => start() }, "Try again")),
   );
 }
@@ -104,8 +104,8 @@ window.addEventListener("hashchange", () => {
 setInterval(() => document.hidden || !place || countQuestions(), COUNT_MS);
 document.addEventListener("visibilitychange", () => document.hidden || !place || countQuestions());
 document.body.append(
-  h("a", { class: "skip", href: "#main", onclick: (event) => (event.preventDefault(), main.focus()) }, "Skip to content"),
-  h("header", { class: "top" }, h("a", { class: "brand", href: "#/" }, "plait"), h("nav", { "aria-label": "Places" }, nav.runs, nav.questions), link),
+  h("a.skip", { href: "#main", onclick: (event) => (event.preventDefault(), main.focus()) }, "Skip to content"),
+  h("header.top", h("a.brand", { href: "#/" }, "plait"), h("nav", { "aria-label": "Places" }, nav.runs, nav.questions), link),
   main,
 );
 start();

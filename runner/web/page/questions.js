@@ -10,13 +10,13 @@ const POLL_MS = 3000;
 
 /** Return the form of a question: the field, the deadline and the default; `done` is called after the answer. */
 export function questionForm(question, done) {
-  const error = h("p", { class: "error", role: "alert", hidden: true });
+  const error = h("p.error", { role: "alert", hidden: true });
   const fail = (told) => {
     error.hidden = !told;
     replace(error, told?.message || "");
   };
   const path = taskPath(question.run_id, question.task_id);
-  const said = h("div", { class: "ask" }, linked(question.question));
+  const said = h("div.ask", linked(question.question));
   if (!question.asks) return decisionForm(path, question, said, error, fail, done);
   const { schema, default: otherwise, deadline_at: deadline } = question.asks;
   const field = new Field(schema, otherwise, "Answer");
@@ -25,10 +25,10 @@ export function questionForm(question, done) {
     await post(`${path}/answer`, { value, attempt: question.attempt });
     await done("answered");
   };
-  const form = h("form", { class: "question", onsubmit: (event) => (event.preventDefault(), button.click()) }, said,
-    schema?.description && h("p", { class: "about" }, schema.description), field.element);
+  const form = h("form.question", { onsubmit: (event) => (event.preventDefault(), button.click()) }, said,
+    schema?.description && h("p.about", schema.description), field.element);
   const button = working("Answer", fail, send, { class: "primary" });
-  form.append(h("div", { class: "actions" }, button, h("span", { class: "about" }, termsOf(deadline, otherwise))), error);
+  form.append(h("div.actions", button, h("span.about", termsOf(deadline, otherwise))), error);
   return form;
 }
 
@@ -48,9 +48,9 @@ function decisionForm(path, question, said, error, fail, done) {
     await post(`${path}/settle`, { how, text: text.value });
     await done("settled");
   };
-  return h("form", { class: "question", onsubmit: (event) => event.preventDefault() }, said,
-    h("p", { class: "about" }, "The process died while the task was running, and the task is marked at_most_once. Did it take effect?"), text,
-    h("div", { class: "actions" },
+  return h("form.question", { onsubmit: (event) => event.preventDefault() }, said,
+    h("p.about", "The process died while the task was running, and the task is marked at_most_once. Did it take effect?"), text,
+    h("div.actions",
       working("It did: complete with this result", fail, settle("done")),
       working("It did not: run it again", fail, settle("again")),
       working("Fail it for this reason", fail, settle("fail"), { class: "danger" })), error);
@@ -61,10 +61,10 @@ export class QuestionsPage {
     this.setLink = setLink;
     this.onchange = onchange;
     this.shown = new Map();
-    this.list = h("div", { class: "questions" });
-    this.empty = h("p", { class: "empty", hidden: true }, "No task asks a person.");
+    this.list = h("div.questions");
+    this.empty = h("p.empty", { hidden: true }, "No task asks a person.");
     this.live = h("p", { role: "status", class: "told" });
-    this.element = h("section", { class: "narrow" }, h("h1", {}, "Questions"), this.live, this.list, this.empty);
+    this.element = h("section.narrow", h("h1", "Questions"), this.live, this.list, this.empty);
     this.timer = setInterval(() => document.hidden || this.load(), POLL_MS);
   }
 
@@ -96,9 +96,9 @@ export class QuestionsPage {
       keys.add(key);
       if (this.shown.has(key)) continue;
       const run = `#/run/${encodeURIComponent(question.run_id)}`;
-      const card = h("article", { class: "card" },
-        h("header", {}, h("a", { href: `${run}/task/${encodeURIComponent(question.task_id)}` }, question.task_id), " in ",
-          h("a", { href: run }, question.run_name || question.run_id), h("span", { class: "about" }, ago(question.since))),
+      const card = h("article.card",
+        h("header", h("a", { href: `${run}/task/${encodeURIComponent(question.task_id)}` }, question.task_id), " in ",
+          h("a", { href: run }, question.run_name || question.run_id), h("span.about", ago(question.since))),
         questionForm(question, (how) => this.answered(question, how)));
       this.shown.set(key, card);
       this.list.append(card);
@@ -127,7 +127,7 @@ export async function afterAnswer(place, question, how) {
       await post(`${runPath(question.run_id)}/resume`);
       replace(place, `Run ${question.run_id} continues.`);
     } catch (error) {
-      replace(place, h("span", { class: "error" }, error.message));
+      replace(place, h("span.error", error.message));
     }
   } }, "Resume the run");
   replace(place, `${question.task_id} is ${how}. `, stopped && ["No process runs its run. ", resume]);

@@ -23,25 +23,25 @@ export class RunPage {
     this.selection = new Selection();
     this.view = "list";
     this.attempts = [];
-    this.title = h("h1", {});
-    this.facts = h("div", { class: "facts" });
-    this.actions = h("div", { class: "actions" });
-    this.bar = h("div", { class: "wide-bar" });
-    this.tabs = h("div", { class: "tabs", role: "tablist", "aria-label": "View", onkeydown: (event) => this.pressTab(event) });
-    this.chips = h("div", { class: "chips", role: "group", "aria-label": "Status of the tasks" });
+    this.title = h("h1");
+    this.facts = h("div.facts");
+    this.actions = h("div.actions");
+    this.bar = h("div.wide-bar");
+    this.tabs = h("div.tabs", { role: "tablist", "aria-label": "View", onkeydown: (event) => this.pressTab(event) });
+    this.chips = h("div.chips", { role: "group", "aria-label": "Status of the tasks" });
     this.find = h("input", { type: "search", placeholder: "Find a task", "aria-label": "Find tasks by id", oninput: () => this.set({ find: this.find.value }) });
-    this.told = h("p", { class: "sr", role: "status" });
+    this.told = h("p.sr", { role: "status" });
     this.list = new TaskList();
     this.list.onpick = (task) => this.set({ task });
     this.list.ontoggle = (name, open) => (this.selection.toggle(name, open), this.draw());
     this.timeline = new Timeline((task) => this.set({ task }), (name) => (this.selection.toggle(name), this.draw()));
     this.graph = new GraphView(run, (name, group) => (group ? this.openGroup(name) : this.set({ task: name })));
-    this.views = h("div", { class: "view", role: "tabpanel" });
-    this.side = h("div", { class: "side" });
-    this.element = h("section", { class: "run" },
-      h("div", { class: "head" }, h("div", { class: "titles" }, this.title, this.facts), this.actions), this.bar,
-      h("div", { class: "tools" }, this.tabs, this.find, this.chips), this.told,
-      h("div", { class: "split" }, this.views, this.side));
+    this.views = h("div.view", { role: "tabpanel" });
+    this.side = h("div.side");
+    this.element = h("section.run",
+      h("div.head", h("div.titles", this.title, this.facts), this.actions), this.bar,
+      h("div.tools", this.tabs, this.find, this.chips), this.told,
+      h("div.split", this.views, this.side));
     this.timer = setInterval(() => document.hidden || !this.head || DONE.includes(this.head.status) || this.tick(), 1000);
   }
 
@@ -108,7 +108,7 @@ export class RunPage {
       if (error.status === 404) {
         this.live.close();
         this.setLink("");
-        replace(this.element, h("div", { class: "notice" }, h("h1", {}, "No such run"), h("p", {}, error.message), h("a", { href: "#/" }, "All runs")));
+        replace(this.element, h("div.notice", h("h1", "No such run"), h("p", error.message), h("a", { href: "#/" }, "All runs")));
       }
     }
   }
@@ -130,11 +130,11 @@ export class RunPage {
   tick() {
     const head = this.head;
     const paused = head.throttled.map((one) => `${one.backend} ${one.until ? `paused until ${clock(one.until)}` : "slowed"} after ${one.cause}, ${one.slots} of ${one.total} slots`);
-    replace(this.facts, status(head.status), head.reason && h("span", { class: "why" }, head.reason),
+    replace(this.facts, status(head.status), head.reason && h("span.why", head.reason),
       [`${count(head.done)} of ${count(head.total)} tasks ended`, elapsed(head.started_at, head.ended_at),
         cost(head.cost_usd, head.cost_is_partial), head.input_tokens + head.output_tokens > 0 && `${tokens(head.input_tokens)} in, ${tokens(head.output_tokens)} out`,
-        owner(head), ...paused].filter(Boolean).map((text) => h("span", {}, text)),
-      h("code", { class: "id" }, head.run_id));
+        owner(head), ...paused].filter(Boolean).map((text) => h("span", text)),
+      h("code.id", head.run_id));
     if (this.view === "list") this.list.draw();
   }
 

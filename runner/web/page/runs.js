@@ -11,7 +11,7 @@ const ORDER = ["completed", "skipped", "running", "waiting_input", "failed", "ca
 
 /** Return a bar with a part for each status. */
 export function progress(run) {
-  const bar = h("span", { class: "bar", role: "img" });
+  const bar = h("span.bar", { role: "img" });
   const told = [];
   for (const name of ORDER) {
     const number = run.counts[name];
@@ -41,16 +41,16 @@ export class RunsPage {
       type: "search", placeholder: "Search name or id", "aria-label": "Search runs by name or id",
       oninput: () => this.choose("search", this.search.value),
     });
-    this.chips = h("div", { class: "chips", role: "group", "aria-label": "Status" });
-    this.name = h("span", {});
-    this.body = h("tbody", {});
-    this.foot = h("div", { class: "pager" });
-    this.note = h("p", { class: "empty", hidden: true });
-    this.element = h("section", { class: "runs" },
-      h("h1", { class: "sr" }, "Runs"),
-      h("div", { class: "tools" }, this.search, this.chips, this.name),
-      h("div", { class: "scroll" },
-        h("table", {}, h("thead", {}, h("tr", {},
+    this.chips = h("div.chips", { role: "group", "aria-label": "Status" });
+    this.name = h("span");
+    this.body = h("tbody");
+    this.foot = h("div.pager");
+    this.note = h("p.empty", { hidden: true });
+    this.element = h("section.runs",
+      h("h1.sr", "Runs"),
+      h("div.tools", this.search, this.chips, this.name),
+      h("div.scroll",
+        h("table", h("thead", h("tr", {},
           ["Run", "Status", "Progress", "Cost", "Tokens", "Time", "Owner"].map((title) => h("th", { scope: "col", class: `c-${title.toLowerCase()}` }, title)))),
         this.body)),
       this.note, this.foot);
@@ -129,11 +129,11 @@ export class RunsPage {
       if (focused) [...this.body.querySelectorAll("a")].find((one) => one.getAttribute("href") === focused)?.focus();
       const chosen = [...this.query.keys()].some((name) => name !== "page");
       this.note.hidden = runs.length > 0;
-      replace(this.note, chosen ? "No run fits." : ["No runs yet. ", h("code", {}, "plait run PLAN"), " makes one."]);
+      replace(this.note, chosen ? "No run fits." : ["No runs yet. ", h("code", "plait run PLAN"), " makes one."]);
       replace(this.foot,
         (this.page > 0 || more) && [
           button("← Newer", () => this.turn(-1), { disabled: this.page === 0 }),
-          h("span", {}, `${count(this.page * LIMIT + 1)}–${count(this.page * LIMIT + runs.length)}`),
+          h("span", `${count(this.page * LIMIT + 1)}–${count(this.page * LIMIT + runs.length)}`),
           button("Older →", () => this.turn(1), { disabled: !more }),
         ]);
     } else {
@@ -151,15 +151,15 @@ export class RunsPage {
   row(run) {
     const href = `#/run/${encodeURIComponent(run.run_id)}`;
     return h("tr", { onclick: (event) => event.target.closest("a,button") || (location.hash = href) },
-      h("td", { class: "c-run" },
+      h("td.c-run",
         h("a", { href }, run.name || run.run_id),
-        h("span", { class: "id" }, run.run_id, " · ", h("span", { title: clock(run.created_at) }, ago(run.created_at)),
+        h("span.id", run.run_id, " · ", h("span", { title: clock(run.created_at) }, ago(run.created_at)),
           run.name && h("button", { type: "button", class: "quiet", title: "Only runs of this name", onclick: () => this.choose("name", run.name) }, "same name"))),
-      h("td", { class: "c-status" }, status(run.status), run.reason && h("span", { class: "why", title: run.reason }, run.reason)),
-      h("td", { class: "c-progress" }, progress(run), h("span", { class: "of" }, `${count(run.done)} of ${count(run.total)}`)),
-      h("td", { class: "num c-cost" }, cost(run.cost_usd, run.cost_is_partial)),
-      h("td", { class: "num c-tokens" }, tokens(run.input_tokens + run.output_tokens)),
-      h("td", { class: "num c-time", "data-from": run.started_at, "data-to": run.ended_at }, elapsed(run.started_at, run.ended_at)),
-      h("td", { class: "c-owner" }, owner(run)));
+      h("td.c-status", status(run.status), run.reason && h("span.why", { title: run.reason }, run.reason)),
+      h("td.c-progress", progress(run), h("span.of", `${count(run.done)} of ${count(run.total)}`)),
+      h("td.num.c-cost", cost(run.cost_usd, run.cost_is_partial)),
+      h("td.num.c-tokens", tokens(run.input_tokens + run.output_tokens)),
+      h("td.num.c-time", { "data-from": run.started_at, "data-to": run.ended_at }, elapsed(run.started_at, run.ended_at)),
+      h("td.c-owner", owner(run)));
   }
 }

@@ -19,11 +19,11 @@ export class Timeline {
     this.ontoggle = ontoggle;
     this.zoom = 1;
     this.canvas = h("canvas", { "aria-hidden": "true" });
-    this.space = h("div", { class: "space" }, this.canvas);
-    this.scroll = h("div", { class: "scroller", tabindex: "0", role: "group", "aria-label": "Timeline; the list shows the same tasks", onkeydown: (event) => this.press(event) }, this.space);
-    this.tip = h("div", { class: "tip", hidden: true });
-    this.element = h("div", { class: "timeline" }, this.scroll, this.tip,
-      h("div", { class: "zoom" }, button("−", () => this.scale(1 / 1.6), { "aria-label": "Zoom out" }), button("fit", () => this.scale(0)), button("+", () => this.scale(1.6), { "aria-label": "Zoom in" })));
+    this.space = h("div.space", this.canvas);
+    this.scroll = h("div.scroller", { tabindex: "0", role: "group", "aria-label": "Timeline; the list shows the same tasks", onkeydown: (event) => this.press(event) }, this.space);
+    this.tip = h("div.tip", { hidden: true });
+    this.element = h("div.timeline", this.scroll, this.tip,
+      h("div.zoom", button("−", () => this.scale(1 / 1.6), { "aria-label": "Zoom out" }), button("fit", () => this.scale(0)), button("+", () => this.scale(1.6), { "aria-label": "Zoom in" })));
     this.scroll.addEventListener("scroll", () => this.later(), { passive: true });
     this.scroll.addEventListener("wheel", (event) => event.ctrlKey && (event.preventDefault(), this.scale(event.deltaY < 0 ? 1.2 : 1 / 1.2, event)), { passive: false });
     this.scroll.addEventListener("pointermove", (event) => this.point(event));
@@ -297,8 +297,8 @@ export class Timeline {
     const near = URGENT_WIDTH / this.perMs;
     const bar = bars.find((one) => at >= one.start - near && at <= (Number.isNaN(one.end) ? this.now() : one.end) + near);
     replace(this.tip, line.row
-      ? [h("b", {}, line.row.id), `: ${words(line.row.status)}`, bar && h("div", {}, `attempt ${bar.attempt} ${bar.status}, ${clock(bar.start)}, ${seconds(((bar.end || this.now()) - bar.start) / 1000)}`), noteOf(line.row) && h("div", { class: "about" }, noteOf(line.row))]
-      : [h("b", {}, `${line.group}.*`), `: ${plural(line.parts.length, "part")}`]);
+      ? [h("b", line.row.id), `: ${words(line.row.status)}`, bar && h("div", `attempt ${bar.attempt} ${bar.status}, ${clock(bar.start)}, ${seconds(((bar.end || this.now()) - bar.start) / 1000)}`), noteOf(line.row) && h("div.about", noteOf(line.row))]
+      : [h("b", `${line.group}.*`), `: ${plural(line.parts.length, "part")}`]);
     this.tip.style.left = `${Math.min(event.clientX - box.left + 14, box.width - 260)}px`;
     this.tip.style.top = `${Math.min(event.clientY - box.top + 14, box.height - 70)}px`;
   }

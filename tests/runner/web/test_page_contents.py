@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import anyio
+import httpx
 import pytest
 from playwright.sync_api import Browser, expect, sync_playwright
 
@@ -16,6 +16,8 @@ from plait.persistence import SQLiteStore
 from plait.runner import DAG, ParallelRunner, Task
 from plait.runner.web.page_files import page_files
 from tests.runner.web.test_page import open_run, opened, run
+from tests.support.agents.logs import make_log_home, running
+from tests.support.agents.logs import plan as agent_plan
 from tests.support.processes.browser import LIMIT, launch, needs_chromium, ui, watched
 from tests.support.processes.served import served
 
@@ -216,6 +218,30 @@ def test_a_narrow_screen_is_never_wider_than_it_is(tmp_path: Path, browser: Brow
 
 
 @needs_chromium
+def test_an_agent_is_watched_at_work_also_after_the_death_of_its_runner(
+    tmp_path: Path, browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = make_log_home(tmp_path, monkeypatch)
+    folder = agent_plan(home, '  - {id: a, prompt: "A. [[tool]] [[until go]] [[say done now]]"}\n')
+    with running(folder) as process, ui(folder) as server, watched(browser) as seen:
+        page = seen.page
+        open_run(seen, server.page)
+        page.locator(".line").click()
+        expect(page.locator(".message.user")).to_contain_text("A. [[tool]]")  # as rendered, before any turn has ended
+        expect(page.locator("[aria-busy] .step.tool")).to_have_text("tool Bash: make test")
+        process.kill()
+        process.wait()
+        expect(page.locator(".part-why")).to_contain_text("owner dead")
+        (folder / "go").touch()
+        page.get_by_role("button", name="Resume…").click()
+        page.get_by_role("button", name="Resume", exact=True).click()
+        expect(page.locator(".head .status")).to_have_text("completed")
+        expect(page.locator(".message.assistant")).to_contain_text("done now")
+        page.get_by_text("steps of the agent").click()
+        expect(page.locator("details .step.tool").first).to_have_text("tool Bash: make test")
+
+
+@needs_chromium
 def test_plait_serve_serves_the_page(tmp_path: Path, browser: Browser) -> None:
     with served(tmp_path) as server, watched(browser) as seen:
         with server.client() as client:
@@ -227,6 +253,13 @@ def test_plait_serve_serves_the_page(tmp_path: Path, browser: Browser) -> None:
         expect(seen.page.locator(".head .status")).to_have_text("completed", timeout=LIMIT * 1000)
 
 
-def test_the_page_is_small() -> None:
-    sent = b"".join(content for content, kind in page_files().values() if "javascript" in kind or "css" in kind)
-    assert len(gzip.compress(sent)) < MOST_BYTES / 2
+def test_the_page_is_small(tmp_path: Path) -> None:
+    names = [path for path, (_, kind) in page_files().items() if "javascript" in kind or "css" in kind]
+    with ui(tmp_path) as server, httpx.Client(base_url=server.url, trust_env=False) as client:
+        sent = 0
+        for name in names:
+            answer = client.get(name)
+            assert answer.headers["content-encoding"] == "gzip"
+            assert answer.content == page_files()[name][0]
+            sent += int(answer.headers["content-length"])
+    assert (len(names), sent < MOST_BYTES) == (15, True)
