@@ -13,19 +13,17 @@ import anyio
 
 from plait.persistence.errors import StoreError
 from plait.persistence.protocol import Store
-from plait.persistence.records import RunRecord
 from plait.runner.cli.display.follow import stop_on_signal
 from plait.runner.cli.display.plain import PlainDisplay
 from plait.runner.cli.display.report import store_failures
 from plait.runner.cli.display.text import one_line
 from plait.runner.cli.exits import cli_error_of, print_note
 from plait.runner.cli.stored_backends import FileOptions
-from plait.runner.cli.stored_runs import resumed_run
+from plait.runner.cli.stored_runners import StoredRunners
 from plait.runner.clock import Clock
 from plait.runner.domain import events
 from plait.runner.domain.status import RunStatus
 from plait.runner.errors import RunOwned
-from plait.runner.recovery.resume import ResumeOptions
 from plait.runner.run import Run
 from plait.runner.state.owner import LEASE_SECONDS
 from plait.runner.state.timeouts import TimeoutStore
@@ -59,6 +57,7 @@ class Worker:
     def __init__(self, store: Store, options: WorkerOptions) -> None:
         self._store = TimeoutStore(store, STORE_TIMEOUT_S)
         self._options = options
+        self._runners = StoredRunners(self._store, options.files, lease=options.lease)
         self._clock = Clock()
         self._runs: dict[str, Run | None] = {}
         """The runs that are executed here; None while the run is being prepared."""
@@ -112,9 +111,7 @@ class Worker:
 
     async def _execute(self, run_id: str) -> None:
         try:
-            record = await self._store.get_run(run_id)
-            if record is not None:
-                await self._resume(record)
+            await self._resume(run_id)
         except RunOwned:  # another worker was faster
             self._later[run_id] = self._clock.monotonic() + POLL_S
         except Exception as error:  # a run that fails must not end the others
@@ -128,11 +125,10 @@ class Worker:
             del self._runs[run_id]
             self._changed.set()
 
-    async def _resume(self, record: RunRecord) -> None:
+    async def _resume(self, run_id: str) -> None:
         """Resume the run with its stored backends. Raises as `plait resume`."""
-        opened = resumed_run(self._store, record, ResumeOptions(), self._options.files, lease=self._options.lease)
-        async with opened as run:
-            await self._follow(run)
+        async with self._runners.open(run_id) as runner:
+            await self._follow(runner.start_resume(run_id))
 
     async def _follow(self, run: Run) -> None:
         if self._stopping:

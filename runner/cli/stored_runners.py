@@ -16,16 +16,21 @@ from plait.runner.engine.inbox import is_to_be_cancelled
 from plait.runner.errors import PlaitError, TaskNotFound
 from plait.runner.parallel import ParallelRunner
 from plait.runner.state.codec import decode_dag
+from plait.runner.state.owner import LEASE_SECONDS
 from plait.runner.state.stored_run import has_ended, stored_record
 
 _AS_STORED = FileOptions()
 
 
 class StoredRunners:
-    """The runners of the runs in `store`."""
+    """The runners of the runs in `store`. `files` name replacements of stored backends; `lease` is that of the runners,
+    in seconds.
+    """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, files: FileOptions = _AS_STORED, *, lease: float = LEASE_SECONDS) -> None:
         self._store = store
+        self._files = files
+        self._lease = lease
 
     @asynccontextmanager
     async def open(
@@ -35,15 +40,15 @@ class StoredRunners:
         record, tasks = await self._read(run_id)
         ended = task_id is None and has_ended(record, tasks, retry_failed)
         if ended or (task_id is None and await is_to_be_cancelled(self._store, record)):
-            yield BackendSet({}).make_runner({}, store=self._store)
+            yield BackendSet({}).make_runner({}, store=self._store, lease=self._lease)
             return
         with _raise_plait_errors():
-            backend_set, names = _select(record, tasks, retry_failed, task_id)
+            backend_set, names = self._select(record, tasks, retry_failed, task_id)
             opening = backend_set.open(names)
             made = await opening.__aenter__()
         try:
             concurrency = stored_concurrency(record)
-            yield backend_set.make_runner(made, store=self._store, concurrency=concurrency)
+            yield backend_set.make_runner(made, store=self._store, concurrency=concurrency, lease=self._lease)
         finally:
             await opening.__aexit__(None, None, None)
 
@@ -51,26 +56,25 @@ class StoredRunners:
     async def inspect(self, run_id: str) -> AsyncGenerator[ParallelRunner]:
         """Open a runner that can judge turns which outlived their process. Raises PlaitError."""
         record, tasks = await self._read(run_id)
-        async with inspecting_runner(self._store, record, tasks) as runner:
+        async with inspecting_runner(self._store, record, tasks, self._files) as runner:
             yield runner
 
     async def _read(self, run_id: str) -> tuple[RunRecord, tuple[TaskRecord, ...]]:
         _, record = await stored_record(self._store, run_id)
         return record, await self._store.list_tasks(run_id)
 
-
-def _select(
-    record: RunRecord, tasks: tuple[TaskRecord, ...], retry_failed: bool, task_id: str | None
-) -> tuple[BackendSet, list[str]]:
-    dag = decode_dag(record, tasks)
-    stored = StoredBackends.of(record, _AS_STORED)
-    if task_id is None:
-        backend_set, names, _ = select_backends(record, dag, tasks, stored, retry_failed=retry_failed)
-        return backend_set, names
-    if task_id not in dag:
-        raise TaskNotFound(f"run {record.run_id} has no task {task_id!r}")
-    names = [dag.backend_of(dag[task_id]) or stored.default]
-    return stored.select(names), names
+    def _select(
+        self, record: RunRecord, tasks: tuple[TaskRecord, ...], retry_failed: bool, task_id: str | None
+    ) -> tuple[BackendSet, list[str]]:
+        dag = decode_dag(record, tasks)
+        stored = StoredBackends.of(record, self._files)
+        if task_id is None:
+            backend_set, names, _ = select_backends(record, dag, tasks, stored, retry_failed=retry_failed)
+            return backend_set, names
+        if task_id not in dag:
+            raise TaskNotFound(f"run {record.run_id} has no task {task_id!r}")
+        names = [dag.backend_of(dag[task_id]) or stored.default]
+        return stored.select(names), names
 
 
 @contextmanager

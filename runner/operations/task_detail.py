@@ -54,7 +54,7 @@ async def task_detail(store: Store, run_id: str, task_id: str, now: float) -> Ta
     messages = await store.list_messages(run_id, task_id)
     attempts = await store.list_attempts(run_id, task_id)
     placed = await placed_attempts(store, run_id)
-    places = {one.attempt: found.place for one in attempts if (found := placed.get((task_id, one.attempt)))}
+    places = {one.attempt: place.place for one in attempts if (place := placed.get((task_id, one.attempt)))}
     return TaskDetail(run_id, info, messages, attempts, places)
 
 

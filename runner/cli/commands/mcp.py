@@ -11,14 +11,15 @@ import anyio
 import click
 
 from plait.backends.extras import install_command
-from plait.runner.cli.backends import BackendOptions
+from plait.runner.cli.backends import BackendOptions, BackendSet
 from plait.runner.cli.display.follow import stop_on_signal
 from plait.runner.cli.exits import CANCELLED, COMPLETED, CliError, print_note
 from plait.runner.cli.lookup import open_store
 from plait.runner.cli.options import StorePlace, apply_log_options, backend_options, log_options, store_option
 from plait.runner.cli.plan_host import LocalPlans, named_plans
-from plait.runner.cli.stored_runs import StoredRunService
+from plait.runner.cli.stored_runners import StoredRunners
 from plait.runner.clock import Clock
+from plait.runner.service import RunService
 
 
 @click.command("mcp")
@@ -56,7 +57,8 @@ async def serve_plans(plans: tuple[Path, ...], backend: BackendOptions, place: S
         ended.set()
 
     async with open_store(place) as store, anyio.create_task_group() as beside:
-        async with StoredRunService(store) as service:
+        runner = BackendSet({}).make_runner({}, store=store)
+        async with RunService(runner, runners=StoredRunners(store)) as service:
             await beside.start(stop_on_signal, end_at_signal, print_note)
             tools = RunTools(service, LocalPlans(plans, backend, store, service), Clock())
             beside.start_soon(serve_until_closed, tools)
