@@ -323,7 +323,7 @@ async def show_task(path: StorePlace, word: str, task_id: str, as_json: bool) ->
     _print_attempts(attempts, places)
     for one in attempts:
         if one.traceback is not None:
-            print_section(f"traceback (attempt {one.attempt})", one.traceback.rstrip())
+            print_section(f"traceback (attempt {one.attempt})", one.traceback.rstrip(), is_code=True)
     return COMPLETED
 
 
@@ -387,7 +387,7 @@ def _print_task_result(task: TaskRecord, messages: Sequence[MessageRecord]) -> N
     elif task.text is not None and not any(one.role == "assistant" and one.content == task.text for one in messages):
         print_section("result", task.text)
     if task.data is not None:
-        print_section("data", json.dumps(json.loads(task.data), ensure_ascii=False, indent=2))
+        print_section("data", json.dumps(json.loads(task.data), ensure_ascii=False, indent=2), is_code=True)
 
 
 def _print_attempts(attempts: Sequence[AttemptRecord], places: Mapping[int, str]) -> None:

@@ -32,17 +32,26 @@ def wrapped(line: str, indent: int) -> list[str]:
     return rest or [line]
 
 
-def print_section(head: str, text: str) -> None:
-    """Print text under a heading, piece by piece: a result may have hundreds of megabytes."""
+def print_section(head: str, text: str, *, is_code: bool = False) -> None:
+    """Print text under a heading, piece by piece: a result may have hundreds of megabytes. On a terminal, lines of
+    prose are broken between words; lines of code are not.
+    """
+    fitted = visible if is_code else _fitted
     print_line(f"\n-- {head} --")
     end = len(text.removesuffix("\n"))
     start = 0
     while end - start > _PIECE:
         cut = start + _PIECE
         cut += text[cut - 1] == "\r"  # keep \r\n together
-        write(output(), visible(text[start:cut]))
+        write(output(), fitted(text[start:cut]))
         start = cut
-    print_line(visible(text[start:]).removesuffix("\n"))
+    print_line(fitted(text[start:]).removesuffix("\n"))
+
+
+def _fitted(text: str) -> str:
+    """Return `text` as `visible` does, on a terminal with line breaks between words; further lines keep the indent."""
+    lines = visible(text).split("\n")
+    return "\n".join(part for line in lines for part in wrapped(line, len(line) - len(line.lstrip(" "))))
 
 
 def print_answers(task: TaskRecord) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -89,3 +90,21 @@ def test_lines_on_a_terminal_are_coloured_and_do_not_wrap(folder: Path) -> None:
         assert max(map(len, lines)) <= 80, words
         assert b"\x1b[31mfailed" in terminal.seen
     assert "…" in "".join(lines) or len(lines) == 2
+
+
+def test_prose_on_a_terminal_breaks_between_words_and_is_whole_elsewhere(folder: Path, tmp_path: Path) -> None:
+    prompt = "  - " + " ".join(f"word{n}" for n in range(40))
+    (tmp_path / "work.py").write_text("async def work(prompt):\n    return prompt\n")
+    task = {"id": "a", "prompt": f"{prompt}\nshort"}
+    backends = {"w": {"kind": "function", "call": "work.py:work"}}
+    (tmp_path / "plan.json").write_text(json.dumps({"backends": backends, "tasks": [task]}))
+    assert plait_here(tmp_path, "run", "plan.json", "-q").code == 0
+    with Terminal(tmp_path, "show", "last", "a", COLUMNS="80") as terminal:
+        assert terminal.wait() == 0
+    lines = terminal.seen.decode().replace("\r", "").splitlines()
+    assert max(map(len, lines)) <= 80
+    start = lines.index("-- prompt --") + 1
+    end = lines.index("short", start)
+    assert " ".join(" ".join(lines[start:end]).split()) == prompt.strip()
+    assert all(line.startswith("  ") for line in lines[start:end])
+    assert f"{prompt}\n" in plait_here(tmp_path, "show", "last", "a").out
