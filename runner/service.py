@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Collection, Mapping
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -23,6 +23,7 @@ from plait.runner.domain.policy import Policy
 from plait.runner.domain.status import RunStatus
 from plait.runner.drawing.placed import placed
 from plait.runner.engine.inbox import LOOK_EVERY_S
+from plait.runner.engine.live_text import LiveText, TextPiece
 from plait.runner.errors import PlaitError, RunOwned, StoreRequired
 from plait.runner.log import logger
 from plait.runner.operations.answer_task import How
@@ -53,6 +54,7 @@ class _Driven:
     gone: anyio.Event = field(default_factory=anyio.Event)
     """Set once the service no longer executes the run."""
     error: Exception | None = None
+    text: LiveText = field(default_factory=LiveText)
 
     def stop(self) -> None:
         """Stop the run, or the opening of its backends."""
@@ -266,6 +268,18 @@ class RunService:
         """
         return history(self._store, run_id, after, self._clock, self._poll)
 
+    async def texts(self, run_id: str) -> AsyncGenerator[TextPiece]:
+        """Yield the texts of answers while they are written, of attempts that execute here. The texts are not stored.
+
+        The first pieces are the texts up to now. Iteration never ends by itself: a run may continue here later.
+        """
+        while True:
+            if (driven := self._driven.get(run_id)) is not None:
+                async with aclosing(driven.text.pieces()) as pieces:
+                    async for piece in pieces:
+                        yield piece
+            await self._clock.sleep(self._poll)
+
     async def _resume(self, run_id: str, how: ResumeOptions) -> None:
         self._inside(run_id)
         answers = how.answers
@@ -312,6 +326,7 @@ class RunService:
             driven.error = error
         finally:
             del self._driven[run_id]
+            driven.text.close()
             driven.began.set()
             driven.gone.set()
         if status is RunStatus.WAITING_INPUT and self._group is not None and not self._left:
@@ -348,6 +363,7 @@ async def _execute(driven: _Driven, runner: ParallelRunner, run_id: str, how: Re
     driven.error = None
     async with driven.run as run:
         async for event in run.events():
+            driven.text.take(event)
             if isinstance(event, events.RunStarted | events.RunResumed | events.RunEnded):
                 driven.began.set()
     return (await run.result()).status

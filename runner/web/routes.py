@@ -190,7 +190,8 @@ class Api:
             async with aclosing(self._runs.events(run_id, after)) as left:
                 if await anext(left, None) is None:
                     raise NothingLeft
-        async with open_stream(self._runs.events(run_id, after), self._served.stopping) as stream:
+        texts = self._runs.texts(run_id) if start.text else None
+        async with open_stream(self._runs.events(run_id, after), texts, self._served.stopping) as stream:
             yield stream
 
     async def _status(self, run_id: str) -> RunStatus:

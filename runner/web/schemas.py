@@ -13,6 +13,7 @@ from plait.persistence.records import AttemptStatus
 from plait.runner.domain.question import Way
 from plait.runner.domain.status import RunStatus, TaskStatus
 from plait.runner.domain.waiting import WaitKind
+from plait.runner.engine.live_text import TextPiece
 from plait.runner.operations.answer_task import How
 from plait.runner.operations.create_run import MOST_KEY_CHARACTERS
 from plait.runner.operations.inspect import RunInfo, StoredEvent
@@ -137,6 +138,8 @@ class EventsQuery(_Received):
 
     after: int = Field(default=0, ge=0, le=MOST_SEQ)
     """Stream only events with a higher number."""
+    text: bool = False
+    """Also stream the texts of answers while they are written, of attempts that execute on this server."""
 
 
 class EventShape(_Sent):
@@ -149,6 +152,17 @@ class EventShape(_Sent):
     task_id: str | None
     attempt: int | None
     detail: dict[str, Any]
+
+
+class TextShape(_Sent):
+    """The data of an event `task_text`: a piece of an answer that is being written."""
+
+    task_id: str
+    attempt: int
+    """Number of the attempt. A further attempt begins a new text."""
+    offset: int
+    """Number of characters of the text before the piece."""
+    text: str
 
 
 class RunStatusShape(_Sent):
@@ -474,3 +488,8 @@ def run_detail_shape(run: RunInfo) -> RunDetailShape:
 def event_shape(one: StoredEvent) -> EventShape:
     """Return the event as sent."""
     return EventShape.model_validate(one, from_attributes=True)
+
+
+def text_shape(piece: TextPiece) -> TextShape:
+    """Return the piece as sent."""
+    return TextShape.model_validate(piece, from_attributes=True)

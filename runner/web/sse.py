@@ -15,6 +15,7 @@ from anyio.abc import ObjectReceiveStream, ObjectSendStream
 from fastapi.sse import ServerSentEvent
 
 from plait.persistence.errors import StoreError
+from plait.runner.engine.live_text import TextPiece
 from plait.runner.errors import RunNotFound
 from plait.runner.operations.inspect import StoredEvent
 from plait.runner.web import schemas
@@ -23,24 +24,25 @@ _RECONNECT_MS = 1000
 _BUFFERED = 16  # events
 ITEM_SCHEMA = {
     "properties": {
-        "id": {"type": "string", "description": "Number of the event, for `Last-Event-ID`."},
+        "id": {"type": "string", "description": "Number of the event, for `Last-Event-ID`; none for `task_text`."},
         "event": {"type": "string", "description": "Kind of the event."},
         "data": {
             "type": "string",
             "contentMediaType": "application/json",
-            "contentSchema": schemas.EventShape.model_json_schema(),
+            "contentSchema": {"anyOf": [schemas.EventShape.model_json_schema(), schemas.TextShape.model_json_schema()]},
         },
     },
-    "required": ["id", "event", "data"],
+    "required": ["event", "data"],
 }
 """Schema of each event, merged into FastAPI's own in /openapi.json."""
 
 
 @asynccontextmanager
 async def open_stream(
-    events: AsyncGenerator[StoredEvent], stopping: anyio.Event
+    events: AsyncGenerator[StoredEvent], texts: AsyncGenerator[TextPiece] | None, stopping: anyio.Event
 ) -> AsyncGenerator[ObjectReceiveStream[ServerSentEvent]]:
-    """Open a stream of `events`. The stream ends after the last event and once `stopping` is set.
+    """Open a stream of `events`, with `texts` between them unless None. The stream ends after the last event and once
+    `stopping` is set.
 
     A task of its own reads the events: a generator that FastAPI consumes must not hold a cancel scope across `yield`,
     and a scope for each event doubles the cost of an event, from 57 to 110 µs (2,000 tasks in a MemoryStore).
@@ -50,7 +52,11 @@ async def open_stream(
 
     async def read() -> None:
         with sender, reading:
-            await _read(events, sender)
+            async with anyio.create_task_group() as both:
+                if texts is not None:
+                    both.start_soon(_read_texts, texts, sender)
+                await _read(events, sender)
+                both.cancel_scope.cancel()
 
     async def stop_reading() -> None:
         await stopping.wait()
@@ -77,3 +83,10 @@ async def _read(events: AsyncGenerator[StoredEvent], sender: ObjectSendStream[Se
                 await sender.send(ServerSentEvent(id=str(event.seq), event=event.kind, data=data))
         except (StoreError, RunNotFound) as error:
             await sender.send(ServerSentEvent(comment=json.dumps(str(error))))
+
+
+async def _read_texts(texts: AsyncGenerator[TextPiece], sender: ObjectSendStream[ServerSentEvent]) -> None:
+    """Send the pieces without numbers: a client that reconnects receives the whole text again."""
+    async with aclosing(texts):
+        async for piece in texts:
+            await sender.send(ServerSentEvent(event="task_text", data=schemas.text_shape(piece)))
