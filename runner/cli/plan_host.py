@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import anyio.to_thread
 
+from plait.backends.process.proctable import PREFIX
 from plait.backends.protocol import JsonValue
 from plait.persistence.protocol import Store
 from plait.runner.cli.backends import BackendOptions, backend_set_of_plan, read_plan_data
@@ -19,8 +21,11 @@ from plait.runner.domain.dag import nearest
 from plait.runner.errors import PlaitError
 from plait.runner.plan.inputs import no_input
 from plait.runner.plan.loader import load_plan_of_run
+from plait.runner.plan.schema import input_kind
+from plait.runner.policies.orchestrator.policy import OrchestratorPolicy
+from plait.runner.policies.orchestrator.prompts import ANSWER_ID
 from plait.runner.service import RunService
-from plait.runner.state.stored_run import stored_record
+from plait.runner.state.stored_run import StoredPolicy, stored_record
 
 
 class LocalPlans:
@@ -34,6 +39,7 @@ class LocalPlans:
         self._backend = backend
         self._store = store
         self._service = service
+        self._nested = any(name.startswith(PREFIX) for name in os.environ)
 
     def describe(self) -> list[dict[str, Any]]:
         """Return each plan with its inputs and their defaults."""
@@ -41,6 +47,7 @@ class LocalPlans:
 
     async def create(self, plan: str, inputs: Mapping[str, JsonValue], key: str | None) -> str:
         """Store a queued run of the plan. `inputs` replace the defaults; no value names a file."""
+        self._require_outside()
         path = self._files.get(plan)
         if path is None:
             hint = nearest(plan, self._files) or f"; there are {', '.join(map(repr, self._files))}"
@@ -49,6 +56,9 @@ class LocalPlans:
         for name in inputs:
             if name not in declared:
                 raise PlaitError(no_input(name, declared))
+        for name, default in declared.items():
+            if name not in inputs and input_kind(default) == "required":
+                raise PlaitError(f"the input {name!r} of plan {plan!r} has no default; give it a value in `inputs`")
         loaded = await anyio.to_thread.run_sync(load_plan_of_run, path, inputs)
         try:
             backend_set = backend_set_of_plan(loaded, self._backend)
@@ -61,16 +71,31 @@ class LocalPlans:
         _, record = await stored_record(self._store, run_id)
         return json.loads(record.settings).get("plan") in {str(path) for path in self._files.values()}
 
+    async def result_task(self, run_id: str) -> str | None:
+        """Return the id of the task whose result is the result of the run, for a goal; None for another run."""
+        _, record = await stored_record(self._store, run_id)
+        led_by = StoredPolicy.of(record)
+        return ANSWER_ID if led_by is not None and led_by.kind == OrchestratorPolicy.kind else None
+
     async def start(self, run_id: str) -> None:
         """Execute the run. Raises PlaitError unless the run was made from one of the plans, and as
         `RunService.start_run`.
         """
+        self._require_outside()
         if not await self.has_made(run_id):
             raise PlaitError(
                 f"run {run_id} was not made from a plan of this server ({', '.join(self._files)}); "
                 f"a person continues the run with `plait resume {run_id}`"
             )
         await self._service.start_run(run_id)
+
+    def _require_outside(self) -> None:
+        """Raise PlaitError if the agent is itself a task of a run: agents that start agents could go on without end."""
+        if self._nested:
+            raise PlaitError(
+                "this agent works for a task of a run itself, and runs started by it would belong to nobody: return "
+                "the work as the result of the task, or let the plan add tasks (adds_tasks)"
+            )
 
 
 def named_plans(files: Sequence[Path]) -> dict[str, Path]:

@@ -94,7 +94,11 @@ def _add_verbs(server: MCPServer[None], tools: RunTools) -> None:
     async def start_run(
         plan: Annotated[str, Field(description="The name of a plan of list_plans.")],
         inputs: Annotated[
-            dict[str, Any] | None, Field(description="Values for inputs of the plan, by name, in place of defaults.")
+            dict[str, Any] | None,
+            Field(
+                description="Values for inputs of the plan, by name, in place of defaults. Where a default names files "
+                "or rows, give the texts or the rows themselves, as a list."
+            ),
         ] = None,
         key: Annotated[
             str | None, Field(description="A name of your choice for this piece of work: one run for each key.")

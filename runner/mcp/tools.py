@@ -44,6 +44,10 @@ class PlanHost(Protocol):
         """Return whether the run was made from one of the plans. Raises RunNotFound."""
         ...
 
+    async def result_task(self, run_id: str) -> str | None:
+        """Return the id of the task whose result is the result of the run; None if all final tasks are."""
+        ...
+
     async def start(self, run_id: str) -> None:
         """Execute the run in the background. Return once this process owns the run. Raises PlaitError if the run is not
         of one of the plans, RunOwned if another live process executes the run.
@@ -105,15 +109,18 @@ class RunTools:
     async def get_result(self, run_id: str, task_id: str | None, offset: int) -> dict[str, Any]:
         """Return the result of a task from the character `offset`, or the results of the final tasks."""
         run = await self._runs.get_run(run_id)
-        if task_id is None:
+        wanted = task_id or await self._host.result_task(run_id)
+        if wanted is None:
             chosen = _final_tasks(run)
-        elif task_id in run.tasks:
-            chosen = [run.tasks[task_id]]
+        elif wanted in run.tasks:
+            chosen = [run.tasks[wanted]]
+        elif task_id is None:
+            chosen = []  # a goal without an answer yet
         else:
             raise TaskNotFound(f"run {run_id} has no task {task_id!r}; without task_id, the final tasks are named")
         left, results = MOST_CHARACTERS, list[dict[str, Any]]()
         for task in chosen:
-            one = _result(task, offset if task_id is not None else 0, left)
+            one = _result(task, offset if len(chosen) == 1 else 0, left)
             left -= len(one["text"] or "")
             results.append(one)
         return {"run_id": run_id, "status": run.status.value, "results": results}
@@ -161,9 +168,11 @@ def _ids(tasks: Iterable[TaskInfo]) -> list[str]:
 
 
 def _final_tasks(run: RunInfo) -> list[TaskInfo]:
-    """Return the tasks on which no other task depends."""
+    """Return the tasks on which no other task depends, except tasks that add tasks: the added tasks are the result."""
     needed = {name for task in run.tasks.values() for name in task.depends_on}
-    return [task for task in run.tasks.values() if task.task_id not in needed]
+    needed.update(str(task.spec["continues"]) for task in run.tasks.values() if "continues" in task.spec)
+    last = [task for task in run.tasks.values() if task.task_id not in needed]
+    return [task for task in last if not task.spec.get("adds_tasks")]
 
 
 def _result(task: TaskInfo, offset: int, most: int) -> dict[str, Any]:

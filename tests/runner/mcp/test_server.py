@@ -56,6 +56,12 @@ async def work(prompt):
         return str(await ask("Which one?", schema={"type": "integer"}))
     return "x" * 50_000 if prompt.startswith("long") else prompt.upper()
 """
+WISE = """
+async def work(prompt):
+    if prompt.startswith("You plan"):
+        return {"tasks": [{"id": "a", "prompt": "look"}]}
+    return {"done": True} if prompt.startswith("You judge") else "the answer"
+"""
 
 
 @pytest.fixture
@@ -89,9 +95,9 @@ class Agent:
 
 
 @asynccontextmanager
-async def agent(folder: Path, *plans: str) -> AsyncGenerator[Agent]:
+async def agent(folder: Path, *plans: str, **extra: str) -> AsyncGenerator[Agent]:
     words = [*PLAIT[1:], "mcp", *(plans or ("plan.yaml", "asking.yaml", "held.yaml"))]
-    parameters = StdioServerParameters(command=sys.executable, args=words, env=environment(), cwd=folder)
+    parameters = StdioServerParameters(command=sys.executable, args=words, env=environment(**extra), cwd=folder)
     async with Client(stdio_client(parameters)) as client:
         yield Agent(client)
 
@@ -234,3 +240,37 @@ def test_files_that_cannot_be_offered(folder: Path, words: list[str], said: str)
     done = plait(folder, "mcp", *words)
     assert (done.code, done.out) == (2, "")
     assert said in done.err
+
+
+async def test_an_input_without_a_default_is_asked_for(folder: Path) -> None:
+    (folder / "asks.yaml").write_text(PLAN.replace("topic: tea", "topic: {required: true}"))
+    async with agent(folder, "asks.yaml") as user:
+        said = await user.refused("start_run", plan="asks")
+        assert "the input 'topic' of plan 'asks' has no default; give it a value in `inputs`" in said
+        assert (await user.call("start_run", plan="asks", inputs={"topic": "x"}))["total"] >= 1
+
+
+async def test_an_agent_that_is_a_task_of_a_run_starts_no_runs(folder: Path) -> None:
+    async with agent(folder, "plan.yaml", PLAIT_TURN_0123456789abcdef="1") as user:
+        assert (await user.call("list_runs"))["runs"] == []
+        said = await user.refused("start_run", plan="plan")
+        assert "this agent works for a task of a run itself" in said
+
+
+async def test_the_result_of_a_goal_is_its_answer(folder: Path) -> None:
+    (folder / "work.py").write_text(WISE)
+    (folder / "goal.yaml").write_text(f"{PLAN.splitlines()[1]}\norchestrate: {{goal: Find it.}}\n")
+    async with agent(folder, "goal.yaml") as user:
+        run_id = (await user.call("start_run", plan="goal"))["run_id"]
+        assert (await user.ended(run_id))["status"] == "completed"
+        (result,) = (await user.call("get_result", run_id=run_id))["results"]
+        assert (result["task_id"], result["text"]) == ("answer", "the answer")
+
+
+async def test_a_task_that_is_continued_is_no_final_task(folder: Path) -> None:
+    (folder / "plan.yaml").write_text(PLAN + '  - {id: then, prompt: "and then?", continues: whole}\n')
+    async with agent(folder, "plan.yaml") as user:
+        run_id = (await user.call("start_run", plan="plan"))["run_id"]
+        await user.ended(run_id)
+        results = (await user.call("get_result", run_id=run_id))["results"]
+        assert [one["task_id"] for one in results] == ["then"]
