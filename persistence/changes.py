@@ -311,6 +311,8 @@ class TaskReopened:
 
     The result is deleted, and so is the message that was stored with the result (`TaskCompleted.prompt`).
     """
+    prompt: str | None = None
+    """The new prompt of the task; None keeps the prompt."""
 
 
 Change: TypeAlias = (

@@ -118,7 +118,8 @@ def _task_cancelled(change: changes.TaskCancelled) -> EventParts:
 
 
 def _task_reopened(change: changes.TaskReopened) -> EventParts:
-    return change.at, EventKind.TASK_REOPENED, change.task_id, None, "{}"
+    detail = "{}" if change.prompt is None else _pair("prompt", "changed")
+    return change.at, EventKind.TASK_REOPENED, change.task_id, None, detail
 
 
 def start_detail(backend: str) -> str:

@@ -47,7 +47,7 @@ from plait.runner.scheduling.rates import RateLimits
 from plait.runner.state.owner import LEASE_SECONDS, claim_for_this_process
 from plait.runner.state.reusable_answers import ANSWER_KEYS, Reuse, load_answers, require_tasks
 from plait.runner.state.run_state import RunState
-from plait.runner.state.stored_run import ended_result, needs_no_work, require_unfailed, stored_run
+from plait.runner.state.stored_run import ended_result, needs_no_work, require_unfailed, stored_run, with_prompts
 from plait.runner.state.timeouts import TimeoutStore
 
 CANCEL_GRACE_SECONDS = 5.0
@@ -253,6 +253,7 @@ class ParallelRunner:
         retry_failed: bool = False,
         answers: Mapping[str, JsonInput] | None = None,
         policy: Policy | None = None,
+        prompts: Mapping[str, str] | None = None,
     ) -> RunResult:
         """Continue a stored run, or begin a queued run: keep completed tasks, run interrupted and pending tasks.
 
@@ -263,6 +264,8 @@ class ParallelRunner:
         and completed tasks with a damaged stored result. A completed run, or a failed run without remaining work, is
         returned unchanged. If the run was being cancelled, the cancellation is completed and no task runs.
 
+        With `retry_failed`, `prompts` maps the ids of failed tasks to new prompts, stored in place of the old ones.
+
         `answers` maps the ids of waiting tasks to answers. Other questions receive the answers stored by
         `answer_question`, or, past their deadline, their defaults. `policy` is required for a run started with a policy
         that does not come with plait.
@@ -272,10 +275,11 @@ class ParallelRunner:
 
         Raises StoreRequired, RunNotFound, RunOwned if another live process executes the run, RunNotResumable if the run
         is cancelled, or if it has failed and `answers` are given without `retry_failed`, AnswerConflict if an answer
-        comes too late, PolicyMissing, BackendMissing, StoreError if the store cannot be read or claimed, and the errors
-        of `run`.
+        comes too late, PlaitError for a prompt of a task that has not failed, DAGError for an invalid prompt,
+        PolicyMissing, BackendMissing, StoreError if the store cannot be read or claimed, and the errors of `run`.
         """
-        return await self._resume(run_id, ResumeOptions(retry_failed, answers, policy))(Feed(), Control())
+        how = _resume_options(retry_failed, answers, policy, prompts)
+        return await self._resume(run_id, how)(Feed(), Control())
 
     def start_resume(
         self,
@@ -284,9 +288,10 @@ class ParallelRunner:
         retry_failed: bool = False,
         answers: Mapping[str, JsonInput] | None = None,
         policy: Policy | None = None,
+        prompts: Mapping[str, str] | None = None,
     ) -> Run:
         """Resume a run in the background. Parameters as in `resume`; see `start`."""
-        return Run(run_id, self._resume(run_id, ResumeOptions(retry_failed, answers, policy)))
+        return Run(run_id, self._resume(run_id, _resume_options(retry_failed, answers, policy, prompts)))
 
     async def preview_resume(self, run_id: str, *, retry_failed: bool = False) -> Preview:
         """Return the action of `resume` for each task, and the tasks that may be billed twice. Change nothing.
@@ -400,6 +405,7 @@ class ParallelRunner:
                 if how.answers:
                     require_unfailed(run)
                 return ended_result(run)
+            run = with_prompts(run, how.prompts)
             if not await wait_for_expiry(config, run, feed, control):
                 return run.state.result(run_id, RunStatus.INTERRUPTED)
             if await is_to_be_cancelled(run.store, run.record):
@@ -423,6 +429,18 @@ class ParallelRunner:
             return await execute_run(prepared, config, feed, control) if isinstance(prepared, PreparedRun) else prepared
 
         return drive_stored
+
+
+def _resume_options(
+    retry_failed: bool,
+    answers: Mapping[str, JsonInput] | None,
+    policy: Policy | None,
+    prompts: Mapping[str, str] | None,
+) -> ResumeOptions:
+    """Return the options of a resume. Raises ValueError for `prompts` without `retry_failed`."""
+    if prompts and not retry_failed:
+        raise ValueError("prompts are for failed tasks, which run again with retry_failed=True only")
+    return ResumeOptions(retry_failed, answers, policy, prompts or {})
 
 
 def _reuse(like: str | None, fresh: Collection[str]) -> Reuse | None:

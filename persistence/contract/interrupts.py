@@ -174,6 +174,16 @@ class InterruptsContract(OpenedStore):
         assert [a.status for a in await store.list_attempts(RUN)] == ["interrupted"]
 
     @pytest.mark.parametrize("size", [10, 100_000])
+    async def test_a_failed_task_is_reopened_with_another_prompt(self, store: Store, writer: Writer, size: int) -> None:
+        await writer.write(START_A, TaskFailed(at(4), "a", 1, "failed", "refused", "no"))
+        await writer.write(TaskReopened(at(5), "a", prompt="y" * size))
+        task = await task_a(store)
+        assert (task.status, task.prompt, task.attempt) == ("pending", "y" * size, 1)
+        assert (await store.list_events(RUN))[-1].detail == '{"prompt":"changed"}'
+        await writer.write(replace(START_A, attempt=2), TaskInterrupted(at(7), "a", 2, "the process ended"))
+        assert (await task_a(store)).prompt == "y" * size
+
+    @pytest.mark.parametrize("size", [10, 100_000])
     async def test_a_discarded_damaged_result_can_be_replaced(self, store: Store, writer: Writer, size: int) -> None:
         done = replace(DONE_A, text="x" * size, data=f'"{"y" * size}"')
         await writer.write(START_A, ASK, done)

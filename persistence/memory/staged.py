@@ -127,7 +127,10 @@ class StagedRun:
             place = self._answers.get(key, self._run.answers.get(key))
             if place is not None:
                 self._discarded.add((task.task_id, place))
-        left = replace(task, text=None, data=None, session_confirmed=confirmed, answers=answers)
+        prompt = (
+            change.prompt if isinstance(change, changes.TaskReopened) and change.prompt is not None else task.prompt
+        )
+        left = replace(task, prompt=prompt, text=None, data=None, session_confirmed=confirmed, answers=answers)
         self._tasks[change.task_id] = replace(left, status="pending", question=None, asked=None)
 
     def _find_task(self, change: Change, task_id: str) -> TaskRecord:

@@ -107,8 +107,9 @@ SET_SESSIONS = Bulk(
     FROM {rows} AS new WHERE id = column1""",
 )
 SET_TASKS = Bulk(
-    5,
-    """UPDATE given_tasks SET set_to = column2, crashes = column3, answers = column4, row_checksum = column5
+    6,
+    """UPDATE given_tasks
+    SET set_to = column2, crashes = column3, answers = column4, prompt = column5, row_checksum = column6
     FROM {rows} AS new WHERE id = column1""",
 )
 ADD_MESSAGES = Bulk(

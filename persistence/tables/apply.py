@@ -237,7 +237,7 @@ class ChangeApplier:
         if isinstance(change, changes.TaskAnswered):
             self._rows.set_task(task, "pending", answers=0 if change.answers is None else change.answers)
         else:
-            self._rows.set_task(task, "pending", answers=None)
+            self._rows.set_task(task, "pending", answers=None, prompt=change.prompt)
             self._rows.set_session(start, confirmed=False)
             if change.damaged:
                 self._rows.add(kinds.DISCARD_RESULTS, (start,))

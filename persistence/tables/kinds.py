@@ -43,7 +43,7 @@ FINISH_ENDS: Final = RowKind(
 DISCARD_RESULTS: Final = RowKind("ends", "id")
 """For damaged results, and for the messages that are stored with the results."""
 SET_SESSIONS: Final = RowKind("starts", "id session_id session_confirmed row_checksum")
-SET_TASKS: Final = RowKind("given_tasks", "id set_to crashes answers row_checksum")
+SET_TASKS: Final = RowKind("given_tasks", "id set_to crashes answers prompt row_checksum")
 ADD_MESSAGES: Final = RowKind("other_messages", "id task attempt role at input_tokens output_tokens checksum content")
 ADD_LARGE_MESSAGES: Final = RowKind(
     "other_messages", "id task attempt role at input_tokens output_tokens checksum content_sha256"

@@ -49,7 +49,7 @@ class BatchRows:
         self.waiting: dict[kinds.RowKind, list[Any]] = {kind: [] for kind in kinds.IN_ORDER}
         """The values of all rows of each kind, in one flat list."""
         self._sessions: dict[int, tuple[str | None, bool | None]] = {}
-        self._tasks: dict[int, tuple[str | None, int, str | int | None]] = {}
+        self._tasks: dict[int, tuple[str | None, int, str | int | None, str | None]] = {}
         self._finished: dict[int, tuple[Row, Row]] = {}
 
     def add(self, kind: kinds.RowKind, row: Row) -> None:
@@ -62,10 +62,21 @@ class BatchRows:
         kept = before[0] if session_id is None else session_id
         self._sessions[start] = kept, before[1] if confirmed is None else confirmed
 
-    def set_task(self, task: int, set_to: str | None, *, crashed: bool = False, answers: str | int | None = 0) -> None:
-        """Set the values of a task that do not follow from attempts. `answers` 0 keeps the stored answers."""
-        _, crashes, kept = self._tasks.get(task, (None, 0, 0))
-        self._tasks[task] = set_to, crashes + crashed, kept if answers == 0 else answers
+    def set_task(
+        self,
+        task: int,
+        set_to: str | None,
+        *,
+        crashed: bool = False,
+        answers: str | int | None = 0,
+        prompt: str | None = None,
+    ) -> None:
+        """Set the values of a task that do not follow from attempts. `answers` 0 keeps the stored answers, and None the
+        stored prompt.
+        """
+        _, crashes, kept, before = self._tasks.get(task, (None, 0, 0, None))
+        set_answers = kept if answers == 0 else answers
+        self._tasks[task] = set_to, crashes + crashed, set_answers, before if prompt is None else prompt
 
     def finish(self, ended: Row, result: Row) -> None:
         """End an attempt that ended with a question. `ended` is an end; usage is added to the stored usage."""
@@ -120,12 +131,13 @@ class BatchRows:
         for row in stored_rows:
             task, task_id, _, crashes, stored, backend, added_by, edges, spec, prompt, _ = row
             self._require_fit(task_checksum, row, f"task {task_id!r}")
-            set_to, crashed, answered = self._tasks[task]
+            set_to, crashed, answered, changed = self._tasks[task]
+            prompt = prompt if changed is None else changed
             crashes += crashed
             answers = stored if isinstance(answered, int) else answered
             given = backend, added_by, edges, spec, prompt
             checksum = task_checksum(task, task_id, set_to, crashes, answers, *given)
-            self.add(kinds.SET_TASKS, (task, set_to, crashes, answers, checksum))
+            self.add(kinds.SET_TASKS, (task, set_to, crashes, answers, prompt, checksum))
 
     def renew_ends(self, stored_rows: Iterable[Row]) -> None:
         for row in stored_rows:

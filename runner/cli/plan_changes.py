@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import cast
@@ -13,6 +13,7 @@ from plait.persistence.records import RunRecord, TaskRecord
 from plait.runner.cli.backends import BackendOptions, backend_set_of_file
 from plait.runner.cli.exits import CliError, print_note
 from plait.runner.cli.stored_backends import StoredBackends
+from plait.runner.domain.status import TaskStatus
 from plait.runner.domain.task import Task
 from plait.runner.plan import Plan, PlanError
 from plait.runner.plan.loader import load_plan_of_run
@@ -35,17 +36,38 @@ _FIELDS = {
 _STORED_COUNTS = "a resume runs the stored plan"
 
 
-def print_plan_changes(record: RunRecord, tasks: Sequence[TaskRecord], stored: StoredBackends) -> None:
-    """Print the changes of the plan file that a resume ignores, because the stored run counts. Values of inputs are not
-    compared, as --set may have given them.
+def repaired_prompts(record: RunRecord, tasks: Sequence[TaskRecord], stored: StoredBackends) -> dict[str, str]:
+    """Return the prompts of failed tasks that differ in the plan file, by task id. Raises PlanError, CliError.
+
+    A part takes the prompt of its `for_each` task.
     """
+    path = stored.plan
+    settings = json.loads(record.settings)
+    if path is None or settings.get("posted") or settings.get("plan") is None:
+        return {}
+    plan = load_plan_of_run(path, settings.get("inputs", {})).fitted_to(stored.read_specs(), stored.default)
+    now = {task.id: task.prompt for task in plan.dag}
+    failed = [task for task in tasks if TaskStatus(task.status) is TaskStatus.FAILED]
+    found = {task.task_id: now.get(task.task_id, now.get(task.added_by or "", task.prompt)) for task in failed}
+    return {task.task_id: found[task.task_id] for task in failed if found[task.task_id] != task.prompt}
+
+
+def print_plan_changes(
+    record: RunRecord, tasks: Sequence[TaskRecord], stored: StoredBackends, taken: Collection[str] = ()
+) -> None:
+    """Print the changes of the plan file that a resume ignores, because the stored run counts; the prompts of the tasks
+    in `taken` count. Values of inputs are not compared, as --set may have given them.
+    """
+    if taken:
+        print_note(f"taking the prompts of {', '.join(taken)} from {stored.plan} for this run")
     if stored.replacements:
         print_note(f"using {', '.join(sorted(stored.replacements))} from {stored.files.backends} for this resume")
     path = stored.plan
     if path is None or not path.is_file():
         return
     try:
-        changed = list(_list_changes(path, stored, record, tasks))
+        ignored = {f"tasks.{task_id}.prompt" for task_id in taken}
+        changed = [one for one in _list_changes(path, stored, record, tasks) if one not in ignored]
     except (PlanError, CliError):
         print_note(f"the plan file has mistakes by now (`plait check` lists them); {_STORED_COUNTS}")
         return

@@ -333,6 +333,8 @@ class TaskReopened(TaskEvent):
     kind: ClassVar[str] = "task_reopened"
     damaged: bool = False
     """True if the task was completed with a stored result that is now unusable."""
+    prompt: str | None = None
+    """The new prompt of the task; None if the prompt did not change."""
 
 
 @value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.protocol import JsonInput
@@ -70,7 +70,7 @@ async def prepare_resume(config: Config, run: StoredRun, how: ResumeOptions, con
         if answer := given.answers.get(step.task_id):
             event = state.answer(position, at, answer.value, answer.by)
         else:
-            event = _apply_step(run, position, step, evidence, at)
+            event = _apply_step(run, position, step, evidence, at, how.prompts.get(step.task_id))
         if event is not None:
             new_events += [*session_event(run, position, at), event]
     is_unchanged = not new_events
@@ -126,6 +126,8 @@ class ResumeOptions:
     """Answers to open questions, by task id."""
     policy: Policy | None = None
     """A policy of the stored kind; None for the built-in policy of that kind."""
+    prompts: Mapping[str, str] = field(default_factory=dict[str, str])
+    """New prompts of failed tasks that start over, by task id."""
 
 
 def require_sound(run: StoredRun, steps: Sequence[ResumeStep], *, decides: bool) -> None:
@@ -186,8 +188,12 @@ async def _policy_backlog(run: StoredRun, new_events: Sequence[events.Event]) ->
     return [task_id for task_id in ended if run.state.statuses[run.state.dag.position(task_id)] in TASK_DONE]
 
 
-def _apply_step(run: StoredRun, position: int, step: ResumeStep, evidence: Evidence, at: str) -> events.Event | None:
-    """Apply `step` to the state of the task. Return the event of the change, or None without a change."""
+def _apply_step(
+    run: StoredRun, position: int, step: ResumeStep, evidence: Evidence, at: str, prompt: str | None
+) -> events.Event | None:
+    """Apply `step` to the state of the task, `prompt` being the new prompt, if any. Return the event of the change, or
+    None without a change.
+    """
     state, record = run.state, run.tasks[position]
     under_way = state.statuses[position] is TaskStatus.RUNNING
     if step.action is ResumeAction.FAIL:
@@ -199,7 +205,7 @@ def _apply_step(run: StoredRun, position: int, step: ResumeStep, evidence: Evide
         crashed = crashes_with(record, evidence.observed) > record.crashes
         return state.interrupt(position, at, "the process ended", crashed=crashed)
     if step.action is ResumeAction.START_OVER and state.statuses[position] in TASK_REOPENINGS:
-        return state.reopen(position, at)
+        return state.reopen(position, at, prompt=prompt)
     return None
 
 

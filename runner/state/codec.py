@@ -215,7 +215,7 @@ def _task_cancelled(event: events.TaskCancelled) -> tuple[stored.Change, ...]:
 
 
 def _task_reopened(event: events.TaskReopened) -> tuple[stored.Change, ...]:
-    return (stored.TaskReopened(event.at, event.task_id, event.damaged),)
+    return (stored.TaskReopened(event.at, event.task_id, event.damaged, event.prompt),)
 
 
 _CHANGES = cast(

@@ -225,15 +225,17 @@ class RunState(ReadableState):
             self._continuations[position] = replace(self._continuations[position], answer=answered)
         return events.TaskAnswered(at, self.dag.tasks[position].id, number, answers)
 
-    def reopen(self, position: int, at: str) -> events.TaskReopened:
-        """Make the failed task of a stored run pending again, at the request of a person."""
+    def reopen(self, position: int, at: str, *, prompt: str | None = None) -> events.TaskReopened:
+        """Make the failed task of a stored run pending again, at the request of a person. `prompt` is the task's prompt
+        if the prompt is new.
+        """
         if self._statuses[position] not in TASK_REOPENINGS:
             raise self._illegal(position, _PENDING)
         self._statuses[position] = _PENDING
         del self._results[position]
         self._answers.pop(position, None)
         damaged = self.records[position].damaged
-        return events.TaskReopened(at, self.dag.tasks[position].id, self._attempts[position], damaged=damaged)
+        return events.TaskReopened(at, self.dag.tasks[position].id, self._attempts[position], damaged, prompt)
 
     def _move(self, position: int, old: TaskStatus, new: TaskStatus) -> None:
         """Change the task's status from `old` to `new`. Raise IllegalTransition if the status is not `old`, or if the

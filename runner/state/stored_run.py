@@ -12,7 +12,7 @@ from plait.persistence.protocol import Store
 from plait.persistence.records import MessageRecord, RunRecord, TaskRecord
 from plait.runner.domain.result import RunResult
 from plait.runner.domain.status import RUN_DONE, RUN_REOPENINGS, RunStatus, TaskStatus
-from plait.runner.errors import RunNotFound, RunNotResumable, StoreRequired, TaskNotFound, nearest
+from plait.runner.errors import PlaitError, RunNotFound, RunNotResumable, StoreRequired, TaskNotFound, nearest
 from plait.runner.state.codec import decode_dag, decode_usage
 from plait.runner.state.run_state import RunState
 
@@ -82,6 +82,25 @@ async def stored_run(store: Store | None, run_id: str) -> StoredRun:
         state = RunState(dag, tasks, usage=usage)
     reached("resume.read")
     return StoredRun(store, record, tasks, state)
+
+
+def with_prompts(run: StoredRun, prompts: Mapping[str, str]) -> StoredRun:
+    """Return the run with new prompts of failed tasks. Raises DAGError for an invalid prompt, TaskNotFound, and
+    PlaitError for a task that has not failed.
+    """
+    for task_id in prompts:
+        run.require_task(task_id)
+        status = run.state.statuses[run.state.dag.position(task_id)]
+        if status is not TaskStatus.FAILED:
+            raise PlaitError(
+                f"task {task_id!r} of run {run.record.run_id} is {status.value}, and only a failed task takes a new "
+                f"prompt; a fork changes the prompts of other tasks (plait fork --prompt)"
+            )
+    if not prompts:
+        return run
+    tasks = tuple(replace(one, prompt=prompts.get(one.task_id, one.prompt)) for one in run.tasks)
+    state = RunState(decode_dag(run.record, tasks), tasks, usage=decode_usage(run.record.spent))
+    return replace(run, tasks=tasks, state=state)
 
 
 async def _with_damaged_talk(store: Store, run_id: str, state: RunState) -> set[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -39,7 +39,7 @@ from plait.runner.cli.options import (
     store_option,
     verbose_option,
 )
-from plait.runner.cli.plan_changes import print_plan_changes
+from plait.runner.cli.plan_changes import print_plan_changes, repaired_prompts
 from plait.runner.cli.stored_backends import FileOptions, StoredBackends, inspecting_runner
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.result import RunResult
@@ -48,6 +48,7 @@ from plait.runner.engine.inbox import is_to_be_cancelled
 from plait.runner.policies import policy_of
 from plait.runner.policies.orchestrator.policy import OrchestratorPolicy
 from plait.runner.policies.orchestrator.prompts import ANSWER_ID
+from plait.runner.recovery.preview import Preview
 from plait.runner.recovery.resume_plan import RUNS, ResumeAction, plan_resume
 from plait.runner.state.codec import decode_dag
 from plait.runner.state.stored_run import StoredPolicy, has_ended
@@ -55,7 +56,11 @@ from plait.runner.state.stored_run import StoredPolicy, has_ended
 
 @click.command("resume")
 @click.argument("run", required=False)
-@click.option("--retry-failed", is_flag=True, help="Also run failed tasks, and tasks whose stored result is damaged.")
+@click.option(
+    "--retry-failed",
+    is_flag=True,
+    help="Also run failed tasks, with --plan by the prompts in that file, and tasks with a damaged result.",
+)
 @click.option("--dry-run", is_flag=True, help="Only print the action for each task, with its reason.")
 @plan_option
 @backends_option
@@ -110,12 +115,13 @@ async def resume_run(request: ResumeRequest, options: OutputOptions) -> int:
             print_watch_notice(record)
             async with inspecting_runner(store, record, tasks, request.files) as runner:
                 preview = await runner.preview_resume(record.run_id, retry_failed=request.retry_failed)
-            code = print_preview(preview, options.as_json)
+            prompts = {} if preview.ended else _prompts(request, record, tasks)
+            code = print_preview(_with_prompts(preview, prompts), options.as_json)
             if not preview.ended and not await is_to_be_cancelled(store, record):
                 try:
                     stored = StoredBackends.of(record, request.files)
                     select_backends(record, dag, tasks, stored, retry_failed=request.retry_failed)
-                    print_plan_changes(record, tasks, stored)
+                    print_plan_changes(record, tasks, stored, prompts)
                 except CliError as fault:
                     raise CliError(fault.message, fault.code, "plait: a resume would be refused: ") from None
             return code
@@ -125,12 +131,29 @@ async def resume_run(request: ResumeRequest, options: OutputOptions) -> int:
             return await follow_run(reader.start_resume(record.run_id), dag, options, store)
         stored = StoredBackends.of(record, request.files)
         backend_set, names, statuses = select_backends(record, dag, tasks, stored, retry_failed=request.retry_failed)
-        print_plan_changes(record, tasks, stored)
+        prompts = _prompts(request, record, tasks)
+        print_plan_changes(record, tasks, stored, prompts)
         async with backend_set.open(names) as made:
             concurrency = options.concurrency or stored_concurrency(record)
             runner = backend_set.make_runner(made, store=store, concurrency=concurrency)
-            run = runner.start_resume(record.run_id, retry_failed=request.retry_failed)
+            run = runner.start_resume(record.run_id, retry_failed=request.retry_failed, prompts=prompts)
             return await follow_run(run, dag, replace(options, concurrency=concurrency), store, statuses)
+
+
+def _prompts(request: ResumeRequest, record: RunRecord, tasks: Sequence[TaskRecord]) -> dict[str, str]:
+    """Return the new prompts of failed tasks, if the request names a plan file and runs failed tasks."""
+    if not request.retry_failed or request.files.plan is None:
+        return {}
+    return repaired_prompts(record, tasks, StoredBackends.of(record, request.files))
+
+
+def _with_prompts(preview: Preview, prompts: Collection[str]) -> Preview:
+    """Return the preview with the new prompts in the reasons."""
+    steps = {
+        name: replace(step, reason=f"{step.reason}; with the prompt of the plan") if name in prompts else step
+        for name, step in preview.tasks.items()
+    }
+    return replace(preview, tasks=steps)
 
 
 def select_backends(

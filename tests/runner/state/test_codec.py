@@ -50,6 +50,7 @@ VALUES: dict[str, Any] = {
     "state": {},
     "state_json": "{}",
     "damaged": True,
+    "prompt": "prompt",
 }
 ALIASES = {"spent": Spent(1, 2, 0.5, "m"), "data": "[1]", "prompt": "prompt", "state": "{}", "asked": None}
 EVENTS = {
