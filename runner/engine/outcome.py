@@ -209,9 +209,7 @@ class OutcomeHandler:
         if answers is None or (found := answers.find(self._state, position)) is None:
             return []
         source = found.source or f"{REUSED}{answers.run_id}"
-        backend = self._context.backends[self._context.task_backends[position]]
-        # Without a fork two runs would write in one session, so the conversation is replayed from the messages.
-        session = found.session_id if isinstance(backend, ForkingBackend) and backend.can_fork else None
+        session = None if found.session_id is None else self._session_to_fork(position, found.session_id)
         started = self._state.start(position, self._stamp(), source, session, confirmed=session is not None)
         task, reply = self._state.dag.tasks[position], Reply(found.text, found.data)
         prompt = clean_text(self._state.prompt(task)) if found.prompt is None else found.prompt
@@ -220,6 +218,13 @@ class OutcomeHandler:
         )
         self._scheduler.finish(position, TaskStatus.COMPLETED)
         return [started, completed, *([self._growth.add(found.adds, task.id)] if found.adds else [])]
+
+    def _session_to_fork(self, position: int, session_id: str) -> str | None:
+        """Return the session of an earlier run if the backend can fork the session. Otherwise two runs would write in
+        one session; then the conversation is replayed from the messages.
+        """
+        backend = self._context.backends[self._context.task_backends[position]]
+        return session_id if isinstance(backend, ForkingBackend) and backend.can_fork else None
 
     def expand_or_gather(self, position: int) -> list[events.Event]:
         """Expand the task with `for_each` at `position` into parts, or gather the results once all parts are done.

@@ -7,13 +7,15 @@ behind it are then either sure, or depend on that assumption: `ReuseAction.DEPEN
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.protocol import NO_USAGE, JsonValue, Reply, Usage
+from plait.persistence.records import NOTHING_SPENT
 from plait.runner.clock import iso
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.policy import Policy
@@ -25,7 +27,7 @@ from plait.runner.engine.for_each import ForEachExpander
 from plait.runner.engine.growth import Growth
 from plait.runner.engine.outcome import CONDITION
 from plait.runner.engine.policy_driver import PolicyDriver, PolicyState
-from plait.runner.errors import DAGError, PromptError
+from plait.runner.errors import DAGError, PromptError, RunNotFound
 from plait.runner.operations.inspect import usage_as_json
 from plait.runner.scheduling.scheduler import Scheduler
 from plait.runner.scheduling.slots import SlotPool
@@ -62,7 +64,7 @@ class ReuseStep:
     was_completed: bool = False
     """Whether the task completed in the earlier run."""
     usage: Usage = NO_USAGE
-    """The usage of the task's last attempt in the earlier run."""
+    """The usage of the task's last attempt that was a call, in the earlier run or in a run before."""
 
     def as_json(self) -> dict[str, Any]:
         """Return the step as a JSON object; usage is that of the earlier run."""
@@ -109,7 +111,26 @@ async def preview_reuse(config: Config, dag: DAG, reuse: Reuse, policy: Policy |
     run = await stored_run(config.store, reuse.like)
     answers = await answers_of(run, reuse, answer_keys(config))
     rehearsal = Rehearsal(config, dag, names, run, answers, policy)
+    rehearsal.usages = await _usages(run)
     return ReusePreview(reuse.like, run.record.created_at, list(rehearsal.steps()))
+
+
+async def _usages(run: StoredRun) -> dict[str, Usage]:
+    """Return the usage of the last call of each task by identity: in the run, or in the run of which the run took the
+    answer over, and so on.
+    """
+    usages: dict[str, Usage] = {}
+    while True:
+        for position, record in enumerate(run.tasks):
+            if record.spent != NOTHING_SPENT:
+                usages.setdefault(to_json(task_identity(run.state, position)), decode_usage(record.spent))
+        reuse = Reuse.of_settings(json.loads(run.record.settings))
+        if reuse is None:
+            return usages
+        try:
+            run = await stored_run(run.store, reuse.like)
+        except RunNotFound:
+            return usages
 
 
 class Rehearsal:
@@ -149,6 +170,8 @@ class Rehearsal:
         self._earlier: dict[str, int] = {}
         for position in range(len(run.tasks)):
             self._earlier.setdefault(to_json(task_identity(run.state, position)), position)
+        self.usages: Mapping[str, Usage] = {}
+        """The usage of the last call of each task, by identity."""
         self._open: set[int] = set()
         """Tasks whose result may differ from the result that is assumed."""
         self._unknown: set[int] = set()
@@ -310,7 +333,7 @@ class Rehearsal:
             reason = self._reason(position, action, reads)
         usage, was_completed = NO_USAGE, False
         if earlier is not None:
-            usage = decode_usage(self._run.tasks[earlier].spent)
+            usage = self.usages.get(to_json(task_identity(self._state, position)), NO_USAGE)
             was_completed = self._run.state.statuses[earlier] is TaskStatus.COMPLETED
         return ReuseStep(task.id, action, reason, self._names[position], task.at_most_once, was_completed, usage)
 

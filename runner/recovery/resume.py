@@ -107,12 +107,20 @@ async def prepare_resume(config: Config, run: StoredRun, how: ResumeOptions, con
 
 
 async def earlier_answers(config: Config, run: StoredRun) -> ReusableAnswers | None:
-    """Return the answers that the run takes over; None if the run takes over none, or if the earlier run is deleted."""
+    """Return the answers that the run takes over; None if the run takes over none, or if the earlier run is deleted.
+
+    Raises RunNotResumable for a fork that has not begun, if the earlier run is deleted.
+    """
     if (reuse := Reuse.of_settings(json.loads(run.record.settings))) is None:
         return None
     try:
         return await load_answers(config.store, reuse, answer_keys(config))
     except RunNotFound:
+        if reuse.fork is not None and not any(run.state.attempts):
+            raise RunNotResumable(
+                f"run {run.record.run_id} was made from run {reuse.like}, which is deleted, and had not taken the kept "
+                f"results over yet; start a new run"
+            ) from None
         return None
 
 

@@ -65,7 +65,8 @@ def _print_comparison(comparison: RunComparison) -> None:
 
 def _head(task: TaskDifference) -> str:
     why = task.why or f"another {' and '.join(task.changed)}"
-    return f"{one_line(task.task_id)}: {one_line(why)}"
+    cut_off = "; same answer: cut off here" if task.changed == ("prompt",) else ""
+    return f"{one_line(task.task_id)}: {one_line(why)}{cut_off}"
 
 
 def _print_difference(task: TaskDifference) -> None:

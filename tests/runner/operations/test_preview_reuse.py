@@ -103,6 +103,15 @@ async def test_a_task_in_the_middle_leaves_the_tasks_before_it_alone() -> None:
     assert made == ["C <b <a>>"]
 
 
+async def test_the_cost_of_an_answer_that_was_taken_over_is_that_of_its_call() -> None:
+    runner = ParallelRunner(Calls(), store=MemoryStore())
+    await runner.run(chain("a"), "first")
+    await runner.run(chain("a"), "second", like="first")
+    preview = await runner.preview_like(chain("A"), "second")
+    assert preview.cost(ReuseAction.RUN).cost_usd == 0.25
+    assert preview.cost(ReuseAction.DEPENDS).cost_usd == 0.5
+
+
 async def test_fresh_tasks_run_again() -> None:
     preview, made = await previewed(Calls(), chain("a"), chain("a"), fresh=["b"])
     assert actions(preview) == {"a": "reuse", "b": "run", "c": "depends", "d": "reuse"}

@@ -78,6 +78,10 @@ def test_the_same_answer_changes_nothing_behind(folder: Path) -> None:
     one, other = run(folder, facts="rivers"), run(folder, facts="many rivers")
     value = plait_here(folder, "diff", one, other, "--json").value
     assert (value["parted"], value["same"], [task["task_id"] for task in value["tasks"]]) == ("facts", 4, ["facts"])
+    assert (
+        "parted    at facts: prompt changed: line 1; same answer: cut off here"
+        in plait_here(folder, "diff", one, other).out
+    )
     (facts,) = value["tasks"]
     assert (facts["changed"], facts["why"]) == (["prompt"], "prompt changed: line 1")
     assert facts["words"] == {"prompt": [{"change": "added", "text": "many"}, {"change": "kept", "text": " rivers"}]}

@@ -1,0 +1,108 @@
+"""A fork that is killed at a durable boundary goes on without calling a task that it keeps."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+_SCRIPT = """
+import asyncio, os, signal, sys
+from contextlib import asynccontextmanager
+from plait import DAG, ForkEdits, ParallelRunner, Reply, SQLiteStore, Task
+
+class Agent:
+    session_id = None
+    def new_session_id(self):
+        return None
+    @asynccontextmanager
+    async def open(self, request):
+        self.said = [message.content for message in request.history]
+        yield self
+    async def send(self, prompt):
+        with open("log", "a") as file:
+            file.write(" | ".join([*self.said, prompt]) + "\\n")
+        return Reply(f"<{prompt}>")
+
+def dag():
+    after = Task("e", "e {{ b }}", ["b"])
+    talk = Task("t", "more", ["e"], continues="a")
+    return DAG([Task("a", "a"), Task("b", "b {{ a }}", ["a"]), Task("d", "d"), after, talk])
+
+async def main():
+    async with SQLiteStore("plait.db") as store:
+        runner = ParallelRunner(Agent(), store=store)
+        if sys.argv[1] == "first":
+            await runner.run(dag(), "first")
+        elif sys.argv[1] == "fork":
+            fork = await runner.fork("first", "e", ForkEdits(results={"d": "mine"}))
+            async with runner.start_fork(fork):
+                pass
+        else:
+            if sys.argv[1] == "orphan":
+                await store.purge(["first"])
+            newest = (await store.list_runs(1))[0].run_id
+            if newest == "first":
+                sys.exit(3)
+            result = await runner.resume(newest)
+            assert result.text["d"] == "mine", result
+
+if len(sys.argv) > 2:
+    from plait.persistence import failpoints
+    left = int(sys.argv[3])
+
+    def die(name):
+        global left
+        left -= name == sys.argv[2]
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    failpoints.on_reach = die
+asyncio.run(main())
+"""
+
+
+def _go(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "script.py", *words]
+    return subprocess.run(command, cwd=folder, check=False, capture_output=True, timeout=60, text=True)
+
+
+def _prepared(folder: Path) -> None:
+    (folder / "script.py").write_text(_SCRIPT)
+    done = _go(folder, "first")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("place", ["txn.before_commit", "txn.after_commit", "events.published", "attempt.after_call"])
+def test_a_killed_fork_calls_only_its_cone(tmp_path: Path, place: str) -> None:
+    _prepared(tmp_path)
+    cuts = 0
+    for number in range(1, 6):
+        folder = tmp_path / str(number)
+        shutil.copytree(tmp_path, folder, ignore=lambda _, names: [name for name in names if name.isdigit()])
+        (folder / "log").write_text("")
+        if _go(folder, "fork", place, str(number)).returncode == 0:
+            break  # the run has fewer boundaries
+        cuts += 1
+        done = _go(folder, "resume")
+        if done.returncode == 3:  # nothing was stored
+            assert _go(folder, "fork").returncode == 0
+        else:
+            assert done.returncode == 0, done.stderr
+        made = (folder / "log").read_text().splitlines()
+        assert set(made) == {"e <b <a>>", "a | <a> | more"}
+        assert len(made) <= 3  # at most one call more for one kill
+    assert cuts >= 2
+
+
+def test_a_fork_that_had_not_begun_is_refused_once_its_parent_is_deleted(tmp_path: Path) -> None:
+    _prepared(tmp_path)
+    assert _go(tmp_path, "fork", "txn.after_commit", "1").returncode < 0
+    (tmp_path / "log").write_text("")
+    done = _go(tmp_path, "orphan")
+    assert "RunNotResumable" in done.stderr
+    assert "which is deleted" in done.stderr
+    assert (tmp_path / "log").read_text() == ""
