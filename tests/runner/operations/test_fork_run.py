@@ -11,7 +11,18 @@ import pytest
 from plait.backends import BackendError, ErrorKind, Reply, Usage
 from plait.backends.protocol import ConversationRequest
 from plait.persistence import MemoryStore, Store
-from plait.runner import DAG, DAGError, ParallelRunner, PlaitError, RunResult, RunStatus, Task, TaskNotFound
+from plait.runner import (
+    DAG,
+    DAGError,
+    FollowUp,
+    FollowUps,
+    ParallelRunner,
+    PlaitError,
+    RunResult,
+    RunStatus,
+    Task,
+    TaskNotFound,
+)
 from plait.runner.operations.fork_run import Fork, ForkEdits
 
 LIST = {"type": "array"}
@@ -173,6 +184,51 @@ async def test_a_kept_conversation_is_continued_and_never_shared() -> None:
     await ended(runner, await runner.fork("first", "c"))
     assert agent.take() == ["c"]
     assert agent.histories == [["a", "<a>", "b", "<b>"]]
+
+
+class Forking(Agent):
+    """An agent that keeps sessions and can fork them."""
+
+    can_fork = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.requests: list[ConversationRequest] = []
+        self.sessions = 0
+
+    def new_session_id(self) -> str:  # type: ignore[override]
+        self.sessions += 1
+        return f"session-{self.sessions}"
+
+    @asynccontextmanager
+    async def open(self, request: ConversationRequest) -> AsyncGenerator[Agent]:
+        self.requests.append(request)
+        yield self
+
+
+async def test_a_kept_session_is_forked_and_never_written_to() -> None:
+    agent = Forking()
+    runner, store = await first(agent, DAG([Task("a", "a"), Task("b", "b", continues="a")]))
+    (kept,) = await store.list_tasks("first", "a")
+    agent.requests.clear()
+    await ended(runner, await runner.fork("first", "b"))
+    await ended(runner, await runner.try_task("first", "b"))
+    assert [(one.fork_of, one.resume) for one in agent.requests] == [(kept.session_id, False)] * 2
+    assert kept.session_id not in {one.session_id for one in agent.requests}
+
+
+async def test_a_fork_of_a_run_with_a_policy_keeps_what_the_policy_added() -> None:
+    agent = Agent()
+    policy = FollowUps({"writer": [FollowUp("review", "review {{ work }}")]})
+    runner = ParallelRunner(agent, store=MemoryStore(), concurrency=1)  # type: ignore[arg-type]
+    dag = DAG([Task("a", "a", metadata={"role": "writer"}), Task("b", "b", metadata={"role": "writer"})])
+    result = await runner.run(dag, "first", policy=policy)
+    added = sorted(set(result.tasks) - {"a", "b"})
+    assert len(added) == 2
+    agent.take()
+    forked = await ended(runner, await runner.fork("first", "b"))
+    assert agent.take() == ["b", "review <b>"]
+    assert set(forked.tasks) == set(result.tasks)
 
 
 async def test_a_fork_that_is_cut_goes_on_from_the_store() -> None:
