@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import zip_longest
 
 from plait.backends.protocol import JsonInput, JsonValue
 from plait.runner.domain.prompt_values import prompt_values
-from plait.runner.domain.task import Task
 from plait.runner.state.readable_state import ReadableState
 
 _FIELDS = {
@@ -27,13 +26,28 @@ class RunSide:
     state: ReadableState
     backend_keys: Mapping[str, JsonValue]
     """The answer keys of the backends, by name."""
+    described: dict[int, str | None] = field(default_factory=dict[int, "str | None"])
+    """The changes found so far, by position, for the tasks that continue a conversation."""
 
 
 def describe_change(before: RunSide, earlier: int, after: RunSide, later: int) -> str | None:
     """Return in a few words what changed from the task at `earlier` in `before` to the task at `later` in `after`. None
     if everything that determines the answer is as before.
     """
-    return next(_changes(before, earlier, after, later), None)
+    waiting = [(earlier, later)]
+    while (pair := _continued(before, after, *waiting[-1])) is not None and pair[1] not in after.described:
+        waiting.append(pair)  # a conversation may be long, so no recursion
+    for old, new in reversed(waiting):
+        after.described[new] = next(_changes(before, old, after, new), None)
+    return after.described[later]
+
+
+def _continued(before: RunSide, after: RunSide, earlier: int, later: int) -> tuple[int, int] | None:
+    """Return the positions of the task that both tasks continue; None if the tasks continue no task, or two."""
+    old, new = before.state.dag.tasks[earlier].continues, after.state.dag.tasks[later].continues
+    if old is None or old != new:
+        return None
+    return before.state.dag.position(old), after.state.dag.position(old)
 
 
 def _changes(before: RunSide, earlier: int, after: RunSide, later: int) -> Iterator[str]:
@@ -47,11 +61,11 @@ def _changes(before: RunSide, earlier: int, after: RunSide, later: int) -> Itera
     if was != now or before.backend_keys.get(was) != after.backend_keys.get(now):
         yield f"backend{f' {now}' if now else ''} changed"
     yield from _changed_values(before, earlier, after, later)
-    if new.continues is not None and old.continues == new.continues:
-        if _answer(before.state, old.continues) != _answer(after.state, new.continues):
+    pair = _continued(before, after, earlier, later)
+    if pair is not None:
+        differ = _answer(before.state, old.continues) != _answer(after.state, new.continues)
+        if differ or after.described[pair[1]] is not None:
             yield f"upstream {new.continues} changed"
-        elif (why := _changed_conversation(before, old, after, new)) is not None:
-            yield why
 
 
 def _changed_values(before: RunSide, earlier: int, after: RunSide, later: int) -> Iterator[str]:
@@ -75,14 +89,6 @@ def _answer(state: ReadableState, task_id: str | None) -> str | None:
     if task_id is None or not state.is_completed(task_id):
         return None
     return state.results[state.dag.position(task_id)].text
-
-
-def _changed_conversation(before: RunSide, old: Task, after: RunSide, new: Task) -> str | None:
-    """Return the change further back in the conversation that the tasks continue."""
-    assert old.continues is not None
-    assert new.continues is not None
-    earlier, later = before.state.dag.position(old.continues), after.state.dag.position(new.continues)
-    return None if describe_change(before, earlier, after, later) is None else f"upstream {new.continues} changed"
 
 
 def first_changed_line(before: str, after: str) -> int:

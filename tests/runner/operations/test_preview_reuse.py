@@ -200,6 +200,19 @@ async def test_a_continued_conversation_depends_on_its_beginning() -> None:
     assert made == ["A", "go on", "and on"]
 
 
+async def test_a_conversation_may_be_long() -> None:
+    def dag(first: str) -> DAG:
+        talk = [Task(f"t{n}", "go on", continues=f"t{n - 1}") for n in range(1, 600)]
+        return DAG([Task("t0", first), *talk, Task("end", "end", continues="t599", at_most_once=True)])
+
+    runner = ParallelRunner(Calls(), store=MemoryStore())
+    await runner.run(dag("a"), "first")
+    preview = await runner.preview_like(dag("a"), "first")
+    assert reasons(preview)["end"] == "has effects: at_most_once"
+    preview = await runner.preview_like(dag("A"), "first")
+    assert reasons(preview)["end"] == "upstream t599 changed"
+
+
 async def test_unknown_names_are_refused() -> None:
     runner = ParallelRunner(Calls(), store=MemoryStore())
     with pytest.raises(RunNotFound, match="'gone'"):
