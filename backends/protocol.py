@@ -5,6 +5,7 @@ The module holds plain frozen values and protocols only, and imports no SDK.
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import field
@@ -175,6 +176,23 @@ class Allowance:
 
 
 @value
+class Attachment:
+    """A file that a prompt comes with: an image or a PDF."""
+
+    name: str
+    """The name of the file, without the folder."""
+    media_type: str
+    """The type, such as `image/png` or `application/pdf`."""
+    data: bytes = field(repr=False)
+    """The contents."""
+
+    @property
+    def base64(self) -> str:
+        """The contents in base64."""
+        return b64encode(self.data).decode()
+
+
+@value
 class ModelOptions:
     """Settings of the model for a single task. None stands for the backend's own setting."""
 
@@ -269,6 +287,10 @@ class ConversationRequest:
     """Settings of the task, limited to the `AdjustableBackend.adjustable` of the backend."""
     placement: Placement | None = None
     """For a `PlacedBackend` within a run; None outside of a run, and for all other backends."""
+    attachments: tuple[Attachment, ...] = ()
+    """Images and PDFs that come with the prompt, for a `FileBackend` that takes their contents; those of the earlier
+    messages of the conversation included.
+    """
 
 
 class Conversation(Protocol):
@@ -354,6 +376,20 @@ class AdjustableBackend(Backend, Protocol):
     @property
     def adjustable(self) -> Collection[str]:
         """The settings that a task may have: names of fields of `ModelOptions`."""
+        ...
+
+
+@runtime_checkable
+class FileBackend(Backend, Protocol):
+    """A backend whose prompts may come with images and PDFs. Every other backend gets text files alone, as a part of
+    the prompt.
+    """
+
+    @property
+    def takes_files(self) -> Literal["contents", "paths"]:
+        """ "contents": `ConversationRequest.attachments` holds the images and PDFs. "paths": the prompt names the paths
+        of all files, and the agent opens them.
+        """
         ...
 
 

@@ -25,6 +25,7 @@ from plait.runner.engine.feed import Feed
 from plait.runner.engine.inbox import is_to_be_cancelled
 from plait.runner.engine.lifecycle import PreparedRun, execute_run
 from plait.runner.engine.run_control import Control
+from plait.runner.engine.task_files import with_digests
 from plait.runner.errors import RunOwned
 from plait.runner.operations.answer_task import (
     How,
@@ -368,7 +369,7 @@ class ParallelRunner:
     def _new(
         self, dag: DAG, run_id: str | None, settings: _Settings, policy: Policy | None, reuse: Reuse | None
     ) -> tuple[str, _Drive]:
-        config = self._config
+        config, dag = self._config, with_digests(dag)
         names = backend_names(dag, config)
         run_id = checked_run_id(run_id) or new_run_id(config.clock)
         kept = {**with_policy(config, dag, settings, policy), **slot_settings(config)}

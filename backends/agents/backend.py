@@ -69,6 +69,8 @@ class CliBackend(Placeable, ABC):
     """Shell command to install the agent."""
     adjustable: ClassVar[frozenset[str]] = frozenset({"model", "system"})
     """The settings that a task may have in place of the backend's: see `AdjustableBackend`."""
+    takes_files: ClassVar[Literal["paths"]] = "paths"
+    """The prompt names the paths of a task's files: see `FileBackend`."""
     chooses_session: ClassVar[bool]
     """Whether the agent accepts a session id chosen by the caller."""
     can_fork: ClassVar[bool]

@@ -16,7 +16,7 @@ from plait.backends.llm.native_schema import native_schema
 from plait.backends.llm.server_errors import broken_off, no_answer
 from plait.backends.llm.sse import ServerEvent
 from plait.backends.prices import Billing
-from plait.backends.protocol import ConversationRequest, JsonValue, Message, ModelOptions, Output, Usage
+from plait.backends.protocol import Attachment, ConversationRequest, JsonValue, Message, ModelOptions, Output, Usage
 from plait.backends.text import clean_text, one_line
 
 DEFAULT_MODEL = "claude-haiku-4-5"
@@ -107,7 +107,7 @@ class AnthropicBackend(RemoteBackend):
                 body["output_config"] = {**own, "format": {"type": "json_schema", "schema": wanted}}
                 words = ""
         whole = "\n\n".join(text for text in (system, clean_text(words)) if text)
-        if self._cache is not None:
+        if self._cache is not None and not request.attachments:
             ends = _ends_of_conversation(request, len(texts))
             start = len(system)
             for index, text in enumerate(texts):
@@ -116,6 +116,9 @@ class AnthropicBackend(RemoteBackend):
                 elif start < shared <= start + len(text) and not any(index < end for end in ends):
                     texts[index] = _kept(text, shared - start)
                 start += len(text)
+        if request.attachments:
+            index = len(_turns(request.history))
+            texts[index] = [*map(_file_block, request.attachments), _block(texts[index])]
         body["messages"] = [{"role": turn.role, "content": text} for turn, text in zip(turns, texts, strict=True)]
         if whole:
             body["system"] = _kept(whole, shared) if 0 < shared <= len(system) else whole
@@ -140,6 +143,13 @@ def _ends_of_conversation(request: ConversationRequest, turns: int) -> list[int]
 
 def _block(text: str) -> dict[str, Any]:
     return {"type": "text", "text": text}
+
+
+def _file_block(file: Attachment) -> dict[str, Any]:
+    source = {"type": "base64", "media_type": file.media_type, "data": file.base64}
+    if file.media_type.startswith("image/"):
+        return {"type": "image", "source": source}
+    return {"type": "document", "source": source, "title": file.name}
 
 
 def _kept(text: str, length: int) -> str | list[dict[str, Any]]:

@@ -13,7 +13,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcon
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from types import TracebackType
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 from urllib.parse import urlsplit
 from uuid import uuid4
 
@@ -106,6 +106,8 @@ class RemoteBackend(Placeable, ABC):
     """Whether the server keeps only those beginnings of prompts that a request marks."""
     adjustable: ClassVar[frozenset[str]] = frozenset({"model", "system", "temperature"})
     """The settings that a task may have in place of the backend's: see `AdjustableBackend`."""
+    takes_files: ClassVar[Literal["contents"]] = "contents"
+    """Images and PDFs are sent with the prompt: see `FileBackend`."""
     keep_alive: ClassVar[bool] = True
     """Whether connections are used again."""
 
@@ -223,7 +225,7 @@ class RemoteBackend(Placeable, ABC):
 
         `texts` are the parts of the prompt. `repeats` if the turn has sent the prompt before, to a misfit answer.
         """
-        if self._cache is None or sum(map(len, texts)) < SHORTEST:
+        if self._cache is None or request.attachments or sum(map(len, texts)) < SHORTEST:
             return nullcontext()
         variant = "" if request.output_schema is None else in_words(request.output_schema)
         variant += request.options.model or ""

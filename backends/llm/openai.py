@@ -21,7 +21,7 @@ from plait.backends.llm.endpoint import Endpoint
 from plait.backends.llm.server_errors import broken_off, no_answer, status_error
 from plait.backends.llm.sse import ServerEvent
 from plait.backends.prices import Billing
-from plait.backends.protocol import ConversationRequest, JsonValue, Message, ModelOptions, Output, Usage
+from plait.backends.protocol import Attachment, ConversationRequest, JsonValue, Message, ModelOptions, Output, Usage
 from plait.backends.text import clean_text, one_line
 
 DEFAULT_MODEL = "gpt-5.4-mini"
@@ -142,7 +142,11 @@ class OpenAIBackend(RemoteBackend):
         schema = request.output_schema
         words = "" if schema is None else in_words(schema)
         system = "\n\n".join(clean_text(text) for text in (options.system, words if words in avoided else "") if text)
-        sent = [{"role": message.role, "content": message.content} for message in messages]
+        sent: list[dict[str, Any]] = [{"role": message.role, "content": message.content} for message in messages]
+        if request.attachments:
+            prompt = sent[len(request.history)]
+            files = map(_part, request.attachments)
+            prompt["content"] = [*files, {"type": "text", "text": prompt["content"]}]
         if system:
             sent.insert(0, {"role": "system", "content": system})
         # OpenAI's newer models reject the limit's old name; many other servers support only the old name.
@@ -246,6 +250,14 @@ class _Answer(PartialAnswer):
             return "the server's answer held no events; is base_url the URL of a chat completions API?"
         how = f"with {self._said}" if self.reason else "without a finish reason"
         return f"the answer broke off after {self.pieces} events, {how}"
+
+
+def _part(file: Attachment) -> dict[str, Any]:
+    """Return the file as a part of a message."""
+    url = f"data:{file.media_type};base64,{file.base64}"
+    if file.media_type.startswith("image/"):
+        return {"type": "image_url", "image_url": {"url": url}}
+    return {"type": "file", "file": {"filename": file.name, "file_data": url}}
 
 
 def _usage(told: JsonValue) -> Usage:

@@ -21,6 +21,7 @@ class AgentSpec(Spec):
     """Common settings of all coding agents run as a command."""
 
     adjustable: ClassVar[frozenset[str]] = frozenset({"model", "system"})
+    takes_files: ClassVar[Literal["contents", "paths"] | None] = "paths"
     command: str | None = Field(
         default=None,
         min_length=1,

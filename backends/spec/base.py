@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -19,6 +19,8 @@ class Spec(BaseModel):
     model_config = ConfigDict(extra="forbid")
     adjustable: ClassVar[frozenset[str]] = frozenset()
     """The settings that a task may have in place of the backend's: see `AdjustableBackend`."""
+    takes_files: ClassVar[Literal["contents", "paths"] | None] = None
+    """See `FileBackend`; None for a kind that takes text files alone."""
 
     concurrency: int | None = Field(
         default=None,

@@ -94,6 +94,7 @@ class RatePart(BaseModel):
 
 class _RemoteSpec(_ModelSpec):
     adjustable: ClassVar[frozenset[str]] = RemoteBackend.adjustable
+    takes_files: ClassVar[Literal["contents", "paths"] | None] = RemoteBackend.takes_files
     model: str | None = Field(default=None, description="The model's name at the server.")
     base_url: ServerUrls | None = Field(
         default=None,

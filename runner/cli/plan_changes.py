@@ -28,7 +28,17 @@ _FIELDS = {
     **{name: name for name in ("prompt", "backend", "continues", "failure_mode", "retry", "timeout", "output_schema")},
     **{
         name: name
-        for name in ("weight", "for_each", "at_most_once", "metadata", "when", "model", "system", "temperature")
+        for name in (
+            "weight",
+            "for_each",
+            "at_most_once",
+            "metadata",
+            "when",
+            "model",
+            "system",
+            "temperature",
+            "files",
+        )
     },
     "adds_tasks": "output",
 }

@@ -136,7 +136,7 @@ def plan_case(dag: DAG, default: str, concurrency: int, seed: int) -> Case:
     """Return a case with the shape and the retry policies of a user's DAG, with generated prompts and answers, and with
     failures from `seed`.
 
-    Seed 0 has no failures. Requirements for a real model, such as an output schema, are removed.
+    Seed 0 has no failures. Requirements for a real model, such as an output schema, are removed, and conditions.
     """
     rng = random.Random(f"plan {seed}")  # noqa: S311 - no secrets
     parts = {task.id: TaskBehaviour(seconds=rng.choice([0.0, 0.001, 0.004])) for task in dag}
@@ -164,6 +164,11 @@ def plan_case(dag: DAG, default: str, concurrency: int, seed: int) -> Case:
             item=None,
             aliases={},
             metadata=plain,
+            when=None,
+            model=None,
+            system=None,
+            temperature=None,
+            files=(),
         )
         for task in dag
     ]

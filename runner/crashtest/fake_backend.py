@@ -28,8 +28,6 @@ KEEPS: tuple[Keeps, ...] = get_args(Keeps)
 class FakeBackend:
     """A backend of `case`. Each prompt is stored in the folder `sessions` before the session id is reported."""
 
-    adjustable = ("model", "system", "temperature")
-
     def __init__(self, case: Case, ledger: Ledger, sessions: Path, keeps: Keeps) -> None:
         self.case = case
         self.ledger = ledger

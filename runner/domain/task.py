@@ -10,6 +10,7 @@ from typing import Literal, TypeAlias
 from plait.backends.errors import ErrorKind
 from plait.backends.protocol import OWN_OPTIONS, JsonInput, JsonValue, ModelOptions
 from plait.runner.domain.status import TaskStatus
+from plait.runner.domain.task_file import TaskFile
 from plait.runner.errors import nearest
 
 
@@ -155,6 +156,10 @@ class Task:
     """The system prompt, a text without templates, in place of the backend's own; None for the backend's own."""
     temperature: float | None = None
     """The sampling temperature, from 0; None for the backend's own."""
+    files: Sequence[str | TaskFile] = ()
+    """Paths of files that the prompt comes with: a list, or a single path. Text stands before the prompt, images and
+    PDFs are sent as the API takes them, and agents get the paths. The contents are those at the start of the run.
+    """
     when: str | None = None
     """A condition, such as `{{ review.ok }} == false`. Once all tasks in `depends_on` are done, the task runs if the
     condition is true, and is skipped if the condition is false: dependents continue as after a completion with an empty
@@ -167,6 +172,8 @@ class Task:
             object.__setattr__(self, "failure_mode", FailureMode(self.failure_mode))
         if isinstance(self.depends_on, str):
             object.__setattr__(self, "depends_on", (self.depends_on,))
+        if isinstance(self.files, str):
+            object.__setattr__(self, "files", (self.files,))
         if type(self.retry) is int and self.retry >= 0:  # the check of the DAG reports any other number
             object.__setattr__(self, "retry", Retry(attempts=self.retry + 1))
 

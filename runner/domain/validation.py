@@ -12,6 +12,7 @@ from plait.backends.answers.schema import schema_problem
 from plait.backends.protocol import JsonInput
 from plait.runner.domain.reachability import not_upstream
 from plait.runner.domain.task import Retry, Task
+from plait.runner.domain.task_file import MAX_FILES, TaskFile
 from plait.runner.errors import Problem, PromptError, nearest
 from plait.runner.prompts.base import RESERVED_NAMES, PromptNames
 from plait.runner.prompts.condition import condition_names
@@ -333,6 +334,12 @@ def uses_itself(name: str, noun: str = "prompt") -> str:
 def _setting_problems(task: Task, place: int) -> Iterator[Problem]:
     if task.when is not None and not _is_text(task.when):
         yield Problem(f"when must be a condition in text, not {task.when!r}", task.id, "when", None, place)
+    wrong = next((one for one in task.files if not isinstance(one, TaskFile) and not (_is_text(one) and one)), None)
+    if wrong is not None:
+        yield Problem(f"files must be paths in text, not {wrong!r}", task.id, "files", None, place)
+    if len(task.files) > MAX_FILES:
+        message = f"a task may have {MAX_FILES} files, this one has {len(task.files)}; leave some out"
+        yield Problem(message, task.id, "files", None, place)
     for name, text in (("model", task.model), ("system", task.system)):
         if text is not None and not (_is_text(text) and text):
             yield Problem(f"{name} must be a text, not {text!r}", task.id, name, None, place)

@@ -19,6 +19,7 @@ from plait.backends.protocol import (
     Backend,
     ConversationRequest,
     DetachedBackend,
+    FileBackend,
     Files,
     ForkingBackend,
     Message,
@@ -33,12 +34,14 @@ from plait.runner.domain import events
 from plait.runner.domain.conversation import NO_HISTORY, Continuation, History
 from plait.runner.domain.question import OnQuestion
 from plait.runner.domain.task import Task
+from plait.runner.domain.task_file import with_paths, with_texts
 from plait.runner.domain.trace_ids import traceparent
 from plait.runner.engine.backend_call import CallOutcome, call_backend, classified, kept_usage
 from plait.runner.engine.checkpointer import EventSink
 from plait.runner.engine.feed import Feed
 from plait.runner.engine.handover import NO_HANDOVER, AdoptedAttempt, Handover
 from plait.runner.engine.pricing import Pricing
+from plait.runner.engine.task_files import NO_CONTENTS, FileContents, files_of, has_files, read_contents
 from plait.runner.log import logger
 from plait.runner.scheduling.rate_gate import RateGate
 from plait.runner.state.attempt_files import attempt_files
@@ -130,6 +133,8 @@ class Attempt:
     """The prompt of the task, or the message sent instead."""
     called: bool = False
     """True once the backend was called."""
+    contents: FileContents = NO_CONTENTS
+    """The contents of the files of the task."""
     waits: int = 0
     """The number of waits for the store so far, for a task marked at_most_once."""
     over: bool = False
@@ -163,6 +168,9 @@ class AttemptRunner:
         self._pricing = Pricing(context.backends, context.prices, context.clock)
         # Computed once: isinstance with a protocol costs more than the rest of an attempt's start.
         self._lower = {name: gate.lower for name, gate in context.gates.items()}
+        self._takes_files = {
+            name: backend.takes_files for name, backend in context.backends.items() if isinstance(backend, FileBackend)
+        }
         self._outlive = {name: isinstance(backend, DetachedBackend) for name, backend in context.backends.items()}
         self._placed = {name for name, backend in context.backends.items() if isinstance(backend, PlacedBackend)}
 
@@ -238,6 +246,8 @@ class AttemptRunner:
         if attempt.task.at_most_once and self._context.sink.away and attempt.adopted is None:
             return CallOutcome(None, None, BackendError(ErrorKind.TRANSIENT, _START_NOT_STORED))
         try:
+            if has_files(attempt.task, self._state.dag):
+                attempt.contents = await read_contents(attempt.task, self._state.dag)
             attempt.prompt = clean_text(self._prompt(attempt))
             history = (
                 NO_HISTORY
@@ -284,7 +294,12 @@ class AttemptRunner:
             return continuation.answer.text
         if continuation is not None and continuation.correction is not None:
             return continuation.correction
-        return self._state.prompt(attempt.task)
+        prompt, files = self._state.prompt(attempt.task), files_of(attempt.task)
+        if not files:
+            return prompt
+        if self._takes_files.get(self._context.task_backends[attempt.position]) == "paths":
+            return with_paths(prompt, files)
+        return with_texts(prompt, attempt.contents.texts)
 
     async def _history(self, task: Task, continues: str) -> History:
         """Return the conversation that the task continues, read back from the store if not in memory."""
@@ -326,6 +341,7 @@ class AttemptRunner:
             None if files is None else traceparent(self._context.run_id, task.id, attempt.number),
             task.options,
             self._placement(attempt),
+            attempt.contents.attachments if self._takes_files.get(name) == "contents" else (),
         )
 
     def _placement(self, attempt: Attempt) -> Placement | None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
 from plait.backends.prices import Price
-from plait.backends.protocol import OWN_OPTIONS, AdjustableBackend, Backend, JsonValue, ReusableBackend
+from plait.backends.protocol import OWN_OPTIONS, AdjustableBackend, Backend, FileBackend, JsonValue, ReusableBackend
 from plait.persistence.protocol import Store
 from plait.runner.clock import Clock
 from plait.runner.domain.dag import DAG, nearest
@@ -17,6 +17,7 @@ from plait.runner.domain.policy import Policy
 from plait.runner.domain.question import OnQuestion
 from plait.runner.domain.status import TASK_DONE, TaskStatus
 from plait.runner.domain.task import GrowthLimits, Task, no_such_setting
+from plait.runner.domain.task_file import TEXT, TaskFile, takes_no_such_file
 from plait.runner.engine.rate_gates import RateGates
 from plait.runner.errors import BackendMissing, DAGError, Problem
 from plait.runner.scheduling.rate_gate import RateGate
@@ -147,6 +148,13 @@ def _require_settings(
         for position, (task, name) in enumerate(zip(dag, names, strict=True))
         if task.options is not OWN_OPTIONS and not (statuses and statuses[position] in TASK_DONE)
         for problem in unknown_settings(task, name, adjustable(backends[name]), position)
+    ]
+    problems += [
+        Problem(takes_no_such_file(name, file.name, file.media_type), task.id, "files", None, position)
+        for position, (task, name) in enumerate(zip(dag, names, strict=True))
+        if task.files and not (statuses and statuses[position] in TASK_DONE)
+        for file in task.files
+        if isinstance(file, TaskFile) and file.media_type != TEXT and not isinstance(backends[name], FileBackend)
     ]
     if problems:
         raise DAGError(problems)

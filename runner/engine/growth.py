@@ -81,6 +81,7 @@ class Growth:
         too_many = self._limit_problems(tasks, added_by)
         problems = [*mistakes, *too_many, *self._cancelled_problems(tasks), *self._unknown_backends(tasks)]
         problems += self._parts_problems(tasks, added_by)
+        problems += _new_files(tasks)
         start, names, added = len(self._state.dag), list[str](), None
         if not too_many:
             try:
@@ -168,6 +169,13 @@ class Growth:
         if problems:
             raise DAGError(problems)
         return names
+
+
+def _new_files(tasks: Sequence[Task]) -> Iterator[Problem]:
+    """Report files of added tasks: a run has the files that were there when the run was made."""
+    for place, task in enumerate(tasks):
+        if any(isinstance(file, str) for file in task.files):
+            yield Problem("a task added during the run has no files; leave `files` out", task.id, "files", None, place)
 
 
 def _specs(reply: Reply) -> Sequence[object]:

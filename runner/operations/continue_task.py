@@ -8,7 +8,16 @@ from contextlib import asynccontextmanager
 import anyio
 
 from plait.backends.errors import BackendError
-from plait.backends.protocol import Backend, ConversationRequest, DetachedBackend, PlacedBackend, Placement, Reply
+from plait.backends.protocol import (
+    Attachment,
+    Backend,
+    ConversationRequest,
+    DetachedBackend,
+    FileBackend,
+    PlacedBackend,
+    Placement,
+    Reply,
+)
 from plait.backends.text import clean_text
 from plait.persistence.changes import Change, MessageAppended, RunReleased, SessionOpened
 from plait.persistence.protocol import files_root
@@ -22,6 +31,7 @@ from plait.runner.engine.config import Config, require_backends
 from plait.runner.engine.feed import Feed
 from plait.runner.engine.host_connections import connected_hosts
 from plait.runner.engine.pricing import Pricing
+from plait.runner.engine.task_files import has_files, read_contents
 from plait.runner.errors import PlaitError, TurnNotStored
 from plait.runner.recovery.lease import acquire, wait_for_expiry
 from plait.runner.state.attempt_files import attempt_files
@@ -131,6 +141,9 @@ async def _conversation_request(run: StoredRun, task: Task, backend: Backend) ->
         raise PlaitError(
             f"task {task.id!r} of run {run_id} is {status.value} and has no conversation to continue; {_WHY[status]}"
         )
+    attachments: tuple[Attachment, ...] = ()
+    if isinstance(backend, FileBackend) and backend.takes_files == "contents" and has_files(task, run.state.dag):
+        attachments = (await read_contents(task, run.state.dag)).attachments
     number = f"{_PERSON}-{run.record.last_seq}"
     placement = None
     if isinstance(backend, PlacedBackend):
@@ -146,6 +159,7 @@ async def _conversation_request(run: StoredRun, task: Task, backend: Backend) ->
         timeout=task.timeout,
         options=task.options,
         placement=placement,
+        attachments=attachments,
     )
 
 

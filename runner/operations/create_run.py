@@ -25,6 +25,7 @@ from plait.runner.domain.dag import DAG
 from plait.runner.domain.policy import CheckingPolicy, Policy
 from plait.runner.domain.validation import why_no_json
 from plait.runner.engine.config import Config, answer_keys, backend_names, require_policy_backends
+from plait.runner.engine.task_files import with_digests
 from plait.runner.errors import KeyConflict, RunExists, StoreRequired
 from plait.runner.state.codec import encode_event
 from plait.runner.state.reusable_answers import ANSWER_KEYS
@@ -99,6 +100,7 @@ async def create_run(
         raise ValueError("give a run id or a key, not both: the id of a run with a key is made from the key")
     if store is None:
         raise StoreRequired("this runner has no store, so no run can be queued; give the runner a store with store=...")
+    dag = with_digests(dag)
     backend_names(dag, config)
     at, kept = iso(config.clock.wall()), {**settings, **slot_settings(config), ANSWER_KEYS: answer_keys(config)}
     if key is not None:

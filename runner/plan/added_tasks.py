@@ -25,6 +25,7 @@ from plait.runner.prompts.plain import check_plain
 _LONGEST_NAME = 64
 _REFUSED = {
     "when": "an added task has no condition; leave `when` out, and add the task only if it is to run",
+    "files": "an added task has no files; leave `files` out, and insert results of other tasks",
     "model": "an added task has the model of its backend; leave `model` out, and choose among the backends of the run",
 }
 """Fields of a task that a model must not choose, with the message."""
@@ -69,13 +70,14 @@ def read_added(specs: Sequence[object]) -> AddedTasks:
     except ValidationError as error:
         found = [_mistake(path, message, names) for path, message, _ in findings(error, whole)]
         part, lost = salvage(whole, error)
-    tasks = [] if part is None else list(map(_task, part.tasks))
+    parts = [] if part is None else part.tasks
+    tasks = list(map(_task, parts))
     for place, task in enumerate(tasks):
         if mistake := check_plain(task.prompt):
             found.append(replace(_at(place, names, str(mistake)), field="prompt", line=mistake.line))
             tasks[place] = replace(task, prompt="")
         for field, message in _REFUSED.items():
-            if getattr(task, field) is not None:
+            if getattr(parts[place], field) not in (None, []):
                 found.append(replace(_at(place, names, message), field=field))
                 tasks[place] = replace(tasks[place], when=None, model=None)
     return AddedTasks(tasks, found, lost, names)

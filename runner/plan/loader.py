@@ -19,6 +19,7 @@ from pydantic import BaseModel, ValidationError
 from plait.backends.protocol import JsonValue
 from plait.runner.domain.dag import DAG, nearest
 from plait.runner.domain.task import GrowthLimits, no_such_setting
+from plait.runner.domain.task_file import TEXT, media_type, takes_no_such_file
 from plait.runner.errors import DAGError
 from plait.runner.plan.errors import Path as Where
 from plait.runner.plan.errors import PlanError, PlanProblem, spell
@@ -162,7 +163,7 @@ def _build(
         _look_up_functions(part, path if path.is_dir() else path.parent, source)
     values = input_values(part.inputs, given, source)
     name = part.name.strip() or ("" if path.is_dir() else path.stem)
-    dag, policy = _work(part, values, name, lost, source)
+    dag, policy = _work(part, values, (name, given.folder), lost, source)
     if source.problems or dag is None:
         raise PlanError(source.problems)
     default = part.defaults.backend
@@ -171,9 +172,10 @@ def _build(
 
 
 def _work(
-    part: PlanPart, values: dict[str, JsonValue], name: str, lost: set[int], source: Source
+    part: PlanPart, values: dict[str, JsonValue], place: tuple[str, Path], lost: set[int], source: Source
 ) -> tuple[DAG | None, Policy | None]:
-    """Return the initial DAG and the policy of the plan's runs."""
+    """Return the initial DAG and the policy of the plan's runs. `place` is the name and the folder of the plan."""
+    name, folder = place
     growth = None if part.growth is None else GrowthLimits(part.growth.max_tasks, part.growth.max_depth)
     if part.orchestrate is not None:
         policy = orchestrator_of(part.orchestrate, part.defaults, values, source)
@@ -183,7 +185,7 @@ def _work(
         return (None if workflow is None else workflow_dag(workflow, values, growth, source)), workflow
     if not part.tasks and source.problems:
         return None, None
-    dag = _dag(PlanTasks(part, values, source), name, lost, growth)
+    dag = _dag(PlanTasks(part, values, source, folder), name, lost, growth)
     follow_ups = follow_ups_of(part, source)
     if dag is not None and follow_ups is not None:
         check_follow_ups(follow_ups, dag, source)
@@ -250,7 +252,7 @@ def _check_backends(part: PlanPart, source: Source) -> None:
 
 
 def _check_settings(part: PlanPart, source: Source) -> None:
-    """Report settings of tasks that their backends do not have, as far as the plan names the backends."""
+    """Report settings and files of tasks that their backends do not take, as far as the plan names the backends."""
     only = next(iter(part.backends)) if len(part.backends) == 1 else None
     for index, task in enumerate(part.tasks):
         name = task.backend or (None if task.continues else part.defaults.backend or only)
@@ -261,6 +263,11 @@ def _check_settings(part: PlanPart, source: Source) -> None:
             if getattr(task, setting) is not None and setting not in known:
                 message = no_such_setting(name, setting, known)
                 source.problems.append(source.problem(("tasks", index, setting), message))
+        for place, written in enumerate(task.files if part.backends[name].takes_files is None else ()):
+            if (kind := media_type(written)) != TEXT:
+                at: Where = ("tasks", index, "files", place)
+                path = at if at in source.values else at[:3]
+                source.problems.append(source.problem(path, takes_no_such_file(name, written, kind)))
 
 
 def _name_default(part: PlanPart) -> None:

@@ -28,6 +28,7 @@ from plait.backends.spec.build import BackendSpec
 from plait.backends.spec.hosts import SSHHostsSpec
 from plait.runner.domain.dag import nearest
 from plait.runner.domain.task import DEFAULT_RETRY, DEFAULT_RETRY_ON, MAX_DEPTH, MAX_TASKS, NEVER_RETRIED
+from plait.runner.domain.task_file import MAX_FILES
 from plait.runner.policies.follow_ups import DEFAULT_CHAINS
 from plait.runner.policies.orchestrator.policy import DEFAULT_LIMITS
 from plait.runner.policies.workflow import DEFAULT_TRIES, OnError
@@ -185,6 +186,10 @@ class TaskPart(_Part):
     """The system prompt, in place of the backend's. For openai, anthropic, local, claude-code, codex and gemini."""
     temperature: float | None = Field(default=None, ge=0, le=2)
     """The sampling temperature, in place of the backend's. For openai, anthropic and local."""
+    files: Ids = Field(default_factory=list[str], max_length=MAX_FILES)
+    """Files that the prompt comes with: a path or glob, relative to the plan, or a list; {{ name }} is an input,
+    {{ item }} an element of an input. Text stands before the prompt; images and PDFs are sent as the API takes them.
+    """
     continues: str | None = None
     """The task whose conversation to continue. Implies the dependency."""
     failure_mode: Mode | None = None

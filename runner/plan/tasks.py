@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 from plait.backends.answers.schema import schema_problem
@@ -12,9 +14,11 @@ from plait.backends.protocol import JsonValue
 from plait.backends.spec.build import FunctionSpec
 from plait.runner.domain.dag import nearest
 from plait.runner.domain.task import DEFAULT_RETRY, TASKS_SCHEMA, FailureMode, Retry, Task
+from plait.runner.domain.task_file import TaskFile
 from plait.runner.domain.validation import MOST_HINTS, uses_itself
 from plait.runner.errors import Problem
-from plait.runner.plan.errors import Path
+from plait.runner.plan.errors import Path as Where
+from plait.runner.plan.files import PlanFiles
 from plait.runner.plan.for_each import MAX_EDGES, Families, Member
 from plait.runner.plan.messages import describe
 from plait.runner.plan.schema import MAX_MADE, DefaultsPart, FollowUpPart, PlanPart, StepPart, TaskPart
@@ -32,8 +36,9 @@ class PlanTasks:
     After an unknown name the checks continue with the closest known name, so a misspelling is reported only once.
     """
 
-    def __init__(self, part: PlanPart, inputs: dict[str, JsonValue], source: Source) -> None:
+    def __init__(self, part: PlanPart, inputs: dict[str, JsonValue], source: Source, folder: Path) -> None:
         self.inputs = inputs
+        self._files = PlanFiles(folder, inputs)
         self._source = source
         self._defaults = part.defaults
         self._parts = part.tasks
@@ -63,9 +68,20 @@ class PlanTasks:
                 message = f"{part.continues!r} has one conversation for each element; use the same for_each here"
                 self._complain(("tasks", index, "continues"), message)
             for member in families.members(part):
-                tasks.append(make_task(part, member, self._defaults, asks_for=self._schema_of(part)))
+                task = make_task(part, member, self._defaults, asks_for=self._schema_of(part))
+                tasks.append(replace(task, files=self._found_files(index, part, member)) if part.files else task)
                 self._origins.append((index, member.first))
         return tasks
+
+    def _found_files(self, index: int, part: TaskPart, member: Member) -> tuple[TaskFile, ...]:
+        found: dict[TaskFile, None] = {}
+        for place, written in enumerate(part.files):
+            try:
+                found |= dict.fromkeys(self._files.find(written, member.item))
+            except ValueError as error:
+                path: Where = ("tasks", index, "files", place)
+                self._complain(path if path in self._source.values else path[:3], str(error))
+        return tuple(found)
 
     def _schema_of(self, part: TaskPart) -> Mapping[str, JsonValue] | None:
         """Return the schema of the answer if the plan gives none: models need the format of added tasks.
@@ -87,12 +103,12 @@ class PlanTasks:
             # Schemas are checked with their positions.
             known = problem.field in {"aliases", "output_schema"}
             if first and not known and not (index in lost and "not upstream" in problem.message):
-                path: Path = ("tasks", index, *((problem.field,) if problem.field else ()))
+                path: Where = ("tasks", index, *((problem.field,) if problem.field else ()))
                 text = self._parts[index].when if problem.field == "when" else self._parts[index].prompt
                 line = problem.line or line_in(text or "", problem.message)
                 self._complain(path, self._with_family_name(problem), line=line)
 
-    def _complain(self, path: Path, message: str, *, line: int | None = None) -> None:
+    def _complain(self, path: Where, message: str, *, line: int | None = None) -> None:
         self._source.problems.append(self._source.problem(path, message, line=line))
 
     def _with_unique_ids(self) -> list[TaskPart]:
@@ -116,14 +132,14 @@ class PlanTasks:
     def _repaired(self, index: int, part: TaskPart, known: set[str]) -> TaskPart:
         depends_on: list[str] = []
         for place, name in enumerate(part.depends_on):
-            path: Path = ("tasks", index, "depends_on", place)
+            path: Where = ("tasks", index, "depends_on", place)
             # A single name may appear without a list; TOML has no positions at all.
             single = bool(self._source.values) and path not in self._source.values
             depends_on += self._known_name(path[:3] if single else path, name, known)
         after = self._known_name(("tasks", index, "continues"), part.continues, known) if part.continues else []
         return part.model_copy(update={"depends_on": depends_on, "continues": after[0] if after else None})
 
-    def _known_name(self, path: Path, name: str, known: set[str]) -> list[str]:
+    def _known_name(self, path: Where, name: str, known: set[str]) -> list[str]:
         if name in known:
             return [name]
         self._hints -= 1
@@ -189,7 +205,7 @@ class PlanTasks:
         self._complain(("tasks",), f"{message} are possible")
         return False
 
-    def _place_of_input(self, problem: Problem) -> tuple[Path, str]:
+    def _place_of_input(self, problem: Problem) -> tuple[Where, str]:
         for name in self.inputs:
             if problem.field == "inputs" and repr(name) in problem.message:
                 return ("inputs", name), problem.message
@@ -264,7 +280,7 @@ def retry_of(part: TaskPart | FollowUpPart | StepPart, defaults: DefaultsPart) -
     return Retry(**merged)
 
 
-def check_schema(schema: dict[str, Any] | None, path: Path, source: Source) -> None:
+def check_schema(schema: dict[str, Any] | None, path: Where, source: Source) -> None:
     """Report the problems of the `output_schema` at `path`."""
     if schema is None:
         return

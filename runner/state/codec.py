@@ -17,6 +17,7 @@ from plait.runner.domain.dag import DAG
 from plait.runner.domain.question import encode_answers
 from plait.runner.domain.status import RunStatus
 from plait.runner.domain.task import DEFAULT_RETRY, FailureMode, GrowthLimits, Retry, Task
+from plait.runner.domain.task_file import TaskFile
 
 SETTINGS_FORMAT = 100
 """The format of the JSON in a run's settings and in a task's spec. Formats 1 and 2 were used in development."""
@@ -269,10 +270,7 @@ def _spec(task: Task) -> str:
             "on": sorted(retry.on),
             "max_crashes": retry.max_crashes,
         }
-    if task.timeout is not None:
-        spec["timeout"] = task.timeout
-    if task.output_schema is not None:
-        spec["output_schema"] = task.output_schema
+    spec |= _set(task, "timeout", "output_schema")
     if task.weight != 1.0:
         spec["weight"] = task.weight
     if task.item is not None:
@@ -281,11 +279,15 @@ def _spec(task: Task) -> str:
         spec["aliases"] = task.aliases
     if task.metadata:
         spec["metadata"] = task.metadata
-    for name in ("at_most_once", "for_each", "adds_tasks", "when", "model", "system", "temperature"):
-        kept = getattr(task, name)
-        if kept is not None and kept is not False:
-            spec[name] = kept
+    spec |= _set(task, "at_most_once", "for_each", "adds_tasks", "when", "model", "system", "temperature")
+    if task.files:
+        spec["files"] = [[file.path, file.sha256] for file in task.files if isinstance(file, TaskFile)]
     return to_json(spec) if spec else "{}"
+
+
+def _set(task: Task, *names: str) -> dict[str, Any]:
+    """Return the options in `names` with a value other than None and False."""
+    return {name: kept for name in names if (kept := getattr(task, name)) is not None and kept is not False}
 
 
 def decode_task(record: TaskRecord) -> Task:
@@ -295,6 +297,8 @@ def decode_task(record: TaskRecord) -> Task:
     spec = json.loads(record.spec)
     if "retry" in spec:
         spec["retry"] = Retry(**spec["retry"])
+    if "files" in spec:
+        spec["files"] = tuple(TaskFile(path, digest) for path, digest in spec["files"])
     return Task(record.task_id, record.prompt, record.depends_on, record.backend, **spec)
 
 

@@ -18,6 +18,7 @@ from plait.persistence.protocol import Store
 from plait.runner.domain.groups import group_of
 from plait.runner.domain.status import TaskStatus
 from plait.runner.domain.task import Task
+from plait.runner.domain.task_file import TaskFile
 from plait.runner.errors import TaskNotFound, nearest
 from plait.runner.state.codec import to_json
 from plait.runner.state.kept_answers import ForkPoint, load_kept
@@ -147,6 +148,7 @@ def answer_key(
         task.metadata,
         task.when,
         [task.model, task.system, task.temperature],
+        [[file.name, file.sha256] for file in task.files if isinstance(file, TaskFile)],
         name,
         backend_keys[name],
         prefix,

@@ -7,7 +7,7 @@ function and no file.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, cast
 
@@ -23,7 +23,10 @@ _SERVER_KEYS = {
     "prices": "the prices of models are set at the start of the server, in its file of backends",
     "concurrency": "the server sets how many tasks run at once (plait serve -j)",
 }
-_MODEL = "the models of the server are set at its start; leave `model` out, or name another backend"
+_TASK_KEYS = {
+    "model": "the models of the server are set at its start; leave `model` out, or name another backend",
+    "files": "a posted plan reads no files; put the texts into the prompt",
+}
 _SPECIAL = {
     "files": "a posted plan reads no files; give the texts themselves, as values of the input",
     "rows": "a posted plan reads no files; give the rows themselves, as a list",
@@ -43,7 +46,7 @@ def posted_plan(plan: Mapping[str, Any], inputs: Mapping[str, Any], backends: Co
         declared = cast("dict[str, Any]", plan.get("inputs") or {})
         problems += _check_inputs(declared, inputs)
         plan = {**plan, "inputs": {**declared, **inputs}}
-    problems += [PlanProblem(_MODEL, f"tasks[{n}].model", file="") for n in _with_model(plan.get("tasks"))]
+    problems += _check_tasks(plan.get("tasks"))
     if problems:
         raise PlanError(problems)
     # The plan needs only the names of the backends.
@@ -56,10 +59,12 @@ def posted_plan(plan: Mapping[str, Any], inputs: Mapping[str, Any], backends: Co
         raise PlanError([_adapt_problem(problem, there_are) for problem in error.problems]) from None
 
 
-def _with_model(tasks: object) -> list[int]:
-    """Return the indexes of the tasks that name a model: the client pays nothing for the model."""
-    given = cast("list[object]", tasks) if isinstance(tasks, list) else []
-    return [n for n, one in enumerate(given) if isinstance(one, dict) and one.get("model") is not None]  # pyright: ignore[reportUnknownMemberType]
+def _check_tasks(tasks: object) -> Iterator[PlanProblem]:
+    """Yield a problem for each key that names a file or a model of the server."""
+    for n, task in enumerate(cast("list[object]", tasks) if isinstance(tasks, list) else []):
+        for key, why in _TASK_KEYS.items():
+            if isinstance(task, dict) and cast("dict[str, object]", task).get(key) is not None:
+                yield PlanProblem(why, f"tasks[{n}].{key}", file="")
 
 
 def _dump(plan: Mapping[str, Any]) -> str:

@@ -364,6 +364,7 @@ def _print_task(run: RunRecord, task: TaskRecord, messages: Sequence[MessageReco
     _print_field("when", spec.get("when"))
     _print_field("settings", ", ".join(f"{name} {spec[name]}" for name in _SETTINGS if name in spec))
     _print_field("system", spec.get("system"))
+    _print_field("files", ", ".join(path for path, _digest in spec.get("files", ())))
     _print_field("added by", task.added_by)
     _print_field("session", task.session_id)
     _print_field("time", seconds(task.duration_s))

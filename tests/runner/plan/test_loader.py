@@ -283,7 +283,7 @@ def test_examples(name):
 
 def test_blocks_of_the_page():
     blocks = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "guides" / "plan-files.md").read_text(), re.DOTALL)
-    assert len(blocks) == 8
+    assert len(blocks) == 9
     for block in blocks:
         jsonschema_rs.validate(plan_schema(), read_source(block).value)
         parse_plan(block, folder=ROOT)

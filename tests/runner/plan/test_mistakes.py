@@ -100,6 +100,18 @@ CASES = {
         "backend 'l' takes no model from a task (a task may set system, temperature there); leave 'model' out",
     ),
     "too hot": (tasks('{id: a, prompt: "", temperature: 3}'), 2, "tasks[0].temperature", "2"),
+    "missing file": (
+        tasks('{id: a, prompt: "", files: [gone.md]}'),
+        2,
+        "tasks[0].files[0]",
+        "no file matches 'gone.md' in",
+    ),
+    "result of a task as a file": (
+        tasks('{id: a, prompt: ""}', '{id: b, prompt: "", depends_on: a, files: "{{ a }}"}'),
+        3,
+        "tasks[1].files",
+        "{{ a }} is no input; files may name inputs, and with for_each over an input {{ item }}",
+    ),
     "undefined name": (
         "tasks:\n- id: a\n  prompt: |\n    one\n    {{ tpoic }}\n",
         5,

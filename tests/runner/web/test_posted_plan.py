@@ -48,6 +48,7 @@ def test_a_posted_plan_is_a_plan() -> None:
             {},
             "tasks[0].model: the models of the server are set at its start",
         ),
+        ({"tasks": [{**TASKS[0], "files": "/etc/passwd"}]}, {}, "tasks[0].files: a posted plan reads no files"),
         ({"concurrency": 100}, {}, "concurrency: the server sets how many tasks run at once"),
         ({"inputs": {"who": {"files": "/etc/passwd"}}}, {}, "inputs.who: a posted plan reads no files"),
         ({}, {"who": {"files": "/etc/passwd", "more": 1}}, "inputs.who: a posted plan reads no files"),
