@@ -45,6 +45,7 @@ from plait.runner.recovery.preview import Preview, preview
 from plait.runner.recovery.resume import ResumeOptions, earlier_answers, prepare_resume
 from plait.runner.run import Run
 from plait.runner.scheduling.rates import RateLimits
+from plait.runner.state.answer_cache import load_cache
 from plait.runner.state.owner import LEASE_SECONDS, claim_for_this_process
 from plait.runner.state.reusable_answers import ANSWER_KEYS, Reuse, load_answers, require_tasks
 from plait.runner.state.run_state import RunState
@@ -381,6 +382,7 @@ class ParallelRunner:
 
         async def drive_new(feed: Feed, control: Control) -> RunResult:
             answers = None if reuse is None else await load_answers(config.store, reuse, answer_keys(config))
+            cache = await load_cache(config.store, dag, answer_keys(config), config.clock.wall())
             at = iso(config.clock.wall())
             created = events.RunCreated(at, run_id, dag, kept)
             owner = claim_for_this_process(at)
@@ -388,7 +390,7 @@ class ParallelRunner:
             first = (created, events.RunStarted(at, run_id))
             state = RunState(dag.copy(), keeps_all=config.store is None)
             prepared = PreparedRun(
-                run_id, state, names, owner, first, (claim,), policy=policy, answers=answers, created_at=at
+                run_id, state, names, owner, first, (claim,), policy=policy, answers=answers, cache=cache, created_at=at
             )
             return await execute_run(prepared, config, feed, control)
 
@@ -412,8 +414,9 @@ class ParallelRunner:
             if await is_to_be_cancelled(run.store, run.record):
                 return await finish_cancelling(config, run, feed)
             answers = await earlier_answers(config, run)
+            cache = await load_cache(config.store, run.state.dag, answer_keys(config), config.clock.wall())
             if (prepared := await prepare_resume(config, run, how, control)) is not None:
-                return replace(prepared, answers=answers, created_at=run.record.created_at)
+                return replace(prepared, answers=answers, cache=cache, created_at=run.record.created_at)
             return run.state.result(run_id, run.status, resume_summary=run.state.resume_summary())
 
         async def drive_stored(feed: Feed, control: Control) -> RunResult:

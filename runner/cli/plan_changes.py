@@ -26,20 +26,8 @@ from plait.runner.state.stored_run import StoredPolicy
 _MOST_NAMED = 5
 _FIELDS = {
     **{name: name for name in ("prompt", "backend", "continues", "failure_mode", "retry", "timeout", "output_schema")},
-    **{
-        name: name
-        for name in (
-            "weight",
-            "for_each",
-            "at_most_once",
-            "metadata",
-            "when",
-            "model",
-            "system",
-            "temperature",
-            "files",
-        )
-    },
+    **{name: name for name in ("weight", "for_each", "at_most_once", "metadata", "when", "model", "system")},
+    **{name: name for name in ("temperature", "files", "cache")},
     "adds_tasks": "output",
 }
 """Fields of a task, with their names in a plan file."""

@@ -160,6 +160,10 @@ class Task:
     """Paths of files that the prompt comes with: a list, or a single path. Text stands before the prompt, images and
     PDFs are sent as the API takes them, and agents get the paths. The contents are those at the start of the run.
     """
+    cache: bool | float = False
+    """True to take the answer of an earlier task with the same prompt, settings and conversation from any run of the
+    store, without a call; a number is the maximum age of the answer in seconds. For backends with an `answer_key`.
+    """
     when: str | None = None
     """A condition, such as `{{ review.ok }} == false`. Once all tasks in `depends_on` are done, the task runs if the
     condition is true, and is skipped if the condition is false: dependents continue as after a completion with an empty

@@ -334,6 +334,9 @@ def uses_itself(name: str, noun: str = "prompt") -> str:
 def _setting_problems(task: Task, place: int) -> Iterator[Problem]:
     if task.when is not None and not _is_text(task.when):
         yield Problem(f"when must be a condition in text, not {task.when!r}", task.id, "when", None, place)
+    if not (isinstance(task.cache, bool) or (_is_number(task.cache) and task.cache > 0)):
+        message = f"cache must be true, false or a number of seconds above 0, not {task.cache!r}"
+        yield Problem(message, task.id, "cache", None, place)
     wrong = next((one for one in task.files if not isinstance(one, TaskFile) and not (_is_text(one) and one)), None)
     if wrong is not None:
         yield Problem(f"files must be paths in text, not {wrong!r}", task.id, "files", None, place)

@@ -44,6 +44,7 @@ from plait.runner.engine.pricing import Pricing
 from plait.runner.engine.task_files import NO_CONTENTS, FileContents, files_of, has_files, read_contents
 from plait.runner.log import logger
 from plait.runner.scheduling.rate_gate import RateGate
+from plait.runner.state.answer_cache import AnswerCache
 from plait.runner.state.attempt_files import attempt_files
 from plait.runner.state.orphans import end_attempt, make_room
 from plait.runner.state.reusable_answers import ReusableAnswers
@@ -95,6 +96,8 @@ class RunContext:
     """The request to the attempts under way to end, because the run is being cancelled."""
     answers: ReusableAnswers | None = None
     """The answers of an earlier run that this run takes over."""
+    cache: AnswerCache | None = None
+    """The answers of all runs of the store, for the tasks with `cache`."""
     gates: Mapping[str, RateGate] = field(default_factory=dict[str, RateGate])
     """The limits of rate, by the name of the backend."""
 

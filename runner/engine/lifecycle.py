@@ -54,6 +54,7 @@ from plait.runner.errors import OwnershipLost, RunExists
 from plait.runner.log import logger
 from plait.runner.scheduling.scheduler import InitialState, Scheduler
 from plait.runner.scheduling.slots import Pause
+from plait.runner.state.answer_cache import AnswerCache
 from plait.runner.state.conversations import load_history
 from plait.runner.state.failures import THROTTLING
 from plait.runner.state.orphans import kill_orphans
@@ -88,6 +89,8 @@ class PreparedRun:
     """The answers of an earlier run that this run takes over."""
     created_at: str = ""
     """The time at which the run was created, as stored."""
+    cache: AnswerCache | None = None
+    """The answers of all runs of the store, for the tasks with `cache`."""
 
     @property
     def resumed(self) -> bool:
@@ -206,6 +209,7 @@ def _context(run: PreparedRun, config: Config, sink: EventSink, feed: Feed) -> R
         prices=config.prices,
         gates=config.gates(),
         answers=run.answers,
+        cache=run.cache,
     )
 
 

@@ -31,6 +31,8 @@ from plait.runner.log import logger
 from plait.runner.scheduling.scheduler import Scheduler
 from plait.runner.scheduling.slots import Pause
 from plait.runner.state.codec import to_json
+from plait.runner.state.reusable_answer import ReusableAnswer
+from plait.runner.state.reusable_answers import REUSED
 from plait.runner.state.run_state import RunState
 
 STORE_WAITS_S = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
@@ -43,8 +45,6 @@ DECIDING = "when"
 """The backend name in the events of a task with a condition that is false, or cannot be evaluated."""
 CONDITION = "condition"
 """The kind of error of a task with a condition that is false."""
-REUSED = "reused from "
-"""The beginning of the backend name in the events of a task with an answer of an earlier run; the run's id follows."""
 _LONGEST_CONDITION = 300
 _TOO_LATE_TO_ASK = (
     "a task marked at_most_once cannot call ask(): after the answer the task's code would run a second time; "
@@ -205,10 +205,11 @@ class OutcomeHandler:
         """Complete the task with the answer of an earlier run, and free the slot. Return the events; none without an
         answer.
         """
-        answers = self._context.answers
-        if answers is None or (found := answers.find(self._state, position)) is None:
+        taken = self._earlier_answer(position)
+        if taken is None:
             return []
-        source = found.source or f"{REUSED}{answers.run_id}"
+        run_id, found = taken
+        source = found.source or f"{REUSED}{run_id}"
         session = None if found.session_id is None else self._session_to_fork(position, found.session_id)
         started = self._state.start(position, self._stamp(), source, session, confirmed=session is not None)
         task, reply = self._state.dag.tasks[position], Reply(found.text, found.data)
@@ -225,6 +226,14 @@ class OutcomeHandler:
         """
         backend = self._context.backends[self._context.task_backends[position]]
         return session_id if isinstance(backend, ForkingBackend) and backend.can_fork else None
+
+    def _earlier_answer(self, position: int) -> tuple[str, ReusableAnswer] | None:
+        """Return the answer for the task's first attempt, with the id of its run; None if the task has to run."""
+        answers, cache = self._context.answers, self._context.cache
+        if answers is not None and (found := answers.find(self._state, position)) is not None:
+            return answers.run_id, found
+        cached = None if cache is None else cache.find(self._state, position)
+        return None if cached is None else (cached.run_id, cached.answer)
 
     def expand_or_gather(self, position: int) -> list[events.Event]:
         """Expand the task with `for_each` at `position` into parts, or gather the results once all parts are done.

@@ -64,6 +64,18 @@ def _seconds(value: Any) -> Any:
     return float(value.removesuffix(unit)) * _UNITS[unit]
 
 
+def _age(value: Any) -> Any:
+    """Return true, false, or a number of seconds above 0."""
+    if isinstance(value, bool):
+        return value
+    age = _seconds(value)
+    if not isinstance(age, int | float) or not 0 < age < float("inf"):
+        raise ValueError(
+            f"must be true, false, a number of seconds or a text such as '90s' or '24h', not {value!r}"[:200]
+        )
+    return float(age)
+
+
 def _known_kind(value: Any) -> Any:
     if isinstance(value, str) and value not in _KINDS:
         raise ValueError(f"must be one of {', '.join(_KINDS)}, not {value[:60]!r}{nearest(value, _KINDS)}")
@@ -78,6 +90,9 @@ _NUMBER_OR_DURATION = {
     "anyOf": [{"type": "number", "exclusiveMinimum": 0}, {"type": "string", "pattern": f"^{_DURATION}$"}]
 }
 Seconds: TypeAlias = Annotated[float, BeforeValidator(_seconds), WithJsonSchema(_NUMBER_OR_DURATION)]
+Age: TypeAlias = Annotated[
+    Any, BeforeValidator(_age), WithJsonSchema({"anyOf": [{"type": "boolean"}, *_NUMBER_OR_DURATION["anyOf"]]})
+]
 Kind: TypeAlias = Annotated[str, BeforeValidator(_known_kind), WithJsonSchema({"type": "string", "enum": _KINDS})]
 Ids: TypeAlias = Annotated[
     list[str],
@@ -161,6 +176,8 @@ class DefaultsPart(_Part):
     """The retry policy."""
     timeout: Seconds | None = Field(default=None, gt=0, allow_inf_nan=False)
     """Time limit of an attempt: seconds, or a text such as 90s, 5m, 1h."""
+    cache: Age = False
+    """true: take exact answers from all runs of the store; a duration such as 24h is the maximum age."""
 
 
 class TaskPart(_Part):
@@ -210,6 +227,10 @@ class TaskPart(_Part):
     """An input with a list, or a task that returns a list: one task for each element, {{ item }} in the prompt."""
     output: Literal["tasks"] | None = None
     """tasks: the answer is a list of tasks in this same shape, to be added to the run."""
+    cache: Age | None = None
+    """true: take an exact answer from any run of the store in place of a call; a duration such as 24h is the maximum
+    age. Default: defaults.cache.
+    """
     at_most_once: bool = False
     """Never run twice: no retry, and after a crash a person decides (plait answer)."""
     role: str | None = Field(default=None, pattern=_ROLE)

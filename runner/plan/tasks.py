@@ -257,6 +257,7 @@ def make_task(
         output_schema=part.output_schema or asks_for,
         weight=part.weight,
         when=part.when,
+        cache=defaults.cache if part.cache is None else part.cache,
         model=part.model,
         system=part.system,
         temperature=part.temperature,

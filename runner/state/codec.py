@@ -279,7 +279,7 @@ def _spec(task: Task) -> str:
         spec["aliases"] = task.aliases
     if task.metadata:
         spec["metadata"] = task.metadata
-    spec |= _set(task, "at_most_once", "for_each", "adds_tasks", "when", "model", "system", "temperature")
+    spec |= _set(task, "at_most_once", "for_each", "adds_tasks", "when", "model", "system", "temperature", "cache")
     if task.files:
         spec["files"] = [[file.path, file.sha256] for file in task.files if isinstance(file, TaskFile)]
     return to_json(spec) if spec else "{}"

@@ -28,6 +28,8 @@ from plait.runner.state.stored_run import StoredRun, stored_run
 
 ANSWER_KEYS = "answer_keys"
 """The key in a run's settings of the backends' answer keys, by name; "" is the default backend."""
+REUSED = "reused from "
+"""The beginning of the backend name in the events of a task with an answer of an earlier run; the run's id follows."""
 LIKE = "like"
 """The key in a run's settings of the id of the run whose answers are taken over."""
 FRESH = "fresh"
@@ -116,10 +118,16 @@ def stored_answer_keys(run: StoredRun) -> Mapping[str, JsonValue]:
 
 
 def answer_key(
-    state: ReadableState, position: int, backend_keys: Mapping[str, JsonValue], known: dict[int, str | None]
+    state: ReadableState,
+    position: int,
+    backend_keys: Mapping[str, JsonValue],
+    known: dict[int, str | None],
+    *,
+    anywhere: bool = False,
 ) -> str | None:
     """Return the key of the task's answer, once all dependencies are done; None if the answer is never taken over.
-    `known` keeps the keys found so far, by position, for the tasks that continue a conversation.
+    `known` keeps the keys found so far, by position, for the tasks that continue a conversation. With `anywhere` the
+    key has no part of the plan: neither the id, nor the condition, nor the name of the backend.
     """
     task = state.dag.tasks[position]
     name = state.dag.backend_of(task) or ""
@@ -136,25 +144,20 @@ def answer_key(
     prefix: JsonValue = None
     if task.continues is not None and state.is_completed(task.continues):
         before = state.dag.position(task.continues)
-        earlier = answer_key(state, before, backend_keys, known)
+        earlier = answer_key(state, before, backend_keys, known, anywhere=anywhere)
         if earlier is None:
             return None
         prefix = [earlier, state.results[before].text]
-    determines = [
-        1,
-        task_identity(state, position),
-        prompt,
-        task.output_schema,
-        task.metadata,
-        task.when,
-        [task.model, task.system, task.temperature],
-        [[file.name, file.sha256] for file in task.files if isinstance(file, TaskFile)],
-        name,
-        backend_keys[name],
-        prefix,
-    ]
+    place: list[Any] = [] if anywhere else [task_identity(state, position), task.when, name]
+    determines = [1, place, prompt, settings_of(task), backend_keys[name], prefix]
     known[position] = hashlib.sha256(to_json(determines).encode()).hexdigest()
     return known[position]
+
+
+def settings_of(task: Task) -> list[Any]:
+    """Return the settings of the task that determine an answer, beside the prompt and the backend."""
+    files = [[file.name, file.sha256] for file in task.files if isinstance(file, TaskFile)]
+    return [task.output_schema, task.metadata, [task.model, task.system, task.temperature], files]
 
 
 def task_identity(state: ReadableState, position: int) -> list[Any]:

@@ -306,3 +306,13 @@ def test_a_number_stands_for_the_retries_of_a_task_and_of_the_defaults():
         plan["tasks"][0]["retry"] = wrong
         assert not schema.is_valid(plan)
         assert [one.where for one in mistakes(json.dumps(plan))] == ["tasks[0].retry"]
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"), [("true", True), ("false", False), ("24h", 86_400.0), ("90", 90.0), (None, 3600.0)]
+)
+def test_the_cache_of_a_task_and_its_default(written, expected):
+    own = "" if written is None else f", cache: {written}"
+    (task,) = parse_plan(f"defaults: {{cache: 1h}}\ntasks: [{{id: a, prompt: x{own}}}]").dag
+    assert task.cache == expected
+    assert type(task.cache) is type(expected)

@@ -112,6 +112,18 @@ CASES = {
         "tasks[1].files",
         "{{ a }} is no input; files may name inputs, and with for_each over an input {{ item }}",
     ),
+    "wrong age of the cache": (
+        tasks('{id: a, prompt: "", cache: soon}'),
+        2,
+        "tasks[0].cache",
+        "must be a number of seconds or a text such as '90s', '5m' or '1h', not 'soon'",
+    ),
+    "no age of the cache": (
+        tasks('{id: a, prompt: "", cache: 0}'),
+        2,
+        "tasks[0].cache",
+        "must be true, false, a number",
+    ),
     "undefined name": (
         "tasks:\n- id: a\n  prompt: |\n    one\n    {{ tpoic }}\n",
         5,
