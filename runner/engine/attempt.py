@@ -249,7 +249,7 @@ class AttemptRunner:
         if attempt.task.at_most_once and self._context.sink.away and attempt.adopted is None:
             return CallOutcome(None, None, BackendError(ErrorKind.TRANSIENT, _START_NOT_STORED))
         try:
-            if has_files(attempt.task, self._state.dag):
+            if (attempt.task.files or attempt.task.continues is not None) and has_files(attempt.task, self._state.dag):
                 attempt.contents = await read_contents(attempt.task, self._state.dag)
             attempt.prompt = clean_text(self._prompt(attempt))
             history = (
@@ -297,9 +297,10 @@ class AttemptRunner:
             return continuation.answer.text
         if continuation is not None and continuation.correction is not None:
             return continuation.correction
-        prompt, files = self._state.prompt(attempt.task), files_of(attempt.task)
-        if not files:
+        prompt = self._state.prompt(attempt.task)
+        if not attempt.task.files:
             return prompt
+        files = files_of(attempt.task)
         if self._takes_files.get(self._context.task_backends[attempt.position]) == "paths":
             return with_paths(prompt, files)
         return with_texts(prompt, attempt.contents.texts)

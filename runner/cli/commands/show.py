@@ -41,6 +41,7 @@ from plait.runner.domain.events import BackendThrottled
 from plait.runner.domain.groups import group_of, groups_of
 from plait.runner.domain.status import TASK_DONE, RunStatus, TaskStatus
 from plait.runner.domain.waiting import WaitKind, WaitReason
+from plait.runner.engine.outcome import REUSED
 from plait.runner.engine.policy_driver import read_policy_state
 from plait.runner.operations.inspect import TaskInfo, run_info, task_infos, throttled_backends
 from plait.runner.operations.task_detail import TaskDetail
@@ -131,12 +132,13 @@ async def show_run(path: StorePlace, word: str, as_json: bool, choice: TaskChoic
         infos = await task_infos(store, run, tasks, time.time())
         added = await find_adders(store, run, tasks)
         throttled = await throttled_backends(store, run, time.time())
+        reused = await _list_reused(store, run)
     shown_tasks = choice.of(infos)
     if as_json:
         shown = run_info(run, time.time(), shown_tasks, throttled).as_json_with_tasks()
-        print_json({**shown, "stopped": _stop_reason(run), "settings": json.loads(run.settings)})
+        print_json({**shown, "stopped": _stop_reason(run), "reused": reused, "settings": json.loads(run.settings)})
         return COMPLETED
-    _print_run(run, tasks, throttled)
+    _print_run(run, tasks, throttled, reused)
     if choice.is_given and not shown_tasks:
         print_line("no task matches")
     else:
@@ -210,7 +212,16 @@ def _group_row(name: str, parts: Sequence[TaskInfo]) -> tuple[str, ...]:
     )
 
 
-def _print_run(run: RunRecord, tasks: Sequence[TaskRecord], throttled: Sequence[BackendThrottled]) -> None:
+async def _list_reused(store: Store, run: RunRecord) -> list[str]:
+    """Return the tasks with an answer of an earlier run."""
+    if Reuse.of_settings(json.loads(run.settings)) is None:
+        return []
+    return [one.task_id for one in await store.list_attempts(run.run_id) if one.backend.startswith(REUSED)]
+
+
+def _print_run(
+    run: RunRecord, tasks: Sequence[TaskRecord], throttled: Sequence[BackendThrottled], reused: Sequence[str]
+) -> None:
     status = shown_status(run)
     settings, owner = json.loads(run.settings), run.owner
     plan = settings.get("plan")
@@ -222,6 +233,7 @@ def _print_run(run: RunRecord, tasks: Sequence[TaskRecord], throttled: Sequence[
     _print_field("stopped", None if stopped is None else WHY_STOPPED[stopped])
     _print_field("backends" if settings.get("posted") else "plan", plan if isinstance(plan, str) else None)
     _print_field("parent", _parent(settings))
+    _print_field("reused", f"{counted(len(reused), 'result')} of the parent, at no cost" if reused else None)
     _print_field("created", run.created_at)
     _print_field("ended", run.ended_at)
     _print_field("owner", f"process {owner.pid} on {owner.host}" if owner and status is RunStatus.RUNNING else None)
@@ -311,6 +323,8 @@ async def show_task(path: StorePlace, word: str, task_id: str, as_json: bool) ->
         print_json(TaskDetail(run.run_id, info, messages, attempts, places).as_json())
         return COMPLETED
     _print_task(run, task, messages, info.waits)
+    if attempts and attempts[-1].backend.startswith(REUSED):
+        _print_field("reused", f"from {attempts[-1].backend.removeprefix(REUSED)}, at no cost")
     print_section("prompt", task.prompt)
     failed = {one.attempt: one.status for one in attempts if one.error_kind}
     for message in messages:
