@@ -423,6 +423,11 @@ class Hosts(Protocol):
     """A group of hosts on which attempts are placed."""
 
     @property
+    def names(self) -> Sequence[str]:
+        """The names of the hosts."""
+        ...
+
+    @property
     def slots(self) -> int:
         """The number of attempts that may run at once on all hosts together."""
         ...

@@ -1,8 +1,9 @@
 """`python -m benchmarks [--quick]`: run all benchmarks, write results.json and the table in docs/benchmarks.md.
 
 `--quick` measures once instead of five times. `--growing` repeats only the benchmarks of growing runs, `--agents` only
-the benchmarks of agents run as commands, `--wire` only the benchmarks of calls to a model's API. Compared cases are
-measured in turn, in the same minutes. Figures are medians and ratios of medians.
+the benchmarks of agents run as commands, `--hosts` only the benchmarks of attempts on hosts, `--wire` only the
+benchmarks of calls to a model's API. Compared cases are measured in turn, in the same minutes. Figures are medians and
+ratios of medians.
 """
 
 from __future__ import annotations
@@ -155,6 +156,7 @@ def promises(times: int, results: dict[str, dict[str, float]]) -> list[Line]:
         Line("100,000 tasks with 3 dependencies: built and checked", f"{build['wall_s']:.2f} s", "seconds"),
         *growth(times, results),
         *agents(times, results),
+        *hosts(times, results),
         *wire(times, results),
         Line("`plait --help`", f"{start['wall_s']:.2f} s", "within 0.3 s", start["wall_s"] <= 0.3),
     ]
@@ -188,6 +190,15 @@ def agents(times: int, results: dict[str, dict[str, float]]) -> list[Line]:
         Line("100 agents that say nothing", f"{idle['percent']:.2f} % of a core", "under 1 %", idle["percent"] < 1),
         Line("memory to read an agent that prints 1 GB", f"{more:.1f} MiB", "under 50 MB", more * 2**20 < 50e6),
     ]
+
+
+def hosts(times: int, results: dict[str, dict[str, float]]) -> list[Line]:
+    """Measure attempts on a host against the same attempts in this process."""
+    there, here = in_turn(times, ("placed", "fan", "2000", "host"), ("placed", "fan", "2000", "here"))
+    results |= {"placed on a host, fan 2000": there, "the same here": here}
+    more = there["cpu_ms_per_task"] - here["cpu_ms_per_task"]
+    what = "CPU of runner and host for an attempt over a line that answers at once, beyond the same attempt here"
+    return [Line(what, f"{more:.2f} ms", "under 0.5 ms", more < 0.5)]
 
 
 def wire(times: int, results: dict[str, dict[str, float]]) -> list[Line]:
@@ -286,7 +297,7 @@ def page(table: list[str], lines: list[Line], times: int) -> str:
 def main() -> None:
     times = 1 if "--quick" in sys.argv else 5
     results: dict[str, dict[str, float]] = {}
-    parts = {"--agents": agents, "--growing": growth, "--wire": wire}
+    parts = {"--agents": agents, "--growing": growth, "--hosts": hosts, "--wire": wire}
     part = next((parts[word] for word in sys.argv if word in parts), None)
     if part is not None:
         lines = part(times, results)

@@ -74,13 +74,16 @@ class HostSession:
                 on_output(Output("notice", f"{line.name} is not used: {line.reason}"))
 
     def follow(self, name: str, host: str, report: Callable[[Frame], None]) -> Place:
-        """Return the place of an attempt that a dead owner placed on `host`. Raises BackendError (crashed) if the host
-        is no longer one of the hosts.
+        """Return the place of an attempt that a dead owner placed on `host`. Raises BackendError (unavailable) if
+        the host is no longer one of the hosts.
         """
         line = self.lines.get(host)
         if line is None:
-            message = f"the attempt runs on {host}, which is none of the hosts: {', '.join(self.lines)}"
-            raise BackendError(ErrorKind.CRASHED, message)
+            message = (
+                f"the attempt was placed on {host}, which is none of the hosts ({', '.join(self.lines)}); name {host} "
+                "again and resume, or let the task run anew with --retry-failed"
+            )
+            raise BackendError(ErrorKind.UNAVAILABLE, message)
         turn = line.turns[name] = Turn(name, report)
         return Place(self, line, turn)
 
@@ -97,10 +100,11 @@ class HostSession:
                 await self._change()
         return line.is_connected
 
-    def away_error(self, line: Line, *, continues: bool = False) -> BackendError:
-        """Return the error of an attempt on a host that has been away for too long."""
-        if line.refusal == "fenced":
-            return BackendError(ErrorKind.CRASHED, f"{line.name}: {line.reason}", continues_session=continues)
+    def away_error(self, line: Line) -> BackendError:
+        """Return the error of an attempt on a host that refuses this process, or has been away for too long."""
+        if line.refusal is not None:
+            kind = ErrorKind.CRASHED if line.refusal == "fenced" else ErrorKind.UNAVAILABLE
+            return BackendError(kind, f"{line.name}: {line.reason}")
         away = f"{line.name} has been away for {self._patience:g} s ({line.reason})"
         return BackendError(
             ErrorKind.CRASHED, f"{away}; an attempt still under way there is ended when {line.name} is back"

@@ -70,13 +70,17 @@ class SSHHosts:
         self._sessions: dict[str, HostSession] = {}
         for one in self.all:
             one.check()
-        names = [one.name for one in self.all]
-        if not names or len(set(names)) < len(names):
-            raise ValueError(f"hosts need at least one name, and each name once, not {names}")
+        if not self.all or len(set(self.names)) < len(self.all):
+            raise ValueError(f"hosts need at least one name, and each name once, not {self.names}")
         if not self._ssh:
             raise ValueError("ssh needs a command, such as ['ssh', '-F', 'config']")
         if not 0 <= patience < float("inf"):
             raise ValueError(f"patience must be 0 seconds or more, not {patience}")
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The names of the hosts."""
+        return [one.name for one in self.all]
 
     @property
     def slots(self) -> int:

@@ -142,10 +142,17 @@ class Attempt:
     """The number of waits for the store so far, for a task marked at_most_once."""
     over: bool = False
     """True once the call has ended."""
+    waits_for_host: bool = False
+    """True while the attempt is to run on another host, and no host has been chosen."""
     place: str | None = None
     """The host of the attempt, if the attempt was placed on another host."""
     adopted: AdoptedAttempt | None = None
     """The attempt as an earlier process left the attempt behind, if an earlier process began the attempt."""
+
+    @property
+    def has_begun(self) -> bool:
+        """True if the backend was called and, on another host, the attempt may have begun there."""
+        return self.called and not self.waits_for_host
 
     @property
     def resumes_interrupted(self) -> bool:
@@ -353,12 +360,13 @@ class AttemptRunner:
         if self._context.task_backends[attempt.position] not in self._placed:
             return None
         on_place = partial(self._place, attempt)
+        attempt.waits_for_host = attempt.place is None
         run_id, task_id, place = self._context.run_id, attempt.task.id, attempt.place
         return Placement(run_id, task_id, attempt.number, on_place, _nothing, place)
 
     async def _place(self, attempt: Attempt, place: str) -> None:
         """Store the host of the attempt. Raises BackendError if a task marked at_most_once cannot be stored now."""
-        attempt.place = place
+        attempt.place, attempt.waits_for_host = place, False
         interrupted = attempt.resumes_interrupted
         placed = events.TaskPlaced(self._stamp(), attempt.task.id, attempt.number, place, interrupted)
         await self._context.sink.submit([placed]).wait()

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
 from plait.backends.prices import Price
-from plait.backends.protocol import OWN_OPTIONS, AdjustableBackend, Backend, FileBackend, JsonValue, ReusableBackend
+from plait.backends.protocol import (
+    OWN_OPTIONS,
+    AdjustableBackend,
+    Backend,
+    FileBackend,
+    JsonValue,
+    PlacedBackend,
+    ReusableBackend,
+)
 from plait.persistence.protocol import Store
 from plait.runner.clock import Clock
 from plait.runner.domain.dag import DAG, nearest
@@ -78,12 +86,25 @@ class Config:
                 raise ValueError(
                     f"{option} names {unknown!r}, which is no backend of this runner{nearest(unknown, self.backends)}"
                 )
+        _check_hosts(self.backends.values())
         for model, price in self.prices.items():
             price.check(model)
         if not self.lease > 0:
             raise ValueError(f"lease must be more than 0 seconds, not {self.lease}")
         if not 0 <= self.cancel_grace < float("inf"):
             raise ValueError(f"cancel_grace must be 0 seconds or more, not {self.cancel_grace}")
+
+
+def _check_hosts(backends: Iterable[Backend]) -> None:
+    """Raise ValueError if two groups of hosts have a host in common: each would refuse the connection of the other."""
+    group_of: dict[str, object] = {}
+    for backend in backends:
+        if isinstance(backend, PlacedBackend):
+            for name in backend.hosts.names:
+                if group_of.setdefault(name, backend.hosts) is not backend.hosts:
+                    raise ValueError(
+                        f"host {name!r} is in two groups of hosts; in one of them, give it another name and its address"
+                    )
 
 
 def default_backend(named: Mapping[str, Backend], default: str | None, *, given: bool) -> str:

@@ -180,7 +180,7 @@ class Executor:
         has_ended = self._has_ended
         if has_ended and not self._winding_down and self.ended_by != "policy":
             self.ended_by = None  # the end came too late: everything that could run had run
-        called = {position for position, attempt in self._at_most_once.items() if attempt.called}
+        called = {position for position, attempt in self._at_most_once.items() if attempt.has_begun}
         decided = None if self._policy_driver is None else self._policy_driver.decided
         # If the policy was not called for the last end, more tasks may follow, and a resume calls the policy.
         exhausted = self._scheduler.exhausted and (has_ended or not self._is_over)

@@ -241,6 +241,12 @@ def _check_backends(part: PlanPart, source: Source) -> None:
         roles = {"planner": goal.planner, "executor": goal.executor, "reflector": goal.reflector}
         named += [(("orchestrate", role), name) for role, name in roles.items()]
         named += [(("orchestrate", "registry", name), name) for name in goal.registry]
+    group_of: dict[str, str] = {}
+    for group, hosts in part.hosts.items():
+        for index, name in enumerate(hosts.make().names):
+            if group_of.setdefault(name, group) != group:
+                message = f"host {name!r} is in {group_of[name]!r} as well; give it another name here, with its address"
+                source.problems.append(source.problem(("hosts", group, "hosts", index), message))
     for backend, spec in part.backends.items():
         if part.hosts and spec.on is not None and spec.on not in part.hosts:
             message = f"unknown hosts {spec.on!r}{nearest(spec.on, part.hosts) or '; name them under `hosts`'}"

@@ -171,3 +171,20 @@ async def test_a_module_that_a_host_lacks_is_named(world: HostFolder) -> None:
 def test_a_host_needs_a_plain_name(name: str) -> None:
     with pytest.raises(ValueError, match="host"):
         SSHHosts([name])
+
+
+def test_a_host_belongs_to_one_group(world: HostFolder) -> None:
+    backends = {"a": world.hosts("m1").placed(functions.echo), "b": world.hosts("m2", "m1").placed(functions.echo)}
+    with pytest.raises(ValueError, match="host 'm1' is in two groups of hosts"):
+        ParallelRunner(backends=backends)
+
+
+async def test_an_at_most_once_task_that_waits_for_a_slot_has_not_begun(world: HostFolder, tmp_path: Path) -> None:
+    hosts = world.hosts("m1", slots=1)
+    dag = DAG(Task(name, str(tmp_path / "never"), at_most_once=True) for name in ("a", "b"))
+    async with ParallelRunner(hosts.placed(functions.until_file)).start(dag) as run:
+        async for event in run.events():
+            if isinstance(event, events.TaskPlaced):
+                run.stop()
+        result = await run.result()
+    assert {one.status for one in result.tasks.values()} == {TaskStatus.WAITING_INPUT, TaskStatus.PENDING}
