@@ -419,6 +419,14 @@ class RunOnHosts:
     """The attempts of a dead owner that go on, as `task/attempt`, by host. Hosts end all others of the run."""
 
 
+class HostConnections(Protocol):
+    """The connections of a run to a group of hosts."""
+
+    async def unreached(self) -> Sequence[str]:
+        """Wait until each host is connected, or was asked once in vain. Return the names of the latter."""
+        ...
+
+
 class Hosts(Protocol):
     """A group of hosts on which attempts are placed."""
 
@@ -436,7 +444,7 @@ class Hosts(Protocol):
         """Return `backend` with its attempts on these hosts. Raises ValueError if the hosts could not make it."""
         ...
 
-    def connected(self, run: RunOnHosts) -> AbstractAsyncContextManager[object]:
+    def connected(self, run: RunOnHosts) -> AbstractAsyncContextManager[HostConnections]:
         """Connect the hosts for the attempts of `run`. Leaving the context disconnects the hosts; attempts that were
         not ended go on there.
         """

@@ -37,6 +37,12 @@ class HostSession:
         for line in self.lines.values():
             line.close()
 
+    async def unreached(self) -> Sequence[str]:
+        """Implement `HostConnections.unreached`."""
+        while any(not (line.is_connected or line.tries) for line in self.lines.values()):
+            await self._change()
+        return [line.name for line in self.lines.values() if not line.is_connected]
+
     def wind_down(self) -> None:
         """Ask the attempts on all hosts to end, because the run is being cancelled."""
         for line in self.lines.values():

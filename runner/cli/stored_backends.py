@@ -44,6 +44,7 @@ from plait.runner.cli.lookup import stores_backends
 from plait.runner.domain.status import TaskStatus
 from plait.runner.parallel import ParallelRunner
 from plait.runner.state.codec import decode_dag
+from plait.runner.state.placements import placed_attempts
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,6 +255,29 @@ async def inspecting_runner(
     """
     async with AsyncExitStack() as stack:
         yield await _make_runner(stack, store, record, tasks, files)
+
+
+@asynccontextmanager
+async def runner_on_hosts(
+    store: Store, record: RunRecord, files: FileOptions = _AS_STORED
+) -> AsyncGenerator[ParallelRunner]:
+    """Open a runner on `store` that reaches the attempts of the run on other hosts. If the hosts are not known here, a
+    note is printed.
+    """
+    async with AsyncExitStack() as stack:
+        places, tasks = await placed_attempts(store, record.run_id), await store.list_tasks(record.run_id)
+        under_way = [one for one in tasks if TaskStatus(one.status) is TaskStatus.RUNNING]
+        placed = [one for one in under_way if (one.task_id, one.attempt) in places]
+        made: dict[str, Backend] = {}
+        if placed:
+            try:
+                stored, dag = StoredBackends.of(record, files), decode_dag(record, tasks)
+                names = dict.fromkeys(dag.backend_of(dag[one.task_id]) or stored.default for one in placed)
+                made = await stack.enter_async_context(stored.select(names).open(names))
+            except (CliError, BackendUnavailable) as error:
+                why = error.message if isinstance(error, CliError) else error
+                print_note(f"plait: agents on other hosts cannot be reached: {why}")
+        yield BackendSet({}).make_runner(made, store=store)
 
 
 async def _make_runner(

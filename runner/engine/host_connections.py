@@ -5,27 +5,37 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from plait.backends.protocol import Backend, PlacedBackend, RunOnHosts
+from plait.backends.protocol import Backend, HostConnections, PlacedBackend, RunOnHosts
+from plait.runner.log import logger
 from plait.runner.state.attempt_files import hosts_key
 
 
 @asynccontextmanager
 async def connected_hosts(
     backends: Iterable[Backend], run_id: str, created_at: str, epoch: int, adopted: Iterable[tuple[str, str, int]]
-) -> AsyncGenerator[None]:
+) -> AsyncGenerator[Sequence[HostConnections]]:
     """Connect the hosts of all `backends` that place attempts on other hosts. Leaving disconnects the hosts.
 
     The hosts keep the attempts in `adopted`, each a host, a task id and a number, and end all others of the run.
     """
     every = {id(one.hosts): one.hosts for one in backends if isinstance(one, PlacedBackend)}
     if not every:
-        yield
+        yield ()
         return
     run = RunOnHosts(run_id, hosts_key(run_id, created_at), max(1, epoch), _by_host(adopted))
     async with AsyncExitStack() as stack:
-        for hosts in every.values():
-            await stack.enter_async_context(hosts.connected(run))
-        yield
+        yield [await stack.enter_async_context(hosts.connected(run)) for hosts in every.values()]
+
+
+async def end_on_hosts(backends: Iterable[Backend], run_id: str, created_at: str, epoch: int) -> None:
+    """End all attempts of a run on all hosts of `backends` that can be reached. The caller has claimed the run.
+
+    The names of the other hosts are logged.
+    """
+    async with connected_hosts(backends, run_id, created_at, epoch, ()) as connections:
+        missing = [name for one in connections for name in await one.unreached()]
+    if missing:
+        logger(run=run_id).warning("attempts_not_ended", hosts=missing, why="the hosts are away")
 
 
 def _by_host(adopted: Iterable[tuple[str, str, int]]) -> Mapping[str, Sequence[str]]:

@@ -8,6 +8,7 @@ from plait.runner.domain.result import RunResult
 from plait.runner.domain.status import RUN_DONE, TASK_DONE, RunStatus
 from plait.runner.engine.config import Config
 from plait.runner.engine.feed import Feed
+from plait.runner.engine.host_connections import end_on_hosts
 from plait.runner.engine.inbox import cancel_note, is_to_be_cancelled, wake
 from plait.runner.errors import RunOwned
 from plait.runner.recovery.lease import acquire, is_live, wait_for_expiry
@@ -65,11 +66,12 @@ async def finish_cancelling(config: Config, run: StoredRun, feed: Feed) -> RunRe
         if status not in TASK_DONE:
             new_events.append(state.cancel(position, at))
     new_events.append(events.RunCancelled(at, record.run_id, RunStatus.CANCELLED))
-    owner, _ = await acquire(
+    owner, position = await acquire(
         config, run.store, record, [change for event in new_events for change in encode_event(event)]
     )
     forget(owner)
     await kill_orphans(run.store, record.run_id)
+    await end_on_hosts(config.backends.values(), record.run_id, record.created_at, position.epoch)
     for event in new_events:
         feed.publish(event)
     return state.result(record.run_id, RunStatus.CANCELLED, resume_summary=state.resume_summary())

@@ -2,35 +2,39 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import anyio
 import click
 
 from plait.persistence.records import RunRecord
-from plait.runner.cli.backends import BackendSet
 from plait.runner.cli.display import report
 from plait.runner.cli.exits import COMPLETED, print_note
 from plait.runner.cli.lookup import existing_store, find_run, print_watch_notice, shown_status
 from plait.runner.cli.options import (
     StorePlace,
     command_line,
+    hosts_option,
     json_option,
     store_option,
 )
+from plait.runner.cli.stored_backends import FileOptions, runner_on_hosts
 from plait.runner.domain.status import RUN_DONE, RunStatus
 from plait.runner.parallel import CANCEL_GRACE_SECONDS
 
 
 @click.command("cancel")
 @click.argument("run")
+@hosts_option
 @store_option
 @json_option
-def cancel_command(run: str, store_path: StorePlace, as_json: bool) -> int:
+def cancel_command(run: str, store_path: StorePlace, as_json: bool, hosts: Path | None) -> int:
     """Cancel RUN (an id, the beginning of an id, or `last`) for good, also while another process runs the run.
 
     Completed tasks keep their results. No further task starts, and running tasks have 5 seconds to end, or as many as
     `serve --cancel-grace` says for a run of a server. A run that has ended stays as it is.
     """
-    return anyio.run(cancel_run, run, store_path, as_json)
+    return anyio.run(cancel_run, run, store_path, as_json, hosts)
 
 
 _WAIT = CANCEL_GRACE_SECONDS + 3.0
@@ -38,14 +42,15 @@ _WAIT = CANCEL_GRACE_SECONDS + 3.0
 """
 
 
-async def cancel_run(word: str, path: StorePlace, as_json: bool) -> int:
+async def cancel_run(word: str, path: StorePlace, as_json: bool, hosts: Path | None = None) -> int:
     """Cancel the run that `word` names. Return the exit code."""
     async with existing_store(path) as store:
         record = await find_run(store, word)
         had_ended = RunStatus(record.status) in RUN_DONE
         if not had_ended:
             print_watch_notice(record)
-        status = await BackendSet({}).make_runner({}, store=store).cancel_run(record.run_id, wait=_WAIT)
+        async with runner_on_hosts(store, record, FileOptions(hosts=hosts)) as runner:
+            status = await runner.cancel_run(record.run_id, wait=_WAIT)
         record = await find_run(store, record.run_id)
     if as_json:
         report.print_json({"run_id": record.run_id, "status": status.value, "had_ended": had_ended})

@@ -10,8 +10,9 @@ import anyio
 import pytest
 
 from plait.backends import FunctionBackend
+from plait.backends.hosts.look import look_at_hosts
 from plait.backends.hosts.ssh import SSHHost, SSHHosts
-from plait.persistence import EventKind, MemoryStore, SQLiteStore
+from plait.persistence import Batch, EventKind, MemoryStore, SQLiteStore, TaskPlaced
 from plait.runner import DAG, OpenQuestion, ParallelRunner, Retry, RunStatus, Task, TaskStatus
 from plait.runner.domain import events
 from tests.support.hosts import functions
@@ -43,6 +44,33 @@ async def test_each_place_is_stored_before_the_attempt_ends(world: HostFolder, t
         assert placed[0] == EventKind.TASK_PLACED
         assert placed[1] in {"m1", "m2"}
     assert world.processes("m1") == world.processes("m2") == []
+
+
+class GatedStore(MemoryStore):
+    """Holds back the first place of an attempt until `gate` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked, self.gate = anyio.Event(), anyio.Event()
+
+    async def write(self, batch: Batch) -> None:
+        if any(isinstance(change, TaskPlaced) for change in batch.changes):
+            self.asked.set()
+            await self.gate.wait()
+        await super().write(batch)
+
+
+async def test_nothing_begins_on_a_host_before_its_place_is_stored(world: HostFolder, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    hosts = world.hosts("m1")
+    async with GatedStore() as store, anyio.create_task_group() as group:
+        group.start_soon(ParallelRunner(hosts.placed(functions.until_file), store=store).run, tasks(1, str(file)))
+        await store.asked.wait()
+        (state,) = await look_at_hosts(hosts)  # by now the host would have begun
+        assert (state.at_work, (tmp_path / "file.begun").exists()) == (1, False)
+        store.gate.set()
+    assert (tmp_path / "file.begun").exists()
 
 
 async def test_attempts_go_to_the_least_loaded_host_within_its_slots(world: HostFolder, tmp_path: Path) -> None:

@@ -70,3 +70,13 @@ def test_a_person_continues_a_conversation_on_its_host(home: Home) -> None:
     done = plait(home.path, "continue", "last", "a", "More. [[say more]]")
     assert (done.code, done.out) == (0, "more\n"), done.err
     assert home.calls[-1]["session"] == home.calls[0]["session"]
+
+
+def test_cancel_ends_the_agent_of_a_killed_run_on_its_host(home: Home) -> None:
+    with running(home.path) as process:
+        process.kill()
+        process.wait()
+    assert home.processes
+    done = plait_here(home.path, "cancel", "last")
+    assert (done.code, "is cancelled" in done.err) == (0, True)
+    wait_for(lambda: not home.processes)
