@@ -38,7 +38,7 @@ _SHARE = 4
 """Seconds of rest for each second of reading."""
 _STALE_S = 1.0
 """Seconds after which a run is read without an event: its owner may have died, a pause may be over."""
-_MOST_EVENTS = 200
+_MOST_EVENTS = 1000
 _LONGEST = 200
 _LONGEST_TEXT = 200_000
 _ROWS_AT_ONCE = 2_000
@@ -89,7 +89,6 @@ class LiveView:
                 yield change
         async for change in self._activity():
             yield change
-        self.pause = max(QUICKEST_S, _SHARE * (self._clock.monotonic() - begun))
 
     async def _touched(self) -> set[str] | None:
         """Return the tasks with events since the last call; None at first, and if there are too many to list."""
@@ -118,6 +117,7 @@ class LiveView:
             yield ViewChange("run", head)
         first = self._seq < 0
         self._seq = run.last_seq
+        self.pause = max(QUICKEST_S, _SHARE * (self._clock.monotonic() - begun))
         self._behind = self._behind or touched is None or bool(touched) or status not in RUN_DONE
         if self._behind and (first or begun >= self._rests_until):
             async for change in self._all_rows(run, first):
@@ -127,6 +127,7 @@ class LiveView:
         elif touched:
             async for change in self._some_rows(run, touched):
                 yield change
+            self.pause = max(QUICKEST_S, self._clock.monotonic() - begun)
 
     async def _all_rows(self, run: RunRecord, first: bool) -> AsyncGenerator[ViewChange]:
         infos = await task_infos(self._store, run, await self._store.list_tasks(self._run_id), self._clock.wall())

@@ -172,7 +172,7 @@ export class RunPage {
     if (this.view === "graph") this.graph.read(this.selection);
   }
 
-  /** Read the attempts again, not more often than twice a second. */
+  /** Read the attempts again, twice a second at most, and less often if there are many. */
   readAttempts() {
     if (this.reading) return;
     const read = async () => {
@@ -184,7 +184,7 @@ export class RunPage {
       this.reading = null;
       if (!this.closed && this.view === "timeline") this.timeline.show(this.selection, this.attempts, this.head);
     };
-    this.reading = setTimeout(read, this.attempts.length ? 500 : 0);
+    this.reading = setTimeout(read, this.attempts.length && Math.max(500, this.attempts.length / 4));
   }
 
   draw() {

@@ -39,6 +39,7 @@ export class Timeline {
     if (attempts !== this.attempts) {
       this.attempts = attempts;
       this.bars = new Map();
+      this.gathered = new Map();
       for (const [task, attempt, status, start, end] of attempts) {
         if (!this.bars.has(task)) this.bars.set(task, []);
         this.bars.get(task).push({ attempt, status, start: time(start), end: time(end) });
@@ -154,7 +155,7 @@ export class Timeline {
       const bars = this.bars.get(line.row.id) || [];
       this.waits(line.row, bars, y, look);
       this.merged(bars, y, look);
-    } else this.merged(line.parts.flatMap((row) => this.bars.get(row.id) || []).sort((one, other) => one.start - other.start), y, look);
+    } else this.merged(this.barsOf(line), y, look);
     pen.restore();
     const status = line.row ? line.row.status : line.state;
     pen.fillStyle = look[status] || look.muted;
@@ -162,6 +163,14 @@ export class Timeline {
     pen.fillStyle = look.text;
     const name = line.row ? line.row.id : `${line.open ? "▾" : "▸"} ${line.group}.*`;
     pen.fillText(this.fit(name, this.gutter - 22 - line.level * 10), 14 + line.level * 10, y + LINE / 2);
+  }
+
+  /** Return the bars of all parts of a group, by their starts. */
+  barsOf({ group, parts }) {
+    const key = `${group} ${parts.length}`;
+    if (!this.gathered.has(key))
+      this.gathered.set(key, parts.flatMap((row) => this.bars.get(row.id) || []).sort((one, other) => one.start - other.start));
+    return this.gathered.get(key);
   }
 
   /** Draw bars. Bars of less than two pixels run together; those that failed or are running keep three pixels. */

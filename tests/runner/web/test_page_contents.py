@@ -15,7 +15,8 @@ from playwright.sync_api import Browser, expect, sync_playwright
 from plait.persistence import SQLiteStore
 from plait.runner import DAG, ParallelRunner, Task
 from plait.runner.web.page_files import page_files
-from tests.runner.web.test_page import open_run, opened, run
+from tests.runner.cli.commands.test_cancel import until
+from tests.runner.web.test_page import open_run, opened, run, started
 from tests.support.agents.logs import make_log_home, running
 from tests.support.agents.logs import plan as agent_plan
 from tests.support.processes.browser import LIMIT, launch, needs_chromium, ui, watched
@@ -133,6 +134,62 @@ def test_ten_thousand_tasks_scroll_and_are_filtered(tmp_path: Path, browser: Bro
         expect(page.locator(".box.group")).to_contain_text("part")
         page.locator(".box.group").click()
         expect(page.get_by_role("tab", name="List")).to_have_attribute("aria-selected", "true")
+
+
+RED_RUNS = """
+() => {
+  const canvas = document.querySelector("canvas");
+  const y = Math.round((24 + 22 * 1.5) * devicePixelRatio);
+  const row = canvas.getContext("2d").getImageData(0, y, canvas.width, 1).data;
+  const runs = [];
+  let run = 0;
+  for (let n = Math.round(182 * devicePixelRatio) * 4; n < row.length; n += 4) {
+    const red = row[n] > 150 && row[n + 1] < 100 && row[n + 3] > 0;
+    if (red) run += 1;
+    else if (run) { runs.push(run); run = 0; }
+  }
+  return runs;
+}
+"""
+
+
+@needs_chromium
+def test_a_failed_attempt_is_seen_on_the_timeline_however_short(tmp_path: Path, browser: Browser) -> None:
+    store_run(tmp_path, many(4_000))
+    with ui(tmp_path) as server, watched(browser) as seen:
+        page = seen.page
+        open_run(seen, server.page)
+        page.get_by_role("tab", name="Timeline").click()
+        expect(page.locator(".timeline canvas")).to_be_visible()
+        until(lambda: page.evaluate(RED_RUNS))
+        runs = page.evaluate(RED_RUNS)
+        assert min(runs) >= 3  # one bar of 4,000 takes a quarter of a pixel
+        page.locator(".scroller").click(position={"x": 400, "y": 24 + 11})
+        expect(page.locator(".panel h2")).to_have_text("load")
+        page.locator(".scroller").click(position={"x": 60, "y": 24 + 33})
+        page.get_by_role("tab", name="List").click()
+        expect(page.locator(".line.group")).to_have_attribute("aria-expanded", "true")
+
+
+@needs_chromium
+def test_an_interrupted_task_is_settled(tmp_path: Path, browser: Browser) -> None:
+    tasks = "- {id: once, prompt: held, at_most_once: true}\n"
+    with started(tmp_path, tasks) as process, ui(tmp_path) as server, watched(browser) as seen:
+        page = seen.page
+        open_run(seen, server.page)
+        expect(page.locator(".line")).to_contain_text("running")
+        process.kill()
+        expect(page.locator(".head .status")).to_have_text("interrupted")
+        page.get_by_role("button", name="Resume…").click()
+        expect(page.locator("dialog")).to_contain_text("ask")
+        page.get_by_role("button", name="Resume", exact=True).click()
+        expect(page.locator(".head .status")).to_have_text("waiting input")
+        page.locator(".line").click()
+        page.get_by_label("Result or reason").fill("it was sent")
+        page.get_by_role("button", name="It did: complete with this result").click()
+        page.get_by_role("button", name="Resume the run").click()
+        expect(page.locator(".head .status")).to_have_text("completed")
+        expect(page.locator(".part-result")).to_contain_text("it was sent")
 
 
 @needs_chromium
