@@ -18,7 +18,7 @@ from plait.persistence.protocol import Store
 from plait.persistence.records import EventKind, RunRecord
 from plait.runner.clock import Clock
 from plait.runner.domain.groups import group_of
-from plait.runner.domain.status import RUN_DONE
+from plait.runner.domain.status import UNDER_WAY
 from plait.runner.operations.inspect import (
     TaskInfo,
     run_info,
@@ -62,7 +62,10 @@ class LiveView:
         self._clock = clock
         self._run_id = run_id
         self._task_id = task_id
-        self._seq: int = -1
+        self._event: int = -1
+        """The number of the last event whose task has been read."""
+        self._seq = -1
+        """The number of the last change seen."""
         self._looked_at = 0.0
         self._rests_until = 0.0
         self._behind: bool = False
@@ -92,38 +95,45 @@ class LiveView:
 
     async def _touched(self) -> set[str] | None:
         """Return the tasks with events since the last call; None at first, and if there are too many to list."""
-        if self._seq < 0:
+        if self._event < 0:
             return None
-        events = await self._store.list_events(self._run_id, self._seq, limit=_MOST_EVENTS)
-        if any(one.kind == EventKind.TASKS_ADDED for one in events):
+        events = await self._store.list_events(self._run_id, self._event, limit=_MOST_EVENTS)
+        if len(events) == _MOST_EVENTS or any(one.kind == EventKind.TASKS_ADDED for one in events):
             return None
-        return None if len(events) == _MOST_EVENTS else {one.task_id for one in events if one.task_id is not None}
+        if events:
+            self._event = events[-1].seq
+        return {one.task_id for one in events if one.task_id is not None}
 
     async def _read(self, begun: float, touched: set[str] | None) -> AsyncGenerator[ViewChange]:
         """Read the run. All rows are read in turns with a rest; in between only the rows of `touched`."""
         _, run = await stored_record(self._store, self._run_id)
+        first = self._event < 0
+        if touched is None:
+            self._event = run.last_seq  # tasks are read after this moment
         now = self._clock.wall()
         status = shown_status(run, now)
         # A turn after the run is stored without an event.
         quiet = not touched and run.last_seq != self._seq
+        self._seq = run.last_seq
         if self._task_id is not None and (touched is None or self._task_id in touched or quiet):
             async for change in self._task_changes(self._task_id):
                 yield change
         throttled = await throttled_backends(self._store, run, now)
         head = run_info(run, now, throttled=throttled).as_json_with_tasks()
         del head["tasks"]
-        if head != self._head:
+        news = head != self._head
+        if news:
             self._head = head
             yield ViewChange("run", head)
-        first = self._seq < 0
-        self._seq = run.last_seq
+        under_way = status in UNDER_WAY  # the reasons of waiting tasks depend on the time
         self.pause = max(QUICKEST_S, _SHARE * (self._clock.monotonic() - begun))
-        self._behind = self._behind or touched is None or bool(touched) or status not in RUN_DONE
-        if self._behind and (first or begun >= self._rests_until):
+        self._behind = self._behind or touched is None or bool(touched) or under_way or news
+        if self._behind and (first or not under_way or begun >= self._rests_until):
             async for change in self._all_rows(run, first):
                 yield change
-            self._behind = status not in RUN_DONE
-            self._rests_until = self._clock.monotonic() + _SHARE * (self._clock.monotonic() - begun)
+            self._behind = under_way
+            ends = self._clock.monotonic()
+            self._rests_until = ends + max(_STALE_S, _SHARE * (ends - begun))
         elif touched:
             async for change in self._some_rows(run, touched):
                 yield change

@@ -76,7 +76,7 @@ export class GraphView {
     if (!this.picture) return;
     const wide = this.scroll.clientWidth / (this.picture.width + 2 * MARGIN);
     const high = this.scroll.clientHeight / (this.picture.height + 2 * MARGIN);
-    this.zoom = Math.min(1, Math.max(Math.min(wide, high), 0.35));
+    this.zoom = Math.min(1, Math.max(Math.min(wide, high), 0.55));
     this.scale(1);
   }
 

@@ -34,6 +34,7 @@ function show() {
   place?.close();
   placeKey = key;
   setLink("");
+  document.title = "plait";
   if (parts[0] === "run" && parts[1]) place = new RunPage(parts[1], setLink);
   else if (parts[0] === "questions") place = new QuestionsPage(setLink, countQuestions);
   else place = new RunsPage(setLink);
