@@ -11,7 +11,7 @@ from plait.persistence.records import RunRecord, TaskRecord
 from plait.runner.cli.backends import BackendSet
 from plait.runner.cli.commands.resume import select_backends, stored_concurrency
 from plait.runner.cli.exits import CliError
-from plait.runner.cli.stored_backends import FileOptions, StoredBackends, inspecting_runner
+from plait.runner.cli.stored_backends import FileOptions, StoredBackends, inspecting_runner, runner_on_hosts
 from plait.runner.engine.inbox import is_to_be_cancelled
 from plait.runner.errors import PlaitError, TaskNotFound
 from plait.runner.parallel import ParallelRunner
@@ -38,9 +38,12 @@ class StoredRunners:
     ) -> AsyncGenerator[ParallelRunner]:
         """Open a runner on the backends that the run still needs, or on the backend of one task. Raises PlaitError."""
         record, tasks = await self._read(run_id)
-        ended = task_id is None and has_ended(record, tasks, retry_failed)
-        if ended or (task_id is None and await is_to_be_cancelled(self._store, record)):
+        if task_id is None and has_ended(record, tasks, retry_failed):
             yield BackendSet({}).make_runner({}, store=self._store, lease=self._lease)
+            return
+        if task_id is None and await is_to_be_cancelled(self._store, record):
+            async with runner_on_hosts(self._store, record, self._files) as runner:
+                yield runner
             return
         with _raise_plait_errors():
             backend_set, names = self._select(record, tasks, retry_failed, task_id)
