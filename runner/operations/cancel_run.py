@@ -66,12 +66,12 @@ async def finish_cancelling(config: Config, run: StoredRun, feed: Feed) -> RunRe
         if status not in TASK_DONE:
             new_events.append(state.cancel(position, at))
     new_events.append(events.RunCancelled(at, record.run_id, RunStatus.CANCELLED))
-    owner, position = await acquire(
+    owner, written = await acquire(
         config, run.store, record, [change for event in new_events for change in encode_event(event)]
     )
     forget(owner)
     await kill_orphans(run.store, record.run_id)
-    await end_on_hosts(config.backends.values(), record.run_id, record.created_at, position.epoch)
+    await end_on_hosts(config.backends.values(), record.run_id, record.created_at, written.epoch)
     for event in new_events:
         feed.publish(event)
     return state.result(record.run_id, RunStatus.CANCELLED, resume_summary=state.resume_summary())

@@ -243,9 +243,9 @@ def _check_backends(part: PlanPart, source: Source) -> None:
         named += [(("orchestrate", "registry", name), name) for name in goal.registry]
     group_of: dict[str, str] = {}
     for group, hosts in part.hosts.items():
-        for index, name in enumerate(hosts.make().names):
-            if group_of.setdefault(name, group) != group:
-                message = f"host {name!r} is in {group_of[name]!r} as well; give it another name here, with its address"
+        for index, host in enumerate(hosts.make().names):
+            if group_of.setdefault(host, group) != group:
+                message = f"host {host!r} is in {group_of[host]!r} as well; give it another name here, with its address"
                 source.problems.append(source.problem(("hosts", group, "hosts", index), message))
     for backend, spec in part.backends.items():
         if part.hosts and spec.on is not None and spec.on not in part.hosts:

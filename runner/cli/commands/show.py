@@ -41,13 +41,12 @@ from plait.runner.domain.events import BackendThrottled
 from plait.runner.domain.groups import group_of, groups_of
 from plait.runner.domain.status import TASK_DONE, RunStatus, TaskStatus
 from plait.runner.domain.waiting import WaitKind, WaitReason
-from plait.runner.engine.outcome import REUSED
 from plait.runner.engine.policy_driver import read_policy_state
 from plait.runner.operations.inspect import TaskInfo, run_info, task_infos, throttled_backends
 from plait.runner.operations.task_detail import TaskDetail
 from plait.runner.policies.orchestrator.policy import Stop
 from plait.runner.state.placements import placed_attempts
-from plait.runner.state.reusable_answers import Reuse
+from plait.runner.state.reusable_answers import REUSED, Reuse
 
 _SETTINGS = ("model", "temperature")
 """Settings of a task in place of those of its backend, beside the system prompt."""
