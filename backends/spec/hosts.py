@@ -32,12 +32,12 @@ class HostPart(BaseModel):
         return SSHHost(self.name, self.slots, self.address, self.plait)
 
 
-class SSHHostsSpec(BaseModel):
+class SSHHostsPart(BaseModel):
     """Hosts reached with OpenSSH, each by a command such as `ssh m3 plait host`."""
 
     model_config = ConfigDict(extra="forbid")
 
-    kind: Literal["ssh"]
+    kind: Literal["ssh"] = Field(description="The way to the hosts.")
     hosts: list[str | HostPart] = Field(min_length=1, description="The hosts: names, or mappings with a name.")
     ssh: list[str] | None = Field(
         default=None,
@@ -52,7 +52,7 @@ class SSHHostsSpec(BaseModel):
     )
 
     @model_validator(mode="after")
-    def _can_be_made(self) -> SSHHostsSpec:
+    def _can_be_made(self) -> SSHHostsPart:
         self.make()
         return self
 

@@ -27,6 +27,8 @@ PARTS = {
     "keys of a step": "FollowUpPart",
     "keys of an MCP server": "McpServerPart",
     "keys of limits": "RatePart",
+    "keys of a group of hosts": "SSHHostsPart",
+    "keys of a host": "HostPart",
     "keys of a price": "PricePart",
 }
 """The definition of the schema behind each marker; empty for the schema itself."""
@@ -42,7 +44,7 @@ def keys(part: str) -> str:
 def kinds() -> str:
     """Return one section of Markdown for each kind of backend, with a row for each key."""
     specs = {name: one for name, one in _schema()["$defs"].items() if name.endswith("Spec")}
-    by_kind = {one["properties"]["kind"]["const"]: one for one in specs.values()}
+    by_kind = {one["properties"].pop("kind")["const"]: one for one in specs.values()}
     sections = [(f"### kind: {kind}", by_kind[kind]["description"], _table(by_kind[kind])) for kind in sorted(by_kind)]
     return "\n\n".join("\n\n".join(section) for section in sections)
 
@@ -58,7 +60,6 @@ def _table(definition: dict[str, Any]) -> str:
     rows = [
         (f"`{key}`", _type(value), _default(value, key in needed), _description(key, value))
         for key, value in definition["properties"].items()
-        if key != "kind"
     ]
     return table(["key", "type", "default", "meaning"], rows) if rows else "No key besides `kind`."
 

@@ -20,7 +20,7 @@ from plait.backends.prices import Price
 from plait.backends.protocol import Backend, JsonValue
 from plait.backends.spec.build import KINDS, BackendSpec, answer_key_of, build, default_spec
 from plait.backends.spec.described import placed
-from plait.backends.spec.hosts import SSHHostsSpec
+from plait.backends.spec.hosts import SSHHostsPart
 from plait.runner import DAG, ParallelRunner, Plan, RateLimits
 from plait.runner.cli.exits import CliError
 from plait.runner.cli.options import DEFAULT_CONCURRENCY
@@ -32,7 +32,7 @@ from plait.runner.plan.schema import PricePart
 from plait.runner.plan.source import MAX_BYTES, read_source
 
 SPECS: TypeAdapter[dict[str, BackendSpec]] = TypeAdapter(dict[str, BackendSpec])
-_HOSTS: TypeAdapter[dict[str, SSHHostsSpec]] = TypeAdapter(dict[str, SSHHostsSpec])
+_HOSTS: TypeAdapter[dict[str, SSHHostsPart]] = TypeAdapter(dict[str, SSHHostsPart])
 _PRICES: TypeAdapter[dict[str, PricePart]] = TypeAdapter(dict[str, PricePart])
 
 
@@ -64,7 +64,7 @@ class BackendSet:
     """Folders of backends whose paths do not start from `folder`."""
     prices: Mapping[str, Price] = field(default_factory=dict[str, Price])
     """Prices by the name of the model."""
-    hosts: Mapping[str, SSHHostsSpec] = field(default_factory=dict[str, SSHHostsSpec])
+    hosts: Mapping[str, SSHHostsPart] = field(default_factory=dict[str, SSHHostsPart])
     """Groups of hosts by name. Never stored with a run: the database may come from anywhere."""
 
     def settings(self) -> dict[str, JsonValue]:
@@ -197,7 +197,7 @@ def _prices_of(value: Mapping[str, Any], path: Path) -> dict[str, Price]:
         raise CliError(f"{path}: prices.{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
 
 
-def read_hosts(value: object, path: Path) -> dict[str, SSHHostsSpec]:
+def read_hosts(value: object, path: Path) -> dict[str, SSHHostsPart]:
     """Return the groups of hosts, in the form of a plan's `hosts`, in the file at `path`. Raises CliError."""
     try:
         return _HOSTS.validate_python(value or {})
@@ -206,7 +206,7 @@ def read_hosts(value: object, path: Path) -> dict[str, SSHHostsSpec]:
         raise CliError(f"{path}: hosts.{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
 
 
-def hosts_of_file(path: Path | None) -> dict[str, SSHHostsSpec]:
+def hosts_of_file(path: Path | None) -> dict[str, SSHHostsPart]:
     """Return the groups of hosts in the file that `--hosts` names: a plan, or the part under `hosts` alone. Raises
     CliError.
     """

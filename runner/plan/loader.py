@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from plait.backends.prices import Price
     from plait.backends.protocol import JsonValue
     from plait.backends.spec.build import BackendSpec
-    from plait.backends.spec.hosts import SSHHostsSpec
+    from plait.backends.spec.hosts import SSHHostsPart
     from plait.runner.domain.policy import Policy
 
 NAME_IT = "; name it under 'backends', or leave 'backend' out"
@@ -66,7 +66,7 @@ class Plan:
     """The prices of models, by name: `ParallelRunner(prices=plan.prices)`."""
     policy: Policy | None = None
     """The policy described by `orchestrate`, `workflow` or `workflows`; None without any."""
-    hosts: Mapping[str, SSHHostsSpec] = field(default_factory=dict[str, Any])
+    hosts: Mapping[str, SSHHostsPart] = field(default_factory=dict[str, Any])
     """The groups of other machines, by name."""
 
     @property

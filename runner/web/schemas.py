@@ -381,6 +381,8 @@ class AttemptShape(_Sent):
     cache_write_tokens: int
     reasoning_tokens: int
     cost_is_partial: bool
+    place: str | None
+    """The host of an attempt on another host."""
 
 
 class TaskDetailShape(TaskShape):

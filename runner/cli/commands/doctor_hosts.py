@@ -11,7 +11,7 @@ import anyio
 from plait.backends.agents.catalog import AGENTS
 from plait.backends.hosts.look import HostState, look_at_hosts
 from plait.backends.hosts.ssh import SSHHost, SSHHosts
-from plait.backends.spec.hosts import SSHHostsSpec
+from plait.backends.spec.hosts import SSHHostsPart
 from plait.persistence.sqlite.health import Finding, Fitness
 
 _ANSWER_S = 120.0
@@ -22,7 +22,7 @@ _SUCCEEDED = frozenset({0, 3})
 """The exit codes with findings: no check is bad, or some are."""
 
 
-async def check_hosts(groups: Mapping[str, SSHHostsSpec]) -> list[Finding]:
+async def check_hosts(groups: Mapping[str, SSHHostsPart]) -> list[Finding]:
     """Return the findings about each host, and those of `plait doctor` there. All hosts are asked at once."""
     found: dict[tuple[str, str], list[Finding]] = {}
 

@@ -8,7 +8,7 @@ import anyio
 import click
 
 from plait.backends.hosts.look import HostState, look_at_hosts
-from plait.backends.spec.hosts import SSHHostsSpec
+from plait.backends.spec.hosts import SSHHostsPart
 from plait.runner.cli.backends import hosts_of_file
 from plait.runner.cli.display.report import print_json
 from plait.runner.cli.display.sections import print_table
@@ -29,7 +29,7 @@ def hosts_command(file: Path, as_json: bool) -> int:
     return anyio.run(show_hosts, hosts_of_file(file), as_json)
 
 
-async def show_hosts(groups: dict[str, SSHHostsSpec], as_json: bool) -> int:
+async def show_hosts(groups: dict[str, SSHHostsPart], as_json: bool) -> int:
     """Print the state of each host. Return the exit code."""
     states = [(name, state) for name, spec in groups.items() for state in await look_at_hosts(spec.make())]
     if as_json:

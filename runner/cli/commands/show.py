@@ -135,7 +135,7 @@ async def show_run(path: StorePlace, word: str, as_json: bool, choice: TaskChoic
     shown_tasks = choice.of(infos)
     if as_json:
         shown = run_info(run, time.time(), shown_tasks, throttled).as_json_with_tasks()
-        print_json({**shown, "stopped": _stop_reason(run), "reused": reused, "settings": json.loads(run.settings)})
+        print_json({**shown, "stopped": _stop_reason(run), "settings": json.loads(run.settings)})
         return COMPLETED
     _print_run(run, tasks, throttled, reused)
     if choice.is_given and not shown_tasks:

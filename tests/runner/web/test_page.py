@@ -79,6 +79,7 @@ def open_run(seen: Watched, address: str) -> None:
     opened(seen, address)
     seen.page.locator(".c-run a").first.click()
     expect(seen.page.locator(".run h1")).not_to_be_empty()
+    expect(seen.page.locator(".line").first).to_be_attached()
 
 
 def test_a_code_signs_in_once(tmp_path: Path, browser: Browser) -> None:
