@@ -197,9 +197,10 @@ export class Timeline {
     for (const [bar, start, end] of urgent) {
       const name = TASK_OF[bar.status] || bar.status;
       const wide = Math.max(end - start, URGENT.has(bar.status) ? URGENT_WIDTH : SHORTEST);
+      const left = wide > end - start ? Math.round(start) : start; // between two pixels, a short bar would be pale
       pen.fillStyle = look[name] || look.muted;
       if (bar.status === "retried" || bar.status === "interrupted") pen.globalAlpha = 0.55;
-      pen.fillRect(start, y + 5, wide, LINE - 10);
+      pen.fillRect(left, y + 5, wide, LINE - 10);
       pen.globalAlpha = 1;
       if (bar.status === "failed" && wide > 8) {
         pen.strokeStyle = look.back;
