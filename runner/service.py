@@ -21,7 +21,7 @@ from plait.runner.domain import events
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.policy import Policy
 from plait.runner.domain.status import RunStatus
-from plait.runner.drawing.placed import placed
+from plait.runner.drawing.coordinates import coordinates
 from plait.runner.engine.inbox import LOOK_EVERY_S
 from plait.runner.engine.live_text import LiveText, TextPiece
 from plait.runner.errors import PlaitError, RunOwned, StoreRequired
@@ -246,9 +246,9 @@ class RunService:
             return await runner.continue_task(run_id, task_id, message)
 
     async def graph(self, run_id: str) -> dict[str, Any]:
-        """Return the picture of the run's graph: see `drawing.placed`. Raises RunNotFound."""
+        """Return the picture of the run's graph: see `drawing.coordinates`. Raises RunNotFound."""
         run = await stored_run(self._store, run_id)
-        return await anyio.to_thread.run_sync(placed, run.state.dag)
+        return await anyio.to_thread.run_sync(coordinates, run.state.dag)
 
     async def attempts(self, run_id: str) -> list[AttemptRecord]:
         """Return the attempts of all tasks of a run, in the order of their starts."""

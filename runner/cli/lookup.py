@@ -15,15 +15,16 @@ from plait.backends.protocol import JsonValue
 from plait.persistence import SQLiteStore
 from plait.persistence.protocol import Store
 from plait.persistence.records import EventKind, RunRecord, TaskRecord
-from plait.runner.cli.backends import BackendSet
 from plait.runner.cli.display.text import age, one_line
 from plait.runner.cli.exits import STORE, CliError, print_note
 from plait.runner.cli.options import DEFAULT_STORE, ServerAddress, StorePlace, command_line, is_utf8
 from plait.runner.domain.dag import nearest
 from plait.runner.domain.question import OpenQuestion, parse_time
-from plait.runner.domain.status import RUN_REOPENINGS, RunStatus, TaskStatus
+from plait.runner.domain.status import RUN_REOPENINGS, RunStatus
 from plait.runner.operations import inspect
+from plait.runner.operations.list_questions import waiting_tasks
 from plait.runner.state.owner import LEASE_SECONDS, Liveness, liveness
+from plait.runner.state.stored_run import stored_run
 
 if TYPE_CHECKING:
     from plait.persistence import PostgresStore
@@ -160,8 +161,8 @@ _LONGEST_VALUE = 120
 
 
 @dataclass(frozen=True, slots=True)
-class WaitingTask:
-    """A task that waits for a person."""
+class WaitingQuestion:
+    """A task that waits for a person, for display."""
 
     run_id: str
     task_id: str
@@ -192,16 +193,12 @@ class WaitingTask:
             yield "deadline", _format_deadline(question, question.deadline_at)
 
 
-async def list_waiting(store: Store, run_id: str) -> list[WaitingTask]:
+async def list_waiting(store: Store, run_id: str) -> list[WaitingQuestion]:
     """Return the waiting tasks of the run, in the order of the DAG, except those whose answer is stored already. Raises
     StoreError, RunNotFound.
     """
-    asked = {one.task_id: one for one in await BackendSet({}).make_runner({}, store=store).questions(run_id)}
-    return [
-        WaitingTask(run_id, task.task_id, task.attempt, task.question or "", asked.get(task.task_id))
-        for task in await store.list_tasks(run_id)
-        if TaskStatus(task.status) is TaskStatus.WAITING_INPUT and (task.asked is None or task.task_id in asked)
-    ]
+    found = await waiting_tasks(await stored_run(store, run_id))
+    return [WaitingQuestion(run_id, one.task_id, one.attempt, one.text, one.asks) for one in found]
 
 
 def _format_deadline(question: OpenQuestion, at: str) -> str:

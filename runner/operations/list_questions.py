@@ -14,7 +14,7 @@ from plait.runner.errors import PlaitError
 from plait.runner.operations.find_runs import MOST_SEARCHED
 from plait.runner.operations.inspect import asks_as_json
 from plait.runner.recovery.answers import first_notes, open_questions
-from plait.runner.state.stored_run import stored_run
+from plait.runner.state.stored_run import StoredRun, stored_run
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,15 +59,21 @@ async def list_questions(store: Store) -> list[WaitingTask]:
 
 async def _of_run(store: Store, record: RunRecord) -> list[WaitingTask]:
     try:
-        run = await stored_run(store, record.run_id)
-        noted = await first_notes(run)
-        asked = {one.task_id: one for one in open_questions(run) if one.task_id not in noted}
+        return await waiting_tasks(await stored_run(store, record.run_id))
     except (StoreError, PlaitError):  # a damaged run, or a run that was deleted just now: the others are found
         return []
+
+
+async def waiting_tasks(run: StoredRun) -> list[WaitingTask]:
+    """Return the tasks of the run that wait for a person, in the order of the DAG, except those whose answer is stored
+    already. Raises StoreError.
+    """
+    noted = await first_notes(run)
+    asked = {one.task_id: one for one in open_questions(run) if one.task_id not in noted}
     return [
         WaitingTask(
-            record.run_id,
-            record.name,
+            run.record.run_id,
+            run.record.name,
             task.task_id,
             task.attempt,
             task.question or "",

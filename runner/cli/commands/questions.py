@@ -15,7 +15,7 @@ from plait.runner.cli.display.text import one_line, visible
 from plait.runner.cli.exits import COMPLETED, print_line, print_note
 from plait.runner.cli.lookup import (
     MAX_RUNS_SEARCHED,
-    WaitingTask,
+    WaitingQuestion,
     find_run,
     list_waiting,
     read_only_store,
@@ -73,7 +73,7 @@ async def _list_waiting_runs(store: Store) -> list[RunRecord]:
     return [run for run in runs if any(map(run.counts.get, asks)) and RunStatus(run.status) not in RUN_DONE]
 
 
-async def _list_interrupted(store: Store, run: RunRecord) -> list[WaitingTask]:
+async def _list_interrupted(store: Store, run: RunRecord) -> list[WaitingQuestion]:
     """Return the tasks marked at_most_once that were running when the process of the run died. Each waits for a person
     from then on; the next resume stores the status.
     """
@@ -87,13 +87,13 @@ async def _list_interrupted(store: Store, run: RunRecord) -> list[WaitingTask]:
     async with inspecting_runner(store, whole, tasks) as runner:
         steps = (await runner.preview_resume(run.run_id)).tasks
     return [
-        WaitingTask(run.run_id, name, one.attempt, steps[name].reason, None)
+        WaitingQuestion(run.run_id, name, one.attempt, steps[name].reason, None)
         for name, one in cut.items()
         if steps[name].action is ResumeAction.ASK
     ]
 
 
-def _print_run(run: RunRecord, waiting: Sequence[WaitingTask], path: StorePlace) -> None:
+def _print_run(run: RunRecord, waiting: Sequence[WaitingQuestion], path: StorePlace) -> None:
     print_line(f"run {visible(run.run_id)}  {one_line(run.name)}".rstrip())
     for one in waiting:
         text = visible(one.text).replace("\n", "\n    ")
@@ -104,7 +104,7 @@ def _print_run(run: RunRecord, waiting: Sequence[WaitingTask], path: StorePlace)
     print_line("")
 
 
-def _as_json(one: WaitingTask, path: StorePlace) -> dict[str, Any]:
+def _as_json(one: WaitingQuestion, path: StorePlace) -> dict[str, Any]:
     asked = one.question
     return {
         "run_id": one.run_id,

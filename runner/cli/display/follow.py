@@ -21,7 +21,7 @@ from plait.runner.cli.display import report
 from plait.runner.cli.display.plain import Display, NoDisplay, PlainDisplay
 from plait.runner.cli.display.progress import Progress, grow
 from plait.runner.cli.display.report import FinishedRun
-from plait.runner.cli.lookup import WaitingTask, list_waiting
+from plait.runner.cli.lookup import WaitingQuestion, list_waiting
 from plait.runner.cli.options import OutputOptions
 from plait.runner.cli.signals import end_at_second
 from plait.runner.domain import events
@@ -54,7 +54,7 @@ async def follow_run(
     return report.exit_code(result)
 
 
-async def _list_waiting(result: RunResult, store: Store | None) -> list[WaitingTask]:
+async def _list_waiting(result: RunResult, store: Store | None) -> list[WaitingQuestion]:
     """Return the waiting tasks of the run, as far as the store can be read."""
     if store is None or not result.waiting:
         return []

@@ -14,7 +14,7 @@ from plait.backends.prices import list_version
 from plait.backends.protocol import JsonValue
 from plait.runner.cli import exits
 from plait.runner.cli.display.text import coloured, cost, counted, one_line, seconds, tokens, visible, without_controls
-from plait.runner.cli.lookup import WaitingTask
+from plait.runner.cli.lookup import WaitingQuestion
 from plait.runner.cli.options import (
     StorePlace,
     command_line,
@@ -134,7 +134,7 @@ def _task_json(task: TaskResult) -> dict[str, Any]:
     }
 
 
-def print_summary(ending: FinishedRun, store: StorePlace | None, waiting: Sequence[WaitingTask] = ()) -> None:
+def print_summary(ending: FinishedRun, store: StorePlace | None, waiting: Sequence[WaitingQuestion] = ()) -> None:
     """Print the summary and the next commands on standard error. `store` is None if nothing was stored; `waiting` lists
     the waiting tasks as stored.
     """
@@ -217,7 +217,7 @@ def _unknown_costs(ending: FinishedRun) -> Iterator[str]:
         yield f"  cost      unknown for model {shown}{more}; {remedy}"
 
 
-def _questions(result: RunResult, store: StorePlace | None, waiting: Sequence[WaitingTask]) -> Iterator[str]:
+def _questions(result: RunResult, store: StorePlace | None, waiting: Sequence[WaitingQuestion]) -> Iterator[str]:
     known = {one.task_id: one for one in waiting}
     for task_id in result.waiting[:_MOST_QUESTIONS]:
         yield f"  waiting   {task_id}: {one_line(result[task_id].question or '', 300)}"

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from plait.persistence.records import TaskRecord
 from plait.runner.cli.display.text import cells, coloured, columns, first_cells, visible
 from plait.runner.cli.exits import output, print_line, write
-from plait.runner.cli.lookup import WaitingTask
+from plait.runner.cli.lookup import WaitingQuestion
 from plait.runner.cli.options import StorePlace
 from plait.runner.domain.question import answers_of
 
@@ -60,7 +60,7 @@ def print_answers(task: TaskRecord) -> None:
         print_section(f"answered by {answered.by}", f"{answered.question}\n{answered.text}")
 
 
-def print_question(task: TaskRecord, waiting: Sequence[WaitingTask], path: StorePlace) -> None:
+def print_question(task: TaskRecord, waiting: Sequence[WaitingQuestion], path: StorePlace) -> None:
     """Print the question of a task with the details in `waiting`; empty means that the store already has the answer."""
     if task.question is None:
         return

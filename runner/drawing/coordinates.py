@@ -12,7 +12,7 @@ from plait.runner.drawing.layout import HEIGHT, Box, Layout
 _CHAR, _PADDING, _NARROWEST, _WIDEST = 7.4, 44.0, 148.0, 280.0
 
 
-def placed(dag: DAG) -> dict[str, Any]:
+def coordinates(dag: DAG) -> dict[str, Any]:
     """Return the picture of `dag` as a JSON object, in pixels from the left upper corner. Large groups are folded.
 
     `boxes` have the name of a task or of a group, with their place and size. `edges` are lists of numbers: x and y of
