@@ -94,6 +94,8 @@ def at_least(known: Usage, used: Usage) -> Usage:
 
     Tokens read from the cache count before tokens written to it: both together are a part of the input.
     """
+    if known is NO_USAGE and used.model is None:
+        return used
     read = max(known.input_tokens, used.input_tokens)
     cached = min(max(known.cache_read_tokens, used.cache_read_tokens), read)
     costs = [cost for cost in (known.cost_usd, used.cost_usd) if cost is not None]

@@ -56,6 +56,8 @@ class Usage:
     def __add__(self, other: Usage) -> Usage:
         if other is NO_USAGE:
             return self
+        if self is NO_USAGE:
+            return other
         costs = [cost for cost in (self.cost_usd, other.cost_usd) if cost is not None]
         lacks = self.cost_is_partial or other.cost_is_partial or self.cost_is_unknown or other.cost_is_unknown
         return Usage(
@@ -205,6 +207,8 @@ class ModelOptions:
 
     def over(self, own: ModelOptions) -> ModelOptions:
         """Return these settings, completed by the backend's `own`."""
+        if self is OWN_OPTIONS:
+            return own
         return ModelOptions(
             own.model if self.model is None else self.model,
             own.system if self.system is None else self.system,

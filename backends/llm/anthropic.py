@@ -70,8 +70,9 @@ class AnthropicBackend(RemoteBackend):
         async with self._sharing(request, texts, repeats=len(messages) > len(request.history) + 1) as shared:
             build = partial(self._request, request, messages, 0 if shared is None else shared.length)
             answer = _Answer(request, spent, self._server, url, shared)
-            with await self._answered(client, url, build, request) as response:
-                await response.receive(answer.take, answer.take_whole)
+            async with client.limit():
+                with await self._answered(client, url, build, request) as response:
+                    await response.receive(answer.take, answer.take_whole)
         return answer.finish(self.max_tokens)
 
     def _headers(self, server: Endpoint) -> Mapping[str, str]:

@@ -12,10 +12,10 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence, Set
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
+from secrets import token_hex
 from types import TracebackType
 from typing import Any, ClassVar, Literal, Self
 from urllib.parse import urlsplit
-from uuid import uuid4
 
 from plait.backends.errors import BackendError, BackendUnavailable, ErrorKind
 from plait.backends.json_fields import at_least
@@ -46,16 +46,23 @@ class StreamUsage:
     """
 
     def __init__(self) -> None:
-        self.usage = NO_USAGE
+        self._counts = NO_USAGE
+        self.model: str | None = None
+        """The name of the answering model; None while unknown."""
+
+    @property
+    def usage(self) -> Usage:
+        """The usage so far."""
+        return self._counts if self.model is None else replace(self._counts, model=self.model)
 
     def note(self, used: Usage) -> None:
         """Raise the usage to the counts in `used`, as reported by the server."""
-        self.usage = at_least(self.usage, used)
+        self._counts = at_least(self._counts, used)
 
     def note_model(self, name: Any) -> None:
         """Record the name of the answering model. Values that are not names are ignored."""
         if isinstance(name, str) and name.strip():
-            self.usage = replace(self.usage, model=shown(name))
+            self.model = shown(name)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -117,7 +124,7 @@ class RemoteBackend(Placeable, ABC):
 
     def new_session_id(self) -> str | None:
         """Return a random id. The id names the conversation in the store, and is not sent to the server."""
-        return uuid4().hex
+        return token_hex(16)
 
     def answer_key(self) -> JsonValue:
         """Return a digest of the settings that determine an answer: the server, the model, the system prompt and the

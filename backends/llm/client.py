@@ -15,7 +15,7 @@ import json
 import ssl
 import weakref
 from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
@@ -146,7 +146,8 @@ class Client:
         self._options: dict[str, Any] = {
             # Names in lower case: a later header replaces an earlier one of the same name.
             "headers": _OWN_HEADERS | {name.lower(): value for name, value in headers.items()},
-            "timeout": aiohttp.ClientTimeout(total=limits.request, connect=limits.connect),
+            # The limit of the whole request is `limit`: aiohttp's own costs a tenth of the time of a streamed answer.
+            "timeout": aiohttp.ClientTimeout(connect=limits.connect),
         }
         self._tls = _trusted_roots() if server.url.startswith("https:") else True
         self._sessions: _Sessions = {}
@@ -165,6 +166,12 @@ class Client:
         if response.hangs_up:  # a response that arrived whole has given its connection back already
             self._headers = _CLOSE
         return response
+
+    def limit(self) -> AbstractAsyncContextManager[object]:
+        """Return the context in which a request is sent and its response read. At the limit of the whole request the
+        context ends the request and raises TimeoutError.
+        """
+        return asyncio.timeout(self._limits.request)
 
     async def get(self, url: str) -> Response:
         """Request `url`, and return the response, whatever its status. Raises the exceptions of aiohttp."""

@@ -85,13 +85,16 @@ class OpenAIBackend(RemoteBackend):
         own = ModelOptions(self.model, self.system, self.temperature)
         options = request.options.over(own)
         model = options.model or await self._choose_model(client)
-        build = partial(self._request, replace(options, model=model), request, messages)
+        if options.model is None:
+            options = replace(options, model=model)
+        build = partial(self._request, options, request, messages)
         url = self._url_for(model)
         texts = [options.system or "", *(message.content for message in messages)]
         async with self._sharing(request, texts, repeats=len(messages) > len(request.history) + 1) as shared:
             answer = _Answer(request, spent, self._server, url, shared)
-            with await self._answered(client, url, build, request) as response:
-                await response.receive(answer.take, answer.take_whole)
+            async with client.limit():
+                with await self._answered(client, url, build, request) as response:
+                    await response.receive(answer.take, answer.take_whole)
         return answer.finish(self.max_tokens)
 
     def _headers(self, server: Endpoint) -> Mapping[str, str]:
@@ -117,8 +120,9 @@ class OpenAIBackend(RemoteBackend):
 
     async def _list(self, client: Client) -> list[str]:
         url = self._server.url_of("/models")
-        with await client.get(url) as response:
-            body = json_or_text(await response.read())
+        async with client.limit():
+            with await client.get(url) as response:
+                body = json_or_text(await response.read())
         if response.status >= 300:
             raise status_error(response.status, response.headers, body, url, self._server)
         listed = at(body, "data") or []
@@ -203,7 +207,7 @@ class _Answer(PartialAnswer):
             self.shared.begin()
         if chunk.get("usage"):
             self.spent.note(_usage(chunk["usage"]))
-        if self.spent.usage.model is None:
+        if self.spent.model is None:
             self.spent.note_model(chunk.get("model"))
         choices = chunk.get("choices")
         for choice in choices if isinstance(choices, list) else ():

@@ -32,10 +32,11 @@ class Pricing:
         ended = reply or error
         if ended is None or not ended.usage.cost_is_unknown:
             return outcome
-        if self._prices.needs_list(ended.usage, self._billing(name, model)):
+        billing = self._billing(name, model)
+        if self._prices.needs_list(ended.usage, billing):
             with anyio.CancelScope(shield=True):
                 await run_sync(prices.load)
-        usage = self.price(ended.usage, name, model, ended.messages)
+        usage = self._price(ended.usage, billing, ended.messages)
         if usage is ended.usage:
             return outcome
         if reply is not None:
@@ -44,13 +45,14 @@ class Pricing:
             error.usage = usage
         return outcome
 
-    def price(self, used: Usage, name: str, model: str | None, messages: Sequence[Message] = ()) -> Usage:
-        """Return `used`, by the backend `name`, with its cost, as far as known without loading the list.
+    def price(self, used: Usage, name: str, model: str | None) -> Usage:
+        """Return `used`, by the backend `name`, with its cost, as far as known without loading the list."""
+        return self._price(used, self._billing(name, model), ())
 
-        The usage of `messages`, if any, is by request.
-        """
-        longest = max((one.usage.input_tokens for one in messages), default=0) or None
-        return self._prices.priced(used, self._billing(name, model), longest, at=self._clock.wall())
+    def _price(self, used: Usage, billing: Billing, messages: Sequence[Message]) -> Usage:
+        """Return `used` with its cost. The usage of `messages`, if any, is by request."""
+        longest = max([one.usage.input_tokens for one in messages], default=0) or None
+        return self._prices.priced(used, billing, longest, at=self._clock.wall())
 
     def _billing(self, name: str, model: str | None) -> Billing:
         backend = self._billed.get(name)
