@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import asdict
 from importlib.metadata import version
+from typing import BinaryIO
 
 import anyio
 
@@ -55,8 +59,8 @@ async def look_at_hosts(hosts: SSHHosts) -> list[HostState]:
 async def _look(host: SSHHost, command: tuple[str, ...]) -> HostState:
     question = frame_line({"op": "look", "slots": host.slots})
     try:
-        with anyio.fail_after(_ANSWER_S):
-            answer = await anyio.run_process(command, input=question, check=False, start_new_session=True)
+        with _filled_pipe(question) as given, anyio.fail_after(_ANSWER_S):
+            answer = await anyio.run_process(command, stdin=given, check=False, start_new_session=True)
     except TimeoutError:
         return HostState(host.name, host.slots, problem=f"away: no answer within {_ANSWER_S:g} s")
     except OSError as error:
@@ -72,3 +76,15 @@ async def _look(host: SSHHost, command: tuple[str, ...]) -> HostState:
     differs = f"plait {theirs} is installed there, and {ours} here; install the same version"
     problem = None if theirs == ours else differs
     return HostState(host.name, host.slots, at_work, theirs, problem)
+
+
+@contextmanager
+def _filled_pipe(line: bytes) -> Generator[BinaryIO]:
+    """Yield a pipe that holds `line` and ends. A command that ends without reading, as ssh does without a connection,
+    would break a pipe that is written while the command runs.
+    """
+    given, written = os.pipe()
+    with os.fdopen(given, "rb") as end:
+        with os.fdopen(written, "wb") as start:
+            start.write(line)
+        yield end
