@@ -9,7 +9,7 @@ import click
 
 from plait.persistence.records import RunRecord, Spent
 from plait.runner.cli.display.report import print_json
-from plait.runner.cli.display.sections import print_section
+from plait.runner.cli.display.sections import print_field, print_section
 from plait.runner.cli.display.text import cost, counted, one_line, seconds, tokens, visible
 from plait.runner.cli.exits import COMPLETED, print_line
 from plait.runner.cli.lookup import find_run, read_only_store
@@ -52,10 +52,10 @@ async def diff(path: StorePlace, a: str, b: str, as_json: bool) -> int:
 
 def _print_comparison(comparison: RunComparison) -> None:
     for name, run in (("run", comparison.before), ("other", comparison.after)):
-        print_line(f"{name:<9} {visible(run.run_id)}, {', '.join(_facts(run.status, run.spent, _duration(run)))}")
+        print_field(name, f"{visible(run.run_id)}, {', '.join(_facts(run.status, run.spent, _duration(run)))}")
     parted = comparison.parted
     if parted is not None:
-        print_line(f"{'parted':<9} at {_head(parted)}")
+        print_field("parted", f"at {_head(parted)}")
     differ = [task for task in comparison.tasks if task.changed]
     for task in differ:
         _print_difference(task)

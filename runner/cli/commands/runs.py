@@ -82,9 +82,11 @@ async def list_runs(path: StorePlace, chosen: RunFilter, as_json: bool) -> int:
         shown = " or ".join(chosen.statuses)
         print_line(f"no run is {shown}; `plait runs` shows all" if shown else "no runs yet; `plait run PLAN` makes one")
         return COMPLETED
-    rows = list(map(_long_row, runs, held)) if chosen.long else _fitted(list(map(_run_row, runs)))
-    head, numbers = (LONG_HEAD, {4, 5, 6, 7}) if chosen.long else (HEAD, {4, 5})
-    print_table([head, *rows], 2, [None, *(shown_status(run) for run in runs)], frozenset(numbers))
+    rows = _fitted(list(map(_run_row, runs)))
+    if chosen.long:
+        rows = list(map(_long_row, rows, runs, held))
+    head = LONG_HEAD if chosen.long else HEAD
+    print_table([head, *rows], 2, [None, *(shown_status(run) for run in runs)], frozenset({4, 5, 6, 7}))
     _print_if_more(runs, found)
     return COMPLETED
 
@@ -107,10 +109,10 @@ def _print_if_more(runs: Sequence[RunRecord], found: Sequence[RunRecord]) -> Non
         print_note(f"these are the newest {len(runs)}; there are more: --limit N")
 
 
-def _long_row(run: RunRecord, held: int) -> tuple[str, ...]:
-    *row, created = _run_row(run)
+def _long_row(row: tuple[str, ...], run: RunRecord, held: int) -> tuple[str, ...]:
+    *row_start, created = row
     used = tokens(run.spent.input_tokens, run.spent.output_tokens)
-    return (*row, used, size(held), created, _owner(run))
+    return (*row_start, used, size(held), created, _owner(run))
 
 
 _WIDTH = 80
@@ -118,7 +120,7 @@ _SHORTEST_NAME = 8
 
 
 def _fitted(rows: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """Return the rows of the short list with names cut so that a line has at most 80 columns, if possible."""
+    """Return the columns of the short list, with names cut so that a line has at most 80 columns, if possible."""
     widths = [max(map(cells, column)) for column in zip(HEAD, *rows, strict=True)]
     room = _WIDTH - sum(widths) - 2 * (len(HEAD) - 1) + widths[1]
     return [(run_id, one_line(name, max(room, _SHORTEST_NAME)), *rest) for run_id, name, *rest in rows]

@@ -18,7 +18,7 @@ from plait.backends.protocol import NO_USAGE
 from plait.persistence.protocol import Store
 from plait.persistence.records import AttemptRecord, EventRecord, MessageRecord, RunRecord, Spent, TaskRecord
 from plait.runner.cli.display.report import WHY_STOPPED, parse_stop, print_json
-from plait.runner.cli.display.sections import print_answers, print_question, print_section, print_table, wrapped
+from plait.runner.cli.display.sections import print_answers, print_field, print_question, print_section, print_table
 from plait.runner.cli.display.text import coloured, cost, counted, one_line, seconds, token_parts, tokens, visible
 from plait.runner.cli.display.throttling import throttling_line
 from plait.runner.cli.exits import COMPLETED, print_line
@@ -225,7 +225,7 @@ def _print_run(
     settings, owner = json.loads(run.settings), run.owner
     plan = settings.get("plan")
     print_line(f"{'run':<9} {visible(run.run_id)}")
-    print_line(f"{'name':<9} {one_line(run.name)}")
+    print_field("name", one_line(run.name))
     print_line(f"{'status':<9} {coloured(status.value, status, sys.stdout)}, {_describe_progress(run)}")
     _print_field("error", run.error)
     stopped = _stop_reason(run)
@@ -283,8 +283,7 @@ def _describe_progress(run: RunRecord) -> str:
 
 def _print_field(name: str, value: str | None) -> None:
     if value:
-        for line in wrapped(f"{name:<9} {one_line(value)}", 10):
-            print_line(line)
+        print_field(name, one_line(value))
 
 
 def _task_row(task: TaskInfo) -> tuple[str, ...]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
-import textwrap
 from collections.abc import Sequence
+from itertools import pairwise
 
 from plait.persistence.records import TaskRecord
 from plait.runner.cli.display.text import cells, coloured, columns, first_cells, visible
@@ -16,6 +17,8 @@ from plait.runner.domain.question import answers_of
 
 _PIECE = 1 << 16  # characters
 _LEAST_ROOM = 16  # columns
+_GAP = "  "
+_INDENT = "  "
 
 
 def _terminal_width() -> int | None:
@@ -23,13 +26,26 @@ def _terminal_width() -> int | None:
     return shutil.get_terminal_size().columns if output().isatty() else None
 
 
-def wrapped(line: str, indent: int) -> list[str]:
+def print_field(name: str, value: str) -> None:
+    """Print a value behind its name; on a terminal, further lines begin below the value."""
+    for line in _wrapped(f"{name:<9} {value}", 10):
+        print_line(line)
+
+
+def _wrapped(line: str, indent: int) -> list[str]:
     """Return `line` in lines that fit a terminal, the further ones with `indent` spaces; `line` alone elsewhere."""
     width = _terminal_width()
     if width is None or cells(line) <= width:
         return [line]
-    rest = textwrap.wrap(line, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
-    return rest or [line]
+    lines, taken = [""], 0
+    for word in re.findall(r"\s*\S+", line):
+        if taken and taken + cells(word) > width:
+            lines.append(" " * indent + word.lstrip())
+            taken = indent + cells(word.lstrip())
+        else:
+            lines[-1] += word
+            taken += cells(word)
+    return lines
 
 
 def print_section(head: str, text: str, *, is_code: bool = False) -> None:
@@ -37,7 +53,7 @@ def print_section(head: str, text: str, *, is_code: bool = False) -> None:
     prose are broken between words; lines of code are not.
     """
     fitted = visible if is_code else _fitted
-    print_line(f"\n-- {head} --")
+    print_line("\n" + "\n".join(_wrapped(f"-- {head} --", 3)))
     end = len(text.removesuffix("\n"))
     start = 0
     while end - start > _PIECE:
@@ -51,7 +67,7 @@ def print_section(head: str, text: str, *, is_code: bool = False) -> None:
 def _fitted(text: str) -> str:
     """Return `text` as `visible` does, on a terminal with line breaks between words; further lines keep the indent."""
     lines = visible(text).split("\n")
-    return "\n".join(part for line in lines for part in wrapped(line, len(line) - len(line.lstrip(" "))))
+    return "\n".join(part for line in lines for part in _wrapped(line, len(line) - len(line.lstrip(" "))))
 
 
 def print_answers(task: TaskRecord) -> None:
@@ -80,14 +96,31 @@ def print_table(
     right: frozenset[int] = frozenset(),
 ) -> None:
     """Print rows in columns; the first row is the heading. `status_column` is coloured, the columns in `right` hold
-    numbers. On a terminal the last column is cut so that no line wraps, unless little of the column would remain.
+    numbers. On a terminal, columns that do not fit continue in a further line, indented, and the last column is cut.
     """
     table = columns(rows, right)
+    widths = [cells(cell) for cell in table[0]]
     width = _terminal_width()
-    room = 0 if width is None else width - sum(map(cells, table[0][:-1])) - 2 * (len(table[0]) - 1)
+    starts = [0] if width is None else _line_starts(widths, width)
     for row, status in zip(table, statuses, strict=True):
-        if room >= _LEAST_ROOM:
-            row[-1] = row[-1].rstrip() if cells(row[-1].rstrip()) <= room else first_cells(row[-1], room)
+        if width is not None:
+            taken = sum(widths[starts[-1] : -1]) + len(_GAP) * (len(widths) - 1 - starts[-1])
+            row[-1] = first_cells(row[-1].rstrip(), width - taken - (len(_INDENT) if starts[-1] else 0))
         if status is not None:
             row[status_column] = coloured(row[status_column], status, sys.stdout)
-        print_line("  ".join(row).rstrip())
+        for start, end in pairwise((*starts, len(row))):
+            line = _GAP.join(row[start:end]).rstrip()
+            if line or not start:
+                print_line(f"{_INDENT}{line}" if start else line)
+
+
+def _line_starts(widths: Sequence[int], width: int) -> list[int]:
+    """Return the first column of each line of a table that fits into `width` columns of a terminal."""
+    starts, end = [0], -len(_GAP)
+    for column, needed in enumerate(widths):
+        least = min(needed, _LEAST_ROOM) if column == len(widths) - 1 else needed
+        if column and end + len(_GAP) + least > width:
+            starts.append(column)
+            end = len(_INDENT) - len(_GAP)
+        end += len(_GAP) + needed
+    return starts

@@ -74,13 +74,13 @@ def plait_here(folder: Path, *words: str, **extra: str) -> Done:
 
 
 class Terminal:
-    """`plait WORDS` on a pseudo-terminal of 100 columns and 30 lines; `seen` is every byte that reached it."""
+    """`plait WORDS` on a pseudo-terminal of 30 lines; `seen` is every byte that reached it."""
 
-    def __init__(self, folder: Path, *words: str, out: Path | None = None, **extra: str) -> None:
+    def __init__(self, folder: Path, *words: str, out: Path | None = None, columns: int = 100, **extra: str) -> None:
         """`out` is a file for standard output; without one it is the terminal, too."""
         self.seen = b""
         self._master, slave = pty.openpty()
-        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 30, columns, 0, 0))
         with contextlib.nullcontext(slave) if out is None else out.open("w") as stdout:
             self._process = Warm(
                 [*PLAIT, *words],
