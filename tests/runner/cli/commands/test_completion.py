@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import pty
+import re
+import select
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -59,6 +65,34 @@ def said(folder: Path, *words: str) -> list[str]:
     return done.stdout.splitlines()
 
 
+@contextmanager
+def keyboard(folder: Path, shell: str) -> Generator[tuple[Callable[[bytes], object], Callable[[bytes], None]]]:
+    """An interactive shell on a terminal: what writes to it, and what reads on until a word was seen."""
+    prompt = {"fish": ("-C", "function fish_prompt; echo READY; end")}.get(shell, ())
+    if not prompt:
+        with (folder / "home" / f".{shell}rc").open("a") as settings:
+            settings.write("PS1='READY '\n")
+    master, slave = pty.openpty()
+    words = ["setsid", "--ctty", shell, "-i", *prompt]
+    process = subprocess.Popen(words, cwd=folder, env=here(folder), stdin=slave, stdout=slave, stderr=slave)
+    os.close(slave)
+    seen = bytearray()
+
+    def until(marker: bytes) -> None:
+        while marker not in re.sub(rb"\x1b(\[[0-9;?]*[a-zA-Z]|\(B)|\s", b"", seen):
+            ready, _, _ = select.select([master], [], [], 60)
+            assert ready, f"no {marker!r} in {bytes(seen)!r}"
+            seen.extend(os.read(master, 65536))
+        seen.clear()
+
+    try:
+        yield lambda data: os.write(master, data), until
+    finally:
+        process.kill()
+        process.wait()
+        os.close(master)
+
+
 def in_bash(folder: Path, *words: str) -> list[str]:
     line = " ".join(f"'{word}'" for word in words)
     script = f"COMP_WORDS=({line}); COMP_CWORD={len(words) - 1}; _plait_completion plait; "
@@ -89,6 +123,7 @@ def test_another_store_and_none(folder: Path, run_id: str, tmp_path: Path) -> No
 @pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")
 def test_zsh(folder: Path) -> None:
     installed(folder, "zsh")
+    assert len((folder / "home" / ".zshrc").read_text().splitlines()) == 1
     assert said(folder, "zsh", "-i", "-c", "print $_comps[plait]") == ["_plait_completion"]
 
 
@@ -97,6 +132,33 @@ def test_fish(folder: Path, run_id: str) -> None:
     installed(folder, "fish")
     assert said(folder, "fish", "-c", "complete -C 'plait sh'") == ["show\tShow a run or one of its tasks."]
     assert f"{run_id}\thello completed" in said(folder, "fish", "-c", "complete -C 'plait show '")
+
+
+@pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")
+def test_fish_loads_the_script_from_the_folder_of_its_settings(folder: Path, tmp_path: Path) -> None:
+    given = {**here(folder), "XDG_CONFIG_HOME": str(tmp_path), "HOME": str(tmp_path / "home")}
+    words = ["plait", "completion", "fish"]
+    assert subprocess.run(words, check=False, cwd=folder, env=given, capture_output=True).returncode == 0
+    assert (tmp_path / "fish" / "completions" / "plait.fish").exists()
+    words = ["fish", "-c", "complete -C 'plait canc'"]
+    done = subprocess.run(words, check=True, cwd=folder, env=given, capture_output=True, text=True)
+    assert done.stdout.startswith("cancel\t")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_tab_key_completes_a_line(folder: Path, tmp_path: Path, shell: str) -> None:
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed")
+    own = shutil.copytree(folder, tmp_path / "own", ignore=shutil.ignore_patterns(".*rc"))
+    installed(own, shell)
+    with keyboard(own, shell) as (write, until):
+        until(b"READY")
+        write(b"plait show las\t")
+        until(b"plaitshowlast")
+        write(b"sec\t")
+        until(b"second")
+        write(b"\n")
+        until(b"--assistant--")
 
 
 @pytest.mark.parametrize(
