@@ -19,8 +19,8 @@ def span_id(run_id: str, task_id: str | None = None, attempt: int | None = None)
     return _digest("span", run_id, task_id, attempt)[:16]
 
 
-def traceparent(run_id: str, task_id: str, attempt: int) -> str:
-    """Return the value of TRACEPARENT for a process that works for the attempt."""
+def traceparent(run_id: str, task_id: str, attempt: int | None = None) -> str:
+    """Return the value of TRACEPARENT for a process that works for the attempt; without one, for the task."""
     return f"00-{trace_id(run_id)}-{span_id(run_id, task_id, attempt)}-01"
 
 

@@ -25,6 +25,7 @@ from plait.persistence.records import EventKind, TaskRecord
 from plait.runner.clock import iso
 from plait.runner.domain.status import TaskStatus
 from plait.runner.domain.task import Task
+from plait.runner.domain.trace_ids import traceparent
 from plait.runner.engine.backend_call import call_backend
 from plait.runner.engine.checkpointer import Checkpointer
 from plait.runner.engine.config import Config, require_backends
@@ -157,6 +158,7 @@ async def _conversation_request(run: StoredRun, task: Task, backend: Backend) ->
         metadata=task.metadata,
         files=None if root is None else attempt_files(root, run_id, task.id, number),
         timeout=task.timeout,
+        traceparent=traceparent(run_id, task.id),  # no attempt has a span for a person's turn
         options=task.options,
         placement=placement,
         attachments=attachments,

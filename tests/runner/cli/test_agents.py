@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from plait.runner.domain.trace_ids import traceparent
 from tests.support.agents.homes import Home, make_home
-from tests.support.processes.command import plait, plait_here
+from tests.support.agents.logs import wait_for
+from tests.support.processes.command import PLAIT, environment, plait, plait_here
 from tests.support.stores.database import edit_runs
 
 PLAN = """
@@ -80,9 +84,59 @@ def test_an_agent_that_is_not_there_is_told_with_the_way_to_get_it(home: Home) -
     assert len(done.err.strip().splitlines()) == 1
 
 
-def test_an_agent_is_given_the_place_of_its_attempt_in_the_trace(home: Home) -> None:
+@pytest.fixture
+def traced(home: Home) -> Home:
+    """A home whose agent writes down the trace context of its process."""
     agent = home.path / "claude"
     agent.write_text(agent.read_text().replace("exec ", 'echo "$TRACEPARENT" >> "$HOME/traced"\nexec '))
-    (home.path / "plan.yaml").write_text(PLAN.partition("  - {id: one")[0])
-    run_id = plait_here(home.path, "run", "plan.yaml", "--json").value["run_id"]
-    assert set((home.path / "traced").read_text().split()) == {traceparent(run_id, "facts", 1)}
+    return home
+
+
+def contexts(home: Home) -> list[str]:
+    """The trace contexts since the last call, in order."""
+    path = home.path / "traced"
+    found = path.read_text().splitlines()
+    path.unlink()
+    return found
+
+
+def test_an_agent_is_given_the_place_of_its_attempt_in_the_trace(traced: Home) -> None:
+    folder = traced.path
+    (folder / "plan.yaml").write_text(PLAN.partition("  - {id: one")[0])
+    run_id = plait_here(folder, "run", "plan.yaml", "--json").value["run_id"]
+    assert contexts(traced) == [traceparent(run_id, "facts", 1)]
+    assert plait_here(folder, "continue", run_id, "facts", "And then?").code == 0
+    assert contexts(traced) == [traceparent(run_id, "facts")]
+    tried = plait_here(folder, "try", run_id, "facts", "--again", "--json")
+    assert tried.code == 0, tried.err
+    assert contexts(traced) == [traceparent(tried.value["run_id"], "facts", 1)]
+
+
+@pytest.mark.parametrize("attempts", [1, 2])
+def test_each_retry_is_an_attempt_of_its_own_in_the_trace(traced: Home, attempts: int) -> None:
+    folder = traced.path
+    retry = f"retry: {{attempts: {attempts}, base_delay: 0}}"
+    plan = PLAN.partition("  - {id: facts")[0].replace("backend: coder", retry)
+    (folder / "plan.yaml").write_text(plan + '  - {id: bad, backend: coder, prompt: "[[error 500]]"}\n')
+    run_id = plait_here(folder, "run", "plan.yaml", "--json").value["run_id"]
+    if attempts == 1:
+        assert contexts(traced) == [traceparent(run_id, "bad", 1)]
+        assert plait_here(folder, "resume", run_id, "--retry-failed", "-q").code == 1
+        assert contexts(traced) == [traceparent(run_id, "bad", 2)]
+    else:
+        assert contexts(traced) == [traceparent(run_id, "bad", attempt) for attempt in (1, 2)]
+
+
+def test_a_resumed_run_has_the_same_trace(traced: Home) -> None:
+    folder = traced.path
+    (folder / "plan.yaml").write_text(PLAN.partition("  - {id: facts")[0] + '  - {id: held, prompt: "[[until go]]"}\n')
+    with subprocess.Popen([*PLAIT, "run", "plan.yaml", "-q"], cwd=folder, env=environment()) as process:
+        wait_for(lambda: traced.begun > 0)
+        process.kill()
+    for pid in traced.processes:
+        os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: not traced.processes)
+    (folder / "go").touch()
+    done = plait_here(folder, "resume", "--json")
+    assert done.code == 0, done.err
+    assert contexts(traced) == [traceparent(done.value["run_id"], "held", attempt) for attempt in (1, 2)]
