@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 from plait.runner.domain.trace_ids import span_id, trace_id
 from tests.support.agents.logs import wait_for
-from tests.support.collector import Collector, Received, collecting
+from tests.support.collector import Collector, Received, collecting, needs_rotel, real_collector
 from tests.support.processes.command import PLAIT, environment, plait
 
 WORK = """
@@ -84,7 +85,7 @@ def test_a_run_is_a_tree_of_spans(folder: Path) -> None:
         assert root.start <= attempts["first"].end <= last.start <= root.end
         assert len(spans) == len({span.span_id for span in spans}) == 7
         sent(folder, collector)
-        assert collector.bodies[0] == collector.bodies[1]
+        assert collector.requests[0] == collector.requests[1]
 
 
 def test_a_killed_run_has_the_trace_of_a_run_without_kills_but_for_its_attempts(folder: Path) -> None:
@@ -116,6 +117,27 @@ def test_a_run_is_followed_to_its_end(folder: Path) -> None:
             assert following.wait(30) == 0
         followed = list(collector.spans)
         assert sorted(sent(folder, collector), key=str) == sorted(followed, key=str)
+
+
+@needs_rotel
+def test_a_real_collector_takes_the_whole_trace_of_a_killed_run(folder: Path) -> None:
+    killed_in_the_middle(folder)
+    with real_collector(folder) as (url, received):
+        words = [*PLAIT, "export", "--otlp", "last", "--follow", "--content"]
+        here = environment(OTEL_EXPORTER_OTLP_ENDPOINT=url)
+        # The follower is killed too, and another begins anew.
+        with subprocess.Popen(words, cwd=folder, env=here) as following:
+            wait_for(lambda: "task first" in received.read_text())
+            following.kill()
+        with subprocess.Popen(words, cwd=folder, env=here) as following:
+            (folder / "go").touch()
+            run_id = plait(folder, "resume", "--json").value["run_id"]
+            assert following.wait(30) == 0
+    spans = set(re.findall(r"^ +ID +: ([0-9a-f]{16})$", received.read_text(), re.MULTILINE))
+    attempts = [("first", 1), ("held", 1), ("held", 2), ("last", 1)]
+    tasks = ["first", "held", "last"]
+    expected = {span_id(run_id), *(span_id(run_id, one) for one in tasks), *(span_id(run_id, *one) for one in attempts)}
+    assert spans == expected
 
 
 def test_prompts_and_answers_are_sent_only_when_asked_for(folder: Path) -> None:
