@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from plait.backends.protocol import JsonValue
-from plait.backends.text import clean_text
 from plait.persistence.errors import StoreError
 from plait.persistence.protocol import Store
 from plait.runner.domain.dag import DAG
@@ -23,6 +22,7 @@ from plait.runner.domain.status import TaskStatus
 from plait.runner.domain.task import Task
 from plait.runner.errors import RunNotFound
 from plait.runner.state.codec import to_json
+from plait.runner.state.conversations import sent_prompt
 from plait.runner.state.kept_answers import GIVEN
 from plait.runner.state.readable_state import ReadableState
 from plait.runner.state.reusable_answer import ReusableAnswer
@@ -109,7 +109,7 @@ async def _answers_of(run: StoredRun, wanted: set[str]) -> dict[str, CachedAnswe
             continue
         if (key := answer_key(state, position, backend_keys, known, anywhere=True)) is not None:
             result = state.results[position]
-            answer = ReusableAnswer(result.text, result.data, record.data, clean_text(state.prompt(task)))
+            answer = ReusableAnswer(result.text, result.data, record.data, await sent_prompt(run, position))
             found[key] = CachedAnswer(run_id, answer, parse_time(record.ended_at))
     return found
 

@@ -7,11 +7,13 @@ from typing import cast
 
 from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.protocol import Message, Role, Usage
+from plait.backends.text import clean_text
 from plait.persistence.protocol import Store
 from plait.persistence.records import AttemptStatus, EventKind, MessageRecord, TaskRecord
 from plait.runner.domain.conversation import INVALID_TASKS, Continuation, History, correction_prompt
 from plait.runner.errors import PlaitError
 from plait.runner.state.run_state import RunState
+from plait.runner.state.stored_run import StoredRun
 
 
 async def load_history(store: Store, run_id: str, state: RunState, task_id: str, *, persons: bool = False) -> History:
@@ -51,6 +53,19 @@ async def own_messages(
     while own and own[-1].role != "assistant":
         own.pop()
     return [_message(run_id, record) for record in own]
+
+
+async def sent_prompt(run: StoredRun, position: int) -> str:
+    """Return the prompt that the completed task sent. The prompt of a task with files is read back from the store,
+    because the files may have changed. Raises StoreError.
+    """
+    state, task = run.state, run.state.dag.tasks[position]
+    if task.files:
+        stored = await run.store.list_messages(run.record.run_id, task.id)
+        for one in stored:
+            if one.role == "user" and one.attempt == state.attempts[position] and not one.damaged:
+                return one.content
+    return clean_text(state.prompt(task))
 
 
 async def _continued_task(store: Store, run_id: str, state: RunState, task_id: str) -> str | None:

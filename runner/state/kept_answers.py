@@ -20,7 +20,7 @@ from plait.runner.domain.status import TaskStatus
 from plait.runner.domain.task import Task
 from plait.runner.errors import PlaitError
 from plait.runner.state.codec import to_json
-from plait.runner.state.conversations import own_messages
+from plait.runner.state.conversations import own_messages, sent_prompt
 from plait.runner.state.readable_state import ReadableState
 from plait.runner.state.reusable_answer import ReusableAnswer
 from plait.runner.state.stored_run import StoredRun
@@ -131,13 +131,8 @@ async def _kept_answer(run: StoredRun, position: int, *, adds: bool) -> Reusable
     if task.for_each is None and (state.times_continued(position) or position in state.answers):
         stored = await own_messages(run.store, run.record.run_id, state, task.id)
         messages = tuple(Message(one.role, one.content) for one in stored)  # the tokens were paid for there
+    prompt = None if task.for_each is not None else await sent_prompt(run, position)
     added: tuple[Task, ...] = ()
     if adds and task.for_each is None and state.has_added(position):
         added = tuple(one for place, one in enumerate(state.dag) if state.added_by(place) == task.id)
-    return ReusableAnswer(
-        result.text, result.data, record.data, _prompt(state, task), messages, added, record.session_id
-    )
-
-
-def _prompt(state: ReadableState, task: Task) -> str | None:
-    return None if task.for_each is not None else state.prompt(task)
+    return ReusableAnswer(result.text, result.data, record.data, prompt, messages, added, record.session_id)

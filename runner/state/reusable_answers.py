@@ -21,6 +21,7 @@ from plait.runner.domain.task import Task
 from plait.runner.domain.task_file import TaskFile
 from plait.runner.errors import TaskNotFound, nearest
 from plait.runner.state.codec import to_json
+from plait.runner.state.conversations import sent_prompt
 from plait.runner.state.kept_answers import ForkPoint, load_kept
 from plait.runner.state.readable_state import ReadableState
 from plait.runner.state.reusable_answer import ReusableAnswer
@@ -98,16 +99,17 @@ class ReusableAnswers:
         return bool(self.fresh) and (task.id in self.fresh or group_of(task.id, task.item) in self.fresh)
 
     @classmethod
-    def of(cls, run: StoredRun, backend_keys: Mapping[str, JsonValue], fresh: Collection[str] = ()) -> ReusableAnswers:
-        """Return the answers of `run` for a run with backends of these keys."""
+    async def of(
+        cls, run: StoredRun, backend_keys: Mapping[str, JsonValue], fresh: Collection[str] = ()
+    ) -> ReusableAnswers:
+        """Return the answers of `run` for a run with backends of these keys. Raises StoreError."""
         stored, state = stored_answer_keys(run), run.state
         by_key, known = dict[str, ReusableAnswer](), dict[int, str | None]()
         for position, record in enumerate(run.tasks):
             if state.statuses[position] is not TaskStatus.COMPLETED or state.dag.tasks[position].at_most_once:
                 continue
             if (key := answer_key(state, position, stored, known)) is not None:
-                prompt = clean_text(state.prompt(state.dag.tasks[position]))
-                result = state.results[position]
+                prompt, result = await sent_prompt(run, position), state.results[position]
                 by_key.setdefault(key, ReusableAnswer(result.text, result.data, record.data, prompt))
         return cls(run.record.run_id, by_key, backend_keys, fresh)
 
@@ -174,7 +176,7 @@ async def load_answers(store: Store | None, reuse: Reuse, backend_keys: Mapping[
 
 async def answers_of(run: StoredRun, reuse: Reuse, backend_keys: Mapping[str, JsonValue]) -> ReusableAnswers:
     """Return the answers of `run` that a run with backends of these keys may take over. Raises StoreError."""
-    answers = ReusableAnswers.of(run, backend_keys, reuse.fresh)
+    answers = await ReusableAnswers.of(run, backend_keys, reuse.fresh)
     return answers if reuse.fork is None else replace(answers, kept=await load_kept(run, reuse.fork))
 
 

@@ -158,8 +158,10 @@ async def test_the_contents_are_part_of_the_key_of_an_answer(tmp_path: Path) -> 
     async with SQLiteStore(tmp_path / "runs.db") as store:
         runner = ParallelRunner(say, store=store)
         await runner.run(DAG([Task("a", "a", files=[str(path)])]), "first")
-        await runner.run(DAG([Task("a", "a", files=[str(path)])]), like="first")
+        again = await runner.run(DAG([Task("a", "a", files=[str(path)])]), like="first")
         assert len(calls) == 1
+        said = await store.list_messages(again.run_id, "a")
+        assert [one.content for one in said] == [PROMPT.replace("Sum up.", "a"), "x"]
         write(str(path), "Two.")
         await runner.run(DAG([Task("a", "a", files=[str(path)])]), like="first")
         assert len(calls) == 2
@@ -169,6 +171,24 @@ async def test_the_contents_are_part_of_the_key_of_an_answer(tmp_path: Path) -> 
 
 async def _say(_prompt: str) -> str:
     raise AssertionError("nothing may be called")
+
+
+async def test_an_answer_is_taken_over_with_the_text_of_the_file_by_the_cache_and_by_a_fork(tmp_path: Path) -> None:
+    async def say(_prompt: str) -> str:
+        return "x"
+
+    path = made(tmp_path)[0]
+    dag = DAG([Task("a", "Sum up.", files=[path], cache=True), Task("b", "b", continues="a")])
+    async with SQLiteStore(tmp_path / "runs.db") as store:
+        runner = ParallelRunner(say, store=store)
+        await runner.run(dag, "first")
+        await runner.run(dag, "cached")
+        write(path, "Two.")
+        async with runner.start_fork(await runner.fork("cached", "b")) as run:
+            fork = await run.result()
+        for run_id in ("cached", fork.run_id):
+            assert (await store.list_messages(run_id, "a"))[0].content == PROMPT
+            assert (await store.list_attempts(run_id))[0].backend.startswith("reused from")
 
 
 @pytest.mark.parametrize("backend", [_say, LocalBackend()])
