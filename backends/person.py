@@ -22,6 +22,10 @@ class PersonBackend:
         self.default = default
         self.deadline = deadline
 
+    def answer_key(self) -> JsonValue:
+        """Return the same key for every person: an answer is for the question, and the question is the prompt."""
+        return "person"
+
     def new_session_id(self) -> str | None:
         """Return None: people have no sessions."""
         return None

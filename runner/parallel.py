@@ -136,7 +136,7 @@ class ParallelRunner:
             rng or random.SystemRandom(),  # forked processes need different retry delays
         )
 
-    async def run(
+    async def run(  # noqa: PLR0913 - the options of a run
         self,
         dag: DAG,
         run_id: str | None = None,
@@ -145,6 +145,7 @@ class ParallelRunner:
         policy: Policy | None = None,
         like: str | None = None,
         fresh: Collection[str] = (),
+        keep_answers: bool = False,
     ) -> RunResult:
         """Run `dag` to its end and return the result.
 
@@ -154,8 +155,9 @@ class ParallelRunner:
 
         `like` is the id of a stored run: a task whose rendered prompt, schema, backend and conversation are those of a
         completed task there is completed with the answer from there, without a call and at no cost. Backends without
-        an `answer_key`, tasks marked `at_most_once` or `adds_tasks`, tasks that asked a person, and tasks in `fresh`
-        always run; in `fresh` the id of a `for_each` task stands for its parts. see `preview_like`.
+        an `answer_key`, tasks marked `at_most_once` or `adds_tasks`, and tasks in `fresh` always run; in `fresh` the id
+        of a `for_each` task stands for its parts. A task that asked a person asks again, unless `keep_answers` is true.
+        See `preview_like`.
 
         A failing task never raises: see `RunResult.status`. Raises before the first task starts: ValueError if
         `settings` is not JSON or contains a key reserved by plait, such as `policy` or `inputs`; BackendMissing;
@@ -165,9 +167,9 @@ class ParallelRunner:
 
         Cancellation ends all attempts and stores the state of the run; `resume` continues it.
         """
-        return await self._new(dag, run_id, settings, policy, _reuse(like, fresh))[1](Feed(), Control())
+        return await self._new(dag, run_id, settings, policy, _reuse(like, fresh, keep_answers))[1](Feed(), Control())
 
-    def start(
+    def start(  # noqa: PLR0913 - the options of a run
         self,
         dag: DAG,
         run_id: str | None = None,
@@ -176,14 +178,21 @@ class ParallelRunner:
         policy: Policy | None = None,
         like: str | None = None,
         fresh: Collection[str] = (),
+        keep_answers: bool = False,
     ) -> Run:
         """Start `dag` in the background: `async with runner.start(dag) as run:`. Parameters as in `run`; see `Run`."""
-        return Run(*self._new(dag, run_id, settings, policy, _reuse(like, fresh)))
+        return Run(*self._new(dag, run_id, settings, policy, _reuse(like, fresh, keep_answers)))
 
     async def preview_like(
-        self, dag: DAG, like: str, *, fresh: Collection[str] = (), policy: Policy | None = None
+        self,
+        dag: DAG,
+        like: str,
+        *,
+        fresh: Collection[str] = (),
+        keep_answers: bool = False,
+        policy: Policy | None = None,
     ) -> ReusePreview:
-        """Return which tasks of `run(dag, like=like, fresh=fresh)` take an answer over and which run, each with the
+        """Return which tasks of a `run` with the same arguments take an answer over and which run, each with the
         reason. Call and store nothing.
 
         Exact for every task behind unchanged answers. A task behind a task that runs is DEPENDS if it takes its answer
@@ -192,7 +201,7 @@ class ParallelRunner:
         Raises StoreRequired, RunNotFound, TaskNotFound for an unknown task in `fresh`, BackendMissing, StoreError.
         """
         require_tasks(fresh, dag.tasks)
-        return await preview_reuse(self._config, dag, Reuse(like, tuple(fresh)), policy)
+        return await preview_reuse(self._config, dag, Reuse(like, tuple(fresh), keep_answers=keep_answers), policy)
 
     async def fork(self, run_id: str, start: str, edits: ForkEdits = NO_EDITS) -> Fork:
         """Return a new run that begins from the task `start` of a stored run, for `start_fork` or `preview_fork`. The
@@ -447,8 +456,12 @@ def _resume_options(
     return ResumeOptions(retry_failed, answers, policy, prompts or {})
 
 
-def _reuse(like: str | None, fresh: Collection[str]) -> Reuse | None:
-    """Return which answers are taken over. Raises ValueError for `fresh` without `like`."""
-    if like is None and fresh:
+def _reuse(like: str | None, fresh: Collection[str], keep_answers: bool) -> Reuse | None:
+    """Return which answers are taken over. Raises ValueError for `fresh` or `keep_answers` without `like`."""
+    if like is not None:
+        return Reuse(like, tuple(fresh), keep_answers=keep_answers)
+    if fresh:
         raise ValueError("fresh names tasks that take no answer over; give the earlier run with like=RUN_ID, too")
-    return None if like is None else Reuse(like, tuple(fresh))
+    if keep_answers:
+        raise ValueError("keep_answers keeps the answers of persons in an earlier run; give the run with like=RUN_ID")
+    return None

@@ -251,6 +251,8 @@ def answer_key_of(spec: AnySpec, *, folder: Path) -> JsonValue:
     """
     if isinstance(spec, OpenAISpec | AnthropicSpec | LocalSpec):
         return _model(spec, folder).answer_key()
+    if isinstance(spec, PersonSpec):
+        return PersonBackend().answer_key()
     if not isinstance(spec, FunctionSpec):
         return None
     try:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 import click
+from anyio import to_thread
 
 from plait.backends.protocol import Backend, ReusableBackend
 from plait.backends.spec.agents import AgentSpec
 from plait.backends.spec.build import PersonSpec
 from plait.backends.spec.pydantic_ai import PydanticAISpec
 from plait.runner.cli.backends import BackendSet
-from plait.runner.cli.exits import CliError
+from plait.runner.cli.display.text import one_line
+from plait.runner.cli.exits import CliError, print_note
 from plait.runner.operations.preview_reuse import ReuseAction, ReusePreview
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -31,13 +34,15 @@ class LikeOptions:
     again: bool = False
     """Tasks with effects may run again."""
     dry_run: bool = False
+    keep_answers: bool | None = None
+    """Whether the answers of persons are kept; None to ask at a terminal, and without a terminal to keep none."""
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> LikeOptions:
         """Return the options of a command, given by the names of its parameters. Raises UsageError."""
-        like = cls(options["like"], options["fresh"], options["again"], options["dry_run"])
+        like = cls(options["like"], options["fresh"], options["again"], options["dry_run"], options["keep_answers"])
         if like.run is None and like != NOT_LIKE:
-            raise click.UsageError("--fresh, --again and --dry-run go with --like RUN")
+            raise click.UsageError("--fresh, --again, --keep-answers, --ask-again and --dry-run go with --like RUN")
         if like.run is not None and options["no_store"]:
             raise CliError("--like takes answers from the store; leave --no-store out")
         return like
@@ -73,10 +78,40 @@ _OPTIONS = (
         help="With --like: run TASK, or all parts of TASK, in any case; may be given more than once.",
     ),
     click.option("--again", is_flag=True, help="With --like: run tasks again that have effects and completed in RUN."),
+    click.option(
+        "--keep-answers/--ask-again",
+        default=None,
+        help="With --like: keep the answers that persons gave to unchanged questions, or ask again. Default: the "
+        "command asks at a terminal; without a terminal the questions are asked again.",
+    ),
     click.option("--dry-run", is_flag=True, help="With --like: only print what each task would do, with its reason."),
 )
 again_option = click.option("--again", is_flag=True, help="Run tasks again that have effects and completed in RUN.")
 dry_run_option = click.option("--dry-run", is_flag=True, help="Only print what each task would do, with its reason.")
+
+
+async def keep_or_ask_again(preview: ReusePreview, *, is_interactive: bool) -> bool:
+    """Return whether the answers of persons in `preview`, of a run that keeps the answers, are to be kept. Ask at the
+    terminal if `is_interactive`, otherwise keep none.
+    """
+    names = [one_line(step.task_id) for step in preview.tasks if step.keeps_answer]
+    if not names or not is_interactive or not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return False
+    named = ", ".join(names[:_MOST_NAMED]) + (", ..." if len(names) > _MOST_NAMED else "")
+    counted = f"{len(names):,} answers" if len(names) > 1 else "1 answer"
+    print_note(f"{counted} of a person in {one_line(preview.like)} to questions that did not change: {named}")
+    # In a thread that is abandoned, so that Ctrl-C ends the command while the thread reads.
+    return await to_thread.run_sync(_ask_to_keep, abandon_on_cancel=True)
+
+
+def _ask_to_keep() -> bool:
+    while True:
+        print_note("keep, or ask again? [keep/ask]")
+        line = sys.stdin.readline()
+        if (word := line.strip().lower()) in {"keep", "k"}:
+            return True
+        if not line or word in {"ask", "a", "ask again"}:
+            return False
 
 
 def list_effects(preview: ReusePreview, backend_set: BackendSet, made: Mapping[str, Backend]) -> list[str]:

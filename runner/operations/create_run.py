@@ -42,6 +42,7 @@ RESERVED_SETTINGS = (
     "fresh",
     "growth",
     "inputs",
+    "keep_answers",
     "key",
     "like",
     "policy",

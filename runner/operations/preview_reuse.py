@@ -33,6 +33,7 @@ from plait.runner.scheduling.scheduler import Scheduler
 from plait.runner.scheduling.slots import SlotPool
 from plait.runner.state.answer_changes import RunSide, describe_change
 from plait.runner.state.codec import decode_usage, to_json
+from plait.runner.state.kept_answers import GIVEN, KEPT
 from plait.runner.state.reusable_answers import ReusableAnswers, Reuse, answers_of, stored_answer_keys, task_identity
 from plait.runner.state.run_state import RunState
 from plait.runner.state.stored_run import StoredRun, stored_run
@@ -63,6 +64,8 @@ class ReuseStep:
     at_most_once: bool = False
     was_completed: bool = False
     """Whether the task completed in the earlier run."""
+    keeps_answer: bool = False
+    """Whether the answer that the task takes over, or may take over, is that of a person."""
     usage: Usage = NO_USAGE
     """The usage of the task's last attempt that was a call, in the earlier run or in a run before."""
 
@@ -202,7 +205,7 @@ class Rehearsal:
         is_kept = found is not None and self._state.dag.tasks[position].id in self._answers.kept
         reads = [] if is_kept else sorted(self._reads(position) & self._open)
         action = ReuseAction.RUN if found is None else ReuseAction.DEPENDS if reads else ReuseAction.REUSE
-        step = self._step(position, action, reads)
+        step = self._step(position, action, reads, source=None if found is None else found.source)
         if action is not ReuseAction.REUSE:
             self._open.add(position)
         self._state.start(position, self._stamp(), "")
@@ -327,22 +330,30 @@ class Rehearsal:
     def _place(self, position: int) -> int | None:
         return self._earlier.get(to_json(task_identity(self._state, position)))
 
-    def _step(self, position: int, action: ReuseAction, reads: Sequence[int], reason: str | None = None) -> ReuseStep:
+    def _step(
+        self,
+        position: int,
+        action: ReuseAction,
+        reads: Sequence[int],
+        reason: str | None = None,
+        source: str | None = None,
+    ) -> ReuseStep:
         task, earlier = self._state.dag.tasks[position], self._place(position)
         if reason is None:
-            reason = self._reason(position, action, reads)
+            reason = self._reason(position, action, reads, source)
         usage, was_completed = NO_USAGE, False
         if earlier is not None:
             usage = self.usages.get(to_json(task_identity(self._state, position)), NO_USAGE)
             was_completed = self._run.state.statuses[earlier] is TaskStatus.COMPLETED
-        return ReuseStep(task.id, action, reason, self._names[position], task.at_most_once, was_completed, usage)
+        name, keeps = self._names[position], source is not None and source.startswith(KEPT)
+        return ReuseStep(task.id, action, reason, name, task.at_most_once, was_completed, keeps, usage)
 
-    def _reason(self, position: int, action: ReuseAction, reads: Sequence[int]) -> str:
+    def _reason(self, position: int, action: ReuseAction, reads: Sequence[int], source: str | None) -> str:
         if action is ReuseAction.REUSE:
-            kept = self._answers.kept.get(self._state.dag.tasks[position].id)
-            if kept is not None and kept.source is not None:
-                return kept.source
-            return f"reused from {self._answers.run_id} of {self._run.record.created_at[:10]}"
+            if source == GIVEN:
+                return source
+            taken = f"from {self._answers.run_id} of {self._run.record.created_at[:10]}"
+            return f"reused {taken}" if source is None else f"answer of a person, kept {taken}"
         if action is ReuseAction.DEPENDS:
             gives = "gives the same answer" if len(reads) == 1 else "give the same answers"
             return f"runs unless {self._named(reads)} {gives}"
@@ -369,8 +380,8 @@ class Rehearsal:
             yield "has effects: at_most_once"
         if task.adds_tasks or self._run.state.has_added(earlier):
             yield "adds tasks"
-        if earlier in self._run.state.answers:
-            yield "asked a person"
         if (self._state.dag.backend_of(task) or "") not in self._answers.backend_keys:
             yield f"backend {self._names[position]} always runs"
+        if earlier in self._answers.asked:
+            yield f"a person answered in {self._answers.run_id}, and is asked again (keep_answers)"
         yield "the conversation that the task continues runs again"

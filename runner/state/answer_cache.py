@@ -23,7 +23,7 @@ from plait.runner.domain.task import Task
 from plait.runner.errors import RunNotFound
 from plait.runner.state.codec import to_json
 from plait.runner.state.conversations import sent_prompt
-from plait.runner.state.kept_answers import GIVEN
+from plait.runner.state.kept_answers import GIVEN, KEPT
 from plait.runner.state.readable_state import ReadableState
 from plait.runner.state.reusable_answer import ReusableAnswer
 from plait.runner.state.reusable_answers import ANSWER_KEYS, REUSED, answer_key, settings_of
@@ -104,7 +104,7 @@ async def _answers_of(run: StoredRun, wanted: set[str]) -> dict[str, CachedAnswe
             continue
         if not record.duration_s and taken_over is None:
             attempts = await run.store.list_attempts(run_id)
-            taken_over = {one.task_id for one in attempts if one.backend == GIVEN or one.backend.startswith(REUSED)}
+            taken_over = {one.task_id for one in attempts if one.backend.startswith((REUSED, KEPT, GIVEN))}
         if taken_over is not None and task.id in taken_over:
             continue
         if (key := answer_key(state, position, backend_keys, known, anywhere=True)) is not None:

@@ -7,6 +7,7 @@ added. Inside the cone a task takes its answer over only if nothing changed: see
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -27,6 +28,10 @@ from plait.runner.state.stored_run import StoredRun
 
 GIVEN = "given by a person"
 """The backend name in the events of a task whose result was given with the fork."""
+KEPT = "kept from "
+"""The beginning of the backend name in the events of a task with the answer of a person in an earlier run; the run's id
+follows.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,14 +106,33 @@ async def load_kept(run: StoredRun, point: ForkPoint) -> dict[str, ReusableAnswe
     if point.tries is None:
         unfinished = {position for position, done in enumerate(completed) if not done and position not in given}
         cone |= fork_cone(state, unfinished)
+    asked = await asked_persons(run)
     kept: dict[str, ReusableAnswer] = {}
     for position, task in enumerate(state.dag):
         if task.id in point.results:
             schema = task.output_schema if point.tries is None else None
             kept[task.id] = await given_answer(replace(task, output_schema=schema), point.results[task.id])
         elif completed[position] and position not in cone:
-            kept[task.id] = await _kept_answer(run, position, adds=point.tries is None)
+            kept[task.id] = await _kept_answer(run, position, adds=point.tries is None, asked=position in asked)
     return kept
+
+
+async def asked_persons(run: StoredRun) -> set[int]:
+    """Return the completed tasks with an answer of a person, in this run or kept from an earlier run. Raises
+    StoreError.
+    """
+    state, settings = run.state, json.loads(run.record.settings)
+    found = {position for position in state.answers if state.statuses[position] is TaskStatus.COMPLETED}
+    if settings.get("fork") is not None or settings.get("keep_answers"):
+        attempts = await run.store.list_attempts(run.record.run_id)
+        kept = [one.task_id for one in attempts if one.backend == GIVEN or one.backend.startswith(KEPT)]
+        found.update(map(state.dag.position, kept))
+    return found
+
+
+async def person_answer(run: StoredRun, position: int) -> ReusableAnswer:
+    """Return the answer of a task that asked a person, with the questions and the answers as its conversation."""
+    return await _kept_answer(run, position, adds=False, asked=True)
 
 
 async def given_answer(task: Task, text: str) -> ReusableAnswer:
@@ -124,15 +148,16 @@ async def given_answer(task: Task, text: str) -> ReusableAnswer:
     return ReusableAnswer(text, data, data_json, None, source=GIVEN)
 
 
-async def _kept_answer(run: StoredRun, position: int, *, adds: bool) -> ReusableAnswer:
+async def _kept_answer(run: StoredRun, position: int, *, adds: bool, asked: bool) -> ReusableAnswer:
     state, task, record = run.state, run.state.dag.tasks[position], run.tasks[position]
     result = state.results[position]
     messages: tuple[Message, ...] = ()
-    if task.for_each is None and (state.times_continued(position) or position in state.answers):
+    if task.for_each is None and (state.times_continued(position) or asked):
         stored = await own_messages(run.store, run.record.run_id, state, task.id)
         messages = tuple(Message(one.role, one.content) for one in stored)  # the tokens were paid for there
     prompt = None if task.for_each is not None else await sent_prompt(run, position)
+    source = f"{KEPT}{run.record.run_id}" if asked else None
     added: tuple[Task, ...] = ()
     if adds and task.for_each is None and state.has_added(position):
         added = tuple(one for place, one in enumerate(state.dag) if state.added_by(place) == task.id)
-    return ReusableAnswer(result.text, result.data, record.data, prompt, messages, added, record.session_id)
+    return ReusableAnswer(result.text, result.data, record.data, prompt, messages, added, record.session_id, source)

@@ -22,7 +22,7 @@ from plait.runner.domain.task_file import TaskFile
 from plait.runner.errors import TaskNotFound, nearest
 from plait.runner.state.codec import to_json
 from plait.runner.state.conversations import sent_prompt
-from plait.runner.state.kept_answers import ForkPoint, load_kept
+from plait.runner.state.kept_answers import ForkPoint, asked_persons, load_kept, person_answer
 from plait.runner.state.readable_state import ReadableState
 from plait.runner.state.reusable_answer import ReusableAnswer
 from plait.runner.state.stored_run import StoredRun, stored_run
@@ -35,6 +35,8 @@ LIKE = "like"
 """The key in a run's settings of the id of the run whose answers are taken over."""
 FRESH = "fresh"
 """The key in a run's settings of the tasks that take no answer over."""
+KEEP_ANSWERS = "keep_answers"
+"""The key in a run's settings that is true if answers of persons are taken over, too."""
 FORK = "fork"
 """The key in a run's settings of the point from which a fork runs on."""
 
@@ -49,12 +51,16 @@ class Reuse:
     """The tasks, and the `for_each` tasks of parts, that run in any case."""
     fork: ForkPoint | None = None
     """The point from which a fork runs on; None for a run of a plan of its own."""
+    keep_answers: bool = False
+    """Whether tasks that asked a person take their answers over, too."""
 
     def as_settings(self) -> dict[str, JsonValue]:
         """Return the settings, for `of_settings` at a resume."""
         kept: dict[str, JsonValue] = {LIKE: self.like}
         if self.fresh:
             kept[FRESH] = list(self.fresh)
+        if self.keep_answers:
+            kept[KEEP_ANSWERS] = True
         if self.fork is not None:
             kept[FORK] = self.fork.as_settings()
         return kept
@@ -65,7 +71,8 @@ class Reuse:
         if (like := settings.get(LIKE)) is None:
             return None
         fork = settings.get(FORK)
-        return cls(like, tuple(settings.get(FRESH) or ()), None if fork is None else ForkPoint.of_settings(fork))
+        point = None if fork is None else ForkPoint.of_settings(fork)
+        return cls(like, tuple(settings.get(FRESH) or ()), point, bool(settings.get(KEEP_ANSWERS)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +87,8 @@ class ReusableAnswers:
     """The tasks, and the `for_each` tasks of parts, that run in any case."""
     kept: Mapping[str, ReusableAnswer] = field(default_factory=dict[str, ReusableAnswer])
     """The answers that a fork keeps in any case, by task id."""
+    asked: Collection[int] = ()
+    """The positions of the tasks of the earlier run with an answer of a person."""
     _known: dict[int, str | None] = field(default_factory=dict[int, "str | None"], repr=False)
 
     def find(self, state: ReadableState, position: int) -> ReusableAnswer | None:
@@ -99,19 +108,23 @@ class ReusableAnswers:
         return bool(self.fresh) and (task.id in self.fresh or group_of(task.id, task.item) in self.fresh)
 
     @classmethod
-    async def of(
-        cls, run: StoredRun, backend_keys: Mapping[str, JsonValue], fresh: Collection[str] = ()
-    ) -> ReusableAnswers:
+    async def of(cls, run: StoredRun, backend_keys: Mapping[str, JsonValue], reuse: Reuse) -> ReusableAnswers:
         """Return the answers of `run` for a run with backends of these keys. Raises StoreError."""
         stored, state = stored_answer_keys(run), run.state
         by_key, known = dict[str, ReusableAnswer](), dict[int, str | None]()
+        asked = await asked_persons(run)
+        never = frozenset[int]() if reuse.keep_answers else asked
         for position, record in enumerate(run.tasks):
             if state.statuses[position] is not TaskStatus.COMPLETED or state.dag.tasks[position].at_most_once:
                 continue
-            if (key := answer_key(state, position, stored, known)) is not None:
-                prompt, result = await sent_prompt(run, position), state.results[position]
-                by_key.setdefault(key, ReusableAnswer(result.text, result.data, record.data, prompt))
-        return cls(run.record.run_id, by_key, backend_keys, fresh)
+            if (key := answer_key(state, position, stored, known, never=never)) is None:
+                continue
+            if position in asked:
+                by_key.setdefault(key, await person_answer(run, position))
+                continue
+            prompt, result = await sent_prompt(run, position), state.results[position]
+            by_key.setdefault(key, ReusableAnswer(result.text, result.data, record.data, prompt))
+        return cls(run.record.run_id, by_key, backend_keys, reuse.fresh, asked=asked)
 
 
 def stored_answer_keys(run: StoredRun) -> Mapping[str, JsonValue]:
@@ -126,34 +139,59 @@ def answer_key(
     known: dict[int, str | None],
     *,
     anywhere: bool = False,
+    never: Collection[int] | None = None,
 ) -> str | None:
     """Return the key of the task's answer, once all dependencies are done; None if the answer is never taken over.
     `known` keeps the keys found so far, by position, for the tasks that continue a conversation. With `anywhere` the
-    key has no part of the plan: neither the id, nor the condition, nor the name of the backend.
+    key has no part of the plan: neither the id, nor the condition, nor the name of the backend. Answers of the tasks in
+    `never` are not taken over; None stands for the tasks that asked a person.
     """
+    excluded = state.answers if never is None else never
+    links = [] if position in known else [position]
+    while links and (before := _continued(state, links[-1])) is not None and before not in known:
+        links.append(before)  # a conversation may be long, so no recursion
+    for link in reversed(links):
+        known[link] = None
+        if not _may_be_taken(state, link, backend_keys, excluded):
+            continue
+        prefix: JsonValue = None
+        if (before := _continued(state, link)) is not None:
+            earlier = known[before] if _may_be_taken(state, before, backend_keys, excluded) else None
+            if earlier is None:
+                continue
+            prefix = [earlier, state.results[before].text]
+        known[link] = _key_behind(state, link, backend_keys, prefix, anywhere=anywhere)
+    return known[position]
+
+
+def _continued(state: ReadableState, position: int) -> int | None:
+    """Return the completed task whose conversation the task continues; None without."""
+    before = state.dag.tasks[position].continues
+    return None if before is None or not state.is_completed(before) else state.dag.position(before)
+
+
+def _may_be_taken(
+    state: ReadableState, position: int, backend_keys: Mapping[str, JsonValue], excluded: Collection[int]
+) -> bool:
+    task = state.dag.tasks[position]
+    if task.adds_tasks or task.for_each is not None or state.has_added(position) or position in excluded:
+        return False
+    return (state.dag.backend_of(task) or "") in backend_keys
+
+
+def _key_behind(
+    state: ReadableState, position: int, backend_keys: Mapping[str, JsonValue], prefix: JsonValue, *, anywhere: bool
+) -> str | None:
+    """Return the key of the task's answer in the conversation `prefix`; None if the prompt cannot be rendered."""
     task = state.dag.tasks[position]
     name = state.dag.backend_of(task) or ""
-    if task.adds_tasks or task.for_each is not None or state.has_added(position) or position in state.answers:
-        return None
-    if name not in backend_keys:
-        return None
-    if position in known:
-        return known[position]
     try:
         prompt = clean_text(state.prompt(task))
     except Exception:  # reported by the attempt
         return None
-    prefix: JsonValue = None
-    if task.continues is not None and state.is_completed(task.continues):
-        before = state.dag.position(task.continues)
-        earlier = answer_key(state, before, backend_keys, known, anywhere=anywhere)
-        if earlier is None:
-            return None
-        prefix = [earlier, state.results[before].text]
     place: list[Any] = [] if anywhere else [task_identity(state, position), task.when, name]
     determines = [1, place, prompt, settings_of(task), backend_keys[name], prefix]
-    known[position] = hashlib.sha256(to_json(determines).encode()).hexdigest()
-    return known[position]
+    return hashlib.sha256(to_json(determines).encode()).hexdigest()
 
 
 def settings_of(task: Task) -> list[Any]:
@@ -176,7 +214,7 @@ async def load_answers(store: Store | None, reuse: Reuse, backend_keys: Mapping[
 
 async def answers_of(run: StoredRun, reuse: Reuse, backend_keys: Mapping[str, JsonValue]) -> ReusableAnswers:
     """Return the answers of `run` that a run with backends of these keys may take over. Raises StoreError."""
-    answers = await ReusableAnswers.of(run, backend_keys, reuse.fresh)
+    answers = await ReusableAnswers.of(run, backend_keys, reuse)
     return answers if reuse.fork is None else replace(answers, kept=await load_kept(run, reuse.fork))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from plait.runner.cli.backends import BackendOptions, BackendSet, backend_set_of
 from plait.runner.cli.display.follow import follow_run
 from plait.runner.cli.display.reuse import print_reuse, summarize_reuse, with_effects_marked
 from plait.runner.cli.exits import print_note, redirect_prints
-from plait.runner.cli.like import NOT_LIKE, LikeOptions, like_options, list_effects, require_again
+from plait.runner.cli.like import NOT_LIKE, LikeOptions, keep_or_ask_again, like_options, list_effects, require_again
 from plait.runner.cli.lookup import find_run, open_store
 from plait.runner.cli.options import (
     OutputOptions,
@@ -31,6 +32,8 @@ from plait.runner.cli.options import (
     store_option,
     verbose_option,
 )
+from plait.runner.operations.preview_reuse import ReusePreview
+from plait.runner.parallel import ParallelRunner
 from plait.runner.policies.orchestrator.policy import OrchestratorPolicy
 from plait.runner.policies.orchestrator.prompts import ANSWER_ID
 
@@ -76,10 +79,10 @@ async def run_plan(plan: Plan, backend_set: BackendSet, options: OutputOptions, 
     async with backend_set.open(names) as made, store or nullcontext():
         concurrency = options.concurrency or plan.concurrency or backend_set.concurrency()
         runner = backend_set.make_runner(made, store=store, concurrency=concurrency)
-        earlier = None
+        earlier, keep = None, False
         if like.run is not None and store is not None:
             earlier = (await find_run(store, like.run)).run_id
-            preview = await runner.preview_like(plan.dag, earlier, fresh=like.fresh, policy=plan.policy)
+            preview, keep = await _preview(runner, plan, earlier, like, is_interactive=not options.quiet)
             effects = [] if like.again else list_effects(preview, backend_set, made)
             if like.dry_run:
                 return print_reuse(with_effects_marked(preview, effects), options.as_json)
@@ -87,6 +90,25 @@ async def run_plan(plan: Plan, backend_set: BackendSet, options: OutputOptions, 
             if not options.quiet:
                 print_note(summarize_reuse(preview))
         run = runner.start(
-            plan.dag, settings=backend_set.settings(), policy=plan.policy, like=earlier, fresh=like.fresh
+            plan.dag,
+            settings=backend_set.settings(),
+            policy=plan.policy,
+            like=earlier,
+            fresh=like.fresh,
+            keep_answers=keep,
         )
         return await follow_run(run, plan.dag, options, store)
+
+
+async def _preview(
+    runner: ParallelRunner, plan: Plan, earlier: str, like: LikeOptions, *, is_interactive: bool
+) -> tuple[ReusePreview, bool]:
+    """Return the preview of the run, and whether the run keeps the answers of persons."""
+    look = partial(runner.preview_like, plan.dag, earlier, fresh=like.fresh, policy=plan.policy)
+    preview = await look(keep_answers=like.keep_answers is not False)
+    keep = like.keep_answers
+    if keep is None:
+        keep = await keep_or_ask_again(preview, is_interactive=is_interactive and not like.dry_run)
+    if not keep and any(step.keeps_answer for step in preview.tasks):
+        preview = await look(keep_answers=False)
+    return preview, keep

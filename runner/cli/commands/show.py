@@ -45,6 +45,7 @@ from plait.runner.engine.policy_driver import read_policy_state
 from plait.runner.operations.inspect import TaskInfo, run_info, task_infos, throttled_backends
 from plait.runner.operations.task_detail import TaskDetail
 from plait.runner.policies.orchestrator.policy import Stop
+from plait.runner.state.kept_answers import KEPT
 from plait.runner.state.placements import placed_attempts
 from plait.runner.state.reusable_answers import REUSED, Reuse
 
@@ -215,7 +216,7 @@ async def _list_reused(store: Store, run: RunRecord) -> list[str]:
     """Return the tasks with an answer of an earlier run."""
     if Reuse.of_settings(json.loads(run.settings)) is None:
         return []
-    return [one.task_id for one in await store.list_attempts(run.run_id) if one.backend.startswith(REUSED)]
+    return [one.task_id for one in await store.list_attempts(run.run_id) if one.backend.startswith((REUSED, KEPT))]
 
 
 def _print_run(
@@ -323,6 +324,8 @@ async def show_task(path: StorePlace, word: str, task_id: str, as_json: bool) ->
     _print_task(run, task, messages, info.waits)
     if attempts and attempts[-1].backend.startswith(REUSED):
         _print_field("reused", f"from {attempts[-1].backend.removeprefix(REUSED)}, at no cost")
+    elif attempts and attempts[-1].backend.startswith(KEPT):
+        _print_field("kept", f"the answer of a person in {attempts[-1].backend.removeprefix(KEPT)}")
     print_section("prompt", task.prompt)
     failed = {one.attempt: one.status for one in attempts if one.error_kind}
     for message in messages:

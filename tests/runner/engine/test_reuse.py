@@ -5,12 +5,14 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from plait.backends import PersonBackend, ask
 from plait.persistence import MemoryStore, SQLiteStore, Store
-from plait.runner import DAG, ParallelRunner, RunNotFound, RunStatus, Task
+from plait.runner import DAG, OpenQuestion, ParallelRunner, RunNotFound, RunStatus, Task
 
 LIST = {"type": "array"}
 
@@ -24,7 +26,10 @@ class Calls:
 
     async def __call__(self, prompt: str) -> object:
         self.made.append(prompt)
-        return self.answers.get(prompt, f"<{prompt}>")
+        answer = self.answers.get(prompt, f"<{prompt}>")
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
     def take(self) -> list[str]:
         made, self.made = sorted(self.made), []
@@ -227,3 +232,113 @@ def test_a_run_killed_at_a_boundary_goes_on_without_calling_a_reused_task(tmp_pa
         assert set(made) == {"D", "e <D> <b <a>>"}
         assert len(made) <= 3  # at most one call more for one kill
     assert cuts >= 2
+
+
+def asking(first: str = "a") -> DAG:
+    """A plan with a task that a person does, a function that asks a person, and tasks behind both."""
+    return DAG(
+        [
+            Task("a", first),
+            Task("sign", "Sign {{ a }}?", ["a"], "person"),
+            Task("ask", "ask {{ a }}", ["a"], "ask"),
+            Task("talk", "go on", continues="ask"),
+            Task("end", "{{ sign }} {{ talk }}", ["sign", "talk"]),
+        ]
+    )
+
+
+class Person:
+    """Answers each question with the number of questions so far, and records the questions."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    async def __call__(self, question: OpenQuestion) -> str:
+        self.asked.append(question.text)
+        return str(len(self.asked))
+
+
+def runner_with(person: Person, calls: Calls, store: Store) -> ParallelRunner:
+    async def ask_first(prompt: str) -> str:
+        return f"{prompt}: {await ask('Which?')}"
+
+    return ParallelRunner(
+        backends={"model": calls, "ask": ask_first, "person": PersonBackend()},
+        default="model",
+        store=store,
+        on_question=person,
+        concurrency=1,
+    )
+
+
+async def test_answers_of_persons_are_asked_again_unless_they_are_kept() -> None:
+    person, calls, kept = Person(), Calls(), MemoryStore()
+    runner = runner_with(person, calls, kept)
+    first = await runner.run(asking(), "first")
+    assert sorted(person.asked) == ["Sign <a>?", "Which?", "Which?"]
+    person.asked.clear()
+    await runner.run(asking(), "again", like="first")
+    assert sorted(person.asked) == ["Sign <a>?", "Which?", "Which?"]
+    person.asked.clear()
+    calls.take()
+    second = await runner.run(asking(), "kept", like="first", keep_answers=True)
+    assert (person.asked, calls.take()) == ([], [])
+    assert second.text == first.text
+    backends = {one.task_id: one.backend for one in await kept.list_attempts("kept")}
+    assert backends == {
+        "a": "reused from first",
+        "sign": "kept from first",
+        "ask": "kept from first",
+        "talk": "kept from first",
+        "end": "reused from first",
+    }
+
+
+async def test_a_kept_answer_is_no_answer_to_be_taken_over_silently_later() -> None:
+    person = Person()
+    runner = runner_with(person, Calls(), MemoryStore())
+    await runner.run(asking(), "first")
+    await runner.run(asking(), "kept", like="first", keep_answers=True)
+    async with runner.start_fork(await runner.fork("kept", "end")) as run:
+        fork = await run.result()
+    person.asked.clear()
+    await runner.run(asking(), "further", like=fork.run_id, keep_answers=True)
+    assert person.asked == []
+    await runner.run(asking(), "end", like="further")
+    assert sorted(person.asked) == ["Sign <a>?", "Which?", "Which?"]
+
+
+async def test_a_changed_question_is_asked_also_if_answers_are_kept() -> None:
+    person = Person()
+    runner = runner_with(person, Calls(), MemoryStore())
+    await runner.run(asking(), "first")
+    person.asked.clear()
+    await runner.run(asking("A"), "second", like="first", keep_answers=True)
+    assert sorted(person.asked) == ["Sign <A>?", "Which?", "Which?"]
+
+
+async def test_a_kept_answer_is_kept_after_a_resume() -> None:
+    person, calls = Person(), Calls()
+    runner = runner_with(person, calls, MemoryStore())
+    await runner.run(asking(), "first")
+    person.asked.clear()
+    calls.answers["n"] = ValueError("no")
+    later = [replace(task, depends_on=("n",)) if task.id == "a" else task for task in asking()]
+    dag = DAG([Task("n", "n", retry=1), *later])
+    assert (await runner.run(dag, "second", like="first", keep_answers=True)).status is RunStatus.FAILED
+    del calls.answers["n"]
+    assert (await runner.resume("second", retry_failed=True)).status is RunStatus.COMPLETED
+    assert person.asked == []
+
+
+async def test_keep_answers_goes_with_like() -> None:
+    with pytest.raises(ValueError, match="keep_answers"):
+        await ParallelRunner(Calls()).run(DAG([Task("a", "a")]), keep_answers=True)
+
+
+async def test_a_long_conversation_is_taken_over() -> None:
+    talk = [Task(f"t{n}", f"{n}", continues=f"t{n - 1}") for n in range(1, 2000)]
+    dag = DAG([Task("t0", "0"), *talk])
+    calls = Calls()
+    await again(MemoryStore(), calls, dag, dag)
+    assert calls.take() == []

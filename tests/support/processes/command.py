@@ -114,6 +114,10 @@ class Terminal:
             assert time.monotonic() < ends, f"no {marker!r} in {self.seen!r}"
             assert self._read(), f"it ended without {marker!r}: {self.seen!r}"
 
+    def type(self, text: str) -> None:
+        """What the terminal sends to the process when a person types `text`."""
+        os.write(self._master, text.encode())
+
     def press_ctrl_c(self) -> None:
         """What the terminal sends to the process when a person presses it."""
         self._process.send_signal(signal.SIGINT)

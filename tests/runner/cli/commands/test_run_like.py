@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes.command import plait_here
+from tests.support.processes.command import Terminal, plait_here
 
 FUNCTIONS = """
 def work(prompt):
@@ -87,7 +87,7 @@ def test_a_task_with_effects_runs_again_only_with_again(folder: Path) -> None:
     assert calls(folder) == ["mail", "mail"]
 
 
-@pytest.mark.parametrize("option", [["--fresh", "a"], ["--again"], ["--dry-run"]])
+@pytest.mark.parametrize("option", [["--fresh", "a"], ["--again"], ["--keep-answers"], ["--ask-again"], ["--dry-run"]])
 def test_the_options_go_with_like(folder: Path, option: list[str]) -> None:
     done = plait_here(folder, "run", "plan.yaml", *option)
     assert (done.code, done.err.count("\n")) == (2, 1)
@@ -106,3 +106,55 @@ def test_a_submitted_run_can_be_taken_from(folder: Path) -> None:
     assert len(calls(folder)) == 3
     assert plait_here(folder, "run", "plan.yaml", "--like", submitted.out.strip(), "-q").code == 0
     assert len(calls(folder)) == 3
+
+
+PERSONS = """
+backends:
+  work: {kind: function, call: "functions.py:work"}
+  person: {kind: person, default: yes, deadline: 0}
+tasks:
+  - {id: a, prompt: a, backend: work}
+  - {id: sign, prompt: "Sign {{ a }}?", depends_on: a, backend: person}
+"""
+
+
+@pytest.fixture
+def signed(folder: Path) -> Path:
+    (folder / "plan.yaml").write_text(PERSONS)
+    assert plait_here(folder, "run", "plan.yaml", "-q").code == 0
+    (folder / "calls").unlink()
+    return folder
+
+
+def test_a_person_is_asked_again_without_a_terminal_unless_told_otherwise(signed: Path) -> None:
+    preview = plait_here(signed, "run", "plan.yaml", "--like", "last", "--dry-run").out
+    assert "run      sign: a person answered in 2" in preview
+    preview = plait_here(signed, "run", "plan.yaml", "--like", "last", "--keep-answers", "--dry-run").out
+    assert "reuse    sign: answer of a person, kept from 2" in preview
+    assert plait_here(signed, "run", "plan.yaml", "--like", "last", "--keep-answers").code == 0
+    assert "kept      the answer of a person in 2" in plait_here(signed, "show", "last", "sign").out
+    done = plait_here(signed, "run", "plan.yaml", "--like", "last")
+    assert ": 1 reused, 1 run" in done.err
+    assert calls(signed) == []
+
+
+@pytest.mark.parametrize(("typed", "expected"), [("what\nkeep\n", "2 reused"), ("ask\n", "1 reused, 1 run")])
+def test_at_a_terminal_the_command_asks_once(signed: Path, typed: str, expected: str) -> None:
+    with Terminal(signed, "run", "plan.yaml", "--like", "last") as terminal:
+        terminal.until("1 answer of a person in 2")
+        terminal.until("sign")
+        for line in typed.splitlines():
+            terminal.until("keep, or ask again? [keep/ask]")
+            terminal.seen = b""
+            terminal.type(line + "\n")
+        terminal.until(expected)
+        assert terminal.wait() == 0
+
+
+def test_ctrl_c_at_the_question_stores_nothing(signed: Path) -> None:
+    with Terminal(signed, "run", "plan.yaml", "--like", "last") as terminal:
+        terminal.until("keep, or ask again? [keep/ask]")
+        terminal.press_ctrl_c()
+        assert terminal.wait() == 6
+        assert b"Traceback" not in terminal.seen
+    assert len(plait_here(signed, "runs", "--json").value) == 2
