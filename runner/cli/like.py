@@ -118,8 +118,10 @@ def list_effects(preview: ReusePreview, backend_set: BackendSet, made: Mapping[s
     """Return the tasks that would run again although they have effects and completed in the earlier run."""
     return [
         step.task_id
-        for step in preview.steps(ReuseAction.RUN)
-        if step.was_completed and (step.at_most_once or _has_effects(step.backend, backend_set, made))
+        for step in preview.tasks
+        if (step.action is ReuseAction.RUN or step.runs_if_same)
+        and step.was_completed
+        and (step.at_most_once or _has_effects(step.backend, backend_set, made))
     ]
 
 

@@ -30,8 +30,8 @@ from plait.runner.errors import DAGError, PromptError
 from plait.runner.log import logger
 from plait.runner.scheduling.scheduler import Scheduler
 from plait.runner.scheduling.slots import Pause
+from plait.runner.state.answer_cache import earlier_answer
 from plait.runner.state.codec import to_json
-from plait.runner.state.reusable_answer import ReusableAnswer
 from plait.runner.state.reusable_answers import REUSED
 from plait.runner.state.run_state import RunState
 
@@ -205,7 +205,7 @@ class OutcomeHandler:
         """Complete the task with the answer of an earlier run, and free the slot. Return the events; none without an
         answer.
         """
-        taken = self._earlier_answer(position)
+        taken = earlier_answer(self._state, position, self._context.answers, self._context.cache)
         if taken is None:
             return []
         run_id, found = taken
@@ -226,14 +226,6 @@ class OutcomeHandler:
         """
         backend = self._context.backends[self._context.task_backends[position]]
         return session_id if isinstance(backend, ForkingBackend) and backend.can_fork else None
-
-    def _earlier_answer(self, position: int) -> tuple[str, ReusableAnswer] | None:
-        """Return the answer for the task's first attempt, with the id of its run; None if the task has to run."""
-        answers, cache = self._context.answers, self._context.cache
-        if answers is not None and (found := answers.find(self._state, position)) is not None:
-            return answers.run_id, found
-        cached = None if cache is None else cache.find(self._state, position)
-        return None if cached is None else (cached.run_id, cached.answer)
 
     def expand_or_gather(self, position: int) -> list[events.Event]:
         """Expand the task with `for_each` at `position` into parts, or gather the results once all parts are done.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -21,7 +21,7 @@ from plait.runner.domain.dag import DAG
 from plait.runner.domain.policy import Policy
 from plait.runner.domain.prompt_values import named
 from plait.runner.domain.status import TASK_DONE, TaskStatus
-from plait.runner.domain.task import FailureMode, failed_status
+from plait.runner.domain.task import FailureMode, Task, failed_status
 from plait.runner.engine.config import Config, adjustable, answer_keys, backend_names
 from plait.runner.engine.for_each import ForEachExpander
 from plait.runner.engine.growth import Growth
@@ -31,9 +31,11 @@ from plait.runner.errors import DAGError, PromptError, RunNotFound
 from plait.runner.operations.inspect import usage_as_json
 from plait.runner.scheduling.scheduler import Scheduler
 from plait.runner.scheduling.slots import SlotPool
+from plait.runner.state.answer_cache import AnswerCache, earlier_answer, load_cache
 from plait.runner.state.answer_changes import RunSide, describe_change
 from plait.runner.state.codec import decode_usage, to_json
 from plait.runner.state.kept_answers import GIVEN, KEPT
+from plait.runner.state.reusable_answer import ReusableAnswer
 from plait.runner.state.reusable_answers import ReusableAnswers, Reuse, answers_of, stored_answer_keys, task_identity
 from plait.runner.state.run_state import RunState
 from plait.runner.state.stored_run import StoredRun, stored_run
@@ -49,7 +51,7 @@ class ReuseAction(StrEnum):
     RUN = "run"
     """The task is executed."""
     DEPENDS = "depends"
-    """The task takes its answer over if upstream tasks that are executed give the same answers as before."""
+    """The task takes its answer over, or is executed, according to the answers of upstream tasks that are executed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,12 @@ class ReuseStep:
     """Whether the task completed in the earlier run."""
     keeps_answer: bool = False
     """Whether the answer that the task takes over, or may take over, is that of a person."""
+    depends_on: tuple[str, ...] = ()
+    """The upstream tasks whose answers decide, for `DEPENDS`."""
+    runs_if_same: bool = False
+    """For `DEPENDS`: whether the task is executed if the upstream tasks give the same answers as before. Otherwise the
+    task takes its answer over then, or is skipped.
+    """
     usage: Usage = NO_USAGE
     """The usage of the task's last attempt that was a call, in the earlier run or in a run before."""
 
@@ -75,6 +83,7 @@ class ReuseStep:
             "task_id": self.task_id,
             "action": self.action.value,
             "reason": self.reason,
+            "depends_on": list(self.depends_on),
             **usage_as_json(self.usage),
         }
 
@@ -114,6 +123,7 @@ async def preview_reuse(config: Config, dag: DAG, reuse: Reuse, policy: Policy |
     run = await stored_run(config.store, reuse.like)
     answers = await answers_of(run, reuse, answer_keys(config))
     rehearsal = Rehearsal(config, dag, names, run, answers, policy)
+    rehearsal.cache = await load_cache(config.store, dag, answer_keys(config), config.clock.wall())
     rehearsal.usages = await _usages(run)
     return ReusePreview(reuse.like, run.record.created_at, list(rehearsal.steps()))
 
@@ -175,6 +185,8 @@ class Rehearsal:
             self._earlier.setdefault(to_json(task_identity(run.state, position)), position)
         self.usages: Mapping[str, Usage] = {}
         """The usage of the last call of each task, by identity."""
+        self.cache: AnswerCache | None = None
+        """The answers of all runs of the store, for the tasks with `cache`."""
         self._open: set[int] = set()
         """Tasks whose result may differ from the result that is assumed."""
         self._unknown: set[int] = set()
@@ -201,18 +213,22 @@ class Rehearsal:
 
     def _settle(self, position: int) -> ReuseStep:
         """Complete the task, and return the step."""
-        found = self._answers.find(self._state, position)
-        is_kept = found is not None and self._state.dag.tasks[position].id in self._answers.kept
-        reads = [] if is_kept else sorted(self._reads(position) & self._open)
-        action = ReuseAction.RUN if found is None else ReuseAction.DEPENDS if reads else ReuseAction.REUSE
-        step = self._step(position, action, reads, source=None if found is None else found.source)
+        task = self._state.dag.tasks[position]
+        taken = earlier_answer(self._state, position, self._answers, self.cache)
+        found = None if taken is None else taken[1]
+        # A task with `cache` may find an answer for any other prompt.
+        reads = self._gates(position) if found is None and task.cache is False else self._reads(position)
+        depends_on = [] if task.id in self._answers.kept else sorted(reads & self._open)
+        action = ReuseAction.DEPENDS if depends_on else ReuseAction.RUN if found is None else ReuseAction.REUSE
+        reason = self._reason(position, depends_on, taken)
+        step = self._step(position, action, reason, depends_on, found, runs_if_same=found is None and bool(depends_on))
         if action is not ReuseAction.REUSE:
             self._open.add(position)
         self._state.start(position, self._stamp(), "")
         if found is not None:
             self._complete(position, Reply(found.text, found.data))
             if found.adds:
-                self._growth.add(found.adds, self._state.dag.tasks[position].id)
+                self._growth.add(found.adds, task.id)
         else:
             self._assume(position)
         return step
@@ -262,21 +278,25 @@ class Rehearsal:
         skipped by an assumption.
         """
         task = self._state.dag.tasks[position]
-        open_reads = sorted(self._reads(position) & self._open)
+        open_reads = sorted(self._gates(position) & self._open)
+        fails = False
         try:
             is_wanted = self._state.is_wanted(task)
         except PromptError:  # the task fails without a call
-            is_wanted = False
+            is_wanted, fails = False, not open_reads
         if is_wanted or not self._unknown.isdisjoint(open_reads):
             self._scheduler.admit(position)
             return
         if open_reads:
-            names = self._named(open_reads)
-            yield self._step(position, ReuseAction.DEPENDS, [], f"skipped, unless {names} changes its condition")
+            reason = f"skipped, unless {self._named(open_reads)} changes its condition"
+            yield self._step(position, ReuseAction.DEPENDS, reason, open_reads)
             self._open.add(position)
         self._state.start(position, self._stamp(), "")
-        self._state.skip(position, self._stamp(), CONDITION, "")
-        self._scheduler.finish_without_slot(position, TaskStatus.SKIPPED)
+        if fails:
+            status = self._state.fail(position, self._stamp(), BackendError(ErrorKind.INVALID_REQUEST, "")).status
+        else:
+            status = self._state.skip(position, self._stamp(), CONDITION, "").status
+        self._scheduler.finish_without_slot(position, status)
         self._decide(task.id)
 
     def _expand_or_gather(self, position: int) -> Iterator[ReuseStep]:
@@ -295,7 +315,7 @@ class Rehearsal:
                 return
         self._open.add(position)
         self._unknown.add(position)
-        yield self._step(position, ReuseAction.RUN, [], f"a part for each element of {task.for_each}, which runs first")
+        yield self._step(position, ReuseAction.RUN, f"a part for each element of {task.for_each}, which runs first")
         self._state.start(position, self._stamp(), "")
         self._state.complete(position, self._stamp(), Reply(""), None)
         self._scheduler.finish_without_slot(position, TaskStatus.COMPLETED)
@@ -314,13 +334,21 @@ class Rehearsal:
 
     def _reads(self, position: int) -> set[int]:
         """Return the tasks that determine whether the task exists, and the task's prompt and conversation."""
-        dag, task = self._state.dag, self._state.dag.tasks[position]
-        names = named(task)
+        task = self._state.dag.tasks[position]
+        found = self._positions(task, named(task)) | self._gates(position)
+        if task.continues is not None:
+            found.add(self._state.dag.position(task.continues))
+        return found
+
+    def _positions(self, task: Task, names: set[str]) -> set[int]:
         if "results" in names:
             names |= set(task.upstream)
-        found = {dag.position(name) for name in names if name in dag}
-        if task.continues is not None:
-            found.add(dag.position(task.continues))
+        return {self._state.dag.position(name) for name in names if name in self._state.dag}
+
+    def _gates(self, position: int) -> set[int]:
+        """Return the tasks that determine whether the task exists, and whether its condition is true."""
+        dag, task = self._state.dag, self._state.dag.tasks[position]
+        found = set[int]() if task.when is None else self._positions(task, named(replace(task, prompt="")))
         by = self._state.added_by(position)
         if by is not None:
             over = dag[by].for_each
@@ -334,30 +362,48 @@ class Rehearsal:
         self,
         position: int,
         action: ReuseAction,
-        reads: Sequence[int],
-        reason: str | None = None,
-        source: str | None = None,
+        reason: str,
+        depends_on: Sequence[int] = (),
+        found: ReusableAnswer | None = None,
+        *,
+        runs_if_same: bool = False,
     ) -> ReuseStep:
+        """Return the step; `found` is the answer that the task takes over if upstream answers are as assumed."""
         task, earlier = self._state.dag.tasks[position], self._place(position)
-        if reason is None:
-            reason = self._reason(position, action, reads, source)
         usage, was_completed = NO_USAGE, False
         if earlier is not None:
             usage = self.usages.get(to_json(task_identity(self._state, position)), NO_USAGE)
             was_completed = self._run.state.statuses[earlier] is TaskStatus.COMPLETED
-        name, keeps = self._names[position], source is not None and source.startswith(KEPT)
-        return ReuseStep(task.id, action, reason, name, task.at_most_once, was_completed, keeps, usage)
+        return ReuseStep(
+            task.id,
+            action,
+            reason,
+            self._names[position],
+            at_most_once=task.at_most_once,
+            was_completed=was_completed,
+            keeps_answer=found is not None and (found.source or "").startswith(KEPT),
+            depends_on=tuple(self._state.dag.tasks[one].id for one in depends_on),
+            runs_if_same=runs_if_same,
+            usage=usage,
+        )
 
-    def _reason(self, position: int, action: ReuseAction, reads: Sequence[int], source: str | None) -> str:
-        if action is ReuseAction.REUSE:
-            if source == GIVEN:
-                return source
-            taken = f"from {self._answers.run_id} of {self._run.record.created_at[:10]}"
-            return f"reused {taken}" if source is None else f"answer of a person, kept {taken}"
-        if action is ReuseAction.DEPENDS:
-            gives = "gives the same answer" if len(reads) == 1 else "give the same answers"
-            return f"runs unless {self._named(reads)} {gives}"
-        return next(self._causes(position, self._place(position)))
+    def _reason(self, position: int, depends_on: Sequence[int], taken: tuple[str, ReusableAnswer] | None) -> str:
+        if taken is None:
+            cause = next(self._causes(position, self._place(position)))
+            return f"{cause}, if {self._same(depends_on)}" if depends_on else cause
+        if depends_on:
+            return f"runs unless {self._same(depends_on)}"
+        run_id, found = taken
+        if found.source == GIVEN:
+            return GIVEN
+        if run_id != self._answers.run_id:
+            return f"reused from {run_id} (cache)"
+        source = f"from {run_id} of {self._run.record.created_at[:10]}"
+        return f"reused {source}" if found.source is None else f"answer of a person, kept {source}"
+
+    def _same(self, positions: Sequence[int]) -> str:
+        gives = "gives the same answer" if len(positions) == 1 else "give the same answers"
+        return f"{self._named(positions)} {gives}"
 
     def _named(self, positions: Sequence[int]) -> str:
         names = [self._state.dag.tasks[one].id for one in positions]

@@ -26,7 +26,7 @@ from plait.runner.state.conversations import sent_prompt
 from plait.runner.state.kept_answers import GIVEN, KEPT
 from plait.runner.state.readable_state import ReadableState
 from plait.runner.state.reusable_answer import ReusableAnswer
-from plait.runner.state.reusable_answers import ANSWER_KEYS, REUSED, answer_key, settings_of
+from plait.runner.state.reusable_answers import ANSWER_KEYS, REUSED, ReusableAnswers, answer_key, settings_of
 from plait.runner.state.stored_run import StoredRun, stored_run
 
 _ALL_RUNS = 10_000_000
@@ -61,6 +61,19 @@ class AnswerCache:
         key = answer_key(state, position, self.backend_keys, self._known, anywhere=True)
         found = None if key is None else self.by_key.get(key)
         return found if found is not None and (task.cache is True or self.now - found.at <= task.cache) else None
+
+
+def earlier_answer(
+    state: ReadableState, position: int, answers: ReusableAnswers | None, cache: AnswerCache | None
+) -> tuple[str, ReusableAnswer] | None:
+    """Return the answer for the task's first attempt, with the id of its run; None if the task has to run."""
+    if answers is not None:
+        if (found := answers.find(state, position)) is not None:
+            return answers.run_id, found
+        if answers.is_fresh(state.dag.tasks[position]):
+            return None
+    cached = None if cache is None else cache.find(state, position)
+    return None if cached is None else (cached.run_id, cached.answer)
 
 
 async def load_cache(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
+from plait.backends.protocol import NO_USAGE
 from plait.runner.cli.display import report
 from plait.runner.cli.display.text import cost, one_line
 from plait.runner.cli.exits import COMPLETED, print_line
-from plait.runner.operations.preview_reuse import ReuseAction, ReusePreview
+from plait.runner.operations.preview_reuse import ReuseAction, ReusePreview, ReuseStep
 
 _WIDEST = max(len(action.value) for action in ReuseAction)
 _MOST_REUSED = 20
@@ -36,15 +37,20 @@ def print_reuse(preview: ReusePreview, as_json: bool) -> int:
 
 def summarize_reuse(preview: ReusePreview) -> str:
     """Return how many tasks take answers over, how many run, and the cost of these tasks in the earlier run."""
-    parts = [f"{len(preview.steps(ReuseAction.REUSE)):,} reused", _counted(preview, ReuseAction.RUN, "run")]
-    if preview.steps(ReuseAction.DEPENDS):
-        parts.append(_counted(preview, ReuseAction.DEPENDS, "run unless the tasks before give the same answers"))
+    parts = [f"{len(preview.steps(ReuseAction.REUSE)):,} reused", _counted(preview.steps(ReuseAction.RUN), "run")]
+    depends = preview.steps(ReuseAction.DEPENDS)
+    for steps, word in (
+        ([step for step in depends if not step.runs_if_same], "unless"),
+        ([step for step in depends if step.runs_if_same], "if"),
+    ):
+        if steps:
+            parts.append(_counted(steps, f"run {word} the tasks before give the same answers"))
     return f"like {one_line(preview.like)} of {preview.created_at[:10]}: {', '.join(parts)}"
 
 
-def _counted(preview: ReusePreview, action: ReuseAction, verb: str) -> str:
-    last = cost(preview.cost(action))
-    return f"{len(preview.steps(action)):,} {verb}{f' ({last} last time)' if last else ''}"
+def _counted(steps: Sequence[ReuseStep], verb: str) -> str:
+    last = cost(sum((step.usage for step in steps), NO_USAGE))
+    return f"{len(steps):,} {verb}{f' ({last} last time)' if last else ''}"
 
 
 def with_effects_marked(preview: ReusePreview, effects: Collection[str]) -> ReusePreview:

@@ -221,3 +221,16 @@ def test_a_resume_after_a_kill_still_takes_answers_from_the_cache(tmp_path: Path
     assert (killed.returncode, killed.stdout) == (-9, "called a\ncalled hold\n")
     resumed = subprocess.run([*words, "resume"], capture_output=True, text=True, check=False)
     assert resumed.stdout == "called hold\ncompleted a\n", resumed.stderr
+
+
+async def test_a_fresh_task_takes_no_answer_from_the_cache() -> None:
+    calls, dag = Calls(), DAG([Task("a", "a", cache=True)])
+    runner = ParallelRunner(calls, store=MemoryStore())
+    await runner.run(dag, "first")
+    await runner.run(dag, like="first")
+    assert len(calls.made) == 1
+    await runner.run(dag, like="first", fresh=["a"])
+    assert len(calls.made) == 2
+    async with runner.start_fork(await runner.fork("first", "a")) as fork:
+        await fork.result()
+    assert len(calls.made) == 3

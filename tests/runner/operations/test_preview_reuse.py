@@ -249,3 +249,48 @@ async def test_a_changed_condition_is_a_reason_to_run() -> None:
     assert actions(preview) == {"a": "reuse", "b": "run", "c": "depends"}
     assert reasons(preview)["b"] == "condition changed"
     assert made == ["b"]
+
+
+async def test_a_task_that_a_changed_list_or_condition_may_leave_out_runs_if_the_answer_is_the_same() -> None:
+    def dag(first: str, words: str) -> DAG:
+        return DAG(
+            [
+                Task("l", first, output_schema=LIST),
+                Task("t", f"{words} {{{{ item }}}}", ["l"], for_each="l"),
+                Task("c", words, ["l"], when="'x' in {{ l }}"),
+            ]
+        )
+
+    calls = Calls(one=["x", "y"], two=["z"])
+    preview, made = await previewed(calls, dag("one", "do"), dag("two", "make"))
+    assert actions(preview) == {"l": "run", "t.1": "depends", "t.2": "depends", "c": "depends"}
+    assert reasons(preview)["t.1"] == "prompt changed: line 1, if l gives the same answer"
+    assert {step.task_id: (step.depends_on, step.runs_if_same) for step in preview.tasks} == {
+        "l": ((), False),
+        "t.1": (("l",), True),
+        "t.2": (("l",), True),
+        "c": (("l",), True),
+    }
+    assert made == ["two", "make z"]
+
+
+async def test_nothing_runs_behind_a_condition_that_cannot_be_evaluated() -> None:
+    dag = DAG([Task("a", "a"), Task("b", "b", ["a"], when="{{ a.ok }}"), Task("c", "c", ["b"])])
+    runner = ParallelRunner(Calls(), store=MemoryStore())
+    await runner.run(dag, "first")
+    preview = await runner.preview_like(dag, "first")
+    assert actions(preview) == {"a": "reuse"}
+
+
+async def test_answers_of_the_cache_are_foretold() -> None:
+    calls = Calls()
+    runner = ParallelRunner(calls, store=MemoryStore())
+    await runner.run(DAG([Task("x", "a")]), "other")
+    await runner.run(DAG([Task("b", "b")]), "first")
+    after = DAG([Task("a", "a", cache=True), Task("b", "{{ a }}", ["a"], cache=True)])
+    preview = await runner.preview_like(after, "first")
+    assert actions(preview) == {"a": "reuse", "b": "run"}
+    assert reasons(preview)["a"] == "reused from other (cache)"
+    preview = await runner.preview_like(after, "first", fresh=["a"])
+    assert actions(preview) == {"a": "run", "b": "depends"}
+    assert reasons(preview)["b"] == "prompt changed: line 1, if a gives the same answer"
