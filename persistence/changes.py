@@ -65,6 +65,10 @@ class RunReleased:
     """Leave the run without an owner."""
 
     at: str
+    due_at: float | None = None
+    """For a run that waits for a person: the Unix time in seconds from which the run can go on, which is the deadline
+    of a question, or 0 once a person has answered. None if only an answer lets the run go on.
+    """
 
 
 @value

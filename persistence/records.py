@@ -91,7 +91,7 @@ class RunRecord:
     """The number of the last applied change."""
     owner: Owner | None
     lease_expires_at: float | None
-    """Unix time in seconds; None without an owner."""
+    """Unix time in seconds; without an owner, the `due_at` of the last RunReleased."""
     counts: dict[str, int]
     """The number of tasks by status, without the statuses of no task."""
     spent: Spent = NOTHING_SPENT

@@ -50,7 +50,7 @@ _ONLY_RUNNING = frozenset({"running"})
 _ONLY_COMPLETED = frozenset({"completed"})
 
 CLAIMABLE_STATUSES = frozenset({"queued", "running", "cancelling"})
-"""The statuses in which a run goes on without a person. See `Store.list_claimable`."""
+"""The statuses in which a run goes on without a person. See `is_claimable`."""
 FAILED_STATUSES = frozenset({"failed", "skipped"})
 _ENDED = frozenset({"completed", "failed", "cancelled"})
 
@@ -109,8 +109,12 @@ class RunHead:
 
 
 def is_claimable(head: RunHead, now: float) -> bool:
-    """Return whether the run goes on by itself, and has no owner, or an owner whose lease has expired at `now`."""
+    """Return whether the run goes on by itself, and has no owner, or an owner whose lease has expired at `now`. A run
+    that waits for a person goes on by itself once the run is due, see `RunReleased.due_at`.
+    """
     expires = head.lease_expires_at
+    if head.status == "waiting_input":
+        return expires is not None and expires < now
     return head.status in CLAIMABLE_STATUSES and (head.owner is None or expires is None or expires < now)
 
 
@@ -205,7 +209,7 @@ def _with_owner(
     head: RunHead, change: changes.RunClaimed | changes.LeaseRenewed | changes.RunReleased, seq: int
 ) -> RunHead:
     if isinstance(change, changes.RunReleased):
-        return replace(head, owner=None, lease_expires_at=None)
+        return replace(head, owner=None, lease_expires_at=change.due_at)
     owner, claims = head.owner, head.claims
     if isinstance(change, changes.RunClaimed):
         owner, claims = change.owner, (*claims, Claim(seq, change.owner.owner_id))

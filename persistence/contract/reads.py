@@ -197,12 +197,17 @@ class ReadsContract(OpenedStore):
             "dead": (long_ago, RUNNING),
             "cancelling": (long_ago, RUNNING, RunStatusChanged(at(3), "cancelling")),
             "waiting": (later, RUNNING, *waits),
+            "to be answered later": (later, RUNNING, waits[0], RunReleased(at(3), 4e10)),
+            "due": (later, RUNNING, waits[0], RunReleased(at(3), 1000.0)),
+            "answered": (later, RUNNING, *waits, CLAIMED, RunReleased(at(4), 0.0)),
+            "ended and due": (later, RUNNING, RunStatusChanged(at(3), "failed"), RunReleased(at(3), 0.0)),
+            "due, and owned": (later, RUNNING, waits[0], RunReleased(at(3), 0.0), later),
             "completed": (later, RUNNING, RunStatusChanged(at(3), "completed"), RunReleased(at(3))),
         }
         for number, (run_id, changes) in enumerate(runs.items()):
             await Writer(store, run_id).write(replace(CREATED, at=at(number)), *changes)
         found = await store.list_claimable(2e10)
-        assert [run.run_id for run in found] == ["released", "queued", "dead", "cancelling"]
+        assert [run.run_id for run in found] == ["released", "queued", "dead", "cancelling", "due", "answered"]
         assert {run.settings for run in found} == {""}
         assert [run.run_id for run in await store.list_claimable(2e10, 2)] == ["released", "queued"]
         assert await store.list_claimable(2e10, 0) == ()

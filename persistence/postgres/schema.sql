@@ -18,6 +18,8 @@ CREATE TABLE blobs (
     content TEXT NOT NULL
 );
 
+-- Without an owner, lease_expires_at is the time from which a run that waits for a person can go on: the deadline of a
+-- question, or 0 once a person has answered.
 CREATE TABLE runs (
     number BIGINT NOT NULL PRIMARY KEY GENERATED ALWAYS AS IDENTITY,
     run_id TEXT COLLATE "C" NOT NULL UNIQUE,

@@ -155,8 +155,9 @@ GET_HEAD = f"{_HEAD} WHERE run_id = $1"
 LOCK_HEAD = f"{GET_HEAD} FOR NO KEY UPDATE"
 LIST_RUNS = f"{_HEAD} ORDER BY created_at DESC, number DESC LIMIT $1"
 LIST_CLAIMABLE = f"""{_HEAD}
-WHERE status IN ('queued', 'running', 'cancelling') AND (
-    owner_id IS NULL OR lease_expires_at IS NULL OR lease_expires_at < extract(epoch FROM clock_timestamp()))
+WHERE lease_expires_at < extract(epoch FROM clock_timestamp())
+    AND status IN ('queued', 'running', 'cancelling', 'waiting_input')
+    OR (owner_id IS NULL OR lease_expires_at IS NULL) AND status IN ('queued', 'running', 'cancelling')
 ORDER BY created_at, number LIMIT $1"""
 GET_SETTINGS = """
 SELECT settings, settings_sha256, settings_checksum, (SELECT content FROM blobs WHERE sha256 = settings_sha256)

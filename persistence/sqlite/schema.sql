@@ -17,6 +17,8 @@ CREATE TABLE blobs (
     content TEXT NOT NULL
 ) STRICT;
 
+-- Without an owner, lease_expires_at is the time from which a run that waits for a person can go on: the deadline of a
+-- question, or 0 once a person has answered.
 CREATE TABLE runs (
     number INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT,
     run_id TEXT NOT NULL UNIQUE,

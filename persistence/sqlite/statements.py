@@ -221,9 +221,11 @@ FROM runs WHERE run_id = ?
 """
 LIST_RUNS = f"{_HEAD} ORDER BY created_at DESC, number DESC LIMIT ?"
 LIST_CLAIMABLE = f"""{_HEAD}
-WHERE (status = 'queued' OR status = 'running' OR status = 'cancelling')
-    AND (owner_id IS NULL OR lease_expires_at IS NULL OR lease_expires_at < ?)
-ORDER BY created_at, number LIMIT ?"""
+WHERE lease_expires_at < ?1
+    AND (status = 'queued' OR status = 'running' OR status = 'cancelling' OR status = 'waiting_input')
+    OR (owner_id IS NULL OR lease_expires_at IS NULL)
+    AND (status = 'queued' OR status = 'running' OR status = 'cancelling')
+ORDER BY created_at, number LIMIT ?2"""
 COUNT_TASKS = "SELECT status, count(*) FROM tasks WHERE run_id = ? GROUP BY status ORDER BY min(position)"
 _GIVEN = f"{_SELECT} {_TASK}, {_START}, {_END}, {_TEXT}, {_LARGE_DATA}"
 LIST_TASKS = f"""{_GIVEN}

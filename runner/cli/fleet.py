@@ -32,6 +32,8 @@ POLL_S = 1.0
 """Seconds between two reads of the claimable runs."""
 AGAIN_S = 60.0
 """Seconds before a run that could not be executed here is tried again."""
+NOT_DUE_S = 5.0
+"""Seconds before a run that waits for a person is tried again, if the run is due by the store's clock, not by ours."""
 STORE_TIMEOUT_S = 10.0
 """Time limit of a call of the store, in seconds, as of `ParallelRunner`."""
 _CHOICE = 10
@@ -134,8 +136,10 @@ class Worker:
         if self._stopping:
             return
         self._runs[run.run_id] = run
+        begins = False
         async with run:
             async for event in run.events():
+                begins |= isinstance(event, events.RunStarted | events.RunResumed)
                 if not isinstance(event, events.TaskEvent | events.TasksAdded):
                     self._display.handle(event)
         result = await run.result()
@@ -143,3 +147,5 @@ class Worker:
             print_note(line)
         if result.status is RunStatus.INTERRUPTED:
             self._later[run.run_id] = self._clock.monotonic() + AGAIN_S
+        elif not begins:
+            self._later[run.run_id] = self._clock.monotonic() + NOT_DUE_S

@@ -163,6 +163,9 @@ class RunWaitingInput(RunEnded):
 
     kind: ClassVar[str] = "run_waiting_input"
 
+    due_at: float | None = None
+    """The earliest deadline of the questions, as Unix time in seconds; None without a deadline."""
+
 
 @value
 class TaskEvent(Event):

@@ -16,7 +16,7 @@ from plait.backends.text import clean_text
 from plait.runner.clock import iso
 from plait.runner.domain import events
 from plait.runner.domain.conversation import Continuation, correction_prompt, invalid_tasks_error
-from plait.runner.domain.question import Asking, Way
+from plait.runner.domain.question import Asking, Way, parse_time
 from plait.runner.domain.status import TASK_DONE, RunStatus, TaskStatus
 from plait.runner.domain.task import FailureMode, Task, at_most_once_question, failed_status
 from plait.runner.engine.attempt import Attempt, RunContext
@@ -350,7 +350,8 @@ def _last_event(run_id: str, state: RunState, ending: RunEnd, at: str) -> events
     if not ending.exhausted:
         return events.RunInterrupted(at, run_id, RunStatus.INTERRUPTED)
     if TaskStatus.WAITING_INPUT in state.statuses:
-        return events.RunWaitingInput(at, run_id, RunStatus.WAITING_INPUT)
+        deadlines = (parse_time(one.deadline_at) for one in state.asking.values() if one.deadline_at is not None)
+        return events.RunWaitingInput(at, run_id, RunStatus.WAITING_INPUT, due_at=min(deadlines, default=None))
     return _exhausted_event(run_id, state, at)
 
 

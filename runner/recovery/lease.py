@@ -126,11 +126,11 @@ async def with_lease(config: Config, run: StoredRun, then: Sequence[Change], kee
     """Claim a run without a living owner, write `then` in the same transaction, and release the run.
 
     Without files of attempts, the release is part of the transaction. Otherwise the processes of all attempts except
-    `keep` (task ids and attempt numbers) are ended first, while no other process can start an attempt. Raises as
-    `acquire`.
+    `keep` (task ids and attempt numbers) are ended first, while no other process can start an attempt. A run that waits
+    is due afterwards. Raises as `acquire`.
     """
     store, record = run.store, run.record
-    leaving = RunReleased(iso(config.clock.wall()))
+    leaving = RunReleased(iso(config.clock.wall()), due_at=0.0)
     if not has_files(store, record.run_id):
         forget((await acquire(config, store, record, [*then, leaving]))[0])
         return
@@ -167,7 +167,8 @@ async def acquire(
         # After a cancellation or an error the claim may be stored all the same. Release the run, but only a run of this
         # process: the batch repeats the claim, and the store refuses the batch after a claim of another process.
         forget(owner)
-        release = replace(batch, changes=(*batch.changes, RunReleased(at)))
+        leaving = RunReleased(at, due_at=0.0 if then else record.lease_expires_at)
+        release = replace(batch, changes=(*batch.changes, leaving))
         with anyio.CancelScope(shield=True), suppress(StoreError):
             await store.write(release)
         raise

@@ -89,7 +89,7 @@ def _run_cancelling(event: events.RunCancelling) -> tuple[stored.Change, ...]:
 
 
 def _run_ended(event: events.RunEnded) -> tuple[stored.Change, ...]:
-    released = stored.RunReleased(event.at)
+    released = stored.RunReleased(event.at, event.due_at if isinstance(event, events.RunWaitingInput) else None)
     if event.status is RunStatus.INTERRUPTED:
         return (released,)
     return (stored.RunStatusChanged(event.at, event.status.value, event.error), released)

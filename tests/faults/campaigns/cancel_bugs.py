@@ -73,7 +73,7 @@ def _nothing_settled() -> AbstractContextManager[object]:
 
 
 def _claim_not_given_back() -> AbstractContextManager[object]:
-    def released(_at: str) -> LeaseRenewed:
+    def released(_at: str, **_due: object) -> LeaseRenewed:
         return LeaseRenewed(0.0)
 
     return mock.patch.object(ownership, "RunReleased", released)

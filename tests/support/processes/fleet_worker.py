@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import anyio
 
 from plait.runner.cli.commands.worker import work
 from plait.runner.cli.fleet import WorkerOptions
+from plait.runner.cli.options import store_place
 
 LEASE_S = 2.0
 
 if __name__ == "__main__":
-    sys.exit(anyio.run(work, Path(sys.argv[1]), WorkerOptions(int(sys.argv[2]), lease=LEASE_S)))
+    sys.exit(anyio.run(work, store_place(sys.argv[1]), WorkerOptions(int(sys.argv[2]), lease=LEASE_S)))

@@ -1,0 +1,109 @@
+"""Workers continue the runs that wait for a person once a person has answered, and at the deadline of a question."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.runner.cli.commands.test_worker import LIMIT_S, until
+from tests.support.processes.command import environment, plait_here
+from tests.support.stores.postgres import empty, worker_dsn
+
+PLAN = """
+backends:
+  w: {kind: function, call: "work.py:work"}
+  person: {kind: person}
+  soon: {kind: person, deadline: 0.5, default: "by itself"}
+defaults: {backend: w}
+tasks:
+  - {id: first, prompt: "Which one?", backend: person}
+  - {id: second, prompt: "And which one?", backend: %s}
+  - {id: uses, prompt: "{{ first }} and {{ second }}", depends_on: [first, second]}
+"""
+WORK = "async def work(prompt):\n    return f'got {prompt}'\n"
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return str(tmp_path / "plait.db")
+    dsn = worker_dsn()
+    asyncio.run(empty(dsn))
+    return dsn
+
+
+@contextmanager
+def worker(folder: Path, store: str) -> Generator[None]:
+    command = [sys.executable, "-m", "tests.support.processes.fleet_worker", store, "2"]
+    process = subprocess.Popen(command, cwd=folder, env=environment(), stderr=subprocess.PIPE, text=True)
+    try:
+        yield
+        process.send_signal(signal.SIGTERM)
+        said = process.communicate(timeout=LIMIT_S)[1]
+        assert process.returncode == 0, said
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def submit(folder: Path, store: str, second: str = "person") -> str:
+    (folder / "plan.yaml").write_text(PLAN % second)
+    (folder / "work.py").write_text(WORK)
+    done = plait_here(folder, "submit", "plan.yaml", "--store", store)
+    assert done.code == 0, done.err
+    return done.out.strip()
+
+
+def run_of(folder: Path, store: str, run_id: str) -> dict[str, Any]:
+    value: dict[str, Any] = plait_here(folder, "show", run_id, "--json", "--store", store).value
+    return value
+
+
+def reaches(folder: Path, store: str, run_id: str, status: str) -> None:
+    until(lambda: run_of(folder, store, run_id)["status"] == status)
+
+
+def answer(folder: Path, store: str, run_id: str, *words: str) -> None:
+    done = plait_here(folder, "answer", run_id, *words, "--store", store)
+    assert done.code == 0, done.err
+
+
+def test_a_worker_continues_a_run_that_was_answered(tmp_path: Path, store: str) -> None:
+    run_id, other = submit(tmp_path, store), submit(tmp_path, store)
+    with worker(tmp_path, store):
+        reaches(tmp_path, store, run_id, "waiting_input")
+        reaches(tmp_path, store, other, "waiting_input")
+        answer(tmp_path, store, run_id, "first", "this")
+        until(lambda: "first" not in plait_here(tmp_path, "questions", run_id, "--store", store).out)
+        answer(tmp_path, store, run_id, "second", "--done", "that")
+        reaches(tmp_path, store, run_id, "completed")
+    assert plait_here(tmp_path, "show", run_id, "uses", "--store", store).out.count("got this and that") == 1
+    assert run_of(tmp_path, store, other)["status"] == "waiting_input", "no answer, so nothing goes on"
+
+
+def test_a_worker_takes_a_run_that_was_answered_before_the_worker_began(tmp_path: Path, store: str) -> None:
+    run_id = submit(tmp_path, store)
+    assert plait_here(tmp_path, "resume", run_id, "-q", "--store", store).code == 4
+    answer(tmp_path, store, run_id, "first", "this")
+    answer(tmp_path, store, run_id, "second", "that")
+    assert run_of(tmp_path, store, run_id)["status"] == "waiting_input"
+    with worker(tmp_path, store):
+        reaches(tmp_path, store, run_id, "completed")
+
+
+def test_a_worker_continues_a_run_at_the_deadline_of_its_question(tmp_path: Path, store: str) -> None:
+    run_id = submit(tmp_path, store, second="soon")
+    assert plait_here(tmp_path, "resume", run_id, "-q", "--store", store).code == 4
+    with worker(tmp_path, store):
+        until(lambda: run_of(tmp_path, store, run_id)["counts"].get("completed") == 1)
+        answer(tmp_path, store, run_id, "first", "this")
+        reaches(tmp_path, store, run_id, "completed")
+    assert "got this and by itself" in plait_here(tmp_path, "show", run_id, "uses", "--store", store).out
