@@ -47,6 +47,8 @@ class ServedRuns:
     """The name of the backend for tasks that name none."""
     creates: bool = True
     """Whether runs can be created here."""
+    starts: bool = True
+    """Whether created and resumed runs execute here; if not, the workers of the store execute them."""
     stopping: anyio.Event = field(default_factory=anyio.Event)
     """Set when the server stops."""
 
@@ -103,7 +105,7 @@ class Api:
         return router
 
     async def create(self, new: schemas.NewRun, response: Response) -> schemas.RunStatusShape:
-        """Create a run and start it."""
+        """Create a run, and start it unless the server queues runs for workers."""
         served = self._served
         plan = await anyio.to_thread.run_sync(posted_plan, new.plan, new.inputs, served.backends)
         plan = plan.fitted_to(served.specs, served.default)
@@ -111,7 +113,7 @@ class Api:
             response.status_code = 200
         run_id = await self._runs.create_run(plan.dag, key=new.key, settings=served.settings, policy=plan.policy)
         status = await self._status(run_id)
-        if status in _TO_START:
+        if served.starts and status in _TO_START:
             with suppress(RunOwned, RunNotResumable):  # another process has started the run
                 await self._runs.start_run(run_id)
             status = await self._status(run_id)
@@ -136,10 +138,24 @@ class Api:
         return Response(told, media_type="application/json")
 
     async def resume(self, run_id: str, how: schemas.ResumeBody | None = None) -> schemas.RunStatusShape:
-        """Continue a run that was interrupted, waits or failed. A run in progress on this server is not changed."""
+        """Continue a run that was interrupted, waits or failed. A run in progress on this server is not changed. If the
+        server queues runs for workers, only the answers are stored, because the workers continue the run.
+        """
         how = how or schemas.ResumeBody()
-        await self._runs.resume_run(run_id, how.answers, retry_failed=how.retry_failed)
+        if self._served.starts:
+            await self._runs.resume_run(run_id, how.answers, retry_failed=how.retry_failed)
+        else:
+            await self._store_answers(run_id, how)
         return schemas.RunStatusShape(run_id=run_id, status=await self._status(run_id))
+
+    async def _store_answers(self, run_id: str, how: schemas.ResumeBody) -> None:
+        if how.retry_failed:
+            raise RunNotResumable(
+                f"this server executes no runs, and the workers of its store do not retry failed tasks; "
+                f"run `plait resume {run_id} --retry-failed`"
+            )
+        for task_id, value in how.answers.items():
+            await self._runs.answer_question(run_id, task_id, value)
 
     async def preview(self, run_id: str, how: Annotated[schemas.PreviewQuery, Query()]) -> schemas.PreviewShape:
         """Return the action of a resume for each task, and the tasks that may be billed twice. Changes nothing."""

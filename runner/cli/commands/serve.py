@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -15,10 +15,12 @@ import click
 
 from plait.backends.errors import BackendUnavailable
 from plait.backends.extras import install_command
+from plait.backends.protocol import Backend
 from plait.persistence.errors import StoreError
 from plait.persistence.protocol import Store
 from plait.runner.cli.access import listen, make_access, token_file, url_of
 from plait.runner.cli.backends import BackendOptions, BackendSet, backend_set_of_file
+from plait.runner.cli.commands.submit import make_queueing_runner
 from plait.runner.cli.display.follow import stop_on_signal
 from plait.runner.cli.display.text import one_line
 from plait.runner.cli.exits import CANCELLED, COMPLETED, CliError, print_line, print_note, redirect_prints
@@ -32,6 +34,7 @@ from plait.runner.cli.options import (
     log_options,
     store_option,
 )
+from plait.runner.cli.stored_runners import StoredRunners
 from plait.runner.domain.status import RunStatus
 from plait.runner.errors import PlaitError, RunOwned
 from plait.runner.parallel import CANCEL_GRACE_SECONDS
@@ -83,6 +86,12 @@ DEFAULT_PORT = 8377
     is_flag=True,
     help="Also take up the posted runs that were queued or interrupted, or that wait for a person, at the start.",
 )
+@click.option(
+    "--queue",
+    "queues",
+    is_flag=True,
+    help="Store posted runs as queued, for the workers of the store (plait worker), and execute none here.",
+)
 @concurrency_option()
 @store_option
 @json_option
@@ -94,6 +103,8 @@ def serve_command(file: Path | None, **options: Any) -> int:
     Ctrl-C stops the runs, and `plait resume` continues each later; a second Ctrl-C exits at once.
     """
     apply_log_options(options["log_style"], options["log_level"])
+    if options["queues"] and options["takes_up"]:
+        raise click.UsageError("give --queue or --resume, not both: with --queue, the workers take up the runs")
     backend_set = _prepare(file, BackendOptions(options["backend"], options["model"], options["base_url"]))
     where = ServeOptions(
         options["host"],
@@ -102,6 +113,7 @@ def serve_command(file: Path | None, **options: Any) -> int:
         options["as_json"],
         options["cancel_grace"],
         options["takes_up"],
+        options["queues"],
     )
     with redirect_prints():
         return anyio.run(serve, backend_set, where, options["concurrency"])
@@ -121,6 +133,8 @@ class ServeOptions:
     cancel_grace: int
     takes_up: bool = False
     """Continue posted runs of earlier servers."""
+    queues: bool = False
+    """Store posted runs for workers, and execute none."""
 
 
 async def serve(backend_set: BackendSet, options: ServeOptions, concurrency: int | None) -> int:
@@ -129,26 +143,41 @@ async def serve(backend_set: BackendSet, options: ServeOptions, concurrency: int
     from plait.runner.web.routes import ServedRuns  # noqa: PLC0415
 
     with listen(options.host, options.port) as listening:
-        async with backend_set.open(backend_set.specs) as made, open_store(options.store) as store:
-            concurrency = concurrency or backend_set.concurrency()
-            runner = backend_set.make_runner(
-                made, store=store, concurrency=concurrency, shared_limits=True, cancel_grace=options.cancel_grace
-            )
-            async with RunService(runner) as service:
-                settings = {**backend_set.settings(), "posted": True}
-                specs = backend_set.specs
-                served = ServedRuns(service, tuple(specs), settings, specs, backend_set.default)
-                access = make_access(options.store, listening, store.files_root)
-                with token_file(access):
-                    url = url_of(options.host, listening)
-                    if options.as_json:
-                        # One line, for the program that waits.
-                        print_line(json.dumps({"url": url, "token_file": str(access.token_path)}))
-                    print_note(f"serving runs on {url}; `plait ui` opens the web page; Ctrl-C stops")
-                    print_note(f"  {'token':<9} {access.token_path}")
-                    server = ApiServer(served, listening, access.token, access.sign_in)
-                    await serve_until_signal(server, partial(_take_up, service, store, options.takes_up))
-                return CANCELLED if service.driven else COMPLETED
+        opened = () if options.queues else backend_set.specs
+        async with (
+            backend_set.open(opened) as made,
+            open_store(options.store) as store,
+            _make_service(backend_set, made, store, options, concurrency) as service,
+        ):
+            settings = {**backend_set.settings(), "posted": True}
+            specs = backend_set.specs
+            served = ServedRuns(service, tuple(specs), settings, specs, backend_set.default, starts=not options.queues)
+            access = make_access(options.store, listening, store.files_root)
+            with token_file(access):
+                url = url_of(options.host, listening)
+                if options.as_json:
+                    # One line, for the program that waits.
+                    print_line(json.dumps({"url": url, "token_file": str(access.token_path)}))
+                doing = "queueing runs for workers" if options.queues else "serving runs"
+                print_note(f"{doing} on {url}; `plait ui` opens the web page; Ctrl-C stops")
+                print_note(f"  {'token':<9} {access.token_path}")
+                server = ApiServer(served, listening, access.token, access.sign_in)
+                await serve_until_signal(server, partial(_take_up, service, store, options.takes_up))
+            return CANCELLED if service.driven else COMPLETED
+
+
+def _make_service(
+    backend_set: BackendSet, made: Mapping[str, Backend], store: Store, options: ServeOptions, concurrency: int | None
+) -> RunService:
+    """Return the service of the runs: on the open backends `made`, or on none if the workers execute the runs."""
+    concurrency = concurrency or backend_set.concurrency()
+    if options.queues:
+        runner = make_queueing_runner(backend_set, backend_set.specs, store, concurrency)
+        return RunService(runner, runners=StoredRunners(store))
+    runner = backend_set.make_runner(
+        made, store=store, concurrency=concurrency, shared_limits=True, cancel_grace=options.cancel_grace
+    )
+    return RunService(runner)
 
 
 async def serve_until_signal(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from plait.runner.cli.options import (
     set_option,
     store_option,
 )
+from plait.runner.parallel import ParallelRunner
 
 
 @click.command("submit")
@@ -59,9 +61,16 @@ async def queue_run(plan: Plan, backend_set: BackendSet, store: Store, concurren
     """Store a queued run of `plan`, one for a key, and return its id. Raises as `ParallelRunner.create_run`."""
     plan = plan.fitted_to(backend_set.specs, backend_set.default)
     names = required_backends(plan.dag, backend_set.default, policy=plan.policy, known=backend_set.specs)
-    unopened = {name: _unopened(backend_set, name) for name in names if name in backend_set.specs}
-    runner = backend_set.make_runner(unopened, store=store, concurrency=concurrency)
+    runner = make_queueing_runner(backend_set, names, store, concurrency)
     return await runner.create_run(plan.dag, key=key, settings=backend_set.settings(), policy=plan.policy)
+
+
+def make_queueing_runner(
+    backend_set: BackendSet, names: Iterable[str], store: Store, concurrency: int
+) -> ParallelRunner:
+    """Return a runner that creates runs on the backends in `names`, and opens none of them."""
+    unopened = {name: _unopened(backend_set, name) for name in names if name in backend_set.specs}
+    return backend_set.make_runner(unopened, store=store, concurrency=concurrency)
 
 
 def _unopened(backend_set: BackendSet, name: str) -> Backend:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import anyio
@@ -16,7 +14,9 @@ import pytest
 from plait import SQLiteStore
 from plait.persistence.records import AttemptRecord, EventKind, RunRecord
 from plait.runner.domain.question import parse_time
-from tests.support.processes.command import environment, plait_here
+from tests.support.processes import fleet
+from tests.support.processes.command import plait_here
+from tests.support.processes.fleet import LIMIT_S, until
 from tests.support.processes.fleet_worker import LEASE_S
 
 PLAN = """
@@ -41,7 +41,6 @@ async def work(prompt):
     return "done"
 """
 STORE = Path(".plait/plait.db")
-LIMIT_S = 30.0
 
 
 @pytest.fixture
@@ -51,22 +50,8 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@contextmanager
-def worker(folder: Path, concurrency: int = 2) -> Generator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "tests.support.processes.fleet_worker", str(STORE), str(concurrency)]
-    process = subprocess.Popen(command, cwd=folder, env=environment(), stderr=subprocess.PIPE, text=True)
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
-
-
-def until(condition: Callable[[], bool]) -> None:
-    ends = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < ends
-        time.sleep(0.02)
+def worker(folder: Path, concurrency: int = 2) -> AbstractContextManager[subprocess.Popen[str]]:
+    return fleet.worker(folder, str(STORE), concurrency)
 
 
 def begun(folder: Path) -> list[list[str]]:

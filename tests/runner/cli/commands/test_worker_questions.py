@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-import signal
-import subprocess
-import sys
-from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.runner.cli.commands.test_worker import LIMIT_S, until
-from tests.support.processes.command import environment, plait_here
-from tests.support.stores.postgres import empty, worker_dsn
+from tests.support.processes.command import plait_here
+from tests.support.processes.fleet import STORES, empty_store, until, worker
 
 PLAN = """
 backends:
@@ -31,27 +24,9 @@ tasks:
 WORK = "async def work(prompt):\n    return f'got {prompt}'\n"
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+@pytest.fixture(params=STORES)
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "sqlite":
-        return str(tmp_path / "plait.db")
-    dsn = worker_dsn()
-    asyncio.run(empty(dsn))
-    return dsn
-
-
-@contextmanager
-def worker(folder: Path, store: str) -> Generator[None]:
-    command = [sys.executable, "-m", "tests.support.processes.fleet_worker", store, "2"]
-    process = subprocess.Popen(command, cwd=folder, env=environment(), stderr=subprocess.PIPE, text=True)
-    try:
-        yield
-        process.send_signal(signal.SIGTERM)
-        said = process.communicate(timeout=LIMIT_S)[1]
-        assert process.returncode == 0, said
-    finally:
-        process.kill()
-        process.communicate()
+    return empty_store(request.param, tmp_path)
 
 
 def submit(folder: Path, store: str, second: str = "person") -> str:
