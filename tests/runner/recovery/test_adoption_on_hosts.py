@@ -11,10 +11,11 @@ from functools import partial
 from pathlib import Path
 
 import anyio
+import anyio.abc
 import pytest
 
 from plait.persistence import EventKind, EventRecord
-from plait.runner import ResumeAction, RunStatus, TaskStatus
+from plait.runner import ResumeAction, RunResult, RunStatus, TaskStatus
 from plait.runner.domain import events
 from plait.runner.engine.attempt import INTERRUPTED
 from tests.support.agents.outliving import RUN
@@ -39,6 +40,9 @@ async def resumed(world: HostsWorld) -> None:
                 assert event.adopted
                 adopted.add(event.task_id)
             if len(adopted) == COUNT:
+                adopted.clear()
+                await world.followed(COUNT, epoch=2)
+                assert len(world.alive()) == COUNT
                 world.allow("go")
         result = await run.result()
     assert {one.text for one in result.tasks.values()} == {f"re: work {number}" for number in range(COUNT)}
@@ -61,12 +65,17 @@ async def test_agents_outlive_their_runner_and_their_host_processes(world: Hosts
 
 
 async def test_agents_outlive_their_host_process_within_a_run(world: HostsWorld) -> None:
+    cut = False
     async with world.opened_store() as store, world.runner(store).start(world.dag(), RUN) as run:
         async for event in run.events():
-            if isinstance(event, events.SessionOpened) and len(world.told) == COUNT and world.hosts.processes("m1"):
+            if isinstance(event, events.SessionOpened) and len(world.told) == COUNT and not cut:
+                cut = True
                 world.kill_hosts()
+                await world.followed(COUNT, epoch=1)
+                assert len(world.alive()) == COUNT
                 world.allow("go")
         result = await run.result()
+    assert cut
     assert (result.status, len(world.turns), world.alive()) == (RunStatus.COMPLETED, COUNT, [])
     assert {one.attempts for one in result.tasks.values()} == {1}
 
@@ -78,32 +87,35 @@ async def test_an_owner_that_slept_past_its_lease_neither_ends_nor_begins_an_age
     with (world.folder / "stderr").open("wb") as stderr:
         process = await anyio.open_process(command, stdout=stderr, stderr=stderr)
     async with process:
-        await world.until(lambda: len(world.told) == COUNT)
-        os.kill(process.pid, signal.SIGSTOP)
-        monkeypatch.setattr(platform, "node", lambda: "another-machine")
-        adopted: set[str] = set()
-        async with world.store() as store, world.runner(store).start_resume(RUN) as run:
-            async for event in run.events():
-                if isinstance(event, events.TaskStarted):
-                    assert event.adopted
-                    adopted.add(event.task_id)
-                if len(adopted) == COUNT:
-                    adopted.clear()
-                    await followed(world)
-                    os.kill(process.pid, signal.SIGCONT)
-                    assert await process.wait() != 0
-                    assert len(world.alive()) == COUNT
-                    world.allow("go")
-            result = await run.result()
+        try:
+            await world.until(lambda: len(world.told) == COUNT)
+            await world.suspend(process.pid)
+            monkeypatch.setattr(platform, "node", lambda: "another-machine")
+            result = await taken_over(world, process)
+        finally:
+            if process.returncode is None:
+                process.kill()
     assert b"was taken over by another process" in (world.folder / "stderr").read_bytes()
     assert (result.status, len(world.turns), world.alive()) == (RunStatus.COMPLETED, COUNT, [])
     assert {one.attempts for one in result.tasks.values()} == {1}
 
 
-async def followed(world: HostsWorld) -> None:
-    """Return once each host with agents has one host process, that of the new owner."""
-    fences = list(world.hosts.folder.glob("*/plait/hosts/*/*/fence.json"))
-    await world.until(lambda: all(fence.read_text().startswith("[2,") for fence in fences))
+async def taken_over(world: HostsWorld, sleeping: anyio.abc.Process) -> RunResult:
+    """Resume the run, and wake the `sleeping` owner while the agents are at work. Return the result."""
+    adopted: set[str] = set()
+    async with world.store() as store, world.runner(store).start_resume(RUN) as run:
+        async for event in run.events():
+            if isinstance(event, events.TaskStarted):
+                assert event.adopted
+                adopted.add(event.task_id)
+            if len(adopted) == COUNT:
+                adopted.clear()
+                await world.followed(COUNT, epoch=2)
+                os.kill(sleeping.pid, signal.SIGCONT)
+                assert await sleeping.wait() != 0
+                assert len(world.alive()) == COUNT
+                world.allow("go")
+        return await run.result()
 
 
 def newer_version(_package: str) -> str:

@@ -6,6 +6,9 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import sqlite3
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +16,7 @@ from typing import Any
 
 import anyio
 
+from plait.backends.hosts.slots import Slots
 from plait.persistence import SQLiteStore
 from plait.runner import ParallelRunner
 from tests.support.agents.outliving import RUN, World, dag_of
@@ -20,7 +24,9 @@ from tests.support.hosts.agent import Agent
 from tests.support.hosts.world import HostFolder
 
 NAMES = ("m1", "m2", "m3")
+SLOTS = 4
 LEASE = 1.0
+LIMIT = 30.0  # seconds
 
 
 class HostsWorld(World):
@@ -38,6 +44,38 @@ class HostsWorld(World):
     def kill_hosts(self) -> None:
         for name in NAMES:
             self.hosts.kill(name)
+
+    async def followed(self, count: int, epoch: int) -> None:
+        """Return once so many attempts hold slots, all of host processes of the owner with this epoch.
+
+        A host process ends the attempts that it is not to keep before it takes a slot.
+        """
+        fences = list(self.hosts.folder.glob("*/plait/hosts/*/*/fence.json"))
+        await self.until(lambda: all(fence.read_text().startswith(f"[{epoch},") for fence in fences))
+        await self.until(lambda: self._slots_taken() == count)
+
+    async def suspend(self, pid: int) -> None:
+        """SIGSTOP of a runner, at a moment at which the runner holds no lock of the store."""
+        with anyio.fail_after(LIMIT):
+            while True:
+                os.kill(pid, signal.SIGSTOP)
+                if self._is_free():
+                    return
+                os.kill(pid, signal.SIGCONT)
+                await anyio.sleep(0.005)
+
+    def _is_free(self) -> bool:
+        store = sqlite3.connect(self.folder / "runs.db", timeout=0, isolation_level=None)
+        try:
+            store.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError:
+            return False
+        finally:
+            store.close()
+        return True
+
+    def _slots_taken(self) -> int:
+        return sum(Slots(folder, SLOTS).taken() for folder in self.hosts.folder.glob("*/plait/hosts/slots"))
 
 
 def runner_of(
