@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import getpass
-import os
-import shutil
 import signal
-import socket
-import subprocess
 from collections.abc import Generator
 from pathlib import Path
 
@@ -20,67 +15,21 @@ from plait.persistence import SQLiteStore
 from plait.runner import ParallelRunner, RunStatus
 from plait.runner.domain import events
 from tests.support.agents.outliving import RUN
+from tests.support.hosts import sshd
 from tests.support.hosts.agent import Agent
 from tests.support.hosts.outliving import HostsWorld
-from tests.support.hosts.ssh import ROOT
+from tests.support.hosts.sshd import needs_sshd
 from tests.support.hosts.world import PLAIT
 
-SSHD = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin")
-pytestmark = pytest.mark.skipif(SSHD is None or shutil.which("ssh") is None, reason="this machine has no sshd")
-SERVER = """
-ListenAddress 127.0.0.1:{port}
-HostKey {folder}/host_key
-PidFile none
-AuthorizedKeysFile {folder}/user_key.pub
-StrictModes no
-UsePAM no
-PasswordAuthentication no
-AcceptEnv XDG_STATE_HOME PYTHONPATH
-"""
-CLIENT = """
-Host *
-    HostName 127.0.0.1
-    Port {port}
-    User {user}
-    IdentityFile {folder}/user_key
-    IdentitiesOnly yes
-    UserKnownHostsFile {folder}/known_hosts
-    StrictHostKeyChecking no
-    BatchMode yes
-    LogLevel ERROR
-    SetEnv XDG_STATE_HOME={folder}/state PYTHONPATH={root}
-"""
+pytestmark = needs_sshd
 
 
 @pytest.fixture
 def server(tmp_path: Path) -> Generator[psutil.Process]:
     """A server, with a configuration of the client in tmp_path/config."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    for name in ("host_key", "user_key"):
-        words = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / name)]
-        subprocess.run(words, check=True)
-    names = {"port": port, "folder": tmp_path, "user": getpass.getuser(), "root": ROOT}
-    (tmp_path / "server").write_text(SERVER.format(**names))
-    (tmp_path / "config").write_text(CLIENT.format(**names))
-    log = tmp_path / "log"
-    with subprocess.Popen([str(SSHD), "-D", "-f", str(tmp_path / "server"), "-E", str(log)]) as process:
-        try:
-            if not _answers(port, process):
-                pytest.skip(f"sshd does not run as this user: {log.read_text().strip()}")
-            yield psutil.Process(process.pid)
-        finally:
-            process.kill()
-
-
-def _answers(port: int, process: subprocess.Popen[bytes]) -> bool:
-    while process.poll() is None:
-        try:
-            with socket.create_connection(("127.0.0.1", port), 1.0):
-                return True
-        except OSError:
-            continue
-    return False
+    sshd.make_keys(tmp_path)
+    with sshd.server(tmp_path, "*", "127.0.0.1", sshd.free_port()) as process:
+        yield process
 
 
 def hosts_at(folder: Path) -> SSHHosts:
