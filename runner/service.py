@@ -16,7 +16,6 @@ from plait.backends.errors import BackendUnavailable
 from plait.backends.protocol import JsonInput, Reply
 from plait.persistence.errors import StoreError
 from plait.persistence.protocol import Store
-from plait.persistence.records import AttemptRecord
 from plait.runner.domain import events
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.policy import Policy
@@ -249,10 +248,6 @@ class RunService:
         """Return the picture of the run's graph: see `drawing.coordinates`. Raises RunNotFound."""
         run = await stored_run(self._store, run_id)
         return await anyio.to_thread.run_sync(coordinates, run.state.dag)
-
-    async def attempts(self, run_id: str) -> list[AttemptRecord]:
-        """Return the attempts of all tasks of a run, in the order of their starts."""
-        return list(await self._store.list_attempts(run_id))
 
     def view(self, run_id: str, task_id: str | None = None) -> LiveView:
         """Return the view of a run, with one task in full if `task_id` is given, to be read again and again."""

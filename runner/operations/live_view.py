@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Collection, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 import anyio.to_thread
@@ -18,7 +19,7 @@ from plait.persistence.protocol import Store
 from plait.persistence.records import EventKind, RunRecord
 from plait.runner.clock import Clock
 from plait.runner.domain.groups import group_of
-from plait.runner.domain.status import UNDER_WAY
+from plait.runner.domain.status import UNDER_WAY, TaskStatus
 from plait.runner.operations.inspect import (
     TaskInfo,
     run_info,
@@ -41,7 +42,11 @@ _STALE_S = 1.0
 _MOST_EVENTS = 1000
 _LONGEST = 200
 _LONGEST_TEXT = 200_000
-_ROWS_AT_ONCE = 2_000
+_ROWS_AT_ONCE = 250
+"""Rows of one change: a browser parses them in a millisecond or two."""
+_ONE_ATTEMPT = {TaskStatus.RUNNING, TaskStatus.COMPLETED, TaskStatus.FAILED, TaskStatus.SKIPPED}
+_FEW = 200
+"""Tasks whose attempts are read one by one. Beyond, all attempts of the run are read at once."""
 _MOST_ACTIVITY = 500
 
 
@@ -72,6 +77,8 @@ class LiveView:
         self._positions: Mapping[str, int] = {}
         self._head: Mapping[str, Any] = {}
         self._rows: dict[str, Mapping[str, Any]] = {}
+        self._tries: dict[str, tuple[object, list[Any]]] = {}
+        """The attempts as in a row, by task, each list with the state of the task for which it was read."""
         self._task: Mapping[str, Any] = {}
         self._timeline = None if task_id is None else Timeline(store, run_id, task_id)
         self.pause = QUICKEST_S
@@ -107,7 +114,6 @@ class LiveView:
     async def _read(self, begun: float, touched: set[str] | None) -> AsyncGenerator[ViewChange]:
         """Read the run. All rows are read in turns with a rest; in between only the rows of `touched`."""
         _, run = await stored_record(self._store, self._run_id)
-        first = self._event < 0
         if touched is None:
             self._event = run.last_seq  # tasks are read after this moment
         now = self._clock.wall()
@@ -128,8 +134,8 @@ class LiveView:
         under_way = status in UNDER_WAY  # the reasons of waiting tasks depend on the time
         self.pause = max(QUICKEST_S, _SHARE * (self._clock.monotonic() - begun))
         self._behind = self._behind or touched is None or bool(touched) or under_way or news
-        if self._behind and (first or not under_way or begun >= self._rests_until):
-            async for change in self._all_rows(run, first):
+        if self._behind and (not self._rows or not under_way or begun >= self._rests_until):
+            async for change in self._all_rows(run):
                 yield change
             self._behind = under_way
             ends = self._clock.monotonic()
@@ -139,23 +145,42 @@ class LiveView:
                 yield change
             self.pause = max(QUICKEST_S, self._clock.monotonic() - begun)
 
-    async def _all_rows(self, run: RunRecord, first: bool) -> AsyncGenerator[ViewChange]:
+    async def _all_rows(self, run: RunRecord) -> AsyncGenerator[ViewChange]:
         infos = await task_infos(self._store, run, await self._store.list_tasks(self._run_id), self._clock.wall())
         self._positions = {name: info.position for name, info in infos.items()}
-        rows = await anyio.to_thread.run_sync(_rows, infos, self._positions)
+        await self._read_tries(infos)
+        rows = await anyio.to_thread.run_sync(self._make_rows, infos)
         news = [row for name, row in rows.items() if self._rows.get(name) != row]
         self._rows = rows
         for start in range(0, len(news), _ROWS_AT_ONCE):
-            yield ViewChange("rows", {"reset": first and not start, "rows": news[start : start + _ROWS_AT_ONCE]})
+            yield ViewChange("rows", {"rows": news[start : start + _ROWS_AT_ONCE]})
 
     async def _some_rows(self, run: RunRecord, touched: Collection[str]) -> AsyncGenerator[ViewChange]:
         """Yield the rows of `touched`, without the reasons of pending tasks, which depend on all tasks."""
         records = [one for name in touched for one in await self._store.list_tasks(self._run_id, name)]
-        rows = _rows({one.task_id: task_info(run.run_id, one) for one in records}, self._positions)
+        infos = {one.task_id: task_info(run.run_id, one) for one in records}
+        await self._read_tries(infos)
+        rows = self._make_rows(infos)
         news = [row for name, row in rows.items() if self._rows.get(name) != row]
         self._rows.update(rows)
         if news:
-            yield ViewChange("rows", {"reset": False, "rows": news})
+            yield ViewChange("rows", {"rows": news})
+
+    async def _read_tries(self, infos: Mapping[str, TaskInfo]) -> None:
+        """Read the attempts of the tasks whose own times do not tell them, if their state has changed."""
+        states = {name: (info.attempts, info.status, info.crashes) for name, info in infos.items() if _has_tries(info)}
+        news = {name for name, state in states.items() if self._tries.get(name, (None,))[0] != state}
+        found: dict[str, list[Any]] = {name: [] for name in news}
+        for name in news if len(news) <= _FEW else (None,):
+            for one in await self._store.list_attempts(self._run_id, name):
+                if one.task_id in found:
+                    found[one.task_id].append([one.status, _ms(one.started_at), _ms(one.ended_at)])
+        for name, tries in found.items():
+            self._tries[name] = states[name], tries
+
+    def _make_rows(self, infos: Mapping[str, TaskInfo]) -> dict[str, Mapping[str, Any]]:
+        tries = {name: self._tries[name][1] for name, info in infos.items() if _has_tries(info)}
+        return {name: _row(info, self._positions, tries.get(name)) for name, info in infos.items()}
 
     async def _task_changes(self, task_id: str) -> AsyncGenerator[ViewChange]:
         detail = await task_detail(self._store, self._run_id, task_id, self._clock.wall())
@@ -182,12 +207,17 @@ class LiveView:
             yield ViewChange("activity", {"task_id": self._task_id, "entries": entries[-_MOST_ACTIVITY:]})
 
 
-def _rows(infos: Mapping[str, TaskInfo], positions: Mapping[str, int]) -> dict[str, Mapping[str, Any]]:
-    return {name: _row(info, positions) for name, info in infos.items()}
+def _has_tries(task: TaskInfo) -> bool:
+    """Return whether the attempts of the task differ from a single one with the times and the status of the task."""
+    alone = task.attempts == 1 and not task.crashes and not task.answers and task.status in _ONE_ATTEMPT
+    return task.attempts > 0 and not alone
 
 
-def _row(task: TaskInfo, positions: Mapping[str, int]) -> Mapping[str, Any]:
-    """Return what a list of tasks shows; fields without a value are left out."""
+def _row(task: TaskInfo, positions: Mapping[str, int], tries: list[Any] | None) -> Mapping[str, Any]:
+    """Return what a list of tasks shows; fields without a value are left out. Times are milliseconds since 1970.
+
+    `tries` are the attempts, each with its status, start and end; without them, the task is its only attempt.
+    """
     item = task.spec.get("item")
     usage, waits = task.usage, task.waits
     fields = {
@@ -197,10 +227,9 @@ def _row(task: TaskInfo, positions: Mapping[str, int]) -> Mapping[str, Any]:
         "group": group_of(task.task_id, item),
         "item": None if item is None else _short(item),
         "attempts": task.attempts,
-        "backend": task.backend,
-        "model": usage.model,
-        "started_at": task.started_at,
-        "ended_at": task.ended_at,
+        "start": _ms(task.started_at),
+        "end": _ms(task.ended_at),
+        "tries": tries,
         "duration_s": task.duration_s,
         "tokens": usage.input_tokens + usage.output_tokens,
         "cost_usd": usage.cost_usd,
@@ -210,9 +239,12 @@ def _row(task: TaskInfo, positions: Mapping[str, int]) -> Mapping[str, Any]:
         "wait": None if waits is None else waits.text,
         "wait_kind": None if waits is None else waits.kind.value,
         "damaged": task.damaged,
-        "added_by": task.added_by,
     }
     return {"position": task.position, **{name: value for name, value in fields.items() if value}}
+
+
+def _ms(at: str | None) -> int | None:
+    return None if at is None else int(datetime.fromisoformat(at).timestamp() * 1000)
 
 
 def _short(value: object) -> str:

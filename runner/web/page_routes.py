@@ -42,7 +42,6 @@ class PageApi:
         router.add_api_route("/sign-in", self.sign_in, methods=["POST"])
         router.add_api_route("/code", self.code, methods=["POST"])
         router.add_api_route("/runs/{run_id}/graph", self.graph, methods=["GET"])
-        router.add_api_route("/runs/{run_id}/attempts", self.attempts, methods=["GET"])
 
         async def live(
             stream: ObjectReceiveStream[ServerSentEvent] = Depends(self.open_live),  # noqa: B008 - the interface of FastAPI
@@ -67,14 +66,6 @@ class PageApi:
     async def graph(self, run_id: str) -> Response:
         """Return the picture of the run's graph."""
         return JSONResponse(await self._service.graph(run_id))
-
-    async def attempts(self, run_id: str) -> Response:
-        """Return the attempts of all tasks: the bars of the timeline."""
-        bars = [
-            [one.task_id, one.attempt, one.status, one.started_at, one.ended_at]
-            for one in await self._service.attempts(run_id)
-        ]
-        return JSONResponse(bars)
 
     async def open_live(
         self, run_id: str, chosen: Annotated[schemas.LiveQuery, Query()]

@@ -41,9 +41,11 @@ export const post = (path, body = {}) => call("POST", path, body);
 export const runPath = (run) => `/api/runs/${encodeURIComponent(run)}`;
 export const taskPath = (run, task) => `${runPath(run)}/tasks/${encodeURIComponent(task)}`;
 
+const BUDGET_MS = 8;
+
 /**
  * The changes of a run. A tab has one stream, closed while the tab is hidden, since a browser opens few connections to
- * a server. What comes is gathered and handed over once a frame. `onstate` receives "live", "reading" or "lost".
+ * a server. Each frame takes changes for BUDGET_MS at most. `onstate` receives "live", "reading" or "lost".
  */
 export class Live {
   constructor(run, task, handlers, onstate) {
@@ -62,10 +64,10 @@ export class Live {
     this.onstate("reading");
     const source = (this.source = new EventSource(this.path));
     source.onopen = () => {
-      this.queue = [["opened", null]];
+      this.queue = [];
+      this.gather("opened", null);
     };
-    for (const kind of ["run", "rows", "task", "activity"])
-      source.addEventListener(kind, (event) => this.gather(kind, JSON.parse(event.data)));
+    for (const kind of ["run", "rows", "task", "activity"]) source.addEventListener(kind, ({ data }) => this.gather(kind, data));
     source.addEventListener("failed", (event) => this.onstate("lost", JSON.parse(event.data).message));
     source.onerror = () => {
       this.onstate("lost");
@@ -85,25 +87,29 @@ export class Live {
     }, 1000);
   }
 
-  gather(kind, value) {
-    if (!this.queue.length) requestAnimationFrame(() => this.flush());
-    else if (this.queue[0][0] === "opened" && this.queue.length === 1) requestAnimationFrame(() => this.flush());
-    this.queue.push([kind, value]);
+  gather(kind, data) {
+    this.queue.push([kind, data]);
+    this.frame ||= requestAnimationFrame(() => this.flush());
   }
 
   flush() {
-    if (!this.source) return;
-    const queue = this.queue;
-    this.queue = [];
-    for (const [kind, value] of queue) this.handlers[kind]?.(value);
-    this.onstate("live");
-    this.handlers.drawn?.();
+    const end = performance.now() + BUDGET_MS;
+    let taken = 0;
+    while (taken < this.queue.length && performance.now() < end) {
+      const [kind, data] = this.queue[taken++];
+      this.handlers[kind](JSON.parse(data));
+    }
+    this.queue.splice(0, taken);
+    this.frame = this.queue.length ? requestAnimationFrame(() => this.flush()) : null;
+    if (this.source.readyState === EventSource.OPEN) this.onstate("live");
+    this.handlers.drawn();
   }
 
   pause() {
     clearTimeout(this.timer);
+    cancelAnimationFrame(this.frame);
+    this.frame = null;
     this.source?.close();
-    this.source = null;
     this.queue = [];
   }
 

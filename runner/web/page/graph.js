@@ -1,12 +1,17 @@
-// The graph: boxes and curves at the places that the server computes, coloured by the state of the tasks.
+// The graph: boxes and curves at the places that the server computes, coloured by the state of the tasks. Only the boxes
+// in view are elements.
 
 import { get } from "./api.js";
-import { button, h, replace, s, words } from "./dom.js";
-import { count, seconds } from "./format.js";
-import { counts } from "./list.js";
-import { groupStatus, noteOf } from "./selection.js";
+import { h, replace, s, words } from "./dom.js";
+import { plural, seconds } from "./format.js";
+import { countsOf } from "./list.js";
+import { groupsOf, noteOf } from "./selection.js";
+import { onzoom, zoomButtons } from "./timeline.js";
 
 const MARGIN = 24;
+const BESIDE = 200; // pixels beside the view in which boxes are elements
+const MANY = 300;
+const LEAST_ZOOM = { few: 0.05, many: 0.4 };
 const SHAPE = { completed: "✓", failed: "✕", running: "▶", waiting_input: "?", pending: "○", skipped: "»", cancelled: "⊘" };
 
 export class GraphView {
@@ -14,61 +19,40 @@ export class GraphView {
     this.run = run;
     this.onpick = onpick;
     this.zoom = 1;
-    this.scroll = h("div.scroller");
-    this.element = h("div.graph", this.scroll,
-      h("div.zoom", button("−", () => this.scale(1 / 1.3), { "aria-label": "Zoom out" }), button("fit", () => this.fit()), button("+", () => this.scale(1.3), { "aria-label": "Zoom in" })));
-    this.scroll.addEventListener("wheel", (event) => event.ctrlKey && (event.preventDefault(), this.scale(event.deltaY < 0 ? 1.15 : 1 / 1.15)), { passive: false });
+    this.scroll = h("div.scroller", { onscroll: () => this.later() });
+    this.element = h("div.graph", this.scroll, zoomButtons((by) => this.scale(by), () => this.fit()));
+    onzoom(this.scroll, (by) => this.scale(by));
+    new ResizeObserver(() => this.later()).observe(this.scroll);
   }
 
-  /** Read the places again if tasks were added. */
-  async read(selection) {
+  /** Show the tasks. The places are read again if tasks were added. */
+  async show(selection) {
     this.selection = selection;
-    if (this.size === selection.rows.size || this.asking) return this.show(selection);
+    this.later();
+    const size = selection.rows.size;
+    if (this.size === size || this.asking) return;
     this.asking = true;
     try {
-      const size = selection.rows.size;
-      const picture = await get(`/page/runs/${encodeURIComponent(this.run)}/graph`);
+      this.build(await get(`/page/runs/${encodeURIComponent(this.run)}/graph`));
       this.size = size;
-      this.build(picture);
     } catch {
       // the stream shows that the server cannot be reached
     } finally {
       this.asking = false;
     }
-    this.show(this.selection);
   }
 
   build(picture) {
-    const first = !this.picture;
+    const isFirst = !this.picture;
     this.picture = picture;
-    this.boxes = new Map();
-    const edges = picture.edges.map((numbers) => {
-      let [x, y] = numbers;
-      let path = `M${x} ${y}`;
-      for (let n = 2; n + 2 < numbers.length; n += 3) {
-        const [left, to, right] = numbers.slice(n, n + 3);
-        const middle = (x + left) / 2;
-        path += `C${middle} ${y} ${middle} ${to} ${left} ${to}H${right}`;
-        [x, y] = [right, to];
-      }
-      return s("path", { d: path, class: numbers.at(-1) ? "continues" : "" });
-    });
-    const nodes = picture.boxes.map((box) => {
-      const state = s("text", { x: 10, y: 24, class: "shape", "aria-hidden": "true" });
-      const name = s("text", { x: 28, y: 17 }, cut(box.name, box.width - 36));
-      const note = s("text", { x: 28, y: 32, class: "note" });
-      const title = s("title", {});
-      const node = s("g", { class: "box", transform: `translate(${box.x} ${box.y})`, tabindex: "0", role: "button" },
-        title, s("rect", { width: box.width, height: box.height, rx: 6 }), state, name, note);
-      node.addEventListener("click", () => this.pick(box.name));
-      node.addEventListener("keydown", (event) => this.press(event, box));
-      this.boxes.set(box.name, { box, node, state, note, title });
-      return node;
-    });
+    this.boxes = new Map(picture.boxes.map((box) => [box.name, box]));
+    this.nodes = new Map();
+    const edges = [true, false].map((continues) =>
+      s("path", { d: picture.edges.filter((one) => Boolean(one.at(-1)) === continues).map(curve).join(""), class: continues && "continues" }));
     this.svg = s("svg", { role: "group", "aria-label": "Graph of the tasks", viewBox: `${-MARGIN} ${-MARGIN} ${picture.width + 2 * MARGIN} ${picture.height + 2 * MARGIN}` },
-      s("g", { class: "edges" }, edges), nodes);
+      s("g", { class: "edges" }, edges));
     replace(this.scroll, this.svg);
-    if (first) this.fit();
+    if (isFirst) this.fit();
     else this.scale(1);
   }
 
@@ -81,65 +65,106 @@ export class GraphView {
   }
 
   scale(by) {
-    this.zoom = Math.min(Math.max(this.zoom * by, 0.05), 3);
+    if (!this.picture) return;
+    const least = this.boxes.size > MANY ? LEAST_ZOOM.many : LEAST_ZOOM.few;
+    this.zoom = Math.min(Math.max(this.zoom * by, least), 3);
     this.svg.style.width = `${(this.picture.width + 2 * MARGIN) * this.zoom}px`;
     this.svg.style.height = `${(this.picture.height + 2 * MARGIN) * this.zoom}px`;
+    this.later();
   }
 
-  pick(name) {
-    const isTask = this.selection.rows.has(name) && !this.folded(name);
-    this.onpick(name, !isTask);
+  later() {
+    this.frame ||= requestAnimationFrame(() => {
+      this.frame = null;
+      this.draw();
+    });
   }
 
-  folded(name) {
-    return !this.boxes.has(`${name}.0`) && !this.boxes.has(`${name}.1`) && this.selection.all.some((row) => row.group === name);
+  /** Make the boxes in view, remove the others, and show the states. */
+  draw() {
+    if (!this.picture || !this.scroll.isConnected) return;
+    const { scrollLeft, scrollTop, clientWidth, clientHeight } = this.scroll;
+    const [left, top, wide, high] = [scrollLeft, scrollTop, clientWidth, clientHeight].map((one) => one / this.zoom);
+    const groups = groupsOf(this.selection.all);
+    for (const box of this.boxes.values()) {
+      const isInView = box.x < left + wide + BESIDE && box.x + box.width > left - BESIDE && box.y < top + high + BESIDE && box.y + box.height > top - BESIDE;
+      let node = this.nodes.get(box.name);
+      if (isInView && !node) {
+        node = this.make(box);
+        this.nodes.set(box.name, node);
+        this.svg.append(node);
+      } else if (!isInView && node && node !== document.activeElement) {
+        node.remove();
+        this.nodes.delete(box.name);
+      }
+      if (isInView) this.update(box, node, groups.get(box.name));
+    }
+  }
+
+  make(box) {
+    const isFolded = () => this.groupOf(box.name, groupsOf(this.selection.all).get(box.name));
+    const pick = () => this.onpick(box.name, Boolean(isFolded()));
+    return s("g", { class: "box", transform: `translate(${box.x} ${box.y})`, tabindex: "0", role: "button", onclick: pick,
+      onkeydown: (event) => this.press(event, box, pick) });
+  }
+
+  /** Return the group of a box that stands for all of its parts. */
+  groupOf(name, group) {
+    return group && !this.boxes.has(group.parts[0].id) ? group : null;
+  }
+
+  update(box, node, parts) {
+    const { selection } = this;
+    const group = this.groupOf(box.name, parts);
+    const row = selection.rows.get(box.name);
+    if (!row && !group) return;
+    const { status } = group || row;
+    const told = group ? `${plural(group.parts.length, "part")}: ${countsOf(group)}` : [words(status), seconds(row.duration_s)].filter(Boolean).join(" · ");
+    const dim = selection.filtered && !(group ? group.parts : [row]).some((one) => selection.fits(one));
+    node.setAttribute("class", `box s-${status}${dim ? " dim" : ""}${box.name === selection.task ? " chosen" : ""}${group ? " group" : ""}`);
+    const full = `${box.name}: ${told}${!group && noteOf(row) ? `. ${noteOf(row)}` : ""}`;
+    if (node.told === full) return;
+    node.told = full;
+    replace(node, s("title", {}, full), s("rect", { width: box.width, height: box.height, rx: 6 }),
+      s("text", { x: 10, y: 24, class: "shape", "aria-hidden": "true" }, SHAPE[status]),
+      s("text", { x: 28, y: 17 }, cut(box.name, box.width - 36, 7.3)),
+      s("text", { x: 28, y: 32, class: "note" }, cut(told, box.width - 36, 6.1)));
   }
 
   /** Arrow keys go to the nearest box in the direction. */
-  press(event, from) {
-    if (event.key === "Enter" || event.key === " ") return event.preventDefault(), this.pick(from.name);
+  press(event, from, pick) {
     const [dx, dy] = { ArrowRight: [1, 0], ArrowLeft: [-1, 0], ArrowDown: [0, 1], ArrowUp: [0, -1] }[event.key] || [0, 0];
-    if (!dx && !dy) return;
+    const isPick = event.key === "Enter" || event.key === " ";
+    if (!isPick && !dx && !dy) return;
     event.preventDefault();
-    let best = null;
-    for (const { box, node } of this.boxes.values()) {
+    if (isPick) return pick();
+    let nearest = null;
+    for (const box of this.boxes.values()) {
       const [x, y] = [box.x - from.x, box.y - from.y];
       const along = x * dx + y * dy;
-      if (along <= 0) continue;
       const far = along + 3 * Math.abs(x * dy + y * dx);
-      if (!best || far < best.far) best = { far, node };
+      if (along > 0 && (!nearest || far < nearest.far)) nearest = { far, box };
     }
-    best?.node.focus();
-  }
-
-  show(selection) {
-    this.selection = selection;
-    if (!this.boxes) return;
-    const groups = new Map();
-    for (const row of selection.all)
-      if (row.group) {
-        if (!groups.has(row.group)) groups.set(row.group, []);
-        groups.get(row.group).push(row);
-      }
-    for (const [name, { box, node, state, note, title }] of this.boxes) {
-      const row = selection.rows.get(name);
-      const parts = groups.get(name);
-      const grouped = parts && !this.boxes.has(parts[0].id);
-      if (!row && !grouped) continue;
-      const status = grouped ? groupStatus(parts) : row.status;
-      const told = grouped ? `${count(parts.length)} parts: ${counts(parts)}` : [words(status), seconds(row.duration_s)].filter(Boolean).join(" · ");
-      const dim = selection.filtered && !(grouped ? parts.some((one) => selection.fits(one)) : selection.fits(row));
-      const face = `box s-${status}${dim ? " dim" : ""}${name === selection.task ? " chosen" : ""}${grouped ? " group" : ""}`;
-      const full = `${name}: ${told}${!grouped && noteOf(row) ? `. ${noteOf(row)}` : ""}`;
-      if (node.getAttribute("class") !== face) node.setAttribute("class", face);
-      if (note.told !== full) {
-        note.told = full;
-        replace(state, SHAPE[status] || "○");
-        replace(note, cut(told, box.width - 36, 6.1));
-        replace(title, full);
-      }
+    if (!nearest) return;
+    const { name, x, y } = nearest.box;
+    if (!this.nodes.has(name)) {
+      this.scroll.scrollTo(x * this.zoom, y * this.zoom);
+      this.draw();
     }
+    this.nodes.get(name)?.focus();
   }
 }
 
-const cut = (text, width, wide = 7.3) => (text.length * wide <= width ? text : `${text.slice(0, Math.max(1, Math.floor(width / wide) - 1))}…`);
+/** Return an edge as a path, from the numbers of the server: a start, then for each curve its end and a level line. */
+function curve([x, y, ...numbers]) {
+  let path = `M${x} ${y}`;
+  for (let n = 0; n + 2 < numbers.length; n += 3) {
+    const [left, to, right] = numbers.slice(n, n + 3);
+    const middle = (x + left) / 2;
+    path += `C${middle} ${y} ${middle} ${to} ${left} ${to}H${right}`;
+    [x, y] = [right, to];
+  }
+  return path;
+}
+
+const cut = (text, width, wide) => (text.length * wide <= width ? text : `${text.slice(0, Math.max(1, Math.floor(width / wide) - 1))}…`);

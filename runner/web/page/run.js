@@ -7,12 +7,11 @@ import { clock, cost, count, elapsed, tokens } from "./format.js";
 import { GraphView } from "./graph.js";
 import { TaskList } from "./list.js";
 import { owner, progress } from "./runs.js";
-import { Selection } from "./selection.js";
+import { Selection, STATUSES } from "./selection.js";
 import { TaskPanel } from "./task.js";
 import { Timeline } from "./timeline.js";
 
 const VIEWS = { list: "List", timeline: "Timeline", graph: "Graph" };
-const TASK_STATUSES = ["failed", "waiting_input", "running", "pending", "completed", "skipped", "cancelled"];
 const DONE = ["completed", "failed", "cancelled"];
 const RESUMABLE = ["interrupted", "waiting_input", "queued"];
 
@@ -22,7 +21,6 @@ export class RunPage {
     this.setLink = setLink;
     this.selection = new Selection();
     this.view = "list";
-    this.attempts = [];
     this.title = h("h1");
     this.facts = h("div.facts");
     this.actions = h("div.actions");
@@ -31,10 +29,10 @@ export class RunPage {
     this.chips = h("div.chips", { role: "group", "aria-label": "Status of the tasks" });
     this.find = h("input", { type: "search", placeholder: "Find a task", "aria-label": "Find tasks by id", oninput: () => this.set({ find: this.find.value }) });
     this.told = h("p.sr", { role: "status" });
-    this.list = new TaskList();
-    this.list.onpick = (task) => this.set({ task });
-    this.list.ontoggle = (name, open) => (this.selection.toggle(name, open), this.draw());
-    this.timeline = new Timeline((task) => this.set({ task }), (name) => (this.selection.toggle(name), this.draw()));
+    const pick = (task) => this.set({ task });
+    const toggle = (name, open) => (this.selection.toggle(name, open), this.draw());
+    this.list = new TaskList(pick, toggle);
+    this.timeline = new Timeline(pick, toggle);
     this.graph = new GraphView(run, (name, group) => (group ? this.openGroup(name) : this.set({ task: name })));
     this.views = h("div.view", { role: "tabpanel" });
     this.side = h("div.side");
@@ -47,9 +45,7 @@ export class RunPage {
 
   close() {
     clearInterval(this.timer);
-    clearTimeout(this.reading);
     this.live?.close();
-    this.closed = true;
   }
 
   /** Show the part of the run that the address names: `run/ID/task/TASK?view=…&status=…&find=…`. */
@@ -61,7 +57,7 @@ export class RunPage {
     const view = query.get("view") in VIEWS ? query.get("view") : "list";
     const moved = task !== this.selection.task || !this.live;
     this.selection.task = task;
-    if (this.selection.all) this.selection.lay();
+    this.selection.lay();
     if (moved) this.choose(task);
     if (view !== this.view || !this.views.firstChild) this.turn(view);
     this.draw();
@@ -83,11 +79,11 @@ export class RunPage {
     this.panel = task ? new TaskPanel(this.run, () => this.set({ task: null })) : null;
     replace(this.side, this.panel?.element);
     this.element.classList.toggle("with-task", Boolean(task));
-    if (!task && focused && this.view === "list") this.list.focus({ preventScroll: true });
+    if (!task && focused && this.view === "list") this.list.element.focus({ preventScroll: true });
     this.live = new Live(this.run, task, {
       opened: () => this.panel?.opened(),
       run: (head) => this.showHead(head),
-      rows: (rows) => this.selection.merge(rows),
+      rows: ({ rows }) => this.selection.merge(rows),
       task: (detail) => this.panel?.show(detail),
       activity: ({ task_id: id, entries }) => id === this.selection.task && this.panel?.showActivity(entries),
       drawn: () => this.drawn(),
@@ -145,10 +141,7 @@ export class RunPage {
       type: "button", role: "tab", "aria-selected": String(name === view), tabindex: name === view ? "0" : "-1",
       onclick: () => this.set({ view: name }) }, title)));
     if (focused) this.tabs.querySelector("[aria-selected=true]").focus();
-    const element = { list: this.list, timeline: this.timeline.element, graph: this.graph.element }[view];
-    replace(this.views, element);
-    if (view === "timeline") this.readAttempts();
-    if (view === "graph") this.graph.read(this.selection);
+    replace(this.views, this[view].element);
     if (view === "list" && this.selection.task) requestAnimationFrame(() => this.list.reveal(this.selection.task));
   }
 
@@ -167,30 +160,13 @@ export class RunPage {
   drawn() {
     const row = this.selection.rows.get(this.selection.task);
     if (row && this.panel?.task) this.panel.showWhy(row.wait_kind === "question" ? "" : row.wait);
+    this.selection.lay();
     this.draw();
-    if (this.view === "timeline") this.readAttempts();
-    if (this.view === "graph") this.graph.read(this.selection);
-  }
-
-  /** Read the attempts again, twice a second at most, and less often if there are many. */
-  readAttempts() {
-    if (this.reading) return;
-    const read = async () => {
-      try {
-        this.attempts = await get(`/page/runs/${encodeURIComponent(this.run)}/attempts`);
-      } catch {
-        // the stream shows that the server cannot be reached
-      }
-      this.reading = null;
-      if (!this.closed && this.view === "timeline") this.timeline.show(this.selection, this.attempts, this.head);
-    };
-    this.reading = setTimeout(read, this.attempts.length && Math.max(500, this.attempts.length / 4));
   }
 
   draw() {
     const { selection } = this;
-    if (!selection.all) return;
-    const chips = TASK_STATUSES.filter((name) => selection.counts[name] || selection.statuses.has(name));
+    const chips = STATUSES.filter((name) => selection.counts[name] || selection.statuses.has(name));
     const face = JSON.stringify([chips.map((name) => selection.counts[name]), [...selection.statuses]]);
     if (face !== this.chipFace) {
       this.chipFace = face;
@@ -200,9 +176,7 @@ export class RunPage {
         onclick: () => this.toggle(name) }, icon(name), `${words(name)} ${count(selection.counts[name] || 0)}`)));
       if (focused >= 0) this.chips.children[focused]?.focus();
     }
-    if (this.view === "list") this.list.show(selection);
-    else if (this.view === "timeline") this.timeline.show(selection, this.attempts, this.head);
-    else this.graph.show(selection);
+    this[this.view].show(selection, this.head);
   }
 
   toggle(name) {

@@ -4,23 +4,56 @@ import { clean } from "./dom.js";
 
 const FOLDED_FROM = 11;
 const MOST_URGENT = 10; // parts that a folded group shows
-const URGENT = ["failed", "waiting_input", "running"];
+/** The statuses of tasks, the most urgent first: the first that a group has is its status. */
+export const STATUSES = ["failed", "waiting_input", "running", "pending", "cancelled", "skipped", "completed"];
+
+/** The parts of a `for_each` with their sums. */
+class Group {
+  constructor(name) {
+    Object.assign(this, { name, parts: [], counts: {}, tokens: 0, cost: undefined });
+  }
+
+  add(row) {
+    this.parts.push(row);
+    this.counts[row.status] = (this.counts[row.status] || 0) + 1;
+    this.tokens += row.tokens || 0;
+    if (row.cost_usd !== undefined) this.cost = (this.cost || 0) + row.cost_usd;
+  }
+
+  get status() {
+    return STATUSES.find((status) => this.counts[status]);
+  }
+}
+
+/** Return the groups of `rows` by name. */
+export function groupsOf(rows) {
+  const groups = new Map();
+  for (const row of rows) {
+    if (!row.group) continue;
+    if (!groups.has(row.group)) groups.set(row.group, new Group(row.group));
+    groups.get(row.group).add(row);
+  }
+  return groups;
+}
 
 export class Selection {
   constructor() {
-    this.rows = new Map();
+    this.all = []; // rows by position
+    this.rows = new Map(); // rows by id
     this.statuses = new Set();
     this.find = "";
     this.task = null;
     this.opened = new Map();
-    this.lines = [];
+    this.version = 0;
+    this.lay();
   }
 
-  /** Take rows of the server. With `reset` they are the first of all rows. */
-  merge({ reset, rows }) {
-    if (reset) this.rows = new Map();
-    for (const row of rows) this.rows.set(row.id, row);
-    this.lay();
+  /** Take rows of the server. The lines are laid out by the next `lay`. */
+  merge(rows) {
+    for (const row of rows) {
+      this.all[row.position] = row;
+      this.rows.set(row.id, row);
+    }
   }
 
   get filtered() {
@@ -34,53 +67,39 @@ export class Selection {
     );
   }
 
-  isOpen(name, size) {
-    return this.opened.get(name) ?? (this.filtered || size < FOLDED_FROM);
+  isOpen(group) {
+    return this.opened.get(group.name) ?? (this.filtered || group.parts.length < FOLDED_FROM);
   }
 
   toggle(name, open) {
-    const group = this.groups.get(name);
-    this.opened.set(name, open ?? !this.isOpen(name, group.length));
+    this.opened.set(name, open ?? !this.isOpen(this.groups.get(name)));
     this.lay();
   }
 
-  /** Lay the fitting tasks out in lines: tasks, and groups with their parts if open. */
+  /** Lay the fitting tasks out in lines `{row, group, level}`: tasks, and groups with their parts if open. */
   lay() {
-    const all = [...this.rows.values()].sort((one, other) => one.position - other.position);
-    this.all = all;
+    this.version += 1;
     this.counts = {};
-    for (const row of all) this.counts[row.status] = (this.counts[row.status] || 0) + 1;
-    this.groups = new Map();
-    for (const row of all)
-      if (row.group && this.fits(row)) {
-        if (!this.groups.has(row.group)) this.groups.set(row.group, []);
-        this.groups.get(row.group).push(row);
-      }
-    for (const parts of this.groups.values()) parts.sort((one, other) => partNumber(one.id) - partNumber(other.id));
+    for (const row of this.all) this.counts[row.status] = (this.counts[row.status] || 0) + 1;
+    const fitting = this.filtered ? this.all.filter((row) => this.fits(row)) : this.all;
+    this.groups = groupsOf(fitting);
     this.lines = [];
     const placed = new Set();
-    for (const row of all) {
-      if (row.group && this.groups.has(row.group)) {
-        if (placed.has(row.group)) continue;
-        placed.add(row.group);
-        this.placeGroup(row.group);
-      } else if (this.fits(row) && !(this.groups.has(row.id) && placed.has(row.id))) {
-        this.lines.push({ row, level: 0 });
-        if (this.groups.has(row.id) && !placed.has(row.id)) {
-          placed.add(row.id);
-          this.placeGroup(row.id);
-        }
-      }
+    for (const row of fitting) {
+      const group = this.groups.get(row.group || row.id);
+      const isPlaced = group && placed.has(group.name);
+      if (!row.group && !isPlaced) this.lines.push({ row, level: 0 });
+      if (!group || isPlaced) continue;
+      placed.add(group.name);
+      this.place(group);
     }
-    this.version = (this.version || 0) + 1;
   }
 
-  placeGroup(name) {
-    const parts = this.groups.get(name);
-    const open = this.isOpen(name, parts.length);
-    this.lines.push({ group: name, parts, open, level: 0, state: groupStatus(parts) });
-    const shown = open ? parts : parts.filter((row) => row.status === "failed" || row.status === "waiting_input").slice(0, MOST_URGENT);
-    for (const row of shown) this.lines.push({ row, level: 1 });
+  place(group) {
+    const open = this.isOpen(group);
+    this.lines.push({ group, open, level: 0 });
+    const parts = open ? group.parts : group.parts.filter((row) => row.status === "failed" || row.status === "waiting_input").slice(0, MOST_URGENT);
+    for (const row of parts) this.lines.push({ row, level: 1 });
   }
 
   lineOf(task) {
@@ -88,17 +107,9 @@ export class Selection {
   }
 }
 
-const partNumber = (id) => Number(id.slice(id.lastIndexOf(".") + 1));
-
-export function groupStatus(parts) {
-  const there = new Set(parts.map((row) => row.status));
-  return URGENT.find((status) => there.has(status)) || ["pending", "cancelled", "skipped", "completed"].find((status) => there.has(status)) || "pending";
-}
-
 /** Return what a list says beside the status of a task: its error, question, or the reason for which it waits. */
 export function noteOf(row) {
   if (row.damaged) return "the stored result is damaged";
   if (row.question) return clean(row.question);
-  const error = row.error ? `${row.error_kind}: ${row.error}` : "";
-  return clean([error, row.wait].filter(Boolean).join("; "));
+  return clean([row.error && `${row.error_kind}: ${row.error}`, row.wait].filter(Boolean).join("; "));
 }
