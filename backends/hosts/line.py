@@ -11,9 +11,10 @@ import os
 import signal
 import subprocess
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 
 import anyio
 import anyio.abc
@@ -36,9 +37,11 @@ _STDERR = 2000
 class Turn:
     """The frames of one attempt on a line."""
 
-    def __init__(self, name: str, on_report: Callable[[Frame], None]) -> None:
+    def __init__(self, name: str, on_report: Callable[[Frame], None], needs: Mapping[str, float]) -> None:
         self.name = name
         """`task/attempt`."""
+        self.needs = needs
+        """The resources that the attempt takes, where hosts have resources in place of slots."""
         self._on_report = on_report
         self._frames: deque[Frame] = deque()
         self._news = anyio.Event()
@@ -101,6 +104,23 @@ class Line:
             self._unsent += line
             self._to_send.set()
 
+    def load(self, needs: Mapping[str, float]) -> float | None:  # noqa: ARG002 - for hosts with resources
+        """Return the part of the host that attempts of this process take, from 0 to 1; None if there is no room for an
+        attempt with `needs`, or the host is not connected.
+        """
+        taken = len(self.turns) / self.slots
+        return taken if self.is_connected and taken < 1 else None
+
+    def ask(self, turn: Turn) -> None:
+        """Ask the host for room for an attempt in `turns`, which reads a frame `slot` once there is room."""
+        self.send({"op": "ask", "turn": turn.name})
+
+    def leave(self, turn: Turn) -> None:
+        """Give up the room of an attempt."""
+        self.turns.pop(turn.name, None)
+        self.kept.discard(turn.name)
+        self.on_change()
+
     def close(self) -> None:
         """Disconnect for good. `run` returns soon."""
         self._closing.set()
@@ -130,7 +150,8 @@ class Line:
             async with anyio.create_task_group() as group:
                 group.start_soon(self._read_errors, process, errors)
                 group.start_soon(self._write, process)
-                reason = await self._read(process)
+                assert process.stdout is not None
+                reason = await self._read(LineReader(process.stdout.receive), partial(_send, process))
                 group.cancel_scope.cancel()
         finally:
             with anyio.CancelScope(shield=True):
@@ -138,12 +159,11 @@ class Line:
         last = errors.decode("utf-8", "replace").strip().rpartition("\n")[2]
         self._lost(reason or one_line(last) or f"{self._command[0]} exited with {process.returncode}")
 
-    async def _read(self, process: anyio.abc.Process) -> str:
+    async def _read(self, lines: LineReader, send: Callable[[bytes], Awaitable[object]]) -> str:
         """Read frames until the connection ends. Return the reason if the host did not accept; else an empty text."""
-        assert process.stdout is not None
-        lines, first = _LineReader(process.stdout), None
+        first = None
         with anyio.move_on_after(_ANSWER_S) as limit:
-            await _send(process, frame_line(self._hello()))
+            await send(frame_line(self._hello()))
             first = await lines.next()
         if limit.cancelled_caught:
             return f"no answer within {_ANSWER_S:g} s"
@@ -151,15 +171,18 @@ class Line:
             return ""
         if first["op"] != "ready":
             return self._refused(first)
-        self.is_connected = self.was_connected = True
-        self.tries, self.away_since, self.reason = 0, None, ""
-        self.on_change()
+        self._accepted()
         while (frame := await lines.next()) is not None:
             turn = self.turns.get(str(frame.get("turn")))
             if turn is not None:
                 turn.put(frame)
         self.is_connected = False
         return ""
+
+    def _accepted(self) -> None:
+        self.is_connected = self.was_connected = True
+        self.tries, self.away_since, self.reason = 0, None, ""
+        self.on_change()
 
     def _refused(self, answer: Frame) -> str:
         """Note a refusal that will last. Return the reason."""
@@ -209,11 +232,11 @@ class Line:
                 del errors[:-_STDERR]
 
 
-class _LineReader:
-    """Reads frames from the output of a process."""
+class LineReader:
+    """Reads frames from the output of a process. `receive` returns a part of the output, as in `ByteReceiveStream`."""
 
-    def __init__(self, stream: anyio.abc.ByteReceiveStream) -> None:
-        self._stream = stream
+    def __init__(self, receive: Callable[[], Awaitable[bytes]]) -> None:
+        self._receive = receive
         self._pending = bytearray()
         self._frames: deque[Frame] = deque()
 
@@ -221,7 +244,7 @@ class _LineReader:
         """Return the next frame; None at the end, and if the output is not that of a host."""
         while not self._frames:
             try:
-                data = await self._stream.receive()
+                data = await self._receive()
             except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
                 return None
             self._pending += data

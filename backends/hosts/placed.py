@@ -19,6 +19,7 @@ from plait.backends.ask import QuestionAsked, given_answers
 from plait.backends.cancellation import when_cancelled
 from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.hosts.frames import Frame, read_error, read_output, read_question, read_reply, request_json
+from plait.backends.hosts.line import Turn
 from plait.backends.hosts.session import HostSession, Place
 from plait.backends.protocol import (
     Allowance,
@@ -48,8 +49,8 @@ class ConnectedHosts(Hosts, Protocol):
 class HostBackend:
     """A backend on the hosts `hosts`, which build the backend themselves from `described`.
 
-    `can_fork` and `adjustable` are those of the backend. The environment, the keys and the programs are those of each
-    host.
+    `can_fork` and `adjustable` are those of the backend. `needs` are the resources that an attempt takes. The
+    environment, the keys and the programs are those of each host.
     """
 
     def __init__(
@@ -59,9 +60,11 @@ class HostBackend:
         *,
         can_fork: bool = False,
         adjustable: Collection[str] = (),
+        needs: Mapping[str, float] | None = None,
     ) -> None:
         self._described = described
         self._hosts = hosts
+        self._needs = needs or {}
         self.can_fork = can_fork
         self.adjustable = adjustable
 
@@ -80,7 +83,7 @@ class HostBackend:
         placement = request.placement
         session = None if placement is None else self._hosts.session(placement.run_id)
         if session is not None and placement is not None:
-            yield HostConversation(self._described, session, request, placement)
+            yield HostConversation(self._described, session, request, placement, self._needs)
             return
         raise BackendError(ErrorKind.UNEXPECTED, "the hosts are not connected; a bug of plait")
 
@@ -94,8 +97,10 @@ class HostConversation:
         session: HostSession,
         request: ConversationRequest,
         placement: Placement,
+        needs: Mapping[str, float],
     ) -> None:
         self._described = described
+        self._needs = needs
         self._session = session
         self._request = request
         self._placement = placement
@@ -117,10 +122,11 @@ class HostConversation:
 
     async def _place(self, name: str) -> Place:
         placement, request = self._placement, self._request
+        turn = Turn(name, self._report, self._needs)
         if request.attaches and placement.place is not None:
-            return self._session.follow(name, placement.place, self._report)
+            return self._session.follow(turn, placement.place)
         wanted = _host_of(request.session_id if request.resume else request.fork_of)
-        place = await self._session.place(name, wanted, self._report, request.on_output)
+        place = await self._session.place(turn, wanted, request.on_output)
         self._host = place.line.name
         try:
             place.line.kept.add(name)  # from here on the place may be stored

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 
 import anyio
 
 from plait.backends.errors import BackendError, ErrorKind
-from plait.backends.hosts.frames import Frame
 from plait.backends.hosts.line import LOST, Line, Turn
 from plait.backends.protocol import Output
 
@@ -48,27 +48,31 @@ class HostSession:
         for line in self.lines.values():
             line.send({"op": "wind_down"})
 
-    async def place(self, name: str, wanted: str | None, report: Callable[[Frame], None], on_output: OnOutput) -> Place:
-        """Return a slot on the host `wanted`, or on the least loaded host, for the attempt `name`.
+    def line(self, name: str) -> Line | None:
+        """Return the line to the host `name`; None if the host is none of the hosts."""
+        return self.lines.get(name)
+
+    async def place(self, turn: Turn, wanted: str | None, on_output: OnOutput) -> Place:
+        """Return a slot on the host `wanted`, or on the least loaded host, for an attempt.
 
         If the host `wanted` is away for the patience of the hosts, another host is chosen. Raises BackendError
         (transient) if no host can be reached, and (unavailable) if all refuse this version of plait.
         """
         self._name_refused(on_output)
-        preferred = None if wanted is None else self.lines.get(wanted)
+        preferred = None if wanted is None else self.line(wanted)
         if preferred is not None and not await self.is_back(preferred, on_output):
             preferred = None
         while True:
-            line = await self._with_room(preferred, on_output)
-            turn = line.turns[name] = Turn(name, report)
+            line = await self._with_room(preferred, turn.needs, on_output)
+            line.turns[turn.name] = turn
             place = Place(self, line, turn)
             try:
-                line.send({"op": "ask", "turn": name})
+                line.ask(turn)
                 if await turn.next() is not LOST:
                     return place
                 place.leave()
             except BaseException:
-                line.send({"op": "cancel", "turn": name})
+                line.send({"op": "cancel", "turn": turn.name})
                 place.leave()
                 raise
 
@@ -79,18 +83,18 @@ class HostSession:
                 self._named.add(line.name)
                 on_output(Output("notice", f"{line.name} is not used: {line.reason}"))
 
-    def follow(self, name: str, host: str, report: Callable[[Frame], None]) -> Place:
+    def follow(self, turn: Turn, host: str) -> Place:
         """Return the place of an attempt that a dead owner placed on `host`. Raises BackendError (unavailable) if
         the host is no longer one of the hosts.
         """
-        line = self.lines.get(host)
+        line = self.line(host)
         if line is None:
             message = (
                 f"the attempt was placed on {host}, which is none of the hosts ({', '.join(self.lines)}); name {host} "
                 "again and resume, or let the task run anew with --retry-failed"
             )
             raise BackendError(ErrorKind.UNAVAILABLE, message)
-        turn = line.turns[name] = Turn(name, report)
+        line.turns[turn.name] = turn
         return Place(self, line, turn)
 
     async def is_back(self, line: Line, on_output: OnOutput) -> bool:
@@ -116,13 +120,13 @@ class HostSession:
             ErrorKind.CRASHED, f"{away}; an attempt still under way there is ended when {line.name} is back"
         )
 
-    async def _with_room(self, preferred: Line | None, on_output: OnOutput) -> Line:
-        """Wait for a host with a free slot, and return the least loaded one."""
+    async def _with_room(self, preferred: Line | None, needs: Mapping[str, float], on_output: OnOutput) -> Line:
+        """Wait for a host with room, and return the least loaded one."""
         while True:
             lines = self.lines.values() if preferred is None or not preferred.is_connected else (preferred,)
-            free = [line for line in lines if line.is_connected and len(line.turns) < line.slots]
-            if free:
-                return min(free, key=lambda line: len(line.turns) / line.slots)
+            loads = [(load, line.name) for line in lines if (load := line.load(needs)) is not None]
+            if loads:
+                return self.lines[min(loads, key=itemgetter(0))[1]]
             if any(line.is_connected for line in self.lines.values()):
                 await self._change()
             else:
@@ -167,9 +171,7 @@ class Place:
 
     def leave(self) -> None:
         """Free the slot. A host that is away ends the attempt when connected again."""
-        self.line.turns.pop(self.turn.name, None)
-        self.line.kept.discard(self.turn.name)
-        self.line.on_change()
+        self.line.leave(self.turn)
 
     async def end(self) -> bool:
         """End the attempt on the host. Return whether the host has confirmed the end. Not cancelled from outside."""
