@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import click
 import httpx
 import pytest
 
+from plait.runner.cli.app import COMMANDS, cli
 from tests.support.processes.command import plait, plait_here
 from tests.support.processes.served import served
 
@@ -47,6 +49,53 @@ def test_each_failure_is_an_object_with_its_kind(folder: Path, words: str, code:
     assert error.keys() == {"kind", "message"}
     assert kind is None or error["kind"] == kind
     assert error["message"] in plain.err
+
+
+def options(name: str) -> set[str]:
+    command = cli.get_command(click.Context(cli), name)
+    assert command is not None
+    return {option for parameter in command.params for option in parameter.opts}
+
+
+WITH_JSON = sorted(name for name in COMMANDS if "--json" in options(name))
+WITH_STORE = {
+    "answer": "last a x",
+    "cancel": "last",
+    "continue": "last a x",
+    "diff": "last last",
+    "export": "last --to out.csv",
+    "fork": "last --from a",
+    "gc": "--keep 1",
+    "graph": "last",
+    "log": "last",
+    "orchestrate": "goal --backend openai --model m",
+    "questions": "last",
+    "resume": "last",
+    "run": "plan.yaml",
+    "runs": "",
+    "serve": "--backend openai --model m --port 0",
+    "show": "last",
+    "try": "last a",
+    "ui": "--no-browser --port 0",
+}
+"""The words with which each command reaches the store. `doctor` reports a bad store, `crashtest` makes stores."""
+
+
+@pytest.mark.parametrize("name", WITH_JSON)
+def test_every_command_refuses_an_unknown_option_with_an_object(folder: Path, name: str) -> None:
+    told = plait_here(folder, name, "--nothing", "--json")
+    assert (told.code, told.out.count("\n"), told.value["error"]["kind"]) == (2, 1, "invalid_request")
+
+
+def test_every_command_with_a_store_is_known() -> None:
+    assert {name for name in WITH_JSON if "--store" in options(name)} - {"doctor", "crashtest"} == WITH_STORE.keys()
+
+
+@pytest.mark.parametrize("name", WITH_STORE)
+def test_every_command_tells_of_a_store_that_is_none_with_an_object(folder: Path, name: str) -> None:
+    told = plait_here(folder, name, *WITH_STORE[name].split(), "--store", "broken.db", "--json", OPENAI_API_KEY="k")
+    assert (told.code, told.out.count("\n"), told.value["error"]["kind"]) == (3, 1, "store_failed")
+    assert "broken.db is not a database or is damaged" in told.value["error"]["message"]
 
 
 def test_a_word_after_two_dashes_is_no_option(folder: Path) -> None:
