@@ -19,6 +19,7 @@ from plait.backends.text import clean_text
 from plait.persistence.changes import Batch, RunCreated
 from plait.persistence.errors import Conflict
 from plait.persistence.protocol import Store
+from plait.persistence.records import RunRecord
 from plait.runner.clock import iso, new_run_id
 from plait.runner.domain import events
 from plait.runner.domain.dag import DAG
@@ -50,6 +51,8 @@ RESERVED_SETTINGS = (
     "ticket",
 )
 """Keys of the stored settings reserved by plait."""
+_NOT_COMPARED = frozenset({"answer_keys", "concurrency", "digest", "slots"})
+"""Keys of the stored settings that are no part of the digest."""
 _RUN_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 
 
@@ -125,7 +128,7 @@ async def create_run(
         if stored.get("key") != key or stored.get("digest") != kept["digest"]:
             raise KeyConflict(
                 f"key {key!r} was used at {there.created_at} for run {run_id}, with another DAG or other settings "
-                f"({await _difference(store, created, run_id)}); give a new run a new key"
+                f"({await _difference(store, created, there)}); give a new run a new key"
             ) from error
     return run_id
 
@@ -148,9 +151,9 @@ def _digest(created: RunCreated) -> str:
     return hashlib.sha256(asked.encode()).hexdigest()
 
 
-async def _difference(store: Store, asked: RunCreated, run_id: str) -> str:
+async def _difference(store: Store, asked: RunCreated, run: RunRecord) -> str:
     """Return a description of the first difference between the stored run and the request."""
-    there = {task.task_id: task for task in await store.list_tasks(run_id)}
+    there = {task.task_id: task for task in await store.list_tasks(run.run_id)}
     for task in asked.tasks:
         stored = there.get(task.task_id)
         if stored is None:
@@ -161,4 +164,8 @@ async def _difference(store: Store, asked: RunCreated, run_id: str) -> str:
             return f"task {task.task_id!r} depends on other tasks"
         if (stored.backend, json.loads(stored.spec)) != (task.backend, json.loads(task.spec)):
             return f"task {task.task_id!r} has other fields"
-    return "the tasks given here are the same in the stored run"
+    stored_settings, settings = json.loads(run.settings), json.loads(asked.settings)
+    names = sorted((stored_settings.keys() | settings.keys()) - _NOT_COMPARED)
+    different = [name for name in names if stored_settings.get(name) != settings.get(name)]
+    said = f"; different are: {', '.join(different)}" if different else ""
+    return f"the tasks given here are the same in the stored run{said}"

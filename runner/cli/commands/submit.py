@@ -15,6 +15,7 @@ from plait.backends.spec.build import BackendSpec
 from plait.persistence.protocol import Store
 from plait.runner import Plan
 from plait.runner.cli.backends import BackendOptions, BackendSet, backend_set_of_plan, required_backends
+from plait.runner.cli.commands.resume import stored_concurrency
 from plait.runner.cli.exits import COMPLETED, print_line
 from plait.runner.cli.lookup import open_store
 from plait.runner.cli.options import (
@@ -25,6 +26,7 @@ from plait.runner.cli.options import (
     set_option,
     store_option,
 )
+from plait.runner.errors import KeyConflict
 from plait.runner.parallel import ParallelRunner
 
 
@@ -58,11 +60,22 @@ async def submit(plan: Plan, backend_set: BackendSet, concurrency: int, key: str
 
 
 async def queue_run(plan: Plan, backend_set: BackendSet, store: Store, concurrency: int, key: str | None = None) -> str:
-    """Store a queued run of `plan`, one for a key, and return its id. Raises as `ParallelRunner.create_run`."""
+    """Store a queued run of `plan`, one for a key, and return its id. Raises as `ParallelRunner.create_run`, and
+    KeyConflict if the run of the key has another `concurrency`.
+    """
     plan = plan.fitted_to(backend_set.specs, backend_set.default)
     names = required_backends(plan.dag, backend_set.default, policy=plan.policy, known=backend_set.specs)
     runner = make_queueing_runner(backend_set, names, store, concurrency)
-    return await runner.create_run(plan.dag, key=key, settings=backend_set.settings(), policy=plan.policy)
+    run_id = await runner.create_run(plan.dag, key=key, settings=backend_set.settings(), policy=plan.policy)
+    if key is not None and (record := await store.get_run(run_id)) is not None:
+        # A runner may be restarted with another concurrency, but here the number is part of what was submitted.
+        stored = stored_concurrency(record)
+        if stored != concurrency:
+            raise KeyConflict(
+                f"key {key!r} was used at {record.created_at} for run {run_id}, with {stored} tasks at once, not "
+                f"{concurrency}; give a new run a new key"
+            )
+    return run_id
 
 
 def make_queueing_runner(

@@ -173,13 +173,29 @@ def test_a_run_that_cannot_run_here_is_left_alone_with_one_line(folder: Path) ->
     assert "OPENAI_API_KEY" in said and "no backend 'w'" in said
 
 
+def refused(folder: Path, earlier: str, difference: str, *words: str) -> None:
+    done = plait_here(folder, "submit", "plan.yaml", *words, "--key", "k")
+    assert (done.code, done.out) == (2, "")
+    assert done.err.count("\n") == 1
+    assert "key 'k' was used" in done.err and earlier in done.err and difference in done.err, done.err
+
+
 def test_a_key_submits_one_run(folder: Path) -> None:
     first = submit(folder, "k")
     assert submit(folder, "k") == first
-    assert submit(folder, "k", "-j", "3") == first
-    other = plait_here(folder, "submit", "plan.yaml", "--set", "n=other", "--key", "k")
-    assert other.code == 2 and other.out == ""
-    assert other.err.count("\n") == 1 and "key 'k' was used" in other.err
+    own = folder / "plan.yaml"
+    requests: dict[str, tuple[str, ...]] = {
+        "different are: inputs": ("--set", "n=other"),
+        "8 tasks at once, not 3": ("--set", "n=k", "-j", "3"),
+    }
+    for difference, words in requests.items():
+        refused(folder, first, difference, *words)
+    own.write_text(PLAN.replace("{{ n }} c", "{{ n }} C"))
+    refused(folder, first, "task 'c' has another prompt", "--set", "n=k")
+    own.write_text(f"concurrency: 3\n{PLAN}")
+    refused(folder, first, "8 tasks at once, not 3", "--set", "n=k")
+    own.write_text(PLAN)
+    assert submit(folder, "k", "-j", "8") == first
     assert list(runs(folder)) == [first]
     assert plait_here(folder, "submit", "plan.yaml").out.strip() != first
     assert {run.status for run in runs(folder).values()} == {"queued"}
