@@ -6,6 +6,7 @@ Every message shows the address without its password.
 from __future__ import annotations
 
 import asyncio
+import os
 import struct
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar
@@ -93,7 +94,9 @@ def _decode(raw: bytes) -> str:
 
 async def connect(dsn: str) -> Connection:
     """Return a new connection. Raises an error of asyncpg, OSError or TimeoutError."""
-    connection = await asyncpg.connect(dsn, timeout=CONNECT_TIMEOUT_S, server_settings=_SETTINGS)
+    # asyncpg reads PGSERVICE only after it has read the service file.
+    service = os.environ.get("PGSERVICE")
+    connection = await asyncpg.connect(dsn, service=service, timeout=CONNECT_TIMEOUT_S, server_settings=_SETTINGS)
     try:
         await connection.set_type_codec("text", schema="pg_catalog", encoder=_encode, decoder=_decode, format="binary")
     except BaseException:
