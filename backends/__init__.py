@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from plait.backends.agents.claude.backend import ClaudeCodeBackend
     from plait.backends.agents.codex.backend import CodexBackend
     from plait.backends.agents.gemini.backend import GeminiBackend
+    from plait.backends.hosts.dask.hosts import DaskHosts
     from plait.backends.hosts.ssh import SSHHost, SSHHosts
     from plait.backends.langgraph.backend import LangGraphBackend
     from plait.backends.llm.anthropic import AnthropicBackend
@@ -67,6 +68,7 @@ __all__ = [
     "CodexBackend",
     "Conversation",
     "ConversationRequest",
+    "DaskHosts",
     "DetachedBackend",
     "DetachedTurn",
     "ErrorKind",
@@ -103,6 +105,7 @@ _LAZY = {
     "AnthropicBackend": "llm.anthropic",
     "ClaudeCodeBackend": "agents.claude.backend",
     "CodexBackend": "agents.codex.backend",
+    "DaskHosts": "hosts.dask.hosts",
     "GeminiBackend": "agents.gemini.backend",
     "LangGraphBackend": "langgraph.backend",
     "LoadBalancedBackend": "llm.load_balancing",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from plait.backends.protocol import Backend, Hosts
 
 
@@ -10,9 +12,10 @@ class Placeable:
 
     __slots__ = ()
 
-    def on(self, hosts: Hosts) -> Backend:
+    def on(self, hosts: Hosts, needs: Mapping[str, float] | None = None) -> Backend:
         """Return this backend with its attempts on `hosts`. Paths, programs and keys are those of the hosts.
 
-        Raises ValueError if a host could not make the backend, as with a function that no module has.
+        `needs` are the resources of a Dask worker that an attempt takes, one of `agents` by default. Raises ValueError
+        if a host could not make the backend, as with a function that no module has.
         """
-        return hosts.placed(self)
+        return hosts.placed(self, needs)

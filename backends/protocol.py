@@ -444,8 +444,11 @@ class Hosts(Protocol):
         """The number of attempts that may run at once on all hosts together."""
         ...
 
-    def placed(self, backend: object) -> Backend:
-        """Return `backend` with its attempts on these hosts. Raises ValueError if the hosts could not make it."""
+    def placed(self, backend: object, needs: Mapping[str, float] | None = None) -> Backend:
+        """Return `backend` with its attempts on these hosts, each of which takes the resources `needs`.
+
+        Raises ValueError if the hosts could not make the backend, or have no resources.
+        """
         ...
 
     def connected(self, run: RunOnHosts) -> AbstractAsyncContextManager[HostConnections]:

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict
 from importlib.metadata import version
-from typing import BinaryIO
 
 import anyio
 
 from plait.backends.hosts.frames import frame_line, read_frame
-from plait.backends.hosts.ssh import SSHHost, SSHHosts
-from plait.backends.text import one_line
+from plait.backends.hosts.reachable import HostAway, ReachableHost
 from plait.backends.values import value
 
 _ANSWER_S = 30.0
@@ -43,48 +39,35 @@ class HostState:
         return asdict(self)
 
 
-async def look_at_hosts(hosts: SSHHosts) -> list[HostState]:
+async def look_at_hosts(hosts: Sequence[ReachableHost]) -> list[HostState]:
     """Return the state of each host, in the order given. All are asked at once."""
-    found: dict[str, HostState] = {}
+    found: dict[int, HostState] = {}
 
-    async def look(host: SSHHost) -> None:
-        found[host.name] = await _look(host, hosts.command(host, "host"))
+    async def look(index: int, host: ReachableHost) -> None:
+        found[index] = await _look(host)
 
     async with anyio.create_task_group() as group:
-        for host in hosts.all:
-            group.start_soon(look, host)
-    return [found[host.name] for host in hosts.all]
+        for index, host in enumerate(hosts):
+            group.start_soon(look, index, host)
+    return [found[index] for index in range(len(hosts))]
 
 
-async def _look(host: SSHHost, command: tuple[str, ...]) -> HostState:
+async def _look(host: ReachableHost) -> HostState:
     question = frame_line({"op": "look", "slots": host.slots})
     try:
-        with _filled_pipe(question) as given, anyio.fail_after(_ANSWER_S):
-            answer = await anyio.run_process(command, stdin=given, check=False, start_new_session=True)
+        with anyio.fail_after(_ANSWER_S):
+            answer = await host.run(("host",), question)
     except TimeoutError:
         return HostState(host.name, host.slots, problem=f"away: no answer within {_ANSWER_S:g} s")
-    except OSError as error:
-        return HostState(host.name, host.slots, problem=f"away: cannot start {command[0]}: {error.strerror}")
+    except HostAway as error:
+        return HostState(host.name, host.slots, problem=f"away: {error}")
     try:
-        frame = read_frame(answer.stdout.partition(b"\n")[0])
+        frame = read_frame(answer.output.partition(b"\n")[0])
         theirs, at_work = str(frame["version"]), int(frame["at_work"])
     except (KeyError, TypeError, ValueError):
-        last = answer.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
-        why = one_line(last) or f"{command[0]} exited with {answer.returncode}"
+        why = answer.errors or f"plait host exited with {answer.code}"
         return HostState(host.name, host.slots, problem=f"away: {why}")
     ours = version("plait")
     differs = f"plait {theirs} is installed there, and {ours} here; install the same version"
     problem = None if theirs == ours else differs
     return HostState(host.name, host.slots, at_work, theirs, problem)
-
-
-@contextmanager
-def _filled_pipe(line: bytes) -> Generator[BinaryIO]:
-    """Yield a pipe that holds `line` and ends. A command that ends without reading, as ssh does without a connection,
-    would break a pipe that is written while the command runs.
-    """
-    given, written = os.pipe()
-    with os.fdopen(given, "rb") as end:
-        with os.fdopen(written, "wb") as start:
-            start.write(line)
-        yield end

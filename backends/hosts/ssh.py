@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Collection, Generator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from importlib.metadata import version
+from typing import BinaryIO
 
 import anyio
 
@@ -14,8 +17,10 @@ from plait.backends.hosts.describe import describe
 from plait.backends.hosts.frames import Frame
 from plait.backends.hosts.line import Line
 from plait.backends.hosts.placed import HostBackend
+from plait.backends.hosts.reachable import Answer, HostAway, ReachableHost
 from plait.backends.hosts.session import HostSession
-from plait.backends.protocol import AdjustableBackend, ForkingBackend, RunOnHosts
+from plait.backends.protocol import AdjustableBackend, ForkingBackend, JsonValue, RunOnHosts
+from plait.backends.text import one_line
 from plait.backends.values import value
 
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=10", "-o", "ServerAliveCountMax=3")
@@ -87,16 +92,30 @@ class SSHHosts:
         """The sum of the slots of all hosts."""
         return sum(one.slots for one in self.all)
 
-    def placed(self, backend: object) -> HostBackend:
+    def placed(self, backend: object, needs: Mapping[str, float] | None = None) -> HostBackend:
         """Return `backend` with its attempts on these hosts: a backend of plait, a function, or a text "module:name".
 
         A text names a function or a class that each host calls without arguments to get the backend. A host imports
         functions and classes by their modules, so the modules have to be installed there. Paths, keys and commands are
-        those of the host. Raises ValueError if the hosts could not make the backend.
+        those of the host. Raises ValueError if the hosts could not make the backend, and for `needs`: these hosts have
+        slots.
         """
         can_fork = isinstance(backend, ForkingBackend) and backend.can_fork
         adjustable = backend.adjustable if isinstance(backend, AdjustableBackend) else ()
-        return HostBackend(describe(backend), self, can_fork=can_fork, adjustable=adjustable)
+        return self.place(describe(backend), needs, can_fork=can_fork, adjustable=adjustable)
+
+    def place(
+        self,
+        described: Mapping[str, JsonValue],
+        needs: Mapping[str, float] | None,
+        *,
+        can_fork: bool,
+        adjustable: Collection[str],
+    ) -> HostBackend:
+        """Return the backend `described` with its attempts on these hosts. Raises ValueError for `needs`."""
+        if needs is not None:
+            raise ValueError("needs are resources of Dask workers; hosts reached with ssh have slots: leave needs out")
+        return HostBackend(described, self, can_fork=can_fork, adjustable=adjustable)
 
     def session(self, run_id: str) -> HostSession | None:
         """Return the session of a connected run; None without one."""
@@ -105,6 +124,11 @@ class SSHHosts:
     def command(self, host: SSHHost, *words: str) -> tuple[str, ...]:
         """Return the command that runs `plait` with `words` on `host`."""
         return (*self._ssh, host.address or host.name, shlex.join((host.plait, *words)))
+
+    @asynccontextmanager
+    async def reachable(self) -> AsyncGenerator[Sequence[ReachableHost]]:
+        """Return the hosts, to run commands of plait there."""
+        yield [_SSHCommands(host.name, host.slots, partial(self.command, host)) for host in self.all]
 
     @asynccontextmanager
     async def connected(self, run: RunOnHosts) -> AsyncGenerator[HostSession]:
@@ -136,3 +160,34 @@ class SSHHosts:
         line = Line(host.name, host.slots, self.command(host, "host"), hello)
         line.kept.update(run.adopted.get(host.name, ()))
         return line
+
+
+@value
+class _SSHCommands:
+    """Implements ReachableHost."""
+
+    name: str
+    slots: int
+    command: Callable[..., tuple[str, ...]]
+
+    async def run(self, words: Sequence[str], data: bytes = b"") -> Answer:
+        command = self.command(*words)
+        try:
+            with _filled_pipe(data) as given:
+                done = await anyio.run_process(command, stdin=given, check=False, start_new_session=True)
+        except OSError as error:
+            raise HostAway(f"cannot start {command[0]}: {error.strerror}") from None
+        last = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
+        return Answer(done.returncode, done.stdout, one_line(last) or f"{command[0]} exited with {done.returncode}")
+
+
+@contextmanager
+def _filled_pipe(data: bytes) -> Generator[BinaryIO]:
+    """Yield a pipe that holds `data` and ends. A command that ends without reading, as ssh does without a connection,
+    would break a pipe that is written while the command runs.
+    """
+    given, written = os.pipe()
+    with os.fdopen(given, "rb") as end:
+        with os.fdopen(written, "wb") as start:
+            start.write(data)
+        yield end

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 BASE_URL = r"^https?://[^/@?#]+(/[^@?#]*)?$"
 """A server's URL, without credentials such as user:password@ or ?key=, because specs are stored with the run."""
@@ -31,3 +31,16 @@ class Spec(BaseModel):
         default=None,
         description="Name under `hosts`: the tasks run on these hosts. Default: on this machine.",
     )
+    needs: dict[str, float] | None = Field(
+        default=None,
+        min_length=1,
+        description="Resources of a Dask worker that a task takes, by name. Default: {agents: 1}.",
+    )
+
+    @model_validator(mode="after")
+    def _needs_belong_to_hosts(self) -> Self:
+        if self.needs is not None and self.on is None:
+            raise ValueError("needs are resources of a Dask worker; name the hosts with `on`, or leave `needs` out")
+        if not all(0 < need < float("inf") for need in (self.needs or {}).values()):
+            raise ValueError("needs must be positive numbers, such as {agents: 1}")
+        return self

@@ -12,6 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from plait.backends.errors import BackendUnavailable
 from plait.backends.function import as_backend
+from plait.backends.hosts.dask.hosts import DaskHosts
 from plait.backends.hosts.placed import HostBackend
 from plait.backends.hosts.ssh import SSHHosts
 from plait.backends.protocol import Backend, JsonValue
@@ -25,13 +26,16 @@ _SPEC: TypeAdapter[BackendSpec] = TypeAdapter(BackendSpec)
 
 def spec_description(spec: AnySpec, folder: Path) -> dict[str, JsonValue]:
     """Return the description of the backend `spec` of a plan in `folder`."""
-    return {"spec": spec.model_dump(mode="json", exclude_none=True, exclude={"on"}), "folder": str(folder)}
+    return {"spec": spec.model_dump(mode="json", exclude_none=True, exclude={"on", "needs"}), "folder": str(folder)}
 
 
-def placed(spec: AnySpec, folder: Path, hosts: SSHHosts) -> HostBackend:
-    """Return the backend `spec` of a plan in `folder` with its attempts on `hosts`. Starts and checks nothing."""
+def placed(spec: AnySpec, folder: Path, hosts: SSHHosts | DaskHosts) -> HostBackend:
+    """Return the backend `spec` of a plan in `folder` with its attempts on `hosts`. Starts nothing.
+
+    Raises ValueError if the hosts have no resources, and the backend needs some.
+    """
     can_fork = isinstance(spec, PydanticAISpec) or (isinstance(spec, AgentSpec) and spec.make(folder).can_fork)
-    return HostBackend(spec_description(spec, folder), hosts, can_fork=can_fork, adjustable=spec.adjustable)
+    return hosts.place(spec_description(spec, folder), spec.needs, can_fork=can_fork, adjustable=spec.adjustable)
 
 
 def build_described(described: Mapping[str, JsonValue]) -> Backend:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Sequence
+from typing import Annotated, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from plait.backends.hosts.dask.address import check_address
+from plait.backends.hosts.dask.hosts import AT_ONCE, DaskHosts
 from plait.backends.hosts.ssh import PATIENCE, SLOTS, SSH, SSHHost, SSHHosts
 
 
@@ -56,7 +59,67 @@ class SSHHostsPart(BaseModel):
         self.make()
         return self
 
+    @property
+    def names(self) -> Sequence[str]:
+        """The names of the hosts."""
+        return self.make().names
+
+    @property
+    def slots(self) -> int:
+        """The sum of the slots of all hosts."""
+        return self.make().slots
+
+    @property
+    def way(self) -> str:
+        """The way to the hosts, in a word."""
+        return "ssh"
+
     def make(self) -> SSHHosts:
         """Return the hosts. Raises ValueError for invalid values."""
         hosts = [one if isinstance(one, str) else one.host() for one in self.hosts]
         return SSHHosts(hosts, ssh=SSH if self.ssh is None else self.ssh, patience=self.patience)
+
+
+class DaskHostsPart(BaseModel):
+    """The workers of a Dask cluster, such as `dask worker tls://sched:8786 --name m1 --resources agents=4`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    kind: Literal["dask"] = Field(description="The way to the hosts.")
+    address: str = Field(
+        description="Address of the scheduler: tls://HOST:PORT, or tcp://127.0.0.1:PORT on this machine."
+    )
+    patience: float = Field(
+        default=PATIENCE,
+        ge=0,
+        allow_inf_nan=False,
+        description="Seconds for which the attempts of a worker that has gone are waited for.",
+    )
+
+    @model_validator(mode="after")
+    def _is_safe(self) -> DaskHostsPart:
+        check_address(self.address)
+        return self
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The address, which belongs to one group of hosts."""
+        return [self.address]
+
+    @property
+    def slots(self) -> int:
+        """The number of attempts at once that suits a run."""
+        return AT_ONCE
+
+    @property
+    def way(self) -> str:
+        """The way to the hosts, in a word."""
+        return self.address
+
+    def make(self) -> DaskHosts:
+        """Return the hosts. Raises BackendUnavailable without the package distributed."""
+        return DaskHosts(self.address, patience=self.patience)
+
+
+HostsPart: TypeAlias = Annotated[SSHHostsPart | DaskHostsPart, Field(discriminator="kind")]
+"""A group of hosts in a plan file."""

@@ -15,12 +15,13 @@ from typing import Any, cast
 
 from pydantic import TypeAdapter, ValidationError
 
+from plait.backends.hosts.dask.hosts import DaskHosts
 from plait.backends.hosts.ssh import SSHHosts
 from plait.backends.prices import Price
 from plait.backends.protocol import Backend, JsonValue
 from plait.backends.spec.build import KINDS, BackendSpec, answer_key_of, build, default_spec
 from plait.backends.spec.described import placed
-from plait.backends.spec.hosts import SSHHostsPart
+from plait.backends.spec.hosts import HostsPart
 from plait.runner import DAG, ParallelRunner, Plan, RateLimits
 from plait.runner.cli.exits import CliError
 from plait.runner.cli.options import DEFAULT_CONCURRENCY
@@ -32,7 +33,7 @@ from plait.runner.plan.schema import PricePart
 from plait.runner.plan.source import MAX_BYTES, read_source
 
 SPECS: TypeAdapter[dict[str, BackendSpec]] = TypeAdapter(dict[str, BackendSpec])
-_HOSTS: TypeAdapter[dict[str, SSHHostsPart]] = TypeAdapter(dict[str, SSHHostsPart])
+_HOSTS: TypeAdapter[dict[str, HostsPart]] = TypeAdapter(dict[str, HostsPart])
 _PRICES: TypeAdapter[dict[str, PricePart]] = TypeAdapter(dict[str, PricePart])
 
 
@@ -64,7 +65,7 @@ class BackendSet:
     """Folders of backends whose paths do not start from `folder`."""
     prices: Mapping[str, Price] = field(default_factory=dict[str, Price])
     """Prices by the name of the model."""
-    hosts: Mapping[str, SSHHostsPart] = field(default_factory=dict[str, SSHHostsPart])
+    hosts: Mapping[str, HostsPart] = field(default_factory=dict[str, HostsPart])
     """Groups of hosts by name. Never stored with a run: the database may come from anywhere."""
 
     def settings(self) -> dict[str, JsonValue]:
@@ -104,7 +105,7 @@ class BackendSet:
         """Return the answer key of the backend `name`, which is not opened; None if its answers are never reused."""
         return answer_key_of(self.specs[name], folder=self.folders.get(name, self.folder))
 
-    def _placed(self, name: str, spec: BackendSpec, folder: Path, hosts: Mapping[str, SSHHosts]) -> Backend:
+    def _placed(self, name: str, spec: BackendSpec, folder: Path, hosts: Mapping[str, SSHHosts | DaskHosts]) -> Backend:
         """Return the backend on its hosts. Raises CliError without them."""
         if spec.on is None or spec.on not in hosts:
             have = f"; the hosts given are {', '.join(sorted(hosts))}" if hosts else ""
@@ -126,7 +127,7 @@ class BackendSet:
 
     def _slots(self, spec: BackendSpec) -> int:
         """Return the sum of the slots of the hosts of `spec`."""
-        return 0 if spec.on is None else self.hosts[spec.on].make().slots
+        return 0 if spec.on is None else self.hosts[spec.on].slots
 
     def rates(self) -> dict[str, RateLimits]:
         """Return the limits of rate of each backend that has one."""
@@ -197,7 +198,7 @@ def _prices_of(value: Mapping[str, Any], path: Path) -> dict[str, Price]:
         raise CliError(f"{path}: prices.{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
 
 
-def read_hosts(value: object, path: Path) -> dict[str, SSHHostsPart]:
+def read_hosts(value: object, path: Path) -> dict[str, HostsPart]:
     """Return the groups of hosts, in the form of a plan's `hosts`, in the file at `path`. Raises CliError."""
     try:
         return _HOSTS.validate_python(value or {})
@@ -206,7 +207,7 @@ def read_hosts(value: object, path: Path) -> dict[str, SSHHostsPart]:
         raise CliError(f"{path}: hosts.{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
 
 
-def hosts_of_file(path: Path | None) -> dict[str, SSHHostsPart]:
+def hosts_of_file(path: Path | None) -> dict[str, HostsPart]:
     """Return the groups of hosts in the file that `--hosts` names: a plan, or the part under `hosts` alone. Raises
     CliError.
     """

@@ -25,7 +25,7 @@ from plait.backends.prices import Price
 from plait.backends.protocol import Backend
 from plait.backends.spec.agents import AgentSpec
 from plait.backends.spec.build import AnthropicSpec, BackendSpec, FunctionSpec, OpenAISpec
-from plait.backends.spec.hosts import SSHHostsPart
+from plait.backends.spec.hosts import HostsPart
 from plait.backends.spec.pydantic_ai import PydanticAISpec
 from plait.persistence.protocol import Store
 from plait.persistence.records import RunRecord, TaskRecord
@@ -116,9 +116,9 @@ class StoredBackends:
         agents = {name: spec for name, spec in specs.items() if isinstance(spec, AgentSpec)}
         return {name: spec.make(self.folder) for name, spec in agents.items() if spec.on is None}
 
-    def hosts(self, specs: Mapping[str, BackendSpec]) -> dict[str, SSHHostsPart]:
+    def hosts(self, specs: Mapping[str, BackendSpec]) -> dict[str, HostsPart]:
         """Return the groups of hosts that `specs` name, from files alone. Raises CliError."""
-        found: dict[str, SSHHostsPart] = {}
+        found: dict[str, HostsPart] = {}
         if all(spec.on is None for spec in specs.values()):
             return found
         if self.plan is not None and (path := self.plan).exists():

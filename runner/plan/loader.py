@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from plait.backends.prices import Price
     from plait.backends.protocol import JsonValue
     from plait.backends.spec.build import BackendSpec
-    from plait.backends.spec.hosts import SSHHostsPart
+    from plait.backends.spec.hosts import HostsPart
     from plait.runner.domain.policy import Policy
 
 NAME_IT = "; name it under 'backends', or leave 'backend' out"
@@ -66,7 +66,7 @@ class Plan:
     """The prices of models, by name: `ParallelRunner(prices=plan.prices)`."""
     policy: Policy | None = None
     """The policy described by `orchestrate`, `workflow` or `workflows`; None without any."""
-    hosts: Mapping[str, SSHHostsPart] = field(default_factory=dict[str, Any])
+    hosts: Mapping[str, HostsPart] = field(default_factory=dict[str, Any])
     """The groups of other machines, by name."""
 
     @property
@@ -243,7 +243,7 @@ def _check_backends(part: PlanPart, source: Source) -> None:
         named += [(("orchestrate", "registry", name), name) for name in goal.registry]
     group_of: dict[str, str] = {}
     for group, hosts in part.hosts.items():
-        for index, host in enumerate(hosts.make().names):
+        for index, host in enumerate(hosts.names):
             if group_of.setdefault(host, group) != group:
                 message = f"host {host!r} is in {group_of[host]!r} as well; give it another name here, with its address"
                 source.problems.append(source.problem(("hosts", group, "hosts", index), message))
@@ -251,6 +251,9 @@ def _check_backends(part: PlanPart, source: Source) -> None:
         if part.hosts and spec.on is not None and spec.on not in part.hosts:
             message = f"unknown hosts {spec.on!r}{nearest(spec.on, part.hosts) or '; name them under `hosts`'}"
             source.problems.append(source.problem(("backends", backend, "on"), message))
+        if spec.needs is not None and spec.on in part.hosts and part.hosts[spec.on].kind == "ssh":
+            message = "hosts reached with ssh have slots in place of resources; leave `needs` out"
+            source.problems.append(source.problem(("backends", backend, "needs"), message))
     for path, name in named:
         if name is not None and name not in part.backends:
             hint = nearest(name, part.backends) or NAME_IT

@@ -25,7 +25,7 @@ from pydantic_core import CoreSchema
 from plait.backends.errors import ErrorKind
 from plait.backends.prices import Price
 from plait.backends.spec.build import BackendSpec
-from plait.backends.spec.hosts import SSHHostsPart
+from plait.backends.spec.hosts import HostsPart
 from plait.runner.domain.dag import nearest
 from plait.runner.domain.task import DEFAULT_RETRY, DEFAULT_RETRY_ON, MAX_DEPTH, MAX_TASKS, NEVER_RETRIED
 from plait.runner.domain.task_file import MAX_FILES
@@ -426,7 +426,7 @@ class PlanPart(_Part):
     """Values for tasks that lack the key."""
     backends: dict[str, BackendSpec] = Field(default_factory=dict[str, BackendSpec])
     """Backends by name. A plan without backends uses the backend chosen on the command line."""
-    hosts: dict[str, SSHHostsPart] = Field(default_factory=dict[str, SSHHostsPart])
+    hosts: dict[str, HostsPart] = Field(default_factory=dict[str, HostsPart])
     """Groups of other machines by name, for `on` of a backend."""
     concurrency: int | None = Field(default=None, ge=1, le=10_000)
     """The number of tasks running at once. Default: the sum of the slots of the hosts, else 8."""

@@ -41,6 +41,7 @@ HOMES = {
     "aiosqlite": "persistence/sqlite/*.py",
     "sqlite3": "persistence/sqlite/*.py",
     "asyncpg": "persistence/postgres/*.py",
+    "distributed": "backends/hosts/dask/*.py",
     "networkx": "runner/domain/dag.py",
     "aiohttp": "backends/llm/client.py",
     "langgraph": "backends/langgraph/*.py",

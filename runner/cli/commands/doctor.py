@@ -16,7 +16,7 @@ from plait.backends.extras import install_command
 from plait.backends.prices import list_version
 from plait.backends.process.available_memory import available_memory
 from plait.backends.process.strays import agents_at_work, left_over_servers
-from plait.backends.spec.hosts import SSHHostsPart
+from plait.backends.spec.hosts import HostsPart
 from plait.persistence import SQLiteStore
 from plait.persistence.errors import StoreError
 from plait.persistence.records import Owner, RunRecord
@@ -65,7 +65,7 @@ _MOST_RUNS = 5
 _ALL = 1 << 31
 
 
-def run_doctor(path: StorePlace, as_json: bool, hosts: Mapping[str, SSHHostsPart] = MappingProxyType({})) -> int:
+def run_doctor(path: StorePlace, as_json: bool, hosts: Mapping[str, HostsPart] = MappingProxyType({})) -> int:
     """Run all checks and print the findings. Return the exit code."""
     agents, memory = anyio.run(look_for_agents), available_memory()
     findings = [*_check_machine(path), *check_agents(agents, memory), *_check_store(path), *_check_children(path)]

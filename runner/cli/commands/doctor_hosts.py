@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import anyio
 
 from plait.backends.agents.catalog import AGENTS
 from plait.backends.hosts.look import HostState, look_at_hosts
-from plait.backends.hosts.ssh import SSHHost, SSHHosts
-from plait.backends.spec.hosts import SSHHostsPart
+from plait.backends.hosts.reachable import HostAway, ReachableHost
+from plait.backends.spec.hosts import HostsPart
 from plait.persistence.sqlite.health import Finding, Fitness
 
 _ANSWER_S = 120.0
@@ -22,20 +22,28 @@ _SUCCEEDED = frozenset({0, 3})
 """The exit codes with findings: no check is bad, or some are."""
 
 
-async def check_hosts(groups: Mapping[str, SSHHostsPart]) -> list[Finding]:
-    """Return the findings about each host, and those of `plait doctor` there. All hosts are asked at once."""
-    found: dict[tuple[str, str], list[Finding]] = {}
+async def check_hosts(groups: Mapping[str, HostsPart]) -> list[Finding]:
+    """Return the findings about each host, and those of `plait doctor` there, asked of all hosts of a group at once."""
+    findings: list[Finding] = []
+    for spec in groups.values():
+        try:
+            async with spec.make().reachable() as hosts:
+                findings += await _check_group(hosts)
+        except HostAway as error:
+            findings.append(Finding(f"{spec.way}: host", Fitness.BAD, f"away: {error}"))
+    return findings
 
-    async def check(group: str, hosts: SSHHosts, host: SSHHost, state: HostState) -> None:
-        found[group, host.name] = [_state(state), *(await _doctor(hosts, host) if state.is_usable else ())]
+
+async def _check_group(hosts: Sequence[ReachableHost]) -> list[Finding]:
+    found: dict[int, list[Finding]] = {}
+
+    async def check(index: int, host: ReachableHost, state: HostState) -> None:
+        found[index] = [_state(state), *(await _doctor(host) if state.is_usable else ())]
 
     async with anyio.create_task_group() as beside:
-        for group, spec in groups.items():
-            hosts = spec.make()
-            for host, state in zip(hosts.all, await look_at_hosts(hosts), strict=True):
-                found[group, host.name] = []  # keeps the order
-                beside.start_soon(check, group, hosts, host, state)
-    return [finding for findings in found.values() for finding in findings]
+        for index, (host, state) in enumerate(zip(hosts, await look_at_hosts(hosts), strict=True)):
+            beside.start_soon(check, index, host, state)
+    return [finding for index in range(len(hosts)) for finding in found[index]]
 
 
 def _state(state: HostState) -> Finding:
@@ -45,16 +53,15 @@ def _state(state: HostState) -> Finding:
     return Finding(f"{state.name}: host", Fitness.OK, about)
 
 
-async def _doctor(hosts: SSHHosts, host: SSHHost) -> list[Finding]:
-    command = hosts.command(host, "doctor", "--json")
+async def _doctor(host: ReachableHost) -> list[Finding]:
     with anyio.move_on_after(_ANSWER_S):
-        answer = await anyio.run_process(command, check=False, start_new_session=True)
-        if answer.returncode in _SUCCEEDED:
-            checks = cast("list[dict[str, Any]]", json.loads(answer.stdout)["checks"])
+        answer = await host.run(("doctor", "--json"))
+        if answer.code in _SUCCEEDED:
+            checks = cast("list[dict[str, Any]]", json.loads(answer.output)["checks"])
             return [
                 Finding(f"{host.name}: {one['check']}", Fitness(one["verdict"]), one["found"], one["advice"])
                 for one in checks
                 if one["verdict"] != Fitness.OK.value or one["check"] in _AGENTS
             ]
-        return [Finding(f"{host.name}: doctor", Fitness.BAD, f"plait doctor exited with {answer.returncode} there")]
+        return [Finding(f"{host.name}: doctor", Fitness.BAD, f"plait doctor exited with {answer.code} there")]
     return [Finding(f"{host.name}: doctor", Fitness.BAD, f"plait doctor did not end within {_ANSWER_S:g} s there")]

@@ -8,7 +8,8 @@ import anyio
 import click
 
 from plait.backends.hosts.look import HostState, look_at_hosts
-from plait.backends.spec.hosts import SSHHostsPart
+from plait.backends.hosts.reachable import HostAway
+from plait.backends.spec.hosts import HostsPart
 from plait.runner.cli.backends import hosts_of_file
 from plait.runner.cli.display.report import print_json
 from plait.runner.cli.display.sections import print_table
@@ -29,9 +30,9 @@ def hosts_command(file: Path, as_json: bool) -> int:
     return anyio.run(show_hosts, hosts_of_file(file), as_json)
 
 
-async def show_hosts(groups: dict[str, SSHHostsPart], as_json: bool) -> int:
+async def show_hosts(groups: dict[str, HostsPart], as_json: bool) -> int:
     """Print the state of each host. Return the exit code."""
-    states = [(name, state) for name, spec in groups.items() for state in await look_at_hosts(spec.make())]
+    states = [(name, state) for name, spec in groups.items() for state in await _states(spec)]
     if as_json:
         print_json([{"hosts": name, **state.as_json()} for name, state in states])
     else:
@@ -39,6 +40,14 @@ async def show_hosts(groups: dict[str, SSHHostsPart], as_json: bool) -> int:
         rows = [heads, *(_row(name, state) for name, state in states)]
         print_table(rows, 5, [None] * len(rows), frozenset({2, 3}))
     return COMPLETED if all(state.is_usable for _, state in states) else FAILED
+
+
+async def _states(spec: HostsPart) -> list[HostState]:
+    try:
+        async with spec.make().reachable() as hosts:
+            return await look_at_hosts(hosts)
+    except HostAway as error:
+        return [HostState(spec.way, 0, problem=f"away: {error}")]
 
 
 def _row(group: str, state: HostState) -> tuple[str, ...]:

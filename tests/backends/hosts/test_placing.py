@@ -67,7 +67,8 @@ async def test_nothing_begins_on_a_host_before_its_place_is_stored(world: HostFo
     async with GatedStore() as store, anyio.create_task_group() as group:
         group.start_soon(ParallelRunner(hosts.placed(functions.until_file), store=store).run, tasks(1, str(file)))
         await store.asked.wait()
-        (state,) = await look_at_hosts(hosts)  # by now the host would have begun
+        async with hosts.reachable() as reachable:
+            (state,) = await look_at_hosts(reachable)  # by now the host would have begun
         assert (state.at_work, (tmp_path / "file.begun").exists()) == (1, False)
         store.gate.set()
     assert (tmp_path / "file.begun").exists()

@@ -1,0 +1,1 @@
+"""Hosts that are the workers of a Dask cluster. The only importer of distributed."""

@@ -1,0 +1,46 @@
+"""The terms of a Dask cluster: addresses that may be used without TLS, the name of a host, and its slots."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from ipaddress import ip_address
+from urllib.parse import urlsplit
+
+
+def check_address(address: str) -> None:
+    """Raise ValueError if `address` is no address of a scheduler, or needs TLS."""
+    parts = urlsplit(address)
+    if parts.scheme not in {"tcp", "tls"} or not parts.hostname or parts.port is None or parts.path:
+        raise ValueError(
+            f"the address of a Dask scheduler is tls://HOST:PORT, or tcp://127.0.0.1:PORT on this machine, not "
+            f"{address!r}"
+        )
+    if is_open(address):
+        raise ValueError(
+            f"{address} has neither encryption nor authentication: whoever reaches a Dask scheduler executes code on "
+            "every worker; use tls://, or a tunnel to tcp://127.0.0.1"
+        )
+
+
+def is_open(address: str) -> bool:
+    """Return whether others than this machine reach the address without TLS."""
+    parts = urlsplit(address)
+    return parts.scheme == "tcp" and not _is_loopback(parts.hostname or "")
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def host_name(address: str, name: object) -> str:
+    """Return the name of the host with a worker: the name given to the worker, else the IP address of the machine."""
+    given = str(name)
+    return (urlsplit(address).hostname or "").replace(":", "-") if given == address else given
+
+
+def slots_of(resources: Mapping[str, float]) -> int:
+    """Return the number of attempts that a host with `resources` offers at most, for attempts of one each."""
+    return max(1, min(1000, int(max(resources.values(), default=1))))

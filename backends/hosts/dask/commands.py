@@ -1,0 +1,44 @@
+"""Commands of plait on the machine of a worker."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+
+import anyio
+
+from plait.backends.hosts.dask.address import slots_of
+from plait.backends.hosts.dask.cluster import Cluster, ClusterError, DaskWorker
+from plait.backends.hosts.dask.remote import RemoteOutput, close
+from plait.backends.hosts.reachable import Answer, HostAway
+
+
+class WorkerCommands:
+    """Implements ReachableHost."""
+
+    def __init__(self, cluster: Cluster, worker: DaskWorker) -> None:
+        self._cluster = cluster
+        self._worker = worker
+        self.name = worker.name
+        self.slots = slots_of(worker.resources)
+
+    async def run(self, words: Sequence[str], data: bytes = b"") -> Answer:
+        """Run `plait` with `words`. Raises HostAway."""
+        output = bytearray()
+        try:
+            comm = await self._cluster.open(self._worker.address, words, secrets.token_hex(8))
+        except ClusterError as error:
+            raise HostAway(str(error)) from None
+        remote = RemoteOutput(comm)
+        try:
+            if data:
+                await comm.write({"data": data})
+            await comm.write({"data": b""})
+            while True:
+                output += await remote.receive()
+        except anyio.EndOfStream:
+            return Answer(remote.code, bytes(output), remote.errors)
+        except OSError as error:
+            raise HostAway(str(error)) from None
+        finally:
+            await close(comm)

@@ -1,0 +1,140 @@
+"""`DaskHosts`: hosts that are the workers of a Dask cluster."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+import anyio
+
+from plait.backends.extras import require
+from plait.backends.hosts.dask.address import check_address, slots_of
+from plait.backends.hosts.describe import describe
+from plait.backends.hosts.frames import Frame
+from plait.backends.hosts.placed import HostBackend
+from plait.backends.hosts.reachable import HostAway, ReachableHost
+from plait.backends.hosts.session import HostSession
+from plait.backends.hosts.ssh import PATIENCE
+from plait.backends.protocol import AdjustableBackend, ForkingBackend, JsonValue, RunOnHosts
+
+if TYPE_CHECKING:
+    from plait.backends.hosts.dask.line import DaskLine
+
+NEEDS: Mapping[str, float] = {"agents": 1}
+"""The resources of an attempt where none are named."""
+AT_ONCE = 64
+"""Attempts at once, where the run has no other number."""
+
+
+class DaskHosts:
+    """The workers of a Dask cluster, which may come and go: `DaskHosts("tls://sched:8786")`.
+
+    - `address`: the scheduler's, `tls://HOST:PORT`, or `tcp://127.0.0.1:PORT` for a cluster on this machine alone.
+      Certificates are those of Dask's own configuration.
+    - `patience`: the seconds for which the attempts of a worker that has gone are waited for. Then each attempt counts
+      as crashed, and another follows on any worker.
+
+    A worker offers room as resources: `dask worker tls://sched:8786 --name m1 --resources agents=4`. The name tells the
+    machine from others, also after a restart; without one the IP address does. Each worker needs the same version of
+    plait. Raises ValueError for invalid values, and BackendUnavailable without the package distributed.
+    """
+
+    def __init__(self, address: str, *, patience: float = PATIENCE) -> None:
+        self.address = address
+        """The address of the scheduler."""
+        self._patience = patience
+        self._sessions: dict[str, HostSession] = {}
+        require("distributed", "dask")
+        check_address(address)
+        if not 0 <= patience < float("inf"):
+            raise ValueError(f"patience must be 0 seconds or more, not {patience}")
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The address of the scheduler, which belongs to one group of hosts."""
+        return [self.address]
+
+    @property
+    def slots(self) -> int:
+        """The number of attempts at once that suits a run, whatever the workers are: those without room wait."""
+        return AT_ONCE
+
+    def placed(self, backend: object, needs: Mapping[str, float] | None = None) -> HostBackend:
+        """Return `backend` with its attempts on these hosts, each of which takes the resources `needs`.
+
+        `needs` is one of `agents` by default. Otherwise as `SSHHosts.placed`.
+        """
+        can_fork = isinstance(backend, ForkingBackend) and backend.can_fork
+        adjustable = backend.adjustable if isinstance(backend, AdjustableBackend) else ()
+        return self.place(describe(backend), needs, can_fork=can_fork, adjustable=adjustable)
+
+    def place(
+        self,
+        described: Mapping[str, JsonValue],
+        needs: Mapping[str, float] | None,
+        *,
+        can_fork: bool,
+        adjustable: Collection[str],
+    ) -> HostBackend:
+        """Return the backend `described` with its attempts on these hosts. Raises ValueError for needs that are no
+        positive numbers.
+        """
+        needs = NEEDS if needs is None else needs
+        if not needs or not all(0 < need < float("inf") for need in needs.values()):
+            raise ValueError(f"needs must have positive numbers by name, such as {dict(NEEDS)}, not {dict(needs)}")
+        return HostBackend(described, self, can_fork=can_fork, adjustable=adjustable, needs=needs)
+
+    def session(self, run_id: str) -> HostSession | None:
+        """Return the session of a connected run; None without one."""
+        return self._sessions.get(run_id)
+
+    @asynccontextmanager
+    async def reachable(self) -> AsyncGenerator[Sequence[ReachableHost]]:
+        """Return the workers that the scheduler has now, to run commands of plait there. Raises HostAway."""
+        from plait.backends.hosts.dask.cluster import ClusterError, connected  # noqa: PLC0415 - needs the extra
+        from plait.backends.hosts.dask.commands import WorkerCommands  # noqa: PLC0415
+
+        try:
+            async with connected(self.address) as cluster:
+                yield [WorkerCommands(cluster, worker) for worker in await cluster.workers()]
+        except ClusterError as error:
+            raise HostAway(f"the scheduler {self.address} cannot be used: {error}") from None
+
+    @asynccontextmanager
+    async def connected(self, run: RunOnHosts) -> AsyncGenerator[HostSession]:
+        """Connect the hosts for the attempts of `run`; leaving disconnects them. Attempts not ended go on there."""
+        from plait.backends.hosts.dask.line import DaskLine  # noqa: PLC0415 - needs the extra
+        from plait.backends.hosts.dask.session import DaskSession  # noqa: PLC0415
+
+        connection = secrets.token_hex(8)
+
+        def make_line(name: str) -> DaskLine:
+            line = DaskLine(name, connection, lambda: _hello(run, line))
+            line.kept.update(run.adopted.get(name, ()))
+            return line
+
+        session = self._sessions[run.run_id] = DaskSession(self.address, self._patience, make_line, list(run.adopted))
+        try:
+            async with anyio.create_task_group() as group:
+                group.start_soon(session.run)
+                try:
+                    yield session
+                finally:
+                    session.close()
+        finally:
+            del self._sessions[run.run_id]
+
+
+def _hello(run: RunOnHosts, line: DaskLine) -> Frame:
+    return {
+        "op": "hello",
+        "version": version("plait"),
+        "key": run.key,
+        "host": line.name,
+        "epoch": run.epoch,
+        "slots": slots_of(line.resources),
+        "keep": sorted(line.kept),
+    }

@@ -1,0 +1,190 @@
+"""Attempts on the workers of a Dask cluster. Skipped where distributed is not installed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator
+from pathlib import Path
+
+import anyio
+import pytest
+
+pytest.importorskip("distributed")
+
+from distributed import Client
+
+from plait.backends import DaskHosts, FunctionBackend, SSHHosts
+from plait.backends.hosts.dask import relay
+from plait.backends.hosts.look import look_at_hosts
+from plait.persistence import EventKind, SQLiteStore
+from plait.runner import DAG, ParallelRunner, RunStatus, Task, TaskStatus
+from plait.runner.domain import events
+from tests.backends.hosts.test_placing import GatedStore, tasks, this_one
+from tests.support.hosts import functions
+from tests.support.hosts.dask_cluster import DaskCluster
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Generator[DaskCluster]:
+    """m1 with room for one attempt, and m2 with room for three."""
+    with DaskCluster(tmp_path_factory.mktemp("cluster"), {"m1": 1, "m2": 3}) as cluster:
+        yield cluster
+
+
+async def test_each_place_is_stored_before_the_attempt_ends(cluster: DaskCluster, tmp_path: Path) -> None:
+    async with SQLiteStore(tmp_path / "runs.db") as store:
+        result = await ParallelRunner(cluster.hosts().placed(functions.where), store=store).run(tasks(6), "r")
+        kinds: dict[str | None, list[tuple[str, str | None]]] = {}
+        for event in await store.list_events("r"):
+            kinds.setdefault(event.task_id, []).append((event.kind, json.loads(event.detail).get("place")))
+    for number in range(6):
+        started, placed, completed = kinds[f"t{number}"]
+        assert (started[0], completed[0]) == (EventKind.TASK_STARTED, EventKind.TASK_COMPLETED)
+        assert placed == (EventKind.TASK_PLACED, result[f"t{number}"].text)
+
+
+async def test_nothing_begins_on_a_worker_before_its_place_is_stored(cluster: DaskCluster, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    hosts = cluster.hosts()
+    async with GatedStore() as store, anyio.create_task_group() as group:
+        group.start_soon(ParallelRunner(hosts.placed(functions.until_file), store=store).run, tasks(1, str(file)))
+        await store.asked.wait()
+        async with hosts.reachable() as reachable:  # by now the worker would have begun
+            assert {one.name: one.problem for one in await look_at_hosts(reachable)} == {"m1": None, "m2": None}
+        assert not (tmp_path / "file.begun").exists()
+        store.gate.set()
+    assert (tmp_path / "file.begun").exists()
+
+
+async def test_attempts_go_to_the_least_loaded_worker_within_its_resources(
+    cluster: DaskCluster, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    runner = ParallelRunner(cluster.hosts().placed(functions.until_file), concurrency=6)
+    placed: list[str] = []
+    async with runner.start(tasks(6, str(gate))) as run:
+        async for event in run.events():
+            if isinstance(event, events.TaskPlaced):
+                placed.append(event.place)
+            if len(placed) == 4:
+                gate.touch()
+        result = await run.result()
+    assert result.status is RunStatus.COMPLETED
+    assert sorted(placed[:4]) == ["m1", "m2", "m2", "m2"]
+
+
+async def test_an_attempt_takes_the_resources_that_it_needs(cluster: DaskCluster, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    runner = ParallelRunner(cluster.hosts().placed(functions.until_file, {"agents": 2}), concurrency=6)
+    placed: list[str] = []
+    async with runner.start(tasks(2, str(gate))) as run:
+        async for event in run.events():
+            if isinstance(event, events.TaskPlaced):
+                placed.append(event.place)
+                assert len(placed) == 1 or gate.exists()
+                while not (tmp_path / "gate.begun").exists():  # noqa: ASYNC110
+                    await anyio.sleep(0.01)
+                async with cluster.hosts().reachable() as reachable:
+                    states = await look_at_hosts(reachable)
+                if len(placed) == 1:
+                    assert {one.name: one.at_work for one in states} == {"m1": 0, "m2": 1}
+                gate.touch()
+        assert (await run.result()).status is RunStatus.COMPLETED
+    assert placed == ["m2", "m2"]
+
+
+async def test_two_runs_share_the_resources_of_a_worker(cluster: DaskCluster, tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    needs = {"agents": 3}
+    async with anyio.create_task_group() as group:
+        runner = ParallelRunner(cluster.hosts().placed(functions.until_file, needs))
+        async with runner.start(tasks(1, str(first))) as run:
+            async for event in run.events():
+                if isinstance(event, events.TaskPlaced):
+                    again = ParallelRunner(cluster.hosts().placed(functions.until_file, needs))
+                    group.start_soon(again.run, tasks(1, str(second)))
+                    second.touch()
+                    async with Client(cluster.address, asynchronous=True) as client:
+                        while sum(map(len, (await client.processing()).values())) < 2:  # noqa: ASYNC110
+                            await anyio.sleep(0.01)
+                    assert not (tmp_path / "second.begun").exists()
+                    first.touch()
+            assert (await run.result()).status is RunStatus.COMPLETED
+    assert (tmp_path / "second.begun").exists()
+
+
+async def test_a_copy_of_a_task_of_dask_begins_nothing(cluster: DaskCluster, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    hosts = cluster.hosts()
+    async with ParallelRunner(hosts.placed(functions.until_file)).start(tasks(1, str(gate))) as run:
+        async for event in run.events():
+            if isinstance(event, events.TaskPlaced):
+                session = hosts.session(run.run_id)
+                assert session is not None
+                connection = vars(session.line(event.place))["_connection"]
+                async with Client(cluster.address, asynchronous=True) as client:
+                    workers = [event.place]
+                    copy = client.submit(relay.hold, connection, "t0/1", "a", key="a", workers=workers)
+                    stale = client.submit(relay.hold, connection, "ended/1", "b", key="b", workers=workers)
+                    orphan = client.submit(relay.hold, "dead runner", "t0/1", "c", key="c", workers=workers)
+                    await stale
+                    await orphan
+                    assert not copy.done()
+                    gate.touch()
+                    await copy
+        assert (await run.result())["t0"].text == "done"
+    assert len((tmp_path / "gate.begun").read_text().split()) == 1
+
+
+async def test_errors_and_questions_of_a_function_come_back(cluster: DaskCluster) -> None:
+    hosts = cluster.hosts()
+    backends = {"bad": hosts.placed(functions.failing), "ask": hosts.placed(functions.asking)}
+    runner = ParallelRunner(backends=backends, on_question=this_one)
+    result = await runner.run(DAG([Task("a", backend="bad", prompt="x"), Task("b", backend="ask", prompt="take")]))
+    assert (result["a"].error_kind, result["a"].error) == ("refused", "not this one")
+    assert result["b"].text == "take: this one"
+
+
+async def test_another_version_is_refused_by_name(cluster: DaskCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("plait.backends.hosts.dask.hosts.version", lambda _: "9.9.9")
+    result = await ParallelRunner(cluster.hosts().placed(functions.where)).run(tasks(1))
+    assert result["t0"].error_kind == "unavailable"
+    assert "m1: plait 0.1.0 is installed there, and 9.9.9 here; install the same version" in (result["t0"].error or "")
+
+
+async def test_resources_that_no_worker_has_are_named(cluster: DaskCluster) -> None:
+    runner = ParallelRunner(cluster.hosts(patience=0.1).placed(functions.where, {"gpus": 2}))
+    result = await runner.run(DAG([Task("a", "x", retry=0)]))
+    assert result["a"].error == f"no worker of {cluster.address} can be used with --resources gpus=2"
+
+
+async def test_a_scheduler_that_cannot_be_reached_is_named(tmp_path: Path) -> None:
+    away = DaskCluster(tmp_path / "away", {})
+    result = await ParallelRunner(away.hosts().placed(functions.where)).run(DAG([Task("a", "x", retry=0)]))
+    assert result["a"].status is TaskStatus.FAILED
+    assert (result["a"].error or "").startswith(f"the scheduler {away.address} cannot be used: ")
+
+
+@pytest.mark.parametrize(
+    ("address", "told"),
+    [
+        ("tcp://10.0.0.3:8786", "has neither encryption nor authentication"),
+        ("tcp://sched:8786", "has neither encryption nor authentication"),
+        ("10.0.0.3:8786", "is tls://HOST:PORT, or tcp://127.0.0.1:PORT on this machine"),
+        ("tls://sched", "is tls://HOST:PORT, or tcp://127.0.0.1:PORT on this machine"),
+        ("ws://127.0.0.1:8786", "is tls://HOST:PORT, or tcp://127.0.0.1:PORT on this machine"),
+    ],
+)
+def test_an_address_beyond_this_machine_needs_tls(address: str, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        DaskHosts(address)
+    assert DaskHosts("tls://sched:8786").names == ["tls://sched:8786"]
+
+
+@pytest.mark.parametrize("needs", [{}, {"agents": 0}, {"agents": float("inf")}])
+def test_needs_are_positive_numbers(needs: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="needs must have positive numbers by name"):
+        FunctionBackend(functions.where).on(DaskHosts("tls://sched:8786"), needs)
+    with pytest.raises(ValueError, match="hosts reached with ssh have slots"):
+        FunctionBackend(functions.where).on(SSHHosts(["m1"]), needs)

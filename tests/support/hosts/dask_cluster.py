@@ -1,0 +1,80 @@
+"""A Dask cluster of this machine: a scheduler and workers as processes, each worker with a host's files of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from plait.backends.hosts.dask.hosts import DaskHosts
+from tests.support.hosts.ssh import ROOT
+
+DASK = Path(sys.executable).with_name("dask")
+
+
+class DaskCluster:
+    """A cluster with its files in `folder`. The workers of a cluster begun anew have the same names."""
+
+    def __init__(self, folder: Path, agents: Mapping[str, int]) -> None:
+        self.folder = folder
+        self.agents = agents
+        """The number of attempts at once, by the name of the worker."""
+        self.port = _free_port()
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        folder.mkdir(exist_ok=True)
+
+    @property
+    def address(self) -> str:
+        return f"tcp://127.0.0.1:{self.port}"
+
+    def __enter__(self) -> DaskCluster:
+        self.start_scheduler()
+        for name in self.agents:
+            self.start_worker(name)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill(*self.processes)
+
+    def hosts(self, *, patience: float = 30.0) -> DaskHosts:
+        return DaskHosts(self.address, patience=patience)
+
+    def start_scheduler(self) -> None:
+        self._start("scheduler", "scheduler", "--host", "127.0.0.1", "--port", str(self.port), "--no-dashboard")
+
+    def start_worker(self, name: str, *options: str, nanny: bool = False, **environment: str) -> None:
+        words = ["worker", self.address, "--host", "127.0.0.1", "--no-dashboard", "--nthreads", "1", "--name", name]
+        words += ["--local-directory", str(self.folder)]
+        words += ["--resources", f"agents={self.agents[name]}", "--nanny" if nanny else "--no-nanny", *options]
+        self._start(name, *words, XDG_STATE_HOME=str(self.folder / name), **environment)
+
+    def kill(self, *names: str) -> None:
+        """SIGKILL of each process, and of the worker of a nanny; returns once they are gone."""
+        for name in names:
+            with self.processes[name] as process:
+                os.killpg(process.pid, signal.SIGKILL)
+
+    def log(self, name: str) -> str:
+        return (self.folder / f"{name}.log").read_text()
+
+    def _start(self, name: str, *words: str, **environment: str) -> None:
+        with (self.folder / f"{name}.log").open("ab") as log:
+            self.processes[name] = subprocess.Popen(
+                [DASK, *words],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self.folder,
+                env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+                start_new_session=True,
+            )
+
+
+def _free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
