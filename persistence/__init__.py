@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from plait.persistence.changes import (
+    AttemptId,
     BackendThrottled,
     Batch,
     Change,
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from plait.persistence.postgres import PostgresStore
 
 __all__ = [
+    "AttemptId",
     "AttemptRecord",
     "AttemptStatus",
     "BackendThrottled",

@@ -7,10 +7,18 @@ Statuses are the words of docs/concepts.md.
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from plait.persistence.records import NOTHING_SPENT, Owner, Spent
 from plait.persistence.values import value
+
+
+class AttemptId(NamedTuple):
+    """An attempt of any run of the store."""
+
+    run_id: str
+    task_id: str
+    attempt: int
 
 
 @value
@@ -40,6 +48,8 @@ class RunCreated:
     """JSON that the store never reads."""
     tasks: tuple[NewTask, ...]
     """In the order of their positions, which count from 0."""
+    like: str | None = None
+    """A run with mostly the same tasks. The store may refer to equal tasks of the run in place of a copy."""
 
 
 @value
@@ -92,6 +102,8 @@ class TasksAdded:
     """May depend on existing tasks and on each other."""
     added_by: str | None = None
     """The id of the task that added the tasks; None if the policy of the run did."""
+    like: str | None = None
+    """As in RunCreated."""
 
 
 @value
@@ -213,6 +225,11 @@ class TaskCompleted:
 
     Both become messages of the task, as if two MessageAppended preceded the completion; the answer has the tokens of
     `spent`. Only from running. None if the messages were appended before, or if no message was sent.
+    """
+    taken_from: AttemptId | None = None
+    """The attempt whose answer was taken over; None for an answer of its own.
+
+    The store may refer to the attempt in place of a copy, if the attempt has the same text, data and prompt.
     """
 
 

@@ -27,6 +27,7 @@ from plait.persistence import (
     TaskCompleted,
     TaskStarted,
 )
+from plait.persistence.contract.copies import CopiesContract
 from plait.persistence.contract.durability import DurabilityContract
 from plait.persistence.contract.growth import GrowthContract
 from plait.persistence.contract.interrupts import InterruptsContract
@@ -72,6 +73,7 @@ class StoreContract(
     InterruptsContract,
     NotesContract,
     GrowthContract,
+    CopiesContract,
     QuestionsContract,
     UsageContract,
     DurabilityContract,

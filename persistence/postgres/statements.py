@@ -17,13 +17,15 @@ if TYPE_CHECKING:
 _NUMBERS: Final = frozenset({
     "id", "run", "row_checksum", "end_id", "input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens",
     "reasoning_tokens", "cost_is_partial", "task", "attempt", "session_confirmed", "checksum", "prompt_checksum",
-    "crashes", "seq",
+    "crashes", "seq", "copy_of",
 })  # fmt: skip
 _FLOATS: Final = frozenset({"cost_usd", "duration_s"})
 _KEYS: Final = frozenset({"text_sha256", "data_sha256", "prompt_sha256", "content_sha256"})
 SUBSTITUTED: Final[dict[RowKind, dict[str, int | str]]] = {
     kinds.ADD_TASKS: {"backend": 0, "added_by": 0},
+    kinds.ADD_TASK_COPIES: {"backend": 0, "added_by": 0},
     kinds.ADD_STARTS: {"session_id": 0},
+    kinds.ADD_COMPLETION_COPIES: {"cost_usd": "", "model": 0, "prompt_checksum": ""},
     kinds.ADD_COMPLETIONS: {"cost_usd": "", "model": 0, "prompt_checksum": "", "data": 0, "prompt": 0},
     kinds.ADD_LARGE_COMPLETIONS: {
         "cost_usd": "",
@@ -37,14 +39,16 @@ SUBSTITUTED: Final[dict[RowKind, dict[str, int | str]]] = {
 """The columns in which a substitute stands for NULL (see tables/rows.py), with the substitute."""
 _UPDATED: Final[dict[RowKind, str]] = {
     kinds.FINISH_ENDS: "question = NULL, asked = NULL",
-    kinds.DISCARD_RESULTS: "text = NULL, data = NULL, checksum = NULL, text_sha256 = NULL, data_sha256 = NULL",
+    kinds.DISCARD_RESULTS: """text = NULL, data = NULL, checksum = NULL, text_sha256 = NULL, data_sha256 = NULL,
+    prompt = coalesce(t.prompt, (SELECT o.prompt FROM ends AS o WHERE o.id = t.copy_of)), copy_of = NULL""",
     kinds.SET_SESSIONS: "",
     kinds.SET_TASKS: "",
+    kinds.SET_PROMPTS: "copy_of = NULL",
 }
-"""The kinds that change rows, with the columns that become NULL."""
+"""The kinds that change rows, with the columns whose values are not in the row."""
 ONLY_ADDED: Final = tuple(kind for kind in kinds.IN_ORDER if kind not in _UPDATED)
 """The kinds that add rows: one statement may add rows of all of them, but cannot change a row that it adds."""
-_COMPLETED: Final = frozenset({kinds.ADD_COMPLETIONS, kinds.ADD_LARGE_COMPLETIONS})
+_COMPLETED: Final = frozenset({kinds.ADD_COMPLETIONS, kinds.ADD_COMPLETION_COPIES, kinds.ADD_LARGE_COMPLETIONS})
 _RENEWED: Final = """ ON CONFLICT (run_id, task_id, session_id) DO UPDATE SET attempt = excluded.attempt,
     row_checksum = excluded.row_checksum"""
 
@@ -114,19 +118,22 @@ _START = "s.id, s.task, s.attempt, s.backend, s.session_id, s.session_confirmed,
 _END = """e.id, e.end_id, e.status, e.ended_at, e.input_tokens, e.output_tokens, e.cache_read_tokens,
     e.cache_write_tokens, e.reasoning_tokens, e.cost_is_partial, e.cost_usd, e.duration_s, e.model, e.error_kind,
     e.error, e.question, e.asked, e.row_checksum"""
-_TASK = """t.id, t.task_id, t.set_to, t.crashes, t.answers, t.backend, t.added_by, t.depends_on, t.spec, t.prompt,
-    t.row_checksum"""
-_TEXT = "e.checksum, e.text, e.data, e.text_sha256, e.data_sha256, large_text.content"
-_OF_TEXT = "LEFT JOIN blobs AS large_text ON large_text.sha256 = e.text_sha256"
+_GIVEN_TEXTS = "coalesce(t.depends_on, same.depends_on), coalesce(t.spec, same.spec), coalesce(t.prompt, same.prompt)"
+_OF_TASK = "LEFT JOIN given_tasks AS same ON same.id = t.copy_of"
+_TASK = f"t.id, t.task_id, t.set_to, t.crashes, t.answers, t.backend, t.added_by, {_GIVEN_TEXTS}, t.row_checksum"
+_TEXT = """e.checksum, coalesce(e.text, o.text), coalesce(e.data, o.data), e.text_sha256, e.data_sha256,
+    large_text.content"""
+_OF_TEXT = """LEFT JOIN ends AS o ON o.id = e.copy_of
+    LEFT JOIN blobs AS large_text ON large_text.sha256 = e.text_sha256"""
 _LARGE_DATA = "large_data.content"
 _OF_DATA = "LEFT JOIN blobs AS large_data ON large_data.sha256 = e.data_sha256"
-_PROMPT = """e.prompt_checksum, e.prompt, e.prompt_sha256,
+_PROMPT = """e.prompt_checksum, coalesce(e.prompt, o.prompt), e.prompt_sha256,
     (SELECT content FROM blobs WHERE sha256 = e.prompt_sha256)"""
 _NUMBER = "(SELECT number FROM runs WHERE run_id = $1)"
 FIND: Final = {
     kinds.SET_SESSIONS: f"{_SELECT} {_START} FROM starts AS s WHERE s.id = ANY($1::bigint[])",
     kinds.FINISH_ENDS: f"{_SELECT} {_END} FROM ends AS e WHERE e.id = ANY($1::bigint[])",
-    kinds.SET_TASKS: f"{_SELECT} {_TASK} FROM given_tasks AS t WHERE t.id = ANY($1::bigint[])",
+    kinds.SET_TASKS: f"{_SELECT} {_TASK} FROM given_tasks AS t {_OF_TASK} WHERE t.id = ANY($1::bigint[])",
 }
 """For rows that change: their checksums are renewed."""
 FIND_TASKS = """SELECT task_id, position, status, attempt, started_seq FROM tasks
@@ -134,6 +141,41 @@ WHERE run_id = $1 AND task_id = ANY($2::text[])"""
 FIND_OPEN_TASKS = """SELECT task_id, position, status, attempt, started_seq FROM tasks
 WHERE run_id = $1 AND status IN ('pending', 'running', 'waiting_input')"""
 NEXT_TASK = "SELECT max(id) + 1 FROM given_tasks WHERE run = $1"
+LIST_ORIGINAL_TASKS = f"""{_SELECT} t.task_id, coalesce(t.copy_of, t.id), {_GIVEN_TEXTS}
+FROM given_tasks AS t {_OF_TASK} WHERE t.run = {_NUMBER}"""
+FIND_ORIGINAL_ANSWERS = """
+SELECT r.run_id, t.task_id, s.attempt, coalesce(e.copy_of, e.id), coalesce(e.text, o.text), coalesce(e.data, o.data),
+    coalesce(e.prompt, o.prompt)
+FROM unnest($1::text[], $2::text[], $3::bigint[]) AS u (run_id, task_id, attempt)
+    JOIN runs AS r ON r.run_id = u.run_id JOIN given_tasks AS t ON t.run = r.number AND t.task_id = u.task_id
+    JOIN starts AS s ON s.task = t.id AND s.attempt = u.attempt
+    JOIN ends AS e ON e.id = s.id LEFT JOIN ends AS o ON o.id = e.copy_of
+WHERE e.status = 'completed' AND e.checksum IS NOT NULL
+"""
+"""The rows with the texts that a batch takes over, see tables/originals.py."""
+HAND_OVER_TASKS = """
+UPDATE given_tasks AS t SET copy_of = nullif(h.heir, t.id),
+    depends_on = CASE WHEN t.id = h.heir THEN o.depends_on END,
+    spec = CASE WHEN t.id = h.heir THEN o.spec END,
+    prompt = CASE WHEN t.id = h.heir THEN o.prompt END
+    FROM (
+        SELECT copy_of AS source, min(id) AS heir FROM given_tasks
+        WHERE copy_of BETWEEN $1 AND $2 AND id NOT BETWEEN $1 AND $2 GROUP BY copy_of
+    ) AS h JOIN given_tasks AS o ON o.id = h.source
+WHERE t.copy_of = h.source AND t.id NOT BETWEEN $1 AND $2
+"""
+HAND_OVER_ANSWERS = """
+UPDATE ends AS t SET copy_of = nullif(h.heir, t.id),
+    text = CASE WHEN t.id = h.heir THEN o.text END,
+    data = CASE WHEN t.id = h.heir THEN o.data END,
+    prompt = CASE WHEN t.id = h.heir THEN o.prompt END
+    FROM (
+        SELECT copy_of AS source, min(id) AS heir FROM ends
+        WHERE copy_of BETWEEN $1 AND $2 AND id NOT BETWEEN $1 AND $2 GROUP BY copy_of
+    ) AS h JOIN ends AS o ON o.id = h.source
+WHERE t.copy_of = h.source AND t.id NOT BETWEEN $1 AND $2
+"""
+"""Move the texts of the rows from $1 to $2 to the first copy outside, to which the other copies then refer."""
 ADD_BLOBS = """
 INSERT INTO blobs (sha256, size, content) SELECT * FROM unnest($1::bytea[], $2::bigint[], $3::text[])
 ON CONFLICT (sha256) DO UPDATE SET content = excluded.content WHERE blobs.content IS DISTINCT FROM excluded.content
@@ -167,7 +209,7 @@ COUNT_TASKS = """SELECT run_id, status, count(*) FROM tasks WHERE run_id = ANY($
 GROUP BY run_id, status ORDER BY min(position)"""
 _LAST_START = "SELECT * FROM starts WHERE task = t.id ORDER BY attempt DESC LIMIT 1"
 LIST_TASKS = f"""{_SELECT} {_TASK}, {_START}, {_END}, {_TEXT}, {_LARGE_DATA}
-FROM given_tasks AS t LEFT JOIN LATERAL ({_LAST_START}) AS s ON true
+FROM given_tasks AS t {_OF_TASK} LEFT JOIN LATERAL ({_LAST_START}) AS s ON true
     LEFT JOIN ends AS e ON e.id = s.id {_OF_TEXT} {_OF_DATA}
 WHERE t.run = {_NUMBER} AND ($2::text IS NULL OR t.task_id = $2) ORDER BY t.id"""
 LIST_ATTEMPTS = f"""{_SELECT} t.task_id, b.id, b.content, b.row_checksum, {_START}, {_END}
@@ -207,13 +249,17 @@ SELECT run_id, number, status IN ('completed', 'failed', 'cancelled') AS has_end
 FROM runs WHERE run_id = ANY($1::text[]) ORDER BY number FOR UPDATE
 """
 LOCK_BLOBS = "LOCK TABLE blobs IN SHARE ROW EXCLUSIVE MODE"
-"""For a purge: no batch adds a reference to a text while unused texts are deleted."""
+"""For a purge: no batch adds a reference to a text while texts are deleted or moved."""
+LOCK_ORIGINALS = "LOCK TABLE blobs IN ROW EXCLUSIVE MODE"
+"""For a batch that refers to rows of other runs: no purge deletes or moves their texts meanwhile."""
 DELETE_RUNS = (
     "DELETE FROM notes WHERE run_id = ANY($1::text[])",
     "DELETE FROM other_events WHERE run_id = ANY($1::text[])",
     "DELETE FROM sessions WHERE run_id = ANY($1::text[])",
 )
 DELETE_ROWS = (
+    HAND_OVER_TASKS,
+    HAND_OVER_ANSWERS,
     "DELETE FROM other_messages WHERE id BETWEEN $1 AND $2",
     "DELETE FROM tracebacks WHERE id BETWEEN $1 AND $2",
     "DELETE FROM ends WHERE id BETWEEN $1 AND $2",
@@ -234,7 +280,8 @@ SELECT run_id, sum(bytes)::bigint FROM (
     SELECT number, octet_length(settings) + coalesce(octet_length(error), 0)
         + coalesce(octet_length(policy_state), 0) AS bytes FROM runs
     UNION ALL
-    SELECT id >> 32, octet_length(prompt) + octet_length(spec) + coalesce(octet_length(answers), 0) FROM given_tasks
+    SELECT id >> 32, coalesce(octet_length(prompt), 0) + coalesce(octet_length(spec), 0)
+        + coalesce(octet_length(answers), 0) FROM given_tasks
     UNION ALL
     SELECT id >> 32, coalesce(octet_length(text), 0) + coalesce(octet_length(data), 0)
         + coalesce(octet_length(prompt), 0) + coalesce(octet_length(error), 0)

@@ -11,7 +11,7 @@ A statement cannot change a row that it adds, so batches that change rows take a
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from plait.persistence import rules
 from plait.persistence.changes import RunClaimed, RunCreated, RunReleased, TasksAdded
@@ -25,6 +25,7 @@ from plait.persistence.records import NOTHING_SPENT, Spent
 from plait.persistence.tables import kinds
 from plait.persistence.tables.apply import OF_TASKS, ChangeApplier
 from plait.persistence.tables.checksum import content_checksum, message_checksum
+from plait.persistence.tables.originals import Originals, named_attempts, named_runs
 from plait.persistence.tables.rows import BatchRows, run_columns
 from plait.persistence.tables.task_cache import TaskCache
 
@@ -104,6 +105,8 @@ class Book:
 
 
 Books = dict[str, Book]
+_HAND_OVER: Final = {kinds.SET_PROMPTS: sql.HAND_OVER_TASKS, kinds.DISCARD_RESULTS: sql.HAND_OVER_ANSWERS}
+"""The statement that moves the texts of a row to a copy before the row changes, by the kind of the change."""
 
 
 @dataclass(slots=True)
@@ -119,10 +122,28 @@ async def write_batch(connection: Connection, batch: Batch, books: Books, counts
     """Apply the changes that are not applied yet, all or nothing. Raises Fenced, Conflict, or an error of asyncpg."""
     book = books.pop(batch.run_id, None)
     counts.all += 1
-    if book is None or not book.is_next(batch) or not await _write_next(connection, batch, book, counts):
+    is_next = book is not None and book.is_next(batch) and not _takes_over(batch.changes)
+    if book is None or not is_next or not await _write_next(connection, batch, book, counts):
         book = await _write_exactly(connection, batch)
     if book is not None and not isinstance(batch.changes[-1], RunReleased):
         books[batch.run_id] = book
+
+
+def _takes_over(changes: Sequence[Change]) -> bool:
+    """Return whether rows of the changes may refer to rows of other runs, which are read first, under a lock."""
+    return bool(named_runs(changes) or named_attempts(changes))
+
+
+async def _read_originals(connection: Connection, changes: Sequence[Change]) -> Originals:
+    """Return the stored rows to which the rows of the changes may refer."""
+    originals = Originals()
+    for run_id in named_runs(changes):
+        originals.add_tasks(run_id, await connection.fetch(sql.LIST_ORIGINAL_TASKS, run_id))
+    if attempts := named_attempts(changes):
+        run_ids, task_ids, numbers = zip(*attempts, strict=True)
+        names = list(map(escaped, run_ids)), list(map(escaped, task_ids))
+        originals.add_answers(await connection.fetch(sql.FIND_ORIGINAL_ANSWERS, *names, list(numbers)))
+    return originals
 
 
 async def _write_next(connection: Connection, batch: Batch, book: Book, counts: BatchCounts) -> bool:
@@ -131,7 +152,7 @@ async def _write_next(connection: Connection, batch: Batch, book: Book, counts: 
     if looks_up:
         await book.tasks.prefetch(connection, batch.changes)
     before = book.head
-    rows = _apply(book, batch.run_id, batch.first_seq, batch.changes)
+    rows = _apply(book, batch.run_id, batch.first_seq, batch.changes, Originals())
     reached("txn.begun")
     if _only_adds(rows):
         added = tuple(kind for kind in sql.ONLY_ADDED if rows.waiting[kind])
@@ -161,6 +182,8 @@ async def _write_exactly(connection: Connection, batch: Batch) -> Book | None:
     run_id = batch.run_id
     async with connection.transaction():
         reached("txn.begun")
+        if _takes_over(batch.changes):
+            await connection.execute(sql.LOCK_ORIGINALS)
         created = next((one for one in batch.changes[:1] if isinstance(one, RunCreated)), None)
         number, key = None, None
         new = BatchRows(run_id)
@@ -183,7 +206,7 @@ async def _write_exactly(connection: Connection, batch: Batch) -> Book | None:
             book = Book(found[1], found[2], PrefetchedTasks(run_id, found[0]))
             await book.tasks.prefetch(connection, changes)
         before = book.head
-        rows = _apply(book, run_id, batch.first_seq + skipped, changes)
+        rows = _apply(book, run_id, batch.first_seq + skipped, changes, await _read_originals(connection, changes))
         if await connection.fetchval(sql.SET_HEAD, *_head_values(book, before)) is None:
             raise AssertionError(f"the locked head of run {run_id!r} changed")
         await _write_rows(connection, rows)
@@ -204,7 +227,7 @@ async def _add_run(
     return number, key
 
 
-def _apply(book: Book, run_id: str, first_seq: int, changes: Sequence[Change]) -> BatchRows:
+def _apply(book: Book, run_id: str, first_seq: int, changes: Sequence[Change], originals: Originals) -> BatchRows:
     """Apply the changes to the book. Return the rows. Raises Conflict."""
     head, last_seq = book.head, first_seq + len(changes) - 1
     if not OF_TASKS.issuperset(map(type, changes)):
@@ -212,7 +235,7 @@ def _apply(book: Book, run_id: str, first_seq: int, changes: Sequence[Change]) -
             head = rules.advance_head(head, change, seq, run_id)
     rows = BatchRows(run_id)
     book.tasks.begin_batch(changes)
-    applier = ChangeApplier(run_id, book.tasks, rows)
+    applier = ChangeApplier(run_id, book.tasks, rows, originals)
     applier.apply(first_seq, changes)
     book.head, book.spent = replace(head, last_seq=last_seq), book.spent + applier.spent
     book.tasks.mark_written(book.head, last_seq)
@@ -241,6 +264,9 @@ async def _write_rows(connection: Connection, rows: BatchRows) -> None:
     for kind in kinds.IN_ORDER:
         if kind in to_renew:
             rows.renew(kind, map(tuple, await connection.fetch(sql.FIND[kind], to_renew[kind])))
+        if kind in _HAND_OVER:
+            for row in _columns(kind, rows.waiting[kind])[0]:
+                await connection.execute(_HAND_OVER[kind], row, row)
         if rows.waiting[kind]:
             await connection.execute(sql.rows_sql(kind), *_columns(kind, rows.waiting[kind]))
 

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from plait.persistence.sqlite import statements as sql
 from plait.persistence.tables import kinds
+from plait.persistence.tables.originals import Originals, named_attempts, named_runs
 from plait.persistence.tables.task_cache import TaskCache, ids_of
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
+    from plait.persistence.changes import Change
     from plait.persistence.tables.rows import BatchRows, Row
 
 _FIND: Final = {
@@ -21,6 +23,8 @@ _FIND: Final = {
     kinds.SET_SESSIONS: sql.FIND_STARTS,
     kinds.SET_TASKS: sql.FIND_GIVEN_TASKS,
 }
+_HAND_OVER: Final = {kinds.SET_PROMPTS: sql.HAND_OVER_TASKS, kinds.DISCARD_RESULTS: sql.HAND_OVER_ANSWERS}
+"""The statement that moves the texts of a row to a copy before the row changes, by the kind of the change."""
 
 
 def execute_bulk(connection: sqlite3.Connection, bulk: sql.Bulk, values: list[Any]) -> Iterator[sqlite3.Cursor]:
@@ -34,6 +38,16 @@ def execute_bulk(connection: sqlite3.Connection, bulk: sql.Bulk, values: list[An
         yield connection.execute(sql.bulk_sql(bulk, size), part)
 
 
+def read_originals(connection: sqlite3.Connection, changes: Sequence[Change]) -> Originals:
+    """Return the stored rows to which the rows of the changes may refer."""
+    originals = Originals()
+    for run_id in named_runs(changes):
+        originals.add_tasks(run_id, connection.execute(sql.LIST_ORIGINAL_TASKS, (run_id,)))
+    attempts = named_attempts(changes)
+    originals.add_answers(_found(connection, sql.FIND_ORIGINAL_ANSWERS, [value for one in attempts for value in one]))
+    return originals
+
+
 def write_rows(connection: sqlite3.Connection, rows: BatchRows) -> None:
     """Execute the statements over the gathered rows."""
     to_renew = rows.to_renew()
@@ -41,6 +55,9 @@ def write_rows(connection: sqlite3.Connection, rows: BatchRows) -> None:
         if kind in to_renew:
             rows.renew(kind, _found(connection, _FIND[kind], to_renew[kind]))
         values = rows.waiting[kind]
+        if values and kind in _HAND_OVER:
+            for row in values[:: sql.BY_KIND[kind].width]:
+                connection.execute(_HAND_OVER[kind], {"first": row, "last": row})
         if values:
             for _ in execute_bulk(connection, sql.BY_KIND[kind], values):
                 pass

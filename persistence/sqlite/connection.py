@@ -209,10 +209,12 @@ def check_tables(path: Path, connection: sqlite3.Connection) -> None:
 
 
 def check_references(path: Path, connection: sqlite3.Connection) -> None:
-    """Raise StoreUnusable if a row belongs to no run or attempt. A blob that is missing is reported by its readers."""
+    """Raise StoreUnusable if a row belongs to no run or attempt. A missing blob, and a missing row with the texts of a
+    copy, are reported by their readers.
+    """
     for statement in CHECK_REFERENCES:
         for table, _, parent, _ in connection.execute(statement):
-            if parent != "blobs":
+            if parent not in {"blobs", table}:
                 raise _damaged(path, f"a row of {table} has lost its row in {parent}")
 
 

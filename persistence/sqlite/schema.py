@@ -14,8 +14,8 @@ from plait.persistence.sqlite.transaction import transaction
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-DATABASE_FORMAT: Final = 102
-"""The one format that this plait reads and writes: `user_version` in `schema.sql`. 1 to 5, 100 and 101 were used in
+DATABASE_FORMAT: Final = 103
+"""The one format that this plait reads and writes: `user_version` in `schema.sql`. 1 to 5 and 100 to 102 were used in
 development."""
 
 

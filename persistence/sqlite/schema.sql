@@ -9,6 +9,10 @@
 -- Ids: a run has a number, which is never used twice. The id of a task is number * 2^32 + position in the run (from 0).
 -- The id of a start or of a message is number * 2^32 + sequence number of the change. So the rows of a run lie
 -- together, in the order of the changes.
+--
+-- A run that is made like an earlier run stores the same texts by reference: `copy_of` is the row of the earlier run that
+-- holds them, and is never itself a copy. A checksum is over the texts of the own row or of that row, with the own id.
+-- Before the row with the texts is deleted or changed, the texts move to the first copy.
 
 -- Every text of more than 64 KiB, stored once for all results, messages and settings with the same text.
 CREATE TABLE blobs (
@@ -68,12 +72,15 @@ CREATE TABLE given_tasks (
     answers TEXT,                        -- JSON: the answers of persons
     backend TEXT,                        -- the backend that the plan names; NULL for the default
     added_by TEXT,                       -- the task that added the task; NULL if RunCreated or the policy did
-    row_checksum INTEGER NOT NULL,       -- over the row
-    depends_on TEXT NOT NULL,            -- JSON: the ids of the tasks that have to end first
-    spec TEXT NOT NULL,
-    prompt TEXT NOT NULL,
+    row_checksum INTEGER NOT NULL,       -- over the row, with the texts of `copy_of` instead of the id
+    copy_of INTEGER REFERENCES given_tasks (id),  -- the task with the three texts, which are then NULL here
+    depends_on TEXT,                     -- JSON: the ids of the tasks that have to end first
+    spec TEXT,
+    prompt TEXT,
     UNIQUE (run, task_id)
 ) STRICT;
+
+CREATE INDEX given_tasks_copy_of ON given_tasks (copy_of) WHERE copy_of IS NOT NULL;
 
 -- One row for each attempt.
 CREATE TABLE starts (
@@ -115,12 +122,14 @@ CREATE TABLE ends (
     text_sha256 BLOB REFERENCES blobs (sha256),
     data_sha256 BLOB REFERENCES blobs (sha256),
     prompt_sha256 BLOB REFERENCES blobs (sha256),
-    text TEXT,                           -- the result; NULL if in blobs
-    data TEXT,                           -- the structured result as JSON; NULL if in blobs
+    copy_of INTEGER REFERENCES ends (id),  -- the end with the same text, data and prompt, which are then NULL here
+    text TEXT,                           -- the result; NULL if in blobs or in `copy_of`
+    data TEXT,                           -- the structured result as JSON; NULL if in blobs or in `copy_of`
     prompt TEXT                          -- the prompt, if prompt and text are the whole conversation of the attempt
 ) STRICT;
 
 CREATE INDEX completions ON ends (end_id) WHERE status = 'completed';
+CREATE INDEX ends_copy_of ON ends (copy_of) WHERE copy_of IS NOT NULL;
 CREATE INDEX ends_text_sha256 ON ends (text_sha256) WHERE text_sha256 IS NOT NULL;
 CREATE INDEX ends_data_sha256 ON ends (data_sha256) WHERE data_sha256 IS NOT NULL;
 CREATE INDEX ends_prompt_sha256 ON ends (prompt_sha256) WHERE prompt_sha256 IS NOT NULL;
@@ -200,16 +209,19 @@ SELECT r.run_id, t.task_id, t.id & 4294967295 AS position,
     coalesce(e.input_tokens, 0) AS input_tokens, coalesce(e.output_tokens, 0) AS output_tokens,
     coalesce(e.cache_read_tokens, 0) AS cache_read_tokens, coalesce(e.cache_write_tokens, 0) AS cache_write_tokens,
     coalesce(e.reasoning_tokens, 0) AS reasoning_tokens, coalesce(e.cost_is_partial, 0) AS cost_is_partial, e.cost_usd,
-    e.duration_s, e.model, t.depends_on, t.spec, t.prompt,
-    e.checksum, e.text_sha256, e.data_sha256, e.text, e.data
+    e.duration_s, e.model, coalesce(t.depends_on, same.depends_on) AS depends_on, coalesce(t.spec, same.spec) AS spec,
+    coalesce(t.prompt, same.prompt) AS prompt, e.checksum, e.text_sha256, e.data_sha256, coalesce(e.text, o.text) AS text,
+    coalesce(e.data, o.data) AS data
 FROM given_tasks AS t JOIN runs AS r ON r.number = t.run
+    LEFT JOIN given_tasks AS same ON same.id = t.copy_of
     LEFT JOIN starts AS s ON s.id = (SELECT id FROM starts WHERE task = t.id ORDER BY attempt DESC LIMIT 1)
-    LEFT JOIN ends AS e ON e.id = s.id;
+    LEFT JOIN ends AS e ON e.id = s.id LEFT JOIN ends AS o ON o.id = e.copy_of;
 
 -- Every edge: `task_id` waits for `depends_on`.
 CREATE VIEW dependencies AS
 SELECT r.run_id, t.task_id, edge.key AS position, edge.value AS depends_on
-FROM given_tasks AS t JOIN runs AS r ON r.number = t.run, json_each(t.depends_on) AS edge;
+FROM given_tasks AS t JOIN runs AS r ON r.number = t.run LEFT JOIN given_tasks AS same ON same.id = t.copy_of,
+    json_each(coalesce(t.depends_on, same.depends_on)) AS edge;
 
 -- Every attempt of every task.
 CREATE VIEW attempts AS
@@ -230,13 +242,15 @@ SELECT r.run_id, t.task_id, m.id & 4294967295 AS seq, 0 AS part, m.attempt, m.ro
 FROM other_messages AS m JOIN given_tasks AS t ON t.id = m.task JOIN runs AS r ON r.number = t.run
 UNION ALL
 SELECT r.run_id, t.task_id, (e.end_id & 4294967295) - 1, 1, s.attempt, 'user', e.ended_at, 0, 0, e.prompt_checksum,
-    e.prompt_sha256, e.prompt
+    e.prompt_sha256, coalesce(e.prompt, o.prompt)
 FROM given_tasks AS t JOIN runs AS r ON r.number = t.run JOIN starts AS s ON s.task = t.id JOIN ends AS e ON e.id = s.id
+    LEFT JOIN ends AS o ON o.id = e.copy_of
 WHERE e.prompt_checksum IS NOT NULL
 UNION ALL
 SELECT r.run_id, t.task_id, e.end_id & 4294967295, 2, s.attempt, 'assistant',
-    e.ended_at, e.input_tokens, e.output_tokens, e.checksum, e.text_sha256, e.text
+    e.ended_at, e.input_tokens, e.output_tokens, e.checksum, e.text_sha256, coalesce(e.text, o.text)
 FROM given_tasks AS t JOIN runs AS r ON r.number = t.run JOIN starts AS s ON s.task = t.id JOIN ends AS e ON e.id = s.id
+    LEFT JOIN ends AS o ON o.id = e.copy_of
 WHERE e.prompt_checksum IS NOT NULL AND (e.checksum IS NOT NULL OR e.text IS NOT NULL OR e.text_sha256 IS NOT NULL);
 
 -- The history of every run; seq is the number of the change. A completed attempt need not be the last attempt, because
@@ -256,4 +270,4 @@ SELECT run_id, ended_seq, ended_at, 'task_completed', task_id, attempt, NULL,
 FROM attempts WHERE status = 'completed';
 
 PRAGMA application_id = 1886151028;  -- "plat"
-PRAGMA user_version = 102;           -- the format; 1 to 5, 100 and 101 were used in development
+PRAGMA user_version = 103;           -- the format; 1 to 5 and 100 to 102 were used in development

@@ -46,6 +46,12 @@ ADD_TASKS = Bulk(
     WITH new AS {rows} SELECT column1, column2, column3, nullif(column4, 0), nullif(column5, 0), column6, column7,
         column8, column9 FROM new WHERE column1 IS NOT NULL""",
 )
+ADD_TASK_COPIES = Bulk(
+    7,
+    """INSERT INTO given_tasks (id, run, task_id, backend, added_by, row_checksum, copy_of)
+    WITH new AS {rows} SELECT column1, column2, column3, nullif(column4, 0), nullif(column5, 0), column6, column7
+    FROM new WHERE column1 IS NOT NULL""",
+)
 ADD_STARTS = Bulk(
     8,
     """INSERT INTO starts (id, task, attempt, backend, session_id, session_confirmed, started_at, row_checksum)
@@ -63,6 +69,14 @@ ADD_COMPLETIONS = Bulk(
 """Completions without a large part and without tokens counted apart. Three NULL columns less for the blobs save a
 seventh of the time.
 """
+ADD_COMPLETION_COPIES = Bulk(
+    12,
+    """INSERT INTO ends (id, end_id, status, ended_at, input_tokens, output_tokens, cost_usd, duration_s, model,
+    row_checksum, checksum, prompt_checksum, copy_of)
+    WITH new AS {rows} SELECT column1, column2, 'completed', column3, column4, column5, nullif(column6, ''), column7,
+        nullif(column8, 0), column9, column10, nullif(column11, ''), column12
+    FROM new WHERE column1 IS NOT NULL""",
+)
 ADD_LARGE_COMPLETIONS = Bulk(
     21,
     """INSERT INTO ends (id, end_id, status, ended_at, input_tokens, output_tokens, cost_usd, duration_s, model,
@@ -97,7 +111,8 @@ FINISH_ENDS = Bulk(
 """For attempts of waiting tasks that are completed or failed without another attempt."""
 DISCARD_RESULTS = Bulk(
     1,
-    """UPDATE ends SET text = NULL, data = NULL, checksum = NULL, text_sha256 = NULL, data_sha256 = NULL
+    """UPDATE ends SET text = NULL, data = NULL, checksum = NULL, text_sha256 = NULL, data_sha256 = NULL,
+    prompt = coalesce(prompt, (SELECT o.prompt FROM ends AS o WHERE o.id = ends.copy_of)), copy_of = NULL
     FROM {rows} AS new WHERE id = column1""",
 )
 """For damaged results, and for the messages that are stored with the results."""
@@ -107,9 +122,13 @@ SET_SESSIONS = Bulk(
     FROM {rows} AS new WHERE id = column1""",
 )
 SET_TASKS = Bulk(
-    6,
-    """UPDATE given_tasks
-    SET set_to = column2, crashes = column3, answers = column4, prompt = column5, row_checksum = column6
+    5,
+    """UPDATE given_tasks SET set_to = column2, crashes = column3, answers = column4, row_checksum = column5
+    FROM {rows} AS new WHERE id = column1""",
+)
+SET_PROMPTS = Bulk(
+    4,
+    """UPDATE given_tasks SET depends_on = column2, spec = column3, prompt = column4, copy_of = NULL
     FROM {rows} AS new WHERE id = column1""",
 )
 ADD_MESSAGES = Bulk(
@@ -137,8 +156,10 @@ ADD_EVENTS = Bulk(
 
 BY_KIND = {
     kinds.ADD_TASKS: ADD_TASKS,
+    kinds.ADD_TASK_COPIES: ADD_TASK_COPIES,
     kinds.ADD_STARTS: ADD_STARTS,
     kinds.ADD_COMPLETIONS: ADD_COMPLETIONS,
+    kinds.ADD_COMPLETION_COPIES: ADD_COMPLETION_COPIES,
     kinds.ADD_LARGE_COMPLETIONS: ADD_LARGE_COMPLETIONS,
     kinds.ADD_ENDS: ADD_ENDS,
     kinds.ADD_TRACEBACKS: ADD_TRACEBACKS,
@@ -146,6 +167,7 @@ BY_KIND = {
     kinds.DISCARD_RESULTS: DISCARD_RESULTS,
     kinds.SET_SESSIONS: SET_SESSIONS,
     kinds.SET_TASKS: SET_TASKS,
+    kinds.SET_PROMPTS: SET_PROMPTS,
     kinds.ADD_MESSAGES: ADD_MESSAGES,
     kinds.ADD_LARGE_MESSAGES: ADD_LARGE_MESSAGES,
     kinds.ADD_SESSIONS: ADD_SESSIONS,
@@ -160,21 +182,25 @@ _END = """e.id, e.end_id, e.status, e.ended_at, e.input_tokens, e.output_tokens,
     e.cache_write_tokens, e.reasoning_tokens, e.cost_is_partial, e.cost_usd, e.duration_s, e.model, e.error_kind,
     e.error, e.question, e.asked, e.row_checksum"""
 """The columns of `ends` without prompt, text and data, with the checksum behind."""
-_TASK = """t.id, t.task_id, t.set_to, t.crashes, t.answers, t.backend, t.added_by, t.depends_on, t.spec, t.prompt,
-    t.row_checksum"""
+_GIVEN_TEXTS = "coalesce(t.depends_on, same.depends_on), coalesce(t.spec, same.spec), coalesce(t.prompt, same.prompt)"
+_OF_TASK = "LEFT JOIN given_tasks AS same ON same.id = t.copy_of"
+_TASK = f"t.id, t.task_id, t.set_to, t.crashes, t.answers, t.backend, t.added_by, {_GIVEN_TEXTS}, t.row_checksum"
 """The columns of `given_tasks` without `run`, with the checksum behind."""
-_TEXT = """e.checksum, e.text, e.data, e.text_sha256, e.data_sha256,
+_TEXT = """e.checksum, coalesce(e.text, o.text), coalesce(e.data, o.data), e.text_sha256, e.data_sha256,
     large_text.content"""
 """The result, as stored and from `blobs`, without the large data."""
-_OF_TEXT = "LEFT JOIN blobs AS large_text ON large_text.sha256 = e.text_sha256"
+_OF_TEXT = """LEFT JOIN ends AS o ON o.id = e.copy_of
+    LEFT JOIN blobs AS large_text ON large_text.sha256 = e.text_sha256"""
 """Joined, because SQLite copies the result of a subquery once more, and a text may have hundreds of megabytes."""
 _LARGE_DATA = "large_data.content"
 _OF_DATA = "LEFT JOIN blobs AS large_data ON large_data.sha256 = e.data_sha256"
-_PROMPT = """e.prompt_checksum, e.prompt, e.prompt_sha256,
+_PROMPT = """e.prompt_checksum, coalesce(e.prompt, o.prompt), e.prompt_sha256,
     iif(e.prompt_sha256 IS NULL, NULL, (SELECT content FROM blobs WHERE sha256 = e.prompt_sha256))"""
 FIND_STARTS = Bulk(1, f"{_SELECT} {_START} FROM {{rows}} AS new CROSS JOIN starts AS s ON s.id = column1")
 FIND_ENDS = Bulk(1, f"{_SELECT} {_END} FROM {{rows}} AS new CROSS JOIN ends AS e ON e.id = column1")
-FIND_GIVEN_TASKS = Bulk(1, f"{_SELECT} {_TASK} FROM {{rows}} AS new CROSS JOIN given_tasks AS t ON t.id = column1")
+FIND_GIVEN_TASKS = Bulk(
+    1, f"{_SELECT} {_TASK} FROM {{rows}} AS new CROSS JOIN given_tasks AS t ON t.id = column1 {_OF_TASK}"
+)
 """For rows that change: their checksums are renewed."""
 FIND_TASKS = Bulk(
     2,
@@ -183,6 +209,43 @@ FIND_TASKS = Bulk(
 )
 """For the task cache. CROSS JOIN makes SQLite look the tasks up one by one, instead of reading all tasks."""
 NEXT_TASK = "SELECT ifnull(max(id) + 1, :first) FROM given_tasks WHERE id BETWEEN :first AND :last"
+
+LIST_ORIGINAL_TASKS = f"""{_SELECT} t.task_id, coalesce(t.copy_of, t.id), {_GIVEN_TEXTS}
+FROM given_tasks AS t {_OF_TASK} WHERE t.run = (SELECT number FROM runs WHERE run_id = ?)"""  # noqa: S608 - constants
+FIND_ORIGINAL_ANSWERS = Bulk(
+    3,
+    """SELECT column1, column2, column3, coalesce(e.copy_of, e.id), coalesce(e.text, o.text), coalesce(e.data, o.data),
+        coalesce(e.prompt, o.prompt)
+    FROM {rows} AS new CROSS JOIN runs AS r ON r.run_id = column1
+    CROSS JOIN given_tasks AS t ON t.run = r.number AND t.task_id = column2
+    CROSS JOIN starts AS s ON s.task = t.id AND s.attempt = column3
+    CROSS JOIN ends AS e ON e.id = s.id LEFT JOIN ends AS o ON o.id = e.copy_of
+    WHERE e.status = 'completed' AND e.checksum IS NOT NULL""",
+)
+"""The rows with the texts that a batch takes over, see tables/originals.py."""
+HAND_OVER_TASKS = """
+UPDATE given_tasks SET copy_of = nullif(h.heir, given_tasks.id),
+    depends_on = iif(given_tasks.id = h.heir, o.depends_on, NULL),
+    spec = iif(given_tasks.id = h.heir, o.spec, NULL),
+    prompt = iif(given_tasks.id = h.heir, o.prompt, NULL)
+    FROM (
+        SELECT copy_of AS source, min(id) AS heir FROM given_tasks
+        WHERE copy_of BETWEEN :first AND :last AND id NOT BETWEEN :first AND :last GROUP BY copy_of
+    ) AS h JOIN given_tasks AS o ON o.id = h.source
+WHERE given_tasks.copy_of = h.source AND given_tasks.id NOT BETWEEN :first AND :last
+"""
+HAND_OVER_ANSWERS = """
+UPDATE ends SET copy_of = nullif(h.heir, ends.id),
+    text = iif(ends.id = h.heir, o.text, NULL),
+    data = iif(ends.id = h.heir, o.data, NULL),
+    prompt = iif(ends.id = h.heir, o.prompt, NULL)
+    FROM (
+        SELECT copy_of AS source, min(id) AS heir FROM ends
+        WHERE copy_of BETWEEN :first AND :last AND id NOT BETWEEN :first AND :last GROUP BY copy_of
+    ) AS h JOIN ends AS o ON o.id = h.source
+WHERE ends.copy_of = h.source AND ends.id NOT BETWEEN :first AND :last
+"""
+"""Move the texts of the rows from :first to :last to the first copy outside, to which the other copies then refer."""
 
 ADD_BLOB = """
 INSERT INTO blobs (sha256, size, content) VALUES (?, ?, ?)
@@ -229,7 +292,7 @@ ORDER BY created_at, number LIMIT ?2"""
 COUNT_TASKS = "SELECT status, count(*) FROM tasks WHERE run_id = ? GROUP BY status ORDER BY min(position)"
 _GIVEN = f"{_SELECT} {_TASK}, {_START}, {_END}, {_TEXT}, {_LARGE_DATA}"
 LIST_TASKS = f"""{_GIVEN}
-FROM given_tasks AS t
+FROM given_tasks AS t {_OF_TASK}
     LEFT JOIN starts AS s ON s.id = (SELECT id FROM starts WHERE task = t.id ORDER BY attempt DESC LIMIT 1)
     LEFT JOIN ends AS e ON e.id = s.id {_OF_TEXT} {_OF_DATA}
 WHERE t.id BETWEEN :first AND :last ORDER BY t.id LIMIT :limit"""  # noqa: S608 - put together from the constants above
@@ -273,6 +336,8 @@ SELECT status = 'completed' OR status = 'failed' OR status = 'cancelled', status
 FROM runs WHERE run_id = ?
 """
 DELETE_RUN = (
+    HAND_OVER_TASKS,
+    HAND_OVER_ANSWERS,
     "DELETE FROM notes WHERE run_id = :run_id",
     "DELETE FROM other_events WHERE run_id = :run_id",
     "DELETE FROM sessions WHERE run_id = :run_id",
@@ -305,7 +370,7 @@ SELECT run_id, sum(bytes) FROM (
     SELECT number, length(CAST(settings AS BLOB)) + ifnull(length(CAST(error AS BLOB)), 0)
         + ifnull(length(CAST(policy_state AS BLOB)), 0) AS bytes FROM runs
     UNION ALL
-    SELECT id >> 32, length(CAST(prompt AS BLOB)) + length(CAST(spec AS BLOB))
+    SELECT id >> 32, ifnull(length(CAST(prompt AS BLOB)), 0) + ifnull(length(CAST(spec AS BLOB)), 0)
         + ifnull(length(CAST(answers AS BLOB)), 0) FROM given_tasks
     UNION ALL
     SELECT id >> 32, ifnull(length(CAST(text AS BLOB)), 0) + ifnull(length(CAST(data AS BLOB)), 0)

@@ -20,7 +20,7 @@ from plait.persistence.errors import Conflict
 from plait.persistence.failpoints import reached
 from plait.persistence.records import NOTHING_SPENT
 from plait.persistence.sqlite import statements as sql
-from plait.persistence.sqlite.bulk import StoredTasks, write_rows
+from plait.persistence.sqlite.bulk import StoredTasks, read_originals, write_rows
 from plait.persistence.sqlite.reader import read_head
 from plait.persistence.sqlite.transaction import transaction
 from plait.persistence.tables.apply import OF_TASKS, ChangeApplier
@@ -98,7 +98,7 @@ def _apply(connection: sqlite3.Connection, batch: Batch, cache: StoredTasks | No
         for seq, change in enumerate(changes, first_seq):
             head = rules.advance_head(head, change, seq, run_id)
     cache.begin_batch(changes)
-    applier = ChangeApplier(run_id, cache, rows)
+    applier = ChangeApplier(run_id, cache, rows, read_originals(connection, changes))
     applier.apply(first_seq, changes)
     for key, (size, text) in rows.blobs_by_key.items():
         connection.execute(sql.ADD_BLOB, (key, size, text))

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from plait.persistence.changes import Change, NewTask
+    from plait.persistence.tables.originals import Originals
     from plait.persistence.tables.rows import BatchRows
     from plait.persistence.tables.task_cache import CachedTask, TaskCache
 
@@ -34,11 +35,12 @@ _NO_PARTS: Final = (0, 0, 0, 0)
 class ChangeApplier:
     """Applies changes one after the other, and gathers the rows in `rows`."""
 
-    def __init__(self, run_id: str, cache: TaskCache, rows: BatchRows) -> None:
+    def __init__(self, run_id: str, cache: TaskCache, rows: BatchRows, originals: Originals) -> None:
         self._run_id = run_id
         self._cache = cache
         self._base = cache.base
         self._rows = rows
+        self._originals = originals
         self.spent = NOTHING_SPENT
         """The sums over the ended attempts of the batch."""
 
@@ -72,20 +74,26 @@ class ChangeApplier:
         known = {task.task_id for task in change.tasks}
         if len(known) < len(change.tasks) or not all(known.issuperset(task.depends_on) for task in change.tasks):
             raise rules.conflict(self._run_id, change, None)
-        self._insert_tasks(change.tasks, None)
+        self._insert_tasks(change.tasks, None, change.like)
 
     def add_tasks(self, _seq: int, change: changes.TasksAdded) -> None:
         rules.check_added(self._run_id, change, self._cache.stored(rules.mentioned_task_ids(change)))
-        self._insert_tasks(change.tasks, change.added_by)
+        self._insert_tasks(change.tasks, change.added_by, change.like)
 
-    def _insert_tasks(self, tasks: Sequence[NewTask], added_by: str | None) -> None:
+    def _insert_tasks(self, tasks: Sequence[NewTask], added_by: str | None, like: str | None) -> None:
+        earlier = {} if like is None else self._originals.tasks.get(like, {})
         number, by = self._cache.number, NO_TEXT if added_by is None else added_by
         for new, task in zip(tasks, self._cache.add_tasks(tasks), strict=True):
             edges = f"[{', '.join(map(encode_basestring, new.depends_on))}]"  # JSON, three times as fast as json.dumps
             backend, spec, prompt = new.backend, new.spec, new.prompt
             checksum = task_checksum(task, new.task_id, None, 0, None, backend, added_by, edges, spec, prompt)
             named = new.task_id, NO_TEXT if backend is None else backend, by
-            self._rows.add(kinds.ADD_TASKS, (task, number, *named, checksum, edges, spec, prompt))
+            row, texts = (task, number, *named, checksum), (edges, spec, prompt)
+            same = earlier.get(new.task_id)
+            if same is not None and same.texts == texts:
+                self._rows.add(kinds.ADD_TASK_COPIES, (*row, same.row))
+            else:
+                self._rows.add(kinds.ADD_TASKS, (*row, *texts))
 
     def start_task(self, seq: int, change: changes.TaskStarted) -> None:
         task_id, attempt, session_id, at = change.task_id, change.attempt, change.session_id, change.at
@@ -146,7 +154,11 @@ class ChangeApplier:
             )
             asked = NO_NUMBER if prompt is None else content_checksum(start, prompt)
             said = content_checksum(start, text, data)
-            self._rows.add(kinds.ADD_COMPLETIONS, (*ended, checksum, said, asked, *kept))
+            same = None if change.taken_from is None else self._originals.answers.get(change.taken_from)
+            if same is not None and same.texts == (text, data, prompt):
+                self._rows.add(kinds.ADD_COMPLETION_COPIES, (*ended, checksum, said, asked, same.row))
+            else:
+                self._rows.add(kinds.ADD_COMPLETIONS, (*ended, checksum, said, asked, *kept))
         else:
             large = (None, None, None) if large is None else large
             columns: Row = (start, end, "completed", at, *usage_columns(spent, took), None, None, None, None)

@@ -20,6 +20,8 @@ _USAGE: Final = (
     "duration_s model"
 )
 ADD_TASKS: Final = RowKind("given_tasks", "id run task_id backend added_by row_checksum depends_on spec prompt")
+ADD_TASK_COPIES: Final = RowKind("given_tasks", "id run task_id backend added_by row_checksum copy_of")
+"""Tasks with the texts of a task of an earlier run."""
 ADD_STARTS: Final = RowKind("starts", "id task attempt backend session_id session_confirmed started_at row_checksum")
 ADD_COMPLETIONS: Final = RowKind(
     "ends",
@@ -27,6 +29,12 @@ ADD_COMPLETIONS: Final = RowKind(
     "text data prompt",
 )
 """Completions without a large part and without tokens counted apart; the status is completed."""
+ADD_COMPLETION_COPIES: Final = RowKind(
+    "ends",
+    "id end_id ended_at input_tokens output_tokens cost_usd duration_s model row_checksum checksum prompt_checksum "
+    "copy_of",
+)
+"""Completions with the texts of a completion of an earlier run; the status is completed."""
 ADD_LARGE_COMPLETIONS: Final = RowKind(
     "ends",
     "id end_id ended_at input_tokens output_tokens cost_usd duration_s model cache_read_tokens cache_write_tokens "
@@ -43,7 +51,9 @@ FINISH_ENDS: Final = RowKind(
 DISCARD_RESULTS: Final = RowKind("ends", "id")
 """For damaged results, and for the messages that are stored with the results."""
 SET_SESSIONS: Final = RowKind("starts", "id session_id session_confirmed row_checksum")
-SET_TASKS: Final = RowKind("given_tasks", "id set_to crashes answers prompt row_checksum")
+SET_TASKS: Final = RowKind("given_tasks", "id set_to crashes answers row_checksum")
+SET_PROMPTS: Final = RowKind("given_tasks", "id depends_on spec prompt")
+"""For tasks with a changed prompt, which are copies no more."""
 ADD_MESSAGES: Final = RowKind("other_messages", "id task attempt role at input_tokens output_tokens checksum content")
 ADD_LARGE_MESSAGES: Final = RowKind(
     "other_messages", "id task attempt role at input_tokens output_tokens checksum content_sha256"
@@ -53,8 +63,10 @@ ADD_EVENTS: Final = RowKind("other_events", "run_id seq at kind task_id attempt 
 
 IN_ORDER: Final = (
     ADD_TASKS,
+    ADD_TASK_COPIES,
     ADD_STARTS,
     ADD_COMPLETIONS,
+    ADD_COMPLETION_COPIES,
     ADD_LARGE_COMPLETIONS,
     ADD_ENDS,
     ADD_TRACEBACKS,
@@ -62,6 +74,7 @@ IN_ORDER: Final = (
     DISCARD_RESULTS,
     SET_SESSIONS,
     SET_TASKS,
+    SET_PROMPTS,
     ADD_MESSAGES,
     ADD_LARGE_MESSAGES,
     ADD_SESSIONS,

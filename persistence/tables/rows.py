@@ -137,7 +137,9 @@ class BatchRows:
             answers = stored if isinstance(answered, int) else answered
             given = backend, added_by, edges, spec, prompt
             checksum = task_checksum(task, task_id, set_to, crashes, answers, *given)
-            self.add(kinds.SET_TASKS, (task, set_to, crashes, answers, prompt, checksum))
+            self.add(kinds.SET_TASKS, (task, set_to, crashes, answers, checksum))
+            if changed is not None:
+                self.add(kinds.SET_PROMPTS, (task, edges, spec, prompt))
 
     def renew_ends(self, stored_rows: Iterable[Row]) -> None:
         for row in stored_rows:

@@ -35,6 +35,8 @@ class RunCreated(Event):
     dag: DAG
     settings: Mapping[str, JsonInput]
     """The settings stored with the run."""
+    like: str | None = None
+    """The run whose answers are taken over; None for a run of its own."""
 
 
 @value
@@ -65,6 +67,8 @@ class TasksAdded(Event):
     tasks: tuple[Task, ...]
     added_by: str | None = None
     """The id of the task whose answer or expansion added the tasks; None for the policy of the run."""
+    like: str | None = None
+    """The run whose answers are taken over; None for a run of its own."""
 
 
 @value
@@ -246,6 +250,8 @@ class TaskCompleted(TaskEvent):
     """The messages of the turn; the prompt alone if the turn consists of the prompt and `text` (true for most
     tasks).
     """
+    taken_from: tuple[str, str, int] | None = None
+    """The run, the task and the attempt whose answer was taken over; None for an answer of its own."""
 
     @property
     def messages(self) -> tuple[Message, ...]:

@@ -25,7 +25,8 @@ class Growth:
     """Adds tasks to one run.
 
     `task_backends` lists each task's backend by position, and is extended in place. `backends` holds for each backend
-    the settings that a task may have. `default` is the backend of added tasks that name none.
+    the settings that a task may have. `default` is the backend of added tasks that name none. `like` is the run whose
+    answers are taken over.
     """
 
     def __init__(  # noqa: PLR0913 - the components of a run
@@ -38,6 +39,7 @@ class Growth:
         default: str,
         limits: GrowthLimits,
         stamp: Callable[[], str],
+        like: str | None = None,
     ) -> None:
         self._state = state
         self._scheduler = scheduler
@@ -46,6 +48,7 @@ class Growth:
         self._default = default
         self._limits = limits
         self._stamp = stamp
+        self._like = like
 
     def from_reply(self, task: Task, reply: Reply) -> list[events.Event]:
         """Add the tasks in the reply of `task`, which is about to complete. Return the events.
@@ -85,7 +88,7 @@ class Growth:
         start, names, added = len(self._state.dag), list[str](), None
         if not too_many:
             try:
-                added = self._state.add_tasks(tasks, added_by, self._stamp())
+                added = self._state.add_tasks(tasks, added_by, self._stamp(), self._like)
                 names = self._backends_of(tasks)
             except DAGError as error:
                 problems += error.problems

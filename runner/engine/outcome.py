@@ -215,7 +215,13 @@ class OutcomeHandler:
         task, reply = self._state.dag.tasks[position], Reply(found.text, found.data)
         prompt = clean_text(self._state.prompt(task)) if found.prompt is None else found.prompt
         completed = self._state.complete(
-            position, self._stamp(), reply, found.data_json, session_id=session, turn=found.messages or prompt
+            position,
+            self._stamp(),
+            reply,
+            found.data_json,
+            session_id=session,
+            turn=found.messages or prompt,
+            taken_from=found.attempt,
         )
         self._scheduler.finish(position, TaskStatus.COMPLETED)
         return [started, completed, *([self._growth.add(found.adds, task.id)] if found.adds else [])]

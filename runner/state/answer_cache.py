@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from plait.backends.protocol import JsonValue
+from plait.persistence.changes import AttemptId
 from plait.persistence.errors import StoreError
 from plait.persistence.protocol import Store
 from plait.runner.domain.dag import DAG
@@ -122,7 +123,8 @@ async def _answers_of(run: StoredRun, wanted: set[str]) -> dict[str, CachedAnswe
             continue
         if (key := answer_key(state, position, backend_keys, known, anywhere=True)) is not None:
             result = state.results[position]
-            answer = ReusableAnswer(result.text, result.data, record.data, await sent_prompt(run, position))
+            prompt, attempt = await sent_prompt(run, position), AttemptId(run_id, record.task_id, record.attempt)
+            answer = ReusableAnswer(result.text, result.data, record.data, prompt, attempt=attempt)
             found[key] = CachedAnswer(run_id, answer, parse_time(record.ended_at))
     return found
 

@@ -73,7 +73,7 @@ def _run_created(event: events.RunCreated) -> tuple[stored.Change, ...]:
     if event.dag.growth is not None:
         settings["growth"] = asdict(event.dag.growth)
     tasks = tuple(_new_task(task) for task in event.dag)
-    return (stored.RunCreated(event.at, event.dag.name, to_json(settings), tasks),)
+    return (stored.RunCreated(event.at, event.dag.name, to_json(settings), tasks, event.like),)
 
 
 def _run_started(event: events.RunStarted) -> tuple[stored.Change, ...]:
@@ -131,6 +131,7 @@ def _task_completed(event: events.TaskCompleted) -> tuple[stored.Change, ...]:
         encode_usage(event.usage),
         event.duration_s,
         said if isinstance(said, str) else None,
+        None if event.taken_from is None else stored.AttemptId(*event.taken_from),
     )
     return (
         (completed,)
@@ -204,7 +205,7 @@ def _task_answered(event: events.TaskAnswered) -> tuple[stored.Change, ...]:
 
 
 def _tasks_added(event: events.TasksAdded) -> tuple[stored.Change, ...]:
-    return (stored.TasksAdded(event.at, tuple(_new_task(task) for task in event.tasks), event.added_by),)
+    return (stored.TasksAdded(event.at, tuple(_new_task(task) for task in event.tasks), event.added_by, event.like),)
 
 
 def _policy_decided(event: events.PolicyDecided) -> tuple[stored.Change, ...]:

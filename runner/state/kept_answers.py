@@ -16,6 +16,7 @@ from plait.backends.answers.reader import read_answer
 from plait.backends.answers.schema import Mismatch, Schema
 from plait.backends.errors import BackendError
 from plait.backends.protocol import JsonValue, Message
+from plait.persistence.changes import AttemptId
 from plait.runner.domain.groups import group_of
 from plait.runner.domain.status import TaskStatus
 from plait.runner.domain.task import Task
@@ -160,4 +161,7 @@ async def _kept_answer(run: StoredRun, position: int, *, adds: bool, asked: bool
     added: tuple[Task, ...] = ()
     if adds and task.for_each is None and state.has_added(position):
         added = tuple(one for place, one in enumerate(state.dag) if state.added_by(place) == task.id)
-    return ReusableAnswer(result.text, result.data, record.data, prompt, messages, added, record.session_id, source)
+    attempt = AttemptId(run.record.run_id, task.id, record.attempt)
+    return ReusableAnswer(
+        result.text, result.data, record.data, prompt, messages, added, record.session_id, source, attempt
+    )

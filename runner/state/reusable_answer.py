@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from plait.backends.protocol import JsonValue, Message
+from plait.persistence.changes import AttemptId
 from plait.runner.domain.task import Task
 
 
@@ -25,3 +26,5 @@ class ReusableAnswer:
     """The backend's id of the conversation, for a backend that can fork the session."""
     source: str | None = None
     """The source of the answer, for display; None for the earlier run."""
+    attempt: AttemptId | None = None
+    """The attempt that gave the answer; None for an answer given by a person."""

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 from plait.backends.protocol import JsonValue
 from plait.backends.text import clean_text
+from plait.persistence.changes import AttemptId
 from plait.persistence.protocol import Store
 from plait.runner.domain.groups import group_of
 from plait.runner.domain.status import TaskStatus
@@ -123,7 +124,8 @@ class ReusableAnswers:
                 by_key.setdefault(key, await person_answer(run, position))
                 continue
             prompt, result = await sent_prompt(run, position), state.results[position]
-            by_key.setdefault(key, ReusableAnswer(result.text, result.data, record.data, prompt))
+            attempt = AttemptId(run.record.run_id, record.task_id, record.attempt)
+            by_key.setdefault(key, ReusableAnswer(result.text, result.data, record.data, prompt, attempt=attempt))
         return cls(run.record.run_id, by_key, backend_keys, reuse.fresh, asked=asked)
 
 

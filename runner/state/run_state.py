@@ -88,10 +88,12 @@ class RunState(ReadableState):
         *,
         turn: tuple[Message, ...] | str = (),
         earlier_messages: tuple[Message, ...] = (),
+        taken_from: tuple[str, str, int] | None = None,
     ) -> events.TaskCompleted:
         """Complete the task with `reply`, and keep the conversation in memory until `settle_conversation`.
 
-        `turn` is as in TaskCompleted; `earlier_messages` holds the messages of earlier attempts in the conversation.
+        `turn` and `taken_from` are as in TaskCompleted; `earlier_messages` holds the messages of earlier attempts in
+        the conversation.
         """
         task, number, usage = self.dag.tasks[position], self._attempts[position], reply.usage
         self._finish(
@@ -106,7 +108,7 @@ class RunState(ReadableState):
             messages = reply.turn(turn) if isinstance(turn, str) else turn
             self._conversations[position] = History(session_id, (*earlier_messages, *messages), self.history(task))
         return events.TaskCompleted(
-            at, task.id, number, reply.text, reply.data, data_json, usage, duration_s, session_id, turn
+            at, task.id, number, reply.text, reply.data, data_json, usage, duration_s, session_id, turn, taken_from
         )
 
     def fail(
@@ -278,7 +280,9 @@ class RunState(ReadableState):
         if position in self._continuations:
             self._consume_continuation(position)
 
-    def add_tasks(self, tasks: Sequence[Task], added_by: str | None, at: str) -> events.TasksAdded:
+    def add_tasks(
+        self, tasks: Sequence[Task], added_by: str | None, at: str, like: str | None = None
+    ) -> events.TasksAdded:
         """Add `tasks` as pending. Raise DAGError and change nothing if the DAG refuses the tasks."""
         start = len(self.dag)
         self.dag.extend(tasks)
@@ -288,7 +292,7 @@ class RunState(ReadableState):
             self._note_added(position, added_by)
             if task.continues is not None:
                 self._continued[self.dag.position(task.continues)] += 1
-        return events.TasksAdded(at, tuple(tasks), added_by)
+        return events.TasksAdded(at, tuple(tasks), added_by, like)
 
     def withdraw_tasks(self, start: int) -> None:
         """Undo the last `add_tasks`, which began at position `start`. To be called before the event is submitted."""

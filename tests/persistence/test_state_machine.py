@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from plait.persistence import (
+    AttemptId,
     BackendThrottled,
     Batch,
     Change,
@@ -34,8 +35,11 @@ from plait.persistence import (
     SessionOpened,
     SQLiteStore,
     StoreError,
+    TaskCompleted,
     TaskPlaced,
+    TaskReopened,
     TasksAdded,
+    TaskStarted,
     failpoints,
 )
 from plait.persistence.contract.samples import LEGAL, OPENING, TASKS, at, owner, status_changes, whole
@@ -163,9 +167,31 @@ class StoreMachine(RuleBasedStateMachine):
             shutil.copy(f"{self.path}{end}", f"{copy}{end}")
         return copy
 
-    @rule(run_id=st.sampled_from(RUNS))
-    def create(self, run_id: str) -> None:
-        self.write(Batch(run_id, 0, 1, OPENING))
+    @rule(run_id=st.sampled_from(RUNS), like=st.sampled_from([None, *RUNS]))
+    def create(self, run_id: str, like: str | None) -> None:
+        created = replace(OPENING[0], like=like)  # type: ignore[call-arg]
+        self.write(Batch(run_id, 0, 1, (created, *OPENING[1:])))
+
+    @rule(run_id=st.sampled_from(RUNS), of=st.sampled_from(RUNS))
+    def take_over(self, run_id: str, of: str) -> None:
+        """Every pending task takes the answer of the completed task of the same name."""
+        here = {task.task_id: task for task in self.do(self.model.list_tasks(run_id))}
+        for there in self.do(self.model.list_tasks(of)):
+            task = here.get(there.task_id)
+            if task is None or task.status != "pending" or there.text is None:
+                continue
+            said = self.do(self.model.list_messages(of, there.task_id))
+            prompts = [one.content for one in said if (one.attempt, one.role) == (there.attempt, "user")]
+            taken_from, prompt = AttemptId(of, there.task_id, there.attempt), prompts[-1] if prompts else None
+            self.add(run_id, TaskStarted(at(6), task.task_id, task.attempt + 1, "reused"))
+            ended = TaskCompleted(at(6), task.task_id, task.attempt + 1, there.text, there.data, prompt=prompt)
+            self.add(run_id, replace(ended, taken_from=taken_from))
+
+    @rule(run_id=st.sampled_from(RUNS), said=SAID)
+    def change_prompts(self, run_id: str, said: str) -> None:
+        for task in self.do(self.model.list_tasks(run_id)):
+            if task.status == "failed":
+                self.add(run_id, TaskReopened(at(6), task.task_id, prompt=TEXTS[said]))
 
     @rule(run_id=st.sampled_from(RUNS), steps=STEPS)
     def change_tasks(self, run_id: str, steps: Any) -> None:
@@ -175,9 +201,14 @@ class StoreMachine(RuleBasedStateMachine):
     def change_status(self, run_id: str, status: str, resumed: bool) -> None:
         self.add(run_id, RunStatusChanged(at(6), status, "why", resumed))
 
-    @rule(run_id=st.sampled_from(RUNS), tasks=st.lists(NEW_TASKS, max_size=3), by=st.sampled_from([None, *"aex"]))
-    def grow(self, run_id: str, tasks: list[NewTask], by: str | None) -> None:
-        self.add(run_id, TasksAdded(at(6), tuple(tasks), by))
+    @rule(
+        run_id=st.sampled_from(RUNS),
+        tasks=st.lists(NEW_TASKS, max_size=3),
+        by=st.sampled_from([None, *"aex"]),
+        like=st.sampled_from([None, *RUNS]),
+    )
+    def grow(self, run_id: str, tasks: list[NewTask], by: str | None, like: str | None) -> None:
+        self.add(run_id, TasksAdded(at(6), tuple(tasks), by, like))
 
     @rule(run_id=st.sampled_from(RUNS), said=SAID)
     def decide(self, run_id: str, said: str) -> None:

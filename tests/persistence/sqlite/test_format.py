@@ -16,7 +16,7 @@ from plait.persistence.sqlite.schema import DATABASE_FORMAT
 from tests.support.plans.logged import CHAIN, make
 from tests.support.processes.command import plait_here
 
-DEVELOPMENT = (1, 2, 3, 4, 5, 100, 101)
+DEVELOPMENT = (1, 2, 3, 4, 5, 100, 101, 102)
 NEWER = DATABASE_FORMAT + 1
 MODES = pytest.mark.parametrize("mode", ["create", "existing", "read"])
 COMMANDS = (
@@ -129,4 +129,4 @@ def test_a_new_file_has_the_one_format(tmp_path: Path) -> None:
         assert connection.execute("PRAGMA application_id").fetchone() == (APPLICATION_ID,)
         assert connection.execute("PRAGMA foreign_key_check").fetchall() == []
     found = plait_here(tmp_path, "doctor", "--store", "new.db", "--json").value["checks"]
-    assert [(one["verdict"], one["found"]) for one in found if one["check"] == "schema"] == [("ok", "format 102")]
+    assert [(one["verdict"], one["found"]) for one in found if one["check"] == "schema"] == [("ok", "format 103")]

@@ -65,7 +65,7 @@ async def test_guarded_updates_find_their_rows_by_key(path: Path) -> None:
     """A scan of the tasks for each of them would make cost grow with the run."""
     await make(path)
     updates = [bulk for bulk in statements.BY_KIND.values() if bulk.statement.startswith("UPDATE")]
-    assert len(updates) == 4
+    assert len(updates) == 5
     with closing(sqlite3.connect(path)) as connection:
         for bulk in (*updates, statements.FIND_TASKS):
             sql = "EXPLAIN QUERY PLAN " + statements.bulk_sql(bulk, 4)

@@ -33,6 +33,8 @@ VALUES: dict[str, Any] = {
     "usage": Usage(1, 2, 0.5, "m"),
     "duration_s": 1.5,
     "turn": "prompt",
+    "taken_from": ("r", "t", 7),
+    "like": "r",
     "status": TaskStatus.SKIPPED,
     "error_kind": "auth",
     "error": "no key",
