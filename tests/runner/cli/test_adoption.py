@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 
 from tests.support.agents.outliving import World
 from tests.support.processes.command import PLAIT, environment, plait, plait_here
+from tests.support.processes.warm import Warm
 
 AGENT = """
 from pathlib import Path
@@ -34,7 +34,7 @@ def world(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[World]:
     (tmp_path / "agents.py").write_text(AGENT)
     (tmp_path / "plan.yaml").write_text(PLAN % getattr(request, "param", "false"))
     world = World(tmp_path)
-    with subprocess.Popen([*PLAIT, "run", "plan.yaml", "-q"], cwd=tmp_path, env=environment()) as running:
+    with Warm([*PLAIT, "run", "plan.yaml", "-q"], cwd=tmp_path, env=environment()) as running:
         ends = time.monotonic() + 30
         while not world.turns:
             assert time.monotonic() < ends

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from plait.runner.domain.trace_ids import traceparent
 from tests.support.agents.homes import Home, make_home
 from tests.support.agents.logs import wait_for
 from tests.support.processes.command import PLAIT, environment, plait, plait_here
+from tests.support.processes.warm import Warm
 from tests.support.stores.database import edit_runs
 
 PLAN = """
@@ -130,7 +130,7 @@ def test_each_retry_is_an_attempt_of_its_own_in_the_trace(traced: Home, attempts
 def test_a_resumed_run_has_the_same_trace(traced: Home) -> None:
     folder = traced.path
     (folder / "plan.yaml").write_text(PLAN.partition("  - {id: facts")[0] + '  - {id: held, prompt: "[[until go]]"}\n')
-    with subprocess.Popen([*PLAIT, "run", "plan.yaml", "-q"], cwd=folder, env=environment()) as process:
+    with Warm([*PLAIT, "run", "plan.yaml", "-q"], cwd=folder, env=environment()) as process:
         wait_for(lambda: traced.begun > 0)
         process.kill()
     for pid in traced.processes:

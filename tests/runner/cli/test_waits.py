@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 from tests.support.agents.logs import LIMIT, wait_for
 from tests.support.processes.command import PLAIT, Terminal, environment, plait_here
+from tests.support.processes.warm import Warm
 
 FUNCTIONS = """
 from pathlib import Path
@@ -80,7 +80,7 @@ def test_another_process_gives_the_reason_of_each_task_alive_and_dead(tmp_path: 
         "weak": "retry",
         "asks": "question",
     }
-    with subprocess.Popen([*PLAIT, "run", "plan.yaml", "-q"], cwd=tmp_path, env=environment()) as process:
+    with Warm([*PLAIT, "run", "plan.yaml", "-q"], cwd=tmp_path, env=environment()) as process:
         try:
             wait_for((tmp_path / "at-first").exists)
             wait_for(lambda: kinds(tmp_path).get("call") == "retry")

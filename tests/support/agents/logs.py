@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ import pytest
 
 from tests.support.agents.homes import Home, make_home
 from tests.support.processes.command import PLAIT, environment
+from tests.support.processes.warm import Warm
 
 HEAD = """
 name: agents
@@ -53,9 +53,9 @@ def outputs(folder: Path) -> list[Path]:
 
 
 @contextmanager
-def running(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+def running(folder: Path) -> Iterator[Warm]:
     """`plait run` of the plan, as another process."""
-    with subprocess.Popen([*PLAIT, "run", "plan.yaml", "-q"], cwd=folder, env=environment()) as process:
+    with Warm([*PLAIT, "run", "plan.yaml", "-q"], cwd=folder, env=environment()) as process:
         try:
             wait_for((folder / "calls.jsonl").exists)
             yield process

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from plait.backends.agents.claude.budget import Budget, unmarked
 from plait.backends.protocol import Answer
 from tests.support.agents.homes import Home, send, until
 from tests.support.processes.command import PLAIT, environment, plait
+from tests.support.processes.warm import Warm
 
 PROMPT = "Work. [[tool]]"  # two requests, of $0.001 each
 ASKED = (
@@ -126,7 +126,7 @@ def plan(home: Home, folder: Path) -> None:
 
 async def killed(home: Home, folder: Path, *words: str, begun: int) -> None:
     """SIGKILL of a `plait` once its agent has begun that many answers."""
-    process = subprocess.Popen([*PLAIT, *words], cwd=folder, env=environment(HOME=str(home.path)))  # noqa: ASYNC220
+    process = Warm([*PLAIT, *words], cwd=folder, env=environment(HOME=str(home.path)))
     try:
         await until(lambda: home.begun == begun)
     finally:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +22,7 @@ from plait.backends.process.spawn import child_environment
 from tests.real_agents.install import known
 from tests.support.agents.homes import make_home, until
 from tests.support.processes.command import PLAIT, environment, plait_here
+from tests.support.processes.warm import Warm
 
 SECRET = "sk-very-secret-0123456789"
 
@@ -235,7 +235,7 @@ def test_agents_whose_plait_was_killed_are_told_with_what_to_do(
         found = [one for one in json.loads(done.out)["checks"] if one["check"] == "children"]
         return [(one["verdict"], one["found"], one["advice"]) for one in found]
 
-    with subprocess.Popen([*PLAIT, "run", "plan.yaml", "-q"], cwd=tmp_path, env=environment()) as running:
+    with Warm([*PLAIT, "run", "plan.yaml", "-q"], cwd=tmp_path, env=environment()) as running:
         try:
             anyio.run(until, lambda: len(home.calls) == 2)
             assert children() == [("ok", "none left behind", "")]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 
@@ -12,6 +12,7 @@ from plait.runner.domain.trace_ids import span_id, trace_id
 from tests.support.agents.logs import wait_for
 from tests.support.collector import Collector, Received, collecting, needs_rotel, real_collector
 from tests.support.processes.command import PLAIT, environment, plait
+from tests.support.processes.warm import Warm
 
 WORK = """
 import anyio
@@ -52,7 +53,7 @@ def sent(folder: Path, collector: Collector, *words: str, **extra: str) -> list[
 
 
 def killed_in_the_middle(folder: Path) -> None:
-    with subprocess.Popen([*PLAIT, "run", "plan.yaml", "-q"], cwd=folder, env=environment()) as process:
+    with Warm([*PLAIT, "run", "plan.yaml", "-q"], cwd=folder, env=environment()) as process:
         wait_for((folder / "held").exists)
         process.kill()
 
@@ -110,7 +111,7 @@ def test_a_run_is_followed_to_its_end(folder: Path) -> None:
     with collecting() as collector:
         words = [*PLAIT, "export", "--otlp", "last", "--follow"]
         here = environment(OTEL_EXPORTER_OTLP_ENDPOINT=collector.url)
-        with subprocess.Popen(words, cwd=folder, env=here, stderr=subprocess.PIPE) as following:
+        with Warm(words, cwd=folder, env=here, stderr=PIPE) as following:
             assert collector.arrived.wait(30)
             (folder / "go").touch()
             assert plait(folder, "resume", "-q").code == 0
@@ -126,10 +127,10 @@ def test_a_real_collector_takes_the_whole_trace_of_a_killed_run(folder: Path) ->
         words = [*PLAIT, "export", "--otlp", "last", "--follow", "--content"]
         here = environment(OTEL_EXPORTER_OTLP_ENDPOINT=url)
         # The follower is killed too, and another begins anew.
-        with subprocess.Popen(words, cwd=folder, env=here) as following:
+        with Warm(words, cwd=folder, env=here) as following:
             wait_for(lambda: "task first" in received.read_text())
             following.kill()
-        with subprocess.Popen(words, cwd=folder, env=here) as following:
+        with Warm(words, cwd=folder, env=here) as following:
             (folder / "go").touch()
             run_id = plait(folder, "resume", "--json").value["run_id"]
             assert following.wait(30) == 0
