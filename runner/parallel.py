@@ -195,13 +195,15 @@ class ParallelRunner:
         """Return which tasks of a `run` with the same arguments take an answer over and which run, each with the
         reason. Call and store nothing.
 
-        Exact for every task behind unchanged answers. A task behind a task that runs is DEPENDS if it takes its answer
-        over as soon as the other task gives the same answer as before.
+        A task that is said to take its answer over takes it over, and a task that is said to run runs, unless a task
+        before fails. DEPENDS names the tasks that run and whose answers decide.
 
-        Raises StoreRequired, RunNotFound, TaskNotFound for an unknown task in `fresh`, BackendMissing, StoreError.
+        Raises StoreRequired, RunNotFound, TaskNotFound for an unknown task in `fresh`, BackendMissing, DAGError for
+        files that cannot be used, StoreError.
         """
         require_tasks(fresh, dag.tasks)
-        return await preview_reuse(self._config, dag, Reuse(like, tuple(fresh), keep_answers=keep_answers), policy)
+        reuse = Reuse(like, tuple(fresh), keep_answers=keep_answers)
+        return await preview_reuse(self._config, with_digests(dag), reuse, policy)
 
     async def fork(self, run_id: str, start: str, edits: ForkEdits = NO_EDITS) -> Fork:
         """Return a new run that begins from the task `start` of a stored run, for `start_fork` or `preview_fork`. The

@@ -8,6 +8,8 @@ from itertools import zip_longest
 
 from plait.backends.protocol import JsonInput, JsonValue
 from plait.runner.domain.prompt_values import prompt_values
+from plait.runner.domain.task import Task
+from plait.runner.domain.task_file import TaskFile
 from plait.runner.state.readable_state import ReadableState
 
 _FIELDS = {
@@ -57,6 +59,8 @@ def _changes(before: RunSide, earlier: int, after: RunSide, later: int) -> Itera
     for name, word in _FIELDS.items():
         if getattr(old, name) != getattr(new, name):
             yield f"{word} changed"
+    if _files(old) != _files(new):
+        yield "files changed"
     was, now = (side.state.dag.backend_of(task) or "" for side, task in ((before, old), (after, new)))
     if was != now or before.backend_keys.get(was) != after.backend_keys.get(now):
         yield f"backend{f' {now}' if now else ''} changed"
@@ -66,6 +70,10 @@ def _changes(before: RunSide, earlier: int, after: RunSide, later: int) -> Itera
         differ = _answer(before.state, old.continues) != _answer(after.state, new.continues)
         if differ or after.described[pair[1]] is not None:
             yield f"upstream {new.continues} changed"
+
+
+def _files(task: Task) -> list[tuple[str, str]]:
+    return [(file.name, file.sha256) for file in task.files if isinstance(file, TaskFile)]
 
 
 def _changed_values(before: RunSide, earlier: int, after: RunSide, later: int) -> Iterator[str]:

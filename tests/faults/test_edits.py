@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from plait.runner.operations.preview_reuse import Rehearsal
-from plait.runner.state import kept_answers, reusable_answers
-from tests.faults.campaigns.edits import violations
+from plait.persistence import MemoryStore
+from tests.faults.campaigns.edit_bugs import BUGS, older_run_preferred
+from tests.faults.campaigns.edits import shows, violations
+from tests.runner.engine.test_cache import test_the_newest_answer_is_taken as newest_is_taken
 
 
 @pytest.mark.parametrize("first", range(0, 100, 25))
@@ -15,17 +16,11 @@ async def test_the_calls_are_those_of_the_oracle_and_of_the_preview(first: int) 
     assert found == []
 
 
-@pytest.mark.parametrize(
-    ("owner", "name", "bug"),
-    [
-        (Rehearsal, "_reads", lambda _self, _position: set[int]()),
-        (kept_answers, "fork_cone", lambda _state, roots: set(roots)),
-        (reusable_answers, "task_identity", lambda state, position: [state.dag.tasks[position].prompt]),
-    ],
-)
-async def test_a_planted_bug_is_seen(monkeypatch: pytest.MonkeyPatch, owner: object, name: str, bug: object) -> None:
-    monkeypatch.setattr(owner, name, bug)
-    for seed in range(100):
-        if await violations(seed):
-            return
-    pytest.fail(f"no seed shows the bug in {name}")
+@pytest.mark.parametrize("bug", BUGS)
+async def test_a_planted_bug_is_seen(bug: str) -> None:
+    assert await shows(BUGS[bug]) is not None
+
+
+async def test_an_older_run_preferred_by_the_cache_is_seen() -> None:
+    with older_run_preferred(), pytest.raises(AssertionError, match="old"):
+        await newest_is_taken(MemoryStore())

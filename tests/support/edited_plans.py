@@ -1,28 +1,23 @@
-"""Random plans, random edits of them, and an oracle that tells which calls a run of the edited plan has to make.
+"""Random plans, and random edits of them, for runs that take answers over from earlier runs.
 
-The oracle reads the plan in its own form (`Node`), renders prompts by itself, and shares no code with plait: a task is
-called again unless an earlier run completed the task of the same id, or the part for the same element, by the same
-prompt in the same conversation. `#1` in a prompt is not seen by the model, so an edit of the number gives the same
-answer.
+`#1` in a prompt is not seen by the model, so an edit of the number gives the same answer. The prompt `dice`, which many
+nodes may have, gives another answer in every run.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import random
 import re
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from plait.backends import BackendError, ErrorKind, Reply
-from plait.backends.protocol import ConversationRequest
 from plait.runner import DAG, Task
 
 LIST = {"type": "array"}
 ELEMENTS = ("ant", "bee", "cat", "dog", "eel")
+_MODELLED = {"text", "list", "mapped", "talk"}
 
 
 @dataclass(frozen=True)
@@ -31,7 +26,7 @@ class Node:
 
     id: str
     kind: str
-    """text, list, mapped, talk or planner."""
+    """text, list, mapped, talk, planner, person or dice."""
     words: str
     reads: tuple[str, ...] = ()
     over: str | None = None
@@ -39,192 +34,63 @@ class Node:
     agent: bool = False
     once: bool = False
     soft: bool = False
+    gate: tuple[str, str] | None = None
+    """A condition: a name that is read and a digit that its answer holds, or `item` and an element to leave out."""
+    file: int | None = None
+    """The contents of the file of the task."""
+    model: str | None = None
+    system: str | None = None
+    temperature: float | None = None
+    cache: bool = False
+    quiet: bool = False
+    """Whether a mapped node has no element in its prompt."""
 
-    def task(self) -> Task:
-        """Return the task of plait."""
+    @property
+    def when(self) -> str | None:
+        """The condition of the task."""
+        if self.gate is None:
+            return None
+        name, value = self.gate
+        return f"{{{{ item }}}} != '{value}'" if name == "item" else f"'{value}' in {{{{ {name} }}}}"
+
+    def task(self, folder: Path) -> Task:
+        """Return the task of plait, with its file below `folder`."""
         names = "".join(f" {{{{ {name} }}}}" for name in self.reads)
-        item = " {{ item }}" if self.kind == "mapped" else ""
+        item = " {{ item }}" if self.kind == "mapped" and not self.quiet else ""
         upstream = [*self.reads, *([self.over] if self.kind == "mapped" and self.over not in self.reads else [])]
         return Task(
             self.id,
-            f"{self.id} {self.words}{item}{names}",
+            "dice" if self.kind == "dice" else f"{self.id} {self.words}{item}{names}",
             [name for name in upstream if name is not None and not (self.kind == "talk" and name == self.over)],
-            "agent" if self.agent else None,
+            "person" if self.kind == "person" else "agent" if self.agent else None,
             continues=self.over if self.kind == "talk" else None,
             for_each=self.over if self.kind == "mapped" else None,
             adds_tasks=self.kind == "planner",
             output_schema=LIST if self.kind == "list" else None,
             at_most_once=self.once,
             failure_mode="soft" if self.soft else "hard",
+            when=self.when,
+            files=[] if self.file is None else [str(folder / str(self.file) / "notes.txt")],
+            model=self.model,
+            system=self.system,
+            temperature=self.temperature,
+            cache=self.cache,
         )
 
 
 Plan = tuple[Node, ...]
-Identity = tuple[str, str | None]
-"""The id of a task, or the id of the whole and the element."""
 
 
-def dag_of(plan: Plan) -> DAG:
+def write_files(folder: Path) -> None:
+    """Write the files that nodes may have."""
+    for number in range(3):
+        (folder / str(number)).mkdir()
+        (folder / str(number) / "notes.txt").write_text(f"text {number}")
+
+
+def dag_of(plan: Plan, folder: Path) -> DAG:
     """Return the plan for plait."""
-    return DAG([node.task() for node in plan])
-
-
-@dataclass(frozen=True)
-class Call:
-    """A call that a run makes if no answer is taken over."""
-
-    prompt: str
-    conversation: tuple[Call, ...]
-    """The calls that the conversation holds already, the oldest first."""
-    answer: Any
-    """The text, or the list; None for a failure."""
-    reusable: bool
-
-
-Trace = dict[Identity, Call]
-
-
-def model(history: Sequence[str], prompt: str) -> str:
-    """Return the text with which every backend answers: the same for the same visible words."""
-    seen = re.sub(r"#\d+", "", "\n".join([*history, prompt]))
-    return "a" + hashlib.sha256(seen.encode()).hexdigest()[:8]
-
-
-def elements(answer: str) -> list[str]:
-    """Return the list that a model gives for this text: one to three elements, never one twice."""
-    return random.Random(answer).sample(ELEMENTS, 1 + int(answer[1], 16) % 3)
-
-
-def added(node_id: str, answer: str) -> list[dict[str, str]]:
-    """Return the tasks that a planner adds."""
-    count = 1 + int(answer[1], 16) % 2
-    return [{"id": f"{node_id}x{n}", "prompt": f"added {answer if n == 1 else 'always'}"} for n in range(1, count + 1)]
-
-
-class Model:
-    """A backend that answers by `model`, and records the prompts."""
-
-    session_id = None
-
-    def __init__(self) -> None:
-        self.made: list[str] = []
-        self._history: list[str] = []
-
-    def new_session_id(self) -> None:
-        return None
-
-    @asynccontextmanager
-    async def open(self, request: ConversationRequest) -> AsyncGenerator[_Talk]:
-        yield _Talk(self, [message.content for message in request.history], request.output_schema is not None)
-
-
-class ReusableModel(Model):
-    """The same, with answers that a later run may take over."""
-
-    def answer_key(self) -> str:
-        return "model"
-
-
-@dataclass
-class _Talk:
-    model: Model
-    history: list[str]
-    wants_list: bool
-    session_id: str | None = field(default=None)
-
-    async def send(self, prompt: str) -> Reply:
-        self.model.made.append(prompt)
-        if "fail" in prompt:
-            raise BackendError(ErrorKind.REFUSED, "no")
-        answer = model(self.history, prompt)
-        if self.wants_list:
-            return Reply(json.dumps(elements(answer)), elements(answer))
-        planner = re.match(r"(p\d+) ", prompt)
-        if planner is not None:
-            return Reply(json.dumps(added(planner[1], answer)))
-        return Reply(answer)
-
-
-class Oracle:
-    """Goes through a plan without plait."""
-
-    def __init__(self, plan: Plan) -> None:
-        self.trace: Trace = {}
-        """The call of each task, part and added task."""
-        self.whole: dict[Identity, str] = {}
-        """For each part and added task, the list or the planner that it comes from."""
-        self._values: dict[str, Any] = {}
-        self._parts: dict[str, dict[str, Any]] = {}
-        self._nodes = {node.id: node for node in plan}
-        for node in plan:
-            self._go_through(node)
-
-    def _go_through(self, node: Node) -> None:
-        if node.kind == "mapped":
-            self._map(node)
-            return
-        prompt = f"{node.id} {node.words}{self._read(node, None)}"
-        before = self.trace.get((node.over or "", None)) if node.kind == "talk" else None
-        conversation = () if before is None or before.answer is None else (*before.conversation, before)
-        call = self._call((node.id, None), node, prompt, conversation, as_list=node.kind == "list")
-        self._values[node.id] = "" if call.answer is None else call.answer
-        if node.kind == "planner" and call.answer is not None:
-            for task in added(node.id, call.answer):
-                identity = (task["id"], None)
-                self.whole[identity] = node.id
-                self.trace[identity] = Call(task["prompt"], (), model((), task["prompt"]), reusable=True)
-            self._values[node.id] = json.dumps(added(node.id, call.answer))
-
-    def _map(self, node: Node) -> None:
-        assert node.over is not None
-        values: dict[str, Any] = {}
-        found = self._values[node.over]
-        for element in found if isinstance(found, list) else []:
-            identity = (node.id, element)
-            self.whole[identity] = node.over
-            call = self._call(identity, node, f"{node.id} {node.words} {element}{self._read(node, element)}", ())
-            values[element] = "" if call.answer is None else call.answer
-        self._parts[node.id] = values
-        self._values[node.id] = list(values.values())
-
-    def _call(
-        self, identity: Identity, node: Node, prompt: str, conversation: tuple[Call, ...], *, as_list: bool = False
-    ) -> Call:
-        answer: Any = None
-        if "fail" not in prompt:
-            history = [text for one in conversation for text in (one.prompt, _text(one.answer))]
-            answer = model(history, prompt)
-            answer = elements(answer) if as_list else answer
-        is_kept = all(one.reusable for one in conversation)
-        reusable = not (node.agent or node.once or node.kind == "planner") and is_kept
-        self.trace[identity] = call = Call(prompt, conversation, answer, reusable)
-        return call
-
-    def _read(self, node: Node, element: str | None) -> str:
-        said = ""
-        for name in node.reads:
-            partner = self._nodes[name]
-            value = self._values[name]
-            if element is not None and partner.kind == "mapped" and partner.over == node.over:
-                value = self._parts[name][element]
-            said += f" {value if isinstance(value, str) else json.dumps(value)}"
-        return said
-
-
-def _text(answer: Any) -> str:
-    return answer if isinstance(answer, str) else json.dumps(answer)
-
-
-def must_call(before: Trace, after: Trace, fresh: Sequence[str] = ()) -> set[Identity]:
-    """Return the tasks of the run `after` that have to be called, if it takes answers over from the run `before`."""
-    return {identity for identity, call in after.items() if not _may_take(before.get(identity), call, identity, fresh)}
-
-
-def _may_take(before: Call | None, call: Call, identity: Identity, fresh: Sequence[str]) -> bool:
-    if before is None or before.answer is None or identity[0] in fresh:
-        return False
-    same = (before.prompt, before.conversation) == (call.prompt, call.conversation)
-    return same and before.reusable and call.reusable
+    return DAG([node.task(folder) for node in plan])
 
 
 def random_plan(rng: random.Random) -> Plan:
@@ -242,23 +108,49 @@ def _random_node(rng: random.Random, plan: Sequence[Node]) -> Node:
     talks = [node for node in plan if node.kind in {"text", "talk"} and not node.once]
     soft = rng.random() < 0.25
     words = f"word{rng.randint(1, 3)} #1{' fail' if soft and rng.random() < 0.5 else ''}"
-    kinds = ["text", "text", "list", "planner", *(["mapped"] * 3 if lists else []), *(["talk"] if talks else [])]
+    kinds = ["text", "text", "list", "planner", "person", "dice"]
+    kinds += ["mapped"] * 3 if lists else []
+    kinds += ["talk"] if talks else []
     kind = rng.choice(kinds)
     node = Node(f"{kind[0]}{number}", kind, words, reads, soft=soft)
-    if kind == "mapped":
-        return replace(node, over=rng.choice(lists), agent=rng.random() < 0.3)
-    if kind == "talk":
-        before = rng.choice(talks)
-        return replace(node, id=f"t{number}", over=before.id, agent=before.agent)
     if kind == "planner":
+        return replace(node, id=f"q{number}", words=words.replace(" fail", ""), soft=False)
+    if kind == "person":
         return replace(node, words=words.replace(" fail", ""), soft=False)
-    return replace(node, agent=rng.random() < 0.15, once=rng.random() < 0.1)
+    if kind == "dice":
+        return replace(node, words="", reads=(), soft=False, cache=rng.random() < 0.5)
+    if kind == "mapped":
+        node = replace(node, over=rng.choice(lists), agent=rng.random() < 0.3, quiet=rng.random() < 0.5)
+    elif kind == "talk":
+        before = rng.choice(talks)
+        node = replace(node, id=f"t{number}", over=before.id, agent=before.agent)
+    else:
+        node = replace(node, agent=rng.random() < 0.15, once=rng.random() < 0.1)
+    return _with_settings(rng, _gated(rng, node, plan))
+
+
+def _gated(rng: random.Random, node: Node, plan: Sequence[Node]) -> Node:
+    """Return the node with a condition, or as it is."""
+    texts = [one.id for one in plan if one.id in node.reads and one.kind in {"text", "talk", "person"}]
+    if node.kind == "mapped" and rng.random() < 0.25:
+        return replace(node, gate=("item", rng.choice(ELEMENTS)))
+    if node.kind in {"text", "talk"} and texts and rng.random() < 0.5:
+        return replace(node, gate=(rng.choice(texts), rng.choice("0123456789abcdef")))
+    return node
+
+
+def _with_settings(rng: random.Random, node: Node) -> Node:
+    node = replace(node, file=rng.randrange(3) if rng.random() < 0.2 else None, cache=rng.random() < 0.25)
+    if node.agent or rng.random() < 0.7:
+        return node
+    return replace(node, model=rng.choice("xy"), system=rng.choice(("Brief.", "Long.")), temperature=0.5)
 
 
 def edited(rng: random.Random, plan: Plan) -> Plan:
     """Return the plan after one to three random edits."""
+    edits = (_reworded, _renumbered, _toggled, _read_more, _longer, _shorter, _reset, _gated_anew, _filed, _rolled)
     for _ in range(rng.randint(1, 3)):
-        plan = rng.choice((_reworded, _renumbered, _toggled, _read_more, _longer, _shorter))(rng, plan)
+        plan = rng.choice(edits)(rng, plan)
     return plan
 
 
@@ -267,14 +159,15 @@ def _changed(plan: Plan, place: int, **changes: Any) -> Plan:
 
 
 def _reworded(rng: random.Random, plan: Plan) -> Plan:
-    place = rng.randrange(len(plan))
-    words = re.sub(r"word\d+", f"word{rng.randint(4, 99)}", plan[place].words)
+    lists = [place for place, node in enumerate(plan) if node.kind == "list"]
+    place = rng.choice(lists) if lists and rng.random() < 0.5 else rng.randrange(len(plan))
+    words = re.sub(r"word\d+", f"word{rng.randint(1, 9)}", plan[place].words)
     return _changed(plan, place, words=words)
 
 
 def _renumbered(rng: random.Random, plan: Plan) -> Plan:
     place = rng.randrange(len(plan))
-    return _changed(plan, place, words=re.sub(r"#\d+", f"#{rng.randint(2, 99)}", plan[place].words))
+    return _changed(plan, place, words=re.sub(r"#\d+", f"#{rng.randint(1, 99)}", plan[place].words))
 
 
 def _toggled(rng: random.Random, plan: Plan) -> Plan:
@@ -288,12 +181,18 @@ def _toggled(rng: random.Random, plan: Plan) -> Plan:
 
 def _read_more(rng: random.Random, plan: Plan) -> Plan:
     place = rng.randrange(len(plan))
-    others = [node.id for node in plan[:place] if node.id not in plan[place].reads]
+    others = [node.id for node in plan[:place] if node.id not in plan[place].reads and plan[place].kind != "dice"]
     return _changed(plan, place, reads=(*plan[place].reads, rng.choice(others))) if others else plan
 
 
 def _longer(rng: random.Random, plan: Plan) -> Plan:
     return (*plan, _random_node(rng, plan))
+
+
+def _rolled(rng: random.Random, plan: Plan) -> Plan:
+    """Append one more node with the prompt `dice`."""
+    number = max(int(node.id[1:]) for node in plan) + 1
+    return (*plan, Node(f"d{number}", "dice", "", cache=rng.random() < 0.5))
 
 
 def _shorter(_rng: random.Random, plan: Plan) -> Plan:
@@ -302,42 +201,31 @@ def _shorter(_rng: random.Random, plan: Plan) -> Plan:
     return (*left, plan[-1]) if len(left) >= 2 else plan
 
 
-def downstream(plan: Plan, oracle: Oracle, roots: set[Identity]) -> set[Identity]:
-    """Return `roots` and every task that reads, continues, or comes from one of them, directly or not."""
-    nodes = {node.id: node for node in plan}
-    cone = set(roots)
-    grown = True
-    while grown:
-        more = {one for one in oracle.trace if one not in cone and not cone.isdisjoint(_needs(nodes, oracle, one))}
-        grown = bool(more)
-        cone |= more
-    return cone
+def _reset(rng: random.Random, plan: Plan) -> Plan:
+    """Change the model or the temperature, or the cache, of a node."""
+    places = [place for place, node in enumerate(plan) if node.kind in _MODELLED and not node.agent]
+    if not places:
+        return plan
+    place = rng.choice(places)
+    changes = {"model": rng.choice("xyz"), "system": "Long.", "temperature": rng.choice((0.1, 0.9)), "cache": True}
+    name = rng.choice(sorted(changes))
+    return _changed(plan, place, **{name: changes[name]})
 
 
-def _needs(nodes: Mapping[str, Node], oracle: Oracle, identity: Identity) -> set[Identity]:
-    node, element = nodes.get(identity[0]), identity[1]
-    if node is None:  # added by a planner
-        return {(oracle.whole[identity], None)}
-    needs = set() if node.over is None else {(node.over, None)}
-    for name in node.reads:
-        if element is not None and nodes[name].kind == "mapped" and nodes[name].over == node.over:
-            needs.add((name, element))
-        else:
-            needs |= {one for one in oracle.trace if one[0] == name}
-            needs |= {(nodes[name].over or "", None)} if nodes[name].kind == "mapped" else set()
-    return needs
+def _gated_anew(rng: random.Random, plan: Plan) -> Plan:
+    """Give a node another condition, or none."""
+    places = [place for place, node in enumerate(plan) if node.gate is not None]
+    if not places:
+        return plan
+    place = rng.choice(places)
+    name, _ = plan[place].gate or ("", "")
+    values = ELEMENTS if name == "item" else "0123456789abcdef"
+    return _changed(plan, place, gate=rng.choice((None, (name, rng.choice(values)), (name, rng.choice(values)))))
 
 
-def foreseen(plan: Plan, before: Trace) -> dict[str, Identity]:
-    """Return the identity of each task of a run of `plan` by the id, if each list gives the elements that it gave in
-    the run `before`.
-    """
-    found: dict[str, Identity] = {}
-    for node in plan:
-        found[node.id] = (node.id, None)
-        if node.kind == "mapped":
-            there = before.get((node.over or "", None))
-            for number, element in enumerate((there and there.answer) or (), 1):
-                found[f"{node.id}.{number}"] = (node.id, element)
-        found |= {f"{node.id}x{number}": (f"{node.id}x{number}", None) for number in (1, 2)}
-    return found
+def _filed(rng: random.Random, plan: Plan) -> Plan:
+    """Give a node another file, or none."""
+    places = [place for place, node in enumerate(plan) if node.kind in _MODELLED]
+    if not places:
+        return plan
+    return _changed(plan, rng.choice(places), file=rng.choice((None, 0, 1, 2)))

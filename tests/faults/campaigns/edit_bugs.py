@@ -1,0 +1,159 @@
+"""Bugs of runs that take answers over, each planted by changing one thing while it is looked for."""
+
+# A bug is planted in the inside of things.
+# pyright: reportPrivateUsage=false
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from functools import reduce
+from operator import getitem
+from typing import Any, cast
+from unittest import mock
+
+from plait.backends.protocol import JsonValue
+from plait.runner import parallel
+from plait.runner.domain.task import Task
+from plait.runner.engine import outcome
+from plait.runner.engine.config import Config
+from plait.runner.operations import preview_reuse
+from plait.runner.state import answer_cache, kept_answers, reusable_answers
+from plait.runner.state.codec import to_json
+from plait.runner.state.readable_state import ReadableState
+from plait.runner.state.reusable_answer import ReusableAnswer
+from plait.runner.state.stored_run import StoredRun
+
+Plant = Callable[[], AbstractContextManager[object]]
+
+
+def _key_without(*path: int) -> Plant:
+    """Leave out a part of the key: `path` are the indices of the part in the list that is digested."""
+
+    *places, last = path
+
+    def without(value: Any) -> str:
+        if not _is_key(value):
+            return to_json(value)
+        found = json.loads(to_json(value))
+        part = reduce(getitem, places, found)
+        if part:
+            part[last] = None
+        return to_json(found)
+
+    return lambda: mock.patch.object(reusable_answers, "to_json", without)
+
+
+def _is_key(value: Any) -> bool:
+    """Return whether `value` is what a key is the digest of."""
+    return (
+        isinstance(value, list) and [*cast("list[object]", value)][:1] == [1] and len(cast("list[object]", value)) == 6
+    )
+
+
+def _in(owner: object, name: str, bug: object) -> Plant:
+    return lambda: mock.patch.object(owner, name, bug)
+
+
+def _identity_by_position() -> AbstractContextManager[object]:
+    """Use the number of a part in its list, in place of the element, in keys alone."""
+
+    def by_number(state: ReadableState, position: int) -> list[Any]:
+        return [state.dag.tasks[position].id]
+
+    return mock.patch.object(reusable_answers, "task_identity", by_number)
+
+
+def _identity_without_the_element() -> AbstractContextManager[object]:
+    def whole(state: ReadableState, position: int) -> list[Any]:
+        task = state.dag.tasks[position]
+        return [reusable_answers.group_of(task.id, task.item) or task.id]
+
+    return mock.patch.object(reusable_answers, "task_identity", whole)
+
+
+def _effects_taken_over() -> AbstractContextManager[object]:
+    """Take the answers of agents over, too."""
+
+    def all_keys(config: Config) -> dict[str, JsonValue]:
+        return {**dict.fromkeys(config.backends, "any"), "": "any"}
+
+    stack = ExitStack()
+    for module in (parallel, preview_reuse):
+        stack.enter_context(mock.patch.object(module, "answer_keys", all_keys))
+    return stack
+
+
+def older_run_preferred() -> AbstractContextManager[object]:
+    """Let the cache prefer older answers. Random plans show the bug too rarely."""
+    parse_time = answer_cache.parse_time
+
+    def backwards(at: str) -> float:
+        return -parse_time(at)
+
+    return mock.patch.object(answer_cache, "parse_time", backwards)
+
+
+async def _nobody_asked(_run: StoredRun) -> set[int]:
+    return set()
+
+
+async def _rendered_prompt(run: StoredRun, position: int) -> str:
+    return run.state.prompt(run.state.dag.tasks[position])
+
+
+def _cache_before_fresh() -> AbstractContextManager[object]:
+    def taken(state: ReadableState, position: int, answers: Any, cache: Any) -> tuple[str, ReusableAnswer] | None:
+        if answers is not None and (found := answers.find(state, position)) is not None:
+            return answers.run_id, found
+        cached = None if cache is None else cache.find(state, position)
+        return None if cached is None else (cached.run_id, cached.answer)
+
+    stack = ExitStack()
+    for module in (outcome, preview_reuse):
+        stack.enter_context(mock.patch.object(module, "earlier_answer", taken))
+    return stack
+
+
+def _same_settings(_task: Task) -> list[Any]:
+    return []
+
+
+def _start_alone(_state: ReadableState, roots: Collection[int]) -> set[int]:
+    return set(roots)
+
+
+def _no_gates(_self: Any, _position: int) -> set[int]:
+    return set()
+
+
+@dataclass(frozen=True)
+class Bug:
+    """A bug, and the first seed to try: seeds that show the rarer bugs are known."""
+
+    plant: Plant
+    seed: int = 0
+
+
+BUGS: Mapping[str, Bug] = {
+    "a `when` left out of the key": Bug(_key_without(1, 1), 16),
+    "a position used as key": Bug(_identity_by_position, 74),
+    "a list item left out of the key": Bug(_identity_without_the_element, 422),
+    "the prefix of a conversation left out of the key": Bug(_key_without(5), 56),
+    "the prompt as rendered left out of the key": Bug(_key_without(2)),
+    "the settings of a task left out of the key": Bug(_in(reusable_answers, "settings_of", _same_settings)),
+    "effects taken over": Bug(_effects_taken_over, 4),
+    "answers of persons taken over silently": Bug(_in(reusable_answers, "asked_persons", _nobody_asked)),
+    "a prompt kept without the text of its file": Bug(_in(reusable_answers, "sent_prompt", _rendered_prompt), 20),
+    "a fresh task given an answer of the cache": Bug(_cache_before_fresh, 9),
+    "a fork without what lies behind its start": Bug(
+        lambda: mock.patch.object(kept_answers, "fork_cone", _start_alone), 2
+    ),
+    "a preview that reads no upstream": Bug(_in(preview_reuse.Rehearsal, "_reads", _no_gates)),
+    "a preview that looks at no condition": Bug(
+        lambda: mock.patch.object(preview_reuse.Rehearsal, "_gates", _no_gates)
+    ),
+}
+"""The bugs by name."""
