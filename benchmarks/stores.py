@@ -1,23 +1,25 @@
 """The stores of measured durable runs.
 
-`python -m benchmarks.stores` compares PostgreSQL with SQLite, in turn: tasks/s, and the share of batches that are one
-round trip.
+`python -m benchmarks.stores [TIMES [SHAPE]]` compares PostgreSQL with SQLite, in turn: tasks/s, and the share of
+batches that are one round trip.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Generator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
 
 from benchmarks import graphs
+from benchmarks.delay import delayed
 from plait.persistence import PostgresStore, SQLiteStore
 from plait.runner import ParallelRunner
 from tests.support.stores.postgres import address, empty, start_server
@@ -31,55 +33,88 @@ async def sqlite_store() -> AsyncIterator[SQLiteStore]:
             yield store
 
 
-CASES = (("layered", 10_000, 256), ("chain", 1_000, 1))
-RELATIVE = {"layered": 0.65, "chain": 0.45}
-"""The shares of SQLite's tasks/s that PostgreSQL has to reach on the same machine."""
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A run that both stores keep, and the share of SQLite's tasks/s that PostgreSQL has to reach."""
+
+    shape: str
+    tasks: int
+    at_once: int
+    to_reach: float
+    round_trip_s: float = 0.0
+    """The time that the network between runner and server adds to a round trip."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.shape} {self.tasks}" + (f", {self.round_trip_s * 1e3:g} ms" if self.round_trip_s else "")
+
+
+CASES = (
+    Case("layered", 10_000, 256, 0.65),
+    Case("layered", 10_000, 256, 0.35, round_trip_s=0.001),
+    Case("chain", 1_000, 1, 0.45),
+)
 
 
 async def _body(_prompt: str) -> str:
     return "An answer."
 
 
-async def _rate(store: SQLiteStore | PostgresStore, shape: str, tasks: int, at_once: int) -> float:
-    dag = graphs.dag(graphs.SHAPES[shape](tasks))
+async def _rate(store: SQLiteStore | PostgresStore, case: Case) -> float:
+    dag = graphs.dag(graphs.SHAPES[case.shape](case.tasks))
     before = time.perf_counter()
-    result = await ParallelRunner(_body, store=store, concurrency=at_once).run(dag)
-    assert len(result.text) == tasks
+    result = await ParallelRunner(_body, store=store, concurrency=case.at_once).run(dag)
+    assert len(result.text) == case.tasks
     assert not result.degraded
-    return tasks / (time.perf_counter() - before)
+    return case.tasks / (time.perf_counter() - before)
 
 
-async def compare(dsn: str, times: int = 3) -> dict[str, dict[str, float]]:
-    """Return for each case the medians of tasks/s, their ratio, and the share of batches that are one round trip."""
+async def compare(dsn: str, cases: Sequence[Case], times: int) -> dict[str, dict[str, float]]:
+    """Return for each case the medians of tasks/s and of their ratio, and the share of batches that are one round
+    trip. The stores are measured in turn.
+    """
     found: dict[str, dict[str, float]] = {}
-    for shape, tasks, at_once in CASES:
-        sqlite, postgres, single, batches = [], [], 0, 0
-        for _ in range(times):
-            async with sqlite_store() as store:
-                sqlite.append(await _rate(store, shape, tasks, at_once))
-            async with PostgresStore(dsn) as server:
-                await empty(dsn)
-                postgres.append(await _rate(server, shape, tasks, at_once))
-                single, batches = single + server.batches.single, batches + server.batches.all
-        rates = statistics.median(sqlite), statistics.median(postgres)
-        found[f"{shape} {tasks}"] = {
-            "sqlite_tasks_s": round(rates[0]),
-            "postgres_tasks_s": round(rates[1]),
-            "ratio": round(rates[1] / rates[0], 2),
-            "to_reach": RELATIVE[shape],
+    for case in cases:
+        with _network(dsn, case.round_trip_s) as address_:
+            sqlite, postgres, single, batches = [], [], 0, 0
+            for _ in range(times):
+                async with sqlite_store() as store:
+                    sqlite.append(await _rate(store, case))
+                async with PostgresStore(address_) as server:
+                    await empty(dsn)
+                    postgres.append(await _rate(server, case))
+                    single, batches = single + server.batches.single, batches + server.batches.all
+        ratios = [one / other for one, other in zip(postgres, sqlite, strict=True)]
+        found[case.name] = {
+            "sqlite_tasks_s": round(statistics.median(sqlite)),
+            "postgres_tasks_s": round(statistics.median(postgres)),
+            "ratio": round(statistics.median(ratios), 2),
+            "to_reach": case.to_reach,
             "one_round_trip": round(single / batches, 4),
         }
+        print(case.name, found[case.name], [round(ratio, 2) for ratio in ratios], file=sys.stderr)
     return found
 
 
+@contextmanager
+def _network(dsn: str, round_trip_s: float) -> Generator[str]:
+    """Yield the address of the server behind a network of this round trip."""
+    if not round_trip_s:
+        yield dsn
+        return
+    parts = urlsplit(dsn)
+    with delayed(f"{parse_qs(parts.query)['host'][0]}/.s.PGSQL.5432", round_trip_s / 2) as port:
+        yield f"postgresql://postgres@127.0.0.1:{port}{parts.path}"
+
+
 def main() -> None:
-    """Compare the stores, on PLAIT_TEST_POSTGRES or on a server of the benchmark's own, with durable commits."""
-    dsn = os.environ.get("PLAIT_TEST_POSTGRES")
+    """Compare the stores on a server of the benchmark's own, with durable commits: `[TIMES [SHAPE]]`."""
+    times = int(sys.argv[1]) if len(sys.argv) > 1 else 3
+    cases = [case for case in CASES if case.name.startswith(sys.argv[2])] if len(sys.argv) > 2 else CASES
     with tempfile.TemporaryDirectory(dir=Path(__file__).parent) as folder:
-        server = None if dsn else start_server(Path(folder) / "data")
-        json.dump(asyncio.run(compare(dsn or address(server))), sys.stdout, indent=2)
-        if server is not None:
-            server.cleanup()
+        server = start_server(Path(folder) / "data")
+        json.dump(asyncio.run(compare(address(server), cases, times)), sys.stdout, indent=2)
+        server.cleanup()
 
 
 if __name__ == "__main__":
