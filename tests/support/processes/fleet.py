@@ -28,9 +28,9 @@ def empty_store(kind: str, folder: Path) -> str:
 
 
 @contextmanager
-def worker(folder: Path, store: str, concurrency: int = 2) -> Generator[subprocess.Popen[str]]:
-    """A worker with a lease of `fleet_worker.LEASE_S`, killed at the end of the block."""
-    command = [sys.executable, "-m", "tests.support.processes.fleet_worker", store, str(concurrency)]
+def worker(folder: Path, store: str, concurrency: int = 2, *host: str) -> Generator[subprocess.Popen[str]]:
+    """A worker with a lease of `fleet_worker.LEASE_S`, as if on the machine `host`, killed at the end of the block."""
+    command = [sys.executable, "-m", "tests.support.processes.fleet_worker", store, str(concurrency), *host]
     process = subprocess.Popen(command, cwd=folder, env=environment(), stderr=subprocess.PIPE, text=True)
     try:
         yield process

@@ -1,0 +1,13 @@
+"""Workers on hosts of their own that are killed, and a PostgreSQL server. On SQLite: tests/runner/cli/commands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.faults.campaigns import fleet
+
+
+def test_the_runs_of_killed_workers_are_taken_over_once(tmp_path: Path) -> None:
+    wrong, took = fleet.play("postgres", tmp_path, 8)
+    assert wrong == []
+    assert took
