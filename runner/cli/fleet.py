@@ -93,7 +93,7 @@ class Worker:
                 run.stop()
 
     async def _choose(self) -> list[str]:
-        """Return as many claimable runs as may begin now."""
+        """Return as many claimable runs as may begin now: first runs that were begun before, then queued runs."""
         free = self._options.concurrency - len(self._runs)
         if free <= 0:
             return []
@@ -108,8 +108,13 @@ class Worker:
             self._away = True
             return []
         self._away = False
-        oldest = [run.run_id for run in found if run.run_id not in left_out][: max(_CHOICE, free)]
-        return random.sample(oldest, min(free, len(oldest)))
+        claimable = [run for run in found if run.run_id not in left_out]
+        chosen: list[str] = []
+        for is_queued in (False, True):
+            oldest = [run.run_id for run in claimable if (RunStatus(run.status) is RunStatus.QUEUED) is is_queued]
+            several = oldest[: max(_CHOICE, free)]
+            chosen += random.sample(several, min(free - len(chosen), len(several)))
+        return chosen
 
     async def _execute(self, run_id: str) -> None:
         try:

@@ -213,3 +213,17 @@ def test_a_plan_with_a_mistake_is_not_submitted(folder: Path) -> None:
     done = plait_here(folder, "submit", "plan.yaml")
     assert done.code == 2 and "missing" in done.err
     assert not (folder / STORE).exists()
+
+
+def test_a_run_that_was_begun_comes_before_queued_runs(folder: Path) -> None:
+    submit(folder, "begun")
+    with worker(folder, 1) as member:
+        until(lambda: bool(numbers_held_by(folder, member.pid)))
+        fleet.stop(member)
+    (folder / "begun").unlink()
+    for number in range(9):
+        submit(folder, str(number))
+    (folder / "go").touch()
+    with worker(folder, 1):
+        until(lambda: bool(begun(folder)))
+    assert begun(folder)[0][1:] == ["begun", "b"]
