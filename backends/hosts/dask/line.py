@@ -50,7 +50,8 @@ class DaskLine(Line):
     def miss(self, reason: str) -> None:
         """Use no worker until `meet`. An existing connection goes on."""
         self._worker = None
-        self._found = anyio.Event()
+        if self._found.is_set():
+            self._found = anyio.Event()
         self._opening.cancel()
         if not self.is_connected and self.reason != reason:
             self._lost(reason)

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from plait.backends.hosts.dask.hosts import DaskHosts
@@ -19,8 +20,9 @@ DASK = Path(sys.executable).with_name("dask")
 class DaskCluster:
     """A cluster with its files in `folder`. The workers of a cluster begun anew have the same names."""
 
-    def __init__(self, folder: Path, agents: Mapping[str, int]) -> None:
+    def __init__(self, folder: Path, agents: Mapping[str, int], *, nanny: bool = False) -> None:
         self.folder = folder
+        self._nanny = "--nanny" if nanny else "--no-nanny"
         self.agents = agents
         """The number of attempts at once, by the name of the worker."""
         self.port = _free_port()
@@ -32,9 +34,7 @@ class DaskCluster:
         return f"tcp://127.0.0.1:{self.port}"
 
     def __enter__(self) -> DaskCluster:
-        self.start_scheduler()
-        for name in self.agents:
-            self.start_worker(name)
+        self.start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -43,20 +43,31 @@ class DaskCluster:
     def hosts(self, *, patience: float = 30.0) -> DaskHosts:
         return DaskHosts(self.address, patience=patience)
 
+    def start(self) -> None:
+        """Start the scheduler and all workers, and return before they are ready."""
+        self.start_scheduler()
+        for name in self.agents:
+            self.start_worker(name)
+
     def start_scheduler(self) -> None:
         self._start("scheduler", "scheduler", "--host", "127.0.0.1", "--port", str(self.port), "--no-dashboard")
 
-    def start_worker(self, name: str, *options: str, nanny: bool = False, **environment: str) -> None:
+    def start_worker(self, name: str) -> None:
         words = ["worker", self.address, "--host", "127.0.0.1", "--no-dashboard", "--nthreads", "1", "--name", name]
         words += ["--local-directory", str(self.folder)]
-        words += ["--resources", f"agents={self.agents[name]}", "--nanny" if nanny else "--no-nanny", *options]
-        self._start(name, *words, XDG_STATE_HOME=str(self.folder / name), **environment)
+        words += ["--resources", f"agents={self.agents[name]}", self._nanny]
+        self._start(name, *words, XDG_STATE_HOME=str(self.folder / name))
 
     def kill(self, *names: str) -> None:
         """SIGKILL of each process, and of the worker of a nanny; returns once they are gone."""
         for name in names:
-            with self.processes[name] as process:
+            with self.processes.pop(name) as process, suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
+
+    def wait(self, *names: str) -> None:
+        """Return once the processes have exited by themselves."""
+        for name in names:
+            self.processes[name].wait()
 
     def log(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text()

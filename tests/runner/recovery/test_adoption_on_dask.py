@@ -1,0 +1,89 @@
+"""Agents on a Dask cluster outlive their runner, their worker, the nanny and the scheduler, and none is begun twice.
+
+Skipped where distributed is not installed.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Generator
+from pathlib import Path
+
+import psutil
+import pytest
+from anyio.to_thread import run_sync
+
+pytest.importorskip("distributed")
+
+from plait.persistence import EventKind
+from plait.runner import RunStatus
+from plait.runner.domain import events
+from tests.runner.recovery.test_adoption_on_hosts import busy_hosts
+from tests.support.agents.outliving import RUN
+from tests.support.hosts.dask_outliving import DaskWorld
+
+COUNT = 8
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Generator[DaskWorld]:
+    world = DaskWorld(tmp_path)
+    world.plan(*({"id": f"t{number}", "prompt": f"work {number} [[until go]]"} for number in range(COUNT)))
+    world.cluster.start()
+    yield world
+    world.end()
+
+
+@pytest.mark.parametrize("with_cluster", [False, True])
+async def test_agents_outlive_their_runner_and_the_cluster(world: DaskWorld, with_cluster: bool) -> None:
+    await world.killed(COUNT)
+    if with_cluster:
+        world.restart()
+    assert len(world.alive()) == COUNT
+    adopted: set[str] = set()
+    async with world.store() as store, world.runner(store).start_resume(RUN) as run:
+        async for event in run.events():
+            if isinstance(event, events.TaskStarted):
+                assert event.adopted
+                adopted.add(event.task_id)
+            if len(adopted) == COUNT:
+                world.allow("go")
+        result = await run.result()
+    assert {one.text for one in result.tasks.values()} == {f"re: work {number}" for number in range(COUNT)}
+    assert [one.attempts for one in result.tasks.values()] == [1] * COUNT
+    assert (len(world.turns), world.alive()) == (COUNT, [])
+
+
+@pytest.mark.parametrize("killed", ["worker", "nanny", "scheduler", "all"])
+async def test_agents_outlive_a_part_of_the_cluster_within_a_run(world: DaskWorld, killed: str) -> None:
+    async with world.opened_store() as store, world.runner(store).start(world.dag(), RUN) as run:
+        place = ""
+        async for event in run.events():
+            if isinstance(event, events.SessionOpened) and len(world.told) == COUNT and not place:
+                (place, *_) = busy_hosts(await store.list_events(RUN, kind=EventKind.TASK_PLACED))
+                await run_sync(kill, world, killed, place)
+            if place and isinstance(event, events.TaskOutput) and event.text.startswith(f"waiting for {place}"):
+                world.allow("go")
+        result = await run.result()
+    assert (result.status, len(world.turns), world.alive()) == (RunStatus.COMPLETED, COUNT, [])
+    assert {one.attempts for one in result.tasks.values()} == {1}
+
+
+def kill(world: DaskWorld, part: str, place: str) -> None:
+    """SIGKILL of a part of the cluster. The nanny starts a worker anew, and the test starts everything else anew."""
+    cluster = world.cluster
+    match part:
+        case "worker":
+            nanny = psutil.Process(cluster.processes[place].pid)
+            (worker,) = [one for one in nanny.children() if "spawn_main" in " ".join(one.cmdline())]
+            os.kill(worker.pid, signal.SIGKILL)
+        case "nanny":
+            cluster.kill(place)
+            cluster.start_worker(place)
+        case "scheduler":
+            cluster.kill("scheduler")
+            cluster.wait(*cluster.agents)  # workers exit without their scheduler
+            cluster.start()
+        case _:
+            world.restart()

@@ -1,0 +1,71 @@
+"""Agents on the workers of a Dask cluster that outlive their runner, their worker and the scheduler.
+
+`python -m tests.support.hosts.dask_outliving FOLDER` runs the tasks of `plan.json` there, or resumes the run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import anyio
+
+from plait.backends import DaskHosts
+from plait.persistence import SQLiteStore
+from plait.runner import ParallelRunner
+from tests.support.agents.outliving import RUN, World, dag_of
+from tests.support.hosts.agent import Agent
+from tests.support.hosts.dask_cluster import DaskCluster
+
+LEASE = 1.0
+AGENTS = {"m1": 4, "m2": 4, "m3": 4}
+
+
+class DaskWorld(World):
+    """A world whose agents work on the workers of a cluster, each with a nanny."""
+
+    module = "tests.support.hosts.dask_outliving"
+
+    def __init__(self, folder: Path, agents: Mapping[str, int] = AGENTS, *, patience: float = 60.0) -> None:
+        super().__init__(folder)
+        self.cluster = DaskCluster(folder / "cluster", agents, nanny=True)
+        (folder / "cluster.json").write_text(json.dumps([self.cluster.address, patience]))
+
+    def runner(self, store: SQLiteStore, **options: Any) -> ParallelRunner:
+        return runner_of(self.folder, store, **options)
+
+    def restart(self) -> None:
+        """SIGKILL of the scheduler, the nannies and the workers, which are started anew."""
+        self.cluster.kill(*self.cluster.processes)
+        self.cluster.start()
+
+    def end(self) -> None:
+        """SIGKILL of every process of the world."""
+        self.cluster.kill(*self.cluster.processes)
+        for pid in self.alive():
+            os.kill(pid, 9)
+
+
+def runner_of(folder: Path, store: SQLiteStore, **options: Any) -> ParallelRunner:
+    address, patience = json.loads((folder / "cluster.json").read_text())
+    concurrency = json.loads((folder / "plan.json").read_text())["concurrency"]
+    backend = DaskHosts(address, patience=patience).placed(Agent(str(folder)))
+    return ParallelRunner(backend, store=store, concurrency=concurrency, lease=LEASE, **options)
+
+
+async def run(folder: Path) -> None:
+    """Run or resume the plan."""
+    async with SQLiteStore(folder / "runs.db") as store:
+        runner = runner_of(folder, store)
+        if await store.get_run(RUN) is None:
+            await runner.run(dag_of(folder), RUN)
+        else:
+            await runner.resume(RUN)
+
+
+if __name__ == "__main__":
+    anyio.run(run, Path(sys.argv[1]))
