@@ -5,12 +5,9 @@ Skipped where distributed is not installed.
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Generator
 from pathlib import Path
 
-import psutil
 import pytest
 from anyio.to_thread import run_sync
 
@@ -62,28 +59,9 @@ async def test_agents_outlive_a_part_of_the_cluster_within_a_run(world: DaskWorl
         async for event in run.events():
             if isinstance(event, events.SessionOpened) and len(world.told) == COUNT and not place:
                 (place, *_) = busy_hosts(await store.list_events(RUN, kind=EventKind.TASK_PLACED))
-                await run_sync(kill, world, killed, place)
+                await run_sync(world.kill_part, killed, place)
             if place and isinstance(event, events.TaskOutput) and event.text.startswith(f"waiting for {place}"):
                 world.allow("go")
         result = await run.result()
     assert (result.status, len(world.turns), world.alive()) == (RunStatus.COMPLETED, COUNT, [])
     assert {one.attempts for one in result.tasks.values()} == {1}
-
-
-def kill(world: DaskWorld, part: str, place: str) -> None:
-    """SIGKILL of a part of the cluster. The nanny starts a worker anew, and the test starts everything else anew."""
-    cluster = world.cluster
-    match part:
-        case "worker":
-            nanny = psutil.Process(cluster.processes[place].pid)
-            (worker,) = [one for one in nanny.children() if "spawn_main" in " ".join(one.cmdline())]
-            os.kill(worker.pid, signal.SIGKILL)
-        case "nanny":
-            cluster.kill(place)
-            cluster.start_worker(place)
-        case "scheduler":
-            cluster.kill("scheduler")
-            cluster.wait(*cluster.agents)  # workers exit without their scheduler
-            cluster.start()
-        case _:
-            world.restart()

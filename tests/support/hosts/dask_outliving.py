@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import anyio
+import psutil
 
 from plait.backends import DaskHosts
 from plait.persistence import SQLiteStore
@@ -43,11 +45,31 @@ class DaskWorld(World):
         self.cluster.kill(*self.cluster.processes)
         self.cluster.start()
 
+    def kill_part(self, part: str, place: str) -> None:
+        """SIGKILL of the worker or the nanny of `place`, of the scheduler, or of all.
+
+        Only a nanny starts a worker anew; everything else is started anew here.
+        """
+        match part:
+            case "worker":
+                nanny = psutil.Process(self.cluster.processes[place].pid)
+                (worker,) = [one for one in nanny.children() if "spawn_main" in " ".join(one.cmdline())]
+                os.kill(worker.pid, signal.SIGKILL)
+            case "nanny":
+                self.cluster.kill(place)
+                self.cluster.start_worker(place)
+            case "scheduler":
+                self.cluster.kill("scheduler")
+                self.cluster.wait(*self.cluster.agents)  # workers exit without their scheduler
+                self.cluster.start()
+            case _:
+                self.restart()
+
     def end(self) -> None:
         """SIGKILL of every process of the world."""
         self.cluster.kill(*self.cluster.processes)
         for pid in self.alive():
-            os.kill(pid, 9)
+            os.kill(pid, signal.SIGKILL)
 
 
 def runner_of(folder: Path, store: SQLiteStore, **options: Any) -> ParallelRunner:

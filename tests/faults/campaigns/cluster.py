@@ -1,0 +1,97 @@
+"""Agents on a Dask cluster while a part of the cluster, or everything, is killed and started again.
+
+`python -m tests.faults.campaigns.cluster PART ...` plays the parts, of `worker`, `nanny`, `scheduler`, `runner` and
+`all`: the scheduler, the nannies, the workers and the runner. `--rounds`, `--agents` and `--workers` say how many. No
+agent may be begun twice, each has to be adopted, and none may be left behind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+
+import anyio
+from anyio.to_thread import run_sync
+
+from plait.persistence import EventKind
+from plait.runner.domain import events
+from tests.runner.recovery.test_adoption_on_hosts import busy_hosts
+from tests.support.agents.outliving import RUN
+from tests.support.hosts.dask_outliving import DaskWorld
+
+PARTS = ("worker", "nanny", "scheduler", "runner", "all")
+
+
+async def play(part: str, agents: int, workers: int) -> dict[str, float]:
+    """Play a round. Return the numbers of agents adopted, begun twice and left behind, and the seconds."""
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="plait-cluster-") as folder:
+        each = -(-agents // workers)
+        world = DaskWorld(Path(folder), {f"m{number}": each for number in range(workers)}, patience=300.0)
+        tasks = ({"id": f"t{number}", "prompt": f"work {number} [[until go]]"} for number in range(agents))
+        world.plan(*tasks, concurrency=agents)
+        world.cluster.start()
+        try:
+            adopted = await (_within if part in {"worker", "nanny", "scheduler"} else _after)(world, part, agents)
+            left = len(world.alive())
+        finally:
+            world.end()
+        twice = len(world.turns) - agents
+    return {"adopted": adopted, "twice": twice, "left": left, "seconds": time.monotonic() - began}
+
+
+async def _after(world: DaskWorld, part: str, agents: int) -> int:
+    """Kill the runner, and with `all` the cluster, and resume. Return the number of agents adopted."""
+    await world.killed(agents)
+    if part == "all":
+        await run_sync(world.restart)
+    adopted: set[str] = set()
+    async with world.store() as store, world.runner(store).start_resume(RUN) as run:
+        async for event in run.events():
+            if isinstance(event, events.TaskStarted) and event.adopted:
+                adopted.add(event.task_id)
+            if len(adopted) == agents:
+                world.allow("go")
+        result = await run.result()
+    return sum(one.attempts == 1 and one.text is not None for one in result.tasks.values())
+
+
+async def _within(world: DaskWorld, part: str, agents: int) -> int:
+    """Kill a part of the cluster of a run. Return the number of agents that answered in their first attempt."""
+    async with world.opened_store() as store, world.runner(store).start(world.dag(), RUN) as run:
+        place = ""
+        async for event in run.events():
+            if isinstance(event, events.SessionOpened) and len(world.told) == agents and not place:
+                (place, *_) = busy_hosts(await store.list_events(RUN, kind=EventKind.TASK_PLACED))
+                await run_sync(world.kill_part, part, place)
+            if place and isinstance(event, events.TaskOutput) and event.text.startswith(f"waiting for {place}"):
+                world.allow("go")
+        result = await run.result()
+    return sum(one.attempts == 1 and one.text is not None for one in result.tasks.values())
+
+
+def main() -> None:
+    """Play the rounds, and print a line for each. Exit code 1 if an agent was begun twice, lost or left behind."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="+", choices=PARTS)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--agents", type=int, default=8)
+    parser.add_argument("--workers", type=int, default=4)
+    given = parser.parse_args()
+    bad = 0
+    for part in given.parts:
+        for number in range(given.rounds):
+            found = anyio.run(play, part, given.agents, given.workers)
+            bad += (found["adopted"], found["twice"], found["left"]) != (given.agents, 0, 0)
+            print(
+                f"{part} killed, round {number + 1}: {found['adopted']} of {given.agents} adopted, "
+                f"{found['twice']} begun twice, {found['left']} left behind, {found['seconds']:.0f} s",
+                flush=True,
+            )
+    raise SystemExit(bool(bad))
+
+
+if __name__ == "__main__":
+    main()

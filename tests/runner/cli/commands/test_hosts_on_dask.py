@@ -1,0 +1,102 @@
+"""Plans whose backends run on a Dask cluster, and the commands about it. Skipped where distributed is not installed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("distributed")
+
+from tests.support.hosts.dask_cluster import DaskCluster
+from tests.support.processes.command import plait
+
+FUNCTIONS = """
+import os
+from pathlib import Path
+
+async def where(prompt):
+    return f"{prompt} on {Path(os.environ['XDG_STATE_HOME']).name}"
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Generator[DaskCluster]:
+    with DaskCluster(tmp_path_factory.mktemp("cluster"), {"m1": 2, "m2": 3}) as cluster:
+        yield cluster
+
+
+def write_plan(folder: Path, address: str, **backend: object) -> None:
+    """Write a plan with the group `fleet` at `address`."""
+    work = {"kind": "function", "call": "functions.py:where", "on": "fleet", **backend}
+    plan: dict[str, object] = {
+        "hosts": {"fleet": {"kind": "dask", "address": address, "patience": 20}},
+        "backends": {"work": work},
+        "tasks": [{"id": "a", "prompt": "hello"}, {"id": "b", "prompt": "{{ a }}; again", "depends_on": "a"}],
+    }
+    (folder / "functions.py").write_text(FUNCTIONS)
+    (folder / "plan.json").write_text(json.dumps(plan))
+
+
+def test_a_plan_runs_on_the_cluster_that_it_names(cluster: DaskCluster, tmp_path: Path) -> None:
+    write_plan(tmp_path, cluster.address, needs={"agents": 3})
+    done = plait(tmp_path, "run", "plan.json", "-v")
+    assert done.code == 0, done.err
+    assert "hello on m2; again on m2" in done.out
+    assert " a runs on m2\n" in done.err
+    assert "distributed" not in done.err
+    assert plait(tmp_path, "show", "last", "a", "--json").value["history"][0]["place"] == "m2"
+
+
+def test_workers_and_their_state_are_listed_and_visited(cluster: DaskCluster, tmp_path: Path) -> None:
+    write_plan(tmp_path, cluster.address)
+    done = plait(tmp_path, "hosts", "plan.json")
+    assert done.code == 0, done.err
+    rows = [line.split() for line in done.out.splitlines()]
+    assert sorted(rows[1:]) == [
+        ["fleet", "m1", "2", "0", "0.1.0", "ready"],
+        ["fleet", "m2", "3", "0", "0.1.0", "ready"],
+    ]
+    done = plait(tmp_path, "doctor", "--hosts", "plan.json", "--json", HOME=str(tmp_path))
+    checks = {one["check"]: (one["verdict"], one["found"]) for one in done.value["checks"]}
+    assert checks["m1: host"] == ("ok", "plait 0.1.0, 2 slots, 0 at work")
+    assert "m2: codex" in checks
+
+
+def test_a_scheduler_that_is_away_is_named(tmp_path: Path) -> None:
+    away = DaskCluster(tmp_path / "away", {}).address
+    write_plan(tmp_path, away)
+    done = plait(tmp_path, "hosts", "plan.json")
+    assert done.code == 1
+    assert f"away: the scheduler {away} cannot be used" in done.out
+    assert "distributed" not in done.err
+    done = plait(tmp_path, "doctor", "--hosts", "plan.json", "--json", HOME=str(tmp_path))
+    assert done.code == 3
+    assert {one["check"]: one["verdict"] for one in done.value["checks"]}[f"{away}: host"] == "bad"
+
+
+@pytest.mark.parametrize(
+    ("address", "backend", "told"),
+    [
+        ("tcp://10.0.0.3:8786", {}, "tcp://10.0.0.3:8786 has neither encryption nor authentication"),
+        ("sched:8786", {}, "the address of a Dask scheduler is tls://HOST:PORT"),
+        ("tls://sched:8786", {"needs": {"agents": 0}}, "needs must be positive numbers"),
+        ("tls://sched:8786", {"on": None, "needs": {"agents": 1}}, "name the hosts with `on`, or leave `needs` out"),
+    ],
+)
+def test_a_plan_names_its_cluster_rightly(tmp_path: Path, address: str, backend: dict[str, object], told: str) -> None:
+    write_plan(tmp_path, address, **backend)
+    done = plait(tmp_path, "run", "plan.json")
+    assert (done.code, done.out, "Traceback" in done.err) == (2, "", False)
+    assert told in done.err
+
+
+def test_hosts_reached_with_ssh_have_no_resources(tmp_path: Path) -> None:
+    write_plan(tmp_path, "tls://sched:8786", needs={"agents": 1})
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    plan["hosts"] = {"fleet": {"kind": "ssh", "hosts": ["m1"]}}
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    done = plait(tmp_path, "check", "plan.json")
+    assert (done.code, "backends.work.needs: hosts reached with ssh have slots" in done.err) == (2, True)
