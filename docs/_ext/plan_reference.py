@@ -27,7 +27,8 @@ PARTS = {
     "keys of a step": "FollowUpPart",
     "keys of an MCP server": "McpServerPart",
     "keys of limits": "RatePart",
-    "keys of a group of hosts": "SSHHostsPart",
+    "keys of a group of hosts reached with OpenSSH": "SSHHostsPart",
+    "keys of a group of hosts on a Dask cluster": "DaskHostsPart",
     "keys of a host": "HostPart",
     "keys of a price": "PricePart",
 }
