@@ -12,7 +12,7 @@ from plait.backends.spec.base import BASE_URL, Spec
 if TYPE_CHECKING:
     from plait.backends.agents.backend import CliBackend
 
-_OWN = frozenset({"kind", "concurrency", "on"})
+_OWN = frozenset({"kind", "concurrency", "on", "needs"})
 _HARMLESS = frozenset({"kind", "concurrency", "model", "system", "turn_timeout", "idle_timeout", "on_runner_death",
                        "on_lost_session"})  # fmt: skip
 

