@@ -110,7 +110,28 @@ async def _show(page: Page, view: str) -> None:
     await page.get_by_role("tab", name=view.capitalize()).click()
 
 
-MEASURES: dict[str, Callable[..., Awaitable[dict[str, float]]]] = {"blocks": blocks}
+async def memory(view: str, minutes: str = "10") -> dict[str, float]:
+    """Measure the heap of a page after a collection, at the end of each minute at which a run of 10,000 tasks makes 500
+    events a second. Each task has as many attempts as the minutes need.
+    """
+    attempts = 2 + round(int(minutes) * 60 * AT_ONCE / ATTEMPT_S / 10_000)
+    with tempfile.TemporaryDirectory() as name, ui(Path(name)) as server, live_run(Path(name), 10_000, attempts):
+        async with opened(server) as page:
+            await page.locator(".line.group").first.click()
+            await _show(page, view)
+            session = await page.context.new_cdp_session(page)
+            await session.send("Performance.enable")
+            heaps: list[float] = []
+            for _ in range(int(minutes)):
+                await anyio.sleep(60)
+                await session.send("HeapProfiler.collectGarbage")
+                found = (await session.send("Performance.getMetrics"))["metrics"]
+                heaps += [one["value"] / 1e6 for one in found if one["name"] == "JSHeapUsedSize"]
+                print(f"{heaps[-1]:.2f} MB", await page.locator(".head .facts").inner_text(), file=sys.stderr)
+    return {"first_mb": heaps[0], "last_mb": heaps[-1], "growth": heaps[-1] / heaps[0] - 1}
+
+
+MEASURES: dict[str, Callable[..., Awaitable[dict[str, float]]]] = {"blocks": blocks, "memory": memory}
 
 
 async def main(*words: str) -> None:

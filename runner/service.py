@@ -249,9 +249,11 @@ class RunService:
         run = await stored_run(self._store, run_id)
         return await anyio.to_thread.run_sync(coordinates, run.state.dag)
 
-    def view(self, run_id: str, task_id: str | None = None) -> LiveView:
-        """Return the view of a run, with one task in full if `task_id` is given, to be read again and again."""
-        return LiveView(self._store, self._clock, run_id, task_id)
+    def view(self, run_id: str, task_id: str | None = None, attempts: bool = False) -> LiveView:
+        """Return the view of a run, with one task in full if `task_id` is given, to be read again and again. The rows
+        of tasks have their attempts with `attempts`.
+        """
+        return LiveView(self._store, self._clock, run_id, task_id, attempts)
 
     def events(self, run_id: str, after: int = 0) -> AsyncGenerator[StoredEvent]:
         """Return an iterator over the run's stored events numbered above `after`, oldest first, from any process.

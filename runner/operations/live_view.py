@@ -60,9 +60,13 @@ class ViewChange:
 
 
 class LiveView:
-    """The view of a run, with the task `task_id` in full if given. Must be closed."""
+    """The view of a run, with the task `task_id` in full if given, and with the attempts of all tasks if `attempts`.
+    Must be closed.
+    """
 
-    def __init__(self, store: Store, clock: Clock, run_id: str, task_id: str | None = None) -> None:
+    def __init__(
+        self, store: Store, clock: Clock, run_id: str, task_id: str | None = None, attempts: bool = False
+    ) -> None:
         self._store = store
         self._clock = clock
         self._run_id = run_id
@@ -77,6 +81,7 @@ class LiveView:
         self._positions: Mapping[str, int] = {}
         self._head: Mapping[str, Any] = {}
         self._rows: dict[str, Mapping[str, Any]] = {}
+        self._attempts = attempts
         self._tries: dict[str, tuple[object, list[Any]]] = {}
         """The attempts as in a row, by task, each list with the state of the task for which it was read."""
         self._task: Mapping[str, Any] = {}
@@ -168,6 +173,8 @@ class LiveView:
 
     async def _read_tries(self, infos: Mapping[str, TaskInfo]) -> None:
         """Read the attempts of the tasks whose own times do not tell them, if their state has changed."""
+        if not self._attempts:
+            return
         states = {name: (info.attempts, info.status, info.crashes) for name, info in infos.items() if _has_tries(info)}
         news = {name for name, state in states.items() if self._tries.get(name, (None,))[0] != state}
         found: dict[str, list[Any]] = {name: [] for name in news}
@@ -179,8 +186,11 @@ class LiveView:
             self._tries[name] = states[name], tries
 
     def _make_rows(self, infos: Mapping[str, TaskInfo]) -> dict[str, Mapping[str, Any]]:
-        tries = {name: self._tries[name][1] for name, info in infos.items() if _has_tries(info)}
-        return {name: _row(info, self._positions, tries.get(name)) for name, info in infos.items()}
+        none = (None, None)
+        return {
+            name: _row(info, self._positions, self._tries.get(name, none)[1] if _has_tries(info) else None)
+            for name, info in infos.items()
+        }
 
     async def _task_changes(self, task_id: str) -> AsyncGenerator[ViewChange]:
         detail = await task_detail(self._store, self._run_id, task_id, self._clock.wall())

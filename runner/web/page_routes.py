@@ -71,7 +71,7 @@ class PageApi:
         self, run_id: str, chosen: Annotated[schemas.LiveQuery, Query()]
     ) -> AsyncGenerator[ObjectReceiveStream[ServerSentEvent]]:
         """Open the stream of the changes of a run. Raises RunNotFound, TaskNotFound."""
-        view = self._service.view(run_id, chosen.task)
+        view = self._service.view(run_id, chosen.task, chosen.attempts)
         try:
             first = [_event(change.kind, change.value) async for change in view.changes()]
             async with self._open(view, first) as stream:

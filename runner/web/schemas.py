@@ -109,6 +109,8 @@ class LiveQuery(_Received):
 
     task: str | None = None
     """The task to send in full."""
+    attempts: bool = False
+    """Whether the rows have the attempts of their tasks."""
 
 
 class PreviewQuery(_Received):

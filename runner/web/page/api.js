@@ -1,62 +1,42 @@
-// Requests to the server. Each change is a POST; an error has the message of the server.
+// Requests to the server, and the stream of a run.
 
-export class Refused extends Error {
-  constructor(status, kind, message) {
-    super(message);
-    this.status = status;
-    this.kind = kind;
-  }
-}
+const BUDGET_MS = 8;
+const RETRY_MS = 1000;
 
-/** Return the JSON of the answer. Throws Refused; status 0 if the server cannot be reached. */
+/** Return the JSON of the answer. Throws an Error with the message of the server and the `status`; 0 without an answer. */
 export async function call(method, path, body) {
   const given = { method, headers: { accept: "application/json" } };
   if (body !== undefined) {
     given.body = JSON.stringify(body);
     given.headers["content-type"] = "application/json";
   }
-  let answer;
-  try {
-    answer = await fetch(path, given);
-  } catch {
-    throw new Refused(0, "unreachable", "the server does not answer; is `plait ui` still running?");
-  }
-  let value = {};
-  try {
-    value = await answer.json();
-  } catch {
-    // an empty or broken body: the status alone counts
-  }
-  if (!answer.ok) {
-    const error = value.error || { kind: "refused", message: `the server answered with status ${answer.status}` };
-    const refused = new Refused(answer.status, error.kind, error.message);
-    if (answer.status === 401) window.dispatchEvent(new CustomEvent("signed-out", { detail: refused }));
-    throw refused;
-  }
-  return value;
+  const answer = await fetch(path, given).catch(() => null);
+  const value = await answer?.json().catch(() => null);
+  if (answer?.ok) return value;
+  const message = answer ? value?.error?.message || `the server answered with status ${answer.status}` : "the server does not answer; is `plait ui` still running?";
+  if (answer?.status === 401) window.dispatchEvent(new Event("signed-out"));
+  throw Object.assign(new Error(message), { status: answer?.status || 0 });
 }
 
 export const get = (path) => call("GET", path);
 export const post = (path, body = {}) => call("POST", path, body);
+export const signedIn = () => get("/api/runs?limit=1");
 export const runPath = (run) => `/api/runs/${encodeURIComponent(run)}`;
 export const taskPath = (run, task) => `${runPath(run)}/tasks/${encodeURIComponent(task)}`;
-
-const BUDGET_MS = 8;
 
 /**
  * The changes of a run. A tab has one stream, closed while the tab is hidden, since a browser opens few connections to
  * a server. Each frame takes changes for BUDGET_MS at most. `onstate` receives "live", "reading" or "lost".
  */
 export class Live {
-  constructor(run, task, handlers, onstate) {
-    this.path = `/page/runs/${encodeURIComponent(run)}/live`;
-    if (task) this.path += `?task=${encodeURIComponent(task)}`;
+  constructor(run, { task, attempts }, handlers, onstate) {
+    this.path = `/page/runs/${encodeURIComponent(run)}/live?attempts=${attempts}`;
+    if (task) this.path += `&task=${encodeURIComponent(task)}`;
     this.handlers = handlers;
     this.onstate = onstate;
-    this.queue = [];
     this.onvisible = () => (document.hidden ? this.pause() : this.open());
     document.addEventListener("visibilitychange", this.onvisible);
-    if (!document.hidden) this.open();
+    this.onvisible();
   }
 
   open() {
@@ -68,7 +48,7 @@ export class Live {
       this.gather("opened", null);
     };
     for (const kind of ["run", "rows", "task", "activity"]) source.addEventListener(kind, ({ data }) => this.gather(kind, data));
-    source.addEventListener("failed", (event) => this.onstate("lost", JSON.parse(event.data).message));
+    source.addEventListener("failed", ({ data }) => this.onstate("lost", JSON.parse(data).message));
     source.onerror = () => {
       this.onstate("lost");
       if (source.readyState === EventSource.CLOSED) this.retry();
@@ -77,14 +57,7 @@ export class Live {
 
   retry() {
     this.pause();
-    this.timer = setTimeout(async () => {
-      try {
-        await get("/api/runs?limit=1");
-        this.open();
-      } catch (error) {
-        if (error.status !== 401) this.retry();
-      }
-    }, 1000);
+    this.timer = setTimeout(() => signedIn().then(() => this.open(), (error) => error.status !== 401 && this.retry()), RETRY_MS);
   }
 
   gather(kind, data) {
@@ -109,8 +82,8 @@ export class Live {
     clearTimeout(this.timer);
     cancelAnimationFrame(this.frame);
     this.frame = null;
-    this.source?.close();
     this.queue = [];
+    this.source?.close();
   }
 
   close() {

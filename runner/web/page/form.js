@@ -4,113 +4,95 @@ import { h } from "./dom.js";
 import { json } from "./format.js";
 
 const MOST_RADIOS = 6;
+const INPUTS = { date: "date", email: "email", uri: "url" };
 let forms = 0;
 
 /** The field for an answer. `read` returns the value, and throws an Error with the reason if it is not filled in. */
 export class Field {
   constructor(schema, initial, label) {
-    this.name = `field-${(forms += 1)}`;
-    const made = this.make(schema, initial, label);
-    this.element = made.element;
-    this.read = made.read;
+    this.label = label;
+    const given = initial ?? undefined;
+    const choices = schema?.enum || (schema?.const !== undefined && [schema.const]);
+    const kind = schema ? schema.type : "string";
+    if (choices) this.choose(choices, given);
+    else if (kind === "boolean") this.choose([true, false], given, (one) => (one ? "yes" : "no"));
+    else if (kind === "integer" || kind === "number") this.number(schema, given);
+    else if (kind === "string") this.text(schema || {}, given);
+    else if (kind === "object" && schema.properties) this.object(schema, given);
+    else if (kind === "array" && schema.items?.enum) this.several(schema.items.enum, given || []);
+    else this.json(schema, given);
   }
 
-  make(schema, initial, label) {
-    const given = initial === undefined || initial === null ? undefined : initial;
-    if (!schema) return this.text(given, label, true);
-    const choices = schema.enum || (schema.const !== undefined ? [schema.const] : null);
-    if (choices) return this.choice(choices, given, label);
-    if (schema.type === "boolean") return this.choice([true, false], given, label, (one) => (one ? "yes" : "no"));
-    if (schema.type === "integer" || schema.type === "number") return this.number(schema, given, label);
-    if (schema.type === "string") return this.text(given, label, !(schema.maxLength < 80) && !schema.format, schema);
-    if (schema.type === "object" && schema.properties) return this.object(schema, given, label);
-    if (schema.type === "array" && schema.items?.enum) return this.several(schema.items.enum, given, label);
-    return this.json(schema, given, label);
+  /** Return `value`. Throws if it is empty. */
+  required(value) {
+    if (value !== undefined && value !== "") return value;
+    throw Object.assign(new Error(`${this.label}: give a value`), { isMissing: true });
   }
 
-  choice(choices, given, label, named = (one) => (typeof one === "string" ? one : JSON.stringify(one))) {
-    const same = (one) => JSON.stringify(one) === JSON.stringify(given);
+  choose(choices, given, named = (one) => (typeof one === "string" ? one : JSON.stringify(one))) {
+    const isGiven = (one) => JSON.stringify(one) === JSON.stringify(given);
     if (choices.length > MOST_RADIOS) {
-      const select = h("select", { "aria-label": label }, h("option", { value: "" }, "choose…"),
-        choices.map((one, n) => h("option", { value: String(n), selected: same(one) }, named(one))));
-      return { element: select, read: () => choices[required(select.value, label)] };
+      this.element = h("select", { "aria-label": this.label }, h("option", { value: "" }, "choose…"),
+        choices.map((one, n) => h("option", { value: n, selected: isGiven(one) }, named(one))));
+      this.read = () => choices[this.required(this.element.value)];
+    } else {
+      const name = `choice-${(forms += 1)}`;
+      const inputs = choices.map((one) => h("input", { type: "radio", name, checked: isGiven(one) }));
+      this.element = h("div.radios", { role: "radiogroup", "aria-label": this.label }, choices.map((one, n) => h("label", inputs[n], named(one))));
+      this.read = () => this.required(choices[inputs.findIndex((one) => one.checked)]);
     }
-    const name = `${this.name}-${label}`;
-    const inputs = choices.map((one, n) => h("input", { type: "radio", name, value: String(n), checked: same(one) }));
-    const element = h("div.radios", { role: "radiogroup", "aria-label": label },
-      choices.map((one, n) => h("label", inputs[n], named(one))));
-    return { element, read: () => choices[required(inputs.find((one) => one.checked)?.value, label)] };
   }
 
-  several(choices, given, label) {
-    const inputs = choices.map((one) => h("input", { type: "checkbox", checked: (given || []).includes(one) }));
-    const element = h("div.radios", { role: "group", "aria-label": label },
-      choices.map((one, n) => h("label", inputs[n], String(one))));
-    return { element, read: () => choices.filter((_, n) => inputs[n].checked) };
+  several(choices, given) {
+    const inputs = choices.map((one) => h("input", { type: "checkbox", checked: given.includes(one) }));
+    this.element = h("div.radios", { role: "group", "aria-label": this.label }, choices.map((one, n) => h("label", inputs[n], String(one))));
+    this.read = () => choices.filter((_, n) => inputs[n].checked);
   }
 
-  number(schema, given, label) {
+  number(schema, given = "") {
     const step = schema.type === "integer" ? 1 : "any";
-    const input = h("input", { type: "number", step, min: schema.minimum, max: schema.maximum, value: given ?? "", "aria-label": label });
-    return {
-      element: input,
-      read: () => {
-        if (!input.validity.valid) throw new Error(`${label}: ${input.validationMessage}`);
-        return Number(required(input.value, label));
-      },
+    const input = (this.element = h("input", { type: "number", step, min: schema.minimum, max: schema.maximum, value: given, "aria-label": this.label }));
+    this.read = () => {
+      if (!input.validity.valid) throw new Error(`${this.label}: ${input.validationMessage}`);
+      return Number(this.required(input.value));
     };
   }
 
-  text(given, label, long, schema = {}) {
-    const kinds = { date: "date", email: "email", uri: "url" };
-    const attributes = { "aria-label": label, maxlength: schema.maxLength, value: given ?? "" };
-    const input = long ? h("textarea", { rows: 3, ...attributes }) : h("input", { type: kinds[schema.format] || "text", ...attributes });
-    return { element: input, read: () => input.value };
+  text(schema, given = "") {
+    const attributes = { "aria-label": this.label, maxlength: schema.maxLength, value: given };
+    const isShort = schema.maxLength < 80 || schema.format;
+    this.element = isShort ? h("input", { type: INPUTS[schema.format] || "text", ...attributes }) : h("textarea", { rows: 3, ...attributes });
+    this.read = () => this.element.value;
   }
 
-  object(schema, given, label) {
+  object(schema, given) {
     const needed = new Set(schema.required || []);
-    const fields = Object.entries(schema.properties).map(([name, inner]) => {
-      const title = inner.title || name;
-      const field = new Field(inner, given?.[name] ?? inner.default, title);
-      return { name, field, row: h("div.field", h("span.label", title, !needed.has(name) && h("small", " (optional)")),
-        inner.description && h("small.about", inner.description), field.element) };
-    });
-    const read = () => {
+    const fields = Object.entries(schema.properties).map(([name, inner]) => [name, inner, new Field(inner, given?.[name] ?? inner.default, inner.title || name)]);
+    this.element = h("div", { role: "group", "aria-label": this.label }, fields.map(([name, inner, field]) =>
+      h("div.field", h("b", field.label, !needed.has(name) && h("small", " (optional)")), inner.description && h("small.about", inner.description), field.element)));
+    this.read = () => {
       const value = {};
-      for (const { name, field } of fields) {
+      for (const [name, , field] of fields)
         try {
           const one = field.read();
           if (one !== "" || needed.has(name)) value[name] = one;
         } catch (error) {
-          if (needed.has(name) || !error.missing) throw error;
+          if (needed.has(name) || !error.isMissing) throw error;
         }
-      }
       return value;
     };
-    return { element: h("div.fields", { role: "group", "aria-label": label }, fields.map((one) => one.row)), read };
   }
 
-  json(schema, given, label) {
-    const input = h("textarea", { rows: 4, class: "mono", "aria-label": `${label}, as JSON`, placeholder: "JSON", value: given === undefined ? "" : json(given) });
-    const element = h("div", input, h("details", h("summary", "The schema"), h("pre", json(schema))));
-    return {
-      element,
-      read: () => {
-        try {
-          return JSON.parse(required(input.value, label));
-        } catch (error) {
-          if (error.missing) throw error;
-          throw new Error(`${label} is not JSON: ${error.message}`);
-        }
-      },
+  json(schema, given) {
+    const input = h("textarea", { rows: 4, class: "mono", "aria-label": `${this.label}, as JSON`, placeholder: "JSON", value: given === undefined ? "" : json(given) });
+    this.element = h("div", input, h("details", h("summary", "The schema"), h("pre", json(schema))));
+    this.read = () => {
+      const text = this.required(input.value);
+      try {
+        return JSON.parse(text);
+      } catch (error) {
+        throw new Error(`${this.label} is not JSON: ${error.message}`);
+      }
     };
   }
-}
-
-function required(value, label) {
-  if (value !== undefined && value !== "") return value;
-  const error = new Error(`${label}: give a value`);
-  error.missing = true;
-  throw error;
 }

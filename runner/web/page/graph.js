@@ -2,8 +2,8 @@
 // in view are elements.
 
 import { get } from "./api.js";
-import { h, replace, s, words } from "./dom.js";
-import { plural, seconds } from "./format.js";
+import { h, replace, s } from "./dom.js";
+import { cut, plural, seconds, words } from "./format.js";
 import { countsOf } from "./list.js";
 import { groupsOf, noteOf } from "./selection.js";
 import { onzoom, zoomButtons } from "./timeline.js";
@@ -15,9 +15,8 @@ const LEAST_ZOOM = { few: 0.05, many: 0.4 };
 const SHAPE = { completed: "✓", failed: "✕", running: "▶", waiting_input: "?", pending: "○", skipped: "»", cancelled: "⊘" };
 
 export class GraphView {
-  constructor(run, onpick) {
-    this.run = run;
-    this.onpick = onpick;
+  constructor(run, onpick, onopen) {
+    Object.assign(this, { run, onpick, onopen });
     this.zoom = 1;
     this.scroll = h("div.scroller", { onscroll: () => this.later() });
     this.element = h("div.graph", this.scroll, zoomButtons((by) => this.scale(by), () => this.fit()));
@@ -85,7 +84,7 @@ export class GraphView {
     if (!this.picture || !this.scroll.isConnected) return;
     const { scrollLeft, scrollTop, clientWidth, clientHeight } = this.scroll;
     const [left, top, wide, high] = [scrollLeft, scrollTop, clientWidth, clientHeight].map((one) => one / this.zoom);
-    const groups = groupsOf(this.selection.all);
+    this.groups = groupsOf(this.selection.all);
     for (const box of this.boxes.values()) {
       const isInView = box.x < left + wide + BESIDE && box.x + box.width > left - BESIDE && box.y < top + high + BESIDE && box.y + box.height > top - BESIDE;
       let node = this.nodes.get(box.name);
@@ -97,13 +96,12 @@ export class GraphView {
         node.remove();
         this.nodes.delete(box.name);
       }
-      if (isInView) this.update(box, node, groups.get(box.name));
+      if (isInView) this.update(box, node, this.groups.get(box.name));
     }
   }
 
   make(box) {
-    const isFolded = () => this.groupOf(box.name, groupsOf(this.selection.all).get(box.name));
-    const pick = () => this.onpick(box.name, Boolean(isFolded()));
+    const pick = () => (this.groupOf(box.name, this.groups.get(box.name)) ? this.onopen : this.onpick)(box.name);
     return s("g", { class: "box", transform: `translate(${box.x} ${box.y})`, tabindex: "0", role: "button", onclick: pick,
       onkeydown: (event) => this.press(event, box, pick) });
   }
@@ -121,7 +119,8 @@ export class GraphView {
     const { status } = group || row;
     const told = group ? `${plural(group.parts.length, "part")}: ${countsOf(group)}` : [words(status), seconds(row.duration_s)].filter(Boolean).join(" · ");
     const dim = selection.filtered && !(group ? group.parts : [row]).some((one) => selection.fits(one));
-    node.setAttribute("class", `box s-${status}${dim ? " dim" : ""}${box.name === selection.task ? " chosen" : ""}${group ? " group" : ""}`);
+    node.style.color = `var(--${status})`;
+    node.setAttribute("class", `box ${status}${dim ? " dim" : ""}${box.name === selection.task ? " chosen" : ""}${group ? " group" : ""}`);
     const full = `${box.name}: ${told}${!group && noteOf(row) ? `. ${noteOf(row)}` : ""}`;
     if (node.told === full) return;
     node.told = full;
@@ -166,5 +165,3 @@ function curve([x, y, ...numbers]) {
   }
   return path;
 }
-
-const cut = (text, width, wide) => (text.length * wide <= width ? text : `${text.slice(0, Math.max(1, Math.floor(width / wide) - 1))}…`);

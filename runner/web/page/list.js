@@ -1,7 +1,7 @@
 // The list of the tasks: only the lines in view are elements, so ten thousand tasks scroll and change quickly.
 
-import { h, icon, replace, words } from "./dom.js";
-import { cost, count, plural, seconds, tokens } from "./format.js";
+import { h, icon, replace } from "./dom.js";
+import { cost, count, plural, seconds, tokens, words } from "./format.js";
 import { noteOf } from "./selection.js";
 
 const BESIDE = 12; // lines above and below the view
@@ -71,7 +71,7 @@ export class TaskList {
       ? [
           ["c-state", icon(row.status)],
           ["c-id", h("span.name", row.id), row.item && h("span.item", row.item)],
-          ["c-note", h("b", { class: `s-${row.status}` }, words(row.status)), " ", h("span", noteOf(row))],
+          ["c-note", h("b", { status: row.status }, words(row.status)), " ", h("span", noteOf(row))],
           ["c-num", row.attempts > 1 && `${row.attempts}×`],
           ["c-num", seconds(took)],
           ["c-num", tokens(row.tokens)],

@@ -1,8 +1,8 @@
 // The timeline: a canvas with a bar for each attempt, and a thin line for the wait before it. The list has the same
 // lines for keyboards and screen readers.
 
-import { button, h, replace, words } from "./dom.js";
-import { clock, plural, seconds, time } from "./format.js";
+import { button, h, replace } from "./dom.js";
+import { clock, cut, plural, seconds, time, words } from "./format.js";
 import { noteOf } from "./selection.js";
 
 const LINE = 22;
@@ -20,7 +20,8 @@ const BARS = {
   running: ["running", 3],
   failed: ["failed", 3],
 };
-const COLOURS = ["text", "muted", "line", "chosen", "back", "pending", ...new Set(Object.values(BARS).map(([name]) => name))];
+const LOOK = ["mono", "text", "muted", "line", "chosen", "back", "pending", ...new Set(Object.values(BARS).map(([name]) => name))];
+const DARK = matchMedia("(prefers-color-scheme: dark)");
 const STEPS = [0.01, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14_400, 43_200, 86_400];
 
 /** Return the attempts of a task as `[status, start, end]`, without an end while under way. */
@@ -31,7 +32,6 @@ export class Timeline {
     this.onpick = onpick;
     this.ontoggle = ontoggle;
     this.zoom = 1;
-    this.fitted = new Map();
     this.canvas = h("canvas", { "aria-hidden": "true" });
     this.pen = this.canvas.getContext("2d");
     this.space = h("div.space", this.canvas);
@@ -44,7 +44,13 @@ export class Timeline {
     this.element = h("div.timeline", this.scroll, this.tip, zoomButtons((by) => this.scale(by), () => this.scale(0)));
     onzoom(this.scroll, (by, event) => this.scale(by, event));
     new ResizeObserver(() => this.later()).observe(this.scroll);
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => ((this.look = null), this.later()));
+    this.onscheme = () => ((this.look = null), this.later());
+    DARK.addEventListener("change", this.onscheme);
+  }
+
+  close() {
+    DARK.removeEventListener("change", this.onscheme);
+    clearTimeout(this.timer);
   }
 
   show(selection, run) {
@@ -151,6 +157,7 @@ export class Timeline {
       this.drawBars(row ? attemptsOf(row) : this.barsOf(group), y, look);
     }
     pen.restore();
+    pen.font = `12px ${look.font}`;
     pen.fillStyle = look.muted;
     for (const [x, at] of this.ticks()) pen.fillText(seconds(at).replace(".0 s", " s"), x + 3, HEAD / 2);
     pen.fillRect(0, HEAD - 1, width, 1);
@@ -165,7 +172,10 @@ export class Timeline {
     pen.fillStyle = look[(row || group).status];
     pen.fillRect(6, y + 6, 3, LINE - 12);
     pen.fillStyle = look.text;
-    pen.fillText(this.fit(row ? row.id : `${open ? "▾" : "▸"} ${group.name}.*`, this.gutter - 22 - level * 10), 14 + level * 10, y + LINE / 2);
+    const left = 14 + level * 10;
+    pen.font = `12px ${look.mono}`;
+    const wide = (this.wide ||= pen.measureText("m").width);
+    pen.fillText(cut(row ? row.id : `${open ? "▾" : "▸"} ${group.name}.*`, this.gutter - left - 8, wide), left, y + LINE / 2);
   }
 
   /** Draw bars, given by their starts. Short ones run together; failed and running ones keep a least width. */
@@ -235,22 +245,9 @@ export class Timeline {
     stroke(this.pen, ...this.ticks().map(([x]) => [Math.round(x) + 0.5, HEAD, Math.round(x) + 0.5, this.height]));
   }
 
-  /** Return `text`, cut to `width`. */
-  fit(text, width) {
-    const key = `${width} ${text}`;
-    if (!this.fitted.has(key)) {
-      const isWide = (one) => this.pen.measureText(one).width > width;
-      let end = text.length;
-      if (isWide(text)) while (end > 0 && isWide(`${text.slice(0, end)}…`)) end -= 1;
-      this.fitted.set(key, end < text.length ? `${text.slice(0, end)}…` : text);
-    }
-    return this.fitted.get(key);
-  }
-
   readLook() {
     const found = getComputedStyle(this.element);
-    const colours = COLOURS.map((name) => [name, found.getPropertyValue(`--${name}`).trim()]);
-    return { font: found.fontFamily, ...Object.fromEntries(colours) };
+    return { font: found.fontFamily, ...Object.fromEntries(LOOK.map((name) => [name, found.getPropertyValue(`--${name}`).trim()])) };
   }
 
   lineAt(event) {
