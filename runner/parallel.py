@@ -47,7 +47,7 @@ from plait.runner.run import Run
 from plait.runner.scheduling.rates import RateLimits
 from plait.runner.state.answer_cache import load_cache
 from plait.runner.state.owner import LEASE_SECONDS, claim_for_this_process
-from plait.runner.state.reusable_answers import ANSWER_KEYS, Reuse, load_answers, require_tasks
+from plait.runner.state.reusable_answers import ANSWER_KEYS, ReusableAnswers, Reuse, load_answers, require_tasks
 from plait.runner.state.run_state import RunState
 from plait.runner.state.stored_run import ended_result, needs_no_work, require_unfailed, stored_run, with_prompts
 from plait.runner.state.timeouts import TimeoutStore
@@ -176,12 +176,17 @@ class ParallelRunner:
         *,
         settings: Mapping[str, JsonInput] | None = None,
         policy: Policy | None = None,
-        like: str | None = None,
+        like: str | ReusePreview | None = None,
         fresh: Collection[str] = (),
         keep_answers: bool = False,
     ) -> Run:
-        """Start `dag` in the background: `async with runner.start(dag) as run:`. Parameters as in `run`; see `Run`."""
-        return Run(*self._new(dag, run_id, settings, policy, _reuse(like, fresh, keep_answers)))
+        """Start `dag` in the background: `async with runner.start(dag) as run:`. Parameters as in `run`; see `Run`.
+
+        `like` may be the preview of a run of the same `dag`: the answers that the preview has read are not read again.
+        """
+        reuse = _reuse(like.like if isinstance(like, ReusePreview) else like, fresh, keep_answers)
+        known = like.answers if isinstance(like, ReusePreview) and like.is_of(dag, reuse) else None
+        return Run(*self._new(dag, run_id, settings, policy, reuse, known))
 
     async def preview_like(
         self,
@@ -203,7 +208,7 @@ class ParallelRunner:
         """
         require_tasks(fresh, dag.tasks)
         reuse = Reuse(like, tuple(fresh), keep_answers=keep_answers)
-        return await preview_reuse(self._config, with_digests(dag), reuse, policy)
+        return replace(await preview_reuse(self._config, with_digests(dag), reuse, policy), dag=dag)
 
     async def fork(self, run_id: str, start: str, edits: ForkEdits = NO_EDITS) -> Fork:
         """Return a new run that begins from the task `start` of a stored run, for `start_fork` or `preview_fork`. The
@@ -379,7 +384,13 @@ class ParallelRunner:
         return await answer_question(self._config, run_id, task_id, value, attempt, wait)
 
     def _new(
-        self, dag: DAG, run_id: str | None, settings: _Settings, policy: Policy | None, reuse: Reuse | None
+        self,
+        dag: DAG,
+        run_id: str | None,
+        settings: _Settings,
+        policy: Policy | None,
+        reuse: Reuse | None,
+        known: ReusableAnswers | None = None,
     ) -> tuple[str, _Drive]:
         config, dag = self._config, with_digests(dag)
         names = backend_names(dag, config)
@@ -392,7 +403,9 @@ class ParallelRunner:
             kept |= reuse.as_settings()
 
         async def drive_new(feed: Feed, control: Control) -> RunResult:
-            answers = None if reuse is None else await load_answers(config.store, reuse, answer_keys(config))
+            answers = known
+            if reuse is not None and known is None:
+                answers = await load_answers(config.store, reuse, answer_keys(config))
             cache = await load_cache(config.store, dag, answer_keys(config), config.clock.wall())
             at = iso(config.clock.wall())
             created = events.RunCreated(at, run_id, dag, kept, None if reuse is None else reuse.like)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -27,6 +27,7 @@ from plait.runner.engine.for_each import ForEachExpander
 from plait.runner.engine.growth import Growth
 from plait.runner.engine.outcome import CONDITION
 from plait.runner.engine.policy_driver import PolicyDriver, PolicyState
+from plait.runner.engine.task_files import files_of
 from plait.runner.errors import DAGError, PromptError, RunNotFound
 from plait.runner.operations.inspect import usage_as_json
 from plait.runner.scheduling.scheduler import Scheduler
@@ -98,6 +99,16 @@ class ReusePreview:
     """The time of the creation of the earlier run, UTC in ISO 8601."""
     tasks: Sequence[ReuseStep]
     """The steps, in the order in which the tasks can start."""
+    reuse: Reuse | None = field(default=None, repr=False)
+    """The answers that the run takes over, as asked for."""
+    answers: ReusableAnswers | None = field(default=None, repr=False, compare=False)
+    """The answers as read for the preview, with the keys of the tasks of the plan that depend on no assumption."""
+    dag: DAG | None = field(default=None, repr=False, compare=False)
+    """The graph of the plan."""
+
+    def is_of(self, dag: DAG, reuse: Reuse | None) -> bool:
+        """Return whether the preview was made of this very graph, with these answers taken over."""
+        return self.dag is dag and self.reuse == reuse
 
     def steps(self, action: ReuseAction) -> list[ReuseStep]:
         """Return the steps with this action."""
@@ -125,7 +136,8 @@ async def preview_reuse(config: Config, dag: DAG, reuse: Reuse, policy: Policy |
     rehearsal = Rehearsal(config, dag, names, run, answers, policy)
     rehearsal.cache = await load_cache(config.store, dag, answer_keys(config), config.clock.wall())
     rehearsal.usages = await _usages(run)
-    return ReusePreview(reuse.like, run.record.created_at, list(rehearsal.steps()))
+    steps = list(rehearsal.steps())
+    return ReusePreview(reuse.like, run.record.created_at, steps, reuse, answers.sure(rehearsal.sure))
 
 
 async def _usages(run: StoredRun) -> dict[str, Usage]:
@@ -191,6 +203,8 @@ class Rehearsal:
         """Tasks whose result may differ from the result that is assumed."""
         self._unknown: set[int] = set()
         """The open tasks of which no result is known that could be assumed."""
+        self.sure = {place for place, task in enumerate(dag) if len(files_of(task)) == len(task.files)}
+        """The tasks of the plan that read no open task, and no file that is read again at the start."""
 
     def steps(self) -> Iterator[ReuseStep]:
         """Yield the step of each task that calls a backend, in the order in which the tasks can start."""
@@ -219,6 +233,8 @@ class Rehearsal:
         # A task with `cache` may find an answer for any other prompt.
         reads = self._gates(position) if found is None and task.cache is False else self._reads(position)
         depends_on = [] if task.id in self._answers.kept else sorted(reads & self._open)
+        if not self._reads(position).isdisjoint(self._open):
+            self.sure.discard(position)
         action = ReuseAction.DEPENDS if depends_on else ReuseAction.RUN if found is None else ReuseAction.REUSE
         reason = self._reason(position, depends_on, taken)
         step = self._step(position, action, reason, depends_on, found, runs_if_same=found is None and bool(depends_on))

@@ -8,6 +8,7 @@ prompt.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from plait.backends.protocol import JsonInput
@@ -33,9 +34,9 @@ def parse_names(prompt: str) -> tuple[PromptNames, Sequence[PromptError]]:
     """Return the names that `prompt` uses, as far as they can be read, and all mistakes of the prompt itself."""
     if "{" not in prompt:
         return _NOTHING, ()
-    paths = plain_paths(prompt)
-    if paths is not None:
-        return (names_of(paths) if paths else _NOTHING), ()
+    plain = _plain(prompt)
+    if plain is not None:
+        return plain[1], ()
     try:
         template = _template(prompt)
     except PromptError as error:
@@ -50,14 +51,23 @@ def render(prompt: str, values: Mapping[str, JsonInput], *, limit: int = DEFAULT
     unchanged; in all other prompts line ends become `\\n`. Raise PromptError for an unknown name or field, for a
     template that cannot be used, and for a result of more than `limit` characters.
     """
-    paths = plain_paths(prompt)
-    if paths is None:
+    plain = _plain(prompt)
+    if plain is None:
         return _template(prompt).render(values, limit)
-    if paths:
+    if plain[0]:
         return fill_in(prompt, values, limit)
     if len(prompt) > limit:
         raise too_long(limit)
     return prompt
+
+
+@lru_cache(maxsize=128)
+def _plain(prompt: str) -> tuple[list[str], PromptNames] | None:
+    """Return the paths and the names of a plain prompt; None for any other prompt. The parts of a `for_each` have one
+    prompt, which is read once.
+    """
+    paths = plain_paths(prompt)
+    return None if paths is None else (paths, names_of(paths) if paths else _NOTHING)
 
 
 def _template(prompt: str) -> Template:

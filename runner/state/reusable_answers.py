@@ -104,6 +104,12 @@ class ReusableAnswers:
         key = answer_key(state, position, self.backend_keys, self._known)
         return None if key is None else self.by_key.get(key)
 
+    def sure(self, positions: Collection[int]) -> ReusableAnswers:
+        """Return the answers for another state of the same plan, with the keys found so far of the tasks at
+        `positions`, whose prompts and conversations are the same there.
+        """
+        return replace(self, _known={one: key for one, key in self._known.items() if one in positions})
+
     def is_fresh(self, task: Task) -> bool:
         """Return whether the task runs in any case, at the request of the caller."""
         return bool(self.fresh) and (task.id in self.fresh or group_of(task.id, task.item) in self.fresh)

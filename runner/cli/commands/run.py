@@ -79,7 +79,7 @@ async def run_plan(plan: Plan, backend_set: BackendSet, options: OutputOptions, 
     async with backend_set.open(names) as made, store or nullcontext():
         concurrency = options.concurrency or plan.concurrency or backend_set.concurrency()
         runner = backend_set.make_runner(made, store=store, concurrency=concurrency)
-        earlier, keep = None, False
+        preview, keep = None, False
         if like.run is not None and store is not None:
             earlier = (await find_run(store, like.run)).run_id
             preview, keep = await _preview(runner, plan, earlier, like, is_interactive=not options.quiet)
@@ -93,7 +93,7 @@ async def run_plan(plan: Plan, backend_set: BackendSet, options: OutputOptions, 
             plan.dag,
             settings=backend_set.settings(),
             policy=plan.policy,
-            like=earlier,
+            like=preview,
             fresh=like.fresh,
             keep_answers=keep,
         )
