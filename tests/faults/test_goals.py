@@ -14,6 +14,7 @@ from tests.faults.campaigns import (
     files,
     flips,
     frequent,
+    hosts,
     kills,
     machine,
     power,
@@ -84,6 +85,8 @@ def test_the_stated_numbers_are_asked_for() -> None:
     assert two.ROUNDS["nightly"]["pause"] >= 20
     assert frequent.RUNS["nightly"] >= 200
     assert adoptions.CASES["nightly"] >= 300
+    assert hosts.ROUNDS["nightly"] >= 10
+    assert hosts.AGENTS["nightly"] >= 100
     assert slow.DELAY_MS == 300
 
 
@@ -96,6 +99,7 @@ def test_every_mistake_has_a_method_that_plants_it() -> None:
         "frequent": frequent.BUGS.keys(),
         "children": set(get_args(engine.Sabotage)),
         "adoptions": adoption_bugs.BUGS.keys(),
+        "hosts": hosts.SHOWN_BY.keys(),
         "schedules": schedule_bugs.BUGS.keys(),
         "cancels": cancel_bugs.BUGS.keys(),
         "slow": slow.PLANTED.keys(),

@@ -22,6 +22,7 @@ METHODS = (
     "frequent",
     "children",
     "adoptions",
+    "hosts",
     "schedules",
     "cancels",
     "slow",

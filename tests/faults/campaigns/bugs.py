@@ -43,6 +43,8 @@ TO_BE_SEEN: Mapping[str, tuple[str, str]] = {
     "children not in a session": ("children", "children not in a session"),
     "an agent at work given up": ("adoptions", "started over what it should adopt"),
     "what is left at work of a cut turn": ("adoptions", "leftovers not ended"),
+    "an agent of a host begun beside itself": ("hosts", "placed attempts begun anew"),
+    "a former owner of a host's agents": ("hosts", "one epoch for all owners"),
     "INSERT OR REPLACE for results": ("machine", "a stored result replaced"),
 }
 

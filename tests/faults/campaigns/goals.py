@@ -62,6 +62,8 @@ GOALS = (
     Goal("double owners and double records", "two", "", most=0),
     Goal("runs that lose their runners and agents", "adoptions", None, 300),
     Goal("promises broken to them", "adoptions", "", most=0),
+    Goal("rounds with agents on hosts", "hosts", None, 40),
+    Goal("agents begun twice, ended or left there", "hosts", "", most=0),
     Goal("flipped bits", "flips", None, 10_000),
     Goal("other work, or other texts, without a report", "flips", "", most=0),
     Goal("event-loop lag with syncs of 0.3 s, p99 in ms", "slow", "event-loop lag p99 ms", most=10),

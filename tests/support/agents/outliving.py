@@ -14,7 +14,7 @@ import sys
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import anyio
 
@@ -33,6 +33,9 @@ _SECONDS = 30.0
 
 class Outliver:
     """Runs `outliving_child.py` for each turn, in the world of `folder`. Every opening is kept."""
+
+    limit: ClassVar[float] = _SECONDS
+    """Seconds for a turn."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -80,7 +83,8 @@ class _Talk:
                 argv = (sys.executable, "-S", str(AGENT), str(folder), str(request.session_id), goes_on)
                 start = Launch(argv, child_environment(), folder, prompt.encode(), note={"goes_on": goes_on})
                 child = await held.enter_async_context(running(start, turn))
-            await child.follow(on_line, idle=_SECONDS, until=anyio.current_time() + _SECONDS)
+            limit = self._backend.limit
+            await child.follow(on_line, idle=limit, until=anyio.current_time() + limit)
         return self._reply(told)
 
     def _reply(self, told: Mapping[str, str]) -> Reply:

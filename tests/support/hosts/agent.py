@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from tests.support.agents.outliving import Outliver
 
@@ -12,6 +13,7 @@ from tests.support.agents.outliving import Outliver
 class Agent(Outliver):
     """The Outliver of the world in `world`, made anew on each host."""
 
+    limit: ClassVar[float] = 300.0
     world: str
 
     def __post_init__(self) -> None:

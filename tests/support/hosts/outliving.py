@@ -1,24 +1,31 @@
 """Agents on hosts that outlive their runner and their host process, and a runner in a process of its own to be killed.
 
-`python -m tests.support.hosts.outliving FOLDER` runs the tasks of `plan.json` there, or resumes the run.
+`python -m tests.support.hosts.outliving FOLDER [BUG]` runs the tasks of `plan.json` there, or resumes the run as from
+another machine, with a bug of BUGS planted.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import platform
 import signal
 import sqlite3
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import anyio
 
+from plait.backends.hosts import line
+from plait.backends.hosts.frames import frame_line
 from plait.backends.hosts.slots import Slots
-from plait.persistence import SQLiteStore
+from plait.persistence import SQLiteStore, Store
 from plait.runner import ParallelRunner
+from plait.runner.recovery import adoption
+from plait.runner.state.placements import PlacedAttempt
 from tests.support.agents.outliving import RUN, World, dag_of
 from tests.support.hosts.agent import Agent
 from tests.support.hosts.world import HostFolder
@@ -41,18 +48,40 @@ class HostsWorld(World):
     def runner(self, store: SQLiteStore, names: Sequence[str] = NAMES, **options: Any) -> ParallelRunner:
         return runner_of(self.folder, store, names, **options)
 
+    @property
+    def names(self) -> Sequence[str]:
+        """The hosts that have been connected to."""
+        return sorted(path.stem for path in self.hosts.folder.glob("*.pids"))
+
     def kill_hosts(self) -> None:
-        for name in NAMES:
+        for name in self.names:
             self.hosts.kill(name)
 
+    def plan(
+        self,
+        *tasks: Mapping[str, Any],
+        concurrency: int = 12,
+        names: Sequence[str] = NAMES,
+        slots: int = SLOTS,
+    ) -> None:
+        """The tasks, and the hosts of the process that runs the tasks."""
+        values = {"concurrency": concurrency, "names": names, "slots": slots, "tasks": tasks}
+        (self.folder / "plan.json").write_text(json.dumps(values))
+
     async def followed(self, count: int, epoch: int) -> None:
-        """Return once so many attempts hold slots, all of host processes of the owner with this epoch.
+        """Return once `is_followed`."""
+        await self.until(lambda: self.is_followed(count, epoch))
+
+    def is_followed(self, count: int, epoch: int) -> bool:
+        """Whether so many attempts hold slots, all of host processes of the owner with this epoch.
 
         A host process ends the attempts that it is not to keep before it takes a slot.
         """
-        fences = list(self.hosts.folder.glob("*/plait/hosts/*/*/fence.json"))
-        await self.until(lambda: all(fence.read_text().startswith(f"[{epoch},") for fence in fences))
-        await self.until(lambda: self._slots_taken() == count)
+        fences = self.hosts.folder.glob("*/plait/hosts/*/*/fence.json")
+        if not all(fence.read_text().startswith(f"[{epoch},") for fence in fences):
+            return False
+        folders = self.hosts.folder.glob("*/plait/hosts/slots")
+        return sum(Slots(folder, len(list(folder.iterdir()))).taken() for folder in folders) == count
 
     async def suspend(self, pid: int) -> None:
         """SIGSTOP of a runner, at a moment at which the runner holds no lock of the store."""
@@ -74,29 +103,61 @@ class HostsWorld(World):
             store.close()
         return True
 
-    def _slots_taken(self) -> int:
-        return sum(Slots(folder, SLOTS).taken() for folder in self.hosts.folder.glob("*/plait/hosts/slots"))
-
 
 def runner_of(
-    folder: Path, store: SQLiteStore, names: Sequence[str] = NAMES, *, patience: float = 30.0, **options: Any
+    folder: Path,
+    store: SQLiteStore,
+    names: Sequence[str] = NAMES,
+    *,
+    patience: float = 30.0,
+    slots: int = SLOTS,
+    concurrency: int = 12,
+    **options: Any,
 ) -> ParallelRunner:
-    hosts = HostFolder(folder / "hosts").hosts(*names, patience=patience)
-    return ParallelRunner(hosts.placed(Agent(str(folder))), store=store, concurrency=12, lease=LEASE, **options)
+    hosts = HostFolder(folder / "hosts").hosts(*names, slots=slots, patience=patience)
+    backend = hosts.placed(Agent(str(folder)))
+    return ParallelRunner(backend, store=store, concurrency=concurrency, lease=LEASE, **options)
 
 
 async def run(folder: Path) -> None:
     """Run or resume the plan."""
     if not (folder / "plan.json").exists():
         raise SystemExit(f"no plan in {folder}")
-    patience = json.loads((folder / "plan.json").read_text()).get("patience", 30.0)
+    plan = json.loads((folder / "plan.json").read_text())
     async with SQLiteStore(folder / "runs.db") as store:
-        runner = runner_of(folder, store, patience=patience)
+        runner = runner_of(folder, store, plan["names"], slots=plan["slots"], concurrency=plan["concurrency"])
         if await store.get_run(RUN) is None:
             await runner.run(dag_of(folder), RUN)
         else:
+            platform.node = lambda: "another-machine"
             await runner.resume(RUN)
 
 
+def _sent_otherwise(**parts: Any) -> None:
+    """Send other `parts` in the first frame of each connection."""
+
+    def changed(frame: Mapping[str, Any]) -> bytes:
+        return frame_line({**frame, **parts} if frame["op"] == "hello" else frame)
+
+    line.frame_line = changed
+
+
+async def _no_places(_store: Store, _run_id: str) -> dict[tuple[str, int], PlacedAttempt]:
+    return {}
+
+
+def _none_adopted() -> None:
+    adoption.placed_attempts = _no_places
+
+
+BUGS: Mapping[str, Callable[[], None]] = {
+    "no attempt kept": partial(_sent_otherwise, keep=[]),
+    "one epoch for all owners": partial(_sent_otherwise, epoch=1),
+    "placed attempts begun anew": _none_adopted,
+}
+
+
 if __name__ == "__main__":
+    for bug in sys.argv[2:]:
+        BUGS[bug]()
     anyio.run(run, Path(sys.argv[1]))
