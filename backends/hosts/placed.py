@@ -18,20 +18,25 @@ from plait.backends.agents.placed_output import PlacedOutput
 from plait.backends.ask import QuestionAsked, given_answers
 from plait.backends.cancellation import when_cancelled
 from plait.backends.errors import BackendError, ErrorKind
+from plait.backends.function import as_backend
 from plait.backends.hosts.frames import Frame, read_error, read_output, read_question, read_reply, request_json
 from plait.backends.hosts.line import Turn
 from plait.backends.hosts.session import HostSession, Place
 from plait.backends.protocol import (
+    AdjustableBackend,
     Allowance,
     Conversation,
     ConversationRequest,
+    ForkingBackend,
     Hosts,
     JsonValue,
     Output,
     Placement,
     Reply,
+    ReusableBackend,
     RunOnHosts,
 )
+from plait.backends.values import value
 
 
 class ConnectedHosts(Hosts, Protocol):
@@ -46,27 +51,47 @@ class ConnectedHosts(Hosts, Protocol):
         ...
 
 
+@value
+class BackendTraits:
+    """The properties of a backend that a runner needs, although the hosts make the backend."""
+
+    can_fork: bool = False
+    """Whether the backend can fork a conversation."""
+    adjustable: Collection[str] = ()
+    """The settings that a task may have."""
+    answer_key: JsonValue = None
+    """The backend's answer key; None if its answers are never taken over."""
+
+    @classmethod
+    def of(cls, backend: object) -> BackendTraits:
+        """Return the properties of `backend`: a backend, a function, or a text that only the hosts can read."""
+        made = None if isinstance(backend, str) else as_backend(backend)
+        return cls(
+            isinstance(made, ForkingBackend) and made.can_fork,
+            made.adjustable if isinstance(made, AdjustableBackend) else (),
+            made.answer_key() if isinstance(made, ReusableBackend) else None,
+        )
+
+
 class HostBackend:
     """A backend on the hosts `hosts`, which build the backend themselves from `described`.
 
-    `can_fork` and `adjustable` are those of the backend. `needs` are the resources that an attempt takes. The
-    environment, the keys and the programs are those of each host.
+    `needs` are the resources that an attempt takes. The environment, the keys and the programs are those of each host.
     """
 
     def __init__(
         self,
         described: Mapping[str, JsonValue],
         hosts: ConnectedHosts,
-        *,
-        can_fork: bool = False,
-        adjustable: Collection[str] = (),
+        traits: BackendTraits,
         needs: Mapping[str, float] | None = None,
     ) -> None:
         self._described = described
         self._hosts = hosts
         self._needs = needs or {}
-        self.can_fork = can_fork
-        self.adjustable = adjustable
+        self._traits = traits
+        self.can_fork = traits.can_fork
+        self.adjustable = traits.adjustable
 
     @property
     def hosts(self) -> Hosts:
@@ -86,6 +111,25 @@ class HostBackend:
             yield HostConversation(self._described, session, request, placement, self._needs)
             return
         raise BackendError(ErrorKind.UNEXPECTED, "the hosts are not connected; a bug of plait")
+
+
+class ReusableHostBackend(HostBackend):
+    """A `HostBackend` whose answers a later run may take over, wherever either run has its attempts."""
+
+    def answer_key(self) -> JsonValue:
+        """Return the answer key of the backend. The hosts do not count."""
+        return self._traits.answer_key
+
+
+def host_backend(
+    described: Mapping[str, JsonValue],
+    hosts: ConnectedHosts,
+    traits: BackendTraits,
+    needs: Mapping[str, float] | None = None,
+) -> HostBackend:
+    """Return the backend on its hosts."""
+    made = HostBackend if traits.answer_key is None else ReusableHostBackend
+    return made(described, hosts, traits, needs)
 
 
 class HostConversation:

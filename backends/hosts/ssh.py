@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import AsyncGenerator, Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from importlib.metadata import version
@@ -16,10 +16,10 @@ import anyio
 from plait.backends.hosts.describe import describe
 from plait.backends.hosts.frames import Frame
 from plait.backends.hosts.line import Line
-from plait.backends.hosts.placed import HostBackend
+from plait.backends.hosts.placed import BackendTraits, HostBackend, host_backend
 from plait.backends.hosts.reachable import Answer, HostAway, ReachableHost
 from plait.backends.hosts.session import HostSession
-from plait.backends.protocol import AdjustableBackend, ForkingBackend, JsonValue, RunOnHosts
+from plait.backends.protocol import JsonValue, RunOnHosts
 from plait.backends.text import one_line
 from plait.backends.values import value
 
@@ -100,22 +100,15 @@ class SSHHosts:
         those of the host. Raises ValueError if the hosts could not make the backend, and for `needs`: these hosts have
         slots.
         """
-        can_fork = isinstance(backend, ForkingBackend) and backend.can_fork
-        adjustable = backend.adjustable if isinstance(backend, AdjustableBackend) else ()
-        return self.place(describe(backend), needs, can_fork=can_fork, adjustable=adjustable)
+        return self.place(describe(backend), BackendTraits.of(backend), needs)
 
     def place(
-        self,
-        described: Mapping[str, JsonValue],
-        needs: Mapping[str, float] | None,
-        *,
-        can_fork: bool,
-        adjustable: Collection[str],
+        self, described: Mapping[str, JsonValue], traits: BackendTraits, needs: Mapping[str, float] | None
     ) -> HostBackend:
         """Return the backend `described` with its attempts on these hosts. Raises ValueError for `needs`."""
         if needs is not None:
             raise ValueError("needs are resources of Dask workers; hosts reached with ssh have slots: leave needs out")
-        return HostBackend(described, self, can_fork=can_fork, adjustable=adjustable)
+        return host_backend(described, self, traits)
 
     def session(self, run_id: str) -> HostSession | None:
         """Return the session of a connected run; None without one."""

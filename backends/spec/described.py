@@ -13,11 +13,11 @@ from pydantic import TypeAdapter, ValidationError
 from plait.backends.errors import BackendUnavailable
 from plait.backends.function import as_backend
 from plait.backends.hosts.dask.hosts import DaskHosts
-from plait.backends.hosts.placed import HostBackend
+from plait.backends.hosts.placed import BackendTraits, HostBackend
 from plait.backends.hosts.ssh import SSHHosts
 from plait.backends.protocol import Backend, JsonValue
 from plait.backends.spec.agents import AgentSpec
-from plait.backends.spec.build import AnySpec, BackendSpec, build
+from plait.backends.spec.build import AnySpec, BackendSpec, answer_key_of, build
 from plait.backends.spec.pydantic_ai import PydanticAISpec
 from plait.backends.text import one_line
 
@@ -35,7 +35,8 @@ def placed(spec: AnySpec, folder: Path, hosts: SSHHosts | DaskHosts) -> HostBack
     Raises ValueError if the hosts have no resources, and the backend needs some.
     """
     can_fork = isinstance(spec, PydanticAISpec) or (isinstance(spec, AgentSpec) and spec.make(folder).can_fork)
-    return hosts.place(spec_description(spec, folder), spec.needs, can_fork=can_fork, adjustable=spec.adjustable)
+    traits = BackendTraits(can_fork, spec.adjustable, answer_key_of(spec, folder=folder))
+    return hosts.place(spec_description(spec, folder), traits, spec.needs)
 
 
 def build_described(described: Mapping[str, JsonValue]) -> Backend:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from importlib.metadata import version
 from typing import TYPE_CHECKING
@@ -14,11 +14,11 @@ from plait.backends.extras import require
 from plait.backends.hosts.dask.address import check_address, slots_of
 from plait.backends.hosts.describe import describe
 from plait.backends.hosts.frames import Frame
-from plait.backends.hosts.placed import HostBackend
+from plait.backends.hosts.placed import BackendTraits, HostBackend, host_backend
 from plait.backends.hosts.reachable import HostAway, ReachableHost
 from plait.backends.hosts.session import HostSession
 from plait.backends.hosts.ssh import PATIENCE
-from plait.backends.protocol import AdjustableBackend, ForkingBackend, JsonValue, RunOnHosts
+from plait.backends.protocol import JsonValue, RunOnHosts
 
 if TYPE_CHECKING:
     from plait.backends.hosts.dask.line import DaskLine
@@ -67,17 +67,10 @@ class DaskHosts:
 
         `needs` is one of `agents` by default. Otherwise as `SSHHosts.placed`.
         """
-        can_fork = isinstance(backend, ForkingBackend) and backend.can_fork
-        adjustable = backend.adjustable if isinstance(backend, AdjustableBackend) else ()
-        return self.place(describe(backend), needs, can_fork=can_fork, adjustable=adjustable)
+        return self.place(describe(backend), BackendTraits.of(backend), needs)
 
     def place(
-        self,
-        described: Mapping[str, JsonValue],
-        needs: Mapping[str, float] | None,
-        *,
-        can_fork: bool,
-        adjustable: Collection[str],
+        self, described: Mapping[str, JsonValue], traits: BackendTraits, needs: Mapping[str, float] | None
     ) -> HostBackend:
         """Return the backend `described` with its attempts on these hosts. Raises ValueError for needs that are no
         positive numbers.
@@ -85,7 +78,7 @@ class DaskHosts:
         needs = NEEDS if needs is None else needs
         if not needs or not all(0 < need < float("inf") for need in needs.values()):
             raise ValueError(f"needs must have positive numbers by name, such as {dict(NEEDS)}, not {dict(needs)}")
-        return HostBackend(described, self, can_fork=can_fork, adjustable=adjustable, needs=needs)
+        return host_backend(described, self, traits, needs)
 
     def session(self, run_id: str) -> HostSession | None:
         """Return the session of a connected run; None without one."""

@@ -177,6 +177,19 @@ async def test_another_host_takes_over_for_one_that_cannot_be_reached(world: Hos
     assert result["a"].text == "m2"
 
 
+async def test_an_answer_is_taken_over_wherever_it_was_made(world: HostFolder) -> None:
+    dag = DAG([Task("a", "x")])
+    async with MemoryStore() as store:
+        result = await ParallelRunner(world.hosts("m1").placed(functions.where), store=store).run(dag, "first")
+        assert result["a"].text == "m1"
+        for number, backend in enumerate((world.hosts("m2").placed(functions.where), functions.where)):
+            result = await ParallelRunner(backend, store=store).run(dag, f"later-{number}", like="first")
+            assert result["a"].text == "m1"
+        other = world.hosts("m1").placed(functions.echo)
+        result = await ParallelRunner(other, store=store).run(dag, "other", like="first")
+        assert result["a"].text == "re: x"
+
+
 @pytest.mark.parametrize(
     ("backend", "told"),
     [

@@ -58,6 +58,17 @@ def test_a_plan_runs_on_the_hosts_that_it_names_or_that_a_file_names(world: Host
     assert f"runs on {place}" in plait(folder, "log", "last").out
 
 
+def test_a_run_like_another_takes_the_answers_of_other_hosts(world: HostFolder) -> None:
+    folder = write_plan(world)
+    first = plait(folder, "run", "plan.json", "-q")
+    plan = json.loads((folder / "plan.json").read_text())
+    del plan["backends"]["work"]["on"]
+    (folder / "plan.json").write_text(json.dumps(plan))
+    again = plait(folder, "run", "plan.json", "--like", "last")
+    assert (again.code, again.out) == (0, first.out)
+    assert "2 reused" in again.err
+
+
 def test_the_number_of_tasks_at_once_is_the_sum_of_the_slots(world: HostFolder) -> None:
     folder = write_plan(world)
     assert plait(folder, "run", "plan.json", "-q").code == 0
