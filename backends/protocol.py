@@ -430,6 +430,12 @@ class HostConnections(Protocol):
         """Wait until each host is connected, or was asked once in vain. Return the names of the latter."""
         ...
 
+    def forget(self) -> None:
+        """Ask the connected hosts to remove the files of the run: no attempt of the run is under way, and no later
+        owner adopts one.
+        """
+        ...
+
 
 class Hosts(Protocol):
     """A group of hosts on which attempts are placed."""

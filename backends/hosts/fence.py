@@ -1,12 +1,17 @@
 """The fence of a run on a host: one host process at a time, and none of an earlier owner.
 
     <state>/<run>/<host>/fence.json      the highest epoch, and the host process that serves it
+    <state>/<run>/<host>/.over           the run is over
     <state>/<run>/<host>/TASK/ATTEMPT/   the files of an attempt
     <state>/sessions/                    shared by all attempts
 
 A host process that takes the fence ends the one before: that of an owner whose connection broke silently, or of an
 owner that slept past its lease. Agents live in sessions of their own, and go on. So a frame that an earlier owner sends
 afterwards is refused or never read.
+
+The runner says when its run is over. Then the files of the attempts are removed, and the fence 30 days later, by any
+host process that serves the end of a run. Without that word nothing is removed: a later owner may collect the answer of
+an attempt that ended unobserved.
 """
 
 from __future__ import annotations
@@ -15,6 +20,7 @@ import fcntl
 import json
 import os
 import re
+import shutil
 import signal
 import time
 from collections.abc import Generator
@@ -25,11 +31,13 @@ from plait.backends.process.private import private_file, private_folder
 from plait.backends.process.proctable import Process, boot_id, send_signal, start_time
 from plait.backends.values import value
 
-_NAME = "fence.json"
+_NAME, _OVER = "fence.json", ".over"
 _ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 _KEY = re.compile(r"[0-9a-f]{16,64}")
 _END_LIMIT = 5.0
 """Seconds for a killed host process to be gone."""
+_FENCE_S = 30 * 86400.0
+"""Seconds after the end of a run for which its fence is kept."""
 
 
 class Fenced(Exception):  # noqa: N818 - reads as what it is
@@ -77,6 +85,25 @@ def take_fence(folder: Path, epoch: int) -> None:
         text = json.dumps([epoch, boot_id(), os.getpid(), start_time(os.getpid()) or ""])
         private_file(folder / f"{_NAME}.new", text)
         (folder / f"{_NAME}.new").replace(folder / _NAME)
+        (folder / _OVER).unlink(missing_ok=True)
+
+
+def forget_run(state: Path, folder: Path) -> None:
+    """Remove the attempts of the run in `folder`, which is over and has no processes, and all that earlier calls have
+    left below `state`. Errors are ignored: a later call tries again.
+    """
+    with _locked(folder):
+        private_file(folder / _OVER, "")
+    oldest = time.time() - _FENCE_S
+    for over in state.glob(f"*/*/{_OVER}"):
+        with suppress(OSError), _locked(over.parent):
+            ended = over.stat().st_mtime  # raises if the run goes on
+            for path in over.parent.iterdir():
+                if path.is_dir():
+                    shutil.rmtree(path, ignore_errors=True)
+            if ended < oldest:
+                shutil.rmtree(over.parent, ignore_errors=True)
+                over.parent.parent.rmdir()
 
 
 @contextmanager

@@ -4,6 +4,7 @@
                       hello                          the version, the run, the epoch, the attempts to keep
                       ask, go, cancel                an attempt asks for a slot, begins, is ended
                       wind_down                      the run is being cancelled
+                      forget                         the run is over: its files are removed
     host -> runner    ready, refused                 the answers to hello
                       slot                           the answer to ask
                       session, output, allowance     reports of an attempt under way

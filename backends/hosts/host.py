@@ -31,7 +31,7 @@ from plait.backends.ask import QuestionAsked, answering
 from plait.backends.cancellation import CancellableTurn, Cancellation
 from plait.backends.errors import BackendError, BackendUnavailable, ErrorKind
 from plait.backends.function import format_traceback
-from plait.backends.hosts.fence import Fenced, run_folder, take_fence, turn_folder
+from plait.backends.hosts.fence import Fenced, forget_run, run_folder, take_fence, turn_folder
 from plait.backends.hosts.frames import (
     LONGEST,
     Frame,
@@ -109,7 +109,7 @@ def _admit(hello: Mapping[str, Any], state: Path, version: str) -> _Host:
         take_fence(folder, hello["epoch"])
     except Fenced as error:
         raise _Refused("fenced", str(error)) from None
-    return _Host(folder, state / SESSIONS, Slots(state / "slots", hello["slots"]))
+    return _Host(folder, state, hello["slots"])
 
 
 def _at_work(state: Path, slots: int) -> int:
@@ -150,10 +150,11 @@ class _Output(asyncio.BaseProtocol):
 class _Host:
     """The attempts of a run on this host."""
 
-    def __init__(self, folder: Path, sessions: Path, slots: Slots) -> None:
+    def __init__(self, folder: Path, state: Path, slots: int) -> None:
         self.folder = folder
-        self._sessions = sessions
-        self.slots = slots
+        self._state = state
+        self._sessions = state / SESSIONS
+        self.slots = Slots(state / "slots", slots)
         self._waiting: list[str] = []
         """The attempts that wait for a slot, the first to ask first."""
         self._under_way: dict[str, anyio.CancelScope] = {}
@@ -183,6 +184,9 @@ class _Host:
                 await self._cancel(frame["turn"])
             case "wind_down":
                 self._cancellation.request()
+            case "forget":
+                await sweep(self.folder, ())
+                await run_sync(forget_run, self._state, self.folder)
             case _:
                 pass
 

@@ -48,6 +48,11 @@ class HostSession:
         for line in self.lines.values():
             line.send({"op": "wind_down"})
 
+    def forget(self) -> None:
+        """Implement `HostConnections.forget`."""
+        for line in self.lines.values():
+            line.send({"op": "forget"})
+
     def line(self, name: str) -> Line | None:
         """Return the line to the host `name`; None if the host is none of the hosts."""
         return self.lines.get(name)

@@ -27,6 +27,12 @@ async def connected_hosts(
         yield [await stack.enter_async_context(hosts.connected(run)) for hosts in every.values()]
 
 
+def forget_on_hosts(connections: Iterable[HostConnections]) -> None:
+    """Ask the hosts to remove the files of the run, which is over."""
+    for one in connections:
+        one.forget()
+
+
 async def end_on_hosts(backends: Iterable[Backend], run_id: str, created_at: str, epoch: int) -> None:
     """End all attempts of a run on all hosts of `backends` that can be reached. The caller has claimed the run.
 
@@ -34,6 +40,7 @@ async def end_on_hosts(backends: Iterable[Backend], run_id: str, created_at: str
     """
     async with connected_hosts(backends, run_id, created_at, epoch, ()) as connections:
         missing = [name for one in connections for name in await one.unreached()]
+        forget_on_hosts(connections)
     if missing:
         logger(run=run_id).warning("attempts_not_ended", hosts=missing, why="the hosts are away")
 

@@ -37,7 +37,7 @@ from plait.runner.domain import events
 from plait.runner.domain.conversation import History
 from plait.runner.domain.policy import Policy
 from plait.runner.domain.result import RunResult
-from plait.runner.domain.status import TaskStatus
+from plait.runner.domain.status import TASK_DONE, TaskStatus
 from plait.runner.engine.attempt import RunContext
 from plait.runner.engine.checkpointer import Checkpointer, EventSink, UnstoredSink, WritePosition
 from plait.runner.engine.config import Config, adjustable
@@ -45,7 +45,7 @@ from plait.runner.engine.executor import Executor
 from plait.runner.engine.feed import Feed
 from plait.runner.engine.growth import Growth
 from plait.runner.engine.handover import NO_HANDOVER, Handover
-from plait.runner.engine.host_connections import connected_hosts
+from plait.runner.engine.host_connections import connected_hosts, forget_on_hosts
 from plait.runner.engine.inbox import Inbox
 from plait.runner.engine.outcome import STORE_WAITS_S
 from plait.runner.engine.policy_driver import PolicyDriver, PolicyState
@@ -256,10 +256,12 @@ async def _execute(
         connected = connected_hosts(
             config.backends.values(), run.run_id, run.created_at, run.position.epoch, _adopted_on_hosts(run)
         )
-        async with connected, anyio.create_task_group() as beside:
+        async with connected as connections, anyio.create_task_group() as beside:
             beside.start_soon(_end_after_grace, config, control)
             await executor.run()
             beside.cancel_scope.cancel()
+            if _is_over(run, executor) and not context.sink.away:
+                forget_on_hosts(connections)
     finally:
         scheduler.release_all()
         try:
@@ -272,6 +274,11 @@ async def _execute(
     assert isinstance(last, events.RunEnded)
     summary = run.state.resume_summary() if run.resumed else None
     return run.state.result(run.run_id, last.status, last.error, summary)
+
+
+def _is_over(run: PreparedRun, executor: Executor) -> bool:
+    """Return whether no later owner collects the answer of an attempt."""
+    return executor.ended_by == "cancel" or all(status in TASK_DONE for status in run.state.statuses)
 
 
 def _throttled(run: PreparedRun) -> dict[int, Pause]:

@@ -23,14 +23,14 @@ from plait.persistence.changes import Change, MessageAppended, RunReleased, Sess
 from plait.persistence.protocol import files_root
 from plait.persistence.records import EventKind, TaskRecord
 from plait.runner.clock import iso
-from plait.runner.domain.status import TaskStatus
+from plait.runner.domain.status import TASK_DONE, TaskStatus
 from plait.runner.domain.task import Task
 from plait.runner.domain.trace_ids import traceparent
 from plait.runner.engine.backend_call import call_backend
 from plait.runner.engine.checkpointer import Checkpointer
 from plait.runner.engine.config import Config, require_backends
 from plait.runner.engine.feed import Feed
-from plait.runner.engine.host_connections import connected_hosts
+from plait.runner.engine.host_connections import connected_hosts, forget_on_hosts
 from plait.runner.engine.pricing import Pricing
 from plait.runner.engine.task_files import has_files, read_contents
 from plait.runner.errors import PlaitError, TurnNotStored
@@ -116,8 +116,11 @@ async def _connected(run: StoredRun, backend: Backend, epoch: int) -> AsyncGener
     if isinstance(backend, PlacedBackend):
         places = await placed_attempts(run.store, run.record.run_id)
         adopted = [(places[one].place, *one) for one in under_way(run.tasks) if one in places]
-    async with connected_hosts([backend], run.record.run_id, run.record.created_at, epoch, adopted):
+    connected = connected_hosts([backend], run.record.run_id, run.record.created_at, epoch, adopted)
+    async with connected as connections:
         yield
+        if all(status in TASK_DONE for status in run.state.statuses):
+            forget_on_hosts(connections)
 
 
 async def _stored_nowhere(_place: str) -> None:

@@ -216,6 +216,39 @@ async def test_a_task_that_continues_another_goes_to_the_host_with_the_session(t
     assert all(sessions[f"first {name}"] == sessions[f"second {name}"] for name in names)
 
 
+def kept_files(world: HostsWorld) -> list[Path]:
+    """The folders of attempts on all hosts."""
+    return [path.parent for path in world.hosts.folder.glob("*/plait/hosts/*/*/*/*/stdout")]
+
+
+async def test_hosts_keep_the_files_of_attempts_until_the_run_is_over(world: HostsWorld) -> None:
+    await world.killed(COUNT)
+    world.kill_hosts()
+    world.allow("go")
+    await world.until(lambda: not world.alive())
+    assert len(kept_files(world)) == COUNT
+    async with world.store() as store:
+        result = await world.runner(store).resume(RUN)
+    assert [one.attempts for one in result.tasks.values()] == [1] * COUNT  # collected from the files
+    await world.until(lambda: not kept_files(world))
+    assert list(world.hosts.folder.glob("*/plait/hosts/*/*/fence.json"))
+
+
+async def test_the_files_of_a_run_that_was_stopped_are_kept_until_it_is_over(tmp_path: Path) -> None:
+    world = HostsWorld(tmp_path)
+    world.plan({"id": "a", "prompt": "one"}, {"id": "b", "prompt": "two [[until go]]", "depends_on": ["a"]})
+    async with world.opened_store() as store, world.runner(store).start(world.dag(), RUN) as run:
+        async for event in run.events():
+            if isinstance(event, events.SessionOpened) and event.task_id == "b":
+                run.stop()
+        await run.result()
+    assert len(kept_files(world)) == 2
+    world.allow("go")
+    async with world.store() as store:
+        await world.runner(store).resume(RUN)
+    await world.until(lambda: not kept_files(world))
+
+
 @pytest.mark.parametrize("how", ["cancel", "stop"])
 async def test_the_end_of_a_run_ends_the_agents_on_every_host(world: HostsWorld, how: str) -> None:
     async with world.opened_store() as store, world.runner(store, cancel_grace=0.0).start(world.dag(), RUN) as run:
@@ -225,6 +258,7 @@ async def test_the_end_of_a_run_ends_the_agents_on_every_host(world: HostsWorld,
         result = await run.result()
     assert result.status is (RunStatus.CANCELLED if how == "cancel" else RunStatus.INTERRUPTED)
     assert (world.alive(), len(world.turns)) == ([], COUNT)
+    assert len(kept_files(world)) == (0 if how == "cancel" else COUNT)
 
 
 async def test_another_version_is_refused_by_name(world: HostsWorld, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,6 +88,7 @@ class HostsWorld(World):
         with anyio.fail_after(LIMIT):
             while True:
                 os.kill(pid, signal.SIGSTOP)
+                await self.until(lambda: _is_stopped(pid))
                 if self._is_free():
                     return
                 os.kill(pid, signal.SIGCONT)
@@ -102,6 +103,12 @@ class HostsWorld(World):
         finally:
             store.close()
         return True
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether each thread of the process is stopped, a moment after SIGSTOP."""
+    states = [path.read_text().rpartition(") ")[2][0] for path in Path(f"/proc/{pid}/task").glob("*/stat")]
+    return set(states) == {"T"}
 
 
 def runner_of(
