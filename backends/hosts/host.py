@@ -197,6 +197,8 @@ class _Host:
     async def _look_for_slots(self) -> None:
         while True:
             await anyio.sleep(_RETRY_S)
+            for turn in self._under_way:  # one that is followed began without a slot if all were taken
+                self.slots.take(turn)
             self._grant()
 
     async def _cancel(self, turn: str) -> None:

@@ -14,12 +14,13 @@ import anyio
 import anyio.abc
 import pytest
 
+from plait.backends.hosts.slots import Slots
 from plait.persistence import EventKind, EventRecord
 from plait.runner import ResumeAction, RunResult, RunStatus, TaskStatus
 from plait.runner.domain import events
 from plait.runner.engine.attempt import INTERRUPTED
 from tests.support.agents.outliving import RUN
-from tests.support.hosts.outliving import HostsWorld
+from tests.support.hosts.outliving import SLOTS, HostsWorld
 
 COUNT = 8
 
@@ -214,6 +215,27 @@ async def test_a_task_that_continues_another_goes_to_the_host_with_the_session(t
         assert {task.removesuffix("-2") for task in tasks} == {task for task in tasks if not task.endswith("-2")}
     sessions = {turn["prompt"]: turn["session"] for turn in world.turns}
     assert all(sessions[f"first {name}"] == sessions[f"second {name}"] for name in names)
+
+
+async def test_an_attempt_that_is_followed_takes_a_slot_once_there_is_one(tmp_path: Path) -> None:
+    world = HostsWorld(tmp_path)
+    world.plan({"id": "a", "prompt": "work [[hush told]] [[until go]]"}, names=["m1"])
+    await world.killed(1, confirmed=False)
+    world.kill_hosts()
+    taken = Slots(tmp_path / "hosts" / "m1" / "plait" / "hosts" / "slots", SLOTS)
+    for number in range(SLOTS):
+        await world.until(partial(taken.take, f"another/{number}"))
+    async with world.store() as store, world.runner(store, ["m1"]).start_resume(RUN) as run:
+        async for event in run.events():
+            if isinstance(event, events.TaskStarted):
+                world.allow("told")
+            if isinstance(event, events.SessionOpened):  # so the attempt is followed
+                for number in range(SLOTS):
+                    taken.free(f"another/{number}")
+                await world.followed(1, epoch=2)
+                world.allow("go")
+        result = await run.result()
+    assert (result.status, result["a"].attempts, len(world.turns)) == (RunStatus.COMPLETED, 1, 1)
 
 
 def kept_files(world: HostsWorld) -> list[Path]:
