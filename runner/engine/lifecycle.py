@@ -213,9 +213,7 @@ def _context(run: PreparedRun, config: Config, sink: EventSink, feed: Feed) -> R
     )
 
 
-async def _execute(
-    run: PreparedRun, config: Config, context: RunContext, control: Control, end_cut: Callable[[], Awaitable[None]]
-) -> RunResult:
+def _scheduler(run: PreparedRun, config: Config) -> Scheduler:
     scheduler = Scheduler(
         run.state.dag,
         run.task_backends,
@@ -233,6 +231,13 @@ async def _execute(
         logger(run=run.run_id).warning(
             "tasks_run_alone", count=len(alone), tasks=first, why="the process died often during each of these tasks"
         )
+    return scheduler
+
+
+async def _execute(
+    run: PreparedRun, config: Config, context: RunContext, control: Control, end_cut: Callable[[], Awaitable[None]]
+) -> RunResult:
+    scheduler = _scheduler(run, config)
     stamp = stamper(config.clock)
     growth = Growth(
         run.state,
