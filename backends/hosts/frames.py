@@ -44,11 +44,12 @@ _FIELDS = (
 )  # fmt: skip
 """The fields of a request that are JSON already."""
 _PLAIN = ConversationRequest()
+_ENCODER = json.JSONEncoder(separators=(",", ":"))
 
 
 def frame_line(frame: Mapping[str, Any]) -> bytes:
     """Return `frame` as a line. Raise TypeError or ValueError for values that JSON cannot hold."""
-    return json.dumps(frame, separators=(",", ":")).encode() + b"\n"
+    return _ENCODER.encode(frame).encode() + b"\n"
 
 
 def read_frame(line: bytes) -> Frame:

@@ -139,7 +139,19 @@ async def _standard_streams() -> tuple[asyncio.StreamReader, Callable[[Frame], N
     reader = asyncio.StreamReader(limit=LONGEST)
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin.buffer)
     transport, _ = await loop.connect_write_pipe(_Output, output)
-    return reader, lambda frame: transport.write(frame_line(frame))
+    unsent = bytearray()
+
+    def send() -> None:
+        transport.write(bytes(unsent))
+        unsent.clear()
+
+    def write(frame: Frame) -> None:
+        line = frame_line(frame)
+        if not unsent:  # the frames of a moment go out together: one wake of the reader
+            loop.call_soon(send)
+        unsent.extend(line)
+
+    return reader, write
 
 
 class _Output(asyncio.BaseProtocol):
