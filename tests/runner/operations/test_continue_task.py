@@ -5,7 +5,7 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from plait.backends import BackendError, ErrorKind
+from plait.backends import BackendError, ErrorKind, FunctionBackend, ask
 from plait.backends.protocol import Message
 from plait.persistence import Batch, Conflict, MemoryStore, SQLiteStore, Store
 from plait.runner import (
@@ -19,6 +19,7 @@ from plait.runner import (
     TaskNotFound,
     TurnNotStored,
 )
+from plait.runner.domain.question import parse_time
 from tests.support.crashed import Dying, die
 from tests.support.fakes import Talker
 from tests.support.stopped import DIAMOND, stopped_after
@@ -205,3 +206,26 @@ async def test_a_paid_turn_survives_one_passing_failure() -> None:
     record = await store.get_run("r")
     assert record is not None
     assert (record.owner, len(await store.list_messages("r", "a"))) == (None, 4)
+
+
+async def test_a_message_in_another_conversation_keeps_the_deadline_of_a_question(store: Store) -> None:
+    async def answer(prompt: str) -> str:
+        return str(await ask("Who?", default="nobody", deadline=600.0)) if prompt == "ask" else prompt
+
+    backends = {"asks": FunctionBackend(answer), "talks": Talker()}
+    runner = ParallelRunner(backends=backends, default="talks", store=store)
+    dag = DAG([Task("a", prompt="ask", backend="asks"), Task("b", prompt="b")])
+    run_id = (await runner.run(dag)).run_id
+    record = await store.get_run(run_id)
+    assert record is not None and record.lease_expires_at is not None
+    (question,) = await runner.questions(run_id)
+    assert question.deadline_at is not None
+    assert record.lease_expires_at == parse_time(question.deadline_at)
+    await runner.continue_task(run_id, "b", "and now?")
+    after = await store.get_run(run_id)
+    assert after is not None
+    assert (after.status, after.owner, after.lease_expires_at) == ("waiting_input", None, record.lease_expires_at)
+    assert await runner.answer_question(run_id, "a", "Ada")
+    answered = await store.get_run(run_id)
+    assert answered is not None
+    assert (answered.status, answered.lease_expires_at) == ("waiting_input", 0.0)
