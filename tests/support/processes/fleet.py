@@ -14,7 +14,7 @@ from pathlib import Path
 from tests.support.processes.command import environment
 from tests.support.stores.postgres import empty, worker_dsn
 
-LIMIT_S = 30.0
+LIMIT_S = 120.0
 STORES = ("sqlite", "postgres")
 
 
