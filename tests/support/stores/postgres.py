@@ -27,6 +27,8 @@ TABLES = (
 )  # fmt: skip
 
 
+_GIVEN = os.environ.get("PLAIT_TEST_POSTGRES")
+"""Read at the import, because a test has no variables of plait."""
 _EMPTY = "; ".join(f"DELETE FROM {table}" for table in TABLES)
 
 
@@ -52,7 +54,7 @@ def worker_dsn() -> str:
 
 
 async def _prepare() -> str:
-    dsn = os.environ.get("PLAIT_TEST_POSTGRES")
+    dsn = _GIVEN
     if dsn is None:
         run = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
         server = start_server(Path(tempfile.gettempdir()) / f"plait-postgres-{run}")
