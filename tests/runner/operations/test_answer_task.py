@@ -1,0 +1,38 @@
+"""Decisions of a person about a task of a run that another process looks at."""
+
+from __future__ import annotations
+
+import time
+
+from plait import DAG, ParallelRunner, PersonBackend, Store, Task
+from plait.persistence import Batch, RunClaimed, RunReleased
+from plait.runner.clock import Clock
+from plait.runner.state.owner import claim_for_this_process, forget
+
+AT = "2026-01-01T00:00:00.000Z"
+
+
+class Releasing(Clock):
+    """A clock whose sleep is the moment in which the other process releases the run."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__()
+        self._store = store
+
+    async def sleep(self, seconds: float) -> None:
+        record = await self._store.get_run("r")
+        assert record is not None
+        if record.owner is not None:
+            await self._store.write(Batch("r", record.epoch, record.last_seq + 1, (RunReleased(AT),)))
+        await super().sleep(seconds)
+
+
+async def test_a_decision_waits_for_a_process_that_only_looks_at_the_run(store: Store) -> None:
+    await ParallelRunner(PersonBackend(), store=store).run(DAG([Task("a", prompt="Which one?")]), "r")
+    record = await store.get_run("r")
+    assert record is not None
+    owner = claim_for_this_process(AT)
+    await store.write(Batch("r", record.epoch, record.last_seq + 1, (RunClaimed(AT, owner, time.time() + 60),)))
+    await ParallelRunner(PersonBackend(), store=store, clock=Releasing(store)).answer("r", "a", "done", "this")
+    forget(owner)
+    assert [(task.status, task.text) for task in await store.list_tasks("r")] == [("completed", "this")]
