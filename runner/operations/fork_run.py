@@ -93,7 +93,8 @@ async def plan_try(store: Store | None, run_id: str, task_id: str, prompt: str |
     if backend is not None:
         changes["backend"] = backend
     tried = replace(task, **changes, adds_tasks=False, for_each=None)
-    recorded = [_as_recorded(run, name) for name in _read_by(run, tried)]
+    names = _read_by(run, tried)
+    recorded = [_as_recorded(run, name, names) for name in names]
     tried = replace(tried, depends_on=tuple(one.id for one in recorded if one.id != tried.continues))
     dag = DAG([*recorded, tried], name=run.state.dag.name, inputs=run.state.dag.inputs)
     point = ForkPoint((task_id,), _empty_results(run, recorded), tries=task_id)
@@ -171,13 +172,14 @@ def _read_by(run: StoredRun, task: Task) -> list[str]:
     return sorted(found, key=dag.position)
 
 
-def _as_recorded(run: StoredRun, name: str) -> Task:
-    """Return the task as a mere holder of its recorded result."""
+def _as_recorded(run: StoredRun, name: str, names: Collection[str]) -> Task:
+    """Return the task as a mere holder of its recorded result, in a conversation of tasks in `names`."""
     task, status = run.state.dag[name], run.state.statuses[run.state.dag.position(name)]
     if status is not TaskStatus.COMPLETED and not _ended_softly(status, task):
         raise PlaitError(f"task {name!r} of run {run.record.run_id} has no result yet ({status.value})")
     schema = task.output_schema if status is TaskStatus.COMPLETED else None
-    return Task(name, _RECORDED, (), task.backend, continues=task.continues, output_schema=schema)
+    continues = task.continues if task.continues in names else None
+    return Task(name, _RECORDED, (), run.state.dag.backend_of(task), continues=continues, output_schema=schema)
 
 
 def _ended_softly(status: TaskStatus, task: Task) -> bool:

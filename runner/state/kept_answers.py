@@ -105,7 +105,12 @@ async def load_kept(run: StoredRun, point: ForkPoint) -> dict[str, ReusableAnswe
     given = positions_of(state, point.results)
     cone = fork_cone(state, positions_of(state, point.roots) - given) | fork_cone(state, given)
     if point.tries is None:
-        unfinished = {position for position, done in enumerate(completed) if not done and position not in given}
+        # A `for_each` task that waits for its parts only gathers: its completed parts are kept.
+        unfinished = {
+            position
+            for position, task in enumerate(state.dag.tasks)
+            if not (completed[position] or position in given or (task.for_each and state.has_added(position)))
+        }
         cone |= fork_cone(state, unfinished)
     asked = await asked_persons(run)
     kept: dict[str, ReusableAnswer] = {}
