@@ -69,7 +69,8 @@ class Case:
 def random_case(seed: int) -> Case:
     """Return a random case: failures, retries, every failure mode, continued conversations, slow and instant tasks.
 
-    Two of every four seeds have tasks that add tasks. Cases of even seeds are small enough for a kill at every hit.
+    Some tasks have conditions. Two of every four seeds have tasks that add tasks. Cases of even seeds are small enough
+    for a kill at every hit.
     """
     rng = random.Random(f"case {seed}")  # noqa: S311 - no secrets
     count = rng.randint(5, 14) if seed % 2 else rng.randint(2, 4)
@@ -81,7 +82,27 @@ def random_case(seed: int) -> Case:
         parts[task.id] = lasting(task, _part(rng))
     limits = {name: rng.randint(1, 3) for name in _BACKENDS if rng.random() < 0.3}
     case = Case(DAG(tasks, name=f"case {seed}"), parts, _BACKENDS, rng.randint(1, 6), limits)
-    return _grown(case, seed) if seed % 4 in GROWING else case
+    return _conditioned(_grown(case, seed) if seed % 4 in GROWING else case, seed)
+
+
+def _conditioned(case: Case, seed: int) -> Case:
+    """Return `case` with conditions on some tasks, each about a hexadecimal digit in a result. A separate generator of
+    random numbers keeps the rest of the case as it is.
+    """
+    rng = random.Random(f"conditions {seed}")  # noqa: S311 - no secrets
+    lists = {task.id for task in case.dag if task.for_each is not None}
+    tasks: list[Task] = []
+    for task in case.dag:
+        about = [name for name in task.depends_on if name not in lists]
+        if about and task.for_each is None and rng.random() < 0.2:
+            name = rng.choice(about)
+            condition = (
+                f"'{rng.choice('0123456789abcdef')}' {rng.choice(['in', 'not in'])} {use_of(name, case.parts[name])}"
+            )
+            tasks.append(replace(task, when=condition))
+        else:
+            tasks.append(task)
+    return replace(case, dag=DAG(tasks, name=case.dag.name))
 
 
 def _grown(case: Case, seed: int) -> Case:

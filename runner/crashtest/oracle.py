@@ -19,6 +19,9 @@ from plait.runner.plan.added_tasks import tasks_of
 _USE = re.compile(r'\{\{ (?:results\["([^"]+)"\](?:\.mark)?|item) \}\}')
 """A template expression made by `use_of`; without a matched group, the item of a `for_each` part."""
 
+_CONDITION = re.compile(r"""'(.)' (in|not in) \{\{ results\["([^"]+)"\](?:\.mark)? \}\}""")
+"""A condition of a random case."""
+
 
 @dataclass(frozen=True, slots=True)
 class Expected:
@@ -112,7 +115,7 @@ class _Prediction:
         if not all(passes(self.tasks[name], self.ends[name].status) for name in needed):
             self.ends[task.id] = Expected(TaskStatus.PENDING, 0)
         elif task.for_each is None:
-            self._ended(task, self._end(task))
+            self._ended(task, self._end(task) if self._is_wanted(task) else Expected(TaskStatus.SKIPPED, 0))
         elif task.id in self.parts:
             values: list[JsonValue] = [self.ends[name].value for name in self.parts[task.id]]
             text = json.dumps(values, ensure_ascii=False, separators=(",", ":"))
@@ -159,6 +162,11 @@ class _Prediction:
         if isinstance(data, dict) and isinstance(data.get("items"), list):
             self._lists[task.id] = list(data["items"])  # type: ignore[arg-type]
         return Expected(TaskStatus.COMPLETED, part.failures + 1, digest(text, data), value, (*past, prompt, text))
+
+    def _is_wanted(self, task: Task) -> bool:
+        """Return whether the condition of the task, if any, is true: a digit is, or is not, in a result."""
+        found = None if task.when is None else _CONDITION.fullmatch(task.when)
+        return found is None or (found[1] in self._value(task, found[3])) is (found[2] == "in")
 
     def _value(self, task: Task, name: str) -> str:
         return self.ends[str(task.aliases.get(name, name))].value
