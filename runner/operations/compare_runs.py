@@ -10,12 +10,13 @@ from typing import Any
 
 from plait.persistence.protocol import Store
 from plait.persistence.records import RunRecord, TaskRecord
-from plait.runner.errors import PromptError
+from plait.runner.errors import PromptError, RunNotFound
 from plait.runner.operations.inspect import usage_as_json
 from plait.runner.operations.word_changes import word_changes
 from plait.runner.state.answer_changes import RunSide, describe_change
 from plait.runner.state.codec import decode_usage, to_json
-from plait.runner.state.reusable_answers import ANSWER_KEYS, task_identity
+from plait.runner.state.kept_answers import KEPT
+from plait.runner.state.reusable_answers import ANSWER_KEYS, REUSED, Reuse, task_identity
 from plait.runner.state.stored_run import StoredRun, stored_run
 
 
@@ -126,6 +127,32 @@ async def compare_runs(store: Store | None, before: str, after: str) -> RunCompa
     """Return the differences from run `before` to run `after`. Raises StoreRequired, RunNotFound, StoreError."""
     one, other = await stored_run(store, before), await stored_run(store, after)
     return RunComparison(one.record, other.record, list(_differences(one, other)))
+
+
+async def cut_offs(store: Store | None, run_id: str) -> list[str]:
+    """Return the tasks of a run that were called although an earlier run had their answer, gave the same answer, and so
+    cut off the calls behind: a task behind took its answer over. Raises StoreRequired, RunNotFound, StoreError.
+    """
+    run = await stored_run(store, run_id)
+    reuse = Reuse.of_settings(json.loads(run.record.settings))
+    if reuse is None:
+        return []
+    try:
+        parent = await stored_run(store, reuse.like)
+    except RunNotFound:
+        return []
+    attempts = await run.store.list_attempts(run_id)
+    taken = {one.task_id for one in attempts if one.backend.startswith((REUSED, KEPT))}
+    texts = {to_json(task_identity(parent.state, place)): task.text for place, task in enumerate(parent.tasks)}
+    called = {one.task_id for one in attempts} - taken
+    return [
+        task.task_id
+        for place, task in enumerate(run.tasks)
+        if task.task_id in called
+        and task.text is not None
+        and texts.get(to_json(task_identity(run.state, place))) == task.text
+        and any(run.state.dag.tasks[one].id in taken for one in run.state.dag.needed_by(place))
+    ]
 
 
 def _differences(one: StoredRun, other: StoredRun) -> Iterator[TaskDifference]:

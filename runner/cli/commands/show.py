@@ -42,6 +42,7 @@ from plait.runner.domain.groups import group_of, groups_of
 from plait.runner.domain.status import TASK_DONE, RunStatus, TaskStatus
 from plait.runner.domain.waiting import WaitKind, WaitReason
 from plait.runner.engine.policy_driver import read_policy_state
+from plait.runner.operations.compare_runs import cut_offs
 from plait.runner.operations.inspect import TaskInfo, run_info, task_infos, throttled_backends
 from plait.runner.operations.task_detail import TaskDetail
 from plait.runner.policies.orchestrator.policy import Stop
@@ -133,12 +134,13 @@ async def show_run(path: StorePlace, word: str, as_json: bool, choice: TaskChoic
         added = await find_adders(store, run, tasks)
         throttled = await throttled_backends(store, run, time.time())
         reused = await _list_reused(store, run)
+        cut_off = await cut_offs(store, run.run_id) if reused else []
     shown_tasks = choice.of(infos)
     if as_json:
         shown = run_info(run, time.time(), shown_tasks, throttled).as_json_with_tasks()
         print_json({**shown, "stopped": _stop_reason(run), "settings": json.loads(run.settings)})
         return COMPLETED
-    _print_run(run, tasks, throttled, reused)
+    _print_run(run, tasks, throttled, (reused, cut_off))
     if choice.is_given and not shown_tasks:
         print_line("no task matches")
     else:
@@ -212,6 +214,10 @@ def _group_row(name: str, parts: Sequence[TaskInfo]) -> tuple[str, ...]:
     )
 
 
+def _shortened(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:_MOST_NAMED])}{', ...' if len(names) > _MOST_NAMED else ''}"
+
+
 async def _list_reused(store: Store, run: RunRecord) -> list[str]:
     """Return the tasks with an answer of an earlier run."""
     if Reuse.of_settings(json.loads(run.settings)) is None:
@@ -220,8 +226,13 @@ async def _list_reused(store: Store, run: RunRecord) -> list[str]:
 
 
 def _print_run(
-    run: RunRecord, tasks: Sequence[TaskRecord], throttled: Sequence[BackendThrottled], reused: Sequence[str]
+    run: RunRecord,
+    tasks: Sequence[TaskRecord],
+    throttled: Sequence[BackendThrottled],
+    reuse: tuple[Sequence[str], Sequence[str]],
 ) -> None:
+    """Print the run; `reuse` names the tasks with an answer of an earlier run, and those of `cut_offs`."""
+    reused, cut_off = reuse
     status = shown_status(run)
     settings, owner = json.loads(run.settings), run.owner
     plan = settings.get("plan")
@@ -234,6 +245,7 @@ def _print_run(
     _print_field("backends" if settings.get("posted") else "plan", plan if isinstance(plan, str) else None)
     _print_field("parent", _parent(settings))
     _print_field("reused", f"{counted(len(reused), 'result')} of the parent, at no cost" if reused else None)
+    _print_field("cut off", f"same answer: cut off at {_shortened(cut_off)}" if cut_off else None)
     _print_field("created", run.created_at)
     _print_field("ended", run.ended_at)
     _print_field("owner", f"process {owner.pid} on {owner.host}" if owner and status is RunStatus.RUNNING else None)

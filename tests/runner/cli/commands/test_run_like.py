@@ -158,3 +158,18 @@ def test_ctrl_c_at_the_question_stores_nothing(signed: Path) -> None:
         assert terminal.wait() == 6
         assert b"Traceback" not in terminal.seen
     assert len(plait_here(signed, "runs", "--json").value) == 2
+
+
+def test_show_and_diff_name_the_task_at_which_calls_were_cut_off(folder: Path) -> None:
+    (folder / "lower.py").write_text(FUNCTIONS.replace('f"<{prompt}>"', 'f"<{prompt.lower()}>"'))
+    plan = (folder / "plan.yaml").read_text().replace("functions.py", "lower.py")
+    (folder / "plan.yaml").write_text(plan)
+    assert plait_here(folder, "run", "plan.yaml", "-q").code == 0
+    assert "cut off" not in plait_here(folder, "show", "last").out
+    first = plait_here(folder, "runs", "--json").value[0]["run_id"]
+    (folder / "calls").unlink()
+    (folder / "plan.yaml").write_text(plan.replace('prompt: "a"', 'prompt: "A"'))
+    assert plait_here(folder, "run", "plan.yaml", "--like", "last", "-q").code == 0
+    assert calls(folder) == ["A"]
+    assert "cut off   same answer: cut off at a\n" in plait_here(folder, "show", "last").out
+    assert "a: prompt changed: line 1; same answer: cut off here" in plait_here(folder, "diff", first, "last").out
