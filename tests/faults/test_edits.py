@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from plait.persistence import MemoryStore
+from plait.runner import RunNotFound
+from plait.runner.operations import preview_reuse
 from tests.faults.campaigns.edit_bugs import BUGS, older_run_preferred
 from tests.faults.campaigns.edits import shows, violations
 from tests.runner.engine.test_cache import test_the_newest_answer_is_taken as newest_is_taken
+from tests.runner.engine.test_reuse import (
+    test_a_deleted_parent_is_missed_by_no_run_that_took_its_answers_over as deleted_parent_is_not_missed,
+)
 
 
 @pytest.mark.parametrize("first", range(0, 100, 25))
@@ -24,3 +31,12 @@ async def test_a_planted_bug_is_seen(bug: str) -> None:
 async def test_an_older_run_preferred_by_the_cache_is_seen() -> None:
     with older_run_preferred(), pytest.raises(AssertionError, match="old"):
         await newest_is_taken(MemoryStore())
+
+
+async def test_a_deleted_parent_that_is_missed_is_seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    class UnraisedError(Exception):
+        pass
+
+    monkeypatch.setattr(preview_reuse, "RunNotFound", UnraisedError)
+    with pytest.raises(RunNotFound):
+        await deleted_parent_is_not_missed(tmp_path)

@@ -342,3 +342,34 @@ async def test_a_long_conversation_is_taken_over() -> None:
     calls = Calls()
     await again(MemoryStore(), calls, dag, dag)
     assert calls.take() == []
+
+
+async def test_a_deleted_parent_is_missed_by_no_run_that_took_its_answers_over(tmp_path: Path) -> None:
+    calls = Calls()
+    async with SQLiteStore(tmp_path / "plait.db") as store:
+        runner = ParallelRunner(calls, store=store)
+        await runner.run(chain("a"), "first")
+        await runner.run(chain("a"), "second", like="first")
+        calls.take()
+        await store.purge(["first"])
+        preview = await runner.preview_like(chain("a"), "second")
+        assert {step.action for step in preview.tasks} == {"reuse"}
+        third = await runner.run(chain("a"), "third", like="second")
+        assert (third.text["c"], calls.take()) == ("<c <b <a>>>", [])
+        with pytest.raises(RunNotFound, match="'first'"):
+            await runner.run(chain("a"), like="first")
+
+
+async def test_a_run_whose_parent_is_deleted_before_the_resume_calls_the_remaining_tasks(tmp_path: Path) -> None:
+    calls = Calls(n=ValueError("no"))
+    async with SQLiteStore(tmp_path / "plait.db") as store:
+        runner = ParallelRunner(calls, store=store)
+        await runner.run(chain("a"), "first")
+        gated = [replace(task, depends_on=("a", "n")) if task.id == "b" else task for task in chain("a")]
+        failed = await runner.run(DAG([Task("n", "n"), *gated]), "second", like="first")
+        assert failed.status is RunStatus.FAILED
+        await store.purge(["first"])
+        del calls.answers["n"]
+        calls.take()
+        assert (await runner.resume("second", retry_failed=True)).status is RunStatus.COMPLETED
+        assert calls.take() == ["b <a>", "c <b <a>>", "n"]
