@@ -30,7 +30,13 @@ ATTEMPT_S = 0.2
 WARM_S = 4.0
 """Seconds for which a page is open before it is measured."""
 VIEWS = ("list", "timeline", "graph")
-_ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--js-flags=--expose-gc"]
+_ARGUMENTS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--js-flags=--expose-gc",
+    "--enable-precise-memory-info",
+]
 _OBSERVE = """
 window.blocks = [];
 new PerformanceObserver((list) => window.blocks.push(...list.getEntries().map((one) => one.duration)))
@@ -119,14 +125,10 @@ async def memory(view: str, minutes: str = "10") -> dict[str, float]:
         async with opened(server) as page:
             await page.locator(".line.group").first.click()
             await _show(page, view)
-            session = await page.context.new_cdp_session(page)
-            await session.send("Performance.enable")
             heaps: list[float] = []
             for _ in range(int(minutes)):
                 await anyio.sleep(60)
-                await session.send("HeapProfiler.collectGarbage")
-                found = (await session.send("Performance.getMetrics"))["metrics"]
-                heaps += [one["value"] / 1e6 for one in found if one["name"] == "JSHeapUsedSize"]
+                heaps.append(await page.evaluate("gc(), performance.memory.usedJSHeapSize / 1e6"))
                 print(f"{heaps[-1]:.2f} MB", await page.locator(".head .facts").inner_text(), file=sys.stderr)
     return {"first_mb": heaps[0], "last_mb": heaps[-1], "growth": heaps[-1] / heaps[0] - 1}
 

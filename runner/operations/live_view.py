@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Collection, Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 import anyio.to_thread
@@ -79,6 +79,7 @@ class LiveView:
         self._rests_until = 0.0
         self._behind: bool = False
         self._positions: Mapping[str, int] = {}
+        self._created = datetime.fromtimestamp(0, UTC)
         self._head: Mapping[str, Any] = {}
         self._rows: dict[str, Mapping[str, Any]] = {}
         self._attempts = attempts
@@ -126,6 +127,7 @@ class LiveView:
         # A turn after the run is stored without an event.
         quiet = not touched and run.last_seq != self._seq
         self._seq = run.last_seq
+        self._created = datetime.fromisoformat(run.created_at)
         if self._task_id is not None and (touched is None or self._task_id in touched or quiet):
             async for change in self._task_changes(self._task_id):
                 yield change
@@ -181,16 +183,50 @@ class LiveView:
         for name in news if len(news) <= _FEW else (None,):
             for one in await self._store.list_attempts(self._run_id, name):
                 if one.task_id in found:
-                    found[one.task_id].append([one.status, _ms(one.started_at), _ms(one.ended_at)])
+                    found[one.task_id].append([one.status, self._since(one.started_at), self._since(one.ended_at)])
         for name, tries in found.items():
             self._tries[name] = states[name], tries
 
     def _make_rows(self, infos: Mapping[str, TaskInfo]) -> dict[str, Mapping[str, Any]]:
         none = (None, None)
         return {
-            name: _row(info, self._positions, self._tries.get(name, none)[1] if _has_tries(info) else None)
+            name: self._row(info, self._tries.get(name, none)[1] if _has_tries(info) else None)
             for name, info in infos.items()
         }
+
+    def _row(self, task: TaskInfo, tries: list[Any] | None) -> Mapping[str, Any]:
+        """Return what a list of tasks shows; fields without a value are left out. Times are those of `_since`.
+
+        `tries` are the attempts, each with its status, start and end; without them, the task is its only attempt.
+        """
+        item = task.spec.get("item")
+        usage, waits = task.usage, task.waits
+        fields = {
+            "id": task.task_id,
+            "status": task.status.value,
+            "deps": [self._positions[one] for one in task.depends_on if one in self._positions],
+            "group": group_of(task.task_id, item),
+            "item": None if item is None else _short(item),
+            "attempts": task.attempts,
+            "tries": tries,
+            "tokens": usage.input_tokens + usage.output_tokens,
+            "cost_usd": usage.cost_usd,
+            "error_kind": task.error_kind,
+            "error": None if task.error is None else _short(task.error),
+            "question": None if task.question is None else _short(task.question),
+            "wait": None if waits is None or task.question else waits.text,
+            "damaged": task.damaged,
+        }
+        took = None if task.duration_s is None else round(task.duration_s * 1000)
+        times = {"start": self._since(task.started_at), "end": self._since(task.ended_at), "took": took}
+        shown = {name: value for name, value in fields.items() if value}
+        return {"position": task.position, **shown, **{name: at for name, at in times.items() if at is not None}}
+
+    def _since(self, at: str | None) -> int | None:
+        """Return the milliseconds from the creation of the run to `at`: a browser holds a small integer in little
+        memory.
+        """
+        return None if at is None else round((datetime.fromisoformat(at) - self._created).total_seconds() * 1000)
 
     async def _task_changes(self, task_id: str) -> AsyncGenerator[ViewChange]:
         detail = await task_detail(self._store, self._run_id, task_id, self._clock.wall())
@@ -221,40 +257,6 @@ def _has_tries(task: TaskInfo) -> bool:
     """Return whether the attempts of the task differ from a single one with the times and the status of the task."""
     alone = task.attempts == 1 and not task.crashes and not task.answers and task.status in _ONE_ATTEMPT
     return task.attempts > 0 and not alone
-
-
-def _row(task: TaskInfo, positions: Mapping[str, int], tries: list[Any] | None) -> Mapping[str, Any]:
-    """Return what a list of tasks shows; fields without a value are left out. Times are milliseconds since 1970.
-
-    `tries` are the attempts, each with its status, start and end; without them, the task is its only attempt.
-    """
-    item = task.spec.get("item")
-    usage, waits = task.usage, task.waits
-    fields = {
-        "id": task.task_id,
-        "status": task.status.value,
-        "deps": [positions[one] for one in task.depends_on if one in positions],
-        "group": group_of(task.task_id, item),
-        "item": None if item is None else _short(item),
-        "attempts": task.attempts,
-        "start": _ms(task.started_at),
-        "end": _ms(task.ended_at),
-        "tries": tries,
-        "duration_s": task.duration_s,
-        "tokens": usage.input_tokens + usage.output_tokens,
-        "cost_usd": usage.cost_usd,
-        "error_kind": task.error_kind,
-        "error": None if task.error is None else _short(task.error),
-        "question": None if task.question is None else _short(task.question),
-        "wait": None if waits is None else waits.text,
-        "wait_kind": None if waits is None else waits.kind.value,
-        "damaged": task.damaged,
-    }
-    return {"position": task.position, **{name: value for name, value in fields.items() if value}}
-
-
-def _ms(at: str | None) -> int | None:
-    return None if at is None else int(datetime.fromisoformat(at).timestamp() * 1000)
 
 
 def _short(value: object) -> str:

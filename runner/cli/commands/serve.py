@@ -162,7 +162,7 @@ async def serve(backend_set: BackendSet, options: ServeOptions, concurrency: int
                 print_note(f"{doing} on {url}; `plait ui` opens the web page; Ctrl-C stops")
                 print_note(f"  {'token':<9} {access.token_path}")
                 server = ApiServer(served, listening, access.token, access.sign_in)
-                await serve_until_signal(server, partial(_take_up, service, store, options.takes_up))
+                await serve_until_signal(server, service, partial(_take_up, service, store, options.takes_up))
             return CANCELLED if service.driven else COMPLETED
 
 
@@ -181,11 +181,15 @@ def _make_service(
 
 
 async def serve_until_signal(
-    server: ApiServer, at_start: Callable[[], Coroutine[Any, Any, None]] | None = None
+    server: ApiServer, service: RunService, at_start: Callable[[], Coroutine[Any, Any, None]] | None = None
 ) -> None:
     """Serve until the first signal. `at_start` is called once signals are handled."""
+
+    def note(text: str) -> None:
+        print_note(text if service.driven else "stopping")
+
     async with anyio.create_task_group() as beside:
-        await beside.start(stop_on_signal, server.stop, print_note)
+        await beside.start(stop_on_signal, server.stop, note)
         if at_start is not None:
             beside.start_soon(at_start)
         await server.serve()

@@ -123,7 +123,7 @@ async def _serve(listening: socket.socket, store: AnyStore, options: UiOptions) 
             server = ApiServer(served, listening, access.token, access.sign_in, options.host)
             print_note(f"the page: {address}; Ctrl-C ends it")
             told = {"url": url, "page": address, "token_file": str(access.token_path)}
-            await serve_until_signal(server, partial(_announce, options, told))
+            await serve_until_signal(server, service, partial(_announce, options, told))
         return CANCELLED if service.driven else COMPLETED
 
 

@@ -8,77 +8,77 @@ const MOST_STEPS = 200;
 
 /** Open a dialog. `body` receives the place of its content, the place of errors and `close`, and returns the content. */
 function dialog(title, body) {
-  const [content, error] = [h("div"), h("div")];
-  const box = h("dialog", { "aria-label": title, onclose: () => box.remove() }, h("h2", title), content, error);
-  document.body.append(box);
-  replace(content, body(content, error, () => box.close()));
-  box.showModal();
+	const [content, error] = [h("div"), h("div")];
+	const box = h("dialog", { label: title, onclose: () => box.remove() }, h("h2", title), content, error);
+	document.body.append(box);
+	replace(content, body(content, error, () => box.close()));
+	box.showModal();
 }
 
 /** Return a button that is disabled while `work` is under way, and shows in `place` what went wrong. */
 export function working(text, place, work, given) {
-  const made = button(text, async () => {
-    made.disabled = true;
-    replace(place);
-    try {
-      await work();
-    } catch (error) {
-      replace(place, h("p.error", { role: "alert" }, error.message));
-    }
-    made.disabled = false;
-  }, given);
-  return made;
+	const made = button(text, async () => {
+		made.disabled = true;
+		replace(place);
+		try {
+			await work();
+		} catch (error) {
+			replace(place, h("p.error", { role: "alert" }, error.message));
+		}
+		made.disabled = false;
+	}, given);
+	return made;
 }
 
 export function cancelRun(run) {
-  dialog("Cancel the run?", (_, error, close) => [
-    h("p", "The run is ended for good and cannot be resumed. No further task starts; running tasks may end by themselves for a few seconds."),
-    h("div.actions",
-      working("Cancel the run", error, () => post(`${runPath(run)}/cancel`).then(close), { class: "danger" }),
-      button("Keep it", close)),
-  ]);
+	dialog("Cancel the run?", (_, error, close) => [
+		h("p", "The run is ended for good and cannot be resumed. No further task starts; running tasks may end by themselves for a few seconds."),
+		h("div.actions",
+			working("Cancel the run", error, () => post(`${runPath(run)}/cancel`).then(close), { class: "danger" }),
+			button("Keep it", close)),
+	]);
 }
 
 /** Show what a resume would do, task by task, and resume. */
 export function resumeRun(run, retryFailed) {
-  dialog(retryFailed ? "Retry failed tasks" : "Resume the run", (content, error, close) => {
-    const go = () => post(`${runPath(run)}/resume`, { retry_failed: retryFailed }).then(close);
-    const read = async () => {
-      const preview = await get(`${runPath(run)}/preview?retry_failed=${retryFailed}`);
-      replace(content, previewOf(preview), h("div.actions",
-        !preview.ended && working(retryFailed ? "Run them again" : "Resume", error, go, { class: "primary" }),
-        button(preview.ended ? "Close" : "Not now", close)));
-    };
-    read().catch((refused) => replace(content, h("p.error", { role: "alert" }, refused.message), h("div.actions", button("Close", close))));
-    return h("p", "Reading what would run…");
-  });
+	dialog(retryFailed ? "Retry failed tasks" : "Resume the run", (content, error, close) => {
+		const go = () => post(`${runPath(run)}/resume`, { retry_failed: retryFailed }).then(close);
+		const read = async () => {
+			const preview = await get(`${runPath(run)}/preview?retry_failed=${retryFailed}`);
+			replace(content, previewOf(preview), h("div.actions",
+				!preview.ended && working(retryFailed ? "Run them again" : "Resume", error, go, { class: "primary" }),
+				button(preview.ended ? "Close" : "Not now", close)));
+		};
+		read().catch((refused) => replace(content, h("p.error", { role: "alert" }, refused.message), h("div.actions", button("Close", close))));
+		return h("p", "Reading what would run…");
+	});
 }
 
 function previewOf(preview) {
-  if (preview.ended) return h("p", `The run is ${preview.status}; nothing is left to do.`);
-  const steps = preview.tasks.filter((step) => step.action !== "keep");
-  const kept = preview.tasks.length - steps.length;
-  return [
-    h("p", `${plural(preview.runs, "task")} would run; ${plural(kept, "task")} kept${preview.adopted ? `; ${plural(preview.adopted, "agent")} still at work` : ""}.`),
-    preview.possibly_billed_twice
-      ? h("p.warn", `${plural(preview.possibly_billed_twice, "task")} may be billed twice, about ${count(preview.repeated_input_tokens)} input tokens and the output before the interruption.`)
-      : h("p", "Nothing is billed twice."),
-    preview.damaged.length > 0 && h("p.warn", `The stored results of ${preview.damaged.slice(0, 5).join(", ")} are damaged and count as failed.`),
-    h("div.steps", { tabindex: "0" }, table(["Task", "Action", "Reason"], steps.slice(0, MOST_STEPS).map((step) =>
-      [step.task_id, h("b", step.action), [step.reason, step.possibly_billed_twice && h("em", " may be billed twice")]]))),
-    steps.length > MOST_STEPS && h("p", `and ${count(steps.length - MOST_STEPS)} more`),
-  ];
+	if (preview.ended) return h("p", `The run is ${preview.status}; nothing is left to do.`);
+	const steps = preview.tasks.filter((step) => step.action !== "keep");
+	const kept = preview.tasks.length - steps.length;
+	return [
+		h("p", `${plural(preview.runs, "task")} would run; ${plural(kept, "task")} kept${preview.adopted ? `; ${plural(preview.adopted, "agent")} still at work` : ""}.`),
+		preview.possibly_billed_twice
+			? h("p.warn", `${plural(preview.possibly_billed_twice, "task")} may be billed twice, about ${count(preview.repeated_input_tokens)} input tokens and the output before the interruption.`)
+			: h("p", "Nothing is billed twice."),
+		preview.damaged.length > 0 && h("p.warn", `The stored results of ${preview.damaged.slice(0, 5).join(", ")} are damaged and count as failed.`),
+		h("div.steps", { tabindex: "0" }, table(["Task", "Action", "Reason"], steps.slice(0, MOST_STEPS).map((step) =>
+			[step.task_id, h("b", step.action), [step.reason, step.possibly_billed_twice && h("em", " may be billed twice")]]))),
+		steps.length > MOST_STEPS && h("p", `and ${count(steps.length - MOST_STEPS)} more`),
+	];
 }
 
 export function continueTask(run, task) {
-  dialog(`Continue ${task}`, (content, error, close) => {
-    const message = h("textarea", { rows: 4, "aria-label": "Message" });
-    const send = async () => {
-      if (!message.value.trim()) throw new Error("write a message");
-      const reply = await post(`${taskPath(run, task)}/continue`, { message: message.value });
-      replace(content, h("pre.text", reply.text), h("div.actions", button("Close", close)));
-    };
-    return [h("p", "One more message in the conversation of this task. The turn is stored and paid for; the result of the task does not change."), message,
-      h("div.actions", working("Send", error, send, { class: "primary" }), button("Not now", close))];
-  });
+	dialog(`Continue ${task}`, (content, error, close) => {
+		const message = h("textarea", { rows: 4, label: "Message" });
+		const send = async () => {
+			if (!message.value.trim()) throw new Error("write a message");
+			const reply = await post(`${taskPath(run, task)}/continue`, { message: message.value });
+			replace(content, h("pre.text", reply.text), h("div.actions", button("Close", close)));
+		};
+		return [h("p", "One more message in the conversation of this task. The turn is stored and paid for; the result of the task does not change."), message,
+			h("div.actions", working("Send", error, send, { class: "primary" }), button("Not now", close))];
+	});
 }

@@ -1,6 +1,6 @@
 // The list of the tasks: only the lines in view are elements, so ten thousand tasks scroll and change quickly.
 
-import { h, icon, replace } from "./dom.js";
+import { h, icon, replace, set } from "./dom.js";
 import { cost, count, plural, seconds, tokens, words } from "./format.js";
 import { noteOf } from "./selection.js";
 
@@ -8,125 +8,103 @@ const BESIDE = 12; // lines above and below the view
 const NARROW = matchMedia("(max-width: 640px)");
 
 export class TaskList {
-  constructor(onpick, ontoggle) {
-    this.onpick = onpick;
-    this.ontoggle = ontoggle;
-    this.cursor = 0;
-    this.pool = new Map();
-    this.space = h("div.space", { role: "presentation" });
-    this.element = h("plait-tasks", {
-      role: "treegrid", tabindex: "0", "aria-label": "Tasks",
-      onscroll: () => this.draw(), onkeydown: (event) => this.press(event), onclick: (event) => this.click(event),
-    }, this.space);
-    new ResizeObserver(() => this.draw()).observe(this.element);
-  }
+	cursor = 0;
+	pool = new Map();
+	space = h("div.space", { role: "presentation" });
 
-  get height() {
-    return NARROW.matches ? 48 : 32;
-  }
+	constructor(onpick, ontoggle) {
+		Object.assign(this, { onpick, ontoggle });
+		this.element = h("plait-tasks", {
+			role: "treegrid", tabindex: "0", label: "Tasks",
+			onscroll: () => this.draw(), onkeydown: (event) => this.press(event), onclick: ({ target }) => target !== this.element && target !== this.space && this.open(target.closest(".line").n),
+		}, this.space);
+		new ResizeObserver(() => this.draw()).observe(this.element);
+	}
 
-  show(selection) {
-    this.selection = selection;
-    this.cursor = Math.min(this.cursor, Math.max(selection.lines.length - 1, 0));
-    this.draw();
-  }
+	get height() {
+		return NARROW.matches ? 48 : 32;
+	}
 
-  draw() {
-    if (!this.selection || !this.element.isConnected) return;
-    const { element: list, height, pool, selection: { lines } } = this;
-    this.space.style.height = `${lines.length * height}px`;
-    list.setAttribute("aria-rowcount", lines.length);
-    const from = Math.max(0, Math.floor(list.scrollTop / height) - BESIDE);
-    const to = Math.min(lines.length, Math.ceil((list.scrollTop + list.clientHeight) / height) + BESIDE);
-    this.pool = new Map();
-    for (let n = from; n < to; n += 1) {
-      const id = idOf(lines[n]);
-      const element = pool.get(id) || h("div.line", { role: "row", id });
-      pool.delete(id);
-      this.pool.set(id, element);
-      this.update(element, lines[n], n);
-      element.style.transform = `translateY(${n * height}px)`;
-      if (!element.isConnected) this.space.append(element);
-    }
-    for (const element of pool.values()) element.remove();
-    if (lines[this.cursor]) list.setAttribute("aria-activedescendant", idOf(lines[this.cursor]));
-  }
+	show(selection) {
+		this.selection = selection;
+		this.cursor = Math.min(this.cursor, Math.max(selection.lines.length - 1, 0));
+		this.draw();
+	}
 
-  /** Fill the element of a line, if the line does not look as before. */
-  update(element, { row, group, level, open }, n) {
-    const chosen = row?.id === this.selection.task;
-    const took = row?.duration_s ?? (row?.status === "running" ? Math.floor((Date.now() - row.start) / 1000) : undefined);
-    const place = `line level-${level}${n === this.cursor ? " cursor" : ""}${chosen ? " chosen" : ""}${row ? "" : " group"}`;
-    const face = [n, place, took, open, group && JSON.stringify(group.counts)].join();
-    if (element.row === row && element.face === face) return;
-    element.row = row;
-    element.face = face;
-    element.className = place;
-    element.dataset.line = n;
-    element.setAttribute("aria-rowindex", n + 1);
-    element.setAttribute("aria-level", level + 1);
-    element.setAttribute("aria-selected", chosen);
-    if (group) element.setAttribute("aria-expanded", open);
-    const cells = row
-      ? [
-          ["c-state", icon(row.status)],
-          ["c-id", h("span.name", row.id), row.item && h("span.item", row.item)],
-          ["c-note", h("b", { status: row.status }, words(row.status)), " ", h("span", noteOf(row))],
-          ["c-num", row.attempts > 1 && `${row.attempts}×`],
-          ["c-num", seconds(took)],
-          ["c-num", tokens(row.tokens)],
-          ["c-num", cost(row.cost_usd)],
-        ]
-      : [
-          ["c-state", h("span.twist", { "aria-hidden": "true" }, open ? "▾" : "▸"), icon(group.status)],
-          ["c-id", h("span.name", `${group.name}.*`)],
-          ["c-note", `${plural(group.parts.length, "part")}: `, countsOf(group)],
-          ["c-num"],
-          ["c-num"],
-          ["c-num", tokens(group.tokens)],
-          ["c-num", cost(group.cost)],
-        ];
-    replace(element, cells.map(([name, ...content]) => h("span", { class: name, role: "gridcell" }, content)));
-  }
+	draw() {
+		if (!this.selection || !this.element.isConnected) return;
+		const { element: list, height, pool, selection: { lines } } = this;
+		this.space.style.height = `${lines.length * height}px`;
+		list.setAttribute("aria-rowcount", lines.length);
+		const from = Math.max(0, Math.floor(list.scrollTop / height) - BESIDE);
+		const to = Math.min(lines.length, Math.ceil((list.scrollTop + list.clientHeight) / height) + BESIDE);
+		this.pool = new Map();
+		for (let n = from; n < to; n += 1) {
+			const id = idOf(lines[n]);
+			const element = pool.get(id) || h("div.line", { role: "row", id });
+			pool.delete(id);
+			this.pool.set(id, element);
+			this.update(element, lines[n], n);
+			element.style.transform = `translateY(${n * height}px)`;
+			if (!element.isConnected) this.space.append(element);
+		}
+		for (const element of pool.values()) element.remove();
+		if (lines[this.cursor]) list.setAttribute("aria-activedescendant", idOf(lines[this.cursor]));
+	}
 
-  click(event) {
-    const element = event.target.closest(".line");
-    if (!element) return;
-    this.cursor = Number(element.dataset.line);
-    this.open();
-  }
+	/** Fill the element of a line, if the line does not look as before. */
+	update(element, { row, group, level, open }, n) {
+		const chosen = row?.id === this.selection.task;
+		const took = row && this.selection.took(row);
+		const place = ["line", `level-${level}`, n === this.cursor && "cursor", chosen && "chosen", group && "group"].filter(Boolean).join(" ");
+		const face = [n, place, took, open, group && JSON.stringify(group.counts)].join();
+		if (element.row === row && element.face === face) return;
+		Object.assign(element, { row, face, n, className: place });
+		set(element, { "aria-rowindex": n + 1, "aria-level": level + 1, "aria-selected": String(chosen), "aria-expanded": group && String(open) });
+		const { status, tokens: used, cost_usd: dollars } = row || group;
+		const cells = [
+			["c-state", group && h("span.twist", { "aria-hidden": "true" }, open ? "▾" : "▸"), icon(status)],
+			["c-id", h("span.name", row ? row.id : `${group.name}.*`), row?.item && h("span.item", row.item)],
+			["c-note", row ? [h("b", { status }, words(status)), " ", noteOf(row)] : `${plural(group.parts.length, "part")}: ${countsOf(group)}`],
+			["c-num", row?.attempts > 1 && `${row.attempts}×`],
+			["c-num", seconds(took)],
+			["c-num", tokens(used)],
+			["c-num", cost(dollars)],
+		];
+		replace(element, cells.map(([name, ...content]) => h("span", { class: name, role: "gridcell" }, content)));
+	}
 
-  open() {
-    const line = this.selection.lines[this.cursor];
-    if (line?.row) this.onpick(line.row.id);
-    else if (line) this.ontoggle(line.group.name);
-  }
+	open(n = this.cursor) {
+		this.cursor = n;
+		const line = this.selection.lines[n];
+		if (line?.row) this.onpick(line.row.id);
+		else if (line) this.ontoggle(line.group.name);
+	}
 
-  press(event) {
-    const last = this.selection.lines.length - 1;
-    const page = Math.max(1, Math.floor(this.element.clientHeight / this.height) - 1);
-    const line = this.selection.lines[this.cursor];
-    const moves = { ArrowDown: 1, ArrowUp: -1, PageDown: page, PageUp: -page, Home: -last, End: last };
-    if (event.key in moves && !event.ctrlKey && !event.metaKey) this.move(Math.min(last, Math.max(0, this.cursor + moves[event.key])));
-    else if (event.key === "Enter" || event.key === " ") this.open();
-    else if (event.key === "ArrowRight" && line?.open === false) this.ontoggle(line.group.name, true);
-    else if (event.key === "ArrowLeft" && line?.open) this.ontoggle(line.group.name, false);
-    else return;
-    event.preventDefault();
-  }
+	press(event) {
+		const last = this.selection.lines.length - 1;
+		const page = Math.max(1, Math.floor(this.element.clientHeight / this.height) - 1);
+		const line = this.selection.lines[this.cursor];
+		const moves = { ArrowDown: 1, ArrowUp: -1, PageDown: page, PageUp: -page, Home: -last, End: last };
+		if (event.key in moves && !event.ctrlKey && !event.metaKey) this.move(Math.min(last, Math.max(0, this.cursor + moves[event.key])));
+		else if (event.key === "Enter" || event.key === " ") this.open();
+		else if (event.key === "ArrowRight" && line?.open === false) this.ontoggle(line.group.name, true);
+		else if (event.key === "ArrowLeft" && line?.open) this.ontoggle(line.group.name, false);
+		else return;
+		event.preventDefault();
+	}
 
-  move(to) {
-    const { element: list, height } = this;
-    this.cursor = to;
-    list.scrollTop = Math.min(Math.max(list.scrollTop, (to + 1) * height - list.clientHeight), to * height);
-    this.draw();
-  }
+	move(to) {
+		const { element: list, height } = this;
+		this.cursor = to;
+		list.scrollTop = Math.min(Math.max(list.scrollTop, (to + 1) * height - list.clientHeight), to * height);
+		this.draw();
+	}
 
-  /** Move to a task, if it has a line. */
-  reveal(task) {
-    const n = this.selection?.lineOf(task);
-    if (n >= 0) this.move(n);
-  }
+	reveal(task) {
+		const n = this.selection?.lineOf(task);
+		if (n >= 0) this.move(n);
+	}
 }
 
 const idOf = ({ row, group }) => `line-${row ? row.id : `*${group.name}`}`;

@@ -4,111 +4,88 @@ import { get, post, runPath, taskPath } from "./api.js";
 import { working } from "./dialog.js";
 import { button, h, linked, replace } from "./dom.js";
 import { Field } from "./form.js";
-import { addressOf, ago, clock, seconds, time } from "./format.js";
-
-const POLL_MS = 3000;
+import { addressOf, clock, seconds, time } from "./format.js";
 
 /** Return the form of a question: the field, the deadline and the default; `done` is called after the answer. */
 export function questionForm(question, done) {
-  const path = taskPath(question.run_id, question.task_id);
-  const said = h("div.ask", linked(question.question));
-  const error = h("div");
-  if (!question.asks) return decisionForm(path, said, error, done);
-  const { schema, default: otherwise, deadline_at: deadline } = question.asks;
-  const field = new Field(schema, otherwise, "Answer");
-  const send = async () => {
-    await post(`${path}/answer`, { value: field.read(), attempt: question.attempt });
-    await done("answered");
-  };
-  const answer = working("Answer", error, send, { class: "primary" });
-  return h("form.question", { onsubmit: (event) => (event.preventDefault(), answer.click()) }, said,
-    schema?.description && h("p.about", schema.description), field.element,
-    h("div.actions", answer, h("span.about", termsOf(deadline, otherwise))), error);
+	const path = taskPath(question.run_id, question.task_id);
+	const said = h("div.ask", linked(question.question));
+	const error = h("div");
+	if (!question.asks) return decisionForm(path, said, error, done);
+	const { schema, default: otherwise, deadline_at: deadline } = question.asks;
+	const field = new Field(schema, otherwise, "Answer");
+	const send = async () => {
+		await post(`${path}/answer`, { value: field.read(), attempt: question.attempt });
+		await done("answered");
+	};
+	const answer = working("Answer", error, send, { class: "primary" });
+	return h("form", { onsubmit: (event) => (event.preventDefault(), answer.click()) }, said,
+		schema?.description && h("p.about", schema.description), field.element,
+		h("div.actions", answer, h("span.about", termsOf(deadline, otherwise))), error);
 }
 
 function termsOf(deadline, otherwise) {
-  const left = (time(deadline) - Date.now()) / 1000;
-  return [
-    left > 0 && `until ${clock(deadline)}, in ${seconds(left)}`,
-    left <= 0 && `the deadline ${clock(deadline)} has passed`,
-    (otherwise ?? null) !== null && `default ${typeof otherwise === "string" ? otherwise : JSON.stringify(otherwise)}`,
-  ].filter(Boolean).join("; ");
+	const left = (time(deadline) - Date.now()) / 1000;
+	const until = deadline && (left > 0 ? `until ${clock(deadline)}, in ${seconds(left)}` : `the deadline ${clock(deadline)} has passed`);
+	return [until, (otherwise ?? null) !== null && `default ${typeof otherwise === "string" ? otherwise : JSON.stringify(otherwise)}`].filter(Boolean).join("; ");
 }
 
 function decisionForm(path, said, error, done) {
-  const text = h("textarea", { rows: 2, "aria-label": "Result or reason" });
-  const settle = (title, how, given) =>
-    working(title, error, async () => {
-      await post(`${path}/settle`, { how, text: text.value });
-      await done("settled");
-    }, given);
-  return h("form.question", { onsubmit: (event) => event.preventDefault() }, said,
-    h("p.about", "The process died while the task was running, and the task is marked at_most_once. Did it take effect?"), text,
-    h("div.actions",
-      settle("It did: complete with this result", "done"),
-      settle("It did not: run it again", "again"),
-      settle("Fail it for this reason", "fail", { class: "danger" })), error);
+	const text = h("textarea", { rows: 2, label: "Result or reason" });
+	const settle = (title, how, given) =>
+		working(title, error, async () => {
+			await post(`${path}/settle`, { how, text: text.value });
+			await done("settled");
+		}, given);
+	return h("div", said,
+		h("p.about", "The process died while the task was running, and the task is marked at_most_once. Did it take effect?"), text,
+		h("div.actions",
+			settle("It did: complete with this result", "done"),
+			settle("It did not: run it again", "again"),
+			settle("Fail it for this reason", "fail", { class: "danger" })), error);
 }
 
 export class QuestionsPage {
-  constructor(setLink, onchange) {
-    this.setLink = setLink;
-    this.onchange = onchange;
-    this.cards = new Map();
-    this.list = h("div");
-    this.empty = h("p.empty", { hidden: true }, "No task asks a person.");
-    this.told = h("p.told", { role: "status" });
-    this.element = h("section.narrow", h("h1", "Questions"), this.told, this.list, this.empty);
-    this.timer = setInterval(() => document.hidden || this.navigate(), POLL_MS);
-  }
+	cards = new Map();
+	list = h("div");
+	empty = h("p.empty", { hidden: true }, "No task asks a person.");
+	told = h("p.told", { role: "status" });
+	element = h("section.narrow", h("h1", "Questions"), this.told, this.list, this.empty);
 
-  close() {
-    clearInterval(this.timer);
-    this.isClosed = true;
-  }
+	constructor(read) {
+		this.navigate = read;
+	}
 
-  async navigate() {
-    try {
-      const { questions } = await get("/api/questions");
-      if (this.isClosed) return;
-      this.setLink("live");
-      this.draw(questions);
-    } catch (error) {
-      if (!this.isClosed && error.status !== 401) this.setLink("lost", error.message);
-    }
-  }
+	/** Add and remove cards; a card that stays is not touched, since a person may be writing in it. */
+	draw(questions) {
+		const before = this.cards;
+		this.cards = new Map();
+		for (const question of questions) {
+			const key = JSON.stringify([question.run_id, question.task_id, question.attempt]);
+			const card = before.get(key) || this.card(question);
+			this.cards.set(key, card);
+			if (!before.delete(key)) this.list.append(card);
+		}
+		for (const card of before.values()) card.remove();
+		this.empty.hidden = questions.length > 0;
+	}
 
-  /** Add and remove cards; a card that stays is not touched, since a person may be writing in it. */
-  draw(questions) {
-    const before = this.cards;
-    this.cards = new Map();
-    for (const question of questions) {
-      const key = JSON.stringify([question.run_id, question.task_id, question.attempt]);
-      const card = before.get(key) || this.card(question);
-      this.cards.set(key, card);
-      if (!before.delete(key)) this.list.append(card);
-    }
-    for (const card of before.values()) card.remove();
-    this.empty.hidden = questions.length > 0;
-  }
-
-  card(question) {
-    const { run_id: run, task_id: task } = question;
-    const answered = async (how) => {
-      await afterAnswer(this.told, question, how);
-      this.onchange();
-      await this.navigate();
-    };
-    return h("article.card",
-      h("header", h("a", { href: addressOf(run, task) }, task), " in ", h("a", { href: addressOf(run) }, question.run_name || run), h("span.about", ago(question.since))),
-      questionForm(question, answered));
-  }
+	card(question) {
+		const { run_id: run, task_id: task } = question;
+		const answered = async (how) => {
+			await afterAnswer(this.told, question, how);
+			await this.navigate();
+		};
+		return h("article.card",
+			h("header", h("a", { href: addressOf(run, task) }, task), " in ", h("a", { href: addressOf(run) }, question.run_name || run), h("span.about", clock(question.since))),
+			questionForm(question, answered));
+	}
 }
 
 /** Say that the task has its answer, with the way to go on if no process runs the run. */
 export async function afterAnswer(place, { run_id: run, task_id: task }, how) {
-  const { status } = await get(runPath(run));
-  const isStopped = ["waiting_input", "interrupted", "queued"].includes(status);
-  const resume = () => post(`${runPath(run)}/resume`).then(() => replace(place, `Run ${run} continues.`), (error) => replace(place, h("span.error", error.message)));
-  replace(place, `${task} is ${how}. `, isStopped && ["No process runs its run. ", button("Resume the run", resume)]);
+	const { status } = await get(runPath(run));
+	const isStopped = ["waiting_input", "interrupted", "queued"].includes(status);
+	const resume = () => post(`${runPath(run)}/resume`).then(() => replace(place, `Run ${run} continues.`), (error) => replace(place, h("span.error", error.message)));
+	replace(place, `${task} is ${how}. `, isStopped && ["No process runs its run. ", button("Resume the run", resume)]);
 }

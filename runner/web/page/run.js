@@ -3,7 +3,7 @@
 import { get, Live, runPath } from "./api.js";
 import { cancelRun, resumeRun } from "./dialog.js";
 import { button, chips, h, replace, status } from "./dom.js";
-import { addressOf, clock, cost, count, elapsed, inOut, words } from "./format.js";
+import { addressOf, clock, cost, count, elapsed, inOut, time, words } from "./format.js";
 import { GraphView } from "./graph.js";
 import { TaskList } from "./list.js";
 import { owner, progress } from "./runs.js";
@@ -16,162 +16,159 @@ const DONE = ["completed", "failed", "cancelled"];
 const RESUMABLE = ["interrupted", "waiting_input", "queued"];
 
 export class RunPage {
-  constructor(run, setLink) {
-    this.run = run;
-    this.setLink = setLink;
-    this.selection = new Selection();
-    this.title = h("h1");
-    this.facts = h("div.facts");
-    this.actions = h("div.actions");
-    this.bar = h("div.wide-bar");
-    this.tabs = h("div.tabs", { role: "tablist", "aria-label": "View", onkeydown: (event) => this.pressTab(event) });
-    this.chips = h("div.chips", { role: "group", "aria-label": "Status of the tasks" });
-    this.find = h("input", { type: "search", placeholder: "Find a task", "aria-label": "Find tasks by id", oninput: () => this.set({ find: this.find.value }) });
-    this.told = h("p.sr", { role: "status" });
-    const pick = (task) => this.set({ task });
-    const toggle = (name, open) => (this.selection.toggle(name, open), this.draw());
-    this.list = new TaskList(pick, toggle);
-    this.timeline = new Timeline(pick, toggle);
-    this.graph = new GraphView(run, pick, (name) => (this.selection.toggle(name, true), this.set({ view: "list" })));
-    this.views = h("div.view", { role: "tabpanel", "aria-label": "Tasks" });
-    this.side = h("div.side");
-    this.element = h("section.run",
-      h("div.head", h("div.titles", this.title, this.facts), this.actions), this.bar,
-      h("div.tools", this.tabs, this.find, this.chips), this.told,
-      h("div.split", this.views, this.side));
-    this.timer = setInterval(() => document.hidden || !this.head || DONE.includes(this.head.status) || this.tick(), 1000);
-  }
+	selection = new Selection();
+	title = h("h1");
+	facts = h("div.facts");
+	actions = h("div.actions");
+	bar = h("div.wide-bar");
+	chips = h("div.chips", { role: "group", label: "Status of the tasks" });
+	told = h("p.sr", { role: "status" });
+	views = h("div.view", { role: "tabpanel", label: "Tasks" });
+	side = h("div.side");
 
-  close() {
-    clearInterval(this.timer);
-    this.live.close();
-    this.timeline.close();
-  }
+	constructor(run, setLink) {
+		Object.assign(this, { run, setLink });
+		this.tabs = h("div.tabs", { role: "tablist", label: "View", onkeydown: (event) => this.pressTab(event) });
+		this.find = h("input", { type: "search", placeholder: "Find a task", label: "Find tasks by id", oninput: () => this.set({ find: this.find.value }) });
+		const pick = (task) => this.set({ task });
+		const toggle = (name, open) => (this.selection.toggle(name, open), this.draw());
+		this.list = new TaskList(pick, toggle);
+		this.timeline = new Timeline(pick, toggle);
+		this.graph = new GraphView(run, pick, (name) => (this.selection.toggle(name, true), this.set({ view: "list" })));
+		this.element = h("section.run",
+			h("div.head", h("div.titles", this.title, this.facts), this.actions), this.bar,
+			h("div.tools", this.tabs, this.find, this.chips), this.told,
+			h("div.split", this.views, this.side));
+		this.timer = setInterval(() => document.hidden || !this.head || DONE.includes(this.head.status) || this.tick(), 1000);
+	}
 
-  /** Show the part of the run that the address names: `run/ID/task/TASK?view=…&status=…&find=…`. */
-  navigate([, , , task = null], query) {
-    const { selection } = this;
-    selection.statuses = new Set(query.getAll("status"));
-    selection.find = (query.get("find") || "").toLowerCase();
-    if (document.activeElement !== this.find) this.find.value = query.get("find") || "";
-    const view = VIEWS.find((one) => one === query.get("view")) || "list";
-    const isMoved = task !== selection.task || !this.live;
-    const isTimed = view === "timeline" && !this.hasAttempts;
-    this.hasAttempts ||= isTimed;
-    selection.task = task;
-    selection.lay();
-    if (isMoved) this.choose(task);
-    if (isMoved || isTimed) this.follow();
-    if (view !== this.view) this.turn(view);
-    this.draw();
-  }
+	close() {
+		clearInterval(this.timer);
+		this.live.close();
+	}
 
-  /** Change a part of the address. */
-  set({ task = this.selection.task, view = this.view, statuses = this.selection.statuses, find = this.find.value }) {
-    const query = new URLSearchParams();
-    if (view !== "list") query.set("view", view);
-    for (const one of statuses) query.append("status", one);
-    if (find) query.set("find", find);
-    location.hash = addressOf(this.run, task) + (query.size ? `?${query}` : "");
-  }
+	/** Show the part of the run that the address names: `run/ID/task/TASK?view=…&status=…&find=…`. */
+	navigate([, , , task = null], query) {
+		const { selection } = this;
+		selection.statuses = new Set(query.getAll("status"));
+		selection.find = (query.get("find") || "").toLowerCase();
+		if (document.activeElement !== this.find) this.find.value = query.get("find") || "";
+		const view = VIEWS.find((one) => one === query.get("view")) || "list";
+		const isMoved = task !== selection.task || !this.live;
+		const isTimed = view === "timeline" && !this.hasAttempts;
+		this.hasAttempts ||= isTimed;
+		selection.task = task;
+		selection.lay();
+		if (isMoved) this.choose(task);
+		if (isMoved || isTimed) this.follow();
+		if (view !== this.view) this.turn(view);
+		this.draw();
+	}
 
-  choose(task) {
-    const isFocused = this.side.contains(document.activeElement);
-    this.panel = task && new TaskPanel(this.run, () => this.set({ task: null }));
-    replace(this.side, this.panel?.element);
-    this.element.classList.toggle("with-task", Boolean(task));
-    if (!task && isFocused && this.view === "list") this.list.element.focus({ preventScroll: true });
-  }
+	set({ task = this.selection.task, view = this.view, statuses = this.selection.statuses, find = this.find.value }) {
+		const query = new URLSearchParams();
+		if (view !== "list") query.set("view", view);
+		for (const one of statuses) query.append("status", one);
+		if (find) query.set("find", find);
+		location.hash = addressOf(this.run, task) + (query.size ? `?${query}` : "");
+	}
 
-  /** Open the stream of the run. */
-  follow() {
-    this.live?.close();
-    const { task } = this.selection;
-    this.live = new Live(this.run, { task, attempts: Boolean(this.hasAttempts) }, {
-      opened: () => this.panel && (this.panel.activity = []),
-      run: (head) => this.showHead(head),
-      rows: ({ rows }) => this.selection.merge(rows),
-      task: (detail) => this.panel.show(detail),
-      activity: ({ entries }) => this.panel.showActivity(entries),
-      drawn: () => this.drawn(),
-    }, (state, message) => {
-      this.setLink(state === "live" && DONE.includes(this.head?.status) ? "" : state, message);
-      if (state === "lost" && !this.head) this.explain();
-    });
-  }
+	choose(task) {
+		const isFocused = this.side.contains(document.activeElement);
+		this.panel = task && new TaskPanel(this.run, () => this.set({ task: null }));
+		replace(this.side, this.panel?.element);
+		this.element.classList.toggle("with-task", Boolean(task));
+		if (!task && isFocused && this.view === "list") this.list.element.focus({ preventScroll: true });
+	}
 
-  /** Find out why there is no stream: no such run, or no such task. */
-  async explain() {
-    try {
-      await get(runPath(this.run));
-      if (this.selection.task) this.set({ task: null });
-    } catch (error) {
-      if (error.status !== 404) return;
-      this.live.close();
-      this.setLink("");
-      replace(this.element, h("div.notice", h("h1", "No such run"), h("p", error.message), h("a", { href: "#/" }, "All runs")));
-    }
-  }
+	follow() {
+		this.live?.close();
+		const { task } = this.selection;
+		this.live = new Live(this.run, { task, attempts: Boolean(this.hasAttempts) }, {
+			opened: () => this.panel && (this.panel.activity = []),
+			run: (head) => this.showHead(head),
+			rows: ({ rows }) => this.selection.merge(rows),
+			task: (detail) => this.panel.show(detail),
+			activity: ({ entries }) => this.panel.showActivity(entries),
+			drawn: () => this.drawn(),
+		}, (state, message) => {
+			this.setLink(state === "live" && DONE.includes(this.head?.status) ? "" : state, message);
+			if (state === "lost" && !this.head) this.explain();
+		});
+	}
 
-  showHead(head) {
-    const before = this.head?.status;
-    this.head = head;
-    const name = head.name || head.run_id;
-    document.title = `${name}: ${words(head.status)}`;
-    replace(this.title, name);
-    this.tick();
-    const [isFailed, isResumable] = [head.status === "failed", RESUMABLE.includes(head.status)];
-    replace(this.actions,
-      isResumable && button("Resume…", () => resumeRun(this.run, false), { class: "primary" }),
-      (isFailed || (isResumable && head.counts.failed)) && button("Retry failed…", () => resumeRun(this.run, true), { class: isFailed && "primary" }),
-      !DONE.includes(head.status) && button("Cancel…", () => cancelRun(this.run)));
-    replace(this.bar, progress(head));
-    if (before && before !== head.status) replace(this.told, `The run is ${words(head.status)}.`);
-  }
+	/** Find out why there is no stream: no such run, or no such task. */
+	async explain() {
+		try {
+			await get(runPath(this.run));
+			if (this.selection.task) this.set({ task: null });
+		} catch (error) {
+			if (error.status !== 404) return;
+			this.live.close();
+			this.setLink("");
+			replace(this.element, h("div.notice", h("h1", "No such run"), h("p", error.message), h("a", { href: "#/" }, "All runs")));
+		}
+	}
 
-  /** Show what changes with the time. */
-  tick() {
-    const { head } = this;
-    const paused = head.throttled.map((one) => `${one.backend} ${one.until ? `paused until ${clock(one.until)}` : "slowed"} after ${one.cause}, ${one.slots} of ${one.total} slots`);
-    replace(this.facts, status(head.status), head.reason && h("span.why", head.reason),
-      [`${count(head.done)} of ${count(head.total)} tasks ended`, elapsed(head), cost(head.cost_usd, head.cost_is_partial), inOut(head), owner(head), ...paused]
-        .map((text) => text && h("span", text)),
-      h("code.id", head.run_id));
-    if (this.view === "list") this.list.draw();
-  }
+	showHead(head) {
+		const before = this.head?.status;
+		this.head = head;
+		this.selection.origin = time(head.created_at);
+		const name = head.name || head.run_id;
+		document.title = `${name}: ${words(head.status)}`;
+		replace(this.title, name);
+		this.tick();
+		const [isFailed, isResumable] = [head.status === "failed", RESUMABLE.includes(head.status)];
+		replace(this.actions,
+			isResumable && button("Resume…", () => resumeRun(this.run, false), { class: "primary" }),
+			(isFailed || (isResumable && head.counts.failed)) && button("Retry failed…", () => resumeRun(this.run, true), { class: isFailed && "primary" }),
+			!DONE.includes(head.status) && button("Cancel…", () => cancelRun(this.run)));
+		replace(this.bar, progress(head));
+		if (before && before !== head.status) replace(this.told, `The run is ${words(head.status)}.`);
+	}
 
-  turn(view) {
-    this.view = view;
-    const isFocused = this.tabs.contains(document.activeElement);
-    replace(this.tabs, VIEWS.map((name) => button(name[0].toUpperCase() + name.slice(1), () => this.set({ view: name }),
-      { role: "tab", "aria-selected": String(name === view), tabindex: name === view ? 0 : -1 })));
-    if (isFocused) this.tabs.querySelector("[aria-selected=true]").focus();
-    replace(this.views, this[view].element);
-    if (view === "list" && this.selection.task) requestAnimationFrame(() => this.list.reveal(this.selection.task));
-  }
+	tick() {
+		const { head } = this;
+		const paused = head.throttled.map((one) => `${one.backend} ${one.until ? `paused until ${clock(one.until)}` : "slowed"} after ${one.cause}, ${one.slots} of ${one.total} slots`);
+		replace(this.facts, status(head.status), head.reason && h("span.why", head.reason),
+			[`${count(head.done)} of ${count(head.total)} tasks ended`, elapsed(head), cost(head.cost_usd, head.cost_is_partial), inOut(head), owner(head), ...paused]
+				.map((text) => text && h("span", text)),
+			h("code.id", head.run_id));
+		if (this.view === "list") this.list.draw();
+	}
 
-  pressTab(event) {
-    const step = { ArrowRight: 1, ArrowLeft: 2 }[event.key];
-    if (step) this.set({ view: VIEWS[(VIEWS.indexOf(this.view) + step) % VIEWS.length] });
-  }
+	turn(view) {
+		this.view = view;
+		const isFocused = this.tabs.contains(document.activeElement);
+		replace(this.tabs, VIEWS.map((name) => button(name[0].toUpperCase() + name.slice(1), () => this.set({ view: name }),
+			{ role: "tab", "aria-selected": String(name === view), tabindex: name === view ? 0 : -1 })));
+		if (isFocused) this.tabs.querySelector("[aria-selected=true]").focus();
+		replace(this.views, this[view].element);
+		if (view === "list" && this.selection.task) requestAnimationFrame(() => this.list.reveal(this.selection.task));
+	}
 
-  drawn() {
-    const row = this.selection.rows.get(this.selection.task);
-    if (row && this.panel.task) this.panel.showWhy(row.wait_kind === "question" ? "" : row.wait);
-    this.selection.lay();
-    this.draw();
-  }
+	pressTab(event) {
+		const step = { ArrowRight: 1, ArrowLeft: 2 }[event.key];
+		if (step) this.set({ view: VIEWS[(VIEWS.indexOf(this.view) + step) % VIEWS.length] });
+	}
 
-  draw() {
-    const { counts, statuses } = this.selection;
-    const shown = STATUSES.filter((name) => counts[name] || statuses.has(name));
-    const face = JSON.stringify([shown.map((name) => counts[name]), [...statuses]]);
-    if (face !== this.chipFace) {
-      this.chipFace = face;
-      const focused = [...this.chips.children].indexOf(document.activeElement);
-      replace(this.chips, chips(shown, statuses, (chosen) => this.set({ statuses: chosen }), counts));
-      this.chips.children[focused]?.focus();
-    }
-    this[this.view].show(this.selection, this.head);
-  }
+	drawn() {
+		const row = this.selection.rows.get(this.selection.task);
+		if (row && this.panel.task) this.panel.showWhy(row.wait);
+		this.selection.lay();
+		this.draw();
+	}
+
+	draw() {
+		const { counts, statuses } = this.selection;
+		const shown = STATUSES.filter((name) => counts[name] || statuses.has(name));
+		const face = JSON.stringify([shown.map((name) => counts[name]), [...statuses]]);
+		if (face !== this.chipFace) {
+			this.chipFace = face;
+			const focused = [...this.chips.children].indexOf(document.activeElement);
+			replace(this.chips, chips(shown, statuses, (chosen) => this.set({ statuses: chosen }), counts));
+			this.chips.children[focused]?.focus();
+		}
+		this[this.view].show(this.selection, this.head);
+	}
 }

@@ -1,116 +1,107 @@
 // The list of runs.
 
-import { get } from "./api.js";
+import { get, poll } from "./api.js";
 import { button, chips, h, replace, status } from "./dom.js";
-import { addressOf, ago, clock, cost, count, elapsed, tokens, words } from "./format.js";
+import { addressOf, clock, cost, count, elapsed, tokens, words } from "./format.js";
 
 const LIMIT = 50;
 const POLL_MS = 2000;
 const STATUSES = ["running", "waiting_input", "interrupted", "failed", "queued", "completed", "cancelled"];
 const ORDER = ["completed", "skipped", "running", "waiting_input", "failed", "cancelled", "pending"];
 
-/** Return a bar with a part for each status. */
 export function progress(run) {
-  const shown = ORDER.filter((name) => run.counts[name]);
-  const told = shown.map((name) => `${count(run.counts[name])} ${words(name)}`).join(", ");
-  const parts = shown.map((name) => h(`span.${name}`, { status: name }));
-  parts.forEach((part, n) => (part.style.flexGrow = run.counts[shown[n]]));
-  return h("span.bar", { role: "img", "aria-label": told, title: told }, parts);
+	const shown = ORDER.filter((name) => run.counts[name]);
+	const told = shown.map((name) => `${count(run.counts[name])} ${words(name)}`).join(", ");
+	const parts = shown.map((name) => h(`span.${name}`, { status: name }));
+	parts.forEach((part, n) => (part.style.flexGrow = run.counts[shown[n]]));
+	return h("span.bar", { role: "img", label: told, title: told }, parts);
 }
 
 export const owner = (run) => run.owner && `process ${run.owner.pid} on ${run.owner.host}${run.owner.liveness === "dead" ? ", dead" : ""}`;
 
 export class RunsPage {
-  constructor(setLink) {
-    this.setLink = setLink;
-    this.search = h("input", {
-      type: "search", placeholder: "Search name or id", "aria-label": "Search runs by name or id",
-      oninput: () => {
-        const { value } = this.search;
-        clearTimeout(this.typing);
-        this.typing = setTimeout(() => this.choose("search", [value]), 200);
-      },
-    });
-    this.chips = h("div.chips", { role: "group", "aria-label": "Status" });
-    this.body = h("tbody");
-    this.foot = h("div.pager");
-    this.note = h("p.empty", { hidden: true });
-    this.element = h("section.runs", h("h1.sr", "Runs"), h("div.tools", this.search, this.chips),
-      h("div.scroll",
-        h("table",
-          h("thead", h("tr", ["Run", "Status", "Progress", "Cost", "Tokens", "Time", "Owner"].map((title) => h("th", { scope: "col", class: `c-${title.toLowerCase()}` }, title)))),
-          this.body)),
-      this.note, this.foot);
-    this.timer = setInterval(() => document.hidden || this.load(), POLL_MS);
-  }
+	chips = h("div.chips", { role: "group", label: "Status" });
+	body = h("tbody");
+	foot = h("div.pager");
+	note = h("p.empty", { hidden: true });
 
-  close() {
-    clearInterval(this.timer);
-    clearTimeout(this.typing);
-    this.asked = null;
-  }
+	constructor(setLink) {
+		this.search = h("input", {
+			type: "search", placeholder: "Search name or id", label: "Search runs by name or id",
+			oninput: () => {
+				const { value } = this.search;
+				clearTimeout(this.typing);
+				this.typing = setTimeout(() => this.choose("search", [value]), 200);
+			},
+		});
+		this.element = h("section.runs", h("h1.sr", "Runs"), h("div.tools", this.search, this.chips),
+			h("div.scroll",
+				h("table",
+					h("thead", h("tr", ["Run", "Status", "Progress", "Cost", "Tokens", "Time", "Owner"].map((title) => h("th", { scope: "col", class: `c-${title.toLowerCase()}` }, title)))),
+					this.body)),
+			this.note, this.foot);
+		this.polling = poll(() => this.load(), POLL_MS, setLink);
+	}
 
-  navigate(_parts, query) {
-    this.query = query;
-    this.page = Number(query.get("page") || 0);
-    if (document.activeElement !== this.search) this.search.value = query.get("search") || "";
-    replace(this.chips, chips(STATUSES, new Set(query.getAll("status")), (chosen) => this.choose("status", chosen)));
-    this.load();
-  }
+	close() {
+		clearTimeout(this.typing);
+		this.polling.end();
+	}
 
-  /** Change a field of the address. */
-  choose(field, values) {
-    const query = new URLSearchParams(this.query);
-    query.delete("page");
-    query.delete(field);
-    for (const one of values) if (one) query.append(field, one);
-    location.hash = `#/?${query}`;
-  }
+	navigate(_parts, query) {
+		this.query = query;
+		this.page = Number(query.get("page") || 0);
+		if (document.activeElement !== this.search) this.search.value = query.get("search") || "";
+		replace(this.chips, chips(STATUSES, new Set(query.getAll("status")), (chosen) => this.choose("status", chosen)));
+		this.polling.now();
+	}
 
-  async load() {
-    const asked = (this.asked = {});
-    const query = new URLSearchParams(this.query);
-    query.delete("page");
-    query.set("limit", LIMIT + 1);
-    query.set("offset", this.page * LIMIT);
-    try {
-      const { runs } = await get(`/api/runs?${query}`);
-      if (asked !== this.asked) return;
-      this.setLink("live");
-      this.draw(runs.slice(0, LIMIT), runs.length > LIMIT);
-    } catch (error) {
-      if (asked === this.asked && error.status !== 401) this.setLink("lost", error.message);
-    }
-  }
+	choose(field, values) {
+		const query = new URLSearchParams(this.query);
+		query.delete("page");
+		query.delete(field);
+		for (const one of values) if (one) query.append(field, one);
+		location.hash = `#/?${query}`;
+	}
 
-  draw(runs, more) {
-    const text = JSON.stringify([runs, more, runs.map(elapsed)]);
-    if (text === this.drawn) return;
-    this.drawn = text;
-    const focused = this.body.contains(document.activeElement) && document.activeElement.hash;
-    replace(this.body, runs.map((run) => this.row(run)));
-    if (focused) [...this.body.querySelectorAll("a")].find((one) => one.hash === focused)?.focus();
-    this.note.hidden = runs.length > 0;
-    replace(this.note, this.query.has("search") || this.query.has("status") ? "No run fits." : ["No runs yet. ", h("code", "plait run PLAN"), " makes one."]);
-    replace(this.foot,
-      (this.page > 0 || more) && [
-        button("← Newer", () => this.choose("page", [this.page - 1]), { disabled: this.page === 0 }),
-        h("span", `${count(this.page * LIMIT + 1)}–${count(this.page * LIMIT + runs.length)}`),
-        button("Older →", () => this.choose("page", [this.page + 1]), { disabled: !more }),
-      ]);
-  }
+	async load() {
+		const asked = this.query;
+		const query = new URLSearchParams(asked);
+		query.delete("page");
+		query.set("limit", LIMIT + 1);
+		query.set("offset", this.page * LIMIT);
+		const { runs } = await get(`/api/runs?${query}`);
+		if (asked === this.query) this.draw(runs.slice(0, LIMIT), runs.length > LIMIT);
+	}
 
-  row(run) {
-    const href = addressOf(run.run_id);
-    return h("tr", { onclick: (event) => event.target.closest("a") || (location.hash = href) },
-      h("td.c-run",
-        h("a", { href }, run.name || run.run_id),
-        h("span.id", run.run_id, " · ", h("span", { title: clock(run.created_at) }, ago(run.created_at)))),
-      h("td.c-status", status(run.status), run.reason && h("span.why", { title: run.reason }, run.reason)),
-      h("td.c-progress", progress(run), h("span.of", `${count(run.done)} of ${count(run.total)}`)),
-      h("td.num.c-cost", cost(run.cost_usd, run.cost_is_partial)),
-      h("td.num.c-tokens", tokens(run.input_tokens + run.output_tokens)),
-      h("td.num.c-time", elapsed(run)),
-      h("td.c-owner", owner(run)));
-  }
+	draw(runs, more) {
+		const text = JSON.stringify([runs, more, runs.map(elapsed)]);
+		if (text === this.drawn) return;
+		this.drawn = text;
+		const focused = this.body.contains(document.activeElement) && document.activeElement.hash;
+		replace(this.body, runs.map((run) => this.row(run)));
+		if (focused) [...this.body.querySelectorAll("a")].find((one) => one.hash === focused)?.focus();
+		this.note.hidden = runs.length > 0;
+		replace(this.note, this.query.has("search") || this.query.has("status") ? "No run fits." : ["No runs yet. ", h("code", "plait run PLAN"), " makes one."]);
+		replace(this.foot,
+			(this.page > 0 || more) && [
+				button("← Newer", () => this.choose("page", [this.page - 1]), { disabled: this.page === 0 }),
+				h("span", `${count(this.page * LIMIT + 1)}–${count(this.page * LIMIT + runs.length)}`),
+				button("Older →", () => this.choose("page", [this.page + 1]), { disabled: !more }),
+			]);
+	}
+
+	row(run) {
+		const href = addressOf(run.run_id);
+		return h("tr", { onclick: (event) => event.target.closest("a") || (location.hash = href) },
+			h("td.c-run",
+				h("a", { href }, run.name || run.run_id),
+				h("span.id", `${run.run_id} · ${clock(run.created_at)}`)),
+			h("td.c-status", status(run.status), run.reason && h("span.why", { title: run.reason }, run.reason)),
+			h("td.c-progress", progress(run), h("span.of", `${count(run.done)} of ${count(run.total)}`)),
+			h("td.num.c-cost", cost(run.cost_usd, run.cost_is_partial)),
+			h("td.num.c-tokens", tokens(run.input_tokens + run.output_tokens)),
+			h("td.num.c-time", elapsed(run)),
+			h("td.c-owner", owner(run)));
+	}
 }

@@ -7,109 +7,118 @@ const MOST_URGENT = 10; // parts that a folded group shows
 /** The statuses of tasks, the most urgent first: the first that a group has is its status. */
 export const STATUSES = ["failed", "waiting_input", "running", "pending", "cancelled", "skipped", "completed"];
 
-/** The parts of a `for_each` with their sums. */
 class Group {
-  constructor(name) {
-    Object.assign(this, { name, parts: [], counts: {}, tokens: 0, cost: undefined });
-  }
+	parts = [];
+	counts = {};
+	tokens = 0;
 
-  add(row) {
-    this.parts.push(row);
-    this.counts[row.status] = (this.counts[row.status] || 0) + 1;
-    this.tokens += row.tokens || 0;
-    if (row.cost_usd !== undefined) this.cost = (this.cost || 0) + row.cost_usd;
-  }
+	constructor(name) {
+		this.name = name;
+	}
 
-  get status() {
-    return STATUSES.find((status) => this.counts[status]);
-  }
+	add(row) {
+		this.parts.push(row);
+		this.counts[row.status] = (this.counts[row.status] || 0) + 1;
+		this.tokens += row.tokens || 0;
+		if (row.cost_usd !== undefined) this.cost_usd = (this.cost_usd || 0) + row.cost_usd;
+	}
+
+	get status() {
+		return STATUSES.find((status) => this.counts[status]);
+	}
 }
 
-/** Return the groups of `rows` by name. */
 export function groupsOf(rows) {
-  const groups = new Map();
-  for (const row of rows) {
-    if (!row.group) continue;
-    if (!groups.has(row.group)) groups.set(row.group, new Group(row.group));
-    groups.get(row.group).add(row);
-  }
-  return groups;
+	const groups = new Map();
+	for (const row of rows) {
+		if (!row.group) continue;
+		if (!groups.has(row.group)) groups.set(row.group, new Group(row.group));
+		groups.get(row.group).add(row);
+	}
+	return groups;
 }
 
 export class Selection {
-  constructor() {
-    this.all = []; // rows by position
-    this.rows = new Map(); // rows by id
-    this.statuses = new Set();
-    this.find = "";
-    this.task = null;
-    this.opened = new Map();
-    this.version = 0;
-    this.lay();
-  }
+	all = []; // rows by position
+	rows = new Map(); // rows by id
+	statuses = new Set();
+	find = "";
+	task = null;
+	opened = new Map(); // whether a person has opened or folded a group, by its name
+	version = 0;
+	origin = NaN; // the creation of the run; times of rows are milliseconds since then
 
-  /** Take rows of the server. The lines are laid out by the next `lay`. */
-  merge(rows) {
-    for (const row of rows) {
-      this.all[row.position] = row;
-      this.rows.set(row.id, row);
-    }
-  }
+	/** Take rows of the server. The lines are laid out by the next `lay`. */
+	merge(rows) {
+		for (const row of rows) {
+			this.all[row.position] = row;
+			this.rows.set(row.id, row);
+		}
+	}
 
-  get filtered() {
-    return this.statuses.size > 0 || this.find !== "";
-  }
+	get now() {
+		return Date.now() - this.origin;
+	}
 
-  fits(row) {
-    return (
-      (!this.statuses.size || this.statuses.has(row.status)) &&
-      (!this.find || row.id.toLowerCase().includes(this.find) || (row.item || "").toLowerCase().includes(this.find))
-    );
-  }
+	/** Return the seconds that a task has taken, while it is under way or when it has ended. */
+	took({ status, start, took }) {
+		return status === "running" ? Math.floor((this.now - start) / 1000) : took / 1000;
+	}
 
-  isOpen(group) {
-    return this.opened.get(group.name) ?? (this.filtered || group.parts.length < FOLDED_FROM);
-  }
+	get filtered() {
+		return this.statuses.size > 0 || this.find !== "";
+	}
 
-  toggle(name, open) {
-    this.opened.set(name, open ?? !this.isOpen(this.groups.get(name)));
-    this.lay();
-  }
+	fits(row) {
+		return (
+			(!this.statuses.size || this.statuses.has(row.status)) &&
+			(!this.find || row.id.toLowerCase().includes(this.find) || (row.item || "").toLowerCase().includes(this.find))
+		);
+	}
 
-  /** Lay the fitting tasks out in lines `{row, group, level}`: tasks, and groups with their parts if open. */
-  lay() {
-    this.version += 1;
-    this.counts = {};
-    for (const row of this.all) this.counts[row.status] = (this.counts[row.status] || 0) + 1;
-    const fitting = this.filtered ? this.all.filter((row) => this.fits(row)) : this.all;
-    this.groups = groupsOf(fitting);
-    this.lines = [];
-    const placed = new Set();
-    for (const row of fitting) {
-      const group = this.groups.get(row.group || row.id);
-      const isPlaced = group && placed.has(group.name);
-      if (!row.group && !isPlaced) this.lines.push({ row, level: 0 });
-      if (!group || isPlaced) continue;
-      placed.add(group.name);
-      this.place(group);
-    }
-  }
+	isOpen(group) {
+		return this.opened.get(group.name) ?? (this.filtered || group.parts.length < FOLDED_FROM);
+	}
 
-  place(group) {
-    const open = this.isOpen(group);
-    this.lines.push({ group, open, level: 0 });
-    const parts = open ? group.parts : group.parts.filter((row) => row.status === "failed" || row.status === "waiting_input").slice(0, MOST_URGENT);
-    for (const row of parts) this.lines.push({ row, level: 1 });
-  }
+	toggle(name, open) {
+		this.opened.set(name, open ?? !this.isOpen(this.groups.get(name)));
+		this.lay();
+	}
 
-  lineOf(task) {
-    return this.lines.findIndex((line) => line.row?.id === task);
-  }
+	/** Lay the fitting tasks out in lines `{row, group, level}`: tasks, and groups with their parts if open. */
+	lay() {
+		this.version += 1;
+		this.counts = {};
+		for (const row of this.all) this.counts[row.status] = (this.counts[row.status] || 0) + 1;
+		const fitting = this.filtered ? this.all.filter((row) => this.fits(row)) : this.all;
+		this.groups = groupsOf(fitting);
+		this.lines = [];
+		const placed = new Set();
+		for (const row of fitting) {
+			const group = this.groups.get(row.group || row.id);
+			const isPlaced = group && placed.has(group.name);
+			if (!row.group && !isPlaced) this.lines.push({ row, level: 0 });
+			if (!group || isPlaced) continue;
+			placed.add(group.name);
+			this.place(group);
+		}
+	}
+
+	place(group) {
+		const open = this.isOpen(group);
+		this.lines.push({ group, open, level: 0 });
+		const parts = open ? group.parts : group.parts.filter((row) => row.status === "failed" || row.status === "waiting_input").slice(0, MOST_URGENT);
+		for (const row of parts) this.lines.push({ row, level: 1 });
+	}
+
+	lineOf(task) {
+		return this.lines.findIndex((line) => line.row?.id === task);
+	}
 }
 
 /** Return what a list says beside the status of a task: its error, question, or the reason for which it waits. */
 export function noteOf(row) {
-  if (row.damaged) return "the stored result is damaged";
-  if (row.question) return clean(row.question);
-  return clean([row.error && `${row.error_kind}: ${row.error}`, row.wait].filter(Boolean).join("; "));
+	if (row.damaged) return "the stored result is damaged";
+	if (row.question) return clean(row.question);
+	return clean([row.error && `${row.error_kind}: ${row.error}`, row.wait].filter(Boolean).join("; "));
 }

@@ -6,157 +6,134 @@ import { addressOf, clock, cost, count, inOut, json, seconds, tokens } from "./f
 import { afterAnswer, questionForm } from "./questions.js";
 
 const MOST_ACTIVITY = 1000;
-const [MOST_ROWS, MOST_COLUMNS, MOST_DEPENDENCIES] = [200, 12, 50];
-const PARTS = ["why", "ask", "error", "result", "talk", "tries", "more"];
 
 export class TaskPanel {
-  constructor(run, onclose) {
-    this.run = run;
-    this.activity = [];
-    this.title = h("h2", { tabindex: "-1" });
-    this.told = h("p.told", { role: "status" });
-    this.head = h("div.facts");
-    this.actions = h("div.actions");
-    this.parts = Object.fromEntries(PARTS.map((name) => [name, h(`div.part-${name}`)]));
-    this.element = h("aside.panel", { "aria-label": "Task", tabindex: "0", onkeydown: (event) => event.key === "Escape" && onclose() },
-      h("header", this.title, button("✕", onclose, { "aria-label": "Close the task", class: "quiet" })),
-      this.head, this.actions, this.told, Object.values(this.parts));
-  }
+	activity = [];
+	title = h("h2");
+	told = h("p.told", { role: "status" });
+	head = h("div.facts");
+	actions = h("div.actions");
 
-  show(task) {
-    this.task = task;
-    replace(this.title, task.task_id);
-    replace(this.head, status(task.status),
-      [task.backend && `backend ${task.backend}`, task.model, seconds(task.duration_s), inOut(task), cost(task.cost_usd, task.cost_is_partial)]
-        .map((text) => text && h("span", text)));
-    const talks = task.messages.length > 0 && task.status !== "waiting_input" && task.status !== "running";
-    replace(this.actions, talks && button("Continue the conversation", () => continueTask(this.run, task.task_id)));
-    this.showWhy(task.waits?.kind === "question" ? "" : task.waits?.text);
-    this.showQuestion(task);
-    this.showError(task);
-    this.showResult(task);
-    this.showTalk();
-    replace(this.parts.tries, task.history.length > 0 && [h("h3", "Attempts"),
-      table(["#", "Status", "Started", "Time", "Tokens", "Cost", "Error"], task.history.map((one) =>
-        [one.attempt, one.status, clock(one.started_at), seconds(one.duration_s), tokens(one.input_tokens + one.output_tokens),
-          cost(one.cost_usd, one.cost_is_partial), one.error_kind && `${one.error_kind}: ${one.error}`]))]);
-    this.showMore(task);
-  }
+	constructor(run, onclose) {
+		this.run = run;
+		this.parts = Object.fromEntries(["why", "ask", "error", "result", "talk", "tries", "more"].map((name) => [name, h(`div.part-${name}`)]));
+		this.element = h("aside.panel", { label: "Task", tabindex: "0", onkeydown: (event) => event.key === "Escape" && onclose() },
+			h("header", this.title, button("✕", onclose, { label: "Close the task", class: "quiet" })),
+			this.head, this.actions, this.told, Object.values(this.parts));
+	}
 
-  showWhy(text) {
-    if (text !== this.why) replace(this.parts.why, text && h("p.callout", h("b", "Why it waits: "), text));
-    this.why = text;
-  }
+	show(task) {
+		this.task = task;
+		replace(this.title, task.task_id);
+		replace(this.head, status(task.status),
+			[task.backend && `backend ${task.backend}`, task.model, seconds(task.duration_s), inOut(task), cost(task.cost_usd, task.cost_is_partial)]
+				.map((text) => text && h("span", text)));
+		const talks = task.messages.some((one) => one.role !== "user") && !["waiting_input", "running"].includes(task.status);
+		replace(this.actions, talks && button("Continue the conversation", () => continueTask(this.run, task.task_id)));
+		this.showWhy(task.waits?.kind === "question" ? "" : task.waits?.text);
+		this.showQuestion(task);
+		const traceback = task.history.findLast((one) => one.traceback)?.traceback;
+		this.showPart("error", "Error", task.error_kind && [
+			h("div.callout.bad", h("b", task.error_kind), ": ", linked(task.error || "")),
+			task.remedy && h("p.about", task.remedy),
+			traceback && h("details", { open: true }, h("summary", "Traceback"), h("pre", traceback))]);
+		this.showPart("result", "Result", task.damaged
+			? h("p.callout.bad", "The stored result does not match its checksum. Retry failed tasks to run the task again.")
+			: task.data !== null ? task.data?.constructor === Object ? pairs(Object.entries(task.data).map(([name, one]) => [name, textOf(one)])) : h("pre", json(task.data)) : task.text !== null && h("pre.text", linked(task.text)));
+		this.showTalk();
+		this.showPart("tries", "Attempts", task.history.length > 0 && table(["#", "Status", "Started", "Time", "Tokens", "Cost", "Error"],
+			task.history.map((one) =>
+				[one.attempt, one.status, clock(one.started_at), seconds(one.duration_s), tokens(one.input_tokens + one.output_tokens),
+					cost(one.cost_usd, one.cost_is_partial), one.error_kind && `${one.error_kind}: ${one.error}`])));
+		this.showMore(task);
+	}
 
-  /** Show the form of a question, once for each attempt: a person may be writing in it. */
-  showQuestion(task) {
-    const attempt = task.status === "waiting_input" ? task.attempts : null;
-    if (attempt === this.asked) return;
-    this.asked = attempt;
-    const question = { run_id: this.run, task_id: task.task_id, attempt, question: task.question || "", asks: task.asks };
-    replace(this.parts.ask, attempt !== null && [h("h3", "Question"), questionForm(question, (how) => afterAnswer(this.told, question, how))]);
-  }
+	showWhy(text) {
+		if (text !== this.why) replace(this.parts.why, text && h("p.callout", h("b", "Why it waits: "), text));
+		this.why = text;
+	}
 
-  showError(task) {
-    const traceback = task.history.findLast((one) => one.traceback)?.traceback;
-    replace(this.parts.error, task.error_kind && [h("h3", "Error"),
-      h("div.callout.bad", h("b", task.error_kind), ": ", linked(task.error || "")),
-      task.remedy && h("p.about", task.remedy),
-      traceback && h("details", { open: true }, h("summary", "Traceback"), h("pre", traceback))]);
-  }
+	/** Show the form of a question, once for each attempt: a person may be writing in it. */
+	showQuestion(task) {
+		const attempt = task.status === "waiting_input" ? task.attempts : null;
+		if (attempt === this.asked) return;
+		this.asked = attempt;
+		const question = { run_id: this.run, task_id: task.task_id, attempt, question: task.question || "", asks: task.asks };
+		this.showPart("ask", "Question", attempt !== null && questionForm(question, (how) => afterAnswer(this.told, question, how)));
+	}
 
-  showResult({ damaged, data, text }) {
-    const result = damaged
-      ? h("p.callout.bad", "The stored result does not match its checksum. Retry failed tasks to run the task again.")
-      : data !== null ? dataOf(data) : text !== null && h("pre.text", linked(text));
-    replace(this.parts.result, result && [h("h3", "Result"), result]);
-  }
+	showPart(name, title, content) {
+		replace(this.parts[name], content && [h("h3", title), content]);
+	}
 
-  showActivity(entries) {
-    this.activity = [...this.activity, ...entries].slice(-MOST_ACTIVITY);
-    this.showTalk();
-  }
+	showActivity(entries) {
+		this.activity = [...this.activity, ...entries].slice(-MOST_ACTIVITY);
+		this.showTalk();
+	}
 
-  /** Show the messages by attempt, with the output of agents: of a running attempt in full, of others folded. */
-  showTalk() {
-    const { task, activity, element } = this;
-    if (!task) return;
-    const open = new Set([...this.parts.talk.querySelectorAll("details[open]")].map((one) => one.dataset.attempt));
-    const attempts = new Set([...task.messages, ...activity].map((one) => one.attempt));
-    if (task.rendered) attempts.add(task.attempts);
-    const order = [...attempts].sort((one, other) => (one || Infinity) - (other || Infinity)); // 0 is after the run
-    const turns = order.map((attempt) => {
-      const messages = task.messages.filter((one) => one.attempt === attempt);
-      const output = activity.filter((one) => one.attempt === attempt);
-      const isLast = attempt === task.attempts;
-      const ended = task.history.find((one) => one.attempt === attempt)?.status;
-      const how = ended && !["completed", "running", "asked"].includes(ended) ? `, ${ended}` : "";
-      const isPrompt = (one) => attempt > 0 && one.role === "user";
-      const prompts = messages.filter(isPrompt);
-      if (!prompts.length && isLast && task.rendered) prompts.push({ role: "user", content: task.rendered });
-      return [
-        (order.length > 1 || how) && h("h4", attempt ? `Attempt ${attempt}${how}` : "After the run"),
-        prompts.map(message),
-        activityOf(output, task.status === "running" && isLast, open.has(String(attempt)), attempt),
-        messages.filter((one) => !isPrompt(one)).map(message),
-      ];
-    });
-    const isAtEnd = element.scrollHeight - element.scrollTop - element.clientHeight < 40;
-    replace(this.parts.talk, turns.length > 0 && h("h3", "Conversation"), turns);
-    if (isAtEnd && task.status === "running") element.scrollTop = element.scrollHeight;
-  }
+	/** Show the messages by attempt, with the output of agents: of a running attempt in full, of others folded. */
+	showTalk() {
+		const { task, activity, element } = this;
+		if (!task) return;
+		const open = new Set([...this.parts.talk.querySelectorAll("details[open]")].map((one) => one.dataset.attempt));
+		const attempts = new Set([...task.messages, ...activity].map((one) => one.attempt));
+		if (task.rendered) attempts.add(task.attempts);
+		const order = [...attempts].sort((one, other) => (one || Infinity) - (other || Infinity)); // 0 is after the run
+		const turns = order.map((attempt) => {
+			const messages = task.messages.filter((one) => one.attempt === attempt);
+			const output = activity.filter((one) => one.attempt === attempt);
+			const isLast = attempt === task.attempts;
+			const ended = task.history.find((one) => one.attempt === attempt)?.status;
+			const how = ended && !["completed", "running", "asked"].includes(ended) ? `, ${ended}` : "";
+			const isPrompt = (one) => attempt > 0 && one.role === "user";
+			const prompts = messages.filter(isPrompt);
+			if (!prompts.length && isLast && task.rendered) prompts.push({ role: "user", content: task.rendered });
+			return [
+				(order.length > 1 || how) && h("h4", attempt ? `Attempt ${attempt}${how}` : "After the run"),
+				prompts.map(message),
+				activityOf(output, task.status === "running" && isLast, open.has(String(attempt)), attempt),
+				messages.filter((one) => !isPrompt(one)).map(message),
+			];
+		});
+		const isAtEnd = element.scrollHeight - element.scrollTop - element.clientHeight < 40;
+		this.showPart("talk", "Conversation", turns.length > 0 && turns);
+		if (isAtEnd && task.status === "running") element.scrollTop = element.scrollHeight;
+	}
 
-  showMore(task) {
-    const link = (id) => h("a", { href: addressOf(this.run, id) }, id);
-    const counted = (number) => number && `${count(number)} tokens`;
-    const facts = [
-      ["Depends on", task.depends_on.slice(0, MOST_DEPENDENCIES).flatMap((id, n) => [n ? ", " : "", link(id)])],
-      ["Added by", task.added_by && link(task.added_by)],
-      ["Session", task.session_id && h("code", task.session_id)],
-      ["Started", clock(task.started_at)],
-      ["Ended", clock(task.ended_at)],
-      ["Next attempt", clock(task.next_try_at)],
-      ["Read from cache", counted(task.cache_read_tokens)],
-      ["Written to cache", counted(task.cache_write_tokens)],
-      ["Reasoning", counted(task.reasoning_tokens)],
-      ...task.answers.map((one) => [`Answered by ${one.by}`, [one.question, " → ", textOf(one.value)]]),
-    ];
-    replace(this.parts.more, h("h3", "More"), pairs(facts.filter(([, value]) => value && value.length !== 0)),
-      h("details", h("summary", "Prompt template"), h("pre.text", task.prompt)),
-      Object.keys(task.spec).length > 0 && h("details", h("summary", "Settings"), h("pre", json(task.spec))));
-  }
+	showMore(task) {
+		const link = (id) => h("a", { href: addressOf(this.run, id) }, id);
+		const facts = [
+			["Depends on", task.depends_on.slice(0, 50).flatMap((id, n) => [n ? ", " : "", link(id)])],
+			["Added by", task.added_by && link(task.added_by)],
+			["Session", task.session_id && h("code", task.session_id)],
+			["Started", clock(task.started_at)],
+			["Ended", clock(task.ended_at)],
+			["Next attempt", clock(task.next_try_at)],
+			...task.answers.map((one) => [`Answered by ${one.by}`, [one.question, " → ", textOf(one.value)]]),
+		];
+		this.showPart("more", "More", [pairs(facts.filter(([, value]) => value && value.length !== 0)),
+			h("details", h("summary", "Prompt template"), h("pre.text", task.prompt))]);
+	}
 }
 
 const pairs = (entries) => h("dl", entries.map(([name, value]) => [h("dt", name), h("dd", value)]));
 
-const textOf = (value) => (value === undefined ? "" : typeof value === "string" ? linked(value) : JSON.stringify(value));
+const textOf = (value) => (typeof value === "string" ? linked(value) : JSON.stringify(value));
 
 const message = ({ role, content, damaged }) =>
-  h(`div.message.${role}`, h("span.role", role === "user" ? "prompt" : role), h("pre.text", damaged ? "(the stored message is damaged)" : linked(content)));
+	h(`div.message.${role}`, h("span.role", role === "user" ? "prompt" : role), h("pre.text", damaged ? "(the stored message is damaged)" : linked(content)));
 
 /** Return the output of an agent: texts run together, each tool in a line of its own. */
 function activityOf(entries, isRunning, open, attempt) {
-  if (!entries.length) return isRunning && h("p.about", "at work…");
-  const lines = [];
-  for (const one of entries) {
-    const last = lines.at(-1);
-    if (one.kind === "text" && last?.kind === "text") last.text += one.text;
-    else lines.push({ ...one });
-  }
-  const body = lines.map(({ kind, text }) => (kind === "text" ? h("pre.text", linked(text)) : h(`div.step.${kind}`, h("span.role", kind), " ", text)));
-  if (isRunning) return h("div.message.assistant", { "aria-busy": "true" }, h("span.role", "at work"), body);
-  const tools = entries.filter((one) => one.kind !== "text").length;
-  return h("details", { "data-attempt": attempt, open }, h("summary", tools ? `${count(tools)} steps of the agent` : "Output of the agent"), body);
-}
-
-/** Return structured data: a list of objects as a table, an object as pairs, anything else as JSON. */
-function dataOf(value) {
-  const isObject = (one) => one !== null && typeof one === "object" && !Array.isArray(one);
-  if (Array.isArray(value) && value.length > 0 && value.length <= MOST_ROWS && value.every(isObject)) {
-    const names = [...new Set(value.flatMap(Object.keys))].slice(0, MOST_COLUMNS);
-    return table(names, value.map((one) => names.map((name) => textOf(one[name]))));
-  }
-  if (isObject(value) && Object.keys(value).length > 0)
-    return pairs(Object.entries(value).map(([name, one]) => [name, one !== null && typeof one === "object" ? h("pre", json(one)) : textOf(one)]));
-  return h("pre", json(value));
+	if (!entries.length) return isRunning && h("p.about", "at work…");
+	const lines = [];
+	for (const one of entries) {
+		const last = lines.at(-1);
+		if (one.kind === "text" && last?.kind === "text") last.text += one.text;
+		else lines.push({ ...one });
+	}
+	const body = lines.map(({ kind, text }) => (kind === "text" ? h("pre.text", linked(text)) : h(`div.step.${kind}`, h("span.role", kind), " ", text)));
+	if (isRunning) return h("div.message.assistant", { "aria-busy": "true" }, h("span.role", "at work"), body);
+	const tools = entries.filter((one) => one.kind !== "text").length;
+	return h("details", { "data-attempt": attempt, open }, h("summary", tools ? `${count(tools)} steps of the agent` : "Output of the agent"), body);
 }

@@ -27,6 +27,7 @@ HOSTILE = (
     "\x1b]0;owned\x07\x1b[31mred\x1b[0m \u202eevil\u202c javascript:alert(1) https://example.org/?q=<b>"
 )
 MOST_BYTES = 80_000
+"""Bytes of all scripts and style sheets, before compression."""
 
 
 @pytest.fixture(scope="module")
@@ -313,10 +314,9 @@ def test_plait_serve_serves_the_page(tmp_path: Path, browser: Browser) -> None:
 def test_the_page_is_small(tmp_path: Path) -> None:
     names = [path for path, (_, kind) in page_files().items() if "javascript" in kind or "css" in kind]
     with ui(tmp_path) as server, httpx.Client(base_url=server.url, trust_env=False) as client:
-        sent = 0
         for name in names:
             answer = client.get(name)
             assert answer.headers["content-encoding"] == "gzip"
             assert answer.content == page_files()[name][0]
-            sent += int(answer.headers["content-length"])
-    assert (len(names), sent < MOST_BYTES) == (15, True)
+    assert sum(len(page_files()[name][0]) for name in names) < MOST_BYTES
+    assert len(names) == 15

@@ -1,0 +1,94 @@
+"""axe-core finds no violation on any page, view or dialog, in both colour schemes."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from tests.runner.web.test_page import opened, run
+from tests.support.processes.browser import launch, needs_chromium, ui, watched
+
+pytest.importorskip("axe_playwright_python", reason="needs axe-core: pip install axe-playwright-python")
+pytestmark = needs_chromium
+AXE = files("axe_playwright_python").joinpath("axe.min.js").read_text(encoding="utf-8")
+RUN = """
+async () => (await axe.run(document, { preload: false, resultTypes: ["violations"] })).violations
+  .flatMap((one) => one.nodes.map((node) => `${one.id}: ${node.html.slice(0, 200)} ${node.failureSummary}`))
+"""
+TASKS = """
+- {id: said, prompt: hello}
+- {id: parts, for_each: items, prompt: 'x {{ item }}'}
+- {id: bad, prompt: fail, retry: 1}
+- {id: after, prompt: '{{ bad }}', depends_on: bad}
+- {id: asks, prompt: ask}
+"""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Generator[Browser]:
+    with sync_playwright() as driver:
+        browser = launch(driver)
+        yield browser
+        browser.close()
+
+
+def violations(page: Page) -> list[str]:
+    page.evaluate(AXE)
+    found: list[str] = page.evaluate(RUN)
+    return found
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_no_page_and_no_dialog_has_a_violation(tmp_path: Path, browser: Browser, scheme: str) -> None:
+    run(tmp_path, TASKS, more="inputs: {items: [a, b]}\n")
+    with ui(tmp_path) as server, watched(browser, color_scheme=scheme) as seen:
+        page = seen.page
+        opened(seen, server.page)
+        expect(page.locator(".c-run a")).to_have_count(1)
+        assert violations(page) == []
+        page.goto(f"{server.url}/#/questions")
+        expect(page.locator(".card")).to_have_count(1)
+        assert violations(page) == []
+        page.goto(f"{server.url}/#/")
+        page.locator(".c-run a").click()
+        for view, part in (("Timeline", "canvas"), ("Graph", ".box"), ("List", ".line")):
+            page.get_by_role("tab", name=view).click()
+            expect(page.locator(part).first).to_be_visible()
+            assert violations(page) == []
+        for task in ("said", "bad", "after", "asks"):
+            page.locator(".line", has=page.locator(f".name:text-is('{task}')")).click()
+            expect(page.locator(".panel h2")).to_have_text(task)
+            assert violations(page) == []
+        page.locator(".line").first.click()
+        for name, leave in (
+            ("Continue the conversation", "Not now"),
+            ("Resume…", "Not now"),
+            ("Retry failed…", "Not now"),
+            ("Cancel…", "Keep it"),
+        ):
+            page.get_by_role("button", name=name).click()
+            expect(page.get_by_role("button", name=leave)).to_be_visible()
+            assert violations(page) == []
+            page.get_by_role("button", name=leave).click()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_pages_without_a_run_have_no_violation(tmp_path: Path, browser: Browser, scheme: str) -> None:
+    with ui(tmp_path) as server, watched(browser, color_scheme=scheme) as seen:
+        page = seen.page
+        opened(seen, server.url)
+        expect(page.locator("main h1")).to_have_text("Not signed in")
+        assert violations(page) == []
+        opened(seen, server.page)
+        expect(page.locator(".empty")).to_be_visible()
+        assert violations(page) == []
+        page.goto(f"{server.url}/#/questions")
+        expect(page.locator(".empty")).to_be_visible()
+        assert violations(page) == []
+        page.goto(f"{server.url}/#/run/none")
+        expect(page.locator("main h1")).to_have_text("No such run")
+        assert violations(page) == []
