@@ -224,3 +224,21 @@ def test_a_conversation_is_continued(tmp_path: Path, browser: Browser) -> None:
         expect(seen.page.locator(".part-talk")).to_contain_text("After the run")
         expect(seen.page.locator(".part-talk .message.user").last).to_contain_text("and more")
         expect(seen.page.locator(".part-result")).to_contain_text("re: hello")
+
+
+def test_two_browsers_see_one_answer(tmp_path: Path, browser: Browser) -> None:
+    run(tmp_path, "- {id: who, prompt: ask}\n")
+    with ui(tmp_path) as server, watched(browser) as one, watched(browser) as other:
+        with server.client() as client:
+            code = client.post("/page/code", json={}).json()["code"]
+        for seen, address in ((one, server.page), (other, f"{server.url}/#{code}")):
+            opened(seen, address)
+            seen.page.get_by_role("link", name=re.compile("Questions")).click()
+            expect(seen.page.locator(".card")).to_have_count(1)
+        other.page.route("**/api/questions", lambda route: route.abort())  # the form stays open
+        one.page.get_by_role("button", name="Answer").click()
+        expect(one.page.locator(".empty")).to_have_text("No task asks a person.")
+        other.page.get_by_role("button", name="Answer").click()
+        expect(other.page.get_by_role("alert")).not_to_be_empty()
+        other.page.unroute_all()
+        expect(other.page.locator(".empty")).to_have_text("No task asks a person.")
