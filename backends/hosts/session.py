@@ -8,6 +8,7 @@ from operator import itemgetter
 import anyio
 
 from plait.backends.errors import BackendError, ErrorKind
+from plait.backends.hosts.frames import Frame
 from plait.backends.hosts.line import LOST, Line, Turn
 from plait.backends.protocol import Output
 
@@ -73,13 +74,17 @@ class HostSession:
             place = Place(self, line, turn)
             try:
                 line.ask(turn)
-                if await turn.next() is not LOST:
+                if await self._answer(line, turn, may_move=preferred is None) is not LOST:
                     return place
                 place.leave()
             except BaseException:
                 line.send({"op": "cancel", "turn": turn.name})
                 place.leave()
                 raise
+
+    async def _answer(self, line: Line, turn: Turn, *, may_move: bool) -> Frame:  # noqa: ARG002 - for other hosts
+        """Return the answer of a host that was asked for room; LOST to choose a host again."""
+        return await turn.next()
 
     def _name_refused(self, on_output: OnOutput) -> None:
         """Report each host that refuses this version of plait, once."""

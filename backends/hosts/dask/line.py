@@ -24,6 +24,8 @@ class DaskLine(Line):
     def __init__(self, name: str, connection: str, hello: Callable[[], Frame]) -> None:
         super().__init__(name, 1, (), hello)
         self.resources: Mapping[str, float] = {}
+        self.is_taken_until = 0.0
+        """The time, of the event loop, until which other runs are taken to have the resources."""
         self._connection = connection
         self._cluster: Cluster | None = None
         self._worker: str | None = None
@@ -62,7 +64,7 @@ class DaskLine(Line):
 
     def load(self, needs: Mapping[str, float]) -> float | None:
         """Return the largest part of a needed resource that attempts of this process take; None without room."""
-        if not self.is_connected:
+        if not self.is_connected or anyio.current_time() < self.is_taken_until:
             return None
         parts: list[float] = []
         for name, amount in needs.items():

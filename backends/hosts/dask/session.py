@@ -10,12 +10,15 @@ import anyio.abc
 from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.hosts.dask.cluster import Cluster, ClusterError, DaskWorker, connected
 from plait.backends.hosts.dask.line import DaskLine
-from plait.backends.hosts.line import Line
+from plait.backends.hosts.frames import Frame
+from plait.backends.hosts.line import LOST, Line, Turn
 from plait.backends.hosts.session import HostSession, OnOutput
 from plait.backends.protocol import Output
 
 _POLL_S = 1.0
 """Seconds between two looks at the workers of the scheduler."""
+_ASK_S = 1.0
+"""Seconds for a worker to have room, before another worker is asked."""
 _RETRY_S = 1.0
 """Seconds between two attempts to connect to the scheduler."""
 
@@ -132,6 +135,16 @@ class DaskSession(HostSession):
         why = "; ".join(f"{line.name}: {line.reason}" for line in self._workers() if line.reason)
         no_worker = f"no worker of {self._address} can be used{_words(needs)}"
         raise BackendError(kind, self._problem or (f"{no_worker}: {why}" if why else no_worker))
+
+    async def _answer(self, line: Line, turn: Turn, *, may_move: bool) -> Frame:
+        """Return the answer of a worker. LOST if its resources stay taken, by other runs, and another may have room."""
+        while True:
+            with anyio.move_on_after(_ASK_S):
+                return await turn.next()
+            others = (one for one in self._workers() if one is not line)
+            if may_move and isinstance(line, DaskLine) and any(one.load(turn.needs) is not None for one in others):
+                line.is_taken_until = anyio.current_time() + _ASK_S
+                return LOST
 
     def _is_hopeless(self) -> bool:
         if not self._answered:

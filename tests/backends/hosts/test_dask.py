@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Generator
 from pathlib import Path
@@ -139,6 +140,16 @@ async def test_a_copy_of_a_task_of_dask_begins_nothing(cluster: DaskCluster, tmp
                     await copy
         assert (await run.result())["t0"].text == "done"
     assert len((tmp_path / "gate.begun").read_text().split()) == 1
+
+
+async def test_an_attempt_moves_to_a_worker_that_others_have_not_taken(cluster: DaskCluster, tmp_path: Path) -> None:
+    async with Client(cluster.address, asynchronous=True) as client:
+        taken = client.submit(asyncio.sleep, 600, workers=["m2"], resources={"agents": 3})
+        while not any((await client.processing()).values()):  # noqa: ASYNC110
+            await anyio.sleep(0.01)
+        result = await ParallelRunner(cluster.hosts().placed(functions.where), concurrency=4).run(tasks(4))
+        assert {one.text for one in result.tasks.values()} == {"m1"}
+        await taken.cancel()
 
 
 async def test_errors_and_questions_of_a_function_come_back(cluster: DaskCluster) -> None:
