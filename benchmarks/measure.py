@@ -16,7 +16,7 @@ from typing import Any
 
 import anyio
 
-from benchmarks import agents, connections, graphs, growing, hosts, like, wire
+from benchmarks import agents, connections, dask, graphs, growing, hosts, like, wire
 from benchmarks.gauge import ANSWER, AT_ONCE, body, figures, spent
 from benchmarks.prototype import durable as durable_prototype
 from benchmarks.stores import sqlite_store
@@ -239,7 +239,15 @@ async def start_up() -> dict[str, float]:
 
 MEASURES: dict[str, Callable[..., Awaitable[dict[str, float]]]] = {
     f.__name__: f for f in (bare, tight, prototype, no_store, durable, build, resume, lag, checks, makespan, start_up)
-} | {**growing.MEASURES, **agents.MEASURES, **connections.MEASURES, **wire.MEASURES, **hosts.MEASURES, **like.MEASURES}
+} | {
+    **growing.MEASURES,
+    **agents.MEASURES,
+    **connections.MEASURES,
+    **wire.MEASURES,
+    **hosts.MEASURES,
+    **dask.MEASURES,
+    **like.MEASURES,
+}
 
 
 def main() -> None:

@@ -65,3 +65,37 @@ async def test_agents_outlive_a_part_of_the_cluster_within_a_run(world: DaskWorl
         result = await run.result()
     assert (result.status, len(world.turns), world.alive()) == (RunStatus.COMPLETED, COUNT, [])
     assert {one.attempts for one in result.tasks.values()} == {1}
+
+
+@pytest.mark.parametrize("how", ["cancel", "stop"])
+async def test_the_end_of_a_run_ends_the_agents_on_every_worker(world: DaskWorld, how: str) -> None:
+    async with world.opened_store() as store, world.runner(store, cancel_grace=0.0).start(world.dag(), RUN) as run:
+        async for event in run.events():
+            if isinstance(event, events.SessionOpened) and len(world.told) == COUNT:
+                run.cancel() if how == "cancel" else run.stop()
+        result = await run.result()
+    assert result.status is (RunStatus.CANCELLED if how == "cancel" else RunStatus.INTERRUPTED)
+    assert (world.alive(), len(world.turns)) == ([], COUNT)
+
+
+async def test_a_worker_that_is_away_for_too_long_loses_its_attempts_and_ends_them_when_back(tmp_path: Path) -> None:
+    world = DaskWorld(tmp_path, {"m1": 2, "m2": 4}, patience=1.0)
+    world.plan(*({"id": f"t{number}", "prompt": f"work {number} [[until go]]"} for number in range(4)))
+    world.cluster.start()
+    try:
+        async with world.opened_store() as store, world.runner(store).start(world.dag(), RUN) as run:
+            away = False
+            async for event in run.events():
+                if isinstance(event, events.SessionOpened) and len(world.told) == 4 and not away:
+                    away = True
+                    await run_sync(world.cluster.kill, "m1")
+                if isinstance(event, events.SessionOpened) and len(world.told) == 6:
+                    assert len(world.alive()) == 6
+                    world.cluster.start_worker("m1")
+                    await world.until(lambda: len(world.alive()) == 4)
+                    world.allow("go")
+            result = await run.result()
+        assert (result.status, len(world.turns), world.alive()) == (RunStatus.COMPLETED, 6, [])
+        assert sorted(one.attempts for one in result.tasks.values()) == [1, 1, 2, 2]
+    finally:
+        world.end()

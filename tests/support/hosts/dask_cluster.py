@@ -20,8 +20,13 @@ DASK = Path(sys.executable).with_name("dask")
 class DaskCluster:
     """A cluster with its files in `folder`. The workers of a cluster begun anew have the same names."""
 
-    def __init__(self, folder: Path, agents: Mapping[str, int], *, nanny: bool = False) -> None:
+    def __init__(
+        self, folder: Path, agents: Mapping[str, int], *, nanny: bool = False, host: str = "127.0.0.1"
+    ) -> None:
         self.folder = folder
+        self._host = host
+        self.scheme = "tcp"
+        self.certificate: Path | None = None
         self._nanny = "--nanny" if nanny else "--no-nanny"
         self.agents = agents
         """The number of attempts at once, by the name of the worker."""
@@ -31,7 +36,7 @@ class DaskCluster:
 
     @property
     def address(self) -> str:
-        return f"tcp://127.0.0.1:{self.port}"
+        return f"{self.scheme}://127.0.0.1:{self.port}"
 
     def __enter__(self) -> DaskCluster:
         self.start()
@@ -50,11 +55,13 @@ class DaskCluster:
             self.start_worker(name)
 
     def start_scheduler(self) -> None:
-        self._start("scheduler", "scheduler", "--host", "127.0.0.1", "--port", str(self.port), "--no-dashboard")
+        self._start(
+            "scheduler", "scheduler", "--host", self._host, "--port", str(self.port), "--no-dashboard", *self._tls()
+        )
 
     def start_worker(self, name: str) -> None:
-        words = ["worker", self.address, "--host", "127.0.0.1", "--no-dashboard", "--nthreads", "1", "--name", name]
-        words += ["--local-directory", str(self.folder)]
+        words = ["worker", self.address, "--host", self._host, "--no-dashboard", "--nthreads", "1", "--name", name]
+        words += ["--local-directory", str(self.folder), *self._tls()]
         words += ["--resources", f"agents={self.agents[name]}", self._nanny]
         self._start(name, *words, XDG_STATE_HOME=str(self.folder / name))
 
@@ -71,6 +78,20 @@ class DaskCluster:
 
     def log(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text()
+
+    def use_tls(self) -> dict[str, str]:
+        """Make a certificate for all, before the start. Return the settings of a client of Dask, by variable."""
+        self.scheme, self.certificate = "tls", self.folder / "cluster.pem"
+        key = ("-keyout", str(self.certificate), "-out", str(self.certificate))
+        words = ("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=cluster", *key)
+        subprocess.run(("openssl", *words), check=True, capture_output=True)
+        names = ("CA_FILE", "CLIENT__CERT", "CLIENT__KEY")
+        return {f"DASK_DISTRIBUTED__COMM__TLS__{name}": str(self.certificate) for name in names}
+
+    def _tls(self) -> list[str]:
+        if self.certificate is None:
+            return []
+        return [f"{option}={self.certificate}" for option in ("--tls-ca-file", "--tls-cert", "--tls-key")]
 
     def _start(self, name: str, *words: str, **environment: str) -> None:
         with (self.folder / f"{name}.log").open("ab") as log:

@@ -77,6 +77,28 @@ def test_a_scheduler_that_is_away_is_named(tmp_path: Path) -> None:
     assert {one["check"]: one["verdict"] for one in done.value["checks"]}[f"{away}: host"] == "bad"
 
 
+def test_a_cluster_with_tls_takes_the_certificates_of_dask(tmp_path: Path) -> None:
+    cluster = DaskCluster(tmp_path / "cluster", {"m1": 2}, host="0.0.0.0")
+    settings = cluster.use_tls()
+    with cluster:
+        write_plan(tmp_path, cluster.address)
+        done = plait(tmp_path, "run", "plan.json", **settings)
+        assert (done.code, done.out.strip()) == (0, "hello on m1; again on m1"), done.err
+        refused = plait(tmp_path, "hosts", "plan.json")
+    assert refused.code == 1
+    assert f"the scheduler {cluster.address} cannot be used: TLS" in refused.out
+    assert "Traceback" not in refused.err
+
+
+def test_a_cluster_that_others_reach_without_tls_is_refused(tmp_path: Path) -> None:
+    with DaskCluster(tmp_path / "cluster", {}, host="0.0.0.0") as cluster:
+        write_plan(tmp_path, cluster.address)
+        done = plait(tmp_path, "hosts", "plan.json")
+    assert done.code == 1
+    assert "listens on tcp://0.0.0.0" in done.out
+    assert "without TLS: whoever reaches it executes code" in done.out
+
+
 @pytest.mark.parametrize(
     ("address", "backend", "told"),
     [
