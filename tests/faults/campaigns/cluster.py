@@ -61,9 +61,11 @@ async def _after(world: DaskWorld, part: str, agents: int) -> int:
 async def _within(world: DaskWorld, part: str, agents: int) -> int:
     """Kill a part of the cluster of a run. Return the number of agents that answered in their first attempt."""
     async with world.opened_store() as store, world.runner(store).start(world.dag(), RUN) as run:
-        place = ""
+        place, opened = "", set[str]()
         async for event in run.events():
-            if isinstance(event, events.SessionOpened) and len(world.told) == agents and not place:
+            if isinstance(event, events.SessionOpened):
+                opened.add(event.task_id)
+            if len(opened) == agents and not place:
                 (place, *_) = busy_hosts(await store.list_events(RUN, kind=EventKind.TASK_PLACED))
                 await run_sync(world.kill_part, part, place)
             if place and isinstance(event, events.TaskOutput) and event.text.startswith(f"waiting for {place}"):

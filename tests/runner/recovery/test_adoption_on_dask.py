@@ -13,6 +13,8 @@ from anyio.to_thread import run_sync
 
 pytest.importorskip("distributed")
 
+from distributed import Client
+
 from plait.persistence import EventKind
 from plait.runner import RunStatus
 from plait.runner.domain import events
@@ -55,9 +57,11 @@ async def test_agents_outlive_their_runner_and_the_cluster(world: DaskWorld, wit
 @pytest.mark.parametrize("killed", ["worker", "nanny", "scheduler", "all"])
 async def test_agents_outlive_a_part_of_the_cluster_within_a_run(world: DaskWorld, killed: str) -> None:
     async with world.opened_store() as store, world.runner(store).start(world.dag(), RUN) as run:
-        place = ""
+        place, opened = "", set[str]()
         async for event in run.events():
-            if isinstance(event, events.SessionOpened) and len(world.told) == COUNT and not place:
+            if isinstance(event, events.SessionOpened):
+                opened.add(event.task_id)
+            if len(opened) == COUNT and not place:
                 (place, *_) = busy_hosts(await store.list_events(RUN, kind=EventKind.TASK_PLACED))
                 await run_sync(world.kill_part, killed, place)
             if place and isinstance(event, events.TaskOutput) and event.text.startswith(f"waiting for {place}"):
@@ -70,8 +74,11 @@ async def test_agents_outlive_a_part_of_the_cluster_within_a_run(world: DaskWorl
 @pytest.mark.parametrize("how", ["cancel", "stop"])
 async def test_the_end_of_a_run_ends_the_agents_on_every_worker(world: DaskWorld, how: str) -> None:
     async with world.opened_store() as store, world.runner(store, cancel_grace=0.0).start(world.dag(), RUN) as run:
+        opened: set[str] = set()
         async for event in run.events():
-            if isinstance(event, events.SessionOpened) and len(world.told) == COUNT:
+            if isinstance(event, events.SessionOpened):
+                opened.add(event.task_id)
+            if len(opened) == COUNT:
                 run.cancel() if how == "cancel" else run.stop()
         result = await run.result()
     assert result.status is (RunStatus.CANCELLED if how == "cancel" else RunStatus.INTERRUPTED)
@@ -79,23 +86,31 @@ async def test_the_end_of_a_run_ends_the_agents_on_every_worker(world: DaskWorld
 
 
 async def test_a_worker_that_is_away_for_too_long_loses_its_attempts_and_ends_them_when_back(tmp_path: Path) -> None:
-    world = DaskWorld(tmp_path, {"m1": 2, "m2": 4}, patience=1.0)
+    world = DaskWorld(tmp_path, {"m1": 2, "m2": 4}, patience=3.0)
     world.plan(*({"id": f"t{number}", "prompt": f"work {number} [[until go]]"} for number in range(4)))
     world.cluster.start()
     try:
+        await ready(world)
         async with world.opened_store() as store, world.runner(store).start(world.dag(), RUN) as run:
-            away = False
+            opened: set[str] = set()
             async for event in run.events():
-                if isinstance(event, events.SessionOpened) and len(world.told) == 4 and not away:
-                    away = True
-                    await run_sync(world.cluster.kill, "m1")
-                if isinstance(event, events.SessionOpened) and len(world.told) == 6:
-                    assert len(world.alive()) == 6
-                    world.cluster.start_worker("m1")
-                    await world.until(lambda: len(world.alive()) == 4)
-                    world.allow("go")
+                if isinstance(event, events.SessionOpened):
+                    opened.add(f"{event.task_id}/{event.attempt}")
+                    if len(opened) == 4:
+                        await run_sync(world.cluster.kill, "m1")
+                    if len(opened) == 6:
+                        assert len(world.alive()) == 6
+                        world.cluster.start_worker("m1")
+                        await world.until(lambda: len(world.alive()) == 4)
+                        world.allow("go")
             result = await run.result()
         assert (result.status, len(world.turns), world.alive()) == (RunStatus.COMPLETED, 6, [])
         assert sorted(one.attempts for one in result.tasks.values()) == [1, 1, 2, 2]
     finally:
         world.end()
+
+
+async def ready(world: DaskWorld) -> None:
+    """Return once each worker is there."""
+    async with Client(world.cluster.address, asynchronous=True, timeout=60) as client:
+        await client.wait_for_workers(len(world.cluster.agents))
