@@ -9,11 +9,11 @@ import tempfile
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
+from importlib import import_module
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import anyio
-import distributed
 import psutil
 
 from benchmarks.gauge import body
@@ -48,6 +48,11 @@ def _cpu(processes: Sequence[int]) -> float:
     return sum(one.user + one.system + one.children_user + one.children_system for one in times)
 
 
+def _client(address: str, **options: Any) -> Any:
+    """Return a client. Imported here: distributed is heavy, and other benchmarks measure memory."""
+    return import_module("distributed").Client(address, **options)
+
+
 async def _run(address: str, shape: str, tasks: int) -> float:
     backend: Backend = DaskHosts(address).placed(body)
     dag = DAG(Task(f"t{n}", "work", depends_on=(f"t{n - 1}",) if n and shape == "chain" else ()) for n in range(tasks))
@@ -60,7 +65,7 @@ async def _run(address: str, shape: str, tasks: int) -> float:
 
 
 async def _submit(address: str, shape: str, tasks: int) -> float:
-    async with cast("Any", distributed).Client(address, asynchronous=True) as client:
+    async with _client(address, asynchronous=True) as client:
         before = time.perf_counter()
         if shape == "chain":
             for _ in range(tasks):
@@ -85,7 +90,7 @@ async def _cluster() -> AsyncGenerator[tuple[str, Sequence[int]]]:
             for words in commands
         ]
         try:
-            async with cast("Any", distributed).Client(address, asynchronous=True) as client:
+            async with _client(address, asynchronous=True) as client:
                 with anyio.fail_after(60):
                     await client.wait_for_workers(1)
             yield address, [process.pid for process in processes]
