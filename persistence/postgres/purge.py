@@ -31,7 +31,8 @@ async def purge(connection: Connection, run_ids: Sequence[str]) -> Purged:
             ids = ids_of(number)
             for statement in sql.DELETE_ROWS:
                 await connection.execute(statement, ids["first"], ids["last"])
-            await connection.execute(sql.DELETE_HEAD, number)
+            for statement in sql.DELETE_HEAD:
+                await connection.execute(statement, number)
         await connection.execute(sql.DELETE_UNUSED_BLOBS)
     remains = "the runs are deleted; the log, the backups and pages before the next VACUUM of the server keep copies"
     return Purged(tuple(stored), 0, remains if stored else None)

@@ -14,11 +14,9 @@ from plait.persistence.rules import RunHead
 from plait.persistence.tables.checksum import damaged, row_checksum
 from plait.persistence.tables.decode import (
     COUNTED,
-    StoredText,
     attempt_record,
     completion_event,
     event_record,
-    fits,
     message_record,
     note_record,
     paused_collector,
@@ -27,6 +25,7 @@ from plait.persistence.tables.decode import (
     run_head,
     start_event,
     task_record,
+    whole_settings,
 )
 from plait.persistence.tables.task_cache import ids_of
 
@@ -62,10 +61,9 @@ async def read_head(
 
 
 async def _settings(connection: Connection, run_id: str) -> str:
-    settings, key, checksum, content = await connection.fetchrow(sql.GET_SETTINGS, run_id)
-    if not fits(run_id, checksum, StoredText(settings, key, content)):
-        raise damaged(run_id, "the text of its settings and inputs")
-    return str(settings if key is None else content)
+    number, settings, checksum = await connection.fetchrow(sql.GET_SETTINGS, run_id)
+    pieces = () if settings else await connection.fetch(sql.LIST_PIECES, number)
+    return whole_settings(run_id, settings, checksum, pieces)
 
 
 async def get_run(connection: Connection, run_id: str) -> RunRecord | None:

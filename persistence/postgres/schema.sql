@@ -11,7 +11,7 @@ CREATE TABLE plait_store (
     store_id TEXT NOT NULL
 );
 
--- Every text of more than 64 KiB, stored once for all results, messages and settings with the same text.
+-- Every text of more than 64 KiB, stored once for all results and messages with the same text, and the pieces of settings.
 CREATE TABLE blobs (
     sha256 BYTEA NOT NULL PRIMARY KEY,    -- of the text in UTF-8
     size BIGINT NOT NULL,               -- bytes in UTF-8
@@ -51,12 +51,19 @@ CREATE TABLE runs (
     cost_usd DOUBLE PRECISION,                       -- NULL if unknown; a sum of the known costs if cost_is_partial
     row_checksum BIGINT,                -- over the columns above without epoch, with `number`
     settings_checksum BIGINT NOT NULL,  -- over run_id and settings
-    settings_sha256 BYTEA,
-    settings TEXT NOT NULL,              -- '' if the settings are in blobs
+    settings TEXT NOT NULL,              -- '' if the settings are in settings_pieces
     written_at TIMESTAMPTZ NOT NULL DEFAULT clock_timestamp()  -- the time of the last batch, by the server's clock
 ) WITH (fillfactor = 50);
 
-CREATE INDEX runs_settings_sha256 ON runs (settings_sha256) WHERE settings_sha256 IS NOT NULL;
+-- Settings of more than 64 KiB, in pieces (see pieces.py): runs with similar inputs share most pieces.
+CREATE TABLE settings_pieces (
+    run BIGINT NOT NULL,
+    position BIGINT NOT NULL,
+    sha256 BYTEA NOT NULL,
+    PRIMARY KEY (run, position)
+);
+
+CREATE INDEX settings_pieces_sha256 ON settings_pieces (sha256);
 
 -- One row for each task, with the values of the plan.
 CREATE TABLE given_tasks (

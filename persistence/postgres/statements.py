@@ -184,9 +184,12 @@ ON CONFLICT (sha256) DO UPDATE SET content = excluded.content WHERE blobs.conten
 same texts could wait for each other.
 """
 ADD_RUN = """
-INSERT INTO runs (run_id, name, settings, settings_sha256, settings_checksum, created_at, status, last_seq, epoch,
-    claims)
-VALUES ($1, $2, $3, $4, $5, $6, 'queued', 0, 0, '[]') ON CONFLICT (run_id) DO NOTHING RETURNING number
+INSERT INTO runs (run_id, name, settings, settings_checksum, created_at, status, last_seq, epoch, claims)
+VALUES ($1, $2, $3, $4, $5, 'queued', 0, 0, '[]') ON CONFLICT (run_id) DO NOTHING RETURNING number
+"""
+ADD_PIECES = """
+INSERT INTO settings_pieces (run, position, sha256)
+SELECT $1, u.position, u.sha256 FROM unnest($2::bytea[]) WITH ORDINALITY AS u (sha256, position)
 """
 
 _HEAD = """SELECT number, run_id, name, created_at, status, started_at, ended_at, error, last_seq, lease_expires_at,
@@ -202,8 +205,10 @@ WHERE lease_expires_at < extract(epoch FROM clock_timestamp())
     OR (owner_id IS NULL OR lease_expires_at IS NULL) AND status IN ('queued', 'running', 'cancelling')
 ORDER BY created_at, number LIMIT $1"""
 GET_SETTINGS = """
-SELECT settings, settings_sha256, settings_checksum, (SELECT content FROM blobs WHERE sha256 = settings_sha256)
-FROM runs WHERE run_id = $1
+SELECT number, settings, settings_checksum FROM runs WHERE run_id = $1
+"""
+LIST_PIECES = """
+SELECT content FROM settings_pieces LEFT JOIN blobs USING (sha256) WHERE run = $1 ORDER BY position
 """
 COUNT_TASKS = """SELECT run_id, status, count(*) FROM tasks WHERE run_id = ANY($1::text[])
 GROUP BY run_id, status ORDER BY min(position)"""
@@ -266,13 +271,13 @@ DELETE_ROWS = (
     "DELETE FROM starts WHERE id BETWEEN $1 AND $2",
     "DELETE FROM given_tasks WHERE id BETWEEN $1 AND $2",
 )
-DELETE_HEAD = "DELETE FROM runs WHERE number = $1"
+DELETE_HEAD = ("DELETE FROM settings_pieces WHERE run = $1", "DELETE FROM runs WHERE number = $1")
 DELETE_UNUSED_BLOBS = """
 DELETE FROM blobs WHERE NOT EXISTS (SELECT 1 FROM ends WHERE text_sha256 = blobs.sha256)
     AND NOT EXISTS (SELECT 1 FROM ends WHERE data_sha256 = blobs.sha256)
     AND NOT EXISTS (SELECT 1 FROM ends WHERE prompt_sha256 = blobs.sha256)
     AND NOT EXISTS (SELECT 1 FROM other_messages WHERE content_sha256 = blobs.sha256)
-    AND NOT EXISTS (SELECT 1 FROM runs WHERE settings_sha256 = blobs.sha256)
+    AND NOT EXISTS (SELECT 1 FROM settings_pieces WHERE settings_pieces.sha256 = blobs.sha256)
 """
 LIST_SESSIONS = "SELECT run_id, task_id, session_id, attempt, row_checksum FROM sessions"
 RUN_SIZES = """
@@ -294,7 +299,7 @@ SELECT run_id, sum(bytes)::bigint FROM (
     SELECT r.number, octet_length(n.body) FROM notes AS n JOIN runs AS r ON r.run_id = n.run_id
     UNION ALL
     SELECT number, size FROM (
-        SELECT number, settings_sha256 AS sha256 FROM runs WHERE settings_sha256 IS NOT NULL
+        SELECT run AS number, sha256 FROM settings_pieces
         UNION
         SELECT id >> 32, text_sha256 FROM ends WHERE text_sha256 IS NOT NULL
         UNION

@@ -26,6 +26,7 @@ from plait.persistence.tables import kinds
 from plait.persistence.tables.apply import OF_TASKS, ChangeApplier
 from plait.persistence.tables.checksum import content_checksum, message_checksum
 from plait.persistence.tables.originals import Originals, named_attempts, named_runs
+from plait.persistence.tables.pieces import cut_settings
 from plait.persistence.tables.rows import BatchRows, run_columns
 from plait.persistence.tables.task_cache import TaskCache
 
@@ -185,10 +186,9 @@ async def _write_exactly(connection: Connection, batch: Batch) -> Book | None:
         if _takes_over(batch.changes):
             await connection.execute(sql.LOCK_ORIGINALS)
         created = next((one for one in batch.changes[:1] if isinstance(one, RunCreated)), None)
-        number, key = None, None
-        new = BatchRows(run_id)
+        number = None
         if created is not None and batch.first_seq == 1 and batch.epoch == 0:
-            number, key = await _add_run(connection, run_id, rules.new_head(created), new)
+            number = await _add_run(connection, run_id, rules.new_head(created))
         found = None
         if number is None:
             found = await read_head(connection, run_id, lock=True, settings=created is not None)
@@ -199,8 +199,6 @@ async def _write_exactly(connection: Connection, batch: Batch) -> Book | None:
         if found is None:
             assert number is not None
             assert created is not None
-            if key is not None:
-                new.blobs_by_key.pop(key)
             book = Book(rules.new_head(created), NOTHING_SPENT, PrefetchedTasks(run_id, number, number << 32))
         else:
             book = Book(found[1], found[2], PrefetchedTasks(run_id, found[0]))
@@ -215,16 +213,15 @@ async def _write_exactly(connection: Connection, batch: Batch) -> Book | None:
     return book
 
 
-async def _add_run(
-    connection: Connection, run_id: str, head: RunHead, rows: BatchRows
-) -> tuple[int | None, bytes | None]:
-    """Add the row of a new run. Return the run's number, None if there is such a run, and the key of its settings."""
-    key = rows.blob(head.settings)
-    checksum = content_checksum(run_id, key or head.settings)
-    await _write_blobs(connection, rows)
-    kept = head.settings if key is None else ""
-    number = await connection.fetchval(sql.ADD_RUN, run_id, head.name, kept, key, checksum, head.created_at)
-    return number, key
+async def _add_run(connection: Connection, run_id: str, head: RunHead) -> int | None:
+    """Add the row of a new run. Return the run's number, or None if there is such a run."""
+    pieces = cut_settings(head.settings)
+    checksum, kept = content_checksum(run_id, head.settings), "" if pieces else head.settings
+    await _write_blobs(connection, {key: (size, piece) for key, size, piece in pieces})
+    number = await connection.fetchval(sql.ADD_RUN, run_id, head.name, kept, checksum, head.created_at)
+    if number is not None and pieces:
+        await connection.execute(sql.ADD_PIECES, number, [key for key, _, _ in pieces])
+    return number
 
 
 def _apply(book: Book, run_id: str, first_seq: int, changes: Sequence[Change], originals: Originals) -> BatchRows:
@@ -259,7 +256,7 @@ def _only_adds(rows: BatchRows) -> bool:
 
 
 async def _write_rows(connection: Connection, rows: BatchRows) -> None:
-    await _write_blobs(connection, rows)
+    await _write_blobs(connection, rows.blobs_by_key)
     to_renew = rows.to_renew()
     for kind in kinds.IN_ORDER:
         if kind in to_renew:
@@ -271,10 +268,10 @@ async def _write_rows(connection: Connection, rows: BatchRows) -> None:
             await connection.execute(sql.rows_sql(kind), *_columns(kind, rows.waiting[kind]))
 
 
-async def _write_blobs(connection: Connection, rows: BatchRows) -> None:
-    if rows.blobs_by_key:
-        keys = sorted(rows.blobs_by_key)
-        sizes, texts = zip(*(rows.blobs_by_key[key] for key in keys), strict=True)
+async def _write_blobs(connection: Connection, blobs: dict[bytes, tuple[int, str]]) -> None:
+    if blobs:
+        keys = sorted(blobs)
+        sizes, texts = zip(*(blobs[key] for key in keys), strict=True)
         await connection.execute(sql.ADD_BLOBS, keys, list(sizes), list(map(escaped, texts)))
 
 

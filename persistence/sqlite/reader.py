@@ -25,11 +25,9 @@ from plait.persistence.sqlite.transaction import decode_lossy, transaction
 from plait.persistence.tables.checksum import WRONG_TYPES, damaged
 from plait.persistence.tables.decode import (
     COUNTED,
-    StoredText,
     attempt_record,
     completion_event,
     event_record,
-    fits,
     message_record,
     note_record,
     of_wrong_type,
@@ -39,6 +37,7 @@ from plait.persistence.tables.decode import (
     run_head,
     start_event,
     task_record,
+    whole_settings,
 )
 from plait.persistence.tables.task_cache import ids_of
 
@@ -90,10 +89,9 @@ def read_head(connection: sqlite3.Connection, run_id: str, *, settings: bool) ->
 
 
 def _settings(connection: sqlite3.Connection, run_id: str) -> str:
-    settings, key, checksum, content = connection.execute(sql.GET_SETTINGS, (run_id,)).fetchone()
-    if not fits(run_id, checksum, StoredText(settings, key, content)):
-        raise damaged(run_id, "the text of its settings and inputs")
-    return str(settings if key is None else content)
+    number, settings, checksum = connection.execute(sql.GET_SETTINGS, (run_id,)).fetchone()
+    pieces = () if settings else connection.execute(sql.LIST_PIECES, (number,))
+    return whole_settings(run_id, settings, checksum, pieces)
 
 
 def get_run(connection: sqlite3.Connection, run_id: str) -> RunRecord | None:

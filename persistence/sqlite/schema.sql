@@ -14,7 +14,7 @@
 -- holds them, and is never itself a copy. A checksum is over the texts of the own row or of that row, with the own id.
 -- Before the row with the texts is deleted or changed, the texts move to the first copy.
 
--- Every text of more than 64 KiB, stored once for all results, messages and settings with the same text.
+-- Every text of more than 64 KiB, stored once for all results and messages with the same text, and the pieces of settings.
 CREATE TABLE blobs (
     sha256 BLOB NOT NULL PRIMARY KEY,    -- of the text in UTF-8
     size INTEGER NOT NULL,               -- bytes in UTF-8
@@ -55,11 +55,18 @@ CREATE TABLE runs (
     cost_usd REAL,                       -- NULL if unknown; a sum of the known costs if cost_is_partial
     row_checksum INTEGER,                -- over the columns above without epoch, with `number`
     settings_checksum INTEGER NOT NULL,  -- over run_id and settings
-    settings_sha256 BLOB REFERENCES blobs (sha256),
-    settings TEXT NOT NULL               -- '' if the settings are in blobs
+    settings TEXT NOT NULL               -- '' if the settings are in settings_pieces
 ) STRICT;
 
-CREATE INDEX runs_settings_sha256 ON runs (settings_sha256) WHERE settings_sha256 IS NOT NULL;
+-- Settings of more than 64 KiB, in pieces (see pieces.py): runs with similar inputs share most pieces.
+CREATE TABLE settings_pieces (
+    run INTEGER NOT NULL REFERENCES runs (number),
+    position INTEGER NOT NULL,
+    sha256 BLOB NOT NULL REFERENCES blobs (sha256),
+    PRIMARY KEY (run, position)
+) STRICT, WITHOUT ROWID;
+
+CREATE INDEX settings_pieces_sha256 ON settings_pieces (sha256);
 
 -- One row for each task, with the values of the plan.
 CREATE TABLE given_tasks (

@@ -254,10 +254,10 @@ ON CONFLICT (sha256) DO UPDATE SET content = excluded.content WHERE content IS N
 """Keeps an existing blob, but repairs a damaged blob."""
 
 ADD_RUN = """
-INSERT INTO runs (run_id, name, settings, settings_sha256, settings_checksum, created_at, status, last_seq, epoch,
-    claims)
-VALUES (?, ?, ?, ?, ?, ?, 'queued', 0, 0, '[]')
+INSERT INTO runs (run_id, name, settings, settings_checksum, created_at, status, last_seq, epoch, claims)
+VALUES (?, ?, ?, ?, ?, 'queued', 0, 0, '[]')
 """
+ADD_PIECE = "INSERT INTO settings_pieces (run, position, sha256) VALUES (?, ?, ?)"
 SET_HEAD = """
 UPDATE runs SET status = ?, started_at = ?, ended_at = ?, error = ?, last_seq = ?, lease_expires_at = ?, claims = ?,
     policy_state = ?, policy_seq = ?, input_tokens = ?, output_tokens = ?, cache_read_tokens = ?,
@@ -278,9 +278,10 @@ _HEAD = """SELECT number, run_id, name, created_at, status, started_at, ended_at
     owner_claimed_at, row_checksum FROM runs"""
 GET_HEAD = f"{_HEAD} WHERE run_id = ?"
 GET_SETTINGS = """
-SELECT settings, settings_sha256, settings_checksum,
-    iif(settings_sha256 IS NULL, NULL, (SELECT content FROM blobs WHERE sha256 = settings_sha256))
-FROM runs WHERE run_id = ?
+SELECT number, settings, settings_checksum FROM runs WHERE run_id = ?
+"""
+LIST_PIECES = """
+SELECT content FROM settings_pieces LEFT JOIN blobs USING (sha256) WHERE run = ? ORDER BY position
 """
 LIST_RUNS = f"{_HEAD} ORDER BY created_at DESC, number DESC LIMIT ?"
 LIST_CLAIMABLE = f"""{_HEAD}
@@ -346,6 +347,7 @@ DELETE_RUN = (
     "DELETE FROM ends WHERE id BETWEEN :first AND :last",
     "DELETE FROM starts WHERE id BETWEEN :first AND :last",
     "DELETE FROM given_tasks WHERE id BETWEEN :first AND :last",
+    "DELETE FROM settings_pieces WHERE run = :run",
     "DELETE FROM runs WHERE number = :run",
 )
 """In the order of the references, the referring rows first."""
@@ -354,7 +356,7 @@ DELETE FROM blobs WHERE NOT EXISTS (SELECT 1 FROM ends WHERE text_sha256 = blobs
     AND NOT EXISTS (SELECT 1 FROM ends WHERE data_sha256 = blobs.sha256)
     AND NOT EXISTS (SELECT 1 FROM ends WHERE prompt_sha256 = blobs.sha256)
     AND NOT EXISTS (SELECT 1 FROM other_messages WHERE content_sha256 = blobs.sha256)
-    AND NOT EXISTS (SELECT 1 FROM runs WHERE settings_sha256 = blobs.sha256)
+    AND NOT EXISTS (SELECT 1 FROM settings_pieces WHERE settings_pieces.sha256 = blobs.sha256)
 """
 CHECK_REFERENCES = (
     "PRAGMA foreign_key_check(ends)",
@@ -384,7 +386,7 @@ SELECT run_id, sum(bytes) FROM (
     SELECT r.number, length(CAST(n.body AS BLOB)) FROM notes AS n JOIN runs AS r ON r.run_id = n.run_id
     UNION ALL
     SELECT number, size FROM (
-        SELECT number, settings_sha256 AS sha256 FROM runs WHERE settings_sha256 IS NOT NULL
+        SELECT run AS number, sha256 FROM settings_pieces
         UNION
         SELECT id >> 32, text_sha256 FROM ends WHERE text_sha256 IS NOT NULL
         UNION

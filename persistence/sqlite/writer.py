@@ -25,6 +25,7 @@ from plait.persistence.sqlite.reader import read_head
 from plait.persistence.sqlite.transaction import transaction
 from plait.persistence.tables.apply import OF_TASKS, ChangeApplier
 from plait.persistence.tables.checksum import content_checksum, message_checksum
+from plait.persistence.tables.pieces import cut_settings
 from plait.persistence.tables.rows import BatchRows, run_columns
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ def _apply(connection: sqlite3.Connection, batch: Batch, cache: StoredTasks | No
         return None
     rows = BatchRows(run_id)
     if found is None:
-        number, head = _new_run(connection, run_id, changes[0], rows)
+        number, head = _new_run(connection, run_id, changes[0])
         spent = NOTHING_SPENT
     else:
         number, head, spent = found
@@ -109,16 +110,15 @@ def _apply(connection: sqlite3.Connection, batch: Batch, cache: StoredTasks | No
     return cache
 
 
-def _new_run(connection: sqlite3.Connection, run_id: str, change: Change, rows: BatchRows) -> tuple[int, RunHead]:
+def _new_run(connection: sqlite3.Connection, run_id: str, change: Change) -> tuple[int, RunHead]:
     head = rules.new_head(change)
-    key = rows.blob(head.settings)
-    kept = head.settings if key is None else ""
-    checksum = content_checksum(run_id, key or head.settings)
-    if key is not None:
-        size, text = rows.blobs_by_key.pop(key)
-        connection.execute(sql.ADD_BLOB, (key, size, text))
-    connection.execute(sql.ADD_RUN, (run_id, head.name, kept, key, checksum, head.created_at))
+    pieces = cut_settings(head.settings)
+    kept = "" if pieces else head.settings
+    checksum = content_checksum(run_id, head.settings)
+    connection.execute(sql.ADD_RUN, (run_id, head.name, kept, checksum, head.created_at))
     (number,) = connection.execute(sql.GET_NUMBER, (run_id,)).fetchone()
+    connection.executemany(sql.ADD_BLOB, pieces)
+    connection.executemany(sql.ADD_PIECE, [(number, position, key) for position, (key, _, _) in enumerate(pieces)])
     return number, head
 
 

@@ -34,7 +34,7 @@ from plait.persistence.tables.checksum import (
 from plait.persistence.tables.rows import spent_in
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping
+    from collections.abc import Callable, Generator, Iterable, Mapping
 
     from plait.persistence.tables.checksum import Content
 
@@ -109,6 +109,14 @@ def fits(row: int | str, checksum: int | None, text: StoredText, data: StoredTex
     if checksum != content_checksum(row, text.content, said):
         return False
     return not text.is_lost and (data is None or not data.is_lost)
+
+
+def whole_settings(run_id: str, settings: str, checksum: int, pieces: Iterable[Row]) -> str:
+    """Return the settings, put together from their pieces if they are large. Raises StoreError if damaged."""
+    text = settings or "".join(piece or "" for (piece,) in pieces)
+    if checksum != content_checksum(run_id, text):
+        raise damaged(run_id, "the text of its settings and inputs")
+    return text
 
 
 def _checked_start(run_id: str, task_id: str, row: Row) -> Row:
