@@ -2,8 +2,8 @@
 
 `--quick` measures once instead of five times. `--growing` repeats only the benchmarks of growing runs, `--agents` only
 the benchmarks of agents run as commands, `--hosts` only the benchmarks of attempts on hosts, `--wire` only the
-benchmarks of calls to a model's API. Compared cases are measured in turn, in the same minutes. Figures are medians and
-ratios of medians.
+benchmarks of calls to a model's API, `--like` only those of a run with `--like`. Compared cases are measured in turn,
+in the same minutes. Figures are medians and ratios of medians.
 """
 
 from __future__ import annotations
@@ -157,6 +157,7 @@ def promises(times: int, results: dict[str, dict[str, float]]) -> list[Line]:
         *growth(times, results),
         *agents(times, results),
         *hosts(times, results),
+        *like(times, results),
         *wire(times, results),
         Line("`plait --help`", f"{start['wall_s']:.2f} s", "within 0.3 s", start["wall_s"] <= 0.3),
     ]
@@ -205,6 +206,21 @@ def hosts(times: int, results: dict[str, dict[str, float]]) -> list[Line]:
     return [
         Line(what, f"{more:.2f} ms", "under 0.5 ms", more < 0.5),
         Line(dask, f"{cpu:.1f} ms", "under 6 ms", cpu < 6),
+    ]
+
+
+def like(times: int, results: dict[str, dict[str, float]]) -> list[Line]:
+    """Measure a run with `--like` over 10,000 rows of which 10 changed, against a resume with 10 tasks left."""
+    found = results["like, 10000 rows, 10 changed"] = measure("like", "10000", str(times))
+    ratio, grown = found["ratio"], found["grown"]
+    return [
+        Line(
+            "`run --like` of 10,000 tasks of which 10 changed, process start to first call, against `resume`",
+            f"{ratio:.2f} times",
+            "within 1.5",
+            ratio <= 1.5,
+        ),
+        Line("growth of the store by that run, of the first run's size", f"{grown:.1%}", "under 15 %", grown < 0.15),
     ]
 
 
@@ -307,7 +323,7 @@ def page(table: list[str], lines: list[Line], times: int) -> str:
 def main() -> None:
     times = 1 if "--quick" in sys.argv else 5
     results: dict[str, dict[str, float]] = {}
-    parts = {"--agents": agents, "--growing": growth, "--hosts": hosts, "--wire": wire}
+    parts = {"--agents": agents, "--growing": growth, "--hosts": hosts, "--wire": wire, "--like": like}
     part = next((parts[word] for word in sys.argv if word in parts), None)
     if part is not None:
         lines = part(times, results)

@@ -230,11 +230,14 @@ class Rehearsal:
         task = self._state.dag.tasks[position]
         taken = earlier_answer(self._state, position, self._answers, self.cache)
         found = None if taken is None else taken[1]
-        # A task with `cache` may find an answer for any other prompt.
-        reads = self._gates(position) if found is None and task.cache is False else self._reads(position)
-        depends_on = [] if task.id in self._answers.kept else sorted(reads & self._open)
-        if not self._reads(position).isdisjoint(self._open):
-            self.sure.discard(position)
+        depends_on: list[int] = []
+        if self._open:
+            reads = self._reads(position)
+            if not reads.isdisjoint(self._open):
+                self.sure.discard(position)
+            # A task with `cache` may find an answer for any other prompt.
+            decisive = self._gates(position) if found is None and task.cache is False else reads
+            depends_on = [] if task.id in self._answers.kept else sorted(decisive & self._open)
         action = ReuseAction.DEPENDS if depends_on else ReuseAction.RUN if found is None else ReuseAction.REUSE
         reason = self._reason(position, depends_on, taken)
         step = self._step(position, action, reason, depends_on, found, runs_if_same=found is None and bool(depends_on))
@@ -385,10 +388,11 @@ class Rehearsal:
         runs_if_same: bool = False,
     ) -> ReuseStep:
         """Return the step; `found` is the answer that the task takes over if upstream answers are as assumed."""
-        task, earlier = self._state.dag.tasks[position], self._place(position)
+        task, identity = self._state.dag.tasks[position], to_json(task_identity(self._state, position))
+        earlier = self._earlier.get(identity)
         usage, was_completed = NO_USAGE, False
         if earlier is not None:
-            usage = self.usages.get(to_json(task_identity(self._state, position)), NO_USAGE)
+            usage = self.usages.get(identity, NO_USAGE)
             was_completed = self._run.state.statuses[earlier] is TaskStatus.COMPLETED
         return ReuseStep(
             task.id,

@@ -23,12 +23,16 @@ SETTINGS_FORMAT = 100
 """The format of the JSON in a run's settings and in a task's spec. Formats 1 and 2 were used in development."""
 
 
+_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+"""Made once: `json.dumps` makes an encoder for each value."""
+
+
 def to_json(value: Any) -> str:
     """Return `value` as stored JSON. Raises TypeError or ValueError for values outside JSON, NaN included.
 
     Non-ASCII text stays unescaped, except text with lone surrogates, which survive only as escapes.
     """
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    text = _encode(value)
     return text if text == clean_text(text) else json.dumps(value, separators=(",", ":"))
 
 
