@@ -6,6 +6,7 @@ told, and the exit status when the process has been waited for.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gc
 import importlib
@@ -146,6 +147,28 @@ def become(request: Mapping[str, Any]) -> None:
         exec(compile(program, "<string>", "exec"), main.__dict__)
 
 
+def run(request: Mapping[str, Any]) -> None:
+    """Run the program of the request and exit as an interpreter does, but without taking the modules apart: that
+    touches all the memory that was loaded here once, and takes longer than most commands.
+    """
+    code: object = None
+    try:
+        become(request)
+    except SystemExit as ended:
+        code = ended.code
+    threading._shutdown()  # waits for threads
+    atexit._run_exitfuncs()
+    gc.collect()  # what was not closed is told
+    if not isinstance(code, int | None):
+        sys.exit(str(code))
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        sys.exit(code)  # the interpreter reports it
+    os._exit(code or 0)
+
+
 def standard(number: int, before: TextIO) -> TextIO:
     """The stream of a descriptor that has become something else."""
     encoding, errors = before.encoding, before.errors
@@ -158,4 +181,4 @@ def standard(number: int, before: TextIO) -> TextIO:
 if __name__ == "__main__":
     load()
     if mine := Server(socket.socket(fileno=int(sys.argv[1]))).serve():
-        become(mine)
+        run(mine)
