@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import pty
 import re
@@ -15,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from plait.runner.cli.app import cli
 from tests.support.processes.command import environment, plait, plait_here
 
 WORK = "async def work(prompt):\n    return prompt.upper()\n"
@@ -53,10 +56,10 @@ def here(folder: Path) -> dict[str, str]:
 
 def installed(folder: Path, shell: str) -> None:
     """Install twice, as a person does who has forgotten the first time."""
+    given = {"HOME": str(folder / "home"), "SHELL": f"/bin/{shell}"}
     for _ in range(2):
-        given = {**here(folder), "SHELL": f"/bin/{shell}"}
-        done = subprocess.run(["plait", "completion"], check=False, cwd=folder, env=given, capture_output=True)
-        assert done.returncode == 0, done.stderr
+        done = plait_here(folder, "completion", XDG_DATA_HOME="", XDG_CONFIG_HOME="", ZDOTDIR="", **given)
+        assert done.code == 0, done.err
 
 
 def said(folder: Path, *words: str) -> list[str]:
@@ -99,25 +102,40 @@ def in_bash(folder: Path, *words: str) -> list[str]:
     return said(folder, "bash", "-i", "-c", script + 'printf "%s\\n" "${COMPREPLY[@]}"')
 
 
+def offered(folder: Path, *words: str) -> list[str]:
+    """The values that the scripts of the shells receive, which start `plait` so."""
+    asked = {"_PLAIT_COMPLETE": "bash_complete", "COMP_WORDS": " ".join(words), "COMP_CWORD": str(len(words) - 1)}
+    out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch, contextlib.chdir(folder), contextlib.redirect_stdout(out):
+        for name, value in {**here(folder), **asked}.items():
+            patch.setenv(name, value)
+        with pytest.raises(SystemExit):
+            cli.main(list(words[1:]), prog_name="plait", standalone_mode=False)
+    return [line.partition(",")[2] for line in out.buffer.getvalue().decode().splitlines()]
+
+
 def test_bash(folder: Path, run_id: str) -> None:
     installed(folder, "bash")
     assert len((folder / "home" / ".bashrc").read_text().splitlines()) == 1
     assert said(folder, "bash", "-i", "-c", "complete -p plait")[0].endswith("-F _plait_completion plait")
-    assert in_bash(folder, "plait", "sh") == ["show"]
-    assert in_bash(folder, "plait", "show", "") == ["last", run_id]
-    assert in_bash(folder, "plait", "show", run_id[:8]) == [run_id]
+    assert in_bash(folder, "plait", "sh") == offered(folder, "plait", "sh") == ["show"]
     assert in_bash(folder, "plait", "show", "last", "") == ["first", "second"]
-    assert in_bash(folder, "plait", "answer", run_id, "s") == ["second"]
-    assert in_bash(folder, "plait", "run", "--backend", "c") == ["claude-code", "codex"]
-    assert in_bash(folder, "plait", "run", "--like", "l") == ["last"]
-    assert in_bash(folder, "plait", "cancel", "--st") == ["--store"]
+
+
+def test_values(folder: Path, run_id: str) -> None:
+    assert offered(folder, "plait", "show", "") == ["last", run_id]
+    assert offered(folder, "plait", "show", run_id[:8]) == [run_id]
+    assert offered(folder, "plait", "show", "last", "") == ["first", "second"]
+    assert offered(folder, "plait", "answer", run_id, "s") == ["second"]
+    assert offered(folder, "plait", "run", "--backend", "c") == ["claude-code", "codex"]
+    assert offered(folder, "plait", "run", "--like", "l") == ["last"]
+    assert offered(folder, "plait", "cancel", "--st") == ["--store"]
 
 
 def test_another_store_and_none(folder: Path, run_id: str, tmp_path: Path) -> None:
     store = str(folder / ".plait" / "plait.db")
-    shutil.copytree(folder / "home", tmp_path / "home")
-    assert in_bash(tmp_path, "plait", "show", "--store", store, "l") == ["last"]
-    assert in_bash(tmp_path, "plait", "show", "") == [""]
+    assert offered(tmp_path, "plait", "show", "--store", store, "l") == ["last"]
+    assert offered(tmp_path, "plait", "show", "") == [""]
 
 
 @pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")
@@ -137,8 +155,7 @@ def test_fish(folder: Path, run_id: str) -> None:
 @pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")
 def test_fish_loads_the_script_from_the_folder_of_its_settings(folder: Path, tmp_path: Path) -> None:
     given = {**here(folder), "XDG_CONFIG_HOME": str(tmp_path), "HOME": str(tmp_path / "home")}
-    words = ["plait", "completion", "fish"]
-    assert subprocess.run(words, check=False, cwd=folder, env=given, capture_output=True).returncode == 0
+    assert plait_here(folder, "completion", "fish", HOME=given["HOME"], XDG_CONFIG_HOME=str(tmp_path)).code == 0
     assert (tmp_path / "fish" / "completions" / "plait.fish").exists()
     words = ["fish", "-c", "complete -C 'plait canc'"]
     done = subprocess.run(words, check=True, cwd=folder, env=given, capture_output=True, text=True)
