@@ -6,6 +6,7 @@ Skipped where distributed is not installed.
 from __future__ import annotations
 
 from collections.abc import Generator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,9 @@ async def test_agents_outlive_their_runner_and_the_cluster(world: DaskWorld, wit
                 assert event.adopted
                 adopted.add(event.task_id)
             if len(adopted) == COUNT:
+                adopted.clear()
+                await world.until(partial(is_followed, world))
+                assert len(world.alive()) == COUNT
                 world.allow("go")
         result = await run.result()
     assert {one.text for one in result.tasks.values()} == {f"re: work {number}" for number in range(COUNT)}
@@ -114,3 +118,9 @@ async def ready(world: DaskWorld) -> None:
     """Return once each worker is there."""
     async with Client(world.cluster.address, asynchronous=True, timeout=60) as client:
         await client.wait_for_workers(len(world.cluster.agents))
+
+
+def is_followed(world: DaskWorld) -> bool:
+    """Return whether each host has the fence of the second owner."""
+    fences = list(world.cluster.folder.glob("*/plait/hosts/*/*/fence.json"))
+    return all(fence.read_text().startswith("[2,") for fence in fences)
