@@ -218,7 +218,8 @@ async def _add_run(connection: Connection, run_id: str, head: RunHead) -> int | 
     pieces = cut_settings(head.settings)
     checksum, kept = content_checksum(run_id, head.settings), "" if pieces else head.settings
     await _write_blobs(connection, {key: (size, piece) for key, size, piece in pieces})
-    number = await connection.fetchval(sql.ADD_RUN, run_id, head.name, kept, checksum, head.created_at)
+    values = run_id, head.name, kept, checksum, head.created_at
+    number: int | None = await connection.fetchval(sql.ADD_RUN, *values)
     if number is not None and pieces:
         await connection.execute(sql.ADD_PIECES, number, [key for key, _, _ in pieces])
     return number
