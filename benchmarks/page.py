@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -133,7 +135,22 @@ async def memory(view: str, minutes: str = "10") -> dict[str, float]:
     return {"first_mb": heaps[0], "last_mb": heaps[-1], "growth": heaps[-1] / heaps[0] - 1}
 
 
-MEASURES: dict[str, Callable[..., Awaitable[dict[str, float]]]] = {"blocks": blocks, "memory": memory}
+async def paint(tasks: str = "10000", times: str = "5") -> dict[str, float]:
+    """Measure the milliseconds from the opening of a stored run to its first line: the median of `times` openings."""
+    with tempfile.TemporaryDirectory() as name:
+        await run(Path(name), int(tasks), 1, 0)
+        with ui(Path(name)) as server:
+            async with opened(server) as page:
+                took: list[float] = []
+                for _ in range(int(times)):
+                    await page.reload(wait_until="commit")
+                    begun = time.perf_counter()
+                    await page.locator(".line").first.wait_for()
+                    took.append((time.perf_counter() - begun) * 1000)
+    return {"first_line_ms": statistics.median(took)}
+
+
+MEASURES: dict[str, Callable[..., Awaitable[dict[str, float]]]] = {"blocks": blocks, "memory": memory, "paint": paint}
 
 
 async def main(*words: str) -> None:
