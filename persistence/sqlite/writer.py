@@ -117,8 +117,9 @@ def _new_run(connection: sqlite3.Connection, run_id: str, change: Change) -> tup
     checksum = content_checksum(run_id, head.settings)
     connection.execute(sql.ADD_RUN, (run_id, head.name, kept, checksum, head.created_at))
     (number,) = connection.execute(sql.GET_NUMBER, (run_id,)).fetchone()
-    connection.executemany(sql.ADD_BLOB, pieces)
-    connection.executemany(sql.ADD_PIECE, [(number, position, key) for position, (key, _, _) in enumerate(pieces)])
+    for position, (key, size, piece) in enumerate(pieces):
+        connection.execute(sql.ADD_BLOB, (key, size, piece))
+        connection.execute(sql.ADD_PIECE, (number, position, key))
     return number, head
 
 
