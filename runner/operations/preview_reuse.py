@@ -107,8 +107,13 @@ class ReusePreview:
     """The graph of the plan."""
 
     def is_of(self, dag: DAG, reuse: Reuse | None) -> bool:
-        """Return whether the preview was made of this very graph, with these answers taken over."""
-        return self.dag is dag and self.reuse == reuse
+        """Return whether the preview was made of this very graph, with these answers taken over. Without an answer of a
+        person in the earlier run, the answers are the same whether or not such answers are kept.
+        """
+        mine = self.reuse
+        if mine is not None and reuse is not None and self.answers is not None and not self.answers.asked:
+            mine = replace(mine, keep_answers=reuse.keep_answers)
+        return self.dag is dag and mine == reuse
 
     def steps(self, action: ReuseAction) -> list[ReuseStep]:
         """Return the steps with this action."""

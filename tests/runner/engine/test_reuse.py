@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 
 from plait.backends import PersonBackend, ask
 from plait.persistence import MemoryStore, SQLiteStore, Store
+from plait.persistence.records import TaskRecord
 from plait.runner import DAG, OpenQuestion, ParallelRunner, RunNotFound, RunStatus, Task
 
 LIST = {"type": "array"}
@@ -329,6 +331,43 @@ async def test_a_kept_answer_is_kept_after_a_resume() -> None:
     del calls.answers["n"]
     assert (await runner.resume("second", retry_failed=True)).status is RunStatus.COMPLETED
     assert person.asked == []
+
+
+class CountedReads(MemoryStore):
+    """A store that counts how often the tasks of a run are read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads = Counter[str]()
+
+    async def list_tasks(self, run_id: str, task_id: str | None = None) -> tuple[TaskRecord, ...]:
+        self.reads[run_id] += 1
+        return await super().list_tasks(run_id, task_id)
+
+
+@pytest.mark.parametrize("keep", [False, True])
+async def test_a_run_takes_the_answers_that_its_preview_read(keep: bool) -> None:
+    calls, store, dag = Calls(), CountedReads(), chain("a")
+    runner = ParallelRunner(calls, store=store)
+    await runner.run(chain("a"), "first")
+    calls.take()
+    store.reads.clear()
+    preview = await runner.preview_like(dag, "first", keep_answers=True)
+    async with runner.start(dag, "second", like=preview, keep_answers=keep) as run:
+        assert (await run.result()).status is RunStatus.COMPLETED
+    assert calls.take() == []
+    assert store.reads["first"] == 1
+
+
+async def test_a_run_asks_again_although_its_preview_keeps_the_answers_of_persons() -> None:
+    person, dag = Person(), asking()
+    runner = runner_with(person, Calls(), MemoryStore())
+    await runner.run(dag, "first")
+    person.asked.clear()
+    preview = await runner.preview_like(dag, "first", keep_answers=True)
+    async with runner.start(dag, "second", like=preview) as run:
+        assert (await run.result()).status is RunStatus.COMPLETED
+    assert sorted(person.asked) == ["Sign <a>?", "Which?", "Which?"]
 
 
 async def test_keep_answers_goes_with_like() -> None:
