@@ -175,8 +175,10 @@ class Rehearsal:
         answers: ReusableAnswers,
         policy: Policy | None,
     ) -> None:
+        at = iso(config.clock.wall())
+
         def stamp() -> str:
-            return iso(config.clock.wall())
+            return at
 
         self._stamp = stamp
         self._run = run

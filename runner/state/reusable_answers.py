@@ -118,18 +118,20 @@ class ReusableAnswers:
     async def of(cls, run: StoredRun, backend_keys: Mapping[str, JsonValue], reuse: Reuse) -> ReusableAnswers:
         """Return the answers of `run` for a run with backends of these keys. Raises StoreError."""
         stored, state = stored_answer_keys(run), run.state
-        by_key, known = dict[str, ReusableAnswer](), dict[int, str | None]()
+        by_key, known, prompts = dict[str, ReusableAnswer](), dict[int, str | None](), dict[int, str]()
         asked = await asked_persons(run)
         never = frozenset[int]() if reuse.keep_answers else asked
         for position, record in enumerate(run.tasks):
             if state.statuses[position] is not TaskStatus.COMPLETED or state.dag.tasks[position].at_most_once:
                 continue
-            if (key := answer_key(state, position, stored, known, never=never)) is None:
+            if (key := answer_key(state, position, stored, known, never=never, prompts=prompts)) is None:
                 continue
             if position in asked:
                 by_key.setdefault(key, await person_answer(run, position))
                 continue
-            prompt, result = await sent_prompt(run, position), state.results[position]
+            prompt, result = prompts.pop(position), state.results[position]
+            if state.dag.tasks[position].files:
+                prompt = await sent_prompt(run, position)
             attempt = AttemptId(run.record.run_id, record.task_id, record.attempt)
             by_key.setdefault(key, ReusableAnswer(result.text, result.data, record.data, prompt, attempt=attempt))
         return cls(run.record.run_id, by_key, backend_keys, reuse.fresh, asked=asked)
@@ -140,7 +142,7 @@ def stored_answer_keys(run: StoredRun) -> Mapping[str, JsonValue]:
     return cast("Mapping[str, JsonValue]", json.loads(run.record.settings).get(ANSWER_KEYS) or {})
 
 
-def answer_key(
+def answer_key(  # noqa: PLR0913 - the parts of a key, and the values to keep
     state: ReadableState,
     position: int,
     backend_keys: Mapping[str, JsonValue],
@@ -148,11 +150,13 @@ def answer_key(
     *,
     anywhere: bool = False,
     never: Collection[int] | None = None,
+    prompts: dict[int, str] | None = None,
 ) -> str | None:
     """Return the key of the task's answer, once all dependencies are done; None if the answer is never taken over.
     `known` keeps the keys found so far, by position, for the tasks that continue a conversation. With `anywhere` the
     key has no part of the plan: neither the id, nor the condition, nor the name of the backend. Answers of the tasks in
-    `never` are not taken over; None stands for the tasks that asked a person.
+    `never` are not taken over; None stands for the tasks that asked a person. `prompts` receives the rendered prompts
+    behind the keys, by position.
     """
     excluded = state.answers if never is None else never
     links = [] if position in known else [position]
@@ -168,7 +172,11 @@ def answer_key(
             if earlier is None:
                 continue
             prefix = [earlier, state.results[before].text]
-        known[link] = _key_behind(state, link, backend_keys, prefix, anywhere=anywhere)
+        if (prompt := _prompt(state, link)) is None:
+            continue
+        if prompts is not None:
+            prompts[link] = prompt
+        known[link] = _key_behind(state, link, backend_keys, prefix, prompt, anywhere=anywhere)
     return known[position]
 
 
@@ -187,16 +195,26 @@ def _may_be_taken(
     return (state.dag.backend_of(task) or "") in backend_keys
 
 
-def _key_behind(
-    state: ReadableState, position: int, backend_keys: Mapping[str, JsonValue], prefix: JsonValue, *, anywhere: bool
-) -> str | None:
-    """Return the key of the task's answer in the conversation `prefix`; None if the prompt cannot be rendered."""
-    task = state.dag.tasks[position]
-    name = state.dag.backend_of(task) or ""
+def _prompt(state: ReadableState, position: int) -> str | None:
+    """Return the prompt of the task; None if the prompt cannot be rendered."""
     try:
-        prompt = clean_text(state.prompt(task))
+        return clean_text(state.prompt(state.dag.tasks[position]))
     except Exception:  # reported by the attempt
         return None
+
+
+def _key_behind(
+    state: ReadableState,
+    position: int,
+    backend_keys: Mapping[str, JsonValue],
+    prefix: JsonValue,
+    prompt: str,
+    *,
+    anywhere: bool,
+) -> str:
+    """Return the key of the task's answer to `prompt` in the conversation `prefix`."""
+    task = state.dag.tasks[position]
+    name = state.dag.backend_of(task) or ""
     place: list[Any] = [] if anywhere else [task_identity(state, position), task.when, name]
     determines = [1, place, prompt, settings_of(task), backend_keys[name], prefix]
     return hashlib.sha256(to_json(determines).encode()).hexdigest()
