@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -104,7 +106,7 @@ async def _preview(
     runner: ParallelRunner, plan: Plan, earlier: str, like: LikeOptions, *, is_interactive: bool
 ) -> tuple[ReusePreview, bool]:
     """Return the preview of the run, and whether the run keeps the answers of persons."""
-    look = partial(runner.preview_like, plan.dag, earlier, fresh=like.fresh, policy=plan.policy)
+    look = partial(_look, partial(runner.preview_like, plan.dag, earlier, fresh=like.fresh, policy=plan.policy))
     preview = await look(keep_answers=like.keep_answers is not False)
     keep = like.keep_answers
     if keep is None:
@@ -112,3 +114,15 @@ async def _preview(
     if not keep and any(step.keeps_answer for step in preview.tasks):
         preview = await look(keep_answers=False)
     return preview, keep
+
+
+async def _look(preview_like: Callable[..., Awaitable[ReusePreview]], *, keep_answers: bool) -> ReusePreview:
+    """Return the preview. The garbage collector is paused, and skips all objects made so far from then on: they live
+    about as long as the command, and collections took 6 % of the time until the first call of 10,000 tasks.
+    """
+    gc.disable()
+    try:
+        return await preview_like(keep_answers=keep_answers)
+    finally:
+        gc.freeze()
+        gc.enable()
