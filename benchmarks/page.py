@@ -13,7 +13,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -44,6 +43,11 @@ window.blocks = [];
 new PerformanceObserver((list) => window.blocks.push(...list.getEntries().map((one) => one.duration)))
   .observe({ entryTypes: ["longtask"] });
 """
+_FIRST_LINE = """() => new Promise((done) => {
+  const look = () => (document.querySelector(".line") ? done(performance.now()) : requestAnimationFrame(look));
+  look();
+})"""
+"""The milliseconds since the opening. Each frame is looked at: the waits of a locator grow to half a second."""
 
 
 def graph(tasks: int, attempts: int) -> DAG:
@@ -144,9 +148,7 @@ async def paint(tasks: str = "10000", times: str = "5") -> dict[str, float]:
                 took: list[float] = []
                 for _ in range(int(times)):
                     await page.reload(wait_until="commit")
-                    begun = time.perf_counter()
-                    await page.locator(".line").first.wait_for()
-                    took.append((time.perf_counter() - begun) * 1000)
+                    took.append(await page.evaluate(_FIRST_LINE))
     return {"first_line_ms": statistics.median(took)}
 
 

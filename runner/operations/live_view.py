@@ -1,13 +1,14 @@
 """A run as the web page shows it: small rows of its tasks, and one task in full, as a stream of changes.
 
-The rows of tasks with new events are read at once, whichever process runs the run. All rows are read again after a
-rest, since the reasons of waiting tasks depend on all tasks: reading takes a fixed share of the time, however large the
-run is. Only rows that differ from the rows sent before are sent.
+The rows of the first screen are sent before all others are made. The rows of tasks with new events are read at once,
+whichever process runs the run. All rows are read again after a rest, since the reasons of waiting tasks depend on all
+tasks: reading takes a fixed share of the time, however large the run is. Only rows that differ from the rows sent
+before are sent.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Collection, Mapping
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -16,7 +17,7 @@ import anyio.to_thread
 
 from plait.backends.protocol import JsonValue
 from plait.persistence.protocol import Store
-from plait.persistence.records import EventKind, RunRecord
+from plait.persistence.records import EventKind, RunRecord, TaskRecord
 from plait.runner.clock import Clock
 from plait.runner.domain.groups import group_of
 from plait.runner.domain.status import UNDER_WAY, TaskStatus
@@ -42,6 +43,8 @@ _STALE_S = 1.0
 _MOST_EVENTS = 1000
 _LONGEST = 200
 _LONGEST_TEXT = 200_000
+_FIRST_ROWS = 100
+"""Rows that are made and sent before all other rows are made: more than a screen shows."""
 _ROWS_AT_ONCE = 250
 """Rows of one change: a browser parses them in a millisecond or two."""
 _ONE_ATTEMPT = {TaskStatus.RUNNING, TaskStatus.COMPLETED, TaskStatus.FAILED, TaskStatus.SKIPPED}
@@ -153,8 +156,12 @@ class LiveView:
             self.pause = max(QUICKEST_S, self._clock.monotonic() - begun)
 
     async def _all_rows(self, run: RunRecord) -> AsyncGenerator[ViewChange]:
-        infos = await task_infos(self._store, run, await self._store.list_tasks(self._run_id), self._clock.wall())
-        self._positions = {name: info.position for name, info in infos.items()}
+        records = await self._store.list_tasks(self._run_id)
+        self._positions = {one.task_id: one.position for one in records}
+        if not self._rows:
+            async for change in self._rows_of(run, records[:_FIRST_ROWS]):
+                yield change
+        infos = await task_infos(self._store, run, records, self._clock.wall())
         await self._read_tries(infos)
         rows = await anyio.to_thread.run_sync(self._make_rows, infos)
         news = [row for name, row in rows.items() if self._rows.get(name) != row]
@@ -163,8 +170,12 @@ class LiveView:
             yield ViewChange("rows", {"rows": news[start : start + _ROWS_AT_ONCE]})
 
     async def _some_rows(self, run: RunRecord, touched: Collection[str]) -> AsyncGenerator[ViewChange]:
-        """Yield the rows of `touched`, without the reasons of pending tasks, which depend on all tasks."""
         records = [one for name in touched for one in await self._store.list_tasks(self._run_id, name)]
+        async for change in self._rows_of(run, records):
+            yield change
+
+    async def _rows_of(self, run: RunRecord, records: Sequence[TaskRecord]) -> AsyncGenerator[ViewChange]:
+        """Yield the rows of `records`, without the reasons of pending tasks, which depend on all tasks."""
         infos = {one.task_id: task_info(run.run_id, one) for one in records}
         await self._read_tries(infos)
         rows = self._make_rows(infos)

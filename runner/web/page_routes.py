@@ -14,7 +14,7 @@ from fastapi.sse import EventSourceResponse, ServerSentEvent
 
 from plait.persistence.errors import StoreError
 from plait.runner.errors import PlaitError
-from plait.runner.operations.live_view import LiveView
+from plait.runner.operations.live_view import LiveView, ViewChange
 from plait.runner.service import RunService
 from plait.runner.web import schemas
 from plait.runner.web.json_body import StrictJsonRoute
@@ -73,40 +73,47 @@ class PageApi:
         """Open the stream of the changes of a run. Raises RunNotFound, TaskNotFound."""
         view = self._service.view(run_id, chosen.task, chosen.attempts)
         try:
-            first = [_event(change.kind, change.value) async for change in view.changes()]
-            async with self._open(view, first) as stream:
-                yield stream
+            async with aclosing(view.changes()) as changes:
+                first = await anext(changes)  # an unknown run or task is the answer, not an event
+                async with self._open(view, first, changes) as stream:
+                    yield stream
         finally:
             view.close()
 
     @asynccontextmanager
     async def _open(
-        self, view: LiveView, first: list[ServerSentEvent]
+        self, view: LiveView, first: ViewChange, changes: AsyncGenerator[ViewChange]
     ) -> AsyncGenerator[ObjectReceiveStream[ServerSentEvent]]:
         sender, receiver = anyio.create_memory_object_stream[ServerSentEvent](16)
         async with receiver, anyio.create_task_group() as group:
-            group.start_soon(self._send, view, sender, first)
+            group.start_soon(self._send, view, sender, first, changes)
             yield receiver
             group.cancel_scope.cancel()
 
     async def _send(
-        self, view: LiveView, sender: ObjectSendStream[ServerSentEvent], first: list[ServerSentEvent]
+        self,
+        view: LiveView,
+        sender: ObjectSendStream[ServerSentEvent],
+        first: ViewChange,
+        changes: AsyncGenerator[ViewChange],
     ) -> None:
-        """Send the changes until the server stops. The browser reconnects after a failure of the store."""
+        """Send `first`, then `changes`, then all later changes until the server stops. The browser reconnects after a
+        failure of the store.
+        """
         async with sender:
             await sender.send(ServerSentEvent(retry=_RECONNECT_MS))
-            for event in first:
-                await sender.send(event)
-            while not self._stopping.is_set():
-                with anyio.move_on_after(view.pause):
-                    await self._stopping.wait()
-                try:
-                    async with aclosing(view.changes()) as changes:
+            await sender.send(_event(first.kind, first.value))
+            try:
+                while True:
+                    async with aclosing(changes):
                         async for change in changes:
                             await sender.send(_event(change.kind, change.value))
-                except (StoreError, PlaitError) as error:
-                    await sender.send(_event("failed", {"message": str(error)}))
-                    return
+                    with anyio.move_on_after(view.pause):
+                        await self._stopping.wait()
+                        return
+                    changes = view.changes()
+            except (StoreError, PlaitError) as error:
+                await sender.send(_event("failed", {"message": str(error)}))
 
 
 def _event(kind: str, value: object) -> ServerSentEvent:

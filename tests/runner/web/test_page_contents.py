@@ -137,6 +137,31 @@ def test_ten_thousand_tasks_scroll_and_are_filtered(tmp_path: Path, browser: Bro
         expect(page.get_by_role("tab", name="List")).to_have_attribute("aria-selected", "true")
 
 
+def test_the_first_screen_of_rows_is_sent_before_the_rest(tmp_path: Path) -> None:
+    store_run(tmp_path, many(1000))
+    with ui(tmp_path) as server, server.client() as client:
+        run_id = client.get("/api/runs").json()["runs"][0]["run_id"]
+        parts: list[list[int]] = []
+        with client.stream("GET", f"/page/runs/{run_id}/live") as stream:
+            for line in stream.iter_lines():
+                if line.startswith("data: ") and "rows" in (change := json.loads(line[6:])):
+                    parts.append([row["position"] for row in change["rows"]])
+                    if sum(map(len, parts)) == 1000:
+                        break
+    assert parts[0] == list(range(100))
+    assert [position for part in parts for position in part] == list(range(1000))
+
+
+@pytest.mark.parametrize("place", ["nothing/live", "{run_id}/live?task=nothing"])
+def test_the_stream_of_an_unknown_run_or_task_is_refused(tmp_path: Path, place: str) -> None:
+    store_run(tmp_path, many(2))
+    with ui(tmp_path) as server, server.client() as client:
+        run_id = client.get("/api/runs").json()["runs"][0]["run_id"]
+        answer = client.get(f"/page/runs/{place.format(run_id=run_id)}")
+    assert answer.status_code == 404
+    assert "nothing" in answer.json()["error"]["message"]
+
+
 RED_RUNS = """
 () => {
   const canvas = document.querySelector("canvas");
