@@ -411,6 +411,19 @@ class ForkingBackend(Backend, Protocol):
 
 
 @value
+class AwayHost:
+    """A host that attempts of a run wait for, or no longer wait for."""
+
+    name: str
+    since: float | None
+    """The Unix time at which the host was found to be away; None once no attempt waits for the host."""
+    reason: str
+    """Why the host is away; empty if the host is back."""
+    tasks: Sequence[str]
+    """The ids of the tasks whose attempts wait for the host."""
+
+
+@value
 class RunOnHosts:
     """A run whose attempts are placed on other hosts, and its owner's claim."""
 
@@ -421,6 +434,8 @@ class RunOnHosts:
     """The number of the owner's claim. A host refuses the owner of an earlier claim."""
     adopted: Mapping[str, Sequence[str]] = field(default_factory=dict[str, "Sequence[str]"])
     """The attempts of a dead owner that go on, as `task/attempt`, by host. Hosts end all others of the run."""
+    on_away: Callable[[AwayHost], None] = lambda _host: None
+    """Called when attempts begin to wait for a host that is away, when others join, and when none waits any longer."""
 
 
 class HostConnections(Protocol):

@@ -180,6 +180,21 @@ class BackendThrottled:
 
 
 @value
+class HostAway:
+    """Record the tasks that wait for a host from now on. Adds an event and changes no task."""
+
+    at: str
+    host: str
+    """The name of the host."""
+    since: str | None
+    """The time at which the host was found to be away; None once no task waits for the host."""
+    reason: str
+    """Why the host is away; empty if the host is back."""
+    tasks: tuple[str, ...]
+    """The ids of the tasks."""
+
+
+@value
 class SessionOpened:
     """Store the session id of an attempt, and confirm the session.
 
@@ -349,6 +364,7 @@ Change: TypeAlias = (
     | TaskPlaced
     | NodeStarted
     | BackendThrottled
+    | HostAway
     | SessionOpened
     | MessageAppended
     | TaskCompleted

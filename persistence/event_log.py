@@ -80,6 +80,12 @@ def _backend_throttled(change: changes.BackendThrottled) -> EventParts:
     return change.at, EventKind.BACKEND_THROTTLED, None, None, detail
 
 
+def _host_away(change: changes.HostAway) -> EventParts:
+    names = ("host", "since", "reason", "tasks")
+    detail = json.dumps({name: getattr(change, name) for name in names}, ensure_ascii=False, separators=(",", ":"))
+    return change.at, EventKind.HOST_AWAY, None, None, detail
+
+
 def _session_opened(change: changes.SessionOpened) -> EventParts:
     return change.at, EventKind.SESSION_OPENED, change.task_id, change.attempt, "{}"
 
@@ -162,6 +168,7 @@ _EVENTS: dict[type, Callable[..., EventParts]] = {
     changes.TaskPlaced: _task_placed,
     changes.NodeStarted: _node_started,
     changes.BackendThrottled: _backend_throttled,
+    changes.HostAway: _host_away,
     changes.SessionOpened: _session_opened,
     changes.TaskCompleted: _task_completed,
     changes.TaskFailed: _task_failed,

@@ -237,6 +237,8 @@ class EventKind(StrEnum):
     """The policy of the run made a decision."""
     BACKEND_THROTTLED = "backend_throttled"
     """A backend is paused after a rate limit or an overload, may be called again, or has all its slots again."""
+    HOST_AWAY = "host_away"
+    """Tasks wait for a host that is away, or no task waits for the host any longer."""
     TASK_STARTED = "task_started"
     """An attempt begins."""
     TASK_ADOPTED = "task_adopted"

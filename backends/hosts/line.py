@@ -10,10 +10,10 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
 from functools import partial
 
 import anyio
@@ -83,8 +83,8 @@ class Line:
         """Whether the host has accepted a connection of this process."""
         self.tries = 0
         """The number of attempts to connect that have failed since the last connection."""
-        self.away_since: str | None = None
-        """The time of day at which the host was found to be away; None while it is connected or was never asked."""
+        self.away_since: float | None = None
+        """The Unix time at which the host was found to be away; None while it is connected or was never asked."""
         self.reason = ""
         """Why the host is away, or why it refused."""
         self.refusal: str | None = None
@@ -200,7 +200,7 @@ class Line:
         self.reason = reason
         self.tries += 1
         if self.away_since is None:
-            self.away_since = f"{datetime.now(UTC).astimezone():%H:%M:%S}"
+            self.away_since = time.time()
         for turn in list(self.turns.values()):
             turn.put(LOST)
         self.on_change()

@@ -186,7 +186,7 @@ class HostConversation:
         self._host = place.line.name
         with when_cancelled(self._session.wind_down):
             while True:
-                if not await self._session.is_back(place.line, self._request.on_output):
+                if not await self._session.is_back(place.line, place.turn, self._request.on_output):
                     raise self._session.away_error(place.line)
                 place.turn.clear()
                 self._go(place, prompt, follows=follows)

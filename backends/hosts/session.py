@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from operator import itemgetter
 
 import anyio
 
 from plait.backends.errors import BackendError, ErrorKind
+from plait.backends.hosts.away import AwayReporter
 from plait.backends.hosts.frames import Frame
 from plait.backends.hosts.line import LOST, Line, Turn
-from plait.backends.protocol import Output
+from plait.backends.protocol import AwayHost, Output
 
 _END_S = 20.0
 """Seconds for a host to end an attempt: more than an agent has between SIGTERM and SIGKILL."""
@@ -19,8 +21,9 @@ _END_S = 20.0
 class HostSession:
     """The hosts of one run while this process owns the run."""
 
-    def __init__(self, lines: Sequence[Line], patience: float) -> None:
+    def __init__(self, lines: Sequence[Line], patience: float, on_away: Callable[[AwayHost], None]) -> None:
         self.lines = {line.name: line for line in lines}
+        self._away = AwayReporter(self.lines, on_away)
         self._patience = patience
         self._changed = anyio.Event()
         self._named: set[str] = set()
@@ -30,11 +33,13 @@ class HostSession:
     async def run(self) -> None:
         """Keep the hosts connected until `close`."""
         async with anyio.create_task_group() as group:
+            group.start_soon(self._away.run)
             for line in self.lines.values():
                 group.start_soon(line.run)
 
     def close(self) -> None:
         """Disconnect all hosts."""
+        self._away.close()
         for line in self.lines.values():
             line.close()
 
@@ -66,10 +71,10 @@ class HostSession:
         """
         self._name_refused(on_output)
         preferred = None if wanted is None else self.line(wanted)
-        if preferred is not None and not await self.is_back(preferred, on_output):
+        if preferred is not None and not await self.is_back(preferred, turn, on_output):
             preferred = None
         while True:
-            line = await self._with_room(preferred, turn.needs, on_output)
+            line = await self._with_room(preferred, turn, on_output)
             line.turns[turn.name] = turn
             place = Place(self, line, turn)
             try:
@@ -107,18 +112,23 @@ class HostSession:
         line.turns[turn.name] = turn
         return Place(self, line, turn)
 
-    async def is_back(self, line: Line, on_output: OnOutput) -> bool:
+    async def is_back(self, line: Line, turn: Turn, on_output: OnOutput) -> bool:
         """Wait until the host is connected. Return False after the patience, or if the host refuses."""
         while not line.is_connected and not line.tries:  # the first connection is still being made
             await self._change()
-        told = ""
-        with anyio.move_on_after(self._patience):
-            while not line.is_connected and line.refusal is None:
-                if line.reason != told:
-                    told = line.reason
-                    on_output(Output("waiting", f"waiting for {line.name}, away since {line.away_since}: {told}"))
-                await self._change()
+        if not line.is_connected and line.refusal is None:
+            with self._away.waiting([line], turn), anyio.move_on_after(self._patience):
+                await self._connection(line, on_output)
         return line.is_connected
+
+    async def _connection(self, line: Line, on_output: OnOutput) -> None:
+        """Wait until the host is connected, or refuses."""
+        told = ""
+        while not line.is_connected and line.refusal is None:
+            if line.reason != told:
+                told, since = line.reason, "" if line.away_since is None else f", away since {_time(line.away_since)}"
+                on_output(Output("waiting", f"waiting for {line.name}{since}: {told}"))
+            await self._change()
 
     def away_error(self, line: Line) -> BackendError:
         """Return the error of an attempt on a host that refuses this process, or has been away for too long."""
@@ -130,26 +140,27 @@ class HostSession:
             ErrorKind.CRASHED, f"{away}; an attempt still under way there is ended when {line.name} is back"
         )
 
-    async def _with_room(self, preferred: Line | None, needs: Mapping[str, float], on_output: OnOutput) -> Line:
+    async def _with_room(self, preferred: Line | None, turn: Turn, on_output: OnOutput) -> Line:
         """Wait for a host with room, and return the least loaded one."""
         while True:
             lines = self.lines.values() if preferred is None or not preferred.is_connected else (preferred,)
-            loads = [(load, line.name) for line in lines if (load := line.load(needs)) is not None]
+            loads = [(load, line.name) for line in lines if (load := line.load(turn.needs)) is not None]
             if loads:
                 return self.lines[min(loads, key=itemgetter(0))[1]]
             if any(line.is_connected for line in self.lines.values()):
                 await self._change()
             else:
-                await self._any_back(on_output)
+                await self._any_back(turn, on_output)
 
-    async def _any_back(self, on_output: OnOutput) -> None:
+    async def _any_back(self, turn: Turn, on_output: OnOutput) -> None:
         """Wait until a host is connected. Raise BackendError after the patience, or if no host can be expected: none
         has accepted this process before, and each has been asked in vain.
         """
         lines = self.lines.values()
         while any(not line.tries for line in lines) and not any(line.is_connected for line in lines):
             await self._change()
-        with anyio.move_on_after(self._patience):
+        away = [line for line in lines if line.refusal is None]
+        with self._away.waiting(away, turn), anyio.move_on_after(self._patience):
             while not all(line.refusal or (line.tries and not line.was_connected) for line in lines):
                 if any(line.is_connected for line in lines):
                     return
@@ -169,6 +180,10 @@ class HostSession:
 
 
 OnOutput = Callable[[Output], None]
+
+
+def _time(when: float) -> str:
+    return f"{datetime.fromtimestamp(when, UTC).astimezone():%H:%M:%S}"
 
 
 class Place:

@@ -127,7 +127,7 @@ class SSHHosts:
     async def connected(self, run: RunOnHosts) -> AsyncGenerator[HostSession]:
         """Connect the hosts for the attempts of `run`; leaving disconnects them. Attempts not ended go on there."""
         lines = [self._line(host, run) for host in self.all]
-        session = self._sessions[run.run_id] = HostSession(lines, self._patience)
+        session = self._sessions[run.run_id] = HostSession(lines, self._patience, run.on_away)
         try:
             async with anyio.create_task_group() as group:
                 group.start_soon(session.run)

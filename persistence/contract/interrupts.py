@@ -12,6 +12,7 @@ from plait.persistence import (
     BackendThrottled,
     Change,
     EventKind,
+    HostAway,
     NodeStarted,
     SessionOpened,
     TaskAdopted,
@@ -89,6 +90,16 @@ class InterruptsContract(OpenedStore):
         assert (paused.at, paused.kind, paused.task_id, paused.attempt) == (at(4), "backend_throttled", None, None)
         assert json.loads(paused.detail) == {"backend": "fast", "until": at(9), "cause": "429", "slots": 2, "total": 4}
         assert json.loads(opened.detail) == {"backend": "fast", "until": None, "cause": "429", "slots": 2, "total": 4}
+
+    async def test_a_host_that_is_away_adds_only_an_event(self, store: Store, writer: Writer) -> None:
+        await writer.write(START_A)
+        before = await store.list_tasks(RUN), await store.list_attempts(RUN, "a")
+        await writer.write(HostAway(at(4), "m3", at(3), "timed out", ("a", "b")), HostAway(at(9), "m3", None, "", ()))
+        assert (await store.list_tasks(RUN), await store.list_attempts(RUN, "a")) == before
+        away, back = await store.list_events(RUN, kind=EventKind.HOST_AWAY)
+        assert (away.at, away.kind, away.task_id, away.attempt) == (at(4), "host_away", None, None)
+        assert json.loads(away.detail) == {"host": "m3", "since": at(3), "reason": "timed out", "tasks": ["a", "b"]}
+        assert json.loads(back.detail) == {"host": "m3", "since": None, "reason": "", "tasks": []}
 
     async def test_a_session_is_confirmed_for_one_attempt(self, store: Store, writer: Writer) -> None:
         async def confirmed(*changes: Change) -> bool:

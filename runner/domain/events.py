@@ -123,6 +123,21 @@ class BackendThrottled(Event):
 
 
 @value
+class HostAway(Event):
+    """Tasks wait for a host that is away, or no task waits for the host any longer."""
+
+    kind: ClassVar[str] = "host_away"
+    host: str
+    """The name of the host."""
+    since: str | None
+    """The time at which the host was found to be away; None once no task waits for the host."""
+    reason: str
+    """Why the host is away, in one line; empty if the host is back."""
+    tasks: tuple[str, ...]
+    """The ids of the tasks that wait for the host."""
+
+
+@value
 class RunEnded(Event):
     """Base of the events that end a run for this process. No event follows."""
 

@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import Any
 
 from plait.runner.domain.dag import DAG
-from plait.runner.domain.events import BackendThrottled
+from plait.runner.domain.events import BackendThrottled, HostAway
 from plait.runner.domain.question import parse_time
 from plait.runner.domain.status import RUN_DONE, RunStatus, TaskStatus
 from plait.runner.domain.task import FailureMode
@@ -36,6 +36,8 @@ class WaitKind(StrEnum):
     """The task's backend is paused, or runs fewer tasks at once, after a rate limit or an overload."""
     RATE = "rate"
     """The task's backend has reached its own limits of rate."""
+    HOST = "host"
+    """The attempt of the task needs a host that is away."""
     RETRY = "retry"
     """The last attempt failed, and the next attempt starts at `until`."""
     QUESTION = "question"
@@ -122,6 +124,8 @@ class WaitingRun:
     """
     owner: str = ""
     """The owner, for display."""
+    away: Mapping[str, HostAway] = field(default_factory=dict[str, HostAway])
+    """The last event of each host that tasks wait for, by name."""
 
 
 class Waits:
@@ -137,7 +141,10 @@ class Waits:
         self._blocked = self._find_blocked()
 
     def reason(self, task_id: str) -> WaitReason | None:
-        """Return the reason for which the task is not running; None for a task that runs or has ended."""
+        """Return the reason for which the task is not running; None for a task that runs or has ended.
+
+        A task whose attempt waits for a host that is away has a reason, too, although its status is running.
+        """
         status = self._run.statuses[task_id]
         if status is TaskStatus.WAITING_INPUT:
             return self._question(task_id)
@@ -146,8 +153,18 @@ class Waits:
         if self._run.status is RunStatus.INTERRUPTED and status is TaskStatus.RUNNING:
             return self._owner_dead()
         if status is TaskStatus.RUNNING:
-            return None
+            return self._away(task_id)
         return self._pending(task_id)
+
+    def _away(self, task_id: str) -> WaitReason | None:
+        """Return the reason of a running task; None if the attempt does not wait for a host."""
+        hosts = [one for one in self._run.away.values() if task_id in one.tasks and one.since is not None]
+        if not hosts:
+            return None
+        since = min(parse_time(one.since) for one in hosts if one.since is not None)
+        named = ", ".join(one.host for one in hosts[:MOST_NAMED])
+        more = f" and {len(hosts) - MOST_NAMED:,} more" if len(hosts) > MOST_NAMED else ""
+        return WaitReason(WaitKind.HOST, f"waiting for {named}{more}, away since {_local(since, self._now)}")
 
     def _pending(self, task_id: str) -> WaitReason:
         missing = self._missing(task_id)

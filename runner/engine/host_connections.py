@@ -2,27 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from plait.backends.protocol import Backend, HostConnections, PlacedBackend, RunOnHosts
+from plait.backends.protocol import AwayHost, Backend, HostConnections, PlacedBackend, RunOnHosts
+from plait.runner.clock import iso
+from plait.runner.domain import events
+from plait.runner.engine.checkpointer import EventSink
 from plait.runner.log import logger
 from plait.runner.state.attempt_files import hosts_key
 
 
-@asynccontextmanager
-async def connected_hosts(
-    backends: Iterable[Backend], run_id: str, created_at: str, epoch: int, adopted: Iterable[tuple[str, str, int]]
-) -> AsyncGenerator[Sequence[HostConnections]]:
-    """Connect the hosts of all `backends` that place attempts on other hosts. Leaving disconnects the hosts.
+def away_reporter(sink: EventSink, stamp: Callable[[], str]) -> Callable[[AwayHost], None]:
+    """Return a function that makes the event HostAway of each host that attempts wait for, or no longer wait for."""
+
+    def report(host: AwayHost) -> None:
+        since = None if host.since is None else iso(host.since)
+        sink.submit([events.HostAway(stamp(), host.name, since, host.reason, tuple(host.tasks))])
+
+    return report
+
+
+def run_on_hosts(run_id: str, created_at: str, epoch: int, adopted: Iterable[tuple[str, str, int]] = ()) -> RunOnHosts:
+    """Return a run and its owner's claim as hosts read them.
 
     The hosts keep the attempts in `adopted`, each a host, a task id and a number, and end all others of the run.
     """
+    return RunOnHosts(run_id, hosts_key(run_id, created_at), max(1, epoch), _by_host(adopted))
+
+
+@asynccontextmanager
+async def connected_hosts(backends: Iterable[Backend], run: RunOnHosts) -> AsyncGenerator[Sequence[HostConnections]]:
+    """Connect the hosts of all `backends` that place attempts on other hosts. Leaving disconnects the hosts."""
     every = {id(one.hosts): one.hosts for one in backends if isinstance(one, PlacedBackend)}
     if not every:
         yield ()
         return
-    run = RunOnHosts(run_id, hosts_key(run_id, created_at), max(1, epoch), _by_host(adopted))
     async with AsyncExitStack() as stack:
         yield [await stack.enter_async_context(hosts.connected(run)) for hosts in every.values()]
 
@@ -38,7 +53,7 @@ async def end_on_hosts(backends: Iterable[Backend], run_id: str, created_at: str
 
     The names of the other hosts are logged.
     """
-    async with connected_hosts(backends, run_id, created_at, epoch, ()) as connections:
+    async with connected_hosts(backends, run_on_hosts(run_id, created_at, epoch)) as connections:
         missing = [name for one in connections for name in await one.unreached()]
         forget_on_hosts(connections)
     if missing:

@@ -45,7 +45,7 @@ from plait.runner.engine.executor import Executor
 from plait.runner.engine.feed import Feed
 from plait.runner.engine.growth import Growth
 from plait.runner.engine.handover import NO_HANDOVER, Handover
-from plait.runner.engine.host_connections import connected_hosts, forget_on_hosts
+from plait.runner.engine.host_connections import away_reporter, connected_hosts, forget_on_hosts, run_on_hosts
 from plait.runner.engine.inbox import Inbox
 from plait.runner.engine.outcome import STORE_WAITS_S
 from plait.runner.engine.policy_driver import PolicyDriver, PolicyState
@@ -258,10 +258,9 @@ async def _execute(
     control.attach(executor.end, executor.wind_down, executor.answer)
     last_events: list[events.Event] = []
     try:
-        connected = connected_hosts(
-            config.backends.values(), run.run_id, run.created_at, run.position.epoch, _adopted_on_hosts(run)
-        )
-        async with connected as connections, anyio.create_task_group() as beside:
+        claim = run_on_hosts(run.run_id, run.created_at, run.position.epoch, _adopted_on_hosts(run))
+        claim = replace(claim, on_away=away_reporter(context.sink, stamp))
+        async with connected_hosts(config.backends.values(), claim) as connections, anyio.create_task_group() as beside:
             beside.start_soon(_end_after_grace, config, control)
             await executor.run()
             beside.cancel_scope.cancel()

@@ -30,7 +30,7 @@ from plait.runner.engine.backend_call import call_backend
 from plait.runner.engine.checkpointer import Checkpointer
 from plait.runner.engine.config import Config, require_backends
 from plait.runner.engine.feed import Feed
-from plait.runner.engine.host_connections import connected_hosts, forget_on_hosts
+from plait.runner.engine.host_connections import connected_hosts, forget_on_hosts, run_on_hosts
 from plait.runner.engine.pricing import Pricing
 from plait.runner.engine.task_files import has_files, read_contents
 from plait.runner.errors import PlaitError, TurnNotStored
@@ -116,8 +116,8 @@ async def _connected(run: StoredRun, backend: Backend, epoch: int) -> AsyncGener
     if isinstance(backend, PlacedBackend):
         places = await placed_attempts(run.store, run.record.run_id)
         adopted = [(places[one].place, *one) for one in under_way(run.tasks) if one in places]
-    connected = connected_hosts([backend], run.record.run_id, run.record.created_at, epoch, adopted)
-    async with connected as connections:
+    claim = run_on_hosts(run.record.run_id, run.record.created_at, epoch, adopted)
+    async with connected_hosts([backend], claim) as connections:
         yield
         if all(status in TASK_DONE for status in run.state.statuses):
             forget_on_hosts(connections)

@@ -14,7 +14,7 @@ from plait.persistence.errors import StoreError
 from plait.persistence.protocol import Store
 from plait.persistence.records import RUN_ENDS, EventKind, EventRecord, Owner, RunRecord, TaskRecord
 from plait.runner.clock import Clock, iso
-from plait.runner.domain.events import OWN_LIMITS, BackendThrottled
+from plait.runner.domain.events import OWN_LIMITS, BackendThrottled, HostAway
 from plait.runner.domain.question import AnsweredQuestion, OpenQuestion, answers_of, asking_of, parse_time
 from plait.runner.domain.status import RUN_DONE, TASK_DONE, UNDER_WAY, RunStatus, TaskStatus
 from plait.runner.domain.waiting import WaitingRun, WaitReason, Waits, stored_limits
@@ -61,7 +61,7 @@ class TaskInfo:
     question: str | None
     """Question to a person, while the task is waiting_input."""
     waits: WaitReason | None
-    """The reason for which the task is not running; None for a task that runs or has ended."""
+    """The reason for which the task is not running, or waits for a host that is away; None for any other task."""
     asks: OpenQuestion | None
     """The same question with its schema, default and deadline. None if the task does not ask, but a crash interrupted
     it and a person has to decide.
@@ -252,17 +252,31 @@ async def throttled_backends(store: Store, run: RunRecord, now: float) -> tuple[
 
 async def _throttlings(store: Store, run: RunRecord, now: float) -> Mapping[str, BackendThrottled]:
     """Return the last event of each backend of a running run since its last resume; none unless the run is running."""
+    found = [stored_throttling(*one) async for one in _events_of_owner(store, run, EventKind.BACKEND_THROTTLED, now)]
+    return {one.backend: one for one in found}
+
+
+async def away_hosts(store: Store, run: RunRecord, now: float) -> Mapping[str, HostAway]:
+    """Return the last event of each host that tasks wait for at Unix time `now`, by name; none unless the run is
+    running. Raises StoreError.
+    """
+    found = [stored_away(*one) async for one in _events_of_owner(store, run, EventKind.HOST_AWAY, now)]
+    last = {one.host: one for one in found}
+    return {name: one for name, one in last.items() if one.since is not None}
+
+
+async def _events_of_owner(
+    store: Store, run: RunRecord, kind: EventKind, now: float
+) -> AsyncGenerator[tuple[str, Mapping[str, Any]]]:
+    """Yield time and detail of the events of a running run since its last resume; none unless the run is running."""
     if shown_status(run, now) is not RunStatus.RUNNING:
-        return {}
-    last: dict[str, BackendThrottled] = {}
+        return
     begun = [event.seq for event in await store.list_events(run.run_id, kind=EventKind.RUN_RESUMED)]
     after = max(begun, default=0)
-    while page := await store.list_events(run.run_id, after, kind=EventKind.BACKEND_THROTTLED):
+    while page := await store.list_events(run.run_id, after, kind=kind):
         for event in page:
-            throttled = stored_throttling(event.at, json.loads(event.detail))
-            last[throttled.backend] = throttled
+            yield event.at, json.loads(event.detail)
         after = page[-1].seq
-    return last
 
 
 def _at(throttled: BackendThrottled, now: float) -> BackendThrottled:
@@ -275,6 +289,11 @@ def stored_throttling(at: str, detail: Mapping[str, Any]) -> BackendThrottled:
     return BackendThrottled(at, detail["backend"], detail["until"], detail["cause"], detail["slots"], detail["total"])
 
 
+def stored_away(at: str, detail: Mapping[str, Any]) -> HostAway:
+    """Return the event that was stored at time `at` with `detail`."""
+    return HostAway(at, detail["host"], detail["since"], detail["reason"], tuple(detail["tasks"]))
+
+
 async def task_infos(
     store: Store, run: RunRecord, records: Sequence[TaskRecord], now: float, only: str | None = None
 ) -> dict[str, TaskInfo]:
@@ -282,10 +301,11 @@ async def task_infos(
     retrying = () if RunStatus(run.status) in RUN_DONE else records
     tries = await next_tries(store, run.run_id, retrying)
     throttlings = await _throttlings(store, run, now)
+    away = await away_hosts(store, run, now)
     chosen = [task for task in records if only in (None, task.task_id)]
 
     def make_infos() -> dict[str, TaskInfo]:
-        waits = _waits(run, records, tries, throttlings, now)
+        waits = _waits(run, records, tries, (throttlings, away), now)
         infos: dict[str, TaskInfo] = {}
         for task in chosen:
             reason = None if waits is None else waits.reason(task.task_id)
@@ -301,7 +321,7 @@ def _waits(
     run: RunRecord,
     records: Sequence[TaskRecord],
     tries: Mapping[str, float],
-    throttlings: Mapping[str, BackendThrottled],
+    reported: tuple[Mapping[str, BackendThrottled], Mapping[str, HostAway]],
     now: float,
 ) -> Waits | None:
     """Return the reasons of the tasks; None if every task has ended, or if the stored run is damaged."""
@@ -312,6 +332,7 @@ def _waits(
         dag = decode_dag(run, tuple(records))
     except StoreError:  # everything else can still be shown
         return None
+    throttlings, away = reported
     waiting = WaitingRun(
         shown_status(run, now),
         dag,
@@ -322,6 +343,7 @@ def _waits(
         tries,
         {task.task_id: _deadline(task) for task in records if task.asked is not None},
         "" if run.owner is None else f"process {run.owner.pid} on {run.owner.host}",
+        away,
     )
     return Waits(waiting, now)
 

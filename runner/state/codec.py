@@ -112,6 +112,10 @@ def _backend_throttled(event: events.BackendThrottled) -> tuple[stored.Change, .
     return (stored.BackendThrottled(event.at, event.backend, event.until, event.cause, event.slots, event.total),)
 
 
+def _host_away(event: events.HostAway) -> tuple[stored.Change, ...]:
+    return (stored.HostAway(event.at, event.host, event.since, event.reason, event.tasks),)
+
+
 def _session_opened(event: events.SessionOpened) -> tuple[stored.Change, ...]:
     return (stored.SessionOpened(event.at, event.task_id, event.attempt, event.session_id),)
 
@@ -240,6 +244,7 @@ _CHANGES = cast(
         events.TaskPlaced: _task_placed,
         events.NodeStarted: _node_started,
         events.BackendThrottled: _backend_throttled,
+        events.HostAway: _host_away,
         events.SessionOpened: _session_opened,
         events.TaskCompleted: _task_completed,
         events.TaskRetried: _task_retrying,

@@ -288,7 +288,7 @@ class TaskShape(_Sent):
     question: str | None
     """Question to a person, while the task is waiting_input."""
     waits: WaitShape | None
-    """The reason for which the task is not running; null for a task that runs or has ended."""
+    """The reason for which the task is not running, or waits for a host that is away; null for any other task."""
     asks: AskedShape | None
     """Details of the question; null if the task does not ask, but a crash interrupted it (plait answer)."""
     answers: list[AnswerShape]

@@ -109,7 +109,7 @@ class DaskHosts:
             line.kept.update(run.adopted.get(name, ()))
             return line
 
-        session = self._sessions[run.run_id] = DaskSession(self.address, self._patience, make_line, list(run.adopted))
+        session = self._sessions[run.run_id] = DaskSession(self.address, self._patience, make_line, run)
         try:
             async with anyio.create_task_group() as group:
                 group.start_soon(session.run)

@@ -13,7 +13,7 @@ from plait.backends.hosts.dask.line import DaskLine
 from plait.backends.hosts.frames import Frame
 from plait.backends.hosts.line import LOST, Line, Turn
 from plait.backends.hosts.session import HostSession, OnOutput
-from plait.backends.protocol import Output
+from plait.backends.protocol import Output, RunOnHosts
 
 _POLL_S = 1.0
 """Seconds between two looks at the workers of the scheduler."""
@@ -24,12 +24,10 @@ _RETRY_S = 1.0
 
 
 class DaskSession(HostSession):
-    """The hosts of one run. `make_line` makes the line to a host; `adopted` are the hosts with attempts to follow."""
+    """The hosts of one run. `make_line` makes the line to a host."""
 
-    def __init__(
-        self, address: str, patience: float, make_line: Callable[[str], DaskLine], adopted: Sequence[str]
-    ) -> None:
-        super().__init__((), patience)
+    def __init__(self, address: str, patience: float, make_line: Callable[[str], DaskLine], run: RunOnHosts) -> None:
+        super().__init__((), patience, run.on_away)
         self._address = address
         self._make_line = make_line
         self._closing = anyio.Event()
@@ -40,13 +38,14 @@ class DaskSession(HostSession):
         """Whether the scheduler has answered."""
         self._problem = ""
         """Why the scheduler cannot be used."""
-        for name in adopted:
+        for name in run.adopted:
             self.line(name)
 
     async def run(self) -> None:
         """Keep the hosts connected until `close`."""
         async with anyio.create_task_group() as group:
             self._group = group
+            group.start_soon(self._away.run)
             for line in self.lines.values():
                 group.start_soon(line.run)
             await self._follow_scheduler()
@@ -107,23 +106,24 @@ class DaskSession(HostSession):
     def _missing(self, name: str) -> str:
         return self._problem or f"the scheduler {self._address} has no worker of this name: {name}"
 
-    async def _with_room(self, preferred: Line | None, needs: Mapping[str, float], on_output: OnOutput) -> Line:
-        await self._wait_for(needs, on_output)
-        return await super()._with_room(preferred, needs, on_output)
+    async def _with_room(self, preferred: Line | None, turn: Turn, on_output: OnOutput) -> Line:
+        await self._wait_for(turn.needs, turn, on_output)
+        return await super()._with_room(preferred, turn, on_output)
 
-    async def _any_back(self, on_output: OnOutput) -> None:
-        await self._wait_for({}, on_output)
+    async def _any_back(self, turn: Turn, on_output: OnOutput) -> None:
+        await self._wait_for({}, turn, on_output)
 
-    async def _wait_for(self, needs: Mapping[str, float], on_output: OnOutput) -> None:
+    async def _wait_for(self, needs: Mapping[str, float], turn: Turn, on_output: OnOutput) -> None:
         """Wait until a host with the resources `needs` is connected, taken or not.
 
         Raise BackendError after the patience, or if no host can be expected: the scheduler was never reached, or all
         workers refuse this version of plait.
         """
         told = ""
-        with anyio.move_on_after(self._patience):
+        gone = [line for line in self._workers() if line.away_since is not None and line.offers(needs)]
+        with self._away.waiting(() if self._is_there(needs) else gone, turn), anyio.move_on_after(self._patience):
             while not self._is_hopeless():
-                if any(line.is_connected and line.offers(needs) for line in self._workers()):
+                if self._is_there(needs):
                     return
                 reason = self._problem or f"waiting for a worker of {self._address}{_words(needs)}"
                 if self._asked and reason != told:
@@ -145,6 +145,9 @@ class DaskSession(HostSession):
             if may_move and isinstance(line, DaskLine) and any(one.load(turn.needs) is not None for one in others):
                 line.is_taken_until = anyio.current_time() + _ASK_S
                 return LOST
+
+    def _is_there(self, needs: Mapping[str, float]) -> bool:
+        return any(line.is_connected and line.offers(needs) for line in self._workers())
 
     def _is_hopeless(self) -> bool:
         if not self._answered:

@@ -92,6 +92,7 @@ class LiveDisplay:
             | events.TaskAnswered
             | events.TasksAdded
             | events.BackendThrottled
+            | events.HostAway
             | events.StoreDegraded
             | events.StoreAwaited
             | events.StoreRecovered
@@ -147,15 +148,18 @@ class LiveDisplay:
         """Yield a line for each running task: name, time, backend, usage, and the current action."""
         if not running:
             return
-        now = self._progress.clock()
-        for (_, one), (name, *facts) in zip(running, columns(_facts(*one, now) for one in running), strict=True):
+        now, held_back = self._progress.clock(), self._progress.held_back(time.time())
+        for (task_id, one), (name, *facts) in zip(running, columns(_facts(*one, now) for one in running), strict=True):
             line = _text(f"  ▸ {name}", "cyan")
             line.append("".join(f"  {fact}" for fact in facts if fact), style="dim")
             room = self._console.width - line.cell_len - 2
             doing = one_line(f"waits: {one.now}" if one.kind == "waiting" else one.now)
+            kind = one.kind
+            if task_id in held_back:
+                doing, kind = one_line(held_back[task_id]), "waiting"
             if doing and room > 8:
-                fitting = last_cells(doing, room) if one.kind == "text" else doing
-                line.append(f"  {fitting}", style=_STYLES.get(one.kind, ""))
+                fitting = last_cells(doing, room) if kind == "text" else doing
+                line.append(f"  {fitting}", style=_STYLES.get(kind, ""))
             yield line
 
 

@@ -10,10 +10,9 @@ from typing import TypeAlias
 from plait.backends.protocol import JsonValue
 from plait.persistence.records import EventKind
 from plait.runner.cli.display.text import coloured, counted, dollars, one_line, seconds, tokens, visible
-from plait.runner.cli.display.throttling import throttling_line
-from plait.runner.domain.question import parse_time
+from plait.runner.cli.display.waits import wait_line
 from plait.runner.domain.status import TaskStatus
-from plait.runner.operations.inspect import stored_throttling
+from plait.runner.operations.inspect import stored_away, stored_throttling
 from plait.runner.operations.timeline import TimelineEntry
 
 _LONGEST = 300
@@ -28,8 +27,8 @@ def entry_lines(entry: TimelineEntry, run_id: str) -> list[str]:
         return _message_lines(entry.detail)
     if entry.kind.startswith("run_"):
         return [_run_line(entry, one_line(run_id))]
-    if entry.kind == EventKind.BACKEND_THROTTLED and entry.at is not None:
-        return [throttling_line(stored_throttling(entry.at, entry.detail), parse_time(entry.at))]
+    if entry.kind in _STORED_WAITS and entry.at is not None:
+        return [wait_line(_STORED_WAITS[entry.kind](entry.at, entry.detail))]
     words = _WORDS.get(entry.kind)
     if words is None:
         return []
@@ -37,6 +36,9 @@ def entry_lines(entry: TimelineEntry, run_id: str) -> list[str]:
     if entry.kind == EventKind.TASK_STARTED and entry.attempt is not None and entry.attempt > 1:
         line += f", attempt {entry.attempt}"
     return [line]
+
+
+_STORED_WAITS = {str(EventKind.BACKEND_THROTTLED): stored_throttling, str(EventKind.HOST_AWAY): stored_away}
 
 
 def _message_lines(detail: Detail) -> list[str]:

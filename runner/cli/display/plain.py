@@ -6,10 +6,9 @@ from datetime import datetime
 from typing import Protocol
 
 from plait.runner.cli.display.text import cost, counted, one_line, seconds, tokens
-from plait.runner.cli.display.throttling import throttling_line
+from plait.runner.cli.display.waits import wait_line
 from plait.runner.cli.exits import print_note
 from plait.runner.domain import events
-from plait.runner.domain.question import parse_time
 from plait.runner.domain.status import TaskStatus
 
 _LONGEST_ERROR = 300
@@ -97,8 +96,8 @@ def event_line(event: events.Event) -> str:
             line += f"{counted(event.changes, 'change')}; Ctrl-C ends the wait"
         case events.StoreRecovered():
             line = f"the store answers again, {counted(event.changes, 'change')} caught up"
-        case events.BackendThrottled():
-            line = throttling_line(event, parse_time(event.at))
+        case events.BackendThrottled() | events.HostAway():
+            line = wait_line(event)
         case events.RunEnded():
             line = f"run {one_line(event.run_id)} {event.status.value}"
         case _:

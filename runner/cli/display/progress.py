@@ -69,6 +69,8 @@ class Progress:
         """Questions of the tasks that wait for a person."""
         self.throttled: dict[str, events.BackendThrottled] = {}
         """The last event of each throttled backend."""
+        self.away: dict[str, events.HostAway] = {}
+        """The last event of each host that tasks wait for."""
         self.limits = limits
         """The limits of the run; those of a new run come with its first event."""
         self._rated: set[str] = set()
@@ -115,6 +117,10 @@ class Progress:
                 self._rated.add(event.backend)
             if event.until is None and event.slots == event.total:
                 del self.throttled[event.backend]
+        elif isinstance(event, events.HostAway):
+            self.away[event.host] = event
+            if event.since is None:
+                del self.away[event.host]
         elif isinstance(event, events.RunCreated):
             self.limits = stored_limits(event.settings)
         elif isinstance(event, events.StoreDegraded):
@@ -151,12 +157,24 @@ class Progress:
         self.statuses[task_id] = status
         self.counts[status] += 1
 
+    def held_back(self, now: float) -> Mapping[str, str]:
+        """Return the reason at Unix time `now` of each running task that waits for a host, by id."""
+        if not self.away:
+            return {}
+        waits = self._waits(now)
+        return {one: reason.text for one in self.running if (reason := waits.reason(one)) is not None}
+
+    def _waits(self, now: float) -> Waits:
+        run = WaitingRun(
+            RunStatus.RUNNING, self.dag, self.statuses, self.limits, self.throttled, self._rated, away=self.away
+        )
+        return Waits(run, now)
+
     def waiting_tasks(self, limit: int, now: float) -> list[tuple[str, WaitReason]]:
         """Return the first `limit` tasks that have to start, each with the reason at Unix time `now`. Tasks that wait
         for a retry are left out.
         """
-        run = WaitingRun(RunStatus.RUNNING, self.dag, self.statuses, self.limits, self.throttled, self._rated)
-        waits = Waits(run, now)
+        waits = self._waits(now)
         pending = (task.id for task in self.dag if self.statuses[task.id] is TaskStatus.PENDING)
         reasons = ((one, waits.reason(one)) for one in pending if one not in self.retries)
         return list(islice(((one, reason) for one, reason in reasons if reason is not None), limit))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
 from plait.runner import DAG, RunStatus, Task, TaskStatus
 from plait.runner.clock import iso
-from plait.runner.domain.events import BackendThrottled
+from plait.runner.domain.events import BackendThrottled, HostAway
 from plait.runner.domain.waiting import Limits, WaitingRun, WaitKind, WaitReason, Waits
 
 NOW = 1_800_000_000.0
@@ -131,3 +132,14 @@ def test_paired_lists_do_not_wait_for_each_other_as_wholes() -> None:
     )
     assert reason("cppr", "m", dag=dag).text == "waits for m.1"
     assert reason("cppr", "n", dag=dag).kind is WaitKind.SLOT
+
+
+def test_a_running_task_may_wait_for_a_host() -> None:
+    away = HostAway(AT, "m3", iso(NOW - 60), "timed out", ("a",))
+    found = reason("rrpppp", "a", away={"m3": away})
+    since = f"{datetime.fromtimestamp(NOW - 60, UTC).astimezone():%H:%M:%S}"
+    assert (found.kind, found.text) == (WaitKind.HOST, f"waiting for m3, away since {since}")
+    later = HostAway(AT, "m1", iso(NOW - 30), "timed out", ("a", "b"))
+    assert reason("rrpppp", "a", away={"m3": away, "m1": later}).text == f"waiting for m3, m1, away since {since}"
+    waits = Waits(WaitingRun(RunStatus.RUNNING, DAG([Task("a"), Task("b")]), {"a": C, "b": R}, away={"m3": away}), NOW)
+    assert (waits.reason("a"), waits.reason("b")) == (None, None)
