@@ -87,7 +87,9 @@ class _Campaign:
         oracle = self._begin(plan, Earlier(before.trace, self._cache, fresh, keep), number)
         preview = await self._runner.preview_like(dag, like, fresh=fresh, keep_answers=keep)
         self._calls_nothing()
-        known = preview if self._rng.random() < 0.5 else like
+        known: ReusePreview | str = like
+        if self._rng.random() < 0.5:  # the command previews with the answers of persons kept, and then decides
+            known = await self._runner.preview_like(dag, like, fresh=fresh, keep_answers=True)
         async with self._runner.start(dag, f"run-{number}", like=known, fresh=fresh, keep_answers=keep):
             pass
         self._look_back(f"run {number}", preview, before, oracle)
