@@ -11,6 +11,7 @@ from plait.backends.protocol import JsonValue
 from plait.persistence.records import EventKind
 from plait.runner.cli.display.text import coloured, counted, dollars, one_line, seconds, tokens, visible
 from plait.runner.cli.display.waits import wait_line
+from plait.runner.domain.events import BackendThrottled, HostAway
 from plait.runner.domain.status import TaskStatus
 from plait.runner.operations.inspect import stored_away, stored_throttling
 from plait.runner.operations.timeline import TimelineEntry
@@ -38,7 +39,10 @@ def entry_lines(entry: TimelineEntry, run_id: str) -> list[str]:
     return [line]
 
 
-_STORED_WAITS = {str(EventKind.BACKEND_THROTTLED): stored_throttling, str(EventKind.HOST_AWAY): stored_away}
+_STORED_WAITS: Mapping[str, Callable[[str, Detail], BackendThrottled | HostAway]] = {
+    EventKind.BACKEND_THROTTLED: stored_throttling,
+    EventKind.HOST_AWAY: stored_away,
+}
 
 
 def _message_lines(detail: Detail) -> list[str]:

@@ -18,7 +18,7 @@ def throttling_line(throttled: events.BackendThrottled, now: float) -> str:
     slots = f"{throttled.slots} of {throttled.total} slots"
     left = 0.0 if throttled.until is None else parse_time(throttled.until) - now
     if left > 0 and throttled.until is not None:
-        end = f", until {_local_time(throttled.until, now)}" if left >= _NAMES_TIME_FROM else ""
+        end = f", until {local_time(throttled.until, now)}" if left >= _NAMES_TIME_FROM else ""
         fewer = f"; {slots}" if throttled.slots < throttled.total else ""
         return f"{name} paused {seconds(left)}{after}{end}{fewer}"
     if throttled.cause == events.OWN_LIMITS:
@@ -28,7 +28,7 @@ def throttling_line(throttled: events.BackendThrottled, now: float) -> str:
     return f"{name} has all its {throttled.total} slots again"
 
 
-def _local_time(at: str, now: float) -> str:
+def local_time(at: str, now: float) -> str:
     """Return the time in the zone of this machine, with the day unless the day is that of `now`."""
     moment = datetime.fromisoformat(at).astimezone()
     today = datetime.fromtimestamp(now).astimezone().date()

@@ -73,6 +73,10 @@ def test_each_output_says_for_which_host_a_task_waits(world: HostFolder, tmp_pat
         assert f"m1 away since {since} (" in logged
         assert "); a, b wait" in logged
         assert logged.count(text) == 2
+        listed = plait_here(tmp_path, "hosts", "plan.json")
+        assert (listed.code, f"away since {since}: ssh: connect" in " ".join(listed.out.split())) == (1, True)
+        (host,) = plait_here(tmp_path, "hosts", "plan.json", "--json").value
+        assert host["away_since"].endswith("Z")
         with served(tmp_path) as server, server.client() as client:
             (listed,) = client.get("/api/runs").json()["runs"]
             tasks = client.get(f"/api/runs/{listed['run_id']}").json()["tasks"]
@@ -81,6 +85,9 @@ def test_each_output_says_for_which_host_a_task_waits(world: HostFolder, tmp_pat
         world.set_back("m1")
         assert run.wait() == 0
     assert waits(tmp_path) == {}
+    world.set_away("m1")
+    (host,) = plait_here(tmp_path, "hosts", "plan.json", "--json").value
+    assert host["away_since"] is None, "no run waits"
     assert "m1 is back" in plait_here(tmp_path, "log", "last").out
     away, back = away_events(tmp_path)
     assert (away["host"], away["tasks"]) == ("m1", ["a", "b"])

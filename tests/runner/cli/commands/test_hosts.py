@@ -124,6 +124,15 @@ def test_hosts_and_their_state_are_listed(world: HostFolder) -> None:
     ]
 
 
+def test_hosts_are_listed_although_the_store_cannot_be_read(world: HostFolder) -> None:
+    folder = write_plan(world)
+    world.set_away("m2")
+    (folder / "other").write_text("no store")
+    done = plait(folder, "hosts", "plan.json", "--store", "other")
+    assert (done.code, "No route to host" in done.out) == (1, True)
+    assert "the store does not say since when hosts are away: " in done.err
+
+
 def test_the_doctor_visits_the_hosts(world: HostFolder) -> None:
     folder = write_plan(world)
     world.set_away("m2")
