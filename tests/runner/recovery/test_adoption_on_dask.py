@@ -5,6 +5,7 @@ Skipped where distributed is not installed.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Generator
 from functools import partial
 from pathlib import Path
@@ -108,7 +109,11 @@ async def test_a_worker_that_is_away_for_too_long_loses_its_attempts_and_ends_th
                         await world.until(lambda: len(world.alive()) == 4)
                         world.allow("go")
             result = await run.result()
+            away = [json.loads(one.detail) for one in await store.list_events(RUN, kind=EventKind.HOST_AWAY)]
         assert (result.status, len(world.turns), world.alive()) == (RunStatus.COMPLETED, 6, [])
+        lost = sorted(one.id for one in result.tasks.values() if one.attempts == 2)
+        assert (away[0]["host"], away[0]["tasks"], away[0]["since"] is None) == ("m1", lost, False)
+        assert (away[-1]["tasks"], away[-1]["since"], away[-1]["reason"] != "") == ([], None, True)
         assert sorted(one.attempts for one in result.tasks.values()) == [1, 1, 2, 2]
     finally:
         world.end()

@@ -162,6 +162,9 @@ async def test_a_host_that_is_away_for_too_long_loses_its_attempts_and_ends_them
     assert {one.id: one.attempts for one in result.tasks.values() if one.attempts > 1} == dict.fromkeys(lost, 2)
     waits = [one.text for one in told if isinstance(one, events.TaskOutput) and one.output == "waiting"]
     assert any(text.startswith(f"waiting for {name}, away since ") for text in waits)
+    begun, *_, given_up = [one for one in told if isinstance(one, events.HostAway)]
+    assert (begun.host, sorted(begun.tasks), begun.since is None) == (name, sorted(lost), False)
+    assert (given_up.tasks, given_up.since, given_up.reason != "") == ((), None, True)
     retried = [one for one in told if isinstance(one, events.TaskRetried)]
     assert {one.error_kind for one in retried} == {"crashed"}
     assert f"{name} has been away for 0.3 s" in retried[0].error
