@@ -170,6 +170,36 @@ async def test_a_host_that_is_away_for_too_long_loses_its_attempts_and_ends_them
     assert f"{name} has been away for 0.3 s" in retried[0].error
 
 
+async def test_a_task_that_continues_a_conversation_waits_for_the_host_that_has_it(tmp_path: Path) -> None:
+    world = HostsWorld(tmp_path)
+    other = {"id": "c", "prompt": "other [[until go]]"}
+    world.plan(
+        {"id": "a", "prompt": "one [[until both]]"},
+        other,
+        {"id": "b", "prompt": "two", "continues": "a", "depends_on": ["c"]},
+    )
+    places: dict[str, str] = {}
+    waits: list[tuple[str, ...]] = []
+    async with world.opened_store() as store, world.runner(store, slots=1).start(world.dag(), RUN) as run:
+        async for event in run.events():
+            if isinstance(event, events.TaskPlaced):
+                places[event.task_id] = event.place
+                if len(places) == 2:  # on two hosts, each with one slot
+                    world.allow("both")
+            if isinstance(event, events.TaskCompleted) and event.task_id == "a":
+                world.hosts.set_away(places["a"])
+                world.hosts.kill(places["a"])
+                world.allow("go")
+            if isinstance(event, events.HostAway):
+                waits.append(event.tasks)
+                if event.tasks:
+                    assert event.host == places["a"]
+                    world.hosts.set_back(places["a"])
+        result = await run.result()
+    assert (result.status, places["b"]) == (RunStatus.COMPLETED, places["a"])
+    assert waits == [("b",), ()]
+
+
 async def test_a_person_decides_about_an_at_most_once_attempt_on_a_lost_host(tmp_path: Path) -> None:
     world = HostsWorld(tmp_path)
     world.plan({"id": "pay", "prompt": "pay [[until go]]", "at_most_once": True})
