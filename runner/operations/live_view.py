@@ -217,7 +217,7 @@ class LiveView:
             "status": task.status.value,
             "deps": [self._positions[one] for one in task.depends_on if one in self._positions],
             "group": group_of(task.task_id, item),
-            "item": None if item is None else _short(item),
+            "item": None if item is None else _short(_item_text(item)),
             "attempts": task.attempts,
             "tries": tries,
             "tokens": usage.input_tokens + usage.output_tokens,
@@ -268,6 +268,11 @@ def _has_tries(task: TaskInfo) -> bool:
     """Return whether the attempts of the task differ from a single one with the times and the status of the task."""
     alone = task.attempts == 1 and not task.crashes and not task.answers and task.status in _ONE_ATTEMPT
     return task.attempts > 0 and not alone
+
+
+def _item_text(item: JsonValue) -> str:
+    """Return the item of a part as text: a row by its values."""
+    return ", ".join(map(str, item.values())) if isinstance(item, dict) else str(item)
 
 
 def _short(value: object) -> str:

@@ -24,11 +24,7 @@ export function poll(load, ms, onstate) {
 	const now = () =>
 		load().then(() => isOver || onstate("live"), (error) => isOver || error.status === 401 || onstate("lost", error.message));
 	const timer = setInterval(() => document.hidden || now(), ms);
-	const end = () => {
-		isOver = true;
-		clearInterval(timer);
-	};
-	return { now, end };
+	return { now, end: () => ((isOver = true), clearInterval(timer)) };
 }
 
 /**

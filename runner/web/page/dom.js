@@ -33,7 +33,7 @@ export const s = (tag, ...children) => fill(document.createElementNS(SVG, tag), 
 /** Set the attributes of `element` that have a value. */
 export function set(element, attributes) {
 	for (const [name, value] of Object.entries(attributes)) {
-		if (value === undefined || value === null || value === false) continue;
+		if ((value ?? false) === false) continue;
 		if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
 		else if (name === "value") element.value = value;
 		else if (name === "status") element.style.color = `var(--${value})`;

@@ -15,13 +15,13 @@ export const inOut = (one) => one.input_tokens + one.output_tokens > 0 && `${tok
 
 /** Return dollars; "≥" marks a sum with unknown parts. */
 export function cost(dollars, partial) {
-	if (dollars === null || dollars === undefined) return "";
+	if ((dollars ?? null) === null) return "";
 	return (partial ? "≥ $" : "$") + (dollars === 0 || dollars >= 0.095 ? dollars.toFixed(2) : Number(dollars.toPrecision(2)));
 }
 
 /** Return seconds as 40 ms, 1.2 s, 12 s, 3 min 05 s, 2 h 10 min, 3 d 04 h. */
 export function seconds(value) {
-	if (value === null || value === undefined || Number.isNaN(value)) return "";
+	if (Number.isNaN(value ?? NaN)) return "";
 	if (value < 1) return `${Math.round(Math.max(value, 0) * 1000)} ms`;
 	if (value < 10) return `${value.toFixed(1)} s`;
 	const whole = Math.round(value);

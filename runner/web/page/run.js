@@ -92,7 +92,8 @@ export class RunPage {
 			activity: ({ entries }) => this.panel.showActivity(entries),
 			drawn: () => this.drawn(),
 		}, (state, message) => {
-			this.setLink(state === "live" && DONE.includes(this.head?.status) ? "" : state, message);
+			const isWhole = this.selection.rows.size >= this.head?.total;
+			this.setLink(state !== "live" ? state : !isWhole ? "reading" : DONE.includes(this.head.status) ? "" : state, message);
 			if (state === "lost" && !this.head) this.explain();
 		});
 	}

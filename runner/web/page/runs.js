@@ -35,10 +35,9 @@ export class RunsPage {
 			},
 		});
 		this.element = h("section.runs", h("h1.sr", "Runs"), h("div.tools", this.search, this.chips),
-			h("div.scroll",
-				h("table",
-					h("thead", h("tr", ["Run", "Status", "Progress", "Cost", "Tokens", "Time", "Owner"].map((title) => h("th", { scope: "col", class: `c-${title.toLowerCase()}` }, title)))),
-					this.body)),
+			h("div.scroll", h("table",
+				h("thead", h("tr", ["Run", "Status", "Progress", "Cost", "Tokens", "Time", "Owner"].map((title) => h("th", { scope: "col", class: `c-${title.toLowerCase()}` }, title)))),
+				this.body)),
 			this.note, this.foot);
 		this.polling = poll(() => this.load(), POLL_MS, setLink);
 	}
@@ -94,14 +93,13 @@ export class RunsPage {
 	row(run) {
 		const href = addressOf(run.run_id);
 		return h("tr", { onclick: (event) => event.target.closest("a") || (location.hash = href) },
-			h("td.c-run",
-				h("a", { href }, run.name || run.run_id),
+			h("td.c-run", h("a", { href }, run.name || run.run_id),
 				h("span.id", `${run.run_id} · ${clock(run.created_at)}`)),
 			h("td.c-status", status(run.status), run.reason && h("span.why", { title: run.reason }, run.reason)),
 			h("td.c-progress", progress(run), h("span.of", `${count(run.done)} of ${count(run.total)}`)),
-			h("td.num.c-cost", cost(run.cost_usd, run.cost_is_partial)),
-			h("td.num.c-tokens", tokens(run.input_tokens + run.output_tokens)),
-			h("td.num.c-time", elapsed(run)),
+			h("td.c-cost", cost(run.cost_usd, run.cost_is_partial)),
+			h("td.c-tokens", tokens(run.input_tokens + run.output_tokens)),
+			h("td.c-time", elapsed(run)),
 			h("td.c-owner", owner(run)));
 	}
 }

@@ -70,10 +70,8 @@ export class Selection {
 	}
 
 	fits(row) {
-		return (
-			(!this.statuses.size || this.statuses.has(row.status)) &&
-			(!this.find || row.id.toLowerCase().includes(this.find) || (row.item || "").toLowerCase().includes(this.find))
-		);
+		const isChosen = !this.statuses.size || this.statuses.has(row.status);
+		return isChosen && `${row.id}\n${row.item || ""}`.toLowerCase().includes(this.find);
 	}
 
 	isOpen(group) {
@@ -100,15 +98,11 @@ export class Selection {
 			if (!row.group && !isPlaced) this.lines.push({ row, level: 0 });
 			if (!group || isPlaced) continue;
 			placed.add(group.name);
-			this.place(group);
+			const open = this.isOpen(group);
+			this.lines.push({ group, open, level: 0 });
+			const parts = open ? group.parts : group.parts.filter(({ status }) => status === "failed" || status === "waiting_input").slice(0, MOST_URGENT);
+			for (const part of parts) this.lines.push({ row: part, level: 1 });
 		}
-	}
-
-	place(group) {
-		const open = this.isOpen(group);
-		this.lines.push({ group, open, level: 0 });
-		const parts = open ? group.parts : group.parts.filter((row) => row.status === "failed" || row.status === "waiting_input").slice(0, MOST_URGENT);
-		for (const row of parts) this.lines.push({ row, level: 1 });
 	}
 
 	lineOf(task) {

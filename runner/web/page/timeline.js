@@ -145,14 +145,15 @@ export class Timeline {
 		pen.font = `12px ${look.font}`;
 		const step = STEPS.find((one) => one * 1000 * perMs > 80) || 86_400 * Math.ceil(80 / (86_400_000 * perMs));
 		const first = Math.max(0, Math.ceil((this.gutter - this.left) / perMs / step / 1000));
-		for (let at = first * step; this.x(this.first + at * 1000) < width; at += step) {
+		pen.fillStyle = look.line;
+		pen.fillRect(0, HEAD - 1, width, 1);
+		for (let at = first * step; this.x(this.first + at * 1000) < width - 40; at += step) {
 			const x = Math.round(this.x(this.first + at * 1000));
 			pen.fillStyle = look.line;
 			pen.fillRect(x, HEAD, 1, height);
 			pen.fillStyle = look.muted;
 			pen.fillText(seconds(at).replace(".0 s", " s"), x + 3, HEAD / 2);
 		}
-		pen.fillRect(0, HEAD - 1, width, 1);
 	}
 
 	drawName({ row, group, level, open }, y, look) {

@@ -169,7 +169,7 @@ RED_RUNS = """
   const row = canvas.getContext("2d").getImageData(0, y, canvas.width, 1).data;
   const runs = [];
   let run = 0;
-  for (let n = Math.round(182 * devicePixelRatio) * 4; n < row.length; n += 4) {
+  for (let n = Math.round(180 * devicePixelRatio) * 4; n < row.length; n += 4) {
     const red = row[n] > 150 && row[n + 1] < 100 && row[n + 3] > 0;
     if (red) run += 1;
     else if (run) { runs.push(run); run = 0; }
