@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _EVERYWHERE = frozenset({"", "0.0.0.0", "::", "*"})  # noqa: S104 - refused
+_LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
 @click.command("ui")
@@ -122,6 +123,11 @@ async def _serve(listening: socket.socket, store: AnyStore, options: UiOptions) 
             address = page_address(url, access.sign_in)
             server = ApiServer(served, listening, access.token, access.sign_in, options.host)
             print_note(f"the page: {address}; Ctrl-C ends it")
+            if options.host not in _LOOPBACK:
+                print_note(
+                    f"connections to {options.host} are not encrypted: others in the network can read them, sign-in "
+                    "included; a tunnel by ssh is safer"
+                )
             told = {"url": url, "page": address, "token_file": str(access.token_path)}
             await serve_until_signal(server, service, partial(_announce, options, told))
         return CANCELLED if service.driven else COMPLETED

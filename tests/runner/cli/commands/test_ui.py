@@ -109,6 +109,13 @@ def test_the_key_is_private_and_kept(tmp_path: Path) -> None:
         assert (tmp_path / ".plait" / "page.key").read_text() == key
 
 
+def test_an_address_that_other_machines_reach_is_said_to_be_unencrypted(tmp_path: Path) -> None:
+    with ui(tmp_path, "--host", "127.0.0.2") as server:
+        assert "connections to 127.0.0.2 are not encrypted" in server.stop()[1]
+    with ui(tmp_path) as server:
+        assert "encrypted" not in server.stop()[1]
+
+
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
 def test_every_address_is_refused(tmp_path: Path, host: str) -> None:
     done = plait_here(tmp_path, "ui", "--host", host)
