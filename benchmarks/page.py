@@ -14,10 +14,11 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 
 import anyio
+import anyio.to_thread
 from playwright.async_api import Page, async_playwright
 
 from plait.backends import BackendError, ErrorKind
@@ -152,7 +153,33 @@ async def paint(tasks: str = "10000", times: str = "5") -> dict[str, float]:
     return {"first_line_ms": statistics.median(took)}
 
 
-MEASURES: dict[str, Callable[..., Awaitable[dict[str, float]]]] = {"blocks": blocks, "memory": memory, "paint": paint}
+async def watch(tasks: str = "2000", times: str = "3") -> dict[str, float]:
+    """Measure the CPU of a run's process with a page that watches its list, against none: medians of `times` runs in
+    turn.
+    """
+    spent: dict[bool, list[float]] = {False: [], True: []}
+    for n in range(2 * int(times)):
+        is_watched = n % 2 == 1
+        with (
+            tempfile.TemporaryDirectory() as name,
+            ui(Path(name)) as server,
+            live_run(Path(name), int(tasks), 1) as process,
+        ):
+            async with AsyncExitStack() as stack:
+                if is_watched:
+                    await stack.enter_async_context(opened(server))
+                usage = (await anyio.to_thread.run_sync(os.wait4, process.pid, 0))[2]
+            spent[is_watched].append(usage.ru_utime + usage.ru_stime)
+    alone, watched = statistics.median(spent[False]), statistics.median(spent[True])
+    return {"alone_s": alone, "watched_s": watched, "ratio": watched / alone}
+
+
+MEASURES: dict[str, Callable[..., Awaitable[dict[str, float]]]] = {
+    "blocks": blocks,
+    "memory": memory,
+    "paint": paint,
+    "watch": watch,
+}
 
 
 async def main(*words: str) -> None:
