@@ -111,7 +111,7 @@ def test_what_agents_add_is_not_what_the_user_said(stub: Stub):
 
 
 def test_a_client_that_leaves_is_noticed(stub: Stub):
-    path, body = responses("bye [[until /nowhere]]", streams=True)
+    path, body = responses("bye [[until /dev/null/never]]", streams=True)
     with httpx.stream("POST", stub.url + path, json=body, timeout=20) as answer:
         pieces = answer.iter_raw()  # kept: the stream ends with it
         assert b"STUB" in next(pieces) + next(pieces) + next(pieces) + next(pieces)

@@ -148,7 +148,7 @@ async def test_a_cut_turn_is_taken_up_behind_its_last_whole_message_and_is_paid_
     session = backend.new_session_id()
     working = ConversationRequest(session_id=session, files=home.files(1))
     async with anyio.create_task_group() as group:
-        group.start_soon(send_opened, backend, working, "Work. [[tool]] [[until /nowhere]]")
+        group.start_soon(send_opened, backend, working, "Work. [[tool]] [[until /dev/null/never]]")
         await until(lambda: home.begun == 2)  # the tool's result is there, and the model is asked again
         group.cancel_scope.cancel()
     left = backend.inspect(home.files(1))
@@ -159,7 +159,7 @@ async def test_a_cut_turn_is_taken_up_behind_its_last_whole_message_and_is_paid_
     )
     assert home.prompts[-1] == "Go on."
     said = [text for _, text in home.calls[-1]["said"]]
-    assert said == ["Work. [[tool]] [[until /nowhere]]", "<tool Bash>", "<result done>", "Go on."]
+    assert said == ["Work. [[tool]] [[until /dev/null/never]]", "<tool Bash>", "<result done>", "Go on."]
     assert reply.usage.input_tokens == 30  # three requests, two of them in the turn that was cut
 
 
@@ -168,7 +168,7 @@ async def test_a_turn_that_was_cut_before_its_last_message_was_kept_goes_on_from
     session = backend.new_session_id()
     working = ConversationRequest(session_id=session, files=home.files(1))
     async with anyio.create_task_group() as group:
-        group.start_soon(send_opened, backend, working, "Work. [[tool]] [[until /nowhere]]")
+        group.start_soon(send_opened, backend, working, "Work. [[tool]] [[until /dev/null/never]]")
         await until(lambda: home.begun == 2)
         group.cancel_scope.cancel()
     # The real one writes its file a moment after it has told what stands in it.
@@ -178,7 +178,7 @@ async def test_a_turn_that_was_cut_before_its_last_message_was_kept_goes_on_from
         backend, "Go on.", session_id=session, resume=True, resumes_interrupted=True, files=home.files(2)
     )
     assert [text for _, text in home.calls[-1]["said"]] == [
-        "Work. [[tool]] [[until /nowhere]]",
+        "Work. [[tool]] [[until /dev/null/never]]",
         "<tool Bash>",
         "Go on.",
     ]
@@ -192,7 +192,7 @@ async def test_a_cut_turn_whose_session_is_gone_is_said_to_be_lost(home: Home) -
     session = backend.new_session_id()
     working = ConversationRequest(session_id=session, files=home.files(1))
     async with anyio.create_task_group() as group:
-        group.start_soon(send_opened, backend, working, "Work. [[tool]] [[until /nowhere]]")
+        group.start_soon(send_opened, backend, working, "Work. [[tool]] [[until /dev/null/never]]")
         await until(lambda: home.begun == 2)
         group.cancel_scope.cancel()
     (home.path / "sessions" / f"{session}.jsonl").unlink()

@@ -93,7 +93,7 @@ async def test_tokens_that_an_agent_counts_by_session_are_not_lost_either(home: 
 
 async def test_a_turn_beyond_its_tasks_time_says_what_it_cost_and_is_gone_on_with(home: Home) -> None:
     """A turn's own limit is heeded just before the runner cuts it off, which leaves nobody to tell what it cost."""
-    prompt, timeout = "Work. [[tool]] [[until /nowhere]]", 3.0
+    prompt, timeout = "Work. [[tool]] [[until /dev/null/never]]", 3.0
     once, twice = (Retry(attempts=tries, base_delay=0) for tries in (1, 2))
     dag = DAG([Task(name, prompt, timeout=timeout, retry=retry) for name, retry in (("a", once), ("b", twice))])
     async with SQLiteStore(home.path / "runs.db") as store:

@@ -129,7 +129,7 @@ class Agent:
         session.add("user", prompt)
         note("calls.jsonl", {"session": session.identity, "said": session.said, "pid": os.getpid(),
                              "settings": session.settings})  # fmt: skip
-        words = prompt + ("[[until /nowhere]]" if "hangs" in OPTIONS else "")
+        words = prompt + ("[[until /dev/null/never]]" if "hangs" in OPTIONS else "")
         words += "[[error -32603 Internal error]]" if "fails" in OPTIONS else ""
         return Work(self, session, words).result()
 

@@ -165,7 +165,7 @@ def main() -> None:
     else:
         decided = ask_person(talk, use)
         talk.add("user", f"<result {decided['permissionDecision']} {decided.get('permissionDecisionReason', '')}>")
-    last = (prompt or "[[say went on]]") + {"hangs": "[[until /nowhere]]", "fails": "[[error 500]]"}.get(
+    last = (prompt or "[[say went on]]") + {"hangs": "[[until /dev/null/never]]", "fails": "[[error 500]]"}.get(
         OPTIONS.get("model", ""), ""
     )
     if word(last, "die") is not None:

@@ -15,7 +15,7 @@ from tests.support.agents.homes import Home, fails, send, until
 async def test_a_cut_turn_is_gone_on_with_and_its_prompt_not_sent_twice(home: Home) -> None:
     backend = home.acp()
     async with anyio.create_task_group() as group:
-        group.start_soon(lambda: send(backend, "Work. [[tool]] [[until /nowhere]]", files=home.files(1)))
+        group.start_soon(lambda: send(backend, "Work. [[tool]] [[until /dev/null/never]]", files=home.files(1)))
         await until(lambda: len(home.calls) == 1)
         group.cancel_scope.cancel()
     left = backend.inspect(home.files(1))
@@ -25,7 +25,7 @@ async def test_a_cut_turn_is_gone_on_with_and_its_prompt_not_sent_twice(home: Ho
         backend, "Go on.", session_id=left.session_id, resume=True, resumes_interrupted=True, files=home.files(2)
     )
     said = [text for _, text in home.calls[-1]["said"]]
-    assert said == ["Work. [[tool]] [[until /nowhere]]", "make test", "Go on."]
+    assert said == ["Work. [[tool]] [[until /dev/null/never]]", "make test", "Go on."]
 
 
 async def test_who_is_to_go_on_in_a_session_without_the_prompt_starts_over(home: Home) -> None:
@@ -63,7 +63,7 @@ async def test_the_agent_of_a_cancelled_run_is_told_so_long_before_the_grace_tim
     home: Home, deaf: tuple[str, ...]
 ) -> None:
     runner = ParallelRunner(home.acp(*deaf), store=MemoryStore(), cancel_grace=600)
-    async with runner.start(DAG([Task("a", prompt="Work. [[child]] [[until /nowhere]]")])) as run:
+    async with runner.start(DAG([Task("a", prompt="Work. [[child]] [[until /dev/null/never]]")])) as run:
         await until(lambda: len(home.calls) == 1)
         run.cancel()
         with anyio.fail_after(30):
@@ -77,7 +77,7 @@ async def test_the_agent_of_a_cancelled_run_is_told_so_long_before_the_grace_tim
 async def test_a_cancelled_turn_is_told_so_and_leaves_nothing_behind(home: Home, deaf: tuple[str, ...]) -> None:
     backend = home.acp(*deaf, *(["--immortal"] if deaf else []))
     async with anyio.create_task_group() as group:
-        group.start_soon(lambda: send(backend, "Work. [[child]] [[until /nowhere]]", files=home.files()))
+        group.start_soon(lambda: send(backend, "Work. [[child]] [[until /dev/null/never]]", files=home.files()))
         await until(lambda: len(home.calls) == 1)
         group.cancel_scope.cancel()
         cancelled = anyio.current_time()
@@ -87,9 +87,9 @@ async def test_a_cancelled_turn_is_told_so_and_leaves_nothing_behind(home: Home,
 
 
 async def test_a_turn_takes_no_longer_than_it_may(home: Home) -> None:
-    error = await fails(home.acp(turn_timeout=3.0), "Work. [[until /nowhere]]", files=home.files())
+    error = await fails(home.acp(turn_timeout=3.0), "Work. [[until /dev/null/never]]", files=home.files())
     assert (error.kind, error.continues_session) == (ErrorKind.TIMEOUT, True)
-    error = await fails(home.acp(idle_timeout=0.7), "Work. [[until /nowhere]]", files=home.files(2))
+    error = await fails(home.acp(idle_timeout=0.7), "Work. [[until /dev/null/never]]", files=home.files(2))
     assert error.kind is ErrorKind.TIMEOUT
     assert home.processes == []
 
@@ -118,6 +118,8 @@ async def test_cancelled_at_any_moment_nothing_is_left(home: Home, seed: int) ->
     options = {"permissions": rng.choice(["deny", "ask"])}
     for number in range(4):
         with anyio.move_on_after(rng.uniform(0, 0.5)):
-            await send(home.acp(**options), f"Work. {words} [[until /nowhere]]", files=home.files(number + 1))
+            await send(home.acp(**options), f"Work. {words} [[until /dev/null/never]]", files=home.files(number + 1))
     assert home.processes == []
-    assert not [line for line in home.noted("calls") if line["said"][0][1] != f"Work. {words} [[until /nowhere]]"]
+    assert not [
+        line for line in home.noted("calls") if line["said"][0][1] != f"Work. {words} [[until /dev/null/never]]"
+    ]

@@ -134,7 +134,7 @@ async def test_a_question_that_was_asked_when_the_process_died_is_asked(home: Ho
 
 
 async def test_an_agent_that_died_with_its_runner_is_gone_on_with(home: Home) -> None:
-    parent = begin(home, {"a": "Work. [[tool]] [[until /nowhere]]"})
+    parent = begin(home, {"a": "Work. [[tool]] [[until /dev/null/never]]"})
     await until(lambda: home.calls)
     die(parent)
     os.kill(home.calls[0]["pid"], signal.SIGKILL)
@@ -147,11 +147,11 @@ async def test_an_agent_that_died_with_its_runner_is_gone_on_with(home: Home) ->
     async with home.acp().open(request) as conversation:
         await conversation.send("Go on.")
     users = [text for role, text in home.calls[-1]["said"] if role == "user"]
-    assert users == ["Work. [[tool]] [[until /nowhere]]", "Go on."]
+    assert users == ["Work. [[tool]] [[until /dev/null/never]]", "Go on."]
 
 
 async def test_turns_that_are_to_die_with_their_runner_do(home: Home) -> None:
-    parent = begin(home, {"a": "Work. [[until /nowhere]]"}, on_runner_death="kill")
+    parent = begin(home, {"a": "Work. [[until /dev/null/never]]"}, on_runner_death="kill")
     await until(lambda: home.calls)
     die(parent)
     await until(lambda: not home.processes, 5)

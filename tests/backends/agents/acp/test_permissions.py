@@ -64,7 +64,7 @@ async def test_what_was_decided_outlives_a_turn_that_was_cut(home: Home) -> None
     asked = await _asked(backend, "rm x", files=home.files(1))
     answered = {"session_id": asked.session_id, "resume": True, "answer": Answer("Allow"), "files": home.files(2)}
     async with anyio.create_task_group() as group:
-        group.start_soon(lambda: send(backend, "Allow [[until /nowhere]]", **answered))
+        group.start_soon(lambda: send(backend, "Allow [[until /dev/null/never]]", **answered))
         await until(lambda: len(home.calls) == 2)
         group.cancel_scope.cancel()
     plain = home.calls[0]["session"]

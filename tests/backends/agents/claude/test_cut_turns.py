@@ -41,7 +41,7 @@ def test_an_answer_is_in_the_session_once_its_hook_has_taken_it(home: Home, take
 
 async def test_the_agent_of_a_cancelled_run_ends_its_turn_long_before_the_grace_time_ends(home: Home) -> None:
     runner = ParallelRunner(home.claude(), store=MemoryStore(), cancel_grace=600)
-    prompt = "Work. [[tool]] [[until /nowhere]]"
+    prompt = "Work. [[tool]] [[until /dev/null/never]]"
     async with runner.start(DAG([Task("a", prompt=prompt, retry=Retry(attempts=5))])) as run:
         await until(lambda: home.begun == 2)
         run.cancel()
@@ -59,7 +59,7 @@ async def test_the_agent_of_a_cancelled_run_ends_its_turn_long_before_the_grace_
 
 async def test_an_agent_that_does_not_heed_the_cancel_is_cut_at_the_end_of_the_grace_time(home: Home) -> None:
     runner = ParallelRunner(home.claude(), store=MemoryStore(), cancel_grace=0.3)
-    async with runner.start(DAG([Task("a", prompt="Work. [[deaf]] [[until /nowhere]]")])) as run:
+    async with runner.start(DAG([Task("a", prompt="Work. [[deaf]] [[until /dev/null/never]]")])) as run:
         await until(lambda: home.begun == 1)
         run.cancel()
         with anyio.fail_after(30):
