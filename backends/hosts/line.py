@@ -155,7 +155,7 @@ class Line:
                 group.cancel_scope.cancel()
         finally:
             with anyio.CancelScope(shield=True):
-                await _end(process)
+                await end_process(process)
         last = errors.decode("utf-8", "replace").strip().rpartition("\n")[2]
         self._lost(reason or one_line(last) or f"{self._command[0]} exited with {process.returncode}")
 
@@ -270,7 +270,7 @@ async def _send(process: anyio.abc.Process, data: bytes) -> bool:
     return True
 
 
-async def _end(process: anyio.abc.Process) -> None:
+async def end_process(process: anyio.abc.Process) -> None:
     """End the input of the process, wait for its exit, and kill its group if it does not exit."""
     if process.stdin is not None:
         with suppress(OSError, anyio.BrokenResourceError):

@@ -9,7 +9,7 @@ from importlib.metadata import version
 import anyio
 
 from plait.backends.hosts.frames import frame_line, read_frame
-from plait.backends.hosts.reachable import HostAway, ReachableHost
+from plait.backends.hosts.reachable import HostUnreachable, ReachableHost
 from plait.backends.values import value
 
 _ANSWER_S = 30.0
@@ -59,7 +59,7 @@ async def _look(host: ReachableHost) -> HostState:
             answer = await host.run(("host",), question)
     except TimeoutError:
         return HostState(host.name, host.slots, problem=f"away: no answer within {_ANSWER_S:g} s")
-    except HostAway as error:
+    except HostUnreachable as error:
         return HostState(host.name, host.slots, problem=f"away: {error}")
     try:
         frame = read_frame(answer.output.partition(b"\n")[0])

@@ -9,12 +9,12 @@ from typing import Protocol
 from plait.backends.values import value
 
 
-class HostAway(Exception):  # noqa: N818 - reads as what it is
+class HostUnreachable(Exception):  # noqa: N818 - reads as what it is
     """A host, or the way to all hosts, cannot be used. The message has the reason."""
 
 
 @value
-class Answer:
+class CommandResult:
     """The end of a command."""
 
     code: int | None
@@ -38,8 +38,8 @@ class ReachableHost(Protocol):
         """The number of attempts at once."""
         ...
 
-    async def run(self, words: Sequence[str], data: bytes = b"") -> Answer:
-        """Run `plait` with `words` there, with `data` as standard input. Raises HostAway."""
+    async def run(self, words: Sequence[str], data: bytes = b"") -> CommandResult:
+        """Run `plait` with `words` there, with `data` as standard input. Raises HostUnreachable."""
         ...
 
 
@@ -47,5 +47,5 @@ class ReachableHosts(Protocol):
     """A group of hosts."""
 
     def reachable(self) -> AbstractAsyncContextManager[Sequence[ReachableHost]]:
-        """Return the hosts, which can be used within the context. Raises HostAway if there is no way to any."""
+        """Return the hosts, which can be used within the context. Raises HostUnreachable if there is no way to any."""
         ...

@@ -8,16 +8,15 @@ import shlex
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
-from importlib.metadata import version
 from typing import BinaryIO
 
 import anyio
 
 from plait.backends.hosts.describe import describe
-from plait.backends.hosts.frames import Frame
+from plait.backends.hosts.group import PATIENCE, HostGroup, hello_frame
 from plait.backends.hosts.line import Line
 from plait.backends.hosts.placed import BackendTraits, HostBackend, host_backend
-from plait.backends.hosts.reachable import Answer, HostAway, ReachableHost
+from plait.backends.hosts.reachable import CommandResult, HostUnreachable, ReachableHost
 from plait.backends.hosts.session import HostSession
 from plait.backends.protocol import JsonValue, RunOnHosts
 from plait.backends.text import one_line
@@ -25,7 +24,6 @@ from plait.backends.values import value
 
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=10", "-o", "ServerAliveCountMax=3")
 """The command of a line: no password is asked for, and a silent connection ends after 30 seconds."""
-PATIENCE = 120.0
 SLOTS = 4
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 
@@ -56,7 +54,7 @@ class SSHHost:
             raise ValueError(f"the address of host {self.name} must not begin with a dash: {self.address!r}")
 
 
-class SSHHosts:
+class SSHHosts(HostGroup):
     """Hosts on which attempts run: `SSHHosts(["m1", SSHHost("m2", slots=8)])`. A text is the name of a host.
 
     - `ssh`: the command that reaches a host; the destination and `plait host` are added.
@@ -68,19 +66,16 @@ class SSHHosts:
     """
 
     def __init__(self, hosts: Sequence[str | SSHHost], *, ssh: Sequence[str] = SSH, patience: float = PATIENCE) -> None:
+        super().__init__(patience)
         self.all = tuple(SSHHost(one) if isinstance(one, str) else one for one in hosts)
         """The hosts, in the order given."""
         self._ssh = tuple(ssh)
-        self._patience = patience
-        self._sessions: dict[str, HostSession] = {}
         for one in self.all:
             one.check()
         if not self.all or len(set(self.names)) < len(self.all):
             raise ValueError(f"hosts need at least one name, and each name once, not {self.names}")
         if not self._ssh:
             raise ValueError("ssh needs a command, such as ['ssh', '-F', 'config']")
-        if not 0 <= patience < float("inf"):
-            raise ValueError(f"patience must be 0 seconds or more, not {patience}")
 
     @property
     def names(self) -> Sequence[str]:
@@ -110,10 +105,6 @@ class SSHHosts:
             raise ValueError("needs are resources of Dask workers; hosts reached with ssh have slots: leave needs out")
         return host_backend(described, self, traits)
 
-    def session(self, run_id: str) -> HostSession | None:
-        """Return the session of a connected run; None without one."""
-        return self._sessions.get(run_id)
-
     def command(self, host: SSHHost, *words: str) -> tuple[str, ...]:
         """Return the command that runs `plait` with `words` on `host`."""
         return (*self._ssh, host.address or host.name, shlex.join((host.plait, *words)))
@@ -123,34 +114,16 @@ class SSHHosts:
         """Return the hosts, to run commands of plait there."""
         yield [_SSHCommands(host.name, host.slots, partial(self.command, host)) for host in self.all]
 
-    @asynccontextmanager
-    async def connected(self, run: RunOnHosts) -> AsyncGenerator[HostSession]:
-        """Connect the hosts for the attempts of `run`; leaving disconnects them. Attempts not ended go on there."""
-        lines = [self._line(host, run) for host in self.all]
-        session = self._sessions[run.run_id] = HostSession(lines, self._patience, run.on_away)
-        try:
-            async with anyio.create_task_group() as group:
-                group.start_soon(session.run)
-                try:
-                    yield session
-                finally:
-                    session.close()
-        finally:
-            del self._sessions[run.run_id]
+    def _new_session(self, run: RunOnHosts) -> HostSession:
+        return HostSession([self._line(host, run) for host in self.all], self._patience, run.on_away)
 
     def _line(self, host: SSHHost, run: RunOnHosts) -> Line:
-        def hello() -> Frame:
-            return {
-                "op": "hello",
-                "version": version("plait"),
-                "key": run.key,
-                "host": host.name,
-                "epoch": run.epoch,
-                "slots": host.slots,
-                "keep": sorted(line.kept),
-            }
-
-        line = Line(host.name, host.slots, self.command(host, "host"), hello)
+        line = Line(
+            host.name,
+            host.slots,
+            self.command(host, "host"),
+            lambda: hello_frame(run, host.name, host.slots, line.kept),
+        )
         line.kept.update(run.adopted.get(host.name, ()))
         return line
 
@@ -163,15 +136,17 @@ class _SSHCommands:
     slots: int
     command: Callable[..., tuple[str, ...]]
 
-    async def run(self, words: Sequence[str], data: bytes = b"") -> Answer:
+    async def run(self, words: Sequence[str], data: bytes = b"") -> CommandResult:
         command = self.command(*words)
         try:
             with _filled_pipe(data) as given:
                 done = await anyio.run_process(command, stdin=given, check=False, start_new_session=True)
         except OSError as error:
-            raise HostAway(f"cannot start {command[0]}: {error.strerror}") from None
+            raise HostUnreachable(f"cannot start {command[0]}: {error.strerror}") from None
         last = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
-        return Answer(done.returncode, done.stdout, one_line(last) or f"{command[0]} exited with {done.returncode}")
+        return CommandResult(
+            done.returncode, done.stdout, one_line(last) or f"{command[0]} exited with {done.returncode}"
+        )
 
 
 @contextmanager

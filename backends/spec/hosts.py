@@ -9,7 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from plait.backends.hosts.dask.address import check_address
 from plait.backends.hosts.dask.hosts import AT_ONCE, DaskHosts
-from plait.backends.hosts.ssh import PATIENCE, SLOTS, SSH, SSHHost, SSHHosts
+from plait.backends.hosts.group import PATIENCE
+from plait.backends.hosts.ssh import SLOTS, SSH, SSHHost, SSHHosts
 
 
 class HostPart(BaseModel):

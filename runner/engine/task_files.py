@@ -14,7 +14,7 @@ from plait.runner.domain.dag import DAG
 from plait.runner.domain.task import Task
 from plait.runner.domain.task_file import TEXT, TaskFile
 from plait.runner.errors import DAGError, Problem
-from plait.runner.state.task_files import find_file, read_file, text_of_file
+from plait.runner.state.file_digests import find_file, read_file, text_of_file
 
 
 @dataclass(frozen=True, slots=True)

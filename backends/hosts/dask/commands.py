@@ -10,7 +10,7 @@ import anyio
 from plait.backends.hosts.dask.address import slots_of
 from plait.backends.hosts.dask.cluster import Cluster, ClusterError, DaskWorker
 from plait.backends.hosts.dask.remote import RemoteOutput, close
-from plait.backends.hosts.reachable import Answer, HostAway
+from plait.backends.hosts.reachable import CommandResult, HostUnreachable
 
 
 class WorkerCommands:
@@ -22,13 +22,13 @@ class WorkerCommands:
         self.name = worker.name
         self.slots = slots_of(worker.resources)
 
-    async def run(self, words: Sequence[str], data: bytes = b"") -> Answer:
-        """Run `plait` with `words`. Raises HostAway."""
+    async def run(self, words: Sequence[str], data: bytes = b"") -> CommandResult:
+        """Run `plait` with `words`. Raises HostUnreachable."""
         output = bytearray()
         try:
             comm = await self._cluster.open(self._worker.address, words, secrets.token_hex(8))
         except ClusterError as error:
-            raise HostAway(str(error)) from None
+            raise HostUnreachable(str(error)) from None
         remote = RemoteOutput(comm)
         try:
             if data:
@@ -37,8 +37,8 @@ class WorkerCommands:
             while True:
                 output += await remote.receive()
         except anyio.EndOfStream:
-            return Answer(remote.code, bytes(output), remote.errors)
+            return CommandResult(remote.code, bytes(output), remote.errors)
         except OSError as error:
-            raise HostAway(str(error)) from None
+            raise HostUnreachable(str(error)) from None
         finally:
             await close(comm)

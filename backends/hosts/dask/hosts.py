@@ -5,19 +5,15 @@ from __future__ import annotations
 import secrets
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from importlib.metadata import version
 from typing import TYPE_CHECKING
-
-import anyio
 
 from plait.backends.extras import require
 from plait.backends.hosts.dask.address import check_address, slots_of
 from plait.backends.hosts.describe import describe
-from plait.backends.hosts.frames import Frame
+from plait.backends.hosts.group import PATIENCE, HostGroup, hello_frame
 from plait.backends.hosts.placed import BackendTraits, HostBackend, host_backend
-from plait.backends.hosts.reachable import HostAway, ReachableHost
+from plait.backends.hosts.reachable import HostUnreachable, ReachableHost
 from plait.backends.hosts.session import HostSession
-from plait.backends.hosts.ssh import PATIENCE
 from plait.backends.protocol import JsonValue, RunOnHosts
 
 if TYPE_CHECKING:
@@ -29,7 +25,7 @@ AT_ONCE = 64
 """Attempts at once, where the run has no other number."""
 
 
-class DaskHosts:
+class DaskHosts(HostGroup):
     """The workers of a Dask cluster, which may come and go: `DaskHosts("tls://sched:8786")`.
 
     - `address`: the scheduler's, `tls://HOST:PORT`, or `tcp://127.0.0.1:PORT` for a cluster on this machine alone.
@@ -43,14 +39,11 @@ class DaskHosts:
     """
 
     def __init__(self, address: str, *, patience: float = PATIENCE) -> None:
+        super().__init__(patience)
         self.address = address
         """The address of the scheduler."""
-        self._patience = patience
-        self._sessions: dict[str, HostSession] = {}
         require("distributed", "dask")
         check_address(address)
-        if not 0 <= patience < float("inf"):
-            raise ValueError(f"patience must be 0 seconds or more, not {patience}")
 
     @property
     def names(self) -> Sequence[str]:
@@ -80,13 +73,9 @@ class DaskHosts:
             raise ValueError(f"needs must have positive numbers by name, such as {dict(NEEDS)}, not {dict(needs)}")
         return host_backend(described, self, traits, needs)
 
-    def session(self, run_id: str) -> HostSession | None:
-        """Return the session of a connected run; None without one."""
-        return self._sessions.get(run_id)
-
     @asynccontextmanager
     async def reachable(self) -> AsyncGenerator[Sequence[ReachableHost]]:
-        """Return the workers that the scheduler has now, to run commands of plait there. Raises HostAway."""
+        """Return the workers that the scheduler has now, to run commands of plait there. Raises HostUnreachable."""
         from plait.backends.hosts.dask.cluster import ClusterError, connected  # noqa: PLC0415 - needs the extra
         from plait.backends.hosts.dask.commands import WorkerCommands  # noqa: PLC0415
 
@@ -94,40 +83,17 @@ class DaskHosts:
             async with connected(self.address) as cluster:
                 yield [WorkerCommands(cluster, worker) for worker in await cluster.workers()]
         except ClusterError as error:
-            raise HostAway(f"the scheduler {self.address} cannot be used: {error}") from None
+            raise HostUnreachable(f"the scheduler {self.address} cannot be used: {error}") from None
 
-    @asynccontextmanager
-    async def connected(self, run: RunOnHosts) -> AsyncGenerator[HostSession]:
-        """Connect the hosts for the attempts of `run`; leaving disconnects them. Attempts not ended go on there."""
+    def _new_session(self, run: RunOnHosts) -> HostSession:
         from plait.backends.hosts.dask.line import DaskLine  # noqa: PLC0415 - needs the extra
         from plait.backends.hosts.dask.session import DaskSession  # noqa: PLC0415
 
         connection = secrets.token_hex(8)
 
         def make_line(name: str) -> DaskLine:
-            line = DaskLine(name, connection, lambda: _hello(run, line))
+            line = DaskLine(name, connection, lambda: hello_frame(run, name, slots_of(line.resources), line.kept))
             line.kept.update(run.adopted.get(name, ()))
             return line
 
-        session = self._sessions[run.run_id] = DaskSession(self.address, self._patience, make_line, run)
-        try:
-            async with anyio.create_task_group() as group:
-                group.start_soon(session.run)
-                try:
-                    yield session
-                finally:
-                    session.close()
-        finally:
-            del self._sessions[run.run_id]
-
-
-def _hello(run: RunOnHosts, line: DaskLine) -> Frame:
-    return {
-        "op": "hello",
-        "version": version("plait"),
-        "key": run.key,
-        "host": line.name,
-        "epoch": run.epoch,
-        "slots": slots_of(line.resources),
-        "keep": sorted(line.kept),
-    }
+        return DaskSession(self.address, self._patience, make_line, run)

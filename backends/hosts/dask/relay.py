@@ -15,8 +15,6 @@ Dask begins again, or that the runner no longer wants, holds nothing and ends.
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
 from collections import deque
@@ -30,7 +28,8 @@ import distributed
 from distributed.core import Status
 from distributed.worker_state_machine import SecedeEvent
 
-from plait.backends.hosts.dask.remote import CLOSE_S, Comm
+from plait.backends.hosts.dask.remote import Comm
+from plait.backends.hosts.line import end_process
 
 HANDLER = "plait"
 """The operation of the worker that opens a relay."""
@@ -93,7 +92,7 @@ class _Relay:
             for event in self._held.values():
                 event.set()
             with anyio.CancelScope(shield=True):
-                await self._end()
+                await end_process(self._process)
 
     async def hold(self, turn: str) -> None:
         """Report that an attempt has room, and wait until the attempt needs none."""
@@ -164,19 +163,3 @@ class _Relay:
             while True:
                 errors += await self._process.stderr.receive()
                 del errors[:-_STDERR]
-
-    async def _end(self) -> None:
-        """End the input of the process, wait for its exit, and kill its group if it does not exit."""
-        process = self._process
-        if process.stdin is not None:
-            with suppress(OSError, anyio.BrokenResourceError):
-                await process.stdin.aclose()
-        with anyio.move_on_after(CLOSE_S):
-            await process.wait()
-        if process.returncode is None:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
-        for stream in (process.stdout, process.stderr):
-            if stream is not None:
-                await stream.aclose()

@@ -10,7 +10,7 @@ import anyio
 
 from plait.backends.agents.catalog import AGENTS
 from plait.backends.hosts.look import HostState, look_at_hosts
-from plait.backends.hosts.reachable import HostAway, ReachableHost
+from plait.backends.hosts.reachable import HostUnreachable, ReachableHost
 from plait.backends.spec.hosts import HostsPart
 from plait.persistence.sqlite.health import Finding, Fitness
 
@@ -29,7 +29,7 @@ async def check_hosts(groups: Mapping[str, HostsPart]) -> list[Finding]:
         try:
             async with spec.make().reachable() as hosts:
                 findings += await _check_group(hosts)
-        except HostAway as error:
+        except HostUnreachable as error:
             findings.append(Finding(f"{spec.way}: host", Fitness.BAD, f"away: {error}"))
     return findings
 

@@ -10,14 +10,14 @@ import anyio
 import click
 
 from plait.backends.hosts.look import HostState, look_at_hosts
-from plait.backends.hosts.reachable import HostAway
+from plait.backends.hosts.reachable import HostUnreachable
 from plait.backends.spec.hosts import HostsPart
 from plait.persistence.errors import StoreError
 from plait.runner.cli.backends import hosts_of_file
 from plait.runner.cli.display.report import print_json
 from plait.runner.cli.display.sections import print_table
 from plait.runner.cli.display.text import one_line
-from plait.runner.cli.display.throttling import local_time
+from plait.runner.cli.display.waits import local_time
 from plait.runner.cli.exits import COMPLETED, FAILED, print_note
 from plait.runner.cli.lookup import MAX_RUNS_SEARCHED, read_only_store
 from plait.runner.cli.options import DEFAULT_STORE, StorePlace, json_option, store_option
@@ -55,7 +55,7 @@ async def _states(spec: HostsPart) -> list[HostState]:
     try:
         async with spec.make().reachable() as hosts:
             return await look_at_hosts(hosts)
-    except HostAway as error:
+    except HostUnreachable as error:
         return [HostState(spec.way, 0, problem=f"away: {error}")]
 
 

@@ -20,7 +20,7 @@ from plait.persistence.records import AttemptRecord, EventRecord, MessageRecord,
 from plait.runner.cli.display.report import WHY_STOPPED, parse_stop, print_json
 from plait.runner.cli.display.sections import print_answers, print_field, print_question, print_section, print_table
 from plait.runner.cli.display.text import coloured, cost, counted, one_line, seconds, token_parts, tokens, visible
-from plait.runner.cli.display.throttling import throttling_line
+from plait.runner.cli.display.waits import throttling_line
 from plait.runner.cli.exits import COMPLETED, print_line
 from plait.runner.cli.lookup import (
     find_adders,

@@ -1,14 +1,18 @@
-"""A throttled backend, or a host that is away, in one line: for the live display, plain lines and `plait log`."""
+"""A throttled backend, or a host that is away, in one line: for the live display, plain lines, `plait log` and `plait
+show`.
+"""
 
 from __future__ import annotations
 
 from datetime import datetime
 
-from plait.runner.cli.display.text import one_line
-from plait.runner.cli.display.throttling import throttling_line
+from plait.runner.cli.display.text import one_line, seconds
 from plait.runner.domain import events
 from plait.runner.domain.question import parse_time
 from plait.runner.domain.waiting import MOST_NAMED
+
+_NAMES_TIME_FROM = 60.0
+"""Seconds of a pause from which the time of its end is shown as well."""
 
 
 def wait_line(event: events.BackendThrottled | events.HostAway) -> str:
@@ -22,3 +26,26 @@ def wait_line(event: events.BackendThrottled | events.HostAway) -> str:
     names = ", ".join(map(one_line, event.tasks[:MOST_NAMED]))
     more = f" and {len(event.tasks) - MOST_NAMED:,} more" if len(event.tasks) > MOST_NAMED else ""
     return f"{host} away since {since} ({reason}); {names}{more} {'wait' if event.tasks[1:] else 'waits'}"
+
+
+def throttling_line(throttled: events.BackendThrottled, now: float) -> str:
+    """Return the throttling of a backend at Unix time `now`: `api paused 1.2s after 429; 4 of 8 slots`."""
+    name, after = one_line(throttled.backend), f" after {one_line(throttled.cause)}" if throttled.cause else ""
+    slots = f"{throttled.slots} of {throttled.total} slots"
+    left = 0.0 if throttled.until is None else parse_time(throttled.until) - now
+    if left > 0 and throttled.until is not None:
+        end = f", until {local_time(throttled.until, now)}" if left >= _NAMES_TIME_FROM else ""
+        fewer = f"; {slots}" if throttled.slots < throttled.total else ""
+        return f"{name} paused {seconds(left)}{after}{end}{fewer}"
+    if throttled.cause == events.OWN_LIMITS:
+        return f"{name} has reached its limits of rate; further tasks start as the limits allow"
+    if throttled.slots < throttled.total:
+        return f"{name} goes on{after}; {slots}"
+    return f"{name} has all its {throttled.total} slots again"
+
+
+def local_time(at: str, now: float) -> str:
+    """Return the time in the zone of this machine, with the day unless the day is that of `now`."""
+    moment = datetime.fromisoformat(at).astimezone()
+    today = datetime.fromtimestamp(now).astimezone().date()
+    return f"{moment:%H:%M:%S}" if moment.date() == today else f"{moment:%a %d %b %H:%M}"

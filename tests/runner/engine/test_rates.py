@@ -13,7 +13,7 @@ import pytest
 from plait.backends import ConversationRequest, Message, Usage
 from plait.backends.replay import ReplayConversation
 from plait.runner import DAG, FailureMode, ParallelRunner, RateLimits, RunStatus, Task, TaskStatus
-from plait.runner.cli.display.throttling import throttling_line
+from plait.runner.cli.display.waits import throttling_line
 from plait.runner.domain import events
 from tests.support.seeded_loop import TICK_S, VirtualClock, run_seeded
 from tests.support.sharing import wide
