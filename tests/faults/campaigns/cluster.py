@@ -15,10 +15,7 @@ from pathlib import Path
 import anyio
 from anyio.to_thread import run_sync
 
-from plait.persistence import EventKind
-from plait.runner.domain import events
-from tests.runner.recovery.test_adoption_on_hosts import busy_hosts
-from tests.support.agents.outliving import RUN
+from plait.runner import RunResult
 from tests.support.hosts.dask_outliving import DaskWorld
 
 PARTS = ("worker", "nanny", "scheduler", "runner", "all")
@@ -34,7 +31,8 @@ async def play(part: str, agents: int, workers: int) -> dict[str, float]:
         world.plan(*tasks, concurrency=agents)
         world.cluster.start()
         try:
-            adopted = await (_within if part in {"worker", "nanny", "scheduler"} else _after)(world, part, agents)
+            result = await _play(world, part, agents)
+            adopted = sum(one.attempts == 1 and one.text is not None for one in result.tasks.values())
             left = len(world.alive())
         finally:
             world.end()
@@ -42,36 +40,13 @@ async def play(part: str, agents: int, workers: int) -> dict[str, float]:
     return {"adopted": adopted, "twice": twice, "left": left, "seconds": time.monotonic() - began}
 
 
-async def _after(world: DaskWorld, part: str, agents: int) -> int:
-    """Kill the runner, and with `all` the cluster, and resume. Return the number of agents adopted."""
+async def _play(world: DaskWorld, part: str, agents: int) -> RunResult:
+    if part in {"worker", "nanny", "scheduler"}:
+        return await world.run_without(part, agents)
     await world.killed(agents)
     if part == "all":
         await run_sync(world.restart)
-    adopted: set[str] = set()
-    async with world.store() as store, world.runner(store).start_resume(RUN) as run:
-        async for event in run.events():
-            if isinstance(event, events.TaskStarted) and event.adopted:
-                adopted.add(event.task_id)
-            if len(adopted) == agents:
-                world.allow("go")
-        result = await run.result()
-    return sum(one.attempts == 1 and one.text is not None for one in result.tasks.values())
-
-
-async def _within(world: DaskWorld, part: str, agents: int) -> int:
-    """Kill a part of the cluster of a run. Return the number of agents that answered in their first attempt."""
-    async with world.opened_store() as store, world.runner(store).start(world.dag(), RUN) as run:
-        place, opened = "", set[str]()
-        async for event in run.events():
-            if isinstance(event, events.SessionOpened):
-                opened.add(event.task_id)
-            if len(opened) == agents and not place:
-                (place, *_) = busy_hosts(await store.list_events(RUN, kind=EventKind.TASK_PLACED))
-                await run_sync(world.kill_part, part, place)
-            if place and isinstance(event, events.TaskOutput) and event.text.startswith(f"waiting for {place}"):
-                world.allow("go")
-        result = await run.result()
-    return sum(one.attempts == 1 and one.text is not None for one in result.tasks.values())
+    return await world.resumed(agents)
 
 
 def main() -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Generator
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,6 @@ from distributed import Client
 from plait.persistence import EventKind
 from plait.runner import RunStatus
 from plait.runner.domain import events
-from tests.runner.recovery.test_adoption_on_hosts import busy_hosts
 from tests.support.agents.outliving import RUN
 from tests.support.hosts.dask_outliving import DaskWorld
 
@@ -42,18 +40,7 @@ async def test_agents_outlive_their_runner_and_the_cluster(world: DaskWorld, wit
     if with_cluster:
         world.restart()
     assert len(world.alive()) == COUNT
-    adopted: set[str] = set()
-    async with world.store() as store, world.runner(store).start_resume(RUN) as run:
-        async for event in run.events():
-            if isinstance(event, events.TaskStarted):
-                assert event.adopted
-                adopted.add(event.task_id)
-            if len(adopted) == COUNT:
-                adopted.clear()
-                await world.until(partial(is_followed, world))
-                assert len(world.alive()) == COUNT
-                world.allow("go")
-        result = await run.result()
+    result = await world.resumed(COUNT)
     assert {one.text for one in result.tasks.values()} == {f"re: work {number}" for number in range(COUNT)}
     assert [one.attempts for one in result.tasks.values()] == [1] * COUNT
     assert (len(world.turns), world.alive()) == (COUNT, [])
@@ -61,17 +48,7 @@ async def test_agents_outlive_their_runner_and_the_cluster(world: DaskWorld, wit
 
 @pytest.mark.parametrize("killed", ["worker", "nanny", "scheduler", "all"])
 async def test_agents_outlive_a_part_of_the_cluster_within_a_run(world: DaskWorld, killed: str) -> None:
-    async with world.opened_store() as store, world.runner(store).start(world.dag(), RUN) as run:
-        place, opened = "", set[str]()
-        async for event in run.events():
-            if isinstance(event, events.SessionOpened):
-                opened.add(event.task_id)
-            if len(opened) == COUNT and not place:
-                (place, *_) = busy_hosts(await store.list_events(RUN, kind=EventKind.TASK_PLACED))
-                await run_sync(world.kill_part, killed, place)
-            if place and isinstance(event, events.TaskOutput) and event.text.startswith(f"waiting for {place}"):
-                world.allow("go")
-        result = await run.result()
+    result = await world.run_without(killed, COUNT)
     assert (result.status, len(world.turns), world.alive()) == (RunStatus.COMPLETED, COUNT, [])
     assert {one.attempts for one in result.tasks.values()} == {1}
 
@@ -131,9 +108,3 @@ async def ready(world: DaskWorld) -> None:
     """Return once each worker is there."""
     async with Client(world.cluster.address, asynchronous=True, timeout=60) as client:
         await client.wait_for_workers(len(world.cluster.agents))
-
-
-def is_followed(world: DaskWorld) -> bool:
-    """Return whether each host has the fence of the second owner."""
-    fences = list(world.cluster.folder.glob("*/plait/hosts/*/*/fence.json"))
-    return all(fence.read_text().startswith("[2,") for fence in fences)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import signal
@@ -15,12 +14,12 @@ import anyio.abc
 import pytest
 
 from plait.backends.hosts.slots import Slots
-from plait.persistence import EventKind, EventRecord
+from plait.persistence import EventKind
 from plait.runner import ResumeAction, RunResult, RunStatus, TaskStatus
 from plait.runner.domain import events
 from plait.runner.engine.attempt import INTERRUPTED
 from tests.support.agents.outliving import RUN
-from tests.support.hosts.outliving import SLOTS, HostsWorld
+from tests.support.hosts.outliving import SLOTS, HostsWorld, busy_hosts
 
 COUNT = 8
 
@@ -125,14 +124,6 @@ def newer_version(_package: str) -> str:
 
 def has_turns(world: HostsWorld, count: int) -> bool:
     return len(world.turns) == count
-
-
-def busy_hosts(records: tuple[EventRecord, ...]) -> dict[str, list[str]]:
-    """Return the ids of the tasks placed on each host."""
-    found: dict[str, list[str]] = {}
-    for record in records:
-        found.setdefault(json.loads(record.detail)["place"], []).append(record.task_id or "")
-    return found
 
 
 async def test_a_host_that_is_away_for_too_long_loses_its_attempts_and_ends_them_when_back(world: HostsWorld) -> None:

@@ -15,13 +15,16 @@ from typing import Any
 
 import anyio
 import psutil
+from anyio.to_thread import run_sync
 
 from plait.backends import DaskHosts
-from plait.persistence import SQLiteStore
-from plait.runner import ParallelRunner
+from plait.persistence import EventKind, SQLiteStore
+from plait.runner import ParallelRunner, RunResult
+from plait.runner.domain import events
 from tests.support.agents.outliving import RUN, World, dag_of
 from tests.support.hosts.agent import Agent
 from tests.support.hosts.dask_cluster import DaskCluster
+from tests.support.hosts.outliving import busy_hosts
 
 LEASE = 1.0
 AGENTS = {"m1": 4, "m2": 4, "m3": 4}
@@ -64,6 +67,42 @@ class DaskWorld(World):
                 self.cluster.start()
             case _:
                 self.restart()
+
+    async def resumed(self, count: int) -> RunResult:
+        """Resume the run, and let the `count` agents go on once all are adopted, and no host ends one any more."""
+        adopted: set[str] = set()
+        async with self.store() as store, self.runner(store).start_resume(RUN) as run:
+            async for event in run.events():
+                if isinstance(event, events.TaskStarted):
+                    assert event.adopted
+                    adopted.add(event.task_id)
+                if len(adopted) == count:
+                    adopted.clear()
+                    await self.until(self._is_followed)
+                    assert len(self.alive()) == count
+                    self.allow("go")
+            return await run.result()
+
+    def _is_followed(self) -> bool:
+        """Return whether each host has the fence of the second owner."""
+        fences = list(self.cluster.folder.glob("*/plait/hosts/*/*/fence.json"))
+        return all(fence.read_text().startswith("[2,") for fence in fences)
+
+    async def run_without(self, part: str, count: int) -> RunResult:
+        """Run the plan, kill a part of the cluster once the `count` agents work, and let the agents go on once the run
+        waits for a host.
+        """
+        async with self.opened_store() as store, self.runner(store).start(self.dag(), RUN) as run:
+            place, opened = "", set[str]()
+            async for event in run.events():
+                if isinstance(event, events.SessionOpened):
+                    opened.add(event.task_id)
+                if len(opened) == count and not place:
+                    (place, *_) = busy_hosts(await store.list_events(RUN, kind=EventKind.TASK_PLACED))
+                    await run_sync(self.kill_part, part, place)
+                if place and isinstance(event, events.TaskOutput) and event.text.startswith(f"waiting for {place}"):
+                    self.allow("go")
+            return await run.result()
 
     def end(self) -> None:
         """SIGKILL of every process of the world."""

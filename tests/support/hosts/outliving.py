@@ -23,6 +23,7 @@ from plait.backends.hosts import line
 from plait.backends.hosts.frames import frame_line
 from plait.backends.hosts.slots import Slots
 from plait.persistence import SQLiteStore, Store
+from plait.persistence.records import EventRecord
 from plait.runner import ParallelRunner
 from plait.runner.recovery import adoption
 from plait.runner.state.placements import PlacedAttempt
@@ -34,6 +35,14 @@ NAMES = ("m1", "m2", "m3")
 SLOTS = 4
 LEASE = 1.0
 LIMIT = 30.0  # seconds
+
+
+def busy_hosts(records: tuple[EventRecord, ...]) -> dict[str, list[str]]:
+    """Return the ids of the tasks placed on each host."""
+    found: dict[str, list[str]] = {}
+    for record in records:
+        found.setdefault(json.loads(record.detail)["place"], []).append(record.task_id or "")
+    return found
 
 
 class HostsWorld(World):
