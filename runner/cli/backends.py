@@ -216,7 +216,7 @@ def hosts_of_file(path: Path | None) -> dict[str, HostsPart]:
     try:
         value = read_plan_data(path)
     except OSError as error:
-        raise CliError(f"{path} cannot be read ({error.strerror}); check --hosts") from None
+        raise CliError(f"{path} cannot be read ({error.strerror}); check the path") from None
     found = read_hosts(value.get("hosts") if "hosts" in value else value, path)
     if not found:
         raise CliError(f"{path} names no hosts; put them under `hosts:`")
