@@ -86,6 +86,7 @@ class UsageTally:
             cache_read_tokens=new.cache_read_tokens - old.cache_read_tokens,
             cache_write_tokens=new.cache_write_tokens - old.cache_write_tokens,
             reasoning_tokens=new.reasoning_tokens - old.reasoning_tokens,
+            cache_write_1h_tokens=new.cache_write_1h_tokens - old.cache_write_1h_tokens,
         )
 
 
@@ -98,6 +99,7 @@ def at_least(known: Usage, used: Usage) -> Usage:
         return used
     read = max(known.input_tokens, used.input_tokens)
     cached = min(max(known.cache_read_tokens, used.cache_read_tokens), read)
+    kept = min(max(known.cache_write_tokens, used.cache_write_tokens), read - cached)
     costs = [cost for cost in (known.cost_usd, used.cost_usd) if cost is not None]
     return Usage(
         read,
@@ -105,6 +107,7 @@ def at_least(known: Usage, used: Usage) -> Usage:
         max(costs, default=None),
         known.model,
         cached,
-        min(max(known.cache_write_tokens, used.cache_write_tokens), read - cached),
+        kept,
         max(known.reasoning_tokens, used.reasoning_tokens),
+        cache_write_1h_tokens=min(max(known.cache_write_1h_tokens, used.cache_write_1h_tokens), kept),
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache, lru_cache
 from importlib import import_module
@@ -44,18 +44,22 @@ class Price:
     """For input written to the provider's cache; None for the price of other input."""
     reasoning: float | None = None
     """For reasoning; None for the price of other output."""
+    cache_write_1h: float | None = None
+    """For input that the provider's cache keeps for an hour; None for the price of other input written to the cache."""
 
     def cost(self, used: Usage) -> float:
         """Return the cost of `used` in US dollars."""
         read, written, thought = used.cache_read_tokens, used.cache_write_tokens, used.reasoning_tokens
         dollars = (used.input_tokens - read - written) * self.input + (used.output_tokens - thought) * self.output
         dollars += read * (self.input if self.cache_read is None else self.cache_read)
-        dollars += written * (self.input if self.cache_write is None else self.cache_write)
+        write = self.input if self.cache_write is None else self.cache_write
+        long = used.cache_write_1h_tokens
+        dollars += (written - long) * write + long * (write if self.cache_write_1h is None else self.cache_write_1h)
         return (dollars + thought * (self.output if self.reasoning is None else self.reasoning)) / 1_000_000
 
     def check(self, model: str) -> None:
         """Raise ValueError unless all numbers are finite and not negative; `model` is named in the message."""
-        for name in ("input", "output", "cache_read", "cache_write", "reasoning"):
+        for name in ("input", "output", "cache_read", "cache_write", "reasoning", "cache_write_1h"):
             amount = getattr(self, name)
             if amount is not None and not (isinstance(amount, int | float) and isfinite(amount) and amount >= 0):
                 raise ValueError(f"the price of {model!r} has {name}={amount!r}; give dollars for a million tokens")
@@ -81,6 +85,8 @@ class Billing:
     """
     price: Price | None = None
     """The price of every model of the backend; None to look the price up."""
+    terms: tuple[tuple[str, str], ...] = ()
+    """Options of the requests on which the price in the list depends, such as `("service_tier", "flex")`."""
 
 
 UNBILLED = Billing()
@@ -120,7 +126,7 @@ class Prices:
         price = self._own(used, billing)
         if price is None and billing.provider is not None and is_loaded():
             model = used.model or billing.model
-            tiers = () if model is None else _listed(billing.provider, model, int(at // _PERIOD_S))
+            tiers = () if model is None else _listed(billing.provider, model, int(at // _PERIOD_S), billing.terms)
             length = 0 if billing.sums_requests else used.input_tokens if longest is None else longest
             price = next((one for start, one in reversed(tiers) if not start or length > start), None)
         if price is None:
@@ -133,6 +139,7 @@ class Prices:
             used.cache_read_tokens,
             used.cache_write_tokens,
             used.reasoning_tokens,
+            cache_write_1h_tokens=used.cache_write_1h_tokens,
         )
 
     def _own(self, used: Usage, billing: Billing) -> Price | None:
@@ -211,7 +218,7 @@ def _list() -> Any:
 
 
 @lru_cache(maxsize=1024)
-def _listed(provider: str, model: str, period: int) -> tuple[tuple[int, Price], ...]:
+def _listed(provider: str, model: str, period: int, terms: Sequence[tuple[str, str]]) -> tuple[tuple[int, Price], ...]:
     """Return the prices in the list, each behind the length of input above which the price holds, in rising order;
     none if the list has no price by tokens. A call of the list's own function takes 0.4 ms, so the numbers are kept.
     """
@@ -219,23 +226,25 @@ def _listed(provider: str, model: str, period: int) -> tuple[tuple[int, Price], 
     if snapshot is None:
         return ()
     try:
-        return _tiers(snapshot, provider, model, datetime.fromtimestamp(period * _PERIOD_S, UTC))
+        return _tiers(snapshot, provider, model, datetime.fromtimestamp(period * _PERIOD_S, UTC), terms)
     except Exception as error:
         _warn_unreadable(f"{type(error).__name__}: {one_line(str(error), 120)}")
         return ()
 
 
-def _tiers(snapshot: Any, provider: str, model: str, at: datetime) -> tuple[tuple[int, Price], ...]:
+def _tiers(
+    snapshot: Any, provider: str, model: str, at: datetime, terms: Sequence[tuple[str, str]]
+) -> tuple[tuple[int, Price], ...]:
     is_url = "://" in provider
     try:
         _, known = snapshot.find_provider_model(model, None, None if is_url else provider, provider if is_url else None)
     except LookupError:  # an unknown name
         return ()
-    amounts = known.get_prices(at)
+    amounts = known.get_prices(at, dict(terms)) if terms else known.get_prices(at)
     if amounts.requests_kcount or (amounts.input_mtok is None and amounts.output_mtok is None):
         return ()
     names = ("input_mtok", "output_mtok", "cache_read_mtok", "cache_write_mtok", "output_reasoning_mtok")
-    columns = [getattr(amounts, name) for name in names]
+    columns = [*(getattr(amounts, name) for name in names), amounts.cache_write_1h_mtok]
     starts = {0, *(tier.start for column in columns for tier in getattr(column, "tiers", ()))}
     return tuple((start, _price_above(start, columns)) for start in sorted(starts))
 

@@ -47,6 +47,10 @@ class Usage:
     """The part of `output_tokens` that the model spent on reasoning."""
     cost_is_partial: bool = False
     """Whether the usage is a sum of known and unknown costs: `cost_usd` is then the sum of the known costs."""
+    cache_write_1h_tokens: int = 0
+    """The part of `cache_write_tokens` that the provider keeps for an hour, at a higher price. Used for the price of
+    an attempt, and not stored.
+    """
 
     @property
     def cost_is_unknown(self) -> bool:
@@ -69,6 +73,7 @@ class Usage:
             self.cache_write_tokens + other.cache_write_tokens,
             self.reasoning_tokens + other.reasoning_tokens,
             bool(costs) and lacks,
+            self.cache_write_1h_tokens + other.cache_write_1h_tokens,
         )
 
 

@@ -60,7 +60,7 @@ class AnthropicBackend(RemoteBackend):
     @property
     def billing(self) -> Billing:
         """The facts that decide the price of calls without a reported cost."""
-        return Billing(self._url, self.model or DEFAULT_MODEL)
+        return Billing(self._url, self.model or DEFAULT_MODEL, terms=self._terms)
 
     async def _ask(
         self, client: Client, request: ConversationRequest, messages: Sequence[Message], spent: StreamUsage
@@ -177,6 +177,7 @@ def usage_of(told: JsonValue) -> Usage:
         number(told, "cost"),
         cache_read_tokens=cache_read,
         cache_write_tokens=cache_write,
+        cache_write_1h_tokens=min(cache_write, count(told, "cache_creation", "ephemeral_1h_input_tokens")),
     )
 
 

@@ -36,6 +36,8 @@ _OURS = frozenset(
     {"model", "messages", "system", "stream", "stream_options", "n", "temperature", "max_tokens"}
     | {"max_completion_tokens", "response_format", "output_format"}
 )
+# Fields of `extra` with a price of their own: OpenAI's "flex" and "priority", Anthropic's "fast".
+_PRICED = frozenset({"service_tier", "speed"})
 # Words in the error message of a server that supports no schema, or not the given schema.
 _SCHEMA_WORDS = ("schema", "response_format", "output_config", "grammar")
 
@@ -247,6 +249,11 @@ class RemoteBackend(Placeable, ABC):
         if request.output_schema is not None and any(word in complaint for word in _SCHEMA_WORDS):
             return {in_words(request.output_schema)}
         return set()
+
+    @property
+    def _terms(self) -> tuple[tuple[str, str], ...]:
+        """The options in `extra` on which the price of a request depends."""
+        return tuple((name, str(value)) for name, value in (self.extra or {}).items() if name in _PRICED)
 
     @property
     def _is_custom(self) -> bool:

@@ -77,7 +77,7 @@ class OpenAIBackend(RemoteBackend):
     @property
     def billing(self) -> Billing:
         """The facts that decide the price of calls without a reported cost."""
-        return Billing(self._url, self.model)
+        return Billing(self._url, self.model, terms=self._terms)
 
     async def _ask(
         self, client: Client, request: ConversationRequest, messages: Sequence[Message], spent: StreamUsage

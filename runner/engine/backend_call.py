@@ -296,6 +296,7 @@ def _countable(usage: object) -> bool:
     cached, reasoning = (usage.cache_read_tokens, usage.cache_write_tokens), usage.reasoning_tokens
     whole = all(type(count) is int and 0 <= count <= _MOST_TOKENS for count in (read, written, *cached, reasoning))
     whole = whole and sum(cached) <= read and reasoning <= written and type(usage.cost_is_partial) is bool
+    whole = whole and type(usage.cache_write_1h_tokens) is int and 0 <= usage.cache_write_1h_tokens <= cached[1]
     whole = whole and (usage.model is None or isinstance(usage.model, str))  # pyright: ignore[reportUnnecessaryIsInstance]
     return whole and (cost is None or (type(cost) in {int, float} and 0 <= cost <= _MOST_USD))
 

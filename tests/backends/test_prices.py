@@ -8,9 +8,10 @@ from datetime import UTC, datetime
 
 import pytest
 
+from plait import AnthropicBackend, OpenAIBackend
 from plait.backends import prices
 from plait.backends.prices import FREE, UNBILLED, Billing, Price, Prices
-from plait.backends.protocol import Usage
+from plait.backends.protocol import JsonValue, Usage
 
 NOW = 1_800_000_000.0
 OPENAI = Billing("https://api.openai.com/v1")
@@ -26,6 +27,19 @@ def test_each_kind_of_tokens_has_its_price() -> None:
 def test_kinds_without_a_price_cost_as_much_as_the_rest() -> None:
     used = Usage(1_000_000, 100_000, None, "m", 600_000, 100_000, 40_000)
     assert Price(3, 15).cost(used) == pytest.approx(3 + 1.5)
+
+
+@pytest.mark.parametrize(
+    ("price", "dollars"),
+    [
+        (Price(3, 15, cache_write=3.75, cache_write_1h=6), 1.875 + 3),
+        (Price(3, 15, cache_write=3.75), 3.75),
+        (Price(3, 15), 3),
+    ],
+)
+def test_what_the_cache_keeps_for_an_hour_has_a_price_of_its_own(price: Price, dollars: float) -> None:
+    used = Usage(1_000_000, 0, cache_write_tokens=1_000_000, cache_write_1h_tokens=500_000)
+    assert price.cost(used) == pytest.approx(dollars)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +81,7 @@ def test_the_list_prices_a_model_of_a_known_provider_with_its_tiers() -> None:
         assert per_token * 301_000 * 0.8 < known.cost_usd < listed("openai", long) * 0.7
 
 
-def listed(provider: str, used: Usage) -> float:
+def listed(provider: str, used: Usage, **terms: str) -> float:
     """Return the price by the list's own function."""
     from genai_prices import Usage as Counts
     from genai_prices import calc_price
@@ -77,10 +91,34 @@ def listed(provider: str, used: Usage) -> float:
         output_tokens=used.output_tokens,
         cache_read_tokens=used.cache_read_tokens,
         cache_write_tokens=used.cache_write_tokens,
+        cache_write_1h_tokens=used.cache_write_1h_tokens,
     )
     at = datetime.fromtimestamp(NOW, UTC)
     assert used.model is not None
-    return float(calc_price(counts, used.model, provider_id=provider, genai_request_timestamp=at).total_price)
+    found = calc_price(counts, used.model, provider_id=provider, genai_request_timestamp=at, price_context=terms)
+    return float(found.total_price)
+
+
+@pytest.mark.parametrize(
+    ("kind", "model", "extra"),
+    [
+        (OpenAIBackend, "gpt-5-mini", {"service_tier": "flex"}),
+        (OpenAIBackend, "gpt-5-mini", {"service_tier": "priority", "reasoning_effort": "low"}),
+        (AnthropicBackend, "claude-opus-5", {"speed": "fast"}),
+    ],
+)
+def test_a_tier_that_a_request_asks_for_has_its_price(
+    kind: type[OpenAIBackend] | type[AnthropicBackend], model: str, extra: dict[str, JsonValue]
+) -> None:
+    prices.load()
+    used = Usage(1_000, 1_000, model=model)
+    terms = {name: str(value) for name, value in extra.items() if name != "reasoning_effort"}
+    provider = "openai" if kind is OpenAIBackend else "anthropic"
+    assert listed(provider, used, **terms) != listed(provider, used)
+    found = NONE.priced(used, kind(model, extra=extra).billing, at=NOW).cost_usd
+    assert found == pytest.approx(listed(provider, used, **terms))
+    usual = NONE.priced(used, kind(model, extra={"service_tier": "auto"}).billing, at=NOW).cost_usd
+    assert usual == pytest.approx(listed(provider, used))
 
 
 def test_prices_agree_with_the_lists_own_function_for_every_model() -> None:
@@ -91,7 +129,8 @@ def test_prices_agree_with_the_lists_own_function_for_every_model() -> None:
     for provider in get_snapshot().providers:
         for model in provider.models:
             for length in (1_000, 300_000):
-                used = Usage(length, 5_000, None, model.id, length // 2, length // 10)
+                kept = length // 10
+                used = Usage(length, 5_000, None, model.id, length // 2, kept, cache_write_1h_tokens=kept // 2)
                 found = NONE.priced(used, Billing(provider.id), at=NOW).cost_usd
                 if found is not None:
                     assert found == pytest.approx(listed(provider.id, used), abs=1e-12), (provider.id, model.id)

@@ -288,7 +288,13 @@ class ClaudeReader:
 def _of_request(usage: JsonValue) -> Usage:
     cache_read, cache_write = count(usage, "cache_read_input_tokens"), count(usage, "cache_creation_input_tokens")
     read = count(usage, "input_tokens") + cache_read + cache_write
-    return Usage(read, count(usage, "output_tokens"), cache_read_tokens=cache_read, cache_write_tokens=cache_write)
+    return Usage(
+        read,
+        count(usage, "output_tokens"),
+        cache_read_tokens=cache_read,
+        cache_write_tokens=cache_write,
+        cache_write_1h_tokens=min(cache_write, count(usage, "cache_creation", "ephemeral_1h_input_tokens")),
+    )
 
 
 def _of_model(usage: JsonValue) -> Usage:

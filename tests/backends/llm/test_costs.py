@@ -9,7 +9,7 @@ import pytest
 
 from plait.backends import BackendError, ConversationRequest, Usage
 from tests.support.remotes import dialect, make
-from tests.support.wire import Answer, ChatCompletions, Dialect, Messages, events, serve
+from tests.support.wire import Answer, ChatCompletions, Dialect, Messages, events, plain, serve
 
 __all__ = ["dialect"]
 
@@ -156,6 +156,17 @@ async def test_tokens_written_to_and_read_from_the_cache_of_the_messages_api_are
     ]
     async with serve(events(parts)) as server, make(wire, server.url).open(ConversationRequest()) as conversation:
         assert (await conversation.send("Hello.")).usage == Usage(2568, 7, None, "m", 2048, 512)
+
+
+async def test_tokens_that_the_cache_keeps_for_an_hour_are_counted() -> None:
+    wire = Messages()
+    created = {"ephemeral_5m_input_tokens": 100, "ephemeral_1h_input_tokens": 412}
+    usage = {"input_tokens": 8, "cache_creation_input_tokens": 512, "cache_creation": created, "output_tokens": 7}
+    body = {"type": "message", "role": "assistant", "content": [{"type": "text", "text": "hi"}], "model": "m"}
+    answer = plain(200, {**body, "stop_reason": "end_turn", "usage": usage})
+    async with serve(answer) as server, make(wire, server.url).open(ConversationRequest()) as conversation:
+        used = (await conversation.send("Hello.")).usage
+    assert used == Usage(520, 7, None, "m", 0, 512, cache_write_1h_tokens=412)
 
 
 async def test_two_reports_on_the_cache_stay_within_the_input() -> None:

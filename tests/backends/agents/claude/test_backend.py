@@ -227,6 +227,17 @@ def test_kinds_that_no_recording_has(fields: dict[str, Any], kind: ErrorKind, wa
     assert (seen.error.kind, seen.error.retry_after) == (kind, wait)
 
 
+def test_a_cut_turn_counts_what_the_cache_keeps_for_an_hour() -> None:
+    created = {"ephemeral_5m_input_tokens": 100, "ephemeral_1h_input_tokens": 412}
+    usage = {"input_tokens": 8, "cache_creation_input_tokens": 512, "cache_creation": created, "output_tokens": 7}
+    begun = {"type": "message_start", "message": {"id": "m1", "model": "claude-sonnet-4-5", "usage": usage}}
+    stdout = json.dumps({"type": "stream_event", "event": begun, "session_id": "s", "parent_tool_use_id": None})
+    seen = read(PROGRAM.reader(Call(folder=Path("/nowhere"))), stdout, ProcessEnd(-9))
+    assert seen.error is not None
+    used = seen.error.usage
+    assert (used.input_tokens, used.cache_write_tokens, used.cache_write_1h_tokens) == (520, 512, 412)
+
+
 @pytest.mark.parametrize(("said", "shown"), [("", "no words"), ("/exit isn't available", "/exit isn't available")])
 def test_what_it_says_without_asking_its_model_is_no_answer(said: str, shown: str) -> None:
     result = API_ERROR | {"is_error": False, "num_turns": 0, "result": said, "usage": {}, "modelUsage": {}}
