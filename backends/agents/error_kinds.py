@@ -41,8 +41,12 @@ _COLOURS = re.compile(r"\x1b\[[\d;]*m")
 _BELOW = (" ", "\t", "Node.js v", "Bun v", "note: run with")
 """Starts of lines that say where an error occurred, or in which version, but not its cause."""
 _SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD")
-_LIMIT = re.compile(r"\b(?:hit|reached) your (?:(?!context|token)[\w.-]+ ){0,4}limit\b")
-"""A used-up limit of an account or a model, such as "hit your weekly limit" and "reached your Fable 5 limit"."""
+_LIMIT = re.compile(
+    r"\b(?:hit|reached) your (?:(?!context|token)[\w.'\u2019-]+ ){0,4}limit\b|\blimit reached\b\W{1,5}resets?\b"
+)
+"""A used-up limit of an account or a model, such as "hit your weekly limit", "reached your Fable 5 limit" and "5-hour
+limit reached ∙ resets 3pm".
+"""
 _STATUS = re.compile(r'(?:\bstatus|\bAPI Error|"code)"?:? *(?:code )?([45]\d\d)\b', re.IGNORECASE)
 
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.json_fields import at, count, number, parse, tables, text
-from plait.backends.llm.base import PartialAnswer, RemoteBackend, StreamUsage, in_words, truncated
+from plait.backends.llm.base import FULL_CONTEXT, PartialAnswer, RemoteBackend, StreamUsage, in_words, truncated
 from plait.backends.llm.client import Client
 from plait.backends.llm.endpoint import Endpoint
 from plait.backends.llm.native_schema import native_schema
@@ -239,10 +239,8 @@ class _Answer(PartialAnswer):
         if self.reason == "refusal":
             why = f": {one_line(self.why, 200)}" if self.why else ""
             raise BackendError(ErrorKind.REFUSED, f"the model declined to answer{why}")
-        if self.reason == "max_tokens":
-            raise truncated("".join(self.texts), self.spent.usage, max_tokens)
-        if self.reason == "model_context_window_exceeded":
-            raise truncated("".join(self.texts), self.spent.usage)
+        if self.reason in {"max_tokens", FULL_CONTEXT}:
+            raise truncated("".join(self.texts), self.spent.usage, max_tokens, self.reason)
         if self.reason is not None:
             raise BackendError(ErrorKind.UNEXPECTED, f"the answer ended with stop reason {self.reason!r}")
         if not self.pieces:

@@ -29,6 +29,8 @@ from plait.backends.protocol import NO_USAGE, Conversation, ConversationRequest,
 from plait.backends.replay import ReplayConversation
 from plait.backends.text import check_base_url, clean_text, one_line, shown
 
+FULL_CONTEXT = "model_context_window_exceeded"
+"""Reason for the end of an answer, as servers name it: prompt and answer fill the model's context."""
 CONNECT_LIMIT = 15.0
 """Limit in seconds for connecting to a server. An answer may take far longer."""
 # Keys not allowed in `extra`: keys with a setting of their own, and keys that change the form of the answer.
@@ -343,18 +345,25 @@ def in_words(schema: Mapping[str, object]) -> str:
     return f"Answer with nothing but JSON that fits this JSON Schema: {json.dumps(schema, ensure_ascii=False)}"
 
 
-def truncated(text: str, usage: Usage, max_tokens: int | None = None) -> BackendError:
-    """Return the error of an answer that a limit of length cut after `text`. `max_tokens` is the limit of the request,
-    None if the request has none or if another limit was reached.
+def truncated(text: str, usage: Usage, max_tokens: int | None, reason: str) -> BackendError:
+    """Return the error of an answer that a limit of length cut after `text`, for the server's `reason`. `max_tokens` is
+    the limit of the request, None if the request has none.
     """
     paid = f"the answer was cut after {usage.output_tokens} tokens" if usage.output_tokens else "the answer was cut"
-    if max_tokens is not None and usage.output_tokens in {0, max_tokens}:
-        reason = f"the backend's `max_tokens: {max_tokens}` is reached; raise it, or ask for a shorter answer"
+    if reason == FULL_CONTEXT:
+        advice = "the model's context is full; shorten the prompt, or ask for a shorter answer"
+    elif max_tokens is None:
+        advice = (
+            "the server's own limit, or the model's context, is reached; set a higher `max_tokens` of the backend, "
+        )
+        advice += "shorten the prompt, or ask for a shorter answer"
+    elif usage.output_tokens in {0, max_tokens}:
+        advice = f"the backend's `max_tokens: {max_tokens}` is reached; raise it, or ask for a shorter answer"
     else:
-        reason = "the model's context or its own limit is reached; shorten the prompt, or ask for a shorter answer"
+        advice = "the model's context or its own limit is reached; shorten the prompt, or ask for a shorter answer"
     text = clean_text(text)
     messages = (Message("assistant", text, usage),) if text else ()
-    return BackendError(ErrorKind.TRUNCATED, f"{paid}: {reason}", usage=usage, messages=messages)
+    return BackendError(ErrorKind.TRUNCATED, f"{paid}: {advice}", usage=usage, messages=messages)
 
 
 def json_or_text(body: bytes) -> JsonValue:

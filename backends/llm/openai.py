@@ -15,7 +15,15 @@ from urllib.parse import quote, urlencode
 
 from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.json_fields import at, count, number, parse, tables
-from plait.backends.llm.base import PartialAnswer, RemoteBackend, StreamUsage, in_words, json_or_text, truncated
+from plait.backends.llm.base import (
+    FULL_CONTEXT,
+    PartialAnswer,
+    RemoteBackend,
+    StreamUsage,
+    in_words,
+    json_or_text,
+    truncated,
+)
 from plait.backends.llm.client import Client
 from plait.backends.llm.endpoint import Endpoint
 from plait.backends.llm.server_errors import broken_off, no_answer, status_error
@@ -31,7 +39,7 @@ _OLD_LIMIT = "max_tokens"
 _NO_CHAT = ("embed", "whisper", "tts", "rerank")
 # Finish reasons in lower case. An answer is whole only with a known good reason: servers keep inventing reasons.
 _WHOLE = frozenset({"stop", "eos", "eos_token", "stop_sequence", "end_turn"})
-_TOO_LONG = frozenset({"length", "max_tokens", "max_output_tokens", "model_length", "model_context_window_exceeded"})
+_TOO_LONG = frozenset({"length", "max_tokens", "max_output_tokens", "model_length", FULL_CONTEXT})
 _TOOLS = frozenset({"tool_calls", "function_call"})
 _DECLINED = frozenset({"safety", "recitation", "prohibited_content", "blocklist", "spii", "sensitive", "refusal"})
 
@@ -237,7 +245,7 @@ class _Answer(PartialAnswer):
             why = one_line(refusal, 200) if refusal else f"a content filter stopped the answer ({self._said})"
             raise BackendError(ErrorKind.REFUSED, f"the model declined: {why}")
         if reason in _TOO_LONG:
-            raise truncated("".join(self.texts), self.spent.usage, max_tokens)
+            raise truncated("".join(self.texts), self.spent.usage, max_tokens, reason)
         if reason in _TOOLS:
             raise BackendError(ErrorKind.UNEXPECTED, "the model asked for a tool, and none was offered to it")
         if reason not in _WHOLE:

@@ -60,6 +60,8 @@ class DeclaredAgent:
     """Functions that the model may call. Their signatures and docstrings describe them to the model."""
     servers: tuple[McpServer, ...] = ()
     """MCP servers, started anew for each conversation."""
+    max_tokens: int | None = None
+    """Limit of one answer, in tokens; None for the default of the library or the provider."""
 
     def check(self) -> None:
         """Raise BackendUnavailable if a server cannot be started."""
@@ -70,5 +72,7 @@ class DeclaredAgent:
         """Return the agent. Raises the exceptions of pydantic-ai, such as UserError for a missing key."""
         from pydantic_ai import Agent  # noqa: PLC0415
         from pydantic_ai.models import infer_model  # noqa: PLC0415
+        from pydantic_ai.settings import ModelSettings  # noqa: PLC0415
 
-        return Agent(infer_model(self.model), instructions=self.instructions, tools=self.tools)
+        settings = None if self.max_tokens is None else ModelSettings(max_tokens=self.max_tokens)
+        return Agent(infer_model(self.model), instructions=self.instructions, tools=self.tools, model_settings=settings)

@@ -63,7 +63,8 @@ def check_whole(response: Any) -> None:
     """Raise BackendError if a response of the model was cut off, or ended without a reason."""
     if response.finish_reason == "length":
         usage = _usage(response)
-        problem = f"the answer was cut after {usage.output_tokens} tokens; raise max_tokens, or ask for less"
+        advice = "set a higher `max_tokens` of the backend (in Python in the agent's model_settings)"
+        problem = f"the answer was cut after {usage.output_tokens} tokens: {advice}, or ask for a shorter answer"
         text = clean_text("".join(part.content for part in response.parts if part.part_kind == "text"))
         messages = (Message("assistant", text, usage),) if text else ()
         raise BackendError(ErrorKind.TRUNCATED, problem, messages=messages)

@@ -61,6 +61,12 @@ class PydanticAISpec(Spec):
         "mistral:...",
     )
     instructions: str | None = Field(default=None, description="Instructions of every request.")
+    max_tokens: int | None = Field(
+        default=None,
+        ge=1,
+        description="Most tokens of one answer; an answer that reaches it is an error. Default: as the library or the "
+        "provider sets it.",
+    )
     tools: list[Annotated[str, Field(pattern=CALL)]] = Field(
         default_factory=list,
         description='Functions that the model may call, each as "file.py:name" or "package.module:name". Their '
@@ -95,4 +101,4 @@ class PydanticAISpec(Spec):
             McpServer(name, tuple(one.command or ()), one.url, folder, tuple(one.pass_env), one.api_key_env)
             for name, one in self.mcp_servers.items()
         )
-        return PydanticAIBackend(DeclaredAgent(self.model, self.instructions, tools, servers))
+        return PydanticAIBackend(DeclaredAgent(self.model, self.instructions, tools, servers, self.max_tokens))

@@ -13,7 +13,17 @@ from plait.backends.extras import install_command
 from plait.backends.prices import list_version
 from plait.backends.protocol import JsonValue
 from plait.runner.cli import exits
-from plait.runner.cli.display.text import coloured, cost, counted, one_line, seconds, tokens, visible, without_controls
+from plait.runner.cli.display.text import (
+    coloured,
+    cost,
+    counted,
+    one_line,
+    seconds,
+    token_parts,
+    tokens,
+    visible,
+    without_controls,
+)
 from plait.runner.cli.lookup import WaitingQuestion
 from plait.runner.cli.options import (
     StorePlace,
@@ -142,7 +152,7 @@ def print_summary(ending: FinishedRun, store: StorePlace | None, waiting: Sequen
     status = coloured(result.status.value, result.status, sys.stderr)
     exits.write(sys.stderr, f"\n{status} in {seconds(ending.took)}: {', '.join(_summary_parts(ending))}\n")
     questions = _questions(result, store, waiting)
-    problems = (*_failures(result), *_unknown_costs(ending))
+    problems = (*_failures(result), *_token_parts(result), *_unknown_costs(ending))
     for line in (*_stopped(ending.policy_state), *problems, *questions, *store_failures(result)):
         exits.print_note(line)
     if store is not None:
@@ -203,6 +213,11 @@ def _failures(result: RunResult) -> Iterator[str]:
         yield f"  failed    {task.id}: {task.error_kind}: {one_line(task.error or '', 300)}{tries}"
     if len(failed) > _MOST_FAILURES:
         yield f"  failed    and {len(failed) - _MOST_FAILURES} more"
+
+
+def _token_parts(result: RunResult) -> Iterator[str]:
+    if parts := token_parts(result.usage):
+        yield f"  tokens    {parts}"
 
 
 def _unknown_costs(ending: FinishedRun) -> Iterator[str]:

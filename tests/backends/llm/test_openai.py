@@ -234,7 +234,12 @@ async def test_no_second_repair_turn() -> None:
 
 @pytest.mark.parametrize(
     ("max_tokens", "words"),
-    [(7, "`max_tokens: 7` is reached; raise it"), (500, "after 7 tokens"), (None, "after 7 tokens")],
+    [
+        (7, "`max_tokens: 7` is reached; raise it"),
+        (500, "after 7 tokens"),
+        (None, "after 7 tokens"),
+        (None, "set a higher `max_tokens` of the backend"),
+    ],
 )
 async def test_length_says_which_limit(max_tokens: int | None, words: str) -> None:
     async with serve(events(WIRE.parts("so far", reason="length"))) as server:

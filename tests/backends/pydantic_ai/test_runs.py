@@ -16,7 +16,7 @@ import pytest
 
 from tests.support.processes.command import PLAIT, Done, environment, plait
 from tests.support.tool_calls import calling, saying
-from tests.support.wire import Script, serve, silence
+from tests.support.wire import ChatCompletions, Script, events, serve, silence
 
 SERVER = Path(__file__).parents[2] / "support" / "mcp_server.py"
 TOOLS = '''
@@ -88,6 +88,15 @@ async def test_a_plan_runs_and_its_conversation_goes_on(folder: Path) -> None:
     assert roles(third) == [*roles(second), "assistant", "user"]
     assert roles(fourth) == [*roles(third), "assistant", "user"]
     assert not any(b"a-secret-key" in file for file in contents(folder))
+
+
+async def test_a_plan_limits_the_answers_and_a_cut_answer_names_the_setting(folder: Path) -> None:
+    plan = folder / "plan.yaml"
+    plan.write_text(plan.read_text().replace("instructions:", "max_tokens: 7\n    instructions:"))
+    async with serve(events(ChatCompletions().parts("It is", reason="length"))) as server:
+        done = await command(folder, server, "run", "plan.yaml")
+    assert server.bodies[0]["max_completion_tokens"] == 7
+    assert "truncated: the answer was cut after 7 tokens: set a higher `max_tokens` of the backend " in done.err
 
 
 async def test_a_killed_turn_goes_on_from_its_last_step(folder: Path) -> None:

@@ -43,6 +43,7 @@ async def test_a_priced_run_shows_its_cost_everywhere(tmp_path: Path) -> None:
         (tmp_path / "plan.yaml").write_text(PLAN.format(url=server.url, name="priced") + PRICES)
         done = await command(tmp_path, "run", "plan.yaml")
     assert "2 of 2 tasks completed, 2,000+200 tokens, $0.0328\n" in done.err
+    assert "\n  tokens    800 read from the cache, 120 reasoning\n" in done.err
     assert "b completed" in done.err
     assert "1,000+100 tokens $0.0164\n" in done.err
     assert "unknown" not in done.err
