@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from enum import StrEnum
 from typing import Any, TypeAlias
 
@@ -186,4 +186,4 @@ OnQuestion: TypeAlias = Callable[[OpenQuestion], Awaitable[JsonInput]]
 
 def parse_time(at: str) -> float:
     """Return the Unix time of a stored timestamp."""
-    return datetime.strptime(at, "%Y-%m-%dT%H:%M:%S.%fZ").replace(tzinfo=UTC).timestamp()
+    return datetime.fromisoformat(at).timestamp()  # strptime takes a hundred times as long

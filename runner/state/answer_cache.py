@@ -7,14 +7,10 @@ source, because its age would begin anew; nor is an answer given by a person.
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import cast
 
 from plait.backends.protocol import JsonValue
-from plait.persistence.changes import AttemptId
 from plait.persistence.errors import StoreError
 from plait.persistence.protocol import Store
 from plait.runner.domain.dag import DAG
@@ -23,11 +19,18 @@ from plait.runner.domain.status import TaskStatus
 from plait.runner.domain.task import Task
 from plait.runner.errors import RunNotFound
 from plait.runner.state.codec import to_json
-from plait.runner.state.conversations import sent_prompt
 from plait.runner.state.kept_answers import GIVEN, KEPT
 from plait.runner.state.readable_state import ReadableState
 from plait.runner.state.reusable_answer import ReusableAnswer
-from plait.runner.state.reusable_answers import ANSWER_KEYS, REUSED, ReusableAnswers, answer_key, settings_of
+from plait.runner.state.reusable_answers import (
+    REUSED,
+    ReusableAnswers,
+    answer_key,
+    find_keys,
+    settings_of,
+    stored_answer,
+    stored_answer_keys,
+)
 from plait.runner.state.stored_run import StoredRun, stored_run
 
 _ALL_RUNS = 10_000_000
@@ -86,48 +89,47 @@ async def load_cache(
     tasks = [task for task in dag if task.cache is not False and (dag.backend_of(task) or "") in backend_keys]
     if store is None or not tasks:
         return None
-    wanted = {_digest(task, backend_keys[dag.backend_of(task) or ""]) for task in tasks}
+    wanted = {_settings(task, backend_keys[dag.backend_of(task) or ""]) for task in tasks}
     oldest = now - max(float("inf") if task.cache is True else task.cache for task in tasks)
     by_key: dict[str, CachedAnswer] = {}
     for record in await store.list_runs(_ALL_RUNS):
         if record.damaged or (record.ended_at is not None and parse_time(record.ended_at) < oldest):
             continue
         try:
-            run = await stored_run(store, record.run_id)
-            found = await _answers_of(run, wanted)
+            await _add_answers(by_key, await stored_run(store, record.run_id), wanted, oldest)
         except (StoreError, RunNotFound):
             continue
-        for key, answer in found.items():
-            if answer.at >= oldest and (key not in by_key or by_key[key].at < answer.at):
-                by_key[key] = answer
     return AnswerCache(by_key, backend_keys, now)
 
 
-async def _answers_of(run: StoredRun, wanted: set[str]) -> dict[str, CachedAnswer]:
-    """Return the answers of the run by key, those of tasks with the `wanted` settings alone."""
-    state, run_id = run.state, run.record.run_id
-    backend_keys = cast("Mapping[str, JsonValue]", json.loads(run.record.settings).get(ANSWER_KEYS) or {})
-    found: dict[str, CachedAnswer] = {}
-    known: dict[int, str | None] = {}
-    taken_over: set[str] | None = None
-    for position, record in enumerate(run.tasks):
-        task, name = state.dag.tasks[position], state.dag.backend_of(state.dag.tasks[position]) or ""
-        if state.statuses[position] is not TaskStatus.COMPLETED or record.ended_at is None or task.at_most_once:
-            continue
-        if name not in backend_keys or _digest(task, backend_keys[name]) not in wanted:
-            continue
-        if not record.duration_s and taken_over is None:
-            attempts = await run.store.list_attempts(run_id)
-            taken_over = {one.task_id for one in attempts if one.backend.startswith((REUSED, KEPT, GIVEN))}
-        if taken_over is not None and task.id in taken_over:
-            continue
-        if (key := answer_key(state, position, backend_keys, known, anywhere=True)) is not None:
-            result = state.results[position]
-            prompt, attempt = await sent_prompt(run, position), AttemptId(run_id, record.task_id, record.attempt)
-            answer = ReusableAnswer(result.text, result.data, record.data, prompt, attempt=attempt)
-            found[key] = CachedAnswer(run_id, answer, parse_time(record.ended_at))
-    return found
+async def _add_answers(by_key: dict[str, CachedAnswer], run: StoredRun, wanted: set[str], oldest: float) -> None:
+    """Add the answers of the run since `oldest` to `by_key`, those of tasks with the `wanted` settings alone. Of two
+    answers with one key the later counts.
+    """
+    state, keys = run.state, stored_answer_keys(run)
+    positions: list[int] = []
+    for position, task in enumerate(state.dag.tasks):
+        name = state.dag.backend_of(task) or ""
+        is_done = state.statuses[position] is TaskStatus.COMPLETED and run.tasks[position].ended_at is not None
+        if is_done and name in keys and _settings(task, keys[name]) in wanted:
+            positions.append(position)
+    taken_over = await _taken_over(run, positions)
+    for position, key, prompt in find_keys(run, positions, anywhere=True):
+        at = parse_time(run.tasks[position].ended_at or "")
+        known = by_key.get(key)
+        if at >= oldest and (known is None or known.at < at) and run.tasks[position].task_id not in taken_over:
+            by_key[key] = CachedAnswer(run.record.run_id, await stored_answer(run, position, prompt), at)
 
 
-def _digest(task: Task, backend_key: JsonValue) -> str:
-    return hashlib.sha256(to_json([settings_of(task), backend_key]).encode()).hexdigest()
+async def _taken_over(run: StoredRun, positions: Collection[int]) -> set[str]:
+    """Return the tasks whose answers were taken over, or given by a person; empty if all tasks at `positions` took time
+    to answer.
+    """
+    if all(run.tasks[position].duration_s for position in positions):
+        return set()
+    attempts = await run.store.list_attempts(run.record.run_id)
+    return {one.task_id for one in attempts if one.backend.startswith((REUSED, KEPT, GIVEN))}
+
+
+def _settings(task: Task, backend_key: JsonValue) -> str:
+    return to_json([settings_of(task), backend_key])

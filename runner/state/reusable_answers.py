@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -117,24 +117,41 @@ class ReusableAnswers:
     @classmethod
     async def of(cls, run: StoredRun, backend_keys: Mapping[str, JsonValue], reuse: Reuse) -> ReusableAnswers:
         """Return the answers of `run` for a run with backends of these keys. Raises StoreError."""
-        stored, state = stored_answer_keys(run), run.state
-        by_key, known, prompts = dict[str, ReusableAnswer](), dict[int, str | None](), dict[int, str]()
         asked = await asked_persons(run)
         never = frozenset[int]() if reuse.keep_answers else asked
-        for position, record in enumerate(run.tasks):
-            if state.statuses[position] is not TaskStatus.COMPLETED or state.dag.tasks[position].at_most_once:
-                continue
-            if (key := answer_key(state, position, stored, known, never=never, prompts=prompts)) is None:
-                continue
-            if position in asked:
-                by_key.setdefault(key, await person_answer(run, position))
-                continue
-            prompt, result = prompts.pop(position), state.results[position]
-            if state.dag.tasks[position].files:
-                prompt = await sent_prompt(run, position)
-            attempt = AttemptId(run.record.run_id, record.task_id, record.attempt)
-            by_key.setdefault(key, ReusableAnswer(result.text, result.data, record.data, prompt, attempt=attempt))
+        by_key: dict[str, ReusableAnswer] = {}
+        for position, key, prompt in find_keys(run, range(len(run.tasks)), never=never):
+            if key not in by_key:
+                given = position in asked
+                by_key[key] = await (person_answer(run, position) if given else stored_answer(run, position, prompt))
         return cls(run.record.run_id, by_key, backend_keys, reuse.fresh, asked=asked)
+
+
+def find_keys(
+    run: StoredRun, positions: Iterable[int], *, anywhere: bool = False, never: Collection[int] | None = None
+) -> Iterator[tuple[int, str, str]]:
+    """Yield the position, the answer key and the prompt of each completed task at `positions` whose answer may be taken
+    over. `anywhere` and `never` are as in `answer_key`.
+    """
+    state, stored = run.state, stored_answer_keys(run)
+    known, prompts = dict[int, str | None](), dict[int, str]()
+    for position in positions:
+        if state.statuses[position] is not TaskStatus.COMPLETED or state.dag.tasks[position].at_most_once:
+            continue
+        key = answer_key(state, position, stored, known, anywhere=anywhere, never=never, prompts=prompts)
+        if key is not None:
+            yield position, key, prompts.pop(position)
+
+
+async def stored_answer(run: StoredRun, position: int, prompt: str) -> ReusableAnswer:
+    """Return the answer of the completed task to `prompt`. The prompt of a task with files is read from the store.
+    Raises StoreError.
+    """
+    record, result = run.tasks[position], run.state.results[position]
+    if run.state.dag.tasks[position].files:
+        prompt = await sent_prompt(run, position)
+    attempt = AttemptId(run.record.run_id, record.task_id, record.attempt)
+    return ReusableAnswer(result.text, result.data, record.data, prompt, attempt=attempt)
 
 
 def stored_answer_keys(run: StoredRun) -> Mapping[str, JsonValue]:
