@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import stat
 import sys
 from importlib.metadata import version
 
@@ -19,8 +21,12 @@ def host_command() -> int:
     Reads frames from standard input and writes frames to standard output, one JSON object a line. Exits with its
     connection; agents under way go on.
     """
-    if sys.stdin.isatty():
-        raise CliError("plait host is started over ssh by a run whose plan names hosts; there is nothing to type here")
+    mode = os.fstat(sys.stdin.fileno()).st_mode
+    if not stat.S_ISFIFO(mode) and not stat.S_ISSOCK(mode):  # the event loop cannot wait for the end of anything else
+        raise CliError(
+            "plait host is started over ssh by a run whose plan names hosts; its standard input has to be a pipe or a "
+            "socket, and is neither"
+        )
     from plait.backends.hosts.fence import state_folder  # noqa: PLC0415 - the help needs neither
     from plait.backends.hosts.host import serve  # noqa: PLC0415
     from plait.backends.spec.described import build_described  # noqa: PLC0415
