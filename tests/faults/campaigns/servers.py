@@ -2,6 +2,7 @@
 
 Three cases: the server is killed and started every half a second; the server dies and a standby that lags behind is
 promoted; the server is away for SECONDS at the end of the run. In each case every task is completed by one call.
+`--planted` plays the cases with the planted bugs of server_bugs.py.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ import anyio
 
 from plait import ParallelRunner, PostgresStore
 from plait.runner import Run, RunResult
+from tests.faults.campaigns.planted import try_planted
 from tests.faults.campaigns.report import Report, Scale
+from tests.faults.campaigns.server_bugs import BUGS, SHOWN
 from tests.persistence.postgres.runs import dag
 from tests.support.stores.postgres import address, kill, start_again, start_server
 from tests.support.stores.standby import pair
@@ -31,6 +34,8 @@ AWAY_S = {"quick": 2.0, "nightly": 60.0}
 KILL_EVERY_S = 0.5
 AT_ONCE = 20
 _PATIENCE_S = 600.0
+_SMALL = 60, 1, 0.5
+"""Tasks, kills, and seconds at the end of a case with a planted bug."""
 
 
 class Calls:
@@ -143,18 +148,14 @@ async def away_at_the_end(tasks: int, seconds: float) -> list[str]:
 
 
 def run(*, scale: Scale, seed: int = 0) -> Report:
-    """The three cases."""
-    return play(TASKS[scale], KILLS[scale], AWAY_S[scale])
+    """The three cases, and the planted bugs."""
+    return play(TASKS[scale], KILLS[scale], AWAY_S[scale], planted=True)
 
 
-def play(tasks: int, kills: int, away_s: float) -> Report:
+def play(tasks: int, kills: int, away_s: float, *, planted: bool = False) -> Report:
     """The three cases with runs of `tasks` tasks."""
     began = time.monotonic()
-    cases: dict[str, Callable[[], Awaitable[list[str]]]] = {
-        "killed": lambda: killed(tasks, kills),
-        "failed over": lambda: failed_over(tasks),
-        "away at the end": lambda: away_at_the_end(tasks, away_s),
-    }
+    cases = _cases(tasks, kills, away_s)
     wrong: list[str] = []
     for name, case in cases.items():
         with_limit = _within(_PATIENCE_S + away_s, case)
@@ -164,9 +165,29 @@ def play(tasks: int, kills: int, away_s: float) -> Report:
         unit="runs",
         cases=len(cases),
         violations=tuple(wrong),
+        planted={bug: is_caught(bug) for bug in BUGS} if planted else {},
         seconds=time.monotonic() - began,
         figures={"tasks in each run": tasks, "kills": kills, "seconds away at the end": away_s},
     )
+
+
+def _cases(tasks: int, kills: int, away_s: float) -> dict[str, Callable[[], Awaitable[list[str]]]]:
+    return {
+        "killed": lambda: killed(tasks, kills),
+        "failed over": lambda: failed_over(tasks),
+        "away at the end": lambda: away_at_the_end(tasks, away_s),
+    }
+
+
+def is_caught(bug: str) -> bool:
+    """Whether the case of the planted bug shows the bug as what it is."""
+    return SHOWN[bug].within(_play_with(bug))
+
+
+def _play_with(bug: str) -> list[str]:
+    """What is wrong with a small case in which the bug is planted."""
+    with BUGS[bug]():
+        return asyncio.run(_within(_PATIENCE_S, _cases(*_SMALL)[SHOWN[bug].case]))
 
 
 async def _within(seconds: float, case: Callable[[], Awaitable[list[str]]]) -> list[str]:
@@ -176,6 +197,8 @@ async def _within(seconds: float, case: Callable[[], Awaitable[list[str]]]) -> l
 
 
 if __name__ == "__main__":
+    if sys.argv[1:] == ["--planted"]:
+        sys.exit(try_planted(SHOWN, _play_with))
     at_night = TASKS["nightly"], KILLS["nightly"], AWAY_S["nightly"]
     given = [int(number) for number in sys.argv[1:]]
     report = play(*given, *at_night[len(given) :])
