@@ -99,7 +99,7 @@ def test_every_mistake_has_a_method_that_plants_it() -> None:
         "frequent": frequent.BUGS.keys(),
         "children": set(get_args(engine.Sabotage)),
         "adoptions": adoption_bugs.BUGS.keys(),
-        "hosts": hosts.SHOWN_BY.keys(),
+        "hosts": hosts.SHOWN.keys(),
         "schedules": schedule_bugs.BUGS.keys(),
         "cancels": cancel_bugs.BUGS.keys(),
         "slow": slow.PLANTED.keys(),

@@ -1,4 +1,4 @@
-"""Agents on hosts (tests/faults/campaigns/hosts.py): a round in which all die at once, and a planted bug."""
+"""Agents on hosts (tests/faults/campaigns/hosts.py): a round in which all die at once, and the planted bugs."""
 
 from __future__ import annotations
 
@@ -16,5 +16,6 @@ def test_agents_that_are_being_started_are_begun_once() -> None:
 
 
 @linux
-def test_a_planted_bug_is_caught() -> None:
-    assert hosts.is_caught("placed attempts begun anew")
+@pytest.mark.parametrize("bug", hosts.SHOWN)
+def test_a_planted_bug_is_caught(bug: str) -> None:
+    assert hosts.is_caught(bug)

@@ -44,7 +44,9 @@ TO_BE_SEEN: Mapping[str, tuple[str, str]] = {
     "an agent at work given up": ("adoptions", "started over what it should adopt"),
     "what is left at work of a cut turn": ("adoptions", "leftovers not ended"),
     "an agent of a host begun beside itself": ("hosts", "placed attempts begun anew"),
-    "a former owner of a host's agents": ("hosts", "one epoch for all owners"),
+    "an agent of a host ended by a new connection": ("hosts", "no attempt kept"),
+    "a broken connection taken for the end of a host's agents": ("hosts", "a broken line taken for the end"),
+    "a former owner of a host's agents": ("hosts", "a former owner's host process left alive"),
     "INSERT OR REPLACE for results": ("machine", "a stored result replaced"),
 }
 

@@ -6,7 +6,8 @@
     all      all host processes and the runner are killed, and another one resumes the run
 
 In every second round of the last three kinds they die while agents are still being started. The agents' own log is the
-witness. `python -m tests.faults.campaigns.hosts ROUNDS [AGENTS]` plays so many rounds of each kind.
+witness. `python -m tests.faults.campaigns.hosts ROUNDS [AGENTS [KIND ...]]` plays so many rounds of each kind, and
+`--planted` the rounds with planted bugs (tests/support/hosts/outliving.py).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal, TypeAlias, get_args
@@ -29,6 +30,7 @@ import anyio
 
 from plait.backends.process.proctable import HAS_PROC
 from tests.faults.campaigns.adoption_checks import left_alive
+from tests.faults.campaigns.planted import Shown, try_planted
 from tests.faults.campaigns.report import Report, Scale
 from tests.support.agents.outliving import RUN
 from tests.support.hosts.outliving import BUGS, HostsWorld
@@ -37,10 +39,11 @@ Kind: TypeAlias = Literal["woken", "runner", "hosts", "all"]
 ROUNDS: dict[Scale, int] = {"quick": 1, "nightly": 10}
 AGENTS: dict[Scale, int] = {"quick": 8, "nightly": 100}
 """The agents of a round of the kind `all`; the other kinds have eight."""
-SHOWN_BY: dict[str, Kind] = {
-    "no attempt kept": "all",
-    "one epoch for all owners": "woken",
-    "placed attempts begun anew": "runner",
+SHOWN: Mapping[str, Shown] = {
+    "a former owner's host process left alive": Shown("woken", "was said"),
+    "placed attempts begun anew": Shown("runner", "was said 2 times"),
+    "a broken line taken for the end": Shown("hosts", "was said"),
+    "no attempt kept": Shown("all", "was said"),
 }
 _FEW = 8
 _MOST_PER_HOST = 25
@@ -71,11 +74,16 @@ def run(*, scale: Scale, seed: int = 0) -> Report:
 
 
 def is_caught(bug: str, seed: int = 0) -> bool:
-    """Whether a round shows the planted bug."""
-    return bool(play(SHOWN_BY[bug], 2 * seed, _FEW, bug)[0])
+    """Whether a round shows the planted bug as what it is."""
+    return SHOWN[bug].within(_play_with(bug, seed))
 
 
-def play(kind: Kind, seed: int, agents: int, bug: str = "") -> tuple[list[str], int]:
+def _play_with(bug: str, seed: int = 0) -> list[str]:
+    """Return what is wrong with a round in which the bug is planted."""
+    return play(SHOWN[bug].case, 2 * seed, _FEW, bug)[0]
+
+
+def play(kind: str, seed: int, agents: int, bug: str = "") -> tuple[list[str], int]:
     """Return what is wrong with a round, and the number of adopted attempts. Nothing of the round is left."""
     with tempfile.TemporaryDirectory(prefix="plait-hosts-") as folder:
         this = Round(Path(folder), kind, seed, agents, bug)
@@ -91,7 +99,7 @@ def play(kind: Kind, seed: int, agents: int, bug: str = "") -> tuple[list[str], 
 class Round:
     """A run with agents on two hosts, on four for a hundred agents, from its beginning to its end."""
 
-    def __init__(self, folder: Path, kind: Kind, seed: int, agents: int, bug: str) -> None:
+    def __init__(self, folder: Path, kind: str, seed: int, agents: int, bug: str) -> None:
         self._world = HostsWorld(folder)
         self._kind = kind
         self._agents = agents
@@ -208,9 +216,11 @@ async def _until(what: Callable[[], bool]) -> None:
 
 def main(words: Sequence[str]) -> int:
     """Play the rounds. 1 if anything was wrong, else 0."""
+    if words == ["--planted"]:
+        return try_planted(SHOWN, _play_with)
     rounds, agents = int(words[0]), int(words[1]) if len(words) > 1 else _FEW
     broken = False
-    for kind in get_args(Kind):
+    for kind in words[2:] or get_args(Kind):
         wrong, adopted, began = list[str](), 0, time.monotonic()
         for seed in range(rounds):
             found, count = play(kind, seed, agents)

@@ -13,7 +13,6 @@ import signal
 import sqlite3
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,8 @@ import anyio
 
 from plait.backends.hosts import line
 from plait.backends.hosts.frames import frame_line
+from plait.backends.hosts.line import Line, Turn
+from plait.backends.hosts.session import HostSession, OnOutput
 from plait.backends.hosts.slots import Slots
 from plait.persistence import SQLiteStore, Store
 from plait.persistence.records import EventRecord
@@ -149,11 +150,11 @@ async def run(folder: Path) -> None:
             await runner.resume(RUN)
 
 
-def _sent_otherwise(**parts: Any) -> None:
-    """Send other `parts` in the first frame of each connection."""
+def _nothing_kept() -> None:
+    """Name no attempt to keep in the first frame of each connection."""
 
     def changed(frame: Mapping[str, Any]) -> bytes:
-        return frame_line({**frame, **parts} if frame["op"] == "hello" else frame)
+        return frame_line({**frame, "keep": []} if frame["op"] == "hello" else frame)
 
     line.frame_line = changed
 
@@ -166,10 +167,25 @@ def _none_adopted() -> None:
     adoption.placed_attempts = _no_places
 
 
+async def _is_connected(self: HostSession, line: Line, turn: Turn, on_output: OnOutput) -> bool:
+    while not line.is_connected and not line.tries:
+        await self._change()  # pyright: ignore[reportPrivateUsage]
+    return line.is_connected
+
+
+def _no_patience() -> None:
+    HostSession.is_back = _is_connected
+
+
+def _unfenced() -> None:
+    os.environ["HOST_MODULE"] = "tests.support.hosts.unfenced"
+
+
 BUGS: Mapping[str, Callable[[], None]] = {
-    "no attempt kept": partial(_sent_otherwise, keep=[]),
-    "one epoch for all owners": partial(_sent_otherwise, epoch=1),
+    "no attempt kept": _nothing_kept,
+    "a former owner's host process left alive": _unfenced,
     "placed attempts begun anew": _none_adopted,
+    "a broken line taken for the end": _no_patience,
 }
 
 

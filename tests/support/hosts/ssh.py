@@ -1,6 +1,7 @@
 """A command in the place of ssh: `ssh.py FOLDER HOST COMMAND` runs COMMAND here, with the state of HOST in FOLDER/HOST.
 
 While there is a file FOLDER/HOST.away, the host cannot be reached. FOLDER/HOST.pids has the process of each connection.
+With the variable HOST_MODULE the host has this module in the place of plait.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ def main(folder: Path, host: str, command: str) -> None:
         pids.write(f"{os.getpid()}\n")
     environment = {**os.environ, "XDG_STATE_HOME": str(folder / host), "PYTHONPATH": str(ROOT)}
     words = shlex.split(command)
+    if "HOST_MODULE" in environment:
+        words[:1] = [sys.executable, "-m", environment["HOST_MODULE"]]
     os.execvpe(words[0], words, environment)
 
 
