@@ -10,6 +10,7 @@ all of its page.
     sh       every line runs                        console    every line after `$ ` runs
     yaml     is a plan (`yaml fragment`: a part)    json, toml parse, and are plans when they have tasks
     sql      every query runs on a small store      mermaid    names a kind of diagram
+    ini      is a unit of systemd
     text     anything                               {toctree}  names pages that there are
 """
 
@@ -73,6 +74,8 @@ SETUP = re.compile(r"(git clone|cd plait$|python3? -m venv|source |\. |ollama |v
 # Needs nothing of its page and takes long: two pages that show the same line are both right when one is.
 ANYWHERE = re.compile(r"plait crashtest --kills \d+$")
 A_URL = re.compile(r"""(base_url ?[=:] ?|--base-url[ =])(["']?)https?://[^\s"']+""")
+# Run until a signal: their options are looked at.
+ENDLESS = re.compile(r"(?:PLAIT_STORE=\S+ )?(?:dask (?:scheduler|worker)|plait worker)\b")
 PROVIDED = re.compile(r"^(?:export )?((?:OPENAI|ANTHROPIC|OTEL)_[A-Z_]+)=\S*\s*")
 RIGHT: set[str] = set()
 """Lines that need not run again."""
@@ -176,6 +179,8 @@ async def check_block(block: Block, place: Place, tmp_path: Path) -> None:
             check_data(block, place)
         case "sql":
             await run_queries(block, tmp_path / "runs.db")
+        case "ini":
+            await check_unit(block, tmp_path)
         case "mermaid":
             assert block.text.split()[0] in DIAGRAMS
         case "text":
@@ -228,6 +233,8 @@ async def run_command(command: Command, block: Block, place: Place) -> None:
         run_id, task_id = await last_run(place)
         line = re.sub(r"\bTASK\b", task_id, re.sub(r"\bRUN\b", run_id, line))
     line = re.sub(r"\bPLAN\b", "examples/hello.yaml", line)
+    if ENDLESS.match(line):
+        line += " --help"
     if line:
         await place.run(["sh", "-c", line], block.text, command.exit_code)
 
@@ -262,6 +269,20 @@ def check_plan(text: str, kind: str, place: Place) -> None:
     inputs: dict[str, Any] = data.get("inputs") or {}
     needed = {name: "value" for name, value in inputs.items() if value == {"required": True}}
     parse_plan(text, format=kind, folder=place.folder, overrides=needed)
+
+
+async def check_unit(block: Block, folder: Path) -> None:
+    """Fail if systemd finds a mistake, or the program of the service does not take its options."""
+    commands = re.findall(r"^ExecStart=/opt/plait/bin/(.+)$", block.text, re.MULTILINE)
+    assert len(commands) == 1, "a service of the pages starts one program of /opt/plait/bin"
+    scripts = f"{Path(sys.executable).parent}/"
+    await anyio.run_process(["sh", "-c", f"{scripts}{commands[0]} --help"])
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("this machine has no systemd-analyze")
+    unit = folder / "shown.service"
+    unit.write_text(block.text.replace("/opt/plait/bin/", scripts), encoding="utf-8")
+    found = await anyio.run_process(["systemd-analyze", "verify", str(unit)], stderr=STDOUT, check=False)
+    assert (found.returncode, found.stdout.decode()) == (0, "")
 
 
 async def run_queries(block: Block, path: Path) -> None:
@@ -384,6 +405,7 @@ WRONG = {
     "json": '{"tasks": []}',
     "toml": "a = ",
     "sql": "SELECT nothing FROM runs",
+    "ini": "[Service]\nExecStart=/opt/plait/bin/plait worker --slots 4\n",
     "mermaid": "picture\n",
     "{toctree}": ":hidden:\nnowhere",
     "python fragment": "1",
