@@ -450,6 +450,12 @@ class HostConnections(Protocol):
         """Wait until each host is connected, or was asked once in vain. Return the names of the latter."""
         ...
 
+    async def more_slots(self, known: int) -> int:
+        """Wait until the hosts have more than `known` slots for attempts. Return the number: hosts that are away count,
+        and hosts may join.
+        """
+        ...
+
     def forget(self) -> None:
         """Ask the connected hosts to remove the files of the run: no attempt of the run is under way, and no later
         owner adopts one.
@@ -463,11 +469,6 @@ class Hosts(Protocol):
     @property
     def names(self) -> Sequence[str]:
         """The names of the hosts."""
-        ...
-
-    @property
-    def slots(self) -> int:
-        """The number of attempts that may run at once on all hosts together."""
         ...
 
     def placed(self, backend: object, needs: Mapping[str, float] | None = None) -> Backend:

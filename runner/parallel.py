@@ -72,7 +72,8 @@ class ParallelRunner:
     - `backends`: further backends, by name.
     - `default`: the name of the default backend among `backends`. A single backend is the default by itself.
     - `store`: the place for checkpoints. With None, nothing is stored and nothing can be resumed.
-    - `concurrency`: the number of tasks running at once.
+    - `concurrency`: the number of tasks running at once. With None it is the number of slots of the hosts on which the
+      backends are placed, and grows when hosts join.
     - `limits`: the number of tasks running at once per backend, by backend name.
     - `rates`: the requests and tokens per minute per backend, by backend name. They are kept before the server has to
       refuse, and hold for all runs of this process that use the same backend name, server and key.
@@ -101,7 +102,7 @@ class ParallelRunner:
         backends: Mapping[str, Backend | Callable[[str], Any]] | None = None,
         default: str | None = None,
         store: Store | None = None,
-        concurrency: int = 8,
+        concurrency: int | None = 8,
         limits: Mapping[str, int] | None = None,
         rates: Mapping[str, RateLimits] | None = None,
         shared_limits: bool = False,

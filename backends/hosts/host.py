@@ -43,7 +43,7 @@ from plait.backends.hosts.frames import (
     read_request,
     reply_json,
 )
-from plait.backends.hosts.slots import Slots
+from plait.backends.hosts.slots import Slots, slots_taken
 from plait.backends.process.manifest import manifests_below
 from plait.backends.process.spawn import sweep
 from plait.backends.protocol import (
@@ -75,7 +75,7 @@ async def serve(build: Build, state: Path, version: str) -> None:
     try:
         hello = read_frame(await reader.readline())
         if hello["op"] == "look":
-            write({"op": "state", "version": version, "at_work": _at_work(state, hello["slots"])})
+            write({"op": "state", "version": version, "at_work": _at_work(state)})
             return
         host = _admit(hello, state, version)
         await sweep(host.folder, [turn_folder(host.folder, turn) for turn in hello["keep"]])
@@ -112,10 +112,12 @@ def _admit(hello: Mapping[str, Any], state: Path, version: str) -> _Host:
     return _Host(folder, state, hello["slots"])
 
 
-def _at_work(state: Path, slots: int) -> int:
+def _at_work(state: Path) -> int:
     """Return the attempts under way: those that hold slots, or the living agents, if there are more of them."""
-    agents = sum(manifest.is_alive for _, manifest in manifests_below(state)) if state.is_dir() else 0
-    return max(agents, Slots(state / "slots", slots).taken())
+    if not state.is_dir():
+        return 0
+    agents = sum(manifest.is_alive for _, manifest in manifests_below(state))
+    return max(agents, slots_taken(state / "slots"))
 
 
 @contextmanager

@@ -53,7 +53,7 @@ async def look_at_hosts(hosts: Sequence[ReachableHost]) -> list[HostState]:
 
 
 async def _look(host: ReachableHost) -> HostState:
-    question = frame_line({"op": "look", "slots": host.slots})
+    question = frame_line({"op": "look"})
     try:
         with anyio.fail_after(_ANSWER_S):
             answer = await host.run(("host",), question)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
@@ -46,6 +46,11 @@ class ReachableHost(Protocol):
 class ReachableHosts(Protocol):
     """A group of hosts."""
 
-    def reachable(self) -> AbstractAsyncContextManager[Sequence[ReachableHost]]:
-        """Return the hosts, which can be used within the context. Raises HostUnreachable if there is no way to any."""
+    def reachable(
+        self, needs: Collection[Mapping[str, float] | None] = ()
+    ) -> AbstractAsyncContextManager[Sequence[ReachableHost]]:
+        """Return the hosts, which can be used within the context, with slots for attempts of the kinds `needs`.
+
+        Raises HostUnreachable if there is no way to any.
+        """
         ...

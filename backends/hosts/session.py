@@ -49,6 +49,15 @@ class HostSession:
             await self._change()
         return [line.name for line in self.lines.values() if not line.is_connected]
 
+    async def more_slots(self, known: int) -> int:
+        """Implement `HostConnections.more_slots`."""
+        while (slots := self._slots()) <= known:
+            await self._change()
+        return slots
+
+    def _slots(self) -> int:
+        return sum(line.slots for line in self.lines.values())
+
     def wind_down(self) -> None:
         """Ask the attempts on all hosts to end, because the run is being cancelled."""
         for line in self.lines.values():

@@ -13,6 +13,11 @@ from pathlib import Path
 from plait.backends.process.private import private_folder
 
 
+def slots_taken(folder: Path) -> int:
+    """Return the number of slots in `folder` that any process holds."""
+    return Slots(folder, len(list(private_folder(folder).iterdir()))).taken()
+
+
 class Slots:
     """The slots that this process holds on its host."""
 

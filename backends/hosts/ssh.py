@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import BinaryIO
@@ -110,7 +110,10 @@ class SSHHosts(HostGroup):
         return (*self._ssh, host.address or host.name, shlex.join((host.plait, *words)))
 
     @asynccontextmanager
-    async def reachable(self) -> AsyncGenerator[Sequence[ReachableHost]]:
+    async def reachable(
+        self,
+        needs: Collection[Mapping[str, float] | None] = (),  # noqa: ARG002 - for hosts with resources
+    ) -> AsyncGenerator[Sequence[ReachableHost]]:
         """Return the hosts, to run commands of plait there."""
         yield [_SSHCommands(host.name, host.slots, partial(self.command, host)) for host in self.all]
 

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from plait.backends.hosts.dask.address import check_address
-from plait.backends.hosts.dask.hosts import AT_ONCE, DaskHosts
+from plait.backends.hosts.dask.hosts import DaskHosts
 from plait.backends.hosts.group import PATIENCE
 from plait.backends.hosts.ssh import SLOTS, SSH, SSHHost, SSHHosts
 
@@ -108,9 +108,9 @@ class DaskHostsPart(BaseModel):
         return [self.address]
 
     @property
-    def slots(self) -> int:
-        """The number of attempts at once that suits a run."""
-        return AT_ONCE
+    def slots(self) -> None:
+        """None: only the scheduler has the workers, which may come and go."""
+        return None
 
     @property
     def way(self) -> str:

@@ -7,7 +7,7 @@ Settings never hold a key: a spec only names the environment variable of the key
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Collection, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -117,17 +117,23 @@ class BackendSet:
 
     def limits(self) -> dict[str, int]:
         """Return the concurrency limit of each backend that has one: of a backend on hosts, the sum of their slots."""
-        slots = {name: self._slots(spec) for name, spec in self.specs.items() if spec.on in self.hosts}
-        return slots | {name: spec.concurrency for name, spec in self.specs.items() if spec.concurrency is not None}
+        limits: dict[str, int] = {}
+        for name, spec in self.specs.items():
+            group = None if spec.on is None else self.hosts.get(spec.on)
+            limit = spec.concurrency or (None if group is None else group.slots)
+            if limit is not None:
+                limits[name] = limit
+        return limits
 
-    def concurrency(self) -> int:
-        """Return the default number of tasks at once: the sum of the slots of the hosts, else DEFAULT_CONCURRENCY."""
-        used = {spec.on: self._slots(spec) for spec in self.specs.values() if spec.on in self.hosts}
-        return sum(used.values()) or DEFAULT_CONCURRENCY
+    def concurrency(self) -> int | None:
+        """Return the default number of tasks at once: the sum of the slots of the hosts, else DEFAULT_CONCURRENCY.
 
-    def _slots(self, spec: BackendSpec) -> int:
-        """Return the sum of the slots of the hosts of `spec`."""
-        return 0 if spec.on is None else self.hosts[spec.on].slots
+        None if a run finds the sum only once the hosts are connected.
+        """
+        used = {spec.on for spec in self.specs.values() if spec.on is not None}
+        slots = [self.hosts[name].slots for name in used if name in self.hosts]
+        known = [one for one in slots if one is not None]
+        return None if len(known) < len(slots) else sum(known) or DEFAULT_CONCURRENCY
 
     def rates(self) -> dict[str, RateLimits]:
         """Return the limits of rate of each backend that has one."""
@@ -162,6 +168,16 @@ def required_backends(
     return list(dict.fromkeys([*names, *further]))
 
 
+@dataclass(frozen=True, slots=True)
+class HostsInUse:
+    """A group of hosts in a file."""
+
+    name: str
+    part: HostsPart
+    needs: Collection[Mapping[str, float] | None]
+    """The resources of an attempt, of each kind that the backends in the file place on the hosts."""
+
+
 def backend_set_of_file(path: Path | None, options: BackendOptions) -> BackendSet:
     """Return the backends of the plan file at `path`; without a file, that of `options` or of the environment."""
     if path is None:
@@ -172,11 +188,7 @@ def backend_set_of_file(path: Path | None, options: BackendOptions) -> BackendSe
         value = read_plan_data(path)
     except OSError as error:
         raise CliError(f"{path} cannot be read ({error.strerror}); check --backends") from None
-    try:
-        specs = SPECS.validate_python(value.get("backends") or {})
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise CliError(f"{path}: backends.{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    specs = _read_specs(value, path)
     if not specs:
         raise CliError(f"{path} names no backends; put them under `backends:`")
     given: object = value.get("defaults")
@@ -188,6 +200,14 @@ def backend_set_of_file(path: Path | None, options: BackendOptions) -> BackendSe
     hosts = read_hosts(value.get("hosts"), path)
     prices = _prices_of(value, path)
     return BackendSet(specs, str(default), path.resolve().parent, path.resolve(), prices=prices, hosts=hosts)
+
+
+def _read_specs(value: Mapping[str, Any], path: Path) -> dict[str, BackendSpec]:
+    try:
+        return SPECS.validate_python(value.get("backends") or {})
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise CliError(f"{path}: backends.{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
 
 
 def _prices_of(value: Mapping[str, Any], path: Path) -> dict[str, Price]:
@@ -211,8 +231,13 @@ def hosts_of_file(path: Path | None) -> dict[str, HostsPart]:
     """Return the groups of hosts in the file that `--hosts` names: a plan, or the part under `hosts` alone. Raises
     CliError.
     """
+    return {one.name: one.part for one in hosts_in_use(path)}
+
+
+def hosts_in_use(path: Path | None) -> list[HostsInUse]:
+    """Return the groups of hosts in the file at `path`, as `hosts_of_file`, with their use by the backends there."""
     if path is None:
-        return {}
+        return []
     try:
         value = read_plan_data(path)
     except OSError as error:
@@ -220,7 +245,12 @@ def hosts_of_file(path: Path | None) -> dict[str, HostsPart]:
     found = read_hosts(value.get("hosts") if "hosts" in value else value, path)
     if not found:
         raise CliError(f"{path} names no hosts; put them under `hosts:`")
-    return found
+    specs = _read_specs(value, path).values() if "hosts" in value else ()
+    needs: dict[str, list[Mapping[str, float] | None]] = {}
+    for spec in specs:
+        if spec.on is not None and spec.needs not in (kinds := needs.setdefault(spec.on, [])):
+            kinds.append(spec.needs)
+    return [HostsInUse(name, part, needs.get(name, ())) for name, part in found.items()]
 
 
 def _without_blanks(price: Price) -> dict[str, JsonValue]:

@@ -50,7 +50,7 @@ async def run_fork(request: ForkOptions, make: MakeFork, options: OutputOptions)
         fork = await make(BackendSet({}).make_runner({}, store=store), record.run_id)
         backend_set = _select(stored, fork, request.backend)
         async with backend_set.open(backend_set.specs) as made:
-            concurrency = options.concurrency or _stored_concurrency(record)
+            concurrency = options.concurrency or _stored_concurrency(record) or backend_set.concurrency()
             runner = backend_set.make_runner(made, store=store, concurrency=concurrency)
             preview = await runner.preview_fork(fork)
             effects = [] if request.again else list_effects(preview, backend_set, made)
@@ -78,8 +78,8 @@ def _settings(kept: Mapping[str, Any], backend_set: BackendSet) -> dict[str, Any
     return {**now, **kept, "backends": {**kept.get("backends", {}), **now["backends"]}}
 
 
-def _stored_concurrency(record: RunRecord) -> int:
-    stored: int = json.loads(record.settings).get("concurrency", DEFAULT_CONCURRENCY)
+def _stored_concurrency(record: RunRecord) -> int | None:
+    stored: int | None = json.loads(record.settings).get("concurrency", DEFAULT_CONCURRENCY)
     return stored
 
 

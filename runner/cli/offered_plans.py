@@ -16,7 +16,6 @@ from plait.persistence.protocol import Store
 from plait.runner.cli.backends import BackendOptions, backend_set_of_plan, read_plan_data
 from plait.runner.cli.commands.submit import queue_run
 from plait.runner.cli.exits import CliError
-from plait.runner.cli.options import DEFAULT_CONCURRENCY
 from plait.runner.domain.dag import nearest
 from plait.runner.errors import PlaitError
 from plait.runner.plan.inputs import no_input
@@ -64,7 +63,8 @@ class LocalPlans:
             backend_set = backend_set_of_plan(loaded, self._backend)
         except CliError as error:
             raise PlaitError(error.message) from error
-        return await queue_run(loaded, backend_set, self._store, loaded.concurrency or DEFAULT_CONCURRENCY, key)
+        concurrency = loaded.concurrency or backend_set.concurrency()
+        return await queue_run(loaded, backend_set, self._store, concurrency, key)
 
     async def has_made(self, run_id: str) -> bool:
         """Return whether the run was made from one of the plans. Raises RunNotFound."""

@@ -50,7 +50,7 @@ class StoredRunners:
             opening = backend_set.open(names)
             made = await opening.__aenter__()
         try:
-            concurrency = stored_concurrency(record)
+            concurrency = stored_concurrency(record) or backend_set.concurrency()
             yield backend_set.make_runner(made, store=self._store, concurrency=concurrency, lease=self._lease)
         finally:
             await opening.__aexit__(None, None, None)

@@ -42,7 +42,7 @@ class Config:
     backends: Mapping[str, Backend]
     default: str
     store: Store | None
-    concurrency: int
+    concurrency: int | None
     limits: Mapping[str, int]
     rates: Mapping[str, RateLimits]
     shared_limits: bool
@@ -62,12 +62,13 @@ class Config:
     def slot_pool(self) -> SlotPool:
         """Return the slots for a new run: a pool of the run's own, or the pool shared by all runs of this event loop.
 
+        Without a number of tasks at once there is one slot, until the hosts are connected: see `follow_slots`.
         Shared pools are kept per event loop, because slots taken in an abandoned loop are never freed.
         """
         if not self.shared_limits:
-            return SlotPool(self.concurrency, self.limits, gates=self.gates())
+            return SlotPool(self.concurrency or 1, self.limits, gates=self.gates())
         loop = asyncio.get_running_loop()
-        pool = SlotPool(self.concurrency, self.limits, shared=True, gates=self.gates())
+        pool = SlotPool(self.concurrency or 1, self.limits, shared=True, gates=self.gates())
         return self._shared.setdefault(loop, pool)
 
     def gates(self) -> dict[str, RateGate]:
@@ -76,7 +77,7 @@ class Config:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_gates", RateGates(self.clock.monotonic))
-        if self.concurrency < 1:
+        if self.concurrency is not None and self.concurrency < 1:
             raise ValueError(f"concurrency must be at least 1, not {self.concurrency}")
         for name, limit in self.limits.items():
             if limit < 1:

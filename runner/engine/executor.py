@@ -127,6 +127,11 @@ class Executor:
             attempts += self._after_end(new_events)
             await self._start(attempts, new_events)
 
+    def widen(self, concurrency: int) -> None:
+        """Let `concurrency` tasks run at once, if it is more than before."""
+        self._scheduler.widen(concurrency)
+        self._take_offered()
+
     def end(self, how: Literal["stop", "cancel", "policy"]) -> None:
         """Start nothing more and cancel the attempts under way. Any number of calls, at any time, is safe."""
         if self.ended_by is None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
+import anyio
+
 from plait.backends.protocol import AwayHost, Backend, HostConnections, PlacedBackend, RunOnHosts
 from plait.runner.clock import iso
 from plait.runner.domain import events
@@ -40,6 +42,20 @@ async def connected_hosts(backends: Iterable[Backend], run: RunOnHosts) -> Async
         return
     async with AsyncExitStack() as stack:
         yield [await stack.enter_async_context(hosts.connected(run)) for hosts in every.values()]
+
+
+async def follow_slots(connections: Sequence[HostConnections], on_slots: Callable[[int], None]) -> None:
+    """Call `on_slots` with the number of slots of all hosts, whenever it grows. Runs until it is cancelled."""
+    found = [0] * len(connections)
+
+    async def follow(index: int, hosts: HostConnections) -> None:
+        while True:
+            found[index] = await hosts.more_slots(found[index])
+            on_slots(sum(found))
+
+    async with anyio.create_task_group() as group:
+        for index, hosts in enumerate(connections):
+            group.start_soon(follow, index, hosts)
 
 
 def forget_on_hosts(connections: Iterable[HostConnections]) -> None:

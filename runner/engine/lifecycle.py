@@ -45,7 +45,13 @@ from plait.runner.engine.executor import Executor
 from plait.runner.engine.feed import Feed
 from plait.runner.engine.growth import Growth
 from plait.runner.engine.handover import NO_HANDOVER, Handover
-from plait.runner.engine.host_connections import away_reporter, connected_hosts, forget_on_hosts, run_on_hosts
+from plait.runner.engine.host_connections import (
+    away_reporter,
+    connected_hosts,
+    follow_slots,
+    forget_on_hosts,
+    run_on_hosts,
+)
 from plait.runner.engine.inbox import Inbox
 from plait.runner.engine.outcome import STORE_WAITS_S
 from plait.runner.engine.policy_driver import PolicyDriver, PolicyState
@@ -262,6 +268,8 @@ async def _execute(
         claim = replace(claim, on_away=away_reporter(context.sink, stamp))
         async with connected_hosts(config.backends.values(), claim) as connections, anyio.create_task_group() as beside:
             beside.start_soon(_end_after_grace, config, control)
+            if config.concurrency is None:
+                beside.start_soon(follow_slots, connections, executor.widen)
             await executor.run()
             beside.cancel_scope.cancel()
             if _is_over(run, executor) and not context.sink.away:

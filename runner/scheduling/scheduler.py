@@ -98,6 +98,11 @@ class Scheduler:
                 self.rates.gates[name] = queue.limiter.gate
         return queue
 
+    def widen(self, concurrency: int) -> None:
+        """Raise the number of slots of this run, or of all runs that share the slots, to `concurrency`."""
+        self._slots.widen(concurrency)
+        self._slots.offer(self)
+
     def watch(self, changed: Callable[[str, BackendLimiter], None]) -> None:
         """Call `changed` with the name of each backend that is throttled now, and later at each change: see
         `BackendLimiter.watchers`.

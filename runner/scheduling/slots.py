@@ -144,6 +144,12 @@ class SlotPool:
             limiter = self._limiters[backend] = BackendLimiter(limit, limit, total, gate=self._gates.get(backend))
         return limiter
 
+    def widen(self, concurrency: int) -> None:
+        """Raise the number of slots to `concurrency`, unless there are more."""
+        self.most = self._concurrency = max(self._concurrency, concurrency)
+        for limiter in self._limiters.values():
+            limiter.total = int(min(limiter.ceiling, self._concurrency))
+
     def enqueue(self, run: object, limiter: BackendLimiter, take: Callable[[], None]) -> None:
         """Call `take` whenever `run` may get a slot on the backend, until `run` is removed from `limiter.queue`.
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from ipaddress import ip_address
 from urllib.parse import urlsplit
+
+_ROUNDING = 1e-9
+"""Part of an attempt by which a division may be too low, as 0.3 / 0.1 is."""
 
 
 def check_address(address: str) -> None:
@@ -44,3 +47,10 @@ def host_name(address: str, name: object) -> str:
 def slots_of(resources: Mapping[str, float]) -> int:
     """Return the number of attempts that a host with `resources` offers at most, for attempts of one each."""
     return max(1, min(1000, int(max(resources.values(), default=1))))
+
+
+def slots_for(resources: Mapping[str, float], needs: Iterable[Mapping[str, float]]) -> int:
+    """Return the number of attempts for which a host has the `resources`. Attempts of several `needs` are counted as if
+    each kind had the host for itself: some may have to wait for room, and no room stays unused.
+    """
+    return sum(int(min(resources.get(name, 0) / need for name, need in one.items()) + _ROUNDING) for one in needs)

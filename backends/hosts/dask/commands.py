@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import anyio
 
-from plait.backends.hosts.dask.address import slots_of
+from plait.backends.hosts.dask.address import slots_for
 from plait.backends.hosts.dask.cluster import Cluster, ClusterError, DaskWorker
 from plait.backends.hosts.dask.remote import RemoteOutput, close
 from plait.backends.hosts.reachable import CommandResult, HostUnreachable
 
 
 class WorkerCommands:
-    """Implements ReachableHost."""
+    """Implements ReachableHost for attempts of the kinds `needs`."""
 
-    def __init__(self, cluster: Cluster, worker: DaskWorker) -> None:
+    def __init__(self, cluster: Cluster, worker: DaskWorker, needs: Collection[Mapping[str, float]]) -> None:
         self._cluster = cluster
         self._worker = worker
         self.name = worker.name
-        self.slots = slots_of(worker.resources)
+        self.slots = slots_for(worker.resources, needs)
 
     async def run(self, words: Sequence[str], data: bytes = b"") -> CommandResult:
         """Run `plait` with `words`. Raises HostUnreachable."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 NEEDS: Mapping[str, float] = {"agents": 1}
 """The resources of an attempt where none are named."""
-AT_ONCE = 64
-"""Attempts at once, where the run has no other number."""
 
 
 class DaskHosts(HostGroup):
@@ -42,6 +40,8 @@ class DaskHosts(HostGroup):
         super().__init__(patience)
         self.address = address
         """The address of the scheduler."""
+        self._needs: list[Mapping[str, float]] = []
+        """The resources of an attempt of each kind placed here."""
         require("distributed", "dask")
         check_address(address)
 
@@ -49,11 +49,6 @@ class DaskHosts(HostGroup):
     def names(self) -> Sequence[str]:
         """The address of the scheduler, which belongs to one group of hosts."""
         return [self.address]
-
-    @property
-    def slots(self) -> int:
-        """The number of attempts at once that suits a run, whatever the workers are: those without room wait."""
-        return AT_ONCE
 
     def placed(self, backend: object, needs: Mapping[str, float] | None = None) -> HostBackend:
         """Return `backend` with its attempts on these hosts, each of which takes the resources `needs`.
@@ -71,17 +66,23 @@ class DaskHosts(HostGroup):
         needs = NEEDS if needs is None else needs
         if not needs or not all(0 < need < float("inf") for need in needs.values()):
             raise ValueError(f"needs must have positive numbers by name, such as {dict(NEEDS)}, not {dict(needs)}")
+        _add_kind(self._needs, needs)
         return host_backend(described, self, traits, needs)
 
     @asynccontextmanager
-    async def reachable(self) -> AsyncGenerator[Sequence[ReachableHost]]:
+    async def reachable(
+        self, needs: Collection[Mapping[str, float] | None] = ()
+    ) -> AsyncGenerator[Sequence[ReachableHost]]:
         """Return the workers that the scheduler has now, to run commands of plait there. Raises HostUnreachable."""
         from plait.backends.hosts.dask.cluster import ClusterError, connected  # noqa: PLC0415 - needs the extra
         from plait.backends.hosts.dask.commands import WorkerCommands  # noqa: PLC0415
 
+        kinds: list[Mapping[str, float]] = []
+        for one in [NEEDS if each is None else each for each in needs] or [NEEDS]:
+            _add_kind(kinds, one)
         try:
             async with connected(self.address) as cluster:
-                yield [WorkerCommands(cluster, worker) for worker in await cluster.workers()]
+                yield [WorkerCommands(cluster, worker, kinds) for worker in await cluster.workers()]
         except ClusterError as error:
             raise HostUnreachable(f"the scheduler {self.address} cannot be used: {error}") from None
 
@@ -96,4 +97,9 @@ class DaskHosts(HostGroup):
             line.kept.update(run.adopted.get(name, ()))
             return line
 
-        return DaskSession(self.address, self._patience, make_line, run)
+        return DaskSession(self.address, self._patience, make_line, self._needs, run)
+
+
+def _add_kind(kinds: list[Mapping[str, float]], needs: Mapping[str, float]) -> None:
+    if needs not in kinds:
+        kinds.append(needs)

@@ -8,6 +8,7 @@ import anyio
 import anyio.abc
 
 from plait.backends.errors import BackendError, ErrorKind
+from plait.backends.hosts.dask.address import slots_for
 from plait.backends.hosts.dask.cluster import Cluster, ClusterError, DaskWorker, connected
 from plait.backends.hosts.dask.line import DaskLine
 from plait.backends.hosts.frames import Frame
@@ -24,12 +25,20 @@ _RETRY_S = 1.0
 
 
 class DaskSession(HostSession):
-    """The hosts of one run. `make_line` makes the line to a host."""
+    """The hosts of one run, for attempts of the kinds `needs`. `make_line` makes the line to a host."""
 
-    def __init__(self, address: str, patience: float, make_line: Callable[[str], DaskLine], run: RunOnHosts) -> None:
+    def __init__(
+        self,
+        address: str,
+        patience: float,
+        make_line: Callable[[str], DaskLine],
+        needs: Sequence[Mapping[str, float]],
+        run: RunOnHosts,
+    ) -> None:
         super().__init__((), patience, run.on_away)
         self._address = address
         self._make_line = make_line
+        self._needs = needs
         self._closing = anyio.Event()
         self._group: anyio.abc.TaskGroup | None = None
         self._asked = False
@@ -74,6 +83,9 @@ class DaskSession(HostSession):
             await self._change()
         found = await super().unreached()
         return found if self._answered else [*found, self._address]
+
+    def _slots(self) -> int:
+        return sum(slots_for(line.resources, self._needs) for line in self._workers())
 
     async def _follow_scheduler(self) -> None:
         while not self._closing.is_set():

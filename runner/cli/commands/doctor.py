@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from types import MappingProxyType
 
 import anyio
 import click
@@ -16,13 +15,12 @@ from plait.backends.extras import install_command
 from plait.backends.prices import list_version
 from plait.backends.process.available_memory import available_memory
 from plait.backends.process.strays import agents_at_work, left_over_servers
-from plait.backends.spec.hosts import HostsPart
 from plait.persistence import SQLiteStore
 from plait.persistence.errors import StoreError
 from plait.persistence.records import Owner, RunRecord
 from plait.persistence.sqlite import health
 from plait.persistence.sqlite.health import Finding, Fitness
-from plait.runner.cli.backends import hosts_of_file
+from plait.runner.cli.backends import HostsInUse, hosts_in_use
 from plait.runner.cli.commands.doctor_agents import agents_json, check_agents, check_left_over
 from plait.runner.cli.commands.doctor_hosts import check_hosts
 from plait.runner.cli.display.report import print_json
@@ -57,7 +55,7 @@ def doctor_command(store_path: StorePlace, as_json: bool, hosts_file: Path | Non
     secret), the file system, the permissions, every page and checksum of the store, runs without an owner, and
     processes left behind. Changes nothing. The exit code is 3 if a check is bad; warnings alone give 0.
     """
-    return run_doctor(store_path, as_json, hosts_of_file(hosts_file))
+    return run_doctor(store_path, as_json, hosts_in_use(hosts_file))
 
 
 _MOUNTS = Path("/proc/self/mountinfo")
@@ -65,7 +63,7 @@ _MOST_RUNS = 5
 _ALL = 1 << 31
 
 
-def run_doctor(path: StorePlace, as_json: bool, hosts: Mapping[str, HostsPart] = MappingProxyType({})) -> int:
+def run_doctor(path: StorePlace, as_json: bool, hosts: Sequence[HostsInUse] = ()) -> int:
     """Run all checks and print the findings. Return the exit code."""
     agents, memory = anyio.run(look_for_agents), available_memory()
     findings = [*_check_machine(path), *check_agents(agents, memory), *_check_store(path), *_check_children(path)]

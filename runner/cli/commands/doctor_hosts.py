@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 import anyio
@@ -11,8 +11,8 @@ import anyio
 from plait.backends.agents.catalog import AGENTS
 from plait.backends.hosts.look import HostState, look_at_hosts
 from plait.backends.hosts.reachable import HostUnreachable, ReachableHost
-from plait.backends.spec.hosts import HostsPart
 from plait.persistence.sqlite.health import Finding, Fitness
+from plait.runner.cli.backends import HostsInUse
 
 _ANSWER_S = 120.0
 """Seconds for `plait doctor` on a host, which starts each agent for its version."""
@@ -22,15 +22,15 @@ _SUCCEEDED = frozenset({0, 3})
 """The exit codes with findings: no check is bad, or some are."""
 
 
-async def check_hosts(groups: Mapping[str, HostsPart]) -> list[Finding]:
+async def check_hosts(groups: Sequence[HostsInUse]) -> list[Finding]:
     """Return the findings about each host, and those of `plait doctor` there, asked of all hosts of a group at once."""
     findings: list[Finding] = []
-    for spec in groups.values():
+    for group in groups:
         try:
-            async with spec.make().reachable() as hosts:
+            async with group.part.make().reachable(group.needs) as hosts:
                 findings += await _check_group(hosts)
         except HostUnreachable as error:
-            findings.append(Finding(f"{spec.way}: host", Fitness.BAD, f"away: {error}"))
+            findings.append(Finding(f"{group.part.way}: host", Fitness.BAD, f"away: {error}"))
     return findings
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import anyio
@@ -11,9 +11,8 @@ import click
 
 from plait.backends.hosts.look import HostState, look_at_hosts
 from plait.backends.hosts.reachable import HostUnreachable
-from plait.backends.spec.hosts import HostsPart
 from plait.persistence.errors import StoreError
-from plait.runner.cli.backends import hosts_of_file
+from plait.runner.cli.backends import HostsInUse, hosts_in_use
 from plait.runner.cli.display.report import print_json
 from plait.runner.cli.display.sections import print_table
 from plait.runner.cli.display.text import one_line
@@ -35,12 +34,12 @@ def hosts_command(file: Path, store_path: StorePlace, as_json: bool) -> int:
 
     Exit code 1 if a host is away or has another version.
     """
-    return anyio.run(show_hosts, hosts_of_file(file), store_path, as_json)
+    return anyio.run(show_hosts, hosts_in_use(file), store_path, as_json)
 
 
-async def show_hosts(groups: dict[str, HostsPart], place: StorePlace, as_json: bool) -> int:
+async def show_hosts(groups: Sequence[HostsInUse], place: StorePlace, as_json: bool) -> int:
     """Print the state of each host. Return the exit code."""
-    states = [(name, state) for name, spec in groups.items() for state in await _states(spec)]
+    states = [(group.name, state) for group in groups for state in await _states(group)]
     since: Mapping[str, str] = await _away_since(place) if any(state.version is None for _, state in states) else {}
     if as_json:
         print_json([{"hosts": name, **state.as_json(), "away_since": _since(state, since)} for name, state in states])
@@ -51,12 +50,12 @@ async def show_hosts(groups: dict[str, HostsPart], place: StorePlace, as_json: b
     return COMPLETED if all(state.is_usable for _, state in states) else FAILED
 
 
-async def _states(spec: HostsPart) -> list[HostState]:
+async def _states(group: HostsInUse) -> list[HostState]:
     try:
-        async with spec.make().reachable() as hosts:
+        async with group.part.make().reachable(group.needs) as hosts:
             return await look_at_hosts(hosts)
     except HostUnreachable as error:
-        return [HostState(spec.way, 0, problem=f"away: {error}")]
+        return [HostState(group.part.way, 0, problem=f"away: {error}")]
 
 
 async def _away_since(place: StorePlace) -> Mapping[str, str]:

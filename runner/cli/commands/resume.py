@@ -135,7 +135,7 @@ async def resume_run(request: ResumeRequest, options: OutputOptions) -> int:
         prompts = _prompts(request, record, tasks)
         print_plan_changes(record, tasks, stored, prompts)
         async with backend_set.open(names) as made:
-            concurrency = options.concurrency or stored_concurrency(record)
+            concurrency = options.concurrency or stored_concurrency(record) or backend_set.concurrency()
             runner = backend_set.make_runner(made, store=store, concurrency=concurrency)
             run = runner.start_resume(record.run_id, retry_failed=request.retry_failed, prompts=prompts)
             return await follow_run(run, dag, replace(options, concurrency=concurrency), store, statuses)
@@ -184,10 +184,12 @@ def _status_after_resume(action: ResumeAction, task: TaskRecord) -> TaskStatus:
     return TaskStatus.WAITING_INPUT if action is ResumeAction.ASK else TaskStatus(task.status)
 
 
-def stored_concurrency(record: RunRecord) -> int:
-    """Return how many tasks of the run may be under way at once, as stored with the run."""
-    stored = json.loads(record.settings).get("concurrency")
-    return stored if isinstance(stored, int) and stored > 0 else DEFAULT_CONCURRENCY
+def stored_concurrency(record: RunRecord) -> int | None:
+    """Return how many tasks of the run may be under way at once, as stored with the run. None: as many as the hosts of
+    the backends have slots.
+    """
+    stored = json.loads(record.settings).get("concurrency", DEFAULT_CONCURRENCY)
+    return stored if stored is None or (isinstance(stored, int) and stored > 0) else DEFAULT_CONCURRENCY
 
 
 def _print_ended(result: RunResult, dag: DAG, options: OutputOptions) -> int:

@@ -51,7 +51,9 @@ def submit_command(plan: Path, inputs: dict[str, str], **options: Any) -> int:
     return anyio.run(submit, loaded, backend_set, concurrency, options["key"], options["store_path"])
 
 
-async def submit(plan: Plan, backend_set: BackendSet, concurrency: int, key: str | None, place: StorePlace) -> int:
+async def submit(
+    plan: Plan, backend_set: BackendSet, concurrency: int | None, key: str | None, place: StorePlace
+) -> int:
     """Store a queued run of `plan`, and print its id. Return the exit code."""
     async with open_store(place) as store:
         run_id = await queue_run(plan, backend_set, store, concurrency, key)
@@ -59,7 +61,9 @@ async def submit(plan: Plan, backend_set: BackendSet, concurrency: int, key: str
     return COMPLETED
 
 
-async def queue_run(plan: Plan, backend_set: BackendSet, store: Store, concurrency: int, key: str | None = None) -> str:
+async def queue_run(
+    plan: Plan, backend_set: BackendSet, store: Store, concurrency: int | None, key: str | None = None
+) -> str:
     """Store a queued run of `plan`, one for a key, and return its id. Raises as `ParallelRunner.create_run`, and
     KeyConflict if the run of the key has another `concurrency`.
     """
@@ -72,14 +76,15 @@ async def queue_run(plan: Plan, backend_set: BackendSet, store: Store, concurren
         stored = stored_concurrency(record)
         if stored != concurrency:
             raise KeyConflict(
-                f"key {key!r} was used at {record.created_at} for run {run_id}, with {stored} tasks at once, not "
-                f"{concurrency}; give a new run a new key"
+                f"key {key!r} was used at {record.created_at} for run {run_id}, with "
+                f"{stored or 'a changing number of'} tasks at once, not {concurrency or 'a changing number'}; "
+                "give a new run a new key"
             )
     return run_id
 
 
 def make_queueing_runner(
-    backend_set: BackendSet, names: Iterable[str], store: Store, concurrency: int
+    backend_set: BackendSet, names: Iterable[str], store: Store, concurrency: int | None
 ) -> ParallelRunner:
     """Return a runner that creates runs on the backends in `names`, and opens none of them."""
     unopened = {name: _unopened(backend_set, name) for name in names if name in backend_set.specs}

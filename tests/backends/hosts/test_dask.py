@@ -18,6 +18,7 @@ from distributed import Client
 
 from plait.backends import DaskHosts, FunctionBackend, SSHHosts
 from plait.backends.hosts.dask import relay
+from plait.backends.hosts.dask.address import slots_for
 from plait.backends.hosts.look import look_at_hosts
 from plait.backends.spec.build import BackendSpec
 from plait.backends.spec.described import placed, spec_description
@@ -33,6 +34,7 @@ from tests.support.hosts.dask_cluster import DaskCluster
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Generator[DaskCluster]:
     """m1 with room for one attempt, and m2 with room for three."""
     with DaskCluster(tmp_path_factory.mktemp("cluster"), {"m1": 1, "m2": 3}) as cluster:
+        anyio.run(cluster.ready)
         yield cluster
 
 
@@ -97,6 +99,63 @@ async def test_an_attempt_takes_the_resources_that_it_needs(cluster: DaskCluster
                 gate.touch()
         assert (await run.result()).status is RunStatus.COMPLETED
     assert placed == ["m2", "m2"]
+
+
+@pytest.mark.parametrize(("needs", "slots"), [({"agents": 1}, 4), ({"agents": 2}, 1)])
+async def test_as_many_tasks_run_at_once_as_the_workers_have_resources_for(
+    cluster: DaskCluster, tmp_path: Path, needs: dict[str, float], slots: int
+) -> None:
+    gate = tmp_path / "gate"
+    runner = ParallelRunner(cluster.hosts().placed(functions.until_file, needs), concurrency=None)
+    started: list[str] = []
+    placed: set[str] = set()
+    async with runner.start(tasks(6, str(gate))) as run:
+        async for event in run.events():
+            if isinstance(event, events.TaskStarted):
+                started.append(event.task_id)
+            if isinstance(event, events.TaskPlaced) and not gate.exists():
+                placed.add(event.task_id)
+                if len(placed) == slots:
+                    assert len(started) == slots
+                    gate.touch()
+        assert (await run.result()).status is RunStatus.COMPLETED
+
+
+async def test_more_tasks_run_at_once_when_a_worker_joins(tmp_path: Path) -> None:
+    with DaskCluster(tmp_path / "cluster", {"m1": 1}) as cluster:
+        await cluster.ready()
+        cluster.agents = {"m1": 1, "m2": 3}
+        gate = tmp_path / "gate"
+        runner = ParallelRunner(cluster.hosts(patience=60).placed(functions.until_file), concurrency=None)
+        started: list[str] = []
+        places: list[str] = []
+        async with runner.start(tasks(6, str(gate))) as run:
+            async for event in run.events():
+                if isinstance(event, events.TaskStarted):
+                    started.append(event.task_id)
+                if isinstance(event, events.TaskPlaced) and not gate.exists():
+                    places.append(event.place)
+                    assert len(started) == (1 if places == ["m1"] else 4)
+                    if places == ["m1"]:
+                        cluster.start_worker("m2")
+                    if len(places) == 4:
+                        gate.touch()
+            assert (await run.result()).status is RunStatus.COMPLETED
+        assert places == ["m1", "m2", "m2", "m2"]
+
+
+@pytest.mark.parametrize(
+    ("needs", "slots"),
+    [
+        ([{"agents": 0.1}], 3),
+        ([{"agents": 0.1, "gpus": 1}], 2),
+        ([{"agents": 0.1}, {"gpus": 1}], 5),
+        ([{"agents": 0.2}], 1),
+        ([{"memory": 1}], 0),
+    ],
+)
+def test_slots_are_the_attempts_for_which_a_host_has_resources(needs: list[dict[str, float]], slots: int) -> None:
+    assert slots_for({"agents": 0.3, "gpus": 2}, needs) == slots
 
 
 async def test_two_runs_share_the_resources_of_a_worker(cluster: DaskCluster, tmp_path: Path) -> None:

@@ -91,6 +91,23 @@ async def test_attempts_go_to_the_least_loaded_host_within_its_slots(world: Host
     assert sorted(placed[:4]) == ["m1", "m2", "m2", "m2"]
 
 
+async def test_as_many_tasks_run_at_once_as_the_hosts_have_slots(world: HostFolder, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    runner = ParallelRunner(world.hosts("m1", "m2", slots=2).placed(functions.until_file), concurrency=None)
+    started: list[str] = []
+    placed: list[str] = []
+    async with runner.start(tasks(6, str(gate))) as run:
+        async for event in run.events():
+            if isinstance(event, events.TaskStarted):
+                started.append(event.task_id)
+            if isinstance(event, events.TaskPlaced):
+                placed.append(event.task_id)
+                if len(placed) == 4:
+                    assert len(started) == 4
+                    gate.touch()
+        assert (await run.result()).status is RunStatus.COMPLETED
+
+
 async def test_two_runs_share_the_slots_of_a_host(world: HostFolder, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     hosts = world.hosts("m1", slots=1), world.hosts("m1b", slots=1)

@@ -41,6 +41,7 @@ async def play(part: str, agents: int, workers: int) -> dict[str, float]:
 
 
 async def _play(world: DaskWorld, part: str, agents: int) -> RunResult:
+    await world.cluster.ready()
     if part in {"worker", "nanny", "scheduler"}:
         return await world.run_without(part, agents)
     await world.killed(agents)

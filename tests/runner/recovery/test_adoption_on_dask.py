@@ -14,8 +14,6 @@ from anyio.to_thread import run_sync
 
 pytest.importorskip("distributed")
 
-from distributed import Client
-
 from plait.persistence import EventKind
 from plait.runner import RunStatus
 from plait.runner.domain import events
@@ -72,7 +70,7 @@ async def test_a_worker_that_is_away_for_too_long_loses_its_attempts_and_ends_th
     world.plan(*({"id": f"t{number}", "prompt": f"work {number} [[until go]]"} for number in range(4)))
     world.cluster.start()
     try:
-        await ready(world)
+        await world.cluster.ready()
         async with world.opened_store() as store, world.runner(store).start(world.dag(), RUN) as run:
             opened: set[str] = set()
             places: dict[str, str] = {}
@@ -102,9 +100,3 @@ async def test_a_worker_that_is_away_for_too_long_loses_its_attempts_and_ends_th
         }
     finally:
         world.end()
-
-
-async def ready(world: DaskWorld) -> None:
-    """Return once each worker is there."""
-    async with Client(world.cluster.address, asynchronous=True, timeout=60) as client:
-        await client.wait_for_workers(len(world.cluster.agents))

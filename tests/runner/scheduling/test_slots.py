@@ -98,3 +98,25 @@ async def test_a_run_that_is_busy_on_one_backend_keeps_its_turn_for_another() ->
     assert await run_all(runner, [DAG([*busy, only]), wide("b", 15, "x"), wide("c", 15, "x")]) == [COMPLETED] * 3
     on_x = [prompt for prompt in order if prompt != "a on y"]
     assert on_x.index("a on x") <= 3
+
+
+def taken(scheduler: Scheduler) -> list[int]:
+    """Take every task that may start."""
+    found: list[int] = []
+    while (position := scheduler.take()) is not None:
+        found.append(position)
+    return found
+
+
+def test_a_pool_that_is_widened_starts_more_tasks_and_never_fewer() -> None:
+    slots = SlotPool(1, {"few": 2})
+    scheduler = Scheduler(DAG(Task(f"t{n}", "p") for n in range(5)), ["many"] * 2 + ["few"] * 3, slots)
+    assert taken(scheduler) == [0]
+    scheduler.widen(4)
+    assert taken(scheduler) == [1, 2, 3]
+    assert (scheduler.slots_of("many"), scheduler.slots_of("few")) == ((4, 4), (2, 2))
+    scheduler.widen(2)
+    scheduler.finish(0, TaskStatus.COMPLETED)
+    assert taken(scheduler) == []  # the limit of `few` holds
+    scheduler.finish(2, TaskStatus.COMPLETED)
+    assert taken(scheduler) == [4]

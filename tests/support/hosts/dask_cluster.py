@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from distributed import Client
+
 from plait.backends.hosts.dask.hosts import DaskHosts
 from tests.support.hosts.ssh import ROOT
 
@@ -53,6 +55,11 @@ class DaskCluster:
         self.start_scheduler()
         for name in self.agents:
             self.start_worker(name)
+
+    async def ready(self) -> None:
+        """Return once each worker is there."""
+        async with Client(self.address, asynchronous=True, timeout=60) as client:
+            await client.wait_for_workers(len(self.agents))
 
     def start_scheduler(self) -> None:
         self._start(

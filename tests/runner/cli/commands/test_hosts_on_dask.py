@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Generator
 from pathlib import Path
 
+import anyio
 import pytest
 
 pytest.importorskip("distributed")
@@ -25,6 +27,7 @@ async def where(prompt):
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Generator[DaskCluster]:
     with DaskCluster(tmp_path_factory.mktemp("cluster"), {"m1": 2, "m2": 3}) as cluster:
+        anyio.run(cluster.ready)
         yield cluster
 
 
@@ -48,6 +51,9 @@ def test_a_plan_runs_on_the_cluster_that_it_names(cluster: DaskCluster, tmp_path
     assert " a runs on m2\n" in done.err
     assert "distributed" not in done.err
     assert plait(tmp_path, "show", "last", "a", "--json").value["history"][0]["place"] == "m2"
+    with sqlite3.connect(tmp_path / ".plait" / "plait.db") as database:
+        (settings,) = database.execute("SELECT settings FROM runs").fetchone()
+    assert json.loads(settings)["concurrency"] is None  # as many as the workers have room for
 
 
 def test_workers_and_their_state_are_listed_and_visited(cluster: DaskCluster, tmp_path: Path) -> None:
@@ -59,6 +65,10 @@ def test_workers_and_their_state_are_listed_and_visited(cluster: DaskCluster, tm
         ["fleet", "m1", "2", "0", "0.1.0", "ready"],
         ["fleet", "m2", "3", "0", "0.1.0", "ready"],
     ]
+    write_plan(tmp_path, cluster.address, needs={"agents": 1.5})
+    rows = plait(tmp_path, "hosts", "plan.json", "--json").value
+    assert {one["name"]: one["slots"] for one in rows} == {"m1": 1, "m2": 2}
+    write_plan(tmp_path, cluster.address)
     done = plait(tmp_path, "doctor", "--hosts", "plan.json", "--json", HOME=str(tmp_path))
     checks = {one["check"]: (one["verdict"], one["found"]) for one in done.value["checks"]}
     assert checks["m1: host"] == ("ok", "plait 0.1.0, 2 slots, 0 at work")
