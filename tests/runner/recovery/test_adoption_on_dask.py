@@ -6,6 +6,7 @@ Skipped where distributed is not installed.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Generator
 from pathlib import Path
 
@@ -63,6 +64,67 @@ async def test_the_end_of_a_run_ends_the_agents_on_every_worker(world: DaskWorld
         result = await run.result()
     assert result.status is (RunStatus.CANCELLED if how == "cancel" else RunStatus.INTERRUPTED)
     assert (world.alive(), len(world.turns)) == ([], COUNT)
+
+
+async def test_a_task_that_continues_another_goes_to_the_worker_with_the_session(tmp_path: Path) -> None:
+    world = DaskWorld(tmp_path, {"m1": 3, "m2": 3}, nanny=False)
+    names = [f"t{number}" for number in range(6)]
+    world.plan(
+        *({"id": name, "prompt": f"first {name} [[until begun]]"} for name in names),
+        *({"id": f"{name}-2", "prompt": f"second {name}", "continues": name} for name in names),
+    )
+    world.cluster.start()
+    try:
+        await world.cluster.ready()
+        places: dict[str, str] = {}
+        async with world.opened_store() as store, world.runner(store).start(world.dag(), RUN) as run:
+            async for event in run.events():
+                if isinstance(event, events.TaskPlaced):
+                    places[event.task_id] = event.place
+                    if len(places) == len(names):
+                        world.allow("begun")
+            result = await run.result()
+    finally:
+        world.end()
+    assert result.status is RunStatus.COMPLETED
+    assert Counter(places[name] for name in names) == {"m1": 3, "m2": 3}
+    assert {name: places[f"{name}-2"] for name in names} == {name: places[name] for name in names}
+    sessions = {turn["prompt"].partition(" [[")[0]: turn["session"] for turn in world.turns}
+    assert all(sessions[f"first {name}"] == sessions[f"second {name}"] for name in names)
+
+
+async def test_a_task_that_continues_another_waits_for_the_worker_with_the_session(tmp_path: Path) -> None:
+    world = DaskWorld(tmp_path, {"m1": 1, "m2": 1}, nanny=False)
+    world.plan(
+        {"id": "a", "prompt": "one [[until both]]"},
+        {"id": "c", "prompt": "other [[until go]]"},
+        {"id": "b", "prompt": "two", "continues": "a", "depends_on": ["c"]},
+    )
+    world.cluster.start()
+    places: dict[str, str] = {}
+    waits: list[str] = []
+    try:
+        await world.cluster.ready()
+        async with world.opened_store() as store, world.runner(store).start(world.dag(), RUN) as run:
+            async for event in run.events():
+                if isinstance(event, events.TaskPlaced):
+                    places[event.task_id] = event.place
+                    if len(places) == 2:
+                        world.allow("both")
+                if isinstance(event, events.TaskCompleted) and event.task_id == "a":
+                    await run_sync(world.cluster.kill, places["a"])
+                    world.allow("go")
+                if isinstance(event, events.TaskOutput) and event.output == "waiting" and event.task_id == "b":
+                    waits.append(event.text)
+                    if len(waits) == 1:
+                        world.cluster.start_worker(places["a"])
+            result = await run.result()
+    finally:
+        world.end()
+    assert (result.status, places["b"]) == (RunStatus.COMPLETED, places["a"])
+    assert waits[0].startswith(f"waiting for {places['a']}, away since ")
+    sessions = {turn["prompt"].partition(" [[")[0]: turn["session"] for turn in world.turns}
+    assert sessions["one"] == sessions["two"]
 
 
 async def test_a_worker_that_is_away_for_too_long_loses_its_attempts_and_ends_them_when_back(tmp_path: Path) -> None:

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import os
-import platform
 import signal
-import sys
 from functools import partial
 from pathlib import Path
 
-import anyio
-import anyio.abc
 import pytest
 
 from plait.backends.hosts.slots import Slots
 from plait.persistence import EventKind
-from plait.runner import ResumeAction, RunResult, RunStatus, TaskStatus
+from plait.runner import ResumeAction, RunStatus, TaskStatus
 from plait.runner.domain import events
 from plait.runner.engine.attempt import INTERRUPTED
 from tests.support.agents.outliving import RUN
@@ -78,44 +74,6 @@ async def test_agents_outlive_their_host_process_within_a_run(world: HostsWorld)
     assert cut
     assert (result.status, len(world.turns), world.alive()) == (RunStatus.COMPLETED, COUNT, [])
     assert {one.attempts for one in result.tasks.values()} == {1}
-
-
-async def test_an_owner_that_slept_past_its_lease_neither_ends_nor_begins_an_agent(
-    world: HostsWorld, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    command = [sys.executable, "-m", world.module, str(world.folder)]
-    with (world.folder / "stderr").open("wb") as stderr:
-        process = await anyio.open_process(command, stdout=stderr, stderr=stderr)
-    async with process:
-        try:
-            await world.until(lambda: len(world.told) == COUNT)
-            await world.suspend(process.pid)
-            monkeypatch.setattr(platform, "node", lambda: "another-machine")
-            result = await taken_over(world, process)
-        finally:
-            if process.returncode is None:
-                process.kill()
-    assert b"was taken over by another process" in (world.folder / "stderr").read_bytes()
-    assert (result.status, len(world.turns), world.alive()) == (RunStatus.COMPLETED, COUNT, [])
-    assert {one.attempts for one in result.tasks.values()} == {1}
-
-
-async def taken_over(world: HostsWorld, sleeping: anyio.abc.Process) -> RunResult:
-    """Resume the run, and wake the `sleeping` owner while the agents are at work. Return the result."""
-    adopted: set[str] = set()
-    async with world.store() as store, world.runner(store).start_resume(RUN) as run:
-        async for event in run.events():
-            if isinstance(event, events.TaskStarted):
-                assert event.adopted
-                adopted.add(event.task_id)
-            if len(adopted) == COUNT:
-                adopted.clear()
-                await world.followed(COUNT, epoch=2)
-                os.kill(sleeping.pid, signal.SIGCONT)
-                assert await sleeping.wait() != 0
-                assert len(world.alive()) == COUNT
-                world.allow("go")
-        return await run.result()
 
 
 def newer_version(_package: str) -> str:

@@ -29,6 +29,8 @@ from plait.runner import DAG, FailureMode, ParallelRunner, Retry, Task
 RUN = "r"
 AGENT = Path(__file__).with_name("outliving_child.py")
 _SECONDS = 30.0
+_PATIENCE = 120.0
+"""Seconds after which what a test waits for is taken not to come."""
 
 
 class Outliver:
@@ -161,7 +163,7 @@ class World:
 
     async def until(self, what: Any) -> None:
         """Until other processes have made it true."""
-        with anyio.fail_after(_SECONDS):
+        with anyio.fail_after(_PATIENCE):
             while not what():  # noqa: ASYNC110 - it is another process's doing
                 await anyio.sleep(0.005)
 

@@ -18,30 +18,40 @@ import psutil
 from anyio.to_thread import run_sync
 
 from plait.backends import DaskHosts
+from plait.backends.hosts.placed import HostBackend
 from plait.persistence import EventKind, SQLiteStore
 from plait.runner import ParallelRunner, RunResult
 from plait.runner.domain import events
-from tests.support.agents.outliving import RUN, World, dag_of
+from tests.support.agents.outliving import RUN, dag_of
 from tests.support.hosts.agent import Agent
 from tests.support.hosts.dask_cluster import DaskCluster
-from tests.support.hosts.outliving import busy_hosts
+from tests.support.hosts.outliving import PlacedWorld, busy_hosts
 
 LEASE = 1.0
 AGENTS = {"m1": 4, "m2": 4, "m3": 4}
 
 
-class DaskWorld(World):
-    """A world whose agents work on the workers of a cluster, each with a nanny."""
+class DaskWorld(PlacedWorld):
+    """A world whose agents work on the workers of a cluster."""
 
     module = "tests.support.hosts.dask_outliving"
 
-    def __init__(self, folder: Path, agents: Mapping[str, int] = AGENTS, *, patience: float = 60.0) -> None:
+    def __init__(
+        self, folder: Path, agents: Mapping[str, int] = AGENTS, *, patience: float = 60.0, nanny: bool = True
+    ) -> None:
         super().__init__(folder)
-        self.cluster = DaskCluster(folder / "cluster", agents, nanny=True)
+        self.cluster = DaskCluster(folder / "cluster", agents, nanny=nanny)
         (folder / "cluster.json").write_text(json.dumps([self.cluster.address, patience]))
+
+    @property
+    def states(self) -> Path:
+        return self.cluster.folder
 
     def runner(self, store: SQLiteStore, **options: Any) -> ParallelRunner:
         return runner_of(self.folder, store, **options)
+
+    def placed(self) -> HostBackend:
+        return self.cluster.hosts().placed(Agent(str(self.folder)))
 
     def restart(self) -> None:
         """SIGKILL of the scheduler, the nannies and the workers, which are started anew."""
@@ -78,15 +88,10 @@ class DaskWorld(World):
                     adopted.add(event.task_id)
                 if len(adopted) == count:
                     adopted.clear()
-                    await self.until(self._is_followed)
+                    await self.followed(count, epoch=2)
                     assert len(self.alive()) == count
                     self.allow("go")
             return await run.result()
-
-    def _is_followed(self) -> bool:
-        """Return whether each host has the fence of the second owner."""
-        fences = list(self.cluster.folder.glob("*/plait/hosts/*/*/fence.json"))
-        return all(fence.read_text().startswith("[2,") for fence in fences)
 
     async def run_without(self, part: str, count: int) -> RunResult:
         """Run the plan, kill a part of the cluster once the `count` agents work, and let the agents go on once the run

@@ -21,8 +21,9 @@ import anyio
 from plait.backends.hosts import line
 from plait.backends.hosts.frames import frame_line
 from plait.backends.hosts.line import Line, Turn
+from plait.backends.hosts.placed import HostBackend
 from plait.backends.hosts.session import HostSession, OnOutput
-from plait.backends.hosts.slots import Slots
+from plait.backends.hosts.slots import slots_taken
 from plait.persistence import SQLiteStore, Store
 from plait.persistence.records import EventRecord
 from plait.runner import ParallelRunner
@@ -46,7 +47,55 @@ def busy_hosts(records: tuple[EventRecord, ...]) -> dict[str, list[str]]:
     return found
 
 
-class HostsWorld(World):
+class PlacedWorld(World):
+    """A world whose agents work on other hosts, each with its files in a folder of this machine."""
+
+    @property
+    def states(self) -> Path:
+        """The folder with the state of each host."""
+        raise NotImplementedError
+
+    def placed(self) -> HostBackend:
+        """Return the agents' backend, on the hosts."""
+        raise NotImplementedError
+
+    async def followed(self, count: int, epoch: int) -> None:
+        """Return once `is_followed`."""
+        await self.until(lambda: self.is_followed(count, epoch))
+
+    def is_followed(self, count: int, epoch: int) -> bool:
+        """Whether so many attempts hold slots, all of host processes of the owner with this epoch.
+
+        A host process ends the attempts that it is not to keep before it takes a slot.
+        """
+        fences = self.states.glob("*/plait/hosts/*/*/fence.json")
+        if not all(fence.read_text().startswith(f"[{epoch},") for fence in fences):
+            return False
+        return sum(map(slots_taken, self.states.glob("*/plait/hosts/slots"))) == count
+
+    async def suspend(self, pid: int) -> None:
+        """SIGSTOP of a runner, at a moment at which the runner holds no lock of the store."""
+        with anyio.fail_after(LIMIT):
+            while True:
+                os.kill(pid, signal.SIGSTOP)
+                await self.until(lambda: _is_stopped(pid))
+                if self._is_free():
+                    return
+                os.kill(pid, signal.SIGCONT)
+                await anyio.sleep(0.005)
+
+    def _is_free(self) -> bool:
+        store = sqlite3.connect(self.folder / "runs.db", timeout=0, isolation_level=None)
+        try:
+            store.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError:
+            return False
+        finally:
+            store.close()
+        return True
+
+
+class HostsWorld(PlacedWorld):
     """A world whose agents work on three hosts."""
 
     module = "tests.support.hosts.outliving"
@@ -54,6 +103,13 @@ class HostsWorld(World):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self.hosts = HostFolder(folder / "hosts")
+
+    @property
+    def states(self) -> Path:
+        return self.hosts.folder
+
+    def placed(self) -> HostBackend:
+        return self.hosts.hosts(*NAMES, slots=SLOTS).placed(Agent(str(self.folder)))
 
     def runner(self, store: SQLiteStore, names: Sequence[str] = NAMES, **options: Any) -> ParallelRunner:
         return runner_of(self.folder, store, names, **options)
@@ -77,42 +133,6 @@ class HostsWorld(World):
         """The tasks, and the hosts of the process that runs the tasks."""
         values = {"concurrency": concurrency, "names": names, "slots": slots, "tasks": tasks}
         (self.folder / "plan.json").write_text(json.dumps(values))
-
-    async def followed(self, count: int, epoch: int) -> None:
-        """Return once `is_followed`."""
-        await self.until(lambda: self.is_followed(count, epoch))
-
-    def is_followed(self, count: int, epoch: int) -> bool:
-        """Whether so many attempts hold slots, all of host processes of the owner with this epoch.
-
-        A host process ends the attempts that it is not to keep before it takes a slot.
-        """
-        fences = self.hosts.folder.glob("*/plait/hosts/*/*/fence.json")
-        if not all(fence.read_text().startswith(f"[{epoch},") for fence in fences):
-            return False
-        folders = self.hosts.folder.glob("*/plait/hosts/slots")
-        return sum(Slots(folder, len(list(folder.iterdir()))).taken() for folder in folders) == count
-
-    async def suspend(self, pid: int) -> None:
-        """SIGSTOP of a runner, at a moment at which the runner holds no lock of the store."""
-        with anyio.fail_after(LIMIT):
-            while True:
-                os.kill(pid, signal.SIGSTOP)
-                await self.until(lambda: _is_stopped(pid))
-                if self._is_free():
-                    return
-                os.kill(pid, signal.SIGCONT)
-                await anyio.sleep(0.005)
-
-    def _is_free(self) -> bool:
-        store = sqlite3.connect(self.folder / "runs.db", timeout=0, isolation_level=None)
-        try:
-            store.execute("BEGIN IMMEDIATE")
-        except sqlite3.OperationalError:
-            return False
-        finally:
-            store.close()
-        return True
 
 
 def _is_stopped(pid: int) -> bool:
