@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import anyio
 import click
 
 from plait.backends.hosts.look import HostState, look_at_hosts
 from plait.backends.hosts.reachable import HostUnreachable
+from plait.backends.spec.hosts import DaskHostsPart
 from plait.persistence.errors import StoreError
+from plait.persistence.records import RunRecord
 from plait.runner.cli.backends import HostsInUse, hosts_in_use
 from plait.runner.cli.display.report import print_json
 from plait.runner.cli.display.sections import print_table
@@ -20,6 +24,7 @@ from plait.runner.cli.display.waits import local_time
 from plait.runner.cli.exits import COMPLETED, FAILED, print_note
 from plait.runner.cli.lookup import MAX_RUNS_SEARCHED, read_only_store
 from plait.runner.cli.options import DEFAULT_STORE, StorePlace, json_option, store_option
+from plait.runner.domain.events import HostAway
 from plait.runner.operations.inspect import away_hosts
 
 
@@ -30,7 +35,7 @@ from plait.runner.operations.inspect import away_hosts
 def hosts_command(file: Path, store_path: StorePlace, as_json: bool) -> int:
     """Ask each host in FILE, a plan or the part under `hosts` alone, and print its slots, the attempts at work there,
     of all runs, and its version of plait. For a host that is away, also print since when a run in the store waits for
-    the host.
+    the host; workers of a Dask cluster that are gone are printed only then.
 
     Exit code 1 if a host is away or has another version.
     """
@@ -39,8 +44,10 @@ def hosts_command(file: Path, store_path: StorePlace, as_json: bool) -> int:
 
 async def show_hosts(groups: Sequence[HostsInUse], place: StorePlace, as_json: bool) -> int:
     """Print the state of each host. Return the exit code."""
-    states = [(group.name, state) for group in groups for state in await _states(group)]
-    since: Mapping[str, str] = await _away_since(place) if any(state.version is None for _, state in states) else {}
+    found = [(group, await _states(group)) for group in groups]
+    away = await _away_hosts(place) if any(_may_lack(*one) for one in found) else ()
+    states = [(group.name, state) for group, known in found for state in [*known, *_gone(group, known, away)]]
+    since = _away_since(away)
     if as_json:
         print_json([{"hosts": name, **state.as_json(), "away_since": _since(state, since)} for name, state in states])
     else:
@@ -58,19 +65,52 @@ async def _states(group: HostsInUse) -> list[HostState]:
         return [HostState(group.part.way, 0, problem=f"away: {error}")]
 
 
-async def _away_since(place: StorePlace) -> Mapping[str, str]:
-    """Return the earliest time since which a running run in the store waits for a host that is away, by host."""
+def _may_lack(group: HostsInUse, states: Iterable[HostState]) -> bool:
+    """Return whether runs may wait for a host of the group: one that does not answer, or one that is not listed."""
+    return isinstance(group.part, DaskHostsPart) or any(state.version is None for state in states)
+
+
+async def _away_hosts(place: StorePlace) -> Sequence[tuple[Collection[str], HostAway]]:
+    """Return the hosts that running runs in the store wait for, each with the groups of hosts of the run."""
     if place == DEFAULT_STORE and not DEFAULT_STORE.exists():
-        return {}
-    found: dict[str, str] = {}
+        return ()
+    found: list[tuple[Collection[str], HostAway]] = []
     try:
         async with read_only_store(place) as store:
             for run in await store.list_runs(MAX_RUNS_SEARCHED):
-                for name, away in (await away_hosts(store, run, time.time())).items():
-                    if away.since is not None:
-                        found[name] = min(away.since, found.get(name, away.since))
+                if away := await away_hosts(store, run, time.time()):
+                    groups = _groups_of(await store.get_run(run.run_id))
+                    found += [(groups, one) for one in away.values()]
     except StoreError as error:
         print_note(f"the store does not say since when hosts are away: {one_line(str(error))}")
+    return found
+
+
+def _groups_of(run: RunRecord | None) -> Collection[str]:
+    """Return the names of the groups of hosts that the backends of the run are placed on."""
+    if run is None:
+        return ()
+    backends: Mapping[str, Mapping[str, Any]] = json.loads(run.settings).get("backends", {})
+    return {str(spec["on"]) for spec in backends.values() if "on" in spec}
+
+
+def _gone(
+    group: HostsInUse, states: Iterable[HostState], away: Iterable[tuple[Collection[str], HostAway]]
+) -> list[HostState]:
+    """Return the workers of a Dask cluster that a run waits for, and the scheduler has no longer."""
+    if not isinstance(group.part, DaskHostsPart):
+        return []
+    listed = {state.name for state in states}
+    gone = {one.host: one for groups, one in away if group.name in groups and one.host not in listed}
+    return [HostState(name, 0, problem=f"away: {one.reason}") for name, one in sorted(gone.items())]
+
+
+def _away_since(away: Iterable[tuple[Collection[str], HostAway]]) -> Mapping[str, str]:
+    """Return the earliest time since which a run waits for a host, by host."""
+    found: dict[str, str] = {}
+    for _, one in away:
+        if one.since is not None:
+            found[one.host] = min(one.since, found.get(one.host, one.since))
     return found
 
 

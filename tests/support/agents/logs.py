@@ -25,7 +25,7 @@ FUNCTIONS = """
 async def echo(prompt):
     return "re: " + prompt
 """
-LIMIT = 30.0
+LIMIT = 120.0
 """Seconds."""
 
 

@@ -12,15 +12,25 @@ import pytest
 
 pytest.importorskip("distributed")
 
+from tests.support.agents.logs import LIMIT, wait_for
 from tests.support.hosts.dask_cluster import DaskCluster
-from tests.support.processes.command import plait
+from tests.support.processes.command import Terminal, plait, plait_here
 
 FUNCTIONS = """
 import os
 from pathlib import Path
 
+import anyio
+
 async def where(prompt):
     return f"{prompt} on {Path(os.environ['XDG_STATE_HOME']).name}"
+
+async def hold(prompt):
+    here = Path(__file__).parent
+    (here / "begun").write_text(Path(os.environ["XDG_STATE_HOME"]).name)
+    while not (here / "go").exists():
+        await anyio.sleep(0.01)
+    return prompt
 """
 
 
@@ -35,7 +45,7 @@ def write_plan(folder: Path, address: str, **backend: object) -> None:
     """Write a plan with the group `fleet` at `address`."""
     work = {"kind": "function", "call": "functions.py:where", "on": "fleet", **backend}
     plan: dict[str, object] = {
-        "hosts": {"fleet": {"kind": "dask", "address": address, "patience": 20}},
+        "hosts": {"fleet": {"kind": "dask", "address": address, "patience": LIMIT}},
         "backends": {"work": work},
         "tasks": [{"id": "a", "prompt": "hello"}, {"id": "b", "prompt": "{{ a }}; again", "depends_on": "a"}],
     }
@@ -73,6 +83,30 @@ def test_workers_and_their_state_are_listed_and_visited(cluster: DaskCluster, tm
     checks = {one["check"]: (one["verdict"], one["found"]) for one in done.value["checks"]}
     assert checks["m1: host"] == ("ok", "plait 0.1.0, 2 slots, 0 at work")
     assert "m2: codex" in checks
+
+
+def test_a_worker_that_is_gone_is_listed_while_a_run_waits_for_it(tmp_path: Path) -> None:
+    with DaskCluster(tmp_path / "cluster", {"m1": 1, "m2": 1}) as cluster:
+        anyio.run(cluster.ready)
+        write_plan(tmp_path, cluster.address, call="functions.py:hold")
+        with Terminal(tmp_path, "run", "plan.json") as run:
+            begun = tmp_path / "begun"
+            wait_for(lambda: begun.exists() and begun.read_text() != "")
+            place = begun.read_text()
+            cluster.kill(place)
+            wait_for(lambda: "away since" in plait_here(tmp_path, "hosts", "plan.json").out)
+            rows = {one["name"]: one for one in plait_here(tmp_path, "hosts", "plan.json", "--json").value}
+            assert set(rows) == {"m1", "m2"}
+            assert rows[place]["problem"].startswith("away: ")
+            assert rows[place]["away_since"].endswith("Z")
+            assert {one["away_since"] for name, one in rows.items() if name != place} == {None}
+            (tmp_path / "go").touch()
+            cluster.start_worker(place)
+            assert run.wait() == 0
+        rows = plait_here(tmp_path, "hosts", "plan.json", "--json").value
+        assert [one["problem"] for one in rows] == [None, None]
+        cluster.kill(place)
+        wait_for(lambda: len(plait_here(tmp_path, "hosts", "plan.json", "--json").value) == 1)  # no run waits
 
 
 def test_a_scheduler_that_is_away_is_named(tmp_path: Path) -> None:
