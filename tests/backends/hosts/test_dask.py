@@ -211,6 +211,40 @@ async def test_an_attempt_moves_to_a_worker_that_others_have_not_taken(cluster: 
         await taken.cancel()
 
 
+async def test_another_worker_gets_the_whole_conversation_if_its_own_is_gone(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    dag = DAG(
+        [
+            Task("a", "first", backend="chat"),
+            Task("c", str(gate), backend="work"),
+            Task("b", "second", backend="chat", continues="a", depends_on=["c"]),
+        ]
+    )
+    places: dict[str, str] = {}
+    waits: list[str] = []
+    with DaskCluster(tmp_path / "cluster", {"m1": 1, "m2": 1}) as cluster:
+        await cluster.ready()
+        hosts = cluster.hosts(patience=1.0)
+        chat, work = hosts.placed("tests.support.hosts.kinds:agent"), hosts.placed(functions.until_file)
+        async with (
+            SQLiteStore(tmp_path / "runs.db") as store,
+            ParallelRunner(backends={"chat": chat, "work": work}, store=store, concurrency=2).start(dag) as run,
+        ):
+            async for event in run.events():
+                if isinstance(event, events.TaskPlaced):
+                    places[event.task_id] = event.place
+                if isinstance(event, events.TaskCompleted) and event.task_id == "a":
+                    cluster.kill(places["a"])
+                    gate.touch()
+                if isinstance(event, events.TaskOutput) and event.output == "waiting" and event.task_id == "b":
+                    waits.append(event.text)
+            result = await run.result()
+    assert result["a"].text == f"1 on {places['a']}"
+    assert waits[0].startswith(f"waiting for {places['a']}, away since ")
+    assert places["b"] != places["a"]
+    assert result["b"].text == f"3 on {places['b']}"  # of messages, with those of the first worker
+
+
 async def test_errors_and_questions_of_a_function_come_back(cluster: DaskCluster) -> None:
     hosts = cluster.hosts()
     backends = {"bad": hosts.placed(functions.failing), "ask": hosts.placed(functions.asking)}
