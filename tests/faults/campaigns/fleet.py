@@ -1,17 +1,19 @@
 """Workers of a fleet that are killed: `python -m tests.faults.campaigns.fleet [RUNS]`, on SQLite and PostgreSQL.
 
-Four workers execute RUNS runs, and two of them are killed on the way. Every run completes, no completed task is
-executed again, and the runs of a killed worker are taken over within the lease and TAKE_OVER_S seconds.
+Four workers execute RUNS runs, and two of them are killed: one at work on its first runs, the other half-way. Every run
+completes, no completed task is executed again, and the runs of a killed worker are taken over within the lease and
+TAKE_OVER_S seconds. `--planted` plays fleets with planted bugs (tests/support/processes/fleet_worker.py).
 """
 
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,14 +24,21 @@ from plait.persistence.records import AttemptRecord, EventKind, RunRecord
 from plait.runner.cli.lookup import read_only_store
 from plait.runner.cli.options import store_place
 from plait.runner.domain.question import parse_time
+from tests.faults.campaigns.planted import Shown, try_planted
 from tests.faults.campaigns.report import Report, Scale
 from tests.support.processes.command import plait_here
 from tests.support.processes.fleet import STORES, empty_store, stop, worker
-from tests.support.processes.fleet_worker import LEASE_S
+from tests.support.processes.fleet_worker import BUGS, LEASE_S
 
 RUNS = {"quick": 12, "nightly": 60}
 WORKERS, AT_ONCE, KILLED = 4, 2, 2
 TAKE_OVER_S = 2.0
+SHOWN: Mapping[str, Shown] = {
+    "completed tasks queued again": Shown("postgres", "was executed 2 times"),
+    "taken over late": Shown("postgres", "taken over after"),
+}
+_FEW = 8
+"""Runs of a fleet with a planted bug."""
 _PLAN = """
 inputs: {n: "0"}
 backends: {w: {kind: function, call: "work.py:work"}}
@@ -40,12 +49,18 @@ tasks:
   - {id: d, depends_on: [c], prompt: "{{ n }} d {{ c }}"}
 """
 _WORK = """
+import os
+from pathlib import Path
 import anyio
 
 async def work(prompt):
     number, task = prompt.split()[:2]
     with open("begun", "a") as file:
         file.write(f"{number} {task}\\n")
+    if task == "b":
+        Path(f"at-{os.getpid()}").touch()
+    while task == "b" and not Path("go").exists():
+        await anyio.sleep(0.01)
     await anyio.sleep(0.2)
     return "done"
 """
@@ -62,8 +77,11 @@ class Facts:
     """The Unix times at which each run was taken over."""
 
 
-def play(kind: str, folder: Path, runs: int) -> tuple[list[str], list[float]]:
-    """Return what is wrong, and for each run that was taken over the seconds since the death of its worker."""
+def play(kind: str, folder: Path, runs: int, bug: str = "") -> tuple[list[str], list[float]]:
+    """Return what is wrong, and for each run that was taken over the seconds since the death of its worker.
+
+    The workers on a server have the bug, if any.
+    """
     store = empty_store(kind, folder)
     (folder / "plan.yaml").write_text(_PLAN)
     (folder / "work.py").write_text(_WORK)
@@ -74,17 +92,28 @@ def play(kind: str, folder: Path, runs: int) -> tuple[list[str], list[float]]:
     """The time at which the worker of a run was killed."""
     with ExitStack() as stack:
         # Processes of one host see each other's deaths at once; a server's workers are on hosts of their own.
-        hosts = [() if kind == "sqlite" else (f"host-{number}",) for number in range(WORKERS)]
+        more = (bug,) if bug else ()
+        hosts = [() if kind == "sqlite" else (f"host-{number}", *more) for number in range(WORKERS)]
         workers = [stack.enter_context(worker(folder, store, AT_ONCE, *host)) for host in hosts]
-        for number, one in enumerate(workers[:KILLED], 1):
-            _until(lambda: _owns(store, one.pid) and _completed(store) >= runs * number // (KILLED + 2))  # noqa: B023
-            one.kill()
-            at = time.time()
-            died |= {run.run_id: at for run in _listed(store) if run.owner is not None and run.owner.pid == one.pid}
+        first, second = workers[:KILLED]
+        _until((folder / f"at-{first.pid}").exists)
+        died |= _killed(store, first)
+        (folder / "go").touch()
+        _until(
+            lambda: _completed(store) == runs or (_completed(store) >= runs // 2 and bool(_owned(store, second.pid)))
+        )
+        died |= _killed(store, second)
         _until(lambda: _completed(store) == runs)
         for one in workers[KILLED:]:
             stop(one)
     return _judge(store, folder, died)
+
+
+def _killed(store: str, worker: subprocess.Popen[str]) -> dict[str, float]:
+    """Kill the worker. Return the time at which it died, for each run that it had."""
+    worker.kill()
+    at = time.time()
+    return dict.fromkeys(_owned(store, worker.pid), at)
 
 
 def _judge(store: str, folder: Path, died: dict[str, float]) -> tuple[list[str], list[float]]:
@@ -129,8 +158,9 @@ def _completed(store: str) -> int:
     return sum(run.status == "completed" for run in _listed(store))
 
 
-def _owns(store: str, pid: int) -> bool:
-    return any(run.owner is not None and run.owner.pid == pid for run in _listed(store))
+def _owned(store: str, pid: int) -> list[str]:
+    """Return the runs that this worker has."""
+    return [run.run_id for run in _listed(store) if run.owner is not None and run.owner.pid == pid]
 
 
 def _listed(store: str) -> tuple[RunRecord, ...]:
@@ -149,11 +179,22 @@ def _until(condition: Callable[[], bool]) -> None:
 
 
 def run(*, scale: Scale, seed: int = 0) -> Report:
-    """One fleet on each store."""
-    return play_all(RUNS[scale])
+    """One fleet on each store, and the planted bugs."""
+    return play_all(RUNS[scale], planted=True)
 
 
-def play_all(runs: int) -> Report:
+def is_caught(bug: str) -> bool:
+    """Whether a small fleet shows the planted bug as what it is."""
+    return SHOWN[bug].within(_play_with(bug))
+
+
+def _play_with(bug: str) -> list[str]:
+    """Return what is wrong with a small fleet that has the bug."""
+    with tempfile.TemporaryDirectory() as folder:
+        return play(SHOWN[bug].case, Path(folder), _FEW, bug)[0]
+
+
+def play_all(runs: int, *, planted: bool = False) -> Report:
     """One fleet on each store, with this many runs."""
     began = time.monotonic()
     wrong: list[str] = []
@@ -171,12 +212,15 @@ def play_all(runs: int) -> Report:
         unit="runs",
         cases=runs * len(STORES),
         violations=tuple(wrong),
+        planted={bug: is_caught(bug) for bug in BUGS} if planted else {},
         seconds=time.monotonic() - began,
         figures=figures,
     )
 
 
 if __name__ == "__main__":
+    if sys.argv[1:] == ["--planted"]:
+        sys.exit(try_planted(SHOWN, _play_with))
     report = play_all(int(sys.argv[1]) if sys.argv[1:] else RUNS["nightly"])
     print(json.dumps(report.as_json(), indent=2))
     sys.exit(not report.ok)
