@@ -7,7 +7,7 @@
 
 In every second round of the last three kinds they die while agents are still being started. The agents' own log is the
 witness. `python -m tests.faults.campaigns.hosts ROUNDS [AGENTS [KIND ...]]` plays so many rounds of each kind, and
-`--planted` the rounds with planted bugs (tests/support/hosts/outliving.py).
+`--planted` the rounds with planted bugs (tests/support/hosts/bugs.py).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tests.faults.campaigns.adoption_checks import left_alive
 from tests.faults.campaigns.planted import Shown, try_planted
 from tests.faults.campaigns.report import Report, Scale
 from tests.support.agents.outliving import RUN
-from tests.support.hosts.outliving import BUGS, HostsWorld
+from tests.support.hosts.outliving import HostsWorld
 
 Kind: TypeAlias = Literal["woken", "runner", "hosts", "all"]
 ROUNDS: dict[Scale, int] = {"quick": 1, "nightly": 10}
@@ -67,7 +67,7 @@ def run(*, scale: Scale, seed: int = 0) -> Report:
         unit="rounds",
         cases=rounds * len(get_args(Kind)),
         violations=tuple(violations),
-        planted={bug: is_caught(bug, seed) for bug in BUGS} if rounds else {},
+        planted={bug: is_caught(bug, seed) for bug in SHOWN} if rounds else {},
         seconds=time.monotonic() - began,
         figures={"agents adopted": adopted},
     )

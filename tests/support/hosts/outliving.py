@@ -1,7 +1,7 @@
 """Agents on hosts that outlive their runner and their host process, and a runner in a process of its own to be killed.
 
 `python -m tests.support.hosts.outliving FOLDER [BUG]` runs the tasks of `plan.json` there, or resumes the run as from
-another machine, with a bug of BUGS planted.
+another machine, with a bug of bugs.py planted.
 """
 
 from __future__ import annotations
@@ -12,25 +12,21 @@ import platform
 import signal
 import sqlite3
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import anyio
 
-from plait.backends.hosts import line
-from plait.backends.hosts.frames import frame_line
-from plait.backends.hosts.line import Line, Turn
 from plait.backends.hosts.placed import HostBackend
-from plait.backends.hosts.session import HostSession, OnOutput
 from plait.backends.hosts.slots import slots_taken
-from plait.persistence import SQLiteStore, Store
+from plait.persistence import SQLiteStore
 from plait.persistence.records import EventRecord
 from plait.runner import ParallelRunner
-from plait.runner.recovery import adoption
-from plait.runner.state.placements import PlacedAttempt
 from tests.support.agents.outliving import RUN, World, dag_of
 from tests.support.hosts.agent import Agent
+from tests.support.hosts.bugs import BUGS
 from tests.support.hosts.world import HostFolder
 
 NAMES = ("m1", "m2", "m3")
@@ -170,46 +166,8 @@ async def run(folder: Path) -> None:
             await runner.resume(RUN)
 
 
-def _nothing_kept() -> None:
-    """Name no attempt to keep in the first frame of each connection."""
-
-    def changed(frame: Mapping[str, Any]) -> bytes:
-        return frame_line({**frame, "keep": []} if frame["op"] == "hello" else frame)
-
-    line.frame_line = changed
-
-
-async def _no_places(_store: Store, _run_id: str) -> dict[tuple[str, int], PlacedAttempt]:
-    return {}
-
-
-def _none_adopted() -> None:
-    adoption.placed_attempts = _no_places
-
-
-async def _is_connected(self: HostSession, line: Line, turn: Turn, on_output: OnOutput) -> bool:
-    while not line.is_connected and not line.tries:
-        await self._change()  # pyright: ignore[reportPrivateUsage]
-    return line.is_connected
-
-
-def _no_patience() -> None:
-    HostSession.is_back = _is_connected
-
-
-def _unfenced() -> None:
-    os.environ["HOST_MODULE"] = "tests.support.hosts.unfenced"
-
-
-BUGS: Mapping[str, Callable[[], None]] = {
-    "no attempt kept": _nothing_kept,
-    "a former owner's host process left alive": _unfenced,
-    "placed attempts begun anew": _none_adopted,
-    "a broken line taken for the end": _no_patience,
-}
-
-
 if __name__ == "__main__":
-    for bug in sys.argv[2:]:
-        BUGS[bug]()
-    anyio.run(run, Path(sys.argv[1]))
+    with ExitStack() as planted:
+        for bug in sys.argv[2:]:
+            planted.enter_context(BUGS[bug]())
+        anyio.run(run, Path(sys.argv[1]))

@@ -1,4 +1,4 @@
-"""`plait` with a bug: a host process does not end the host process of an earlier owner. See outliving.py."""
+"""`plait` with a bug: a host process does not end the host process of an earlier owner. See bugs.py."""
 
 from __future__ import annotations
 
