@@ -251,7 +251,7 @@ class RunService:
 
     def view(self, run_id: str, task_id: str | None = None, attempts: bool = False) -> LiveView:
         """Return the view of a run, with one task in full if `task_id` is given, to be read again and again. The rows
-        of tasks have their attempts with `attempts`.
+        of tasks have their attempts and waits with `attempts`.
         """
         return LiveView(self._store, self._clock, run_id, task_id, attempts)
 

@@ -164,7 +164,7 @@ class Waits:
         since = min(parse_time(one.since) for one in hosts if one.since is not None)
         named = ", ".join(one.host for one in hosts[:MOST_NAMED])
         more = f" and {len(hosts) - MOST_NAMED:,} more" if len(hosts) > MOST_NAMED else ""
-        return WaitReason(WaitKind.HOST, f"waiting for {named}{more}, away since {_local(since, self._now)}")
+        return WaitReason(WaitKind.HOST, f"waiting for {named}{more}, away since {clock_time(since, self._now)}")
 
     def _pending(self, task_id: str) -> WaitReason:
         missing = self._missing(task_id)
@@ -174,7 +174,7 @@ class Waits:
         if stopped is not None:
             return stopped
         if missing:
-            return _named(WaitKind.UPSTREAM, "waits for", missing)
+            return waits_for(missing)
         if self._run.status is RunStatus.INTERRUPTED:
             return self._owner_dead(self._run.retries.get(task_id))
         return _PARKED.get(self._run.status) or self._ready(task_id)
@@ -182,7 +182,7 @@ class Waits:
     def _ready(self, task_id: str) -> WaitReason:
         """Return the reason of a task of a running run that needs no other task."""
         if (when := self._run.retries.get(task_id)) is not None:
-            return WaitReason(WaitKind.RETRY, f"retry at {_local(when, self._now)}", until=_iso(when))
+            return WaitReason(WaitKind.RETRY, f"retry at {clock_time(when, self._now)}", until=_iso(when))
         name = self._backend(task_id)
         taken, most = self._on[name], self._run.limits.backends.get(name)
         throttled = self._run.throttled.get(name)
@@ -203,7 +203,7 @@ class Waits:
         limit = f"limit {throttled.slots} of {throttled.total}"
         left = 0.0 if until is None else parse_time(until) - self._now
         if left > 0 and until is not None:
-            pause = f"{left:.1f} s" if left < _LONG_S else f"until {_local(parse_time(until), self._now)}"
+            pause = f"{left:.1f} s" if left < _LONG_S else f"until {clock_time(parse_time(until), self._now)}"
             return WaitReason(WaitKind.THROTTLED, f"{name} paused {pause}{after}, {limit}", backend=name, until=until)
         if taken >= throttled.slots < throttled.total:
             return WaitReason(WaitKind.THROTTLED, f"{name} slowed{after}, {limit}", backend=name)
@@ -219,7 +219,7 @@ class Waits:
         text = f"owner dead{owner}; resume the run"
         if next_try is None:
             return WaitReason(WaitKind.OWNER_DEAD, text)
-        later = f"{text}; retry at {_local(next_try, self._now)}"
+        later = f"{text}; retry at {clock_time(next_try, self._now)}"
         return WaitReason(WaitKind.OWNER_DEAD, later, until=_iso(next_try))
 
     def _backend(self, task_id: str) -> str:
@@ -267,13 +267,18 @@ _BAD = frozenset({TaskStatus.FAILED, TaskStatus.CANCELLED})
 _UNFINISHED = frozenset({TaskStatus.PENDING, TaskStatus.RUNNING})
 
 
+def waits_for(tasks: Sequence[str]) -> WaitReason:
+    """Return the reason of a task that needs `tasks`."""
+    return _named(WaitKind.UPSTREAM, "waits for", tasks)
+
+
 def _named(kind: WaitKind, verb: str, tasks: Sequence[str]) -> WaitReason:
     named = tuple(tasks[:MOST_NAMED])
     more = f" and {len(tasks) - MOST_NAMED:,} more" if len(tasks) > MOST_NAMED else ""
     return WaitReason(kind, f"{verb} {', '.join(named)}{more}", named, len(tasks))
 
 
-def _local(when: float, now: float) -> str:
+def clock_time(when: float, now: float) -> str:
     """Return the time in the zone of this machine, with the day unless the day is that of `now`."""
     moment = datetime.fromtimestamp(when, UTC).astimezone()
     today = datetime.fromtimestamp(now, UTC).astimezone().date()

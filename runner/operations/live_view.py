@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
 import anyio.to_thread
@@ -20,7 +19,8 @@ from plait.persistence.protocol import Store
 from plait.persistence.records import EventKind, RunRecord, TaskRecord
 from plait.runner.clock import Clock
 from plait.runner.domain.groups import group_of
-from plait.runner.domain.status import UNDER_WAY, TaskStatus
+from plait.runner.domain.question import parse_time
+from plait.runner.domain.status import UNDER_WAY
 from plait.runner.operations.inspect import (
     TaskInfo,
     run_info,
@@ -30,6 +30,7 @@ from plait.runner.operations.inspect import (
     throttled_backends,
 )
 from plait.runner.operations.remedies import remedy
+from plait.runner.operations.run_bars import RunBars, bar_json
 from plait.runner.operations.task_detail import rendered_prompt, task_detail
 from plait.runner.operations.timeline import Timeline
 from plait.runner.state.stored_run import stored_record
@@ -47,9 +48,6 @@ _FIRST_ROWS = 100
 """Rows that are made and sent before all other rows are made: more than a screen shows."""
 _ROWS_AT_ONCE = 250
 """Rows of one change: a browser parses them in a millisecond or two."""
-_ONE_ATTEMPT = {TaskStatus.RUNNING, TaskStatus.COMPLETED, TaskStatus.FAILED, TaskStatus.SKIPPED}
-_FEW = 200
-"""Tasks whose attempts are read one by one. Beyond, all attempts of the run are read at once."""
 _MOST_ACTIVITY = 500
 
 
@@ -63,8 +61,8 @@ class ViewChange:
 
 
 class LiveView:
-    """The view of a run, with the task `task_id` in full if given, and with the attempts of all tasks if `attempts`.
-    Must be closed.
+    """The view of a run, with the task `task_id` in full if given, and with the attempts and waits of all tasks if
+    `attempts`. Must be closed.
     """
 
     def __init__(
@@ -78,16 +76,14 @@ class LiveView:
         """The number of the last event whose task has been read."""
         self._seq = -1
         """The number of the last change seen."""
-        self._looked_at = 0.0
+        self._looked_at = self._now = 0.0
         self._rests_until = 0.0
         self._behind: bool = False
-        self._positions: Mapping[str, int] = {}
-        self._created = datetime.fromtimestamp(0, UTC)
+        self._created = 0.0
+        """The Unix time of the creation of the run."""
         self._head: Mapping[str, Any] = {}
         self._rows: dict[str, Mapping[str, Any]] = {}
-        self._attempts = attempts
-        self._tries: dict[str, tuple[object, list[Any]]] = {}
-        """The attempts as in a row, by task, each list with the state of the task for which it was read."""
+        self._bars = RunBars(store, run_id) if attempts else None
         self._task: Mapping[str, Any] = {}
         self._timeline = None if task_id is None else Timeline(store, run_id, task_id)
         self.pause = QUICKEST_S
@@ -125,12 +121,12 @@ class LiveView:
         _, run = await stored_record(self._store, self._run_id)
         if touched is None:
             self._event = run.last_seq  # tasks are read after this moment
-        now = self._clock.wall()
+        self._now = now = self._clock.wall()
         status = shown_status(run, now)
         # A turn after the run is stored without an event.
         quiet = not touched and run.last_seq != self._seq
         self._seq = run.last_seq
-        self._created = datetime.fromisoformat(run.created_at)
+        self._created = parse_time(run.created_at)
         if self._task_id is not None and (touched is None or self._task_id in touched or quiet):
             async for change in self._task_changes(self._task_id):
                 yield change
@@ -141,6 +137,8 @@ class LiveView:
         if news:
             self._head = head
             yield ViewChange("run", head)
+        if self._bars is not None:
+            await self._bars.begin(run)
         under_way = status in UNDER_WAY  # the reasons of waiting tasks depend on the time
         self.pause = max(QUICKEST_S, _SHARE * (self._clock.monotonic() - begun))
         self._behind = self._behind or touched is None or bool(touched) or under_way or news
@@ -157,12 +155,11 @@ class LiveView:
 
     async def _all_rows(self, run: RunRecord) -> AsyncGenerator[ViewChange]:
         records = await self._store.list_tasks(self._run_id)
-        self._positions = {one.task_id: one.position for one in records}
         if not self._rows:
             async for change in self._rows_of(run, records[:_FIRST_ROWS]):
                 yield change
         infos = await task_infos(self._store, run, records, self._clock.wall())
-        await self._read_tries(infos)
+        await self._read_bars(infos)
         rows = await anyio.to_thread.run_sync(self._make_rows, infos)
         news = [row for name, row in rows.items() if self._rows.get(name) != row]
         self._rows = rows
@@ -177,59 +174,38 @@ class LiveView:
     async def _rows_of(self, run: RunRecord, records: Sequence[TaskRecord]) -> AsyncGenerator[ViewChange]:
         """Yield the rows of `records`, without the reasons of pending tasks, which depend on all tasks."""
         infos = {one.task_id: task_info(run.run_id, one) for one in records}
-        await self._read_tries(infos)
+        await self._read_bars(infos)
         rows = self._make_rows(infos)
         news = [row for name, row in rows.items() if self._rows.get(name) != row]
         self._rows.update(rows)
         if news:
             yield ViewChange("rows", {"rows": news})
 
-    async def _read_tries(self, infos: Mapping[str, TaskInfo]) -> None:
-        """Read the attempts of the tasks whose own times do not tell them, if their state has changed."""
-        if not self._attempts:
-            return
-        states = {name: (info.attempts, info.status, info.crashes) for name, info in infos.items() if _has_tries(info)}
-        news = {name for name, state in states.items() if self._tries.get(name, (None,))[0] != state}
-        found: dict[str, list[Any]] = {name: [] for name in news}
-        for name in news if len(news) <= _FEW else (None,):
-            for one in await self._store.list_attempts(self._run_id, name):
-                if one.task_id in found:
-                    found[one.task_id].append([one.status, self._since(one.started_at), self._since(one.ended_at)])
-        for name, tries in found.items():
-            self._tries[name] = states[name], tries
+    async def _read_bars(self, infos: Mapping[str, TaskInfo]) -> None:
+        if self._bars is not None:
+            await self._bars.read(infos)
 
     def _make_rows(self, infos: Mapping[str, TaskInfo]) -> dict[str, Mapping[str, Any]]:
-        none = (None, None)
-        return {
-            name: self._row(info, self._tries.get(name, none)[1] if _has_tries(info) else None)
-            for name, info in infos.items()
-        }
+        return {name: self._row(info) for name, info in infos.items()}
 
-    def _row(self, task: TaskInfo, tries: list[Any] | None) -> Mapping[str, Any]:
-        """Return what a list of tasks shows; fields without a value are left out. Times are those of `_since`.
-
-        `tries` are the attempts, each with its status, start and end; without them, the task is its only attempt.
-        """
+    def _row(self, task: TaskInfo) -> Mapping[str, Any]:
+        """Return what a list of tasks shows; fields without a value are left out. Times are those of `_since`."""
         item = task.spec.get("item")
-        usage, waits = task.usage, task.waits
+        usage, waits, bars = task.usage, task.waits, self._bars
         fields = {
             "id": task.task_id,
             "status": task.status.value,
-            "deps": [self._positions[one] for one in task.depends_on if one in self._positions],
             "group": group_of(task.task_id, item),
             "item": None if item is None else _short(_item_text(item)),
             "attempts": task.attempts,
-            "tries": tries,
+            "bars": None if bars is None else [bar_json(one, self._created) for one in bars.of(task, self._now)],
             "tokens": usage.input_tokens + usage.output_tokens,
             "cost_usd": usage.cost_usd,
-            "error_kind": task.error_kind,
-            "error": None if task.error is None else _short(task.error),
-            "question": None if task.question is None else _short(task.question),
+            "note": _note(task),
             "wait": None if waits is None or task.question else waits.text,
-            "damaged": task.damaged,
         }
         took = None if task.duration_s is None else round(task.duration_s * 1000)
-        times = {"start": self._since(task.started_at), "end": self._since(task.ended_at), "took": took}
+        times = {"start": self._since(task.started_at), "took": took}
         shown = {name: value for name, value in fields.items() if value}
         return {"position": task.position, **shown, **{name: at for name, at in times.items() if at is not None}}
 
@@ -237,7 +213,7 @@ class LiveView:
         """Return the milliseconds from the creation of the run to `at`: a browser holds a small integer in little
         memory.
         """
-        return None if at is None else round((datetime.fromisoformat(at) - self._created).total_seconds() * 1000)
+        return None if at is None else round((parse_time(at) - self._created) * 1000)
 
     async def _task_changes(self, task_id: str) -> AsyncGenerator[ViewChange]:
         detail = await task_detail(self._store, self._run_id, task_id, self._clock.wall())
@@ -264,10 +240,14 @@ class LiveView:
             yield ViewChange("activity", {"task_id": self._task_id, "entries": entries[-_MOST_ACTIVITY:]})
 
 
-def _has_tries(task: TaskInfo) -> bool:
-    """Return whether the attempts of the task differ from a single one with the times and the status of the task."""
-    alone = task.attempts == 1 and not task.crashes and not task.answers and task.status in _ONE_ATTEMPT
-    return task.attempts > 0 and not alone
+def _note(task: TaskInfo) -> str:
+    """Return the words beside the status of a task: its error or its question. The reason of a wait follows them."""
+    if task.damaged:
+        return "the stored result is damaged"
+    if task.question is not None:
+        return _short(task.question)
+    error = "" if task.error is None else _short(task.error)
+    return f"{task.error_kind}: {error}" if task.error_kind else error
 
 
 def _item_text(item: JsonValue) -> str:

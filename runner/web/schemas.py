@@ -110,7 +110,7 @@ class LiveQuery(_Received):
     task: str | None = None
     """The task to send in full."""
     attempts: bool = False
-    """Whether the rows have the attempts of their tasks."""
+    """Whether the rows have the attempts and the waits of their tasks."""
 
 
 class PreviewQuery(_Received):

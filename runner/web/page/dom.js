@@ -36,7 +36,7 @@ export function set(element, attributes) {
 		if ((value ?? false) === false) continue;
 		if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
 		else if (name === "value") element.value = value;
-		else if (name === "status") element.style.color = `var(--${value})`;
+		else if (name === "status") element.style.color = `var(--${value}, var(--muted))`;
 		else element.setAttribute(name === "label" ? "aria-label" : name, value === true ? "" : clean(value));
 	}
 }
@@ -76,8 +76,8 @@ export const chips = (statuses, chosen, onchange, counts) =>
 		return button([icon(name), " ", words(name), counts && ` ${count(counts[name] || 0)}`], toggle, { class: "chip", "aria-pressed": String(chosen.has(name)) });
 	});
 
-/** Return a table: `rows` are lists of cells, each a content or an element `td`. */
+/** Return a table: `rows` are lists of cells. */
 export const table = (titles, rows) =>
 	h("div.scroll", h("table",
 		h("thead", h("tr", titles.map((title) => h("th", title)))),
-		h("tbody", rows.map((cells) => h("tr", cells.map((one) => (one?.tagName === "TD" ? one : h("td", one))))))));
+		h("tbody", rows.map((cells) => h("tr", cells.map((one) => h("td", one)))))));

@@ -4,6 +4,9 @@ export const count = (number) => number.toLocaleString("en-US");
 
 export const plural = (number, noun) => `${count(number)} ${noun}${number === 1 ? "" : "s"}`;
 
+/** The statuses of a run that no process runs. */
+export const RESUMABLE = ["interrupted", "waiting_input", "queued"];
+
 export const words = (status) => status.replace("_", " ");
 
 export const json = (value) => JSON.stringify(value, null, 2);

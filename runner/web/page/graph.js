@@ -1,10 +1,9 @@
 // The graph: boxes and curves at the places that the server computes. Only the boxes in view are elements.
 
 import { get } from "./api.js";
-import { h, replace, s, SHAPES } from "./dom.js";
-import { cut, plural, seconds, words } from "./format.js";
-import { countsOf } from "./list.js";
-import { groupsOf, noteOf } from "./selection.js";
+import { h, replace, s, set, SHAPES } from "./dom.js";
+import { cut, seconds, words } from "./format.js";
+import { countsOf, groupsOf, noteOf } from "./selection.js";
 import { zoomButtons } from "./timeline.js";
 
 const MARGIN = 24;
@@ -106,9 +105,9 @@ export class GraphView {
 		const row = selection.rows.get(box.name);
 		if (!row && !group) return;
 		const { status } = group || row;
-		const told = group ? `${plural(group.parts.length, "part")}: ${countsOf(group)}` : `${words(status)} ${seconds(selection.took(row))}`;
+		const told = group ? countsOf(group) : `${words(status)} ${seconds(selection.took(row))}`;
 		const dim = selection.filtered && !(group ? group.parts : [row]).some((one) => selection.fits(one));
-		node.style.color = `var(--${status})`;
+		set(node, { status });
 		node.setAttribute("class", `box ${status}${dim ? " dim" : ""}${box.name === selection.task ? " chosen" : ""}${group ? " group" : ""}`);
 		const full = `${box.name}: ${told}${!group && noteOf(row) ? `. ${noteOf(row)}` : ""}`;
 		if (node.told === full) return;

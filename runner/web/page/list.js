@@ -1,8 +1,8 @@
 // The list of the tasks: only the lines in view are elements, so ten thousand tasks scroll and change quickly.
 
 import { h, icon, replace, set } from "./dom.js";
-import { cost, count, plural, seconds, tokens, words } from "./format.js";
-import { noteOf } from "./selection.js";
+import { cost, seconds, tokens, words } from "./format.js";
+import { countsOf, noteOf } from "./selection.js";
 
 const BESIDE = 12; // lines above and below the view
 const NARROW = matchMedia("(max-width: 640px)");
@@ -65,7 +65,7 @@ export class TaskList {
 		const cells = [
 			["c-state", group && h("span.twist", { "aria-hidden": "true" }, open ? "▾" : "▸"), icon(status)],
 			["c-id", h("span.name", row ? row.id : `${group.name}.*`), row?.item && h("span.item", row.item)],
-			["c-note", row ? [h("b", { status }, words(status)), " ", noteOf(row)] : `${plural(group.parts.length, "part")}: ${countsOf(group)}`],
+			["c-note", row ? [h("b", { status }, words(status)), " ", noteOf(row)] : countsOf(group)],
 			["c-num", row?.attempts > 1 && `${row.attempts}×`],
 			["c-num", seconds(took)],
 			["c-num", tokens(used)],
@@ -108,5 +108,3 @@ export class TaskList {
 }
 
 const idOf = ({ row, group }) => `line-${row ? row.id : `*${group.name}`}`;
-
-export const countsOf = (group) => Object.entries(group.counts).map(([status, number]) => `${count(number)} ${words(status)}`).join(", ");

@@ -9,16 +9,14 @@ import { RunsPage } from "./runs.js";
 const POLL_MS = 3000;
 let place = null;
 let placeKey = "";
-const main = h("main");
-const badge = h("span.badge", { hidden: true });
-const link = h("span.link", { role: "status" });
-const nav = { runs: h("a", { href: "#/" }, "Runs"), questions: h("a", { href: "#/questions" }, "Questions", badge) };
+const [main, badge, link] = ["main", ".badge", ".link"].map((one) => document.querySelector(one));
+const [runs, questions] = document.querySelectorAll("nav a");
 
 function show() {
 	const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
 	const parts = path.split("/").filter(Boolean).map(decodeURIComponent);
 	const name = { run: "run", questions: "questions" }[parts[0]] || "runs";
-	for (const [of, anchor] of Object.entries(nav)) anchor.setAttribute("aria-current", of === name ? "page" : name === "run" && of === "runs");
+	for (const [of, anchor] of Object.entries({ runs, questions })) anchor.setAttribute("aria-current", of === name ? "page" : name === "run" && of === "runs");
 	const key = name === "run" ? `run/${parts[1]}` : name;
 	if (key !== placeKey) {
 		place?.close?.();
@@ -71,8 +69,4 @@ async function start() {
 
 window.addEventListener("signed-out", () => signedOut("This browser has no valid sign-in for this server."));
 window.addEventListener("hashchange", () => (/^#[^/]/.test(location.hash) ? start() : show()));
-document.body.append(
-	h("header.top", h("a.brand", { href: "#/" }, "plait"), h("nav", { label: "Places" }, nav.runs, nav.questions), link),
-	main,
-);
 start();

@@ -4,7 +4,7 @@ import { get, post, runPath, taskPath } from "./api.js";
 import { working } from "./dialog.js";
 import { button, h, linked, replace } from "./dom.js";
 import { Field } from "./form.js";
-import { addressOf, clock, seconds, time } from "./format.js";
+import { addressOf, clock, RESUMABLE, seconds, time } from "./format.js";
 
 /** Return the form of a question: the field, the deadline and the default; `done` is called after the answer. */
 export function questionForm(question, done) {
@@ -85,7 +85,6 @@ export class QuestionsPage {
 /** Say that the task has its answer, with the way to go on if no process runs the run. */
 export async function afterAnswer(place, { run_id: run, task_id: task }, how) {
 	const { status } = await get(runPath(run));
-	const isStopped = ["waiting_input", "interrupted", "queued"].includes(status);
 	const resume = () => post(`${runPath(run)}/resume`).then(() => replace(place, `Run ${run} continues.`), (error) => replace(place, h("span.error", error.message)));
-	replace(place, `${task} is ${how}. `, isStopped && ["No process runs its run. ", button("Resume the run", resume)]);
+	replace(place, `${task} is ${how}. `, RESUMABLE.includes(status) && ["No process runs its run. ", button("Resume the run", resume)]);
 }

@@ -3,7 +3,7 @@
 import { get, Live, runPath } from "./api.js";
 import { cancelRun, resumeRun } from "./dialog.js";
 import { button, chips, h, replace, status } from "./dom.js";
-import { addressOf, clock, cost, count, elapsed, inOut, time, words } from "./format.js";
+import { addressOf, clock, cost, count, elapsed, inOut, RESUMABLE, time, words } from "./format.js";
 import { GraphView } from "./graph.js";
 import { TaskList } from "./list.js";
 import { owner, progress } from "./runs.js";
@@ -13,7 +13,6 @@ import { Timeline } from "./timeline.js";
 
 const VIEWS = ["list", "timeline", "graph"];
 const DONE = ["completed", "failed", "cancelled"];
-const RESUMABLE = ["interrupted", "waiting_input", "queued"];
 
 export class RunPage {
 	selection = new Selection();

@@ -1,6 +1,6 @@
 // The tasks of a run with the one selection that the list, the timeline and the graph show: filter, groups, task.
 
-import { clean } from "./dom.js";
+import { count, plural, words } from "./format.js";
 
 const FOLDED_FROM = 11;
 const MOST_URGENT = 10; // parts that a folded group shows
@@ -45,7 +45,6 @@ export class Selection {
 	find = "";
 	task = null;
 	opened = new Map(); // whether a person has opened or folded a group, by its name
-	version = 0;
 	origin = NaN; // the creation of the run; times of rows are milliseconds since then
 
 	/** Take rows of the server. The lines are laid out by the next `lay`. */
@@ -85,7 +84,6 @@ export class Selection {
 
 	/** Lay the fitting tasks out in lines `{row, group, level}`: tasks, and groups with their parts if open. */
 	lay() {
-		this.version += 1;
 		this.counts = {};
 		for (const row of this.all) this.counts[row.status] = (this.counts[row.status] || 0) + 1;
 		const fitting = this.filtered ? this.all.filter((row) => this.fits(row)) : this.all;
@@ -110,9 +108,8 @@ export class Selection {
 	}
 }
 
-/** Return what a list says beside the status of a task: its error, question, or the reason for which it waits. */
-export function noteOf(row) {
-	if (row.damaged) return "the stored result is damaged";
-	if (row.question) return clean(row.question);
-	return clean([row.error && `${row.error_kind}: ${row.error}`, row.wait].filter(Boolean).join("; "));
-}
+/** Return what a list says beside the status of a task: its error or question, and the reason for which it waits. */
+export const noteOf = ({ note, wait }) => [note, wait].filter(Boolean).join("; ");
+
+export const countsOf = ({ parts, counts }) =>
+	`${plural(parts.length, "part")}: ${Object.entries(counts).map(([status, number]) => `${count(number)} ${words(status)}`).join(", ")}`;

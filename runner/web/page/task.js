@@ -106,9 +106,6 @@ export class TaskPanel {
 			["Depends on", task.depends_on.slice(0, 50).flatMap((id, n) => [n ? ", " : "", link(id)])],
 			["Added by", task.added_by && link(task.added_by)],
 			["Session", task.session_id && h("code", task.session_id)],
-			["Started", clock(task.started_at)],
-			["Ended", clock(task.ended_at)],
-			["Next attempt", clock(task.next_try_at)],
 			...task.answers.map((one) => [`Answered by ${one.by}`, [one.question, " → ", textOf(one.value)]]),
 		];
 		this.showPart("more", "More", [pairs(facts.filter(([, value]) => value && value.length !== 0)),

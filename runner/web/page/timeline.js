@@ -1,52 +1,65 @@
-// The timeline: a canvas with a bar for each attempt, and a thin line for each wait. The list has the same lines for
-// keyboards and screen readers.
+// The timeline: a canvas with a bar for each attempt, and a line for each wait, with a pattern for its kind. The list has
+// the same lines for keyboards and screen readers.
 
-import { button, h, replace } from "./dom.js";
-import { clock, cut, plural, seconds, time, words } from "./format.js";
-import { noteOf } from "./selection.js";
+import { button, h, replace, s, set } from "./dom.js";
+import { clock, cut, seconds, time, words } from "./format.js";
+import { countsOf, noteOf } from "./selection.js";
 
 const [LINE, HEAD, EDGE] = [22, 24, 16];
 const REDRAW_MS = 500;
+const MOST_TOLD = 9; // bars of a line that are told in words
+const OPEN = 10; // pixels of a wait that goes on, at least
 const SHORTEST = 2; // pixels; shorter bars run together
-/** What is drawn, from the back to the front: the colour, the least width in pixels, and the opacity. */
-const BARS = {
-	wait: ["muted", 0, 0.4],
-	question: ["waiting_input", 0],
-	completed: ["completed", 1],
-	skipped: ["skipped", 2],
-	cancelled: ["cancelled", 2],
-	interrupted: ["interrupted", 2, 0.55],
-	retried: ["failed", 2, 0.55],
-	asked: ["waiting_input", 3],
-	running: ["running", 3],
-	failed: ["failed", 3],
+/** The kinds of waits: the words, the colour, and the width and the dashes of the line. */
+const WAITS = {
+	upstream: ["waits for tasks", "muted", 1, [1, 4]],
+	slot: ["no free slot", "muted", 1, []],
+	throttled: ["throttled", "interrupted", 8, [1, 4]],
+	retry: ["retry", "failed", 2, [7, 4]],
+	question: ["asks a person", "waiting_input", 4, [4, 3]],
 };
-const LOOK = ["text", "line", "chosen", "back", "pending", ...Object.values(BARS).map(([name]) => name)];
+/** The statuses of attempts, from the back to the front: the least width in pixels, the opacity, and the colour. */
+const BARS = {
+	completed: [1],
+	skipped: [2],
+	cancelled: [2],
+	interrupted: [2, 0.55],
+	retried: [2, 0.55, "failed"],
+	asked: [3, 1, "waiting_input"],
+	running: [3],
+	failed: [3],
+};
+const LOOK = ["text", "line", "chosen", "back", "pending", "muted", "waiting_input", ...Object.keys(BARS)];
 const STEPS = [0.01, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14_400, 43_200, 86_400];
 
-/** Return the attempts of a task as `[status, start, end]`, without an end while under way. */
-const attemptsOf = (row) => row.tries || (row.start === undefined ? [] : [[row.status, row.start, row.end]]);
+/** Return the bars of the attempts of a task: `[status, start, end]`, without an end while under way. */
+const attemptsOf = ({ bars = [] }) => bars.filter(([kind]) => kind in BARS);
 
 export class Timeline {
 	zoom = 1;
 	canvas = h("canvas", { "aria-hidden": "true" });
 	pen = this.canvas.getContext("2d");
 	space = h("div");
-	tip = h("div.tip", { hidden: true });
+	tip = h("div.tip", { hidden: true, role: "status" });
 
 	constructor(onpick, ontoggle) {
 		Object.assign(this, { onpick, ontoggle });
 		this.scroll = h("div.scroller", {
 			tabindex: 0, role: "group", label: "Timeline; the list shows the same tasks",
 			onkeydown: (event) => this.press(event), onscroll: () => this.later(), onclick: (event) => this.pick(this.lineAt(event)),
-			onpointermove: (event) => this.point(event),
+			onpointermove: (event) => this.point(event), onpointerleave: () => this.tell(), onblur: () => this.tell(),
 		}, this.space);
-		this.element = h("div.timeline", this.canvas, this.scroll, this.tip, zoomButtons((by) => this.scale(by)));
+		const legend = Object.values(WAITS).map(([words, status, width, dashes]) =>
+			h("span", s("svg", s("line", { x2: 30, y1: 5.5, y2: 5.5, status, stroke: "currentColor", "stroke-width": width, "stroke-dasharray": dashes })), words));
+		this.element = h("div.timeline", h("div.legend.facts", legend), h("div.plot", this.canvas, this.scroll), this.tip, zoomButtons((by) => this.scale(by)));
 		new ResizeObserver(() => this.later()).observe(this.scroll);
 	}
 
 	show(selection, run) {
-		Object.assign(this, { selection, run });
+		Object.assign(this, { selection, run, bars: new Map() });
+		this.first = time(run?.started_at) - selection.origin;
+		const ends = selection.all.flatMap(attemptsOf).map(([, start, end]) => end ?? start);
+		this.last = ends.reduce((one, other) => Math.max(one, other), this.first);
 		this.later();
 	}
 
@@ -57,43 +70,11 @@ export class Timeline {
 		});
 	}
 
-	/** Find the present, or the last moment of a run that no process runs; after a change also the first moment. */
-	gather() {
-		const { selection, run } = this;
-		if (this.version !== selection.version) {
-			this.version = selection.version;
-			this.bars = new Map();
-			this.started = time(run?.started_at) - selection.origin;
-			this.first = this.started || Infinity;
-			this.last = -Infinity;
-			for (const row of selection.all)
-				for (const [, start, end] of attemptsOf(row)) {
-					this.first = Math.min(this.first, start);
-					this.last = Math.max(this.last, end ?? start);
-				}
-		}
-		const isLive = run?.status === "running" || run?.status === "cancelling";
-		this.now = isLive ? selection.now : this.last;
-		return isLive;
-	}
-
-	/** Return what a line shows, by the starts; for a task its waits, too. */
+	/** Return what a line shows, by the starts; for a task its waits, too: `[kind, start, end, words]`. */
 	barsOf({ row, group }) {
-		if (group) {
-			if (!this.bars.has(group)) this.bars.set(group, group.parts.flatMap(attemptsOf).sort((one, other) => one[1] - other[1]));
-			return this.bars.get(group);
-		}
-		const bars = [];
-		let since = this.started;
-		let wait = "wait";
-		for (const position of row.deps || []) since = Math.max(since, this.selection.all[position]?.end ?? Infinity);
-		for (const attempt of attemptsOf(row)) {
-			bars.push([wait, since, attempt[1]], attempt);
-			since = attempt[2];
-			wait = attempt[0] === "asked" ? "question" : "wait";
-		}
-		if (row.status === "pending" || row.status === "waiting_input") bars.push([wait, since, this.now]);
-		return bars;
+		if (row) return row.bars || [];
+		if (!this.bars.has(group)) this.bars.set(group, group.parts.flatMap(attemptsOf).sort((one, other) => one[1] - other[1]));
+		return this.bars.get(group);
 	}
 
 	scale(by) {
@@ -111,7 +92,8 @@ export class Timeline {
 	draw() {
 		const { selection, scroll, canvas, pen } = this;
 		if (!selection || !scroll.isConnected) return;
-		const isLive = this.gather();
+		const isLive = ["running", "cancelling"].includes(this.run?.status);
+		this.now = isLive ? selection.now : this.last; // the last moment of a run that no process runs
 		const [width, height, ratio] = [scroll.clientWidth, scroll.clientHeight, devicePixelRatio];
 		this.width = width;
 		this.gutter = width < 560 ? 96 : 180;
@@ -180,22 +162,33 @@ export class Timeline {
 			if (last && (from < last[1] || (isShort && from < last[1] + 1))) last[1] = Math.max(last[1], to);
 			else drawn.push([from, to]);
 		}
-		for (const [status, [colour, least, alpha = 1]] of Object.entries(BARS))
+		const middle = y + LINE / 2;
+		for (const [kind, [, colour, thick, dashes]] of Object.entries(WAITS))
+			for (const [from, to] of found[kind] || []) {
+				const at = middle + (thick % 2) / 2; // between two pixels, a thin line would be pale, as a short bar
+				pen.beginPath();
+				pen.setLineDash(dashes);
+				pen.lineWidth = thick;
+				pen.strokeStyle = look[colour];
+				pen.moveTo(Math.round(Math.max(from, gutter)), at);
+				pen.lineTo(to < this.x(now) ? to : Math.max(to, from + OPEN), at);
+				pen.stroke();
+			}
+		for (const [status, [least, alpha = 1, colour = status]] of Object.entries(BARS))
 			for (const [from, to] of found[status] || []) {
 				const wide = Math.max(to - from, least);
 				pen.fillStyle = look[colour];
 				pen.globalAlpha = alpha;
-				if (!least) pen.fillRect(from, y + LINE / 2, wide, 1);
-				else pen.fillRect(wide > to - from ? Math.round(from) : from, y + 5, wide, LINE - 10); // between two pixels, a short bar would be pale
+				pen.fillRect(wide > to - from ? Math.round(from) : from, y + 5, wide, LINE - 10);
 				pen.fillStyle = look.back;
-				if (status === "failed" && wide > 12) pen.fillText("✕", from + 2, y + LINE / 2);
+				if (status === "failed" && wide > 12) pen.fillText("✕", from + 2, middle);
 			}
 		pen.globalAlpha = 1;
 	}
 
 	readLook() {
 		const found = getComputedStyle(this.canvas);
-		const colour = (name) => ((this.canvas.style.color = `var(--${name})`), found.color);
+		const colour = (status) => (set(this.canvas, { status }), found.color);
 		return { font: found.fontFamily, mono: found.getPropertyValue("--mono"), ...Object.fromEntries(LOOK.map((name) => [name, colour(name)])) };
 	}
 
@@ -205,15 +198,26 @@ export class Timeline {
 	}
 
 	point(event) {
-		const { row, group } = this.lineAt(event) || {};
-		this.tip.hidden = !row && !group;
-		if (this.tip.hidden) return;
+		const line = this.lineAt(event);
 		const x = event.clientX - this.scroll.getBoundingClientRect().left;
-		const bars = (row ? attemptsOf(row) : []).map((one, n) => [n + 1, ...one]);
-		const [attempt, status, start, end = this.now] = bars.find(([, , from, to]) => x >= this.x(from) - 3 && x <= this.x(to ?? this.now) + 3) || [];
-		replace(this.tip, h("b", row ? row.id : `${group.name}.*`), ": ", row ? words(row.status) : plural(group.parts.length, "part"),
-			attempt && h("div", `attempt ${attempt} ${status}, ${clock(start + this.selection.origin)}, ${seconds((end - start) / 1000)}`),
-			row && h("div.about", noteOf(row)));
+		this.tell(line, line?.row && this.barsOf(line).filter(([, start, end]) => x >= this.x(start) - 3 && x <= this.x(end ?? this.now) + 3));
+	}
+
+	/** Show what a line stands for, with some of its bars in words. */
+	tell(line, bars = []) {
+		this.tip.hidden = !line;
+		if (!line) return;
+		const { row, group } = line;
+		const told = bars.slice(-MOST_TOLD).map((bar) => this.say(row, bar));
+		replace(this.tip, h("b", row ? row.id : `${group.name}.*`), ": ", row ? words(row.status) : countsOf(group),
+			told.map((text) => h("div", text)), row && h("div.about", bars.length ? row.note : noteOf(row)));
+	}
+
+	/** Return a bar in words: `waits for a, b · 12:03:05 · 1.2 s`. */
+	say(row, [kind, start, end, told]) {
+		const wait = WAITS[kind] && (told || (end === null && row.wait) || WAITS[kind][0]);
+		const number = attemptsOf(row).findIndex((one) => one[1] === start) + 1;
+		return [wait || `attempt ${number} ${kind}`, clock(start + this.selection.origin), seconds(((end ?? this.now) - start) / 1000)].join(" · ");
 	}
 
 	pick(line) {
@@ -231,6 +235,7 @@ export class Timeline {
 		while (lines[n]?.group);
 		if (!lines[n]) return;
 		this.pick(lines[n]);
+		this.tell(lines[n], this.barsOf(lines[n]));
 		const [top, high] = [n * LINE - this.scroll.scrollTop, this.scroll.clientHeight];
 		if (top < 0 || top > high - 2 * LINE) this.scroll.scrollTop += top - high / 2;
 	}
