@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from anyio.to_thread import run_sync
 
+from plait.backends.prices import Price
+from plait.runner.cli.backends import read_prices
 from tests.support.processes.command import Done, plait
 from tests.support.wire import ChatCompletions, events, serve
 
@@ -192,6 +194,11 @@ def test_a_wrong_price_in_a_plan_is_one_clear_line(tmp_path: Path, prices: str, 
     assert "prices" in done.err
     assert problem in done.err
     assert "Traceback" not in done.err
+
+
+def test_a_plan_prices_what_the_cache_keeps_for_an_hour() -> None:
+    given = {"m": {"input": 3, "output": 15, "cache_write": 3.75, "cache_write_1h": 6}}
+    assert read_prices(given) == {"m": Price(3, 15, cache_write=3.75, cache_write_1h=6)}
 
 
 def test_the_list_of_runs_fits_80_columns(tmp_path: Path) -> None:
