@@ -60,7 +60,8 @@ async def show_hosts(groups: Sequence[HostsInUse], place: StorePlace, as_json: b
 async def _states(group: HostsInUse) -> list[HostState]:
     try:
         async with group.part.make().reachable(group.needs) as hosts:
-            return await look_at_hosts(hosts)
+            none = HostState(group.part.way, 0, problem="no worker that offers resources")
+            return await look_at_hosts(hosts) or [none]
     except HostUnreachable as error:
         return [HostState(group.part.way, 0, problem=f"away: {error}")]
 

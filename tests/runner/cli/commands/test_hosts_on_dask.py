@@ -121,6 +121,23 @@ def test_a_scheduler_that_is_away_is_named(tmp_path: Path) -> None:
     assert {one["check"]: one["verdict"] for one in done.value["checks"]}[f"{away}: host"] == "bad"
 
 
+def test_a_cluster_without_resources_is_named(tmp_path: Path) -> None:
+    with DaskCluster(tmp_path / "cluster", {}) as cluster:
+        write_plan(tmp_path, cluster.address)
+        done = plait(tmp_path, "hosts", "plan.json")
+    assert done.code == 1
+    assert done.out.splitlines()[1].split() == [
+        "fleet",
+        cluster.address,
+        "0",
+        "no",
+        "worker",
+        "that",
+        "offers",
+        "resources",
+    ]
+
+
 def test_a_cluster_with_tls_takes_the_certificates_of_dask(tmp_path: Path) -> None:
     cluster = DaskCluster(tmp_path / "cluster", {"m1": 2}, host="0.0.0.0")
     settings = cluster.use_tls()

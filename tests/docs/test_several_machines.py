@@ -1,0 +1,148 @@
+"""The clusters of docs/guides/several-machines.md: TLS and Slurm run on this machine, Kubernetes against its schema."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import anyio
+import jsonschema_rs
+import pytest
+import yaml
+
+from tests.docs.documents import blocks, commands
+from tests.support.polling import until
+from tests.support.processes.command import Done, plait
+
+ROOT = Path(__file__).parents[2]
+PAGE = "docs/guides/several-machines.md"
+BLOCKS = blocks(PAGE, (ROOT / PAGE).read_text(encoding="utf-8"))
+BIN, FAKES = Path(sys.executable).parent, ROOT / "tests" / "support" / "bin"
+
+
+def shown(text: str) -> str:
+    """Return the one block that contains `text`."""
+    (found,) = [block.text for block in BLOCKS if text in block.text]
+    return found
+
+
+def line(beginning: str) -> str:
+    """Return the one command line that begins so."""
+    (found,) = [one.line for b in BLOCKS if b.info == "sh" for one in commands(b) if one.line.startswith(beginning)]
+    return found
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> dict[str, str]:
+    """The variables of a machine with the certificate and the settings that the page shows."""
+    pytest.importorskip("distributed")
+    subprocess.run(shlex.split(line("openssl ")), cwd=tmp_path, check=True, capture_output=True)
+    (tmp_path / "etc").mkdir()
+    settings = shown("# /etc/dask/tls.yaml").replace("/etc/plait/", f"{tmp_path}/")
+    (tmp_path / "etc" / "tls.yaml").write_text(settings, encoding="utf-8")
+    path = os.pathsep.join([str(BIN), str(FAKES), os.environ["PATH"]])
+    return {"DASK_ROOT_CONFIG": str(tmp_path / "etc"), "PATH": path, "XDG_STATE_HOME": str(tmp_path / "state")}
+
+
+@contextmanager
+def started(folder: Path, machine: Mapping[str, str], *words: str) -> Generator[None]:
+    """Run a program that ends by a signal."""
+    with (
+        (folder / "log").open("ab") as log,
+        subprocess.Popen(words, cwd=folder, env={**os.environ, **machine}, stdout=log, stderr=log) as process,
+    ):
+        try:
+            yield
+        finally:
+            process.send_signal(signal.SIGINT)
+
+
+def hosts(folder: Path, machine: Mapping[str, str], port: int) -> Done:
+    """Run `plait hosts` with the plan of the page."""
+    plan = shown("# cluster.yaml").replace("10.0.0.1:8786", f"127.0.0.1:{port}")
+    (folder / "cluster.yaml").write_text(plan, encoding="utf-8")
+    return plait(folder, "hosts", "cluster.yaml", **machine)
+
+
+async def registered(folder: Path, logs: str) -> None:
+    """Return once a worker has reported in its log that it is part of the cluster."""
+    await until(lambda: any("Registered to:" in log.read_text() for log in folder.glob(logs)), 120)
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+async def test_the_certificate_serves_scheduler_worker_and_runner(tmp_path: Path, machine: dict[str, str]) -> None:
+    port = free_port()
+    scheduler = [*shlex.split(line("dask scheduler").replace("10.0.0.1", "127.0.0.1")), "--port", str(port)]
+    worker = shlex.split(line("dask worker").replace("10.0.0.1:8786", f"127.0.0.1:{port}"))
+    with started(tmp_path, machine, *scheduler), started(tmp_path, machine, *worker):
+        await registered(tmp_path, "log")
+        found = hosts(tmp_path, machine, port)
+        assert found.out.splitlines()[1].split()[:3] == ["fleet", "m1", "4"], found.out
+        assert "TLS" not in found.out
+        refused = hosts(tmp_path, {**machine, "DASK_ROOT_CONFIG": str(tmp_path / "none")}, port)
+    assert (refused.code, "TLS expects a `ssl_context` argument" in refused.out) == (1, True), refused.out
+
+
+async def test_jobs_of_slurm_are_workers(tmp_path: Path, machine: dict[str, str]) -> None:
+    pytest.importorskip("dask_jobqueue")
+    port = free_port()
+    script = shown("# slurm_cluster.py").replace("8786", str(port)).replace("_jobs=3", "_jobs=1")
+    script = script.replace('{"port"', '{"host": "127.0.0.1", "port"')
+    (tmp_path / "slurm_cluster.py").write_text(script, encoding="utf-8")
+    with started(tmp_path, machine, sys.executable, "slurm_cluster.py"):
+        await registered(tmp_path, "slurm-*.out")
+        found = hosts(tmp_path, machine, port)
+    assert found.out.splitlines()[1].split()[:3] == ["fleet", "SLURMCluster-0", "4"], found.out
+
+
+def closed(schema: Any) -> Any:
+    """Return a schema that refuses fields that it does not name."""
+    if isinstance(schema, list):
+        return [closed(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    extra = {"additionalProperties": False} if "properties" in schema else {}
+    return extra | {key: closed(value) for key, value in schema.items()}
+
+
+def test_the_resource_for_kubernetes_is_one_of_the_operator() -> None:
+    cluster = yaml.safe_load(shown("# dask-cluster.yaml"))
+    spec = find_spec("dask_kubernetes")
+    if spec is None or spec.origin is None:
+        pytest.skip("the schema is in the package dask-kubernetes, which is not installed")
+    charts = Path(spec.origin).parent / "operator" / "deployment" / "helm"
+    definition = yaml.safe_load((charts / "dask-kubernetes-operator" / "crds" / "daskcluster.yaml").read_text())
+    schema = closed(definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"])
+    assert [error.message for error in jsonschema_rs.validator_for(schema).iter_errors(cluster["spec"])] == []
+
+
+def containers() -> Mapping[str, Any]:
+    spec = yaml.safe_load(shown("# dask-cluster.yaml"))["spec"]
+    return {role: spec[role]["spec"] for role in ("scheduler", "worker")}
+
+
+@pytest.mark.parametrize("role", containers())
+async def test_the_pods_start_dask_with_its_options_and_the_certificate(role: str) -> None:
+    pytest.importorskip("distributed")
+    pod = containers()[role]
+    (container,) = pod["containers"]
+    assert container["args"][:2] == ["dask", role]
+    await anyio.run_process([str(BIN / "dask"), *container["args"][1:], "--help"])
+    files = {one["mountPath"] for one in container["volumeMounts"]}
+    settings = yaml.safe_load(shown("# /etc/dask/tls.yaml"))["distributed"]["comm"]["tls"]
+    assert files == {"/etc/dask/tls.yaml", settings["ca-file"]}
+    assert {one["name"] for one in container["volumeMounts"]} == {one["name"] for one in pod["volumes"]}
