@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import product
 from typing import Any, cast
 
 import pytest
@@ -40,6 +41,7 @@ from plait.persistence.contract.samples import (
     DONE_A,
     LEGAL,
     NEXT,
+    OPENING,
     RUN,
     RUN_LEGAL,
     RUN_WAY,
@@ -48,6 +50,7 @@ from plait.persistence.contract.samples import (
     TASKS,
     Writer,
     at,
+    case,
     owner,
     whole,
 )
@@ -229,34 +232,40 @@ class ReadsContract(OpenedStore):
 
     # Allowed changes are applied, all others are refused.
 
-    @pytest.mark.parametrize("change", NEXT)
-    @pytest.mark.parametrize("state", AT_START)
-    async def test_task_transitions(self, store: Store, writer: Writer, state: str, change: str) -> None:
-        await writer.write(*AT_START[state])
-        before = await whole(store)
-        expected = LEGAL[state].get(change)
-        if expected is None:
-            with pytest.raises(Conflict, match="task 'a'"):
-                await writer.write(MessageAppended(at(6), "c", 0, "user", "not to be kept"), NEXT[change])
-            assert await whole(store) == before
-        else:
-            await writer.write(NEXT[change])
-            assert (await store.list_tasks(RUN))[0].status == expected
+    # Each change meets a run of its own; one store has all of the runs.
 
-    @pytest.mark.parametrize("change", NEXT)
     @pytest.mark.parametrize("state", AT_START)
-    async def test_one_batch_decides_as_two_batches(
-        self, store: Store, writer: Writer, state: str, change: str
-    ) -> None:
-        expected = LEGAL[state].get(change)
-        if expected is None:
-            before = await whole(store)
-            with pytest.raises(Conflict):
-                await writer.write(*AT_START[state], NEXT[change])
-            assert await whole(store) == before
-        else:
-            await writer.write(*AT_START[state], NEXT[change])
-            assert (await store.list_tasks(RUN))[0].status == expected
+    async def test_task_transitions(self, store: Store, state: str) -> None:
+        for name, change in NEXT.items():
+            with case(name):
+                writer = Writer(store, name)
+                await writer.write(*OPENING)
+                await writer.write(*AT_START[state])
+                before = await whole(store, name)
+                expected = LEGAL[state].get(name)
+                if expected is None:
+                    with pytest.raises(Conflict, match="task 'a'"):
+                        await writer.write(MessageAppended(at(6), "c", 0, "user", "not to be kept"), change)
+                    assert await whole(store, name) == before
+                else:
+                    await writer.write(change)
+                    assert (await store.list_tasks(name))[0].status == expected
+
+    @pytest.mark.parametrize("state", AT_START)
+    async def test_one_batch_decides_as_two_batches(self, store: Store, state: str) -> None:
+        for name, change in NEXT.items():
+            with case(name):
+                writer = Writer(store, name)
+                await writer.write(*OPENING)
+                expected = LEGAL[state].get(name)
+                if expected is None:
+                    before = await whole(store, name)
+                    with pytest.raises(Conflict):
+                        await writer.write(*AT_START[state], change)
+                    assert await whole(store, name) == before
+                else:
+                    await writer.write(*AT_START[state], change)
+                    assert (await store.list_tasks(name))[0].status == expected
 
     @pytest.mark.parametrize("change", ["complete", "fail", "retry", "interrupt", "ask"])
     async def test_an_attempt_that_is_not_the_last_cannot_end(self, store: Store, writer: Writer, change: str) -> None:
@@ -267,23 +276,24 @@ class ReadsContract(OpenedStore):
                 await writer.write(replace(cast("Any", NEXT[change]), attempt=attempt))
         assert await whole(store) == before
 
-    @pytest.mark.parametrize("resumed", [False, True])
-    @pytest.mark.parametrize("new", [*RUN_LEGAL, "interrupted", "nonsense"])
     @pytest.mark.parametrize("old", RUN_LEGAL)
-    async def test_run_transitions(self, store: Store, old: str, new: str, *, resumed: bool) -> None:
-        writer, change = Writer(store), RunStatusChanged(at(2), new, resumed=resumed)
-        await writer.write(CREATED, *(RunStatusChanged(at(1), status) for status in RUN_WAY[old]))
-        before = await whole(store)
-        if new in RUN_LEGAL[old] or (old == new == "running" and resumed):
-            await writer.write(change)
-            run, *_, events = await whole(store)
-            assert run.status == new
-            started = "run_resumed" if resumed else "run_started"
-            assert events[-1].kind == (started if new == "running" else f"run_{new}")
-        else:
-            with pytest.raises(Conflict, match=f"is {old} and cannot become {new}"):
-                await writer.write(change)
-            assert await whole(store) == before
+    async def test_run_transitions(self, store: Store, old: str) -> None:
+        for new, resumed in product([*RUN_LEGAL, "interrupted", "nonsense"], [False, True]):
+            run_id = f"{new}, resumed" if resumed else new
+            with case(run_id):
+                writer, change = Writer(store, run_id), RunStatusChanged(at(2), new, resumed=resumed)
+                await writer.write(CREATED, *(RunStatusChanged(at(1), status) for status in RUN_WAY[old]))
+                before = await whole(store, run_id)
+                if new in RUN_LEGAL[old] or (old == new == "running" and resumed):
+                    await writer.write(change)
+                    run, *_, events = await whole(store, run_id)
+                    assert run.status == new
+                    started = "run_resumed" if resumed else "run_started"
+                    assert events[-1].kind == (started if new == "running" else f"run_{new}")
+                else:
+                    with pytest.raises(Conflict, match=f"is {old} and cannot become {new}"):
+                        await writer.write(change)
+                    assert await whole(store, run_id) == before
 
     async def test_a_run_continues_with_another_owner(self, store: Store, writer: Writer) -> None:
         resumed = RunStatusChanged(at(6), "running", resumed=True)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
@@ -28,6 +29,9 @@ from plait.persistence import (
     TaskStarted,
     TaskWaiting,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
 
 RUN = "run-1"
 
@@ -69,12 +73,26 @@ class Writer:
         return batch
 
 
+@contextmanager
+def case(name: str) -> Generator[None]:
+    """Name the case in the report if a test of several cases fails in the block."""
+    try:
+        yield
+    except BaseException as error:
+        error.add_note(f"the case: {name}")
+        raise
+
+
 async def whole(store: Store, run_id: str = RUN) -> tuple[Any, ...]:
     """Return every record of a run, for comparison: the run, tasks, attempts, messages by task, and events."""
-    tasks = await store.list_tasks(run_id)
-    messages = [await store.list_messages(run_id, task.task_id) for task in tasks]
-    run, attempts = await store.get_run(run_id), await store.list_attempts(run_id)
-    return run, tasks, attempts, messages, await store.list_events(run_id)
+    run, tasks, attempts, events = await without_messages(store, run_id)
+    return run, tasks, attempts, [await store.list_messages(run_id, task.task_id) for task in tasks], events
+
+
+async def without_messages(store: Store, run_id: str = RUN) -> tuple[Any, ...]:
+    """Return every record of a run but the messages, which a run of thousands of tasks takes long to read."""
+    run, tasks = await store.get_run(run_id), await store.list_tasks(run_id)
+    return run, tasks, await store.list_attempts(run_id), await store.list_events(run_id)
 
 
 ASKED = TaskWaiting(at(4), "a", 1, "Was it sent?", crashed=True)

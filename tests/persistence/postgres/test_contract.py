@@ -1,18 +1,43 @@
-"""PostgresStore keeps the contract, on a real server."""
+"""PostgresStore keeps the contract, on a real server. One open store serves all tests that do not open a store
+themselves, because opening a store costs the server two processes, many times the work of such a test.
+"""
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
+import pytest
+import pytest_asyncio
+
 from plait.persistence import PostgresStore
 from plait.persistence.contract import StoreContract
-from tests.support.stores.postgres import new_store, worker_dsn
+from plait.persistence.contract.samples import OPENING, Writer
+from tests.support.stores.postgres import clear, new_store, worker_dsn
 
 
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def opened() -> AsyncGenerator[PostgresStore]:
+    async with new_store() as store:
+        yield store
+
+
+@pytest.mark.asyncio(loop_scope="module")
 class TestPostgresStore(StoreContract):
     def open_store(self, folder: Path) -> AbstractAsyncContextManager[PostgresStore]:
         return new_store()
 
     def reopen_store(self, folder: Path) -> PostgresStore:
         return PostgresStore(worker_dsn())
+
+    @pytest_asyncio.fixture(loop_scope="module")
+    async def store(self, opened: PostgresStore) -> PostgresStore:
+        await clear(opened)
+        return opened
+
+    @pytest_asyncio.fixture(loop_scope="module")
+    async def writer(self, store: PostgresStore) -> Writer:
+        writer = Writer(store)
+        await writer.write(*OPENING)
+        return writer

@@ -85,9 +85,15 @@ async def new_store() -> AsyncGenerator[PostgresStore]:
     """Yield an empty store on the database of this worker."""
     dsn = await asyncio.to_thread(worker_dsn)
     async with PostgresStore(dsn) as store:
-        # Over the store's own connection: each new one costs the server a process.
-        await store._links[0].run(lambda connection: connection.execute(_EMPTY))  # type: ignore[index]  # pyright: ignore
+        await clear(store)
         yield store
+
+
+async def clear(store: PostgresStore) -> None:
+    """Delete all rows, and all that the open store keeps of them."""
+    # Over the store's own connection: each new one costs the server a process.
+    await store._links[0].run(lambda connection: connection.execute(_EMPTY))  # type: ignore[index]  # pyright: ignore
+    store._books.clear()  # pyright: ignore[reportPrivateUsage]
 
 
 def restart(server: Any) -> None:
