@@ -67,6 +67,7 @@ class Inbox:
         self, store: Store, run_id: str, clock: Clock, away: Callable[[], bool], answer: AnswerHandler
     ) -> None:
         self._store = store
+        self._server = server_of(store)
         self._run_id = run_id
         self._clock = clock
         self._away = away
@@ -97,9 +98,8 @@ class Inbox:
         """Sleep until the next read of the inbox is due. A wake since the last read counts."""
         with anyio.CancelScope() as self._asleep:
             if not self._woken:
-                server = server_of(self._store)
-                if server is not None and not self._away():
-                    await server.wait_for_note(self._run_id)
+                if self._server is not None and not self._away():
+                    await self._server.wait_for_note(self._run_id)
                 else:
                     await self._clock.sleep(LOOK_EVERY_S)
         self._woken = False

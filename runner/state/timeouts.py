@@ -35,16 +35,13 @@ class TimeoutStore:
     def __init__(self, store: Store, timeout: float) -> None:
         self._store = store
         self._timeout = timeout
+        self.server: ServerStore | None = server_of(store)
+        """The store itself, without a time limit, if it is on a server."""
 
     @property
     def files_root(self) -> Path | None:
         """See FilesStore."""
         return files_root(self._store)
-
-    @property
-    def server(self) -> ServerStore | None:
-        """The store itself, without a time limit, if it is on a server."""
-        return server_of(self._store)
 
     async def write(self, batch: Batch) -> None:
         """See Store."""
