@@ -33,7 +33,7 @@ help:
 	@echo "             what plait relies on in real agents (Claude Code, Codex, Gemini, ...), asked of their commands:"
 	@echo "             installed by npm into ~/.cache/plait-clis, run against a model server of our own"
 	@echo "make lint    ruff, pyright, mypy; the last two also over the Python of README.md, docs/ and examples/"
-	@echo "make docs    the documentation as a site, in docs/_build/html; a warning is an error"
+	@echo "make docs    the documentation as a site, in docs/_build/html; a warning is an error, and the pages are tested"
 	@echo "make bench   plait's own cost, measured; writes docs/benchmarks.md"
 	@echo "make mutants the share of small bugs, planted by seed in the modules that decide, that the tests see:"
 	@echo "             make mutants SEED=7 SAMPLE=100 MODULE=runner/scheduling"
@@ -78,7 +78,9 @@ lint: .venv/.dev
 
 # A fresh environment, since the generated parts change without a change of their pages.
 docs: .venv/.docs
+	@rm -rf docs/_build/html
 	$(BIN)/python -m sphinx --fresh-env --fail-on-warning --keep-going --nitpicky --quiet -b html docs docs/_build/html
+	@PLAIT_SITE=docs/_build/html $(BIN)/python -m pytest tests/docs/test_built_site.py
 	@echo "the site: docs/_build/html/index.html"
 
 bench: .venv/.dev
