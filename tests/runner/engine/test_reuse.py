@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 import sys
 from collections import Counter
 from dataclasses import replace
@@ -15,6 +14,7 @@ from plait.backends import PersonBackend, ask
 from plait.persistence import MemoryStore, SQLiteStore, Store
 from plait.persistence.records import TaskRecord
 from plait.runner import DAG, OpenQuestion, ParallelRunner, RunNotFound, RunStatus, Task
+from tests.support.processes import warm
 
 LIST = {"type": "array"}
 
@@ -211,9 +211,8 @@ asyncio.run(main())
 
 
 def _go(folder: Path, *words: str) -> int:
-    return subprocess.run(
-        [sys.executable, "cut.py", *words], cwd=folder, check=False, capture_output=True, timeout=60
-    ).returncode
+    program = "import runpy; runpy.run_path('cut.py', run_name='__main__')"
+    return warm.run([sys.executable, "-c", program, *words], cwd=folder, timeout=60).returncode
 
 
 @pytest.mark.parametrize("place", ["txn.before_commit", "txn.after_commit", "events.published", "attempt.after_call"])

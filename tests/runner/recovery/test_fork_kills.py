@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.processes import warm
+
 _SCRIPT = """
 import asyncio, os, signal, sys
 from contextlib import asynccontextmanager
@@ -66,8 +68,8 @@ asyncio.run(main())
 
 
 def _go(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "script.py", *words]
-    return subprocess.run(command, cwd=folder, check=False, capture_output=True, timeout=60, text=True)
+    program = "import runpy; runpy.run_path('script.py', run_name='__main__')"
+    return warm.run([sys.executable, "-c", program, *words], cwd=folder, timeout=60)
 
 
 def _prepared(folder: Path) -> None:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.support.processes.command import environment
+from tests.support.processes.warm import Warm
 from tests.support.stores.postgres import empty, worker_dsn
 
 LIMIT_S = 120.0
@@ -28,10 +29,10 @@ def empty_store(kind: str, folder: Path) -> str:
 
 
 @contextmanager
-def worker(folder: Path, store: str, concurrency: int = 2, *host: str) -> Generator[subprocess.Popen[str]]:
+def worker(folder: Path, store: str, concurrency: int = 2, *host: str) -> Generator[Warm]:
     """A worker with a lease of `fleet_worker.LEASE_S`, as if on the machine `host`, killed at the end of the block."""
     command = [sys.executable, "-m", "tests.support.processes.fleet_worker", store, str(concurrency), *host]
-    process = subprocess.Popen(command, cwd=folder, env=environment(), stderr=subprocess.PIPE, text=True)
+    process = Warm(command, cwd=folder, env=environment(), stderr=subprocess.PIPE)
     try:
         yield process
     finally:
@@ -39,7 +40,7 @@ def worker(folder: Path, store: str, concurrency: int = 2, *host: str) -> Genera
         process.communicate()
 
 
-def stop(process: subprocess.Popen[str]) -> str:
+def stop(process: Warm) -> str:
     """Stop a worker by SIGTERM, and return what it wrote to standard error."""
     process.send_signal(signal.SIGTERM)
     said = process.communicate(timeout=LIMIT_S)[1]

@@ -37,6 +37,7 @@ LOADED = (
     "plait.runner.cli.commands.answer",
     "plait.runner.cli.commands.crashtest",
     "plait.runner.cli.commands.serve",
+    "plait.runner.cli.commands.worker",
     "plait.runner.crashtest.campaign",
     "plait.runner.policies.workflow",
     "plait.runner.plan.added_tasks",
