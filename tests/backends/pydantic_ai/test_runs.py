@@ -14,11 +14,15 @@ import anyio.to_thread
 import psutil
 import pytest
 
-from tests.support.processes.command import PLAIT, Done, environment, plait
+from tests.support.processes import warm
+from tests.support.processes.command import PLAIT, Done, environment
+from tests.support.processes.warm import Warm
 from tests.support.tool_calls import calling, saying
 from tests.support.wire import ChatCompletions, Script, events, serve, silence
 
 SERVER = Path(__file__).parents[2] / "support" / "mcp_server.py"
+LOADED = ("pydantic_ai", "pydantic_ai.mcp", "pydantic_ai.models.openai")
+"""Libraries that take the command two seconds of a processor to import."""
 TOOLS = '''
 from pathlib import Path
 
@@ -52,12 +56,16 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def given(server: Script) -> dict[str, str]:
+def given(server: Script | None) -> dict[str, str]:
+    if server is None:
+        return {}
     return {"OPENAI_BASE_URL": f"{server.url}/v1", "OPENAI_API_KEY": "a-secret-key", "SHOP": "Ada"}
 
 
-async def command(folder: Path, server: Script, *words: str) -> Done:
-    return await anyio.to_thread.run_sync(partial(plait, folder, *words, **given(server)))
+async def command(folder: Path, server: Script | None, *words: str) -> Done:
+    run = partial(warm.run, [*PLAIT, *words], cwd=folder, env=environment(**given(server)), timeout=30, loaded=LOADED)
+    done = await anyio.to_thread.run_sync(run)
+    return Done(done.returncode, done.stdout, done.stderr)
 
 
 def contents(folder: Path) -> list[bytes]:
@@ -101,7 +109,7 @@ async def test_a_plan_limits_the_answers_and_a_cut_answer_names_the_setting(fold
 
 async def test_a_killed_turn_goes_on_from_its_last_step(folder: Path) -> None:
     async with serve(calling(("price", {"item": "nails"})), silence) as server:
-        process = subprocess.Popen([*PLAIT, "run", "plan.yaml"], cwd=folder, env=environment(**given(server)))  # noqa: ASYNC220
+        process = Warm([*PLAIT, "run", "plan.yaml"], cwd=folder, env=environment(**given(server)), loaded=LOADED)
         with anyio.fail_after(30):
             while len(server.requests) < 2:  # noqa: ASYNC110 - it is another process's doing
                 await anyio.sleep(0.02)
@@ -157,7 +165,7 @@ async def test_an_unknown_provider_and_a_missing_key_fail_in_one_line(folder: Pa
         "backends: {a: {kind: pydantic-ai, model: 'openai-chat:m'}, b: {kind: pydantic-ai, model: 'nobody:m'}}\n"
         "tasks: [{id: a, prompt: x, backend: a}, {id: b, prompt: x, backend: b}]\n"
     )
-    done = await anyio.to_thread.run_sync(partial(plait, folder, "run", "plan.yaml"))
+    done = await command(folder, None, "run", "plan.yaml")
     assert done.code == 1
     assert "OPENAI_API_KEY" in done.err
     assert "nobody:m" in done.err

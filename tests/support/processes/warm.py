@@ -25,6 +25,7 @@ from typing import IO, Any, Self
 
 _LOCK = threading.Lock()
 _ROOT = Path(__file__).parents[3]
+_SERVER = "tests.support.processes.warm_server"
 
 
 class Warm:
@@ -47,7 +48,9 @@ class Warm:
         stdout: Any = None,
         stderr: Any = None,
         start_new_session: bool = False,
+        loaded: tuple[str, ...] = (),
     ) -> None:
+        """`loaded` names modules that the program imports and most programs do not: a server of its own loads them."""
         self.words = [str(word) for word in words]
         begins = next(number for number, word in enumerate(self.words) if word in {"-m", "-c"})
         request = {"words": self.words[begins:], "cwd": str(cwd), "env": dict(env), "new_session": start_new_session}
@@ -56,7 +59,7 @@ class Warm:
             given[2] = given[1] if stderr == STDOUT else given[2]
             told, telling = os.pipe()
             theirs.callback(os.close, telling)
-            _ask(json.dumps(request).encode(), [*given, telling])
+            _ask(json.dumps(request).encode(), [*given, telling], loaded)
         self._told = os.fdopen(told)
         pid = self._told.readline()
         if not pid:
@@ -167,21 +170,21 @@ def run(words: Sequence[str | Path], *, timeout: float, **options: Any) -> subpr
         return subprocess.CompletedProcess(process.words, process.wait(), out, err)
 
 
-def _ask(request: bytes, descriptors: Sequence[int]) -> None:
+def _ask(request: bytes, descriptors: Sequence[int], loaded: tuple[str, ...]) -> None:
     with _LOCK:
-        server = _server()
+        server = _server(loaded)
         socket.send_fds(server, [len(request).to_bytes(4)], descriptors)
         server.sendall(request)
 
 
 @cache
-def _server() -> socket.socket:
-    """The connection to the server, which ends with us."""
+def _server(loaded: tuple[str, ...]) -> socket.socket:
+    """The connection to the server with these modules, which ends with us."""
     ours, theirs = socket.socketpair()
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     with theirs:
         server = subprocess.Popen(
-            [sys.executable, "-W", "error", "-m", "tests.support.processes.warm_server", str(theirs.fileno())],
+            [sys.executable, "-W", "error", "-m", _SERVER, str(theirs.fileno()), *loaded],
             cwd=_ROOT,
             env={**environment, "PYTHONPATH": str(_ROOT)},
             stdin=DEVNULL,

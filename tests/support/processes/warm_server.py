@@ -19,7 +19,7 @@ import socket
 import sys
 import threading
 import types
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -116,9 +116,9 @@ class Server:
                 os.close(told)
 
 
-def load() -> None:
+def load(others: Sequence[str]) -> None:
     """Import all of it. Raises RuntimeError where that leaves a process that is not fit to fork."""
-    for name in LOADED:
+    for name in (*LOADED, *others):
         with contextlib.suppress(ImportError):  # an extra that is not installed
             importlib.import_module(name)
     if threading.active_count() > 1:
@@ -180,6 +180,6 @@ def standard(number: int, before: TextIO) -> TextIO:
 
 
 if __name__ == "__main__":
-    load()
+    load(sys.argv[2:])
     if mine := Server(socket.socket(fileno=int(sys.argv[1]))).serve():
         run(mine)
