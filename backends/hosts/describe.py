@@ -1,15 +1,22 @@
-"""The description of a backend, as JSON, from which a host makes the backend: see `spec/described.py`."""
+"""The description of a backend of Python, as JSON, from which a host makes the backend.
+
+`spec/described.py` has those of plan files.
+"""
 
 from __future__ import annotations
 
+import importlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
+from operator import attrgetter
 from pathlib import PurePath
-from typing import Any
+from typing import Any, cast
 
-from plait.backends.function import FunctionBackend
-from plait.backends.protocol import JsonValue
+from plait.backends.errors import BackendUnavailable
+from plait.backends.function import FunctionBackend, as_backend
+from plait.backends.protocol import Backend, JsonValue
+from plait.backends.text import one_line
 
 
 def describe(backend: object) -> dict[str, JsonValue]:
@@ -31,6 +38,26 @@ def describe(backend: object) -> dict[str, JsonValue]:
         f"{kind} cannot be described to a host; put a function that returns the backend into a module that the hosts "
         'have, and name the function: hosts.placed("module:function")'
     )
+
+
+def build_described(described: Mapping[str, JsonValue]) -> Backend:
+    """Return the backend of a description by `describe`. Raises BackendUnavailable if this host cannot make it."""
+    try:
+        if "call" in described:
+            return as_backend(_imported(str(described["call"])))
+        options = cast("dict[str, Any]", described["options"])
+        return as_backend(_imported(str(described["make"]))(**options))
+    except (KeyError, TypeError, ValueError) as error:
+        raise BackendUnavailable(f"this host cannot make the backend: {one_line(str(error))}") from error
+
+
+def _imported(name: str) -> Any:
+    module, _, attribute = name.partition(":")
+    try:
+        return attrgetter(attribute)(importlib.import_module(module))
+    except (ImportError, AttributeError) as error:
+        message = f"this host has no {name}: {one_line(str(error))}; install the module here, for the Python of plait"
+        raise BackendUnavailable(message) from error
 
 
 def _name_of(value: Callable[..., Any]) -> str:

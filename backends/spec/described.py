@@ -1,17 +1,13 @@
-"""The backend that a runner on another host describes: see `hosts/describe.py`."""
+"""The description of a backend of a plan file, from which a host makes the backend: see also `hosts/describe.py`."""
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
-from operator import attrgetter
 from pathlib import Path
-from typing import Any, cast
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from plait.backends.errors import BackendUnavailable
-from plait.backends.function import as_backend
 from plait.backends.hosts.dask.hosts import DaskHosts
 from plait.backends.hosts.placed import BackendTraits, HostBackend
 from plait.backends.hosts.ssh import SSHHosts
@@ -39,23 +35,9 @@ def placed(spec: AnySpec, folder: Path, hosts: SSHHosts | DaskHosts) -> HostBack
     return hosts.place(spec_description(spec, folder), traits, spec.needs)
 
 
-def build_described(described: Mapping[str, JsonValue]) -> Backend:
-    """Return the backend described. Raises BackendUnavailable if this host cannot make the backend."""
+def build_spec(described: Mapping[str, JsonValue]) -> Backend:
+    """Return the backend of a description with a spec. Raises BackendUnavailable if this host cannot make it."""
     try:
-        if "spec" in described:
-            return build(_SPEC.validate_python(described["spec"]), folder=Path(str(described["folder"])))
-        if "call" in described:
-            return as_backend(_imported(str(described["call"])))
-        options = cast("dict[str, Any]", described["options"])
-        return as_backend(_imported(str(described["make"]))(**options))
-    except (KeyError, TypeError, ValueError, ValidationError) as error:
+        return build(_SPEC.validate_python(described["spec"]), folder=Path(str(described["folder"])))
+    except (KeyError, TypeError, ValueError) as error:
         raise BackendUnavailable(f"this host cannot make the backend: {one_line(str(error))}") from error
-
-
-def _imported(name: str) -> Any:
-    module, _, attribute = name.partition(":")
-    try:
-        return attrgetter(attribute)(importlib.import_module(module))
-    except (ImportError, AttributeError) as error:
-        message = f"this host has no {name}: {one_line(str(error))}; install the module here, for the Python of plait"
-        raise BackendUnavailable(message) from error

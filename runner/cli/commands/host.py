@@ -7,11 +7,17 @@ import signal
 import stat
 import sys
 from importlib.metadata import version
+from typing import TYPE_CHECKING
 
 import anyio
 import click
 
 from plait.runner.cli.exits import COMPLETED, CliError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from plait.backends.protocol import Backend, JsonValue
 
 
 @click.command("host")
@@ -29,10 +35,21 @@ def host_command() -> int:
         )
     from plait.backends.hosts.fence import state_folder  # noqa: PLC0415 - the help needs neither
     from plait.backends.hosts.host import serve  # noqa: PLC0415
-    from plait.backends.spec.described import build_described  # noqa: PLC0415
 
     # A signal has to end this process at once: an orderly end would end the agents.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
-    anyio.run(serve, build_described, state_folder(), version("plait"))
+    anyio.run(serve, _build, state_folder(), version("plait"))
     return COMPLETED
+
+
+def _build(described: Mapping[str, JsonValue]) -> Backend:
+    """Return the backend described. Raises BackendUnavailable if this host cannot make the backend."""
+    if "spec" in described:
+        # The models of plan files take as long to import as everything else here.
+        from plait.backends.spec.described import build_spec  # noqa: PLC0415
+
+        return build_spec(described)
+    from plait.backends.hosts.describe import build_described  # noqa: PLC0415
+
+    return build_described(described)
