@@ -128,9 +128,11 @@ class DaskSession(HostSession):
     async def _wait_for(self, needs: Mapping[str, float], turn: Turn, on_output: OnOutput) -> None:
         """Wait until a host with the resources `needs` is connected, taken or not.
 
-        Raise BackendError after the patience, or if no host can be expected: the scheduler was never reached, or all
-        workers refuse this version of plait.
+        Raise BackendError after the patience, which begins once each such worker has been asked, or if no host can be
+        expected: the scheduler was never reached, or all workers refuse this version of plait.
         """
+        while not self._asked or self._is_opening(needs):
+            await self._change()
         told = ""
         gone = [line for line in self._workers() if line.away_since is not None and line.offers(needs)]
         with self._away.waiting(() if self._is_there(needs) else gone, turn), anyio.move_on_after(self._patience):
@@ -138,7 +140,7 @@ class DaskSession(HostSession):
                 if self._is_there(needs):
                     return
                 reason = self._problem or f"waiting for a worker of {self._address}{_words(needs)}"
-                if self._asked and reason != told:
+                if reason != told:
                     told = reason
                     on_output(Output("waiting", reason))
                 await self._change()
@@ -161,9 +163,14 @@ class DaskSession(HostSession):
     def _is_there(self, needs: Mapping[str, float]) -> bool:
         return any(line.is_connected and line.offers(needs) for line in self._workers())
 
+    def _is_opening(self, needs: Mapping[str, float]) -> bool:
+        """Return whether a host with the resources `needs` has not answered yet, and none is there."""
+        asked = [line for line in self._workers() if line.offers(needs)]
+        return not self._is_there(needs) and any(not (line.tries or line.is_connected) for line in asked)
+
     def _is_hopeless(self) -> bool:
         if not self._answered:
-            return self._asked
+            return True
         return bool(self.lines) and all(line.refusal == "version" for line in self._workers())
 
     def _workers(self) -> Iterator[DaskLine]:

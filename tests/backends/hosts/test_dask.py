@@ -267,6 +267,12 @@ async def test_resources_that_no_worker_has_are_named(cluster: DaskCluster) -> N
     assert result["a"].error == f"no worker of {cluster.address} can be used with --resources gpus=2"
 
 
+async def test_the_first_connection_to_a_worker_takes_none_of_the_patience(cluster: DaskCluster) -> None:
+    runner = ParallelRunner(cluster.hosts(patience=0).placed(functions.where))
+    result = await runner.run(DAG([Task("a", "x", retry=0)]))
+    assert result["a"].text in {"m1", "m2"}, result["a"].error
+
+
 async def test_a_scheduler_that_cannot_be_reached_is_named(tmp_path: Path) -> None:
     away = DaskCluster(tmp_path / "away", {})
     result = await ParallelRunner(away.hosts().placed(functions.where)).run(DAG([Task("a", "x", retry=0)]))
