@@ -57,8 +57,8 @@ class RunBars:
         }
         news = {name for name, state in states.items() if self._tries.get(name, (None,))[0] != state}
         found: dict[str, list[PastAttempt]] = {name: [] for name in news}
-        for name in news if len(news) <= _FEW else (None,):
-            for one in await self._store.list_attempts(self._run_id, name):
+        for only in news if len(news) <= _FEW else (None,):
+            for one in await self._store.list_attempts(self._run_id, only):
                 if one.task_id in found:
                     found[one.task_id].append(self._past.attempt(one))
                     if not self._past.has_read(one):
