@@ -87,6 +87,8 @@ class Billing:
     """The price of every model of the backend; None to look the price up."""
     terms: tuple[tuple[str, str], ...] = ()
     """Options of the requests on which the price in the list depends, such as `("service_tier", "flex")`."""
+    estimates: bool = False
+    """Whether a cost that the backend reports may come from a list: a line of the user then replaces the cost."""
 
 
 UNBILLED = Billing()
@@ -116,15 +118,17 @@ class Prices:
         return self._own(used, billing) is None
 
     def priced(self, used: Usage, billing: Billing, longest: int | None = None, *, at: float) -> Usage:
-        """Return `used` with its cost, if the cost is unknown and there is a price at the Unix time `at`.
+        """Return `used` with its cost, if the cost is unknown, or an estimate with a line of the user, and there is a
+        price at the Unix time `at`.
 
         `longest` is the input of the longest request in `used`; None if `used` is a single request. The list counts
         only if loaded.
         """
-        if not used.cost_is_unknown:
+        is_estimate = billing.estimates and used.cost_usd is not None
+        if not (used.cost_is_unknown or is_estimate):
             return used
         price = self._own(used, billing)
-        if price is None and billing.provider is not None and is_loaded():
+        if price is None and not is_estimate and billing.provider is not None and is_loaded():
             model = used.model or billing.model
             tiers = () if model is None else _listed(billing.provider, model, int(at // _PERIOD_S), billing.terms)
             length = 0 if billing.sums_requests else used.input_tokens if longest is None else longest

@@ -14,6 +14,7 @@ from anyio.to_thread import run_sync
 
 from plait.backends.errors import BackendUnavailable
 from plait.backends.extras import require
+from plait.backends.prices import Billing
 from plait.backends.pydantic_ai.conversation import AgentConversation, end_of_turn
 from plait.backends.pydantic_ai.declared import DeclaredAgent
 from plait.backends.pydantic_ai.failures import failure_of, safe_line
@@ -63,6 +64,11 @@ class PydanticAIBackend:
     def can_fork(self) -> bool:
         """Whether a history can be copied: always."""
         return True
+
+    @property
+    def billing(self) -> Billing:
+        """The facts that decide the price: pydantic-ai estimates a cost from its list where no server reports one."""
+        return Billing(model=None if self._declared is None else self._declared.model.partition(":")[2], estimates=True)
 
     def inspect(self, files: Files) -> DetachedTurn | None:  # noqa: ARG002
         """Return None: a turn never outlives the process. With this method the runner gives the conversation files."""

@@ -90,14 +90,16 @@ def _usage(response: Any) -> Usage:
     # Some servers (xAI, Gemini) count reasoning beside the answer; it shows where the reasoning is the larger count.
     beside = reasoning if reasoning > told.output_tokens else 0
     cached = min(told.cache_read_tokens, told.input_tokens)
+    kept = min(told.cache_write_tokens, told.input_tokens - cached)
     return Usage(
         told.input_tokens,
         told.output_tokens + beside,
         None if cost is None else float(cost),
         shown(name) if name else None,
         cached,
-        min(told.cache_write_tokens, told.input_tokens - cached),
+        kept,
         reasoning,
+        cache_write_1h_tokens=min(getattr(told, "cache_write_1h_tokens", 0), kept),
     )
 
 

@@ -10,13 +10,13 @@ from anyio.to_thread import run_sync
 
 from plait.backends import prices
 from plait.backends.prices import UNBILLED, BilledBackend, Billing, Price, Prices
-from plait.backends.protocol import Backend, Message, Usage
+from plait.backends.protocol import NO_USAGE, Backend, Message, Usage
 from plait.runner.clock import Clock
 from plait.runner.engine.backend_call import CallOutcome
 
 
 class Pricing:
-    """Gives usage of an unknown cost its price. A cost that the backend reports stays."""
+    """Gives usage of an unknown cost its price. A cost that the backend reports stays, unless it is an estimate."""
 
     def __init__(self, backends: Mapping[str, Backend], lines: Mapping[str, Price], clock: Clock) -> None:
         self._prices = Prices(lines)
@@ -30,10 +30,10 @@ class Pricing:
         """
         reply, error = outcome.reply, outcome.error
         ended = reply or error
-        if ended is None or not ended.usage.cost_is_unknown:
+        if ended is None or ended.usage is NO_USAGE:
             return outcome
         billing = self._billing(name, model)
-        if self._prices.needs_list(ended.usage, billing):
+        if ended.usage.cost_is_unknown and self._prices.needs_list(ended.usage, billing):
             with anyio.CancelScope(shield=True):
                 await run_sync(prices.load)
         usage = self._price(ended.usage, billing, ended.messages)

@@ -8,6 +8,7 @@ import pytest
 from pydantic import BaseModel
 from pydantic_ai import Agent, RunContext
 
+from plait import DAG, ParallelRunner, Price, Task
 from plait.backends import (
     BackendError,
     BackendUnavailable,
@@ -77,6 +78,17 @@ async def test_counts_of_parts_stay_within_the_whole(details: dict[str, Any], us
     async with serve(events([*parts, CHAT.chunk(None, usage=told), "data: [DONE]\n\n"])) as server:
         reply = await say(PydanticAIBackend(wired_agent(server.url)))
     assert reply.usage == used
+
+
+async def test_a_price_of_the_user_replaces_the_librarys_estimate() -> None:
+    told = {"prompt_tokens": 1000, "completion_tokens": 100}
+    begun = CHAT.chunk({"delta": {"content": "hi"}, "finish_reason": "stop"}, model="gpt-5-mini")
+    async with serve(events([begun, CHAT.chunk(None, usage=told, model="gpt-5-mini")])) as server:
+        backend = PydanticAIBackend(wired_agent(server.url))
+        estimated = await ParallelRunner(backend).run(DAG([Task("a", "x")]))
+        priced = await ParallelRunner(backend, prices={"gpt-5-mini": Price(10, 100)}).run(DAG([Task("a", "x")]))
+    assert estimated.usage.cost_usd == pytest.approx((1000 * 0.25 + 100 * 2) / 1e6)
+    assert priced.usage.cost_usd == pytest.approx((1000 * 10 + 100 * 100) / 1e6)
 
 
 async def test_tools_are_called_and_reported() -> None:
