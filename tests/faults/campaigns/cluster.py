@@ -2,42 +2,90 @@
 
 `python -m tests.faults.campaigns.cluster PART ...` plays the parts, of `worker`, `nanny`, `scheduler`, `runner` and
 `all`: the scheduler, the nannies, the workers and the runner. `--rounds`, `--agents` and `--workers` say how many. No
-agent may be begun twice, each has to be adopted, and none may be left behind.
+agent may be begun twice, each has to be adopted, and none may be left behind. `--planted` plays rounds with planted
+bugs (tests/support/hosts/bugs.py).
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 import tempfile
 import time
+import traceback
+from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 
 import anyio
 from anyio.to_thread import run_sync
 
-from plait.runner import RunResult
+from plait.runner import RunResult, TaskStatus
+from plait.runner.engine.backend_call import only_error
+from tests.faults.campaigns.planted import Shown, try_planted
+from tests.support.hosts.bugs import BUGS
 from tests.support.hosts.dask_outliving import DaskWorld
 
 PARTS = ("worker", "nanny", "scheduler", "runner", "all")
+PLANTED: Mapping[str, tuple[str, Shown]] = {
+    "worker killed": ("a broken line taken for the end", Shown("worker", "begun twice")),
+    "scheduler killed": ("a broken line taken for the end", Shown("scheduler", "begun twice")),
+    "runner killed": ("placed attempts begun anew", Shown("runner", "assert event.adopted")),
+    "all killed": ("placed attempts begun anew", Shown("all", "assert event.adopted")),
+}
+"""The bug, and where it has to show."""
+_FEW, _ONE = 2, 1
+"""Agents and workers of a round with a planted bug."""
 
 
-async def play(part: str, agents: int, workers: int) -> dict[str, float]:
-    """Play a round. Return the numbers of agents adopted, begun twice and left behind, and the seconds."""
-    began = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="plait-cluster-") as folder:
+async def play(part: str, agents: int, workers: int, bug: str = "") -> tuple[list[str], int]:
+    """Play a round, with the bug planted, if any. Return what is wrong, and the number of agents adopted."""
+    with tempfile.TemporaryDirectory(prefix="plait-cluster-") as folder, ExitStack() as stack:
         each = -(-agents // workers)
         world = DaskWorld(Path(folder), {f"m{number}": each for number in range(workers)}, patience=300.0)
         tasks = ({"id": f"t{number}", "prompt": f"work {number} [[until go]]"} for number in range(agents))
         world.plan(*tasks, concurrency=agents)
+        if bug:
+            stack.enter_context(BUGS[bug]())
+        stack.callback(world.end)
         world.cluster.start()
+        wrong, found = list[str](), list[RunResult]()
         try:
-            result = await _play(world, part, agents)
-            adopted = sum(one.attempts == 1 and one.text is not None for one in result.tasks.values())
-            left = len(world.alive())
-        finally:
-            world.end()
-        twice = len(world.turns) - agents
-    return {"adopted": adopted, "twice": twice, "left": left, "seconds": time.monotonic() - began}
+            async with anyio.create_task_group() as group:
+                group.start_soon(_end_once_begun_twice, world, agents, group.cancel_scope)
+                found.append(await _play(world, part, agents))
+                group.cancel_scope.cancel()
+        except* (AssertionError, TimeoutError) as error:
+            wrong.append(_place_of(only_error(error)))
+        twice, left = max(0, len(world.turns) - agents), len(world.alive()) if found else 0
+    ends = [one for result in found for one in result.tasks.values() if one.status is TaskStatus.COMPLETED]
+    adopted = sum(one.attempts == 1 for one in ends)
+    counts = {"begun twice": twice, "left behind": left, "not adopted": agents - adopted}
+    return [*wrong, *(f"{count} agents {what}" for what, count in counts.items() if count)], adopted
+
+
+def _place_of(error: BaseException) -> str:
+    """Return the line of the tests that raised the error: an assertion, or a wait."""
+    ours = [frame for frame in traceback.extract_tb(error.__traceback__) if "/tests/" in frame.filename]
+    return f"{type(error).__name__}: {ours[-1].line}"
+
+
+async def _end_once_begun_twice(world: DaskWorld, agents: int, scope: anyio.CancelScope) -> None:
+    """End a round that would wait for ever: an agent begun twice is not the one that the round waits for."""
+    while len(world.turns) <= agents:  # noqa: ASYNC110 - it is another process's doing
+        await anyio.sleep(0.05)
+    scope.cancel()
+
+
+def _play_with(name: str) -> list[str]:
+    """Return what is wrong with a small round in which a bug is planted."""
+    bug, shown = PLANTED[name]
+    return anyio.run(play, shown.case, _FEW, _ONE, bug)[0]
+
+
+def is_caught(name: str) -> bool:
+    """Whether a round shows a planted bug as what it is."""
+    return PLANTED[name][1].within(_play_with(name))
 
 
 async def _play(world: DaskWorld, part: str, agents: int) -> RunResult:
@@ -50,8 +98,10 @@ async def _play(world: DaskWorld, part: str, agents: int) -> RunResult:
     return await world.resumed(agents)
 
 
-def main() -> None:
-    """Play the rounds, and print a line for each. Exit code 1 if an agent was begun twice, lost or left behind."""
+def main() -> int:
+    """Play the rounds, and print a line for each. 1 if an agent was begun twice, lost or left behind, else 0."""
+    if sys.argv[1:] == ["--planted"]:
+        return try_planted({name: shown for name, (_, shown) in PLANTED.items()}, _play_with)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="+", choices=PARTS)
     parser.add_argument("--rounds", type=int, default=10)
@@ -61,15 +111,16 @@ def main() -> None:
     bad = 0
     for part in given.parts:
         for number in range(given.rounds):
-            found = anyio.run(play, part, given.agents, given.workers)
-            bad += (found["adopted"], found["twice"], found["left"]) != (given.agents, 0, 0)
+            began = time.monotonic()
+            wrong, adopted = anyio.run(play, part, given.agents, given.workers)
+            bad += bool(wrong)
             print(
-                f"{part} killed, round {number + 1}: {found['adopted']} of {given.agents} adopted, "
-                f"{found['twice']} begun twice, {found['left']} left behind, {found['seconds']:.0f} s",
+                f"{part} killed, round {number + 1}: {adopted} of {given.agents} adopted, "
+                f"{'; '.join(wrong) or 'none begun twice or left behind'}, {time.monotonic() - began:.0f} s",
                 flush=True,
             )
-    raise SystemExit(bool(bad))
+    return int(bool(bad))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -59,7 +59,7 @@ class DaskCluster:
     async def ready(self) -> None:
         """Return once each worker is there."""
         async with Client(self.address, asynchronous=True, timeout=60) as client:
-            await client.wait_for_workers(len(self.agents))
+            await client.wait_for_workers(len(self.agents))  # pyright: ignore[reportGeneralTypeIssues]
 
     def start_scheduler(self) -> None:
         self._start(
