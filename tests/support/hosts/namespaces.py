@@ -61,6 +61,8 @@ class Namespace:
 
     def remove(self) -> None:
         """End the processes of the host, and the host."""
+        with suppress(subprocess.CalledProcessError):  # the end of a namespace removes its interfaces only later
+            _ip("link", "delete", self._near)
         with suppress(subprocess.CalledProcessError):
             for process in self.processes():
                 with suppress(psutil.NoSuchProcess):
