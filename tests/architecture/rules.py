@@ -117,17 +117,16 @@ def _library_imports(source: Source) -> Iterator[tuple[str, int, bool]]:
     for found in source.imports:
         if found.root in HOMES and not found.typing_only:
             yield found.root, found.line, found.lazy
-    in_functions = {
-        id(inner)
-        for node in source.nodes()
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        for inner in ast.walk(node)
-    }
     for call in _calls(source):
         if _name(call.func) == "import_module" and call.args and isinstance(call.args[0], ast.Constant):
             root = str(call.args[0].value).partition(".")[0]
             if root in HOMES:
-                yield root, call.lineno, id(call) in in_functions
+                yield root, call.lineno, _is_in_a_function(call, source)
+
+
+def _is_in_a_function(call: ast.Call, source: Source) -> bool:
+    functions = (node for node in source.nodes() if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+    return any(inner is call for node in functions for inner in ast.walk(node))
 
 
 def work_belongs_to_task_groups(source: Source) -> Findings:

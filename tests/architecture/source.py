@@ -49,8 +49,12 @@ class Source:
     def lies_in(self, *patterns: str) -> bool:
         return any(PurePosixPath(self.path).match(pattern) for pattern in patterns)
 
+    @cached_property
+    def _nodes(self) -> list[ast.AST]:
+        return list(ast.walk(self.tree))
+
     def nodes(self) -> Iterator[ast.AST]:
-        return ast.walk(self.tree)
+        return iter(self._nodes)
 
     def _imports(self, node: ast.AST, *, lazy: bool, typing_only: bool) -> Iterator[Import]:
         for child in ast.iter_child_nodes(node):
@@ -60,7 +64,7 @@ class Source:
             elif isinstance(child, ast.ImportFrom):
                 names = tuple(alias.name for alias in child.names)
                 yield Import(self._absolute(child), names, child.lineno, lazy, typing_only)
-            elif isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+            elif isinstance(child, ast.If) and _names(child.test, "TYPE_CHECKING"):
                 for part in child.body:
                     yield from self._imports(ast.Module([part], []), lazy=lazy, typing_only=True)
                 for part in child.orelse:
@@ -75,3 +79,8 @@ class Source:
         package = self.module.split(".") if self.path.endswith("__init__.py") else self.module.split(".")[:-1]
         base = package[: len(package) - node.level + 1]
         return ".".join([*base, node.module] if node.module else base)
+
+
+def _names(node: ast.AST, name: str) -> bool:
+    """Whether `name` is in the expression, as a name or as an attribute."""
+    return any(name in {getattr(one, "id", None), getattr(one, "attr", None)} for one in ast.walk(node))

@@ -11,6 +11,7 @@ import io
 import re
 import tokenize
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -59,17 +60,21 @@ WIDEST = 150
 RIDDLE = re.compile(r"(?:^|[.!?:]\s+)(What|Who|Whoever|Those|That of)\b(?![^.]*\?)")
 
 
-def texts(path: Path) -> Iterator[str]:
-    """Yield the docstrings and comments of a file, without the code in backticks."""
-    source = path.read_text(encoding="utf-8")
+@cache
+def texts(path: Path) -> list[str]:
+    """Return the docstrings and comments of a file, without the code in backticks."""
+    return [re.sub(r"`[^`]*`", "", text) for text in _marked(path.read_text(encoding="utf-8"))]
+
+
+def _marked(source: str) -> Iterator[str]:
     for node in ast.walk(ast.parse(source)):
         for statement in getattr(node, "body", []) if not isinstance(node, ast.Lambda | ast.IfExp) else []:
             value = getattr(statement, "value", None)
             if isinstance(statement, ast.Expr) and isinstance(value, ast.Constant) and isinstance(value.value, str):
-                yield re.sub(r"`[^`]*`", "", value.value)
+                yield value.value
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
-            yield re.sub(r"`[^`]*`", "", token.string)
+            yield token.string
 
 
 def without_fences(page: str) -> str:
