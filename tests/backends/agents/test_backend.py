@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import stat
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +27,7 @@ from plait.backends import (
 from plait.backends.contract import BackendContract, Subject
 from plait.backends.protocol import Usage
 from tests.support.agents.homes import Home, fails, send, send_opened, until
+from tests.support.processes.warm import Warm
 
 
 class TestContract(BackendContract):
@@ -238,9 +238,7 @@ anyio.run(main, Home(Path(sys.argv[1])), [part.split("=") for part in sys.argv[3
 async def _die_with_turns_at_work(home: Home, on_death: str, turns: dict[str, str]) -> None:
     """A process that runs these turns, killed when all of their prompts are with the model."""
     words = [f"{task}={session}" for task, session in turns.items()]
-    parent = subprocess.Popen(  # noqa: ASYNC220
-        [sys.executable, "-c", PARENT, str(home.path), on_death, *words]
-    )
+    parent = Warm([sys.executable, "-c", PARENT, str(home.path), on_death, *words])
     await until(lambda: home.begun == len(turns))
     parent.kill()
     parent.wait()

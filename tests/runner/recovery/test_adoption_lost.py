@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import anyio
@@ -12,6 +11,7 @@ from plait.persistence import SQLiteStore
 from plait.runner import ParallelRunner, ResumeAction
 from plait.runner.domain import events
 from tests.support.agents.homes import Home, until
+from tests.support.processes.warm import Warm
 
 PARENT = """
 import anyio, sys
@@ -40,7 +40,7 @@ def _of(home: Home, word: str) -> list[str]:
 
 @pytest.mark.parametrize("ended", [False, True])
 async def test_it_is_followed_where_it_went_on(home: Home, ended: bool) -> None:
-    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(home.path)])  # noqa: ASYNC220
+    parent = Warm([sys.executable, "-c", PARENT, str(home.path)])
     await until(lambda: _of(home, "First.") and _of(home, "Forget."))
     (home.path / "sessions" / f"{_of(home, 'First.')[0]}.json").unlink()
     (home.path / "forgotten").touch()

@@ -23,6 +23,7 @@ from plait.runner import ParallelRunner, ResumeAction, TaskStatus
 from plait.runner.domain import events
 from tests.support.agents.homes import Home, until
 from tests.support.agents.outliving import RUN, Outliver, World
+from tests.support.processes.warm import Warm
 from tests.support.stores.database import end_of
 
 PARENT = """
@@ -48,7 +49,7 @@ async def world(tmp_path: Path) -> World:
 
 @pytest.mark.parametrize("ended", [False, True])
 async def test_a_turn_needs_no_command_any_more_to_be_taken_over(home: Home, ended: bool) -> None:
-    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(home.path)])  # noqa: ASYNC220
+    parent = Warm([sys.executable, "-c", PARENT, str(home.path)])
     await until(lambda: home.begun == 2)
     parent.kill()
     parent.wait()

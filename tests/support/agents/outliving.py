@@ -25,6 +25,7 @@ from plait.backends.process.spawn import Launch, adopted, child_environment, run
 from plait.backends.protocol import Conversation, ConversationRequest, DetachedTurn, Files, Question, Reply, Usage
 from plait.persistence import SQLiteStore
 from plait.runner import DAG, FailureMode, ParallelRunner, Retry, Task
+from tests.support.processes.warm import Warm
 
 RUN = "r"
 AGENT = Path(__file__).with_name("outliving_child.py")
@@ -181,14 +182,12 @@ class World:
         and the task that `asked` waits.
         """
         command = [sys.executable, "-m", self.module, str(self.folder), *person]
-        with (self.folder / "stderr").open("ab") as stderr:
-            process = await anyio.open_process(command, stdout=stderr, stderr=stderr)
-        async with process:
+        with (self.folder / "stderr").open("ab") as stderr, Warm(command, stdout=stderr, stderr=stderr) as process:
             try:
-                await self.until(lambda: len(self.turns) >= turns or process.returncode is not None)
+                await self.until(lambda: len(self.turns) >= turns or process.poll() is not None)
                 while confirmed and not await self._all_heard(asked):  # noqa: ASYNC110 - it is another process's doing
                     await anyio.sleep(0.005)
-                assert process.returncode is None, (self.folder / "stderr").read_text()
+                assert process.poll() is None, (self.folder / "stderr").read_text()
             finally:
                 process.kill()
         assert process.returncode == -signal.SIGKILL

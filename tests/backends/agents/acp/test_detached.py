@@ -6,7 +6,6 @@ import json
 import os
 import random
 import signal
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +20,7 @@ from plait.backends.process.manifest import read_manifest
 from plait.backends.process.spawn import Launch, child_environment, running
 from plait.runner.state.orphans import end_attempt
 from tests.support.agents.homes import Home, until
+from tests.support.processes.warm import Warm
 
 TASKS = ("a", "b", "c", "d")
 PARENT = """
@@ -42,12 +42,12 @@ anyio.run(main, Home(Path(sys.argv[1])), *json.loads(sys.argv[2]))
 """
 
 
-def begin(home: Home, prompts: dict[str, str], *words: str, **options: Any) -> subprocess.Popen[bytes]:
+def begin(home: Home, prompts: dict[str, str], *words: str, **options: Any) -> Warm:
     """Another process, with a turn for each of these prompts."""
-    return subprocess.Popen([sys.executable, "-c", PARENT, str(home.path), json.dumps([words, options, prompts])])
+    return Warm([sys.executable, "-c", PARENT, str(home.path), json.dumps([words, options, prompts])])
 
 
-def die(parent: subprocess.Popen[bytes]) -> None:
+def die(parent: Warm) -> None:
     parent.kill()
     parent.wait()
 
