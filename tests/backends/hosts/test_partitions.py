@@ -1,15 +1,22 @@
-"""A network that is cut and healed, between a run and its hosts: network namespaces, with a real sshd in each."""
+"""A network that is cut and healed, between a run and its hosts: network namespaces, with a real sshd in each, or a
+worker of Dask.
+"""
 
 from __future__ import annotations
 
+import importlib
 from collections import Counter
-from collections.abc import Generator, Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
+import anyio
 import psutil
 import pytest
+from anyio.to_thread import run_sync
 
+from plait.backends import DaskHosts
 from plait.backends.hosts.ssh import SSHHost, SSHHosts
 from plait.persistence import AttemptRecord, EventKind
 from plait.runner import ParallelRunner, RunStatus
@@ -19,25 +26,88 @@ from tests.support.hosts import sshd
 from tests.support.hosts.agent import Agent
 from tests.support.hosts.namespaces import Namespace, namespaces, needs_namespaces
 from tests.support.hosts.outliving import HostsWorld
-from tests.support.hosts.sshd import needs_sshd
+from tests.support.hosts.sshd import SSHD
 from tests.support.hosts.world import PLAIT
 
-pytestmark = [needs_sshd, needs_namespaces]
+pytestmark = needs_namespaces
 COUNT = 8
 NAMES: Sequence[str] = ("m1", "m2", "m3", "m4")
 CUT = {"m1", "m2"}
 
 
-@pytest.fixture
-def net(tmp_path: Path) -> Generator[dict[str, Namespace]]:
-    """Hosts with their servers by name, and the configuration of the client in tmp_path/config."""
-    sshd.make_keys(tmp_path)
-    with ExitStack() as stack:
-        made = dict(zip(NAMES, stack.enter_context(namespaces(len(NAMES))), strict=True))
-        for name, one in made.items():
-            server = sshd.server(tmp_path, name, one.address, 22, state=f"state-{name}", within=one.within)
-            stack.enter_context(server)
-        yield made
+class SSHNet:
+    """Hosts with a server each, and the configuration of the client in `folder`/config."""
+
+    def __init__(self, folder: Path, spaces: Mapping[str, Namespace]) -> None:
+        self.folder, self.spaces = folder, spaces
+
+    @contextmanager
+    def serving(self) -> Generator[None]:
+        sshd.make_keys(self.folder)
+        with ExitStack() as stack:
+            for name, one in self.spaces.items():
+                server = sshd.server(self.folder, name, one.address, 22, state=f"state-{name}", within=one.within)
+                stack.enter_context(server)
+            yield
+
+    def hosts(self, patience: float) -> SSHHosts:
+        """The hosts, with two slots each, over connections that notice a silent partition after about two seconds."""
+        watchful = ("ServerAliveInterval=1", "ServerAliveCountMax=2", "ConnectTimeout=1")
+        ssh = ["ssh", "-F", str(self.folder / "config"), *(word for one in watchful for word in ("-o", one))]
+        return SSHHosts([SSHHost(name, slots=2, plait=PLAIT) for name in NAMES], ssh=ssh, patience=patience)
+
+    async def heal(self, names: Iterable[str]) -> None:
+        for name in names:
+            self.spaces[name].heal()
+
+
+class DaskNet:
+    """Workers with room for two attempts each, whose connections notice a silent partition after 11 seconds: Dask
+    takes no fewer.
+    """
+
+    def __init__(self, folder: Path, spaces: Mapping[str, Namespace], cluster: Any) -> None:
+        self.spaces = spaces
+        self._cluster = cluster(folder / "cluster", dict.fromkeys(NAMES, 2), host="0.0.0.0")
+        self._cluster.namespaces = spaces
+
+    @contextmanager
+    def serving(self) -> Generator[None]:
+        settings = {**self._cluster.use_tls(), "DASK_DISTRIBUTED__COMM__TIMEOUTS__TCP": "11s"}
+        self._cluster.settings = settings
+        config = importlib.import_module("dask.config")
+        keys = {name.removeprefix("DASK_").lower().replace("__", ".").replace("_", "-"): name for name in settings}
+        with config.set({key: settings[name] for key, name in keys.items()}), self._cluster:
+            anyio.run(self._cluster.ready)
+            yield
+
+    def hosts(self, patience: float) -> DaskHosts:
+        return DaskHosts(self._cluster.address, patience=patience)
+
+    async def heal(self, names: Iterable[str]) -> None:
+        """Let packets pass, and start the workers again, which have exited without their scheduler."""
+        for name in names:
+            await run_sync(self._cluster.wait, name)
+            self.spaces[name].heal()
+            self._cluster.start_worker(name)
+
+
+@pytest.fixture(params=["ssh", "dask"])
+def net(request: pytest.FixtureRequest, tmp_path: Path) -> Generator[SSHNet | DaskNet]:
+    """Four hosts, each in a namespace of its own."""
+    if request.param == "ssh" and SSHD is None:
+        pytest.skip("this machine has no sshd")
+    if request.param == "dask":
+        pytest.importorskip("distributed")
+    with namespaces(len(NAMES)) as made:
+        spaces = dict(zip(NAMES, made, strict=True))
+        if request.param == "ssh":
+            net: SSHNet | DaskNet = SSHNet(tmp_path, spaces)
+        else:
+            cluster = importlib.import_module("tests.support.hosts.dask_cluster").DaskCluster
+            net = DaskNet(tmp_path, spaces, cluster)
+        with net.serving():
+            yield net
 
 
 @pytest.fixture
@@ -47,22 +117,15 @@ def world(tmp_path: Path) -> HostsWorld:
     return world
 
 
-def hosts(folder: Path, patience: float) -> SSHHosts:
-    """The hosts, with two slots each, over connections that notice a silent partition after about two seconds."""
-    watchful = ("ServerAliveInterval=1", "ServerAliveCountMax=2", "ConnectTimeout=1")
-    ssh = ["ssh", "-F", str(folder / "config"), *(word for option in watchful for word in ("-o", option))]
-    return SSHHosts([SSHHost(name, slots=2, plait=PLAIT) for name in NAMES], ssh=ssh, patience=patience)
-
-
 def allow(world: HostsWorld, tasks: Iterable[str]) -> None:
     """Let the agents of the tasks answer."""
     for task in tasks:
         world.allow(f"go-{task}")
 
 
-def host_processes(net: dict[str, Namespace]) -> list[int]:
+def host_processes(net: SSHNet | DaskNet) -> list[int]:
     found: list[int] = []
-    for one in net.values():
+    for one in net.spaces.values():
         for process in one.processes():
             try:
                 found += [process.pid] if process.cmdline()[-1:] == ["host"] else []
@@ -72,29 +135,31 @@ def host_processes(net: dict[str, Namespace]) -> list[int]:
 
 
 async def test_hosts_cut_off_for_longer_than_the_patience_cost_one_attempt_each(
-    tmp_path: Path, world: HostsWorld, net: dict[str, Namespace]
+    tmp_path: Path, world: HostsWorld, net: SSHNet | DaskNet
 ) -> None:
     placed: dict[str, str] = {}
     again: set[str] = set()
+    opened: set[str] = set()
     cut = False
     async with world.opened_store() as store:
-        runner = ParallelRunner(hosts(tmp_path, 1.0).placed(Agent(str(tmp_path))), store=store, concurrency=COUNT)
+        runner = ParallelRunner(net.hosts(1.0).placed(Agent(str(tmp_path))), store=store, concurrency=COUNT)
         async with runner.start(world.dag(), RUN) as run:
             async for event in run.events():
                 if isinstance(event, events.TaskPlaced) and event.attempt == 1:
                     placed[event.task_id] = event.place
-                if isinstance(event, events.SessionOpened) and len(world.told) == COUNT and not cut:
+                if isinstance(event, events.SessionOpened) and not cut:
+                    opened.add(event.task_id)
+                if len(opened) == COUNT and not cut:
                     cut = True
                     for name in CUT:
-                        net[name].cut()
+                        net.spaces[name].cut()
                     allow(world, (task for task, place in placed.items() if place not in CUT))
                 if isinstance(event, events.SessionOpened) and event.attempt > 1:
                     assert event.attempt == 2
                     again.add(event.task_id)
                     if len(again) == 4:
                         assert len(world.alive()) == 8  # the four that are lost, and four anew
-                        for name in CUT:
-                            net[name].heal()
+                        await net.heal(CUT)
                         await world.until(lambda: len(world.alive()) == 4)
                         allow(world, again)
             result = await run.result()
@@ -111,23 +176,25 @@ async def test_hosts_cut_off_for_longer_than_the_patience_cost_one_attempt_each(
 
 
 async def test_hosts_cut_off_for_less_than_the_patience_cost_nothing(
-    tmp_path: Path, world: HostsWorld, net: dict[str, Namespace]
+    tmp_path: Path, world: HostsWorld, net: SSHNet | DaskNet
 ) -> None:
     waits: set[str] = set()
+    opened: set[str] = set()
     cut = False
     async with world.opened_store() as store:
-        runner = ParallelRunner(hosts(tmp_path, 60.0).placed(Agent(str(tmp_path))), store=store, concurrency=COUNT)
+        runner = ParallelRunner(net.hosts(60.0).placed(Agent(str(tmp_path))), store=store, concurrency=COUNT)
         async with runner.start(world.dag(), RUN) as run:
             async for event in run.events():
-                if isinstance(event, events.SessionOpened) and len(world.told) == COUNT and not cut:
+                if isinstance(event, events.SessionOpened) and not cut:
+                    opened.add(event.task_id)
+                if len(opened) == COUNT and not cut:
                     cut = True
                     for name in CUT:
-                        net[name].cut()
+                        net.spaces[name].cut()
                 if isinstance(event, events.TaskOutput) and event.output == "waiting":
                     waits.add(event.task_id)
                     if len(waits) == 4:
-                        for name in CUT:
-                            net[name].heal()
+                        await net.heal(CUT)
                         allow(world, (f"t{number}" for number in range(COUNT)))
             result = await run.result()
     assert len(waits) == 4

@@ -14,6 +14,7 @@ from pathlib import Path
 from distributed import Client
 
 from plait.backends.hosts.dask.hosts import DaskHosts
+from tests.support.hosts.namespaces import Namespace
 from tests.support.hosts.ssh import ROOT
 
 DASK = Path(sys.executable).with_name("dask")
@@ -34,6 +35,10 @@ class DaskCluster:
         """The number of attempts at once, by the name of the worker."""
         self.port = _free_port()
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.namespaces: Mapping[str, Namespace] = {}
+        """The namespaces of the workers that are in one, by name. The scheduler is in none, and needs TLS then."""
+        self.settings: Mapping[str, str] = {}
+        """Settings of Dask for the scheduler and the workers, as variables of the environment."""
         folder.mkdir(exist_ok=True)
 
     @property
@@ -67,7 +72,10 @@ class DaskCluster:
         )
 
     def start_worker(self, name: str) -> None:
-        words = ["worker", self.address, "--host", self._host, "--no-dashboard", "--nthreads", "1", "--name", name]
+        space = self.namespaces.get(name)
+        host = self._host if space is None else space.address
+        scheduler = self.address if space is None else f"{self.scheme}://{space.near_address}:{self.port}"
+        words = ["worker", scheduler, "--host", host, "--no-dashboard", "--nthreads", "1", "--name", name]
         words += ["--local-directory", str(self.folder), *self._tls()]
         words += ["--resources", f"agents={self.agents[name]}", self._nanny]
         self._start(name, *words, XDG_STATE_HOME=str(self.folder / name))
@@ -102,13 +110,14 @@ class DaskCluster:
 
     def _start(self, name: str, *words: str, **environment: str) -> None:
         with (self.folder / f"{name}.log").open("ab") as log:
+            space = self.namespaces.get(name)
             self.processes[name] = subprocess.Popen(
-                [DASK, *words],
+                [*(() if space is None else space.within), DASK, *words],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 cwd=self.folder,
-                env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+                env={**os.environ, "PYTHONPATH": str(ROOT), **self.settings, **environment},
                 start_new_session=True,
             )
 

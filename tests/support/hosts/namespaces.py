@@ -24,7 +24,8 @@ class Namespace:
         own = os.getpid() % 1_000_000
         self.name = f"plait{own}n{number}"
         self.address = f"10.{100 + own // 250 % 100}.{own % 250}.{4 * number + 2}"
-        self._here = f"{self.address.rpartition('.')[0]}.{4 * number + 1}"
+        self.near_address = f"{self.address.rpartition('.')[0]}.{4 * number + 1}"
+        """The address of this namespace, as seen by the host."""
         self._near, self._far = f"pl{own}n{number}a", f"pl{own}n{number}b"
 
     @property
@@ -36,7 +37,7 @@ class Namespace:
         """Make the namespace. Raises CalledProcessError without the rights."""
         _ip("netns", "add", self.name)
         _ip("link", "add", self._near, "type", "veth", "peer", "name", self._far, "netns", self.name)
-        _ip("address", "add", f"{self._here}/30", "dev", self._near)
+        _ip("address", "add", f"{self.near_address}/30", "dev", self._near)
         _ip("link", "set", self._near, "up")
         _ip("-n", self.name, "address", "add", f"{self.address}/30", "dev", self._far)
         _ip("-n", self.name, "link", "set", "lo", "up")
