@@ -44,6 +44,9 @@ _PRICED = frozenset({"service_tier", "speed"})
 _SCHEMA_WORDS = ("schema", "response_format", "output_config", "grammar")
 
 
+_WAITS_FOR_CACHE = Output("waiting", "another task with the same beginning fills the server's cache")
+
+
 class StreamUsage:
     """Usage and model of a request, as reported in its stream. Servers repeat growing totals, and send zeros for
     missing counts.
@@ -242,7 +245,14 @@ class RemoteBackend(Placeable, ABC):
         variant += request.options.model or ""
         # Waiting is a part of the attempt, and must leave the attempt most of its time.
         patience = PATIENCE_S if request.timeout is None else min(PATIENCE_S, request.timeout / 10)
-        return SharedBeginning(self._cache, "".join(texts), variant=variant, repeats=repeats, patience=patience)
+        return SharedBeginning(
+            self._cache,
+            "".join(texts),
+            variant=variant,
+            repeats=repeats,
+            patience=patience,
+            on_wait=partial(request.on_output, _WAITS_FOR_CACHE),
+        )
 
     def _to_avoid(self, complaint: str, request: ConversationRequest) -> set[str]:
         """Return the rejected parts, according to the server's `complaint` in lower case, for which an alternative

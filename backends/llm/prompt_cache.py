@@ -82,13 +82,21 @@ class SharedBeginning:
     Entering waits until the longest beginning that other requests have is stored, at most for `patience` seconds.
     Raises BackendError if the run is being cancelled meanwhile: nothing is sent then. `text` is the whole prompt;
     `variant` stands for options that are part of what the server stores, such as a schema. A request that `repeats` the
-    prompt of an earlier one reads what is stored, and neither waits nor counts as another request.
+    prompt of an earlier one reads what is stored, and neither waits nor counts as another request. `on_wait` is called
+    before a wait.
     """
 
-    __slots__ = ("_cache", "_found", "_led", "_patience", "_repeats", "_text", "_variant", "length")
+    __slots__ = ("_cache", "_found", "_led", "_on_wait", "_patience", "_repeats", "_text", "_variant", "length")
 
     def __init__(
-        self, cache: PromptCache, text: str, *, variant: str = "", repeats: bool = False, patience: float = PATIENCE_S
+        self,
+        cache: PromptCache,
+        text: str,
+        *,
+        variant: str = "",
+        repeats: bool = False,
+        patience: float = PATIENCE_S,
+        on_wait: Callable[[], None],
     ) -> None:
         self.length = 0
         """Length in characters of the longest beginning in common with another request; 0 if there is none."""
@@ -97,6 +105,7 @@ class SharedBeginning:
         self._variant = variant
         self._repeats = repeats
         self._patience = patience
+        self._on_wait = on_wait
         self._found: list[tuple[int, _Beginning]] = []
         """The beginnings of the prompt, and their lengths."""
         self._led: list[tuple[_Beginning, anyio.Event]] = []
@@ -141,6 +150,7 @@ class SharedBeginning:
     async def _wait(self) -> None:
         if self._request_ahead() is None:
             return
+        self._on_wait()
         with anyio.move_on_after(self._patience) as scope, when_cancelled(scope.cancel):
             while (answered := self._request_ahead()) is not None:
                 await answered.wait()

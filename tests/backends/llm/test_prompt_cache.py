@@ -20,7 +20,7 @@ from plait.backends import AnthropicBackend, BackendError, ConversationRequest, 
 from plait.backends.llm.prompt_cache import PATIENCE_S, PromptCache
 from plait.persistence import MemoryStore
 from plait.runner import DAG, ParallelRunner, Retry, RunStatus, Task
-from plait.runner.domain.events import TaskCompleted
+from plait.runner.domain.events import TaskCompleted, TaskOutput
 from tests.support.wire import ChatCompletions, Dialect, Exchange, Messages, Script, events, plain, serve, silence
 
 DIALECTS: list[Dialect] = [ChatCompletions(), Messages()]
@@ -103,6 +103,18 @@ async def test_one_request_goes_ahead_and_the_others_read_from_the_cache(dialect
     assert caching.ahead[0] == 0
     assert min(caching.ahead[1:]) == 1, "the others wait for the first event"
     assert caching.read / caching.asked > 0.7, "seven of eight prompts, each to at least 80 %"
+
+
+async def test_a_task_that_waits_for_the_cache_says_so(dialect: Dialect) -> None:
+    caching, said = CachingServer(dialect), list[str]()
+    async with serve(caching.answer) as server, backend(dialect, server, prompt_cache=True) as one:
+        await connect(one)
+        runner = ParallelRunner(one, store=MemoryStore(), concurrency=3)
+        async with runner.start(DAG(questions(DOCUMENT, 3))) as run:
+            async for event in run.events():
+                if isinstance(event, TaskOutput) and event.output == "waiting":
+                    said.append(event.text)
+    assert said == ["another task with the same beginning fills the server's cache"] * 2
 
 
 async def test_without_the_option_all_pay_for_the_same_beginning(dialect: Dialect) -> None:
