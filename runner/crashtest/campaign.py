@@ -254,10 +254,10 @@ def is_caught(bug: Mutant, folder: Path) -> bool:
     """Return whether the judge catches `bug`: a trial breaks an invariant with the bug in every process, and the same
     trial breaks none without the bug.
     """
-    rng = random.Random(bug.name)  # noqa: S311 - no secrets
     stage, honest = Stage(folder / "planted", bug.plant), Stage(folder / "honest")
-    fitting = filter(lambda seed: bug.fits(random_case(seed)), count())
+    fitting = filter(lambda seed: bug.fits(random_case(seed)), chain([bug.seed] * 3, count()))
     for seed in islice(fitting, PATIENCE):
+        rng = random.Random(f"{bug.name} {seed}")  # noqa: S311 - no secrets
         points = [Point(rng.choice(bug.names), rng.choice(bug.hits)) for _ in range(rng.randint(1, 2))]
         trial, case = Trial(bug.kind, seed, tuple(points)), random_case(seed)
         if stage.play(trial, case).verdict.broken:
