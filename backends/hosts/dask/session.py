@@ -92,7 +92,10 @@ class DaskSession(HostSession):
             try:
                 async with connected(self._address) as cluster:
                     while not self._closing.is_set():
-                        self._see(cluster, await cluster.workers())
+                        workers = await cluster.workers()
+                        if self._closing.is_set():  # nothing would close the line to a new worker
+                            break
+                        self._see(cluster, workers)
                         with anyio.move_on_after(_POLL_S):
                             await self._closing.wait()
             except ClusterError as error:

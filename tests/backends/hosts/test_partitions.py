@@ -182,7 +182,7 @@ async def test_hosts_cut_off_for_less_than_the_patience_cost_nothing(
     opened: set[str] = set()
     cut = False
     async with world.opened_store() as store:
-        runner = ParallelRunner(net.hosts(60.0).placed(Agent(str(tmp_path))), store=store, concurrency=COUNT)
+        runner = ParallelRunner(net.hosts(300.0).placed(Agent(str(tmp_path))), store=store, concurrency=COUNT)
         async with runner.start(world.dag(), RUN) as run:
             async for event in run.events():
                 if isinstance(event, events.SessionOpened) and not cut:
@@ -191,7 +191,7 @@ async def test_hosts_cut_off_for_less_than_the_patience_cost_nothing(
                     cut = True
                     for name in CUT:
                         net.spaces[name].cut()
-                if isinstance(event, events.TaskOutput) and event.output == "waiting":
+                if isinstance(event, events.TaskOutput) and event.output == "waiting" and len(waits) < 4:
                     waits.add(event.task_id)
                     if len(waits) == 4:
                         await net.heal(CUT)
