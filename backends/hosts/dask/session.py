@@ -154,13 +154,17 @@ class DaskSession(HostSession):
         raise BackendError(kind, self._problem or (f"{no_worker}: {why}" if why else no_worker))
 
     async def _answer(self, line: Line, turn: Turn, *, may_move: bool) -> Frame:
-        """Return the answer of a worker. LOST if its resources stay taken, by other runs, and another may have room."""
+        """Return the answer of a worker. LOST if its resources stay taken, by other runs, and another may have room.
+
+        A worker found taken is asked again after all others: to this run, which counts its own attempts alone, the
+        worker may look the least loaded one.
+        """
         while True:
             with anyio.move_on_after(_ASK_S):
                 return await turn.next()
             others = (one for one in self._workers() if one is not line)
             if may_move and isinstance(line, DaskLine) and any(one.load(turn.needs) is not None for one in others):
-                line.is_taken_until = anyio.current_time() + _ASK_S
+                line.is_taken_until = anyio.current_time() + _ASK_S * len(self.lines)
                 return LOST
 
     def _is_there(self, needs: Mapping[str, float]) -> bool:

@@ -245,6 +245,27 @@ async def test_another_worker_gets_the_whole_conversation_if_its_own_is_gone(tmp
     assert result["b"].text == f"3 on {places['b']}"  # of messages, with those of the first worker
 
 
+async def test_room_is_found_behind_workers_that_others_have_taken(tmp_path: Path) -> None:
+    """The taken workers look less loaded to the run than the one with room, however often they are asked."""
+    gate = tmp_path / "gate"
+    with DaskCluster(tmp_path / "cluster", {"m1": 2, "m2": 1, "m3": 1}) as cluster, anyio.fail_after(90):
+        async with Client(cluster.address, asynchronous=True) as client:
+            await client.wait_for_workers(3)
+            taken = [
+                client.submit(asyncio.sleep, 600, key=m, workers=[m], resources={"agents": 1}) for m in ("m2", "m3")
+            ]
+            while sum(map(len, (await client.processing()).values())) < len(taken):  # noqa: ASYNC110
+                await anyio.sleep(0.01)
+            placed: list[str] = []
+            async with ParallelRunner(cluster.hosts().placed(functions.until_file)).start(tasks(2, str(gate))) as run:
+                async for event in run.events():
+                    if isinstance(event, events.TaskPlaced):
+                        placed.append(event.place)
+                    if len(placed) == 2:
+                        gate.touch()
+    assert placed == ["m1", "m1"]
+
+
 async def test_errors_and_questions_of_a_function_come_back(cluster: DaskCluster) -> None:
     hosts = cluster.hosts()
     backends = {"bad": hosts.placed(functions.failing), "ask": hosts.placed(functions.asking)}
