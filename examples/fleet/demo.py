@@ -93,6 +93,10 @@ def main() -> None:
     """Run the demo. Exit code 1 if an agent was begun twice, or a run did not complete."""
     with tempfile.TemporaryDirectory(prefix="plait-fleet-") as place:
         demo = Demo(Path(place))
+        print(
+            "All on this machine, about a minute; the agents are stand-ins for Claude Code, which need no key:",
+            flush=True,
+        )
         try:
             server = start_postgres(demo)
             start_cluster(demo)
@@ -105,8 +109,11 @@ def main() -> None:
             demo.say(f"{agents} agents at work: {', '.join(places(demo))}")
             kill(demo)
             (demo.folder / "go").touch()
-            demo.say("the agents may answer now; the lease of the killed runner expires within 30 s")
-            demo.wait("runs completed", lambda: {one["status"] for one in runs(demo)} == {"completed"})
+            demo.say(
+                "the agents answer now; runner-2 takes the other run once the lease of runner-1 has expired, 30 s later"
+            )
+            completed: set[str] = set()
+            demo.wait("runs completed", lambda: all_completed(demo, completed))
             report(demo, agents)
         finally:
             demo.end()
@@ -183,6 +190,18 @@ def runs(demo: Demo) -> Sequence[dict[str, Any]]:
     """Return the runs."""
     found: Sequence[dict[str, Any]] = json.loads(demo.plait("runs", "--json"))
     return found
+
+
+def all_completed(demo: Demo, completed: set[str]) -> bool:
+    """Return whether all runs are completed. Print each when it is."""
+    for run in runs(demo):
+        if run["status"] == "completed" and run["run_id"] not in completed:
+            completed.add(run["run_id"])
+            taken_over = demo.plait("log", run["run_id"]).count(" is taken over: ")
+            demo.say(
+                f"run {run['run_id'][:10]} completed" + (f"; agents taken over: {taken_over}" if taken_over else "")
+            )
+    return len(completed) == len(RUNS)
 
 
 def places(demo: Demo) -> list[str]:
