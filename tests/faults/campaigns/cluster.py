@@ -36,6 +36,8 @@ PLANTED: Mapping[str, tuple[str, Shown]] = {
 """The bug, and where it has to show."""
 _FEW, _ONE = 2, 1
 """Agents and workers of a round with a planted bug."""
+_READY_S = 120.0
+"""Seconds for the cluster to start."""
 
 
 async def play(part: str, agents: int, workers: int, bug: str = "") -> tuple[list[str], int]:
@@ -89,7 +91,8 @@ def is_caught(name: str) -> bool:
 
 
 async def _play(world: DaskWorld, part: str, agents: int) -> RunResult:
-    await world.cluster.ready()
+    with anyio.fail_after(_READY_S):  # a client of Dask that has lost its scheduler would wait for ever
+        await world.cluster.ready()
     if part in {"worker", "nanny", "scheduler"}:
         return await world.run_without(part, agents)
     await world.killed(agents)
