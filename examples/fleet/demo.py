@@ -18,6 +18,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -82,11 +83,16 @@ class Demo:
             time.sleep(0.2)
 
     def end(self) -> None:
-        """End all processes."""
+        """End all processes, with the agents, which outlive the others."""
         for process in self.processes.values():
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+        for prompt in self.prompts():
+            with suppress(psutil.Error):
+                agent = psutil.Process(json.loads(prompt)["pid"])
+                if "fake_claude.py" in " ".join(agent.cmdline()):
+                    agent.kill()
 
 
 def main() -> None:
@@ -97,8 +103,8 @@ def main() -> None:
             "All on this machine, about a minute; the agents are stand-ins for Claude Code, which need no key:",
             flush=True,
         )
+        server = start_postgres(demo)
         try:
-            server = start_postgres(demo)
             start_cluster(demo)
             submit(demo)
             for name in ("runner-1", "runner-2"):
@@ -117,7 +123,7 @@ def main() -> None:
             report(demo, agents)
         finally:
             demo.end()
-        server.cleanup()
+            server.cleanup()
 
 
 def start_postgres(demo: Demo) -> Any:
