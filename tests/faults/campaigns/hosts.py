@@ -41,7 +41,7 @@ AGENTS: dict[Scale, int] = {"quick": 8, "nightly": 100}
 """The agents of a round of the kind `all`; the other kinds have eight."""
 SHOWN: Mapping[str, Shown] = {
     "a former owner's host process left alive": Shown("woken", "was said"),
-    "placed attempts begun anew": Shown("runner", "was said 2 times"),
+    "placed attempts begun anew": Shown("runner", "is completed after 2 attempts"),
     "a broken line taken for the end": Shown("hosts", "was said"),
     "no attempt kept": Shown("all", "was said"),
 }
