@@ -42,8 +42,6 @@ _OURS = frozenset(
 _PRICED = frozenset({"service_tier", "speed"})
 # Words in the error message of a server that supports no schema, or not the given schema.
 _SCHEMA_WORDS = ("schema", "response_format", "output_config", "grammar")
-
-
 _WAITS_FOR_CACHE = Output("waiting", "another task with the same beginning fills the server's cache")
 
 
@@ -363,10 +361,8 @@ def truncated(text: str, usage: Usage, max_tokens: int | None, reason: str) -> B
     if reason == FULL_CONTEXT:
         advice = "the model's context is full; shorten the prompt, or ask for a shorter answer"
     elif max_tokens is None:
-        advice = (
-            "the server's own limit, or the model's context, is reached; set a higher `max_tokens` of the backend, "
-        )
-        advice += "shorten the prompt, or ask for a shorter answer"
+        reached = "the server's own limit, or the model's context, is reached"
+        advice = f"{reached}; set a higher `max_tokens` of the backend, shorten the prompt, or ask for a shorter answer"
     elif usage.output_tokens in {0, max_tokens}:
         advice = f"the backend's `max_tokens: {max_tokens}` is reached; raise it, or ask for a shorter answer"
     else:

@@ -30,9 +30,9 @@ from plait.runner.operations.inspect import (
     throttled_backends,
 )
 from plait.runner.operations.remedies import remedy
-from plait.runner.operations.run_bars import RunBars, bar_json
+from plait.runner.operations.run_log import RunLog
 from plait.runner.operations.task_detail import rendered_prompt, task_detail
-from plait.runner.operations.timeline import Timeline
+from plait.runner.operations.timeline import Timeline, bar_json
 from plait.runner.state.stored_run import stored_record
 
 QUICKEST_S = 0.25
@@ -83,16 +83,16 @@ class LiveView:
         """The Unix time of the creation of the run."""
         self._head: Mapping[str, Any] = {}
         self._rows: dict[str, Mapping[str, Any]] = {}
-        self._bars = RunBars(store, run_id) if attempts else None
+        self._timeline = Timeline(store, run_id) if attempts else None
         self._task: Mapping[str, Any] = {}
-        self._timeline = None if task_id is None else Timeline(store, run_id, task_id)
+        self._log = None if task_id is None else RunLog(store, run_id, task_id)
         self.pause = QUICKEST_S
         """Seconds to wait before the next call of `changes`."""
 
     def close(self) -> None:
         """Close all files."""
-        if self._timeline is not None:
-            self._timeline.close()
+        if self._log is not None:
+            self._log.close()
 
     async def changes(self) -> AsyncGenerator[ViewChange]:
         """Yield the changes since the last call. Raises RunNotFound, TaskNotFound, StoreError."""
@@ -137,8 +137,8 @@ class LiveView:
         if news:
             self._head = head
             yield ViewChange("run", head)
-        if self._bars is not None:
-            await self._bars.begin(run)
+        if self._timeline is not None:
+            await self._timeline.begin(run)
         under_way = status in UNDER_WAY  # the reasons of waiting tasks depend on the time
         self.pause = max(QUICKEST_S, _SHARE * (self._clock.monotonic() - begun))
         self._behind = self._behind or touched is None or bool(touched) or under_way or news
@@ -182,8 +182,8 @@ class LiveView:
             yield ViewChange("rows", {"rows": news})
 
     async def _read_bars(self, infos: Mapping[str, TaskInfo]) -> None:
-        if self._bars is not None:
-            await self._bars.read(infos)
+        if self._timeline is not None:
+            await self._timeline.read(infos)
 
     def _make_rows(self, infos: Mapping[str, TaskInfo]) -> dict[str, Mapping[str, Any]]:
         return {name: self._row(info) for name, info in infos.items()}
@@ -191,14 +191,15 @@ class LiveView:
     def _row(self, task: TaskInfo) -> Mapping[str, Any]:
         """Return what a list of tasks shows; fields without a value are left out. Times are those of `_since`."""
         item = task.spec.get("item")
-        usage, waits, bars = task.usage, task.waits, self._bars
+        usage, waits, timeline = task.usage, task.waits, self._timeline
+        bars = timeline and [bar_json(one, self._created) for one in timeline.bars_of(task, self._now)]
         fields = {
             "id": task.task_id,
             "status": task.status.value,
             "group": group_of(task.task_id, item),
             "item": None if item is None else _short(_item_text(item)),
             "attempts": task.attempts,
-            "bars": None if bars is None else [bar_json(one, self._created) for one in bars.of(task, self._now)],
+            "bars": bars,
             "tokens": usage.input_tokens + usage.output_tokens,
             "cost_usd": usage.cost_usd,
             "note": _note(task),
@@ -229,11 +230,11 @@ class LiveView:
 
     async def _activity(self) -> AsyncGenerator[ViewChange]:
         """Yield the new output of the task's agents, the newest entries first if there are very many."""
-        if self._timeline is None:
+        if self._log is None:
             return
         entries = [
             {"at": one.at, "attempt": one.attempt, "kind": one.detail["output"], "text": _cut(one.detail["text"])}
-            async for one in self._timeline.more()
+            async for one in self._log.more()
             if one.kind == "output"
         ]
         if entries:

@@ -7,6 +7,7 @@ for a person, then for a slot. A wait for a slot while the backend is throttled 
 from __future__ import annotations
 
 import json
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
@@ -122,13 +123,15 @@ class PastWaits:
         turn = max(since, min(wait.until, end))
         if since < turn and wait.kind is not WaitKind.ENDED:
             yield Bar(wait.kind, since, turn, wait.text)
-        for times in self._throttled.get(backend, ()):
-            start, until = max(times.since, turn), min(times.until, end)
-            if start < until:
-                if turn < start:
-                    yield Bar(WaitKind.SLOT, turn, start)
-                yield Bar(WaitKind.THROTTLED, start, until, "" if until == inf else _throttled_until(until, start))
-                turn = until
+        throttled = self._throttled.get(backend, [])
+        for n in range(bisect_right(throttled, turn, key=attrgetter("until")), len(throttled)):
+            start, until = max(throttled[n].since, turn), min(throttled[n].until, end)
+            if start >= end:
+                break
+            if turn < start:
+                yield Bar(WaitKind.SLOT, turn, start)
+            yield Bar(WaitKind.THROTTLED, start, until, "" if until == inf else _throttled_until(until, start))
+            turn = until
         if turn < end:
             yield Bar(WaitKind.SLOT, turn, end)
 

@@ -1,283 +1,112 @@
-"""The history of a run for readers: stored events interleaved with the activity of the tasks.
-
-The activity of agents comes from the files of their turns, during and after execution, regardless of the owner of the
-run. Output with timestamps is sorted among the events by time; output without timestamps precedes the end of the
-attempt. Messages of attempts without files are stored with the end of the attempt and precede that event. Turns of a
-person's later conversation produce no events, and appear at the time of storage.
-"""
+"""`Timeline`: the attempts and the waits of the tasks of a run as bars, read anew while the run goes on."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterator
-from dataclasses import asdict, dataclass
-from heapq import heapify, heappop, heappush
-from itertools import chain, islice
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from math import inf
+from typing import Any
 
-from plait.backends.agents.follow import TurnWatch
-from plait.backends.protocol import JsonValue
-from plait.persistence.protocol import Store, files_root
-from plait.persistence.records import ATTEMPT_ENDS, EventKind, EventRecord, MessageRecord, TaskRecord
-from plait.runner.domain.question import answers_of
-from plait.runner.operations.inspect import usage_as_json
-from plait.runner.state.attempt_files import attempt_files, run_folder
+from plait.persistence.protocol import Store
+from plait.persistence.records import RunRecord
+from plait.runner.domain.question import parse_time
+from plait.runner.domain.status import TASK_DONE, TaskStatus
+from plait.runner.domain.waiting import WaitKind, stored_limits, waits_for
+from plait.runner.operations.inspect import TaskInfo
+from plait.runner.operations.past_waits import Bar, PastAttempt, PastWait, PastWaits
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from plait.backends.protocol import Output
-
-_LONGEST = 8000  # characters of incomplete lines held back
-_LATER = "~"  # behind all times
-_OF_ATTEMPTS = ATTEMPT_ENDS | {EventKind.SESSION_OPENED}
-_NEED_TASKS = frozenset({EventKind.TASKS_ADDED, EventKind.TASK_WAITING_INPUT, EventKind.TASK_ANSWERED})
-
-
-@dataclass(frozen=True, slots=True)
-class TimelineEntry:
-    """An entry of a chronicle, in the shape of a stored event."""
-
-    at: str | None
-    """The time, UTC in ISO 8601; None if unknown."""
-    kind: str
-    """"output" for the activity of a task, "message" for a message, otherwise the kind of a stored event."""
-    task_id: str | None
-    attempt: int | None
-    detail: Mapping[str, JsonValue]
-    """Of an output: `output` (text, tool, waiting, notice), `text` and the usage up to now; the texts of a turn in
-    sequence are the whole text of the turn. Of a message: `role`, and `content`, or `damaged` (true) if the content
-    does not fit its checksum. Of a stored event: the stored detail and the session, or the error, duration and cost, of
-    the attempt.
-    """
-    seq: int | None = None
-    """The number of a stored event; None for other entries."""
+_ONE_ATTEMPT = {TaskStatus.RUNNING, TaskStatus.COMPLETED, TaskStatus.FAILED, TaskStatus.SKIPPED}
+_FEW = 200
+"""Tasks whose attempts are read one by one. Beyond, all attempts of the run are read at once."""
+_WAITING = {TaskStatus.PENDING, TaskStatus.WAITING_INPUT}
 
 
 class Timeline:
-    """Reader of the history of a run, or of a single task, oldest first. Must be closed."""
+    """The bars of the run `run_id`. Call `begin`, then `read` with the tasks, then `bars_of` for each task."""
 
-    def __init__(self, store: Store, run_id: str, task_id: str | None = None) -> None:
+    def __init__(self, store: Store, run_id: str) -> None:
         self._store = store
         self._run_id = run_id
-        self._task_id = task_id
-        self._root = files_root(store)
-        self._has_files = False
-        self._after = 0
-        self._running: list[_AttemptOutput] = []
-        self._placed = 0
-        self._asked: dict[str, int] = {}
-        self._persons: list[tuple[str, int, TimelineEntry]] = []
-        """Pending turns of persons: a heap by time, then by order of discovery."""
-        self._found = 0
-        self._known: dict[str, int] = {}
-        """The number of messages in turns of persons found up to now, by task."""
+        self._past = PastWaits(store, run_id)
+        self._tries: dict[str, tuple[object, list[PastAttempt]]] = {}
+        """The attempts by task, each list with the state of the task for which it was read."""
+        self._ends: dict[str, float] = {}
+        """The Unix time at which each ended task ended, by id."""
+        self._backends: dict[str, str | None] = {}
+        """The backend of each task, by id; None for the default."""
+        self._default = ""
+        self._begun = 0.0
+        """The Unix time of the first start of the run."""
 
-    @property
-    def is_at_work(self) -> bool:
-        """Whether an agent is working on an attempt without a reported end."""
-        return any(turn.watch is not None and turn.watch.is_alive for turn in self._running)
+    async def begin(self, run: RunRecord) -> None:
+        """Read what is stored of the waits of the run. Raises StoreError."""
+        self._begun = parse_time(run.started_at or run.created_at)
+        self._default = self._default or stored_limits(json.loads(run.settings)).default
+        await self._past.read(run.last_seq)
 
-    async def more(self) -> AsyncIterator[TimelineEntry]:
-        """Yield the entries since the previous call, as far as available. Raises StoreError."""
-        self._has_files = self._root is not None and run_folder(self._root, self._run_id).is_dir()
-        while records := await self._store.list_events(self._run_id, self._after):
-            tasks = await self._of_interest(records)
-            for record in records:
-                self._after = record.seq
-                first = self._placed
-                if record.kind in {EventKind.RUN_CREATED, EventKind.TASKS_ADDED}:
-                    self._placed += json.loads(record.detail)["tasks"]
-                if self._task_id in {None, record.task_id}:
-                    async for entry in self._event(record, tasks, first):
-                        yield entry
-        for entry in chain(self._agent_activity(None), self._person_messages(None)):
-            yield entry
+    async def read(self, infos: Mapping[str, TaskInfo]) -> None:
+        """Take the tasks up, and read the attempts of those whose own times do not tell them. Raises StoreError."""
+        for name, info in infos.items():
+            self._backends[name] = info.backend or self._backends.get(str(info.spec.get("continues")))
+            if info.status in TASK_DONE and info.ended_at is not None:
+                self._ends[name] = parse_time(info.ended_at)
+            else:
+                self._ends.pop(name, None)
+        states: dict[str, object] = {
+            name: (info.attempts, info.status, info.crashes) for name, info in infos.items() if _has_tries(info)
+        }
+        news = {name for name, state in states.items() if self._tries.get(name, (None,))[0] != state}
+        found: dict[str, list[PastAttempt]] = {name: [] for name in news}
+        for only in news if len(news) <= _FEW else (None,):
+            for one in await self._store.list_attempts(self._run_id, only):
+                if one.task_id in found:
+                    found[one.task_id].append(self._past.attempt(one))
+                    if not self._past.has_read(one):
+                        states[one.task_id] = None  # read again the next time
+        for name, tries in found.items():
+            self._tries[name] = states[name], tries
 
-    def rest(self) -> Iterator[TimelineEntry]:
-        """Yield the text held back by `more`: lines without an end. Must be the last call before `close`."""
-        for turn in self._running:
-            yield from turn.rest()
-
-    def close(self) -> None:
-        """Close all files."""
-        for turn in self._running:
-            turn.close()
-
-    async def _of_interest(self, records: Sequence[EventRecord]) -> Mapping[str, TaskRecord]:
-        """Return the tasks of the run by id if any of `records` depends on tasks, otherwise nothing. Reads the store
-        once for all records.
+    def bars_of(self, task: TaskInfo, now: float) -> Iterator[Bar]:
+        """Yield the bars of the task at Unix time `now`. A bar that goes on has no end, and no text if the reason for
+        which the task waits says the same.
         """
+        ends = inf if task.status in _WAITING else self._ends.get(task.task_id) if task.started_at is None else None
+        backend = self._backends[task.task_id] or self._default
+        for bar in self._past.bars(self._first_wait(task), self._begun, self._attempts(task), backend, ends):
+            if bar.end is None or bar.end <= now:
+                yield bar
+            elif bar.start <= now:
+                said = task.waits is not None and bar.kind == WaitKind.UPSTREAM
+                yield Bar(bar.kind, bar.start, None, "" if said else bar.text)
 
-        if not any(record.kind in _NEED_TASKS for record in records):
-            return {}
-        return {task.task_id: task for task in await self._store.list_tasks(self._run_id)}
+    def _attempts(self, task: TaskInfo) -> Sequence[PastAttempt]:
+        if _has_tries(task):
+            return self._tries[task.task_id][1]
+        if task.started_at is None:
+            return ()
+        end = None if task.status is TaskStatus.RUNNING else self._ends.get(task.task_id)
+        return [PastAttempt(task.status, parse_time(task.started_at), end)]
 
-    async def _event(
-        self, record: EventRecord, tasks: Mapping[str, TaskRecord], first: int
-    ) -> AsyncIterator[TimelineEntry]:
-        for entry in chain(self._agent_activity(record.at), self._person_messages(record.at)):
-            yield entry
-        for turn in [turn for turn in self._running if turn.ends_with(record)]:
-            self._running.remove(turn)
-            for entry in turn.rest():
-                yield entry
-            for entry in await self._stored_messages(turn):
-                yield entry
-            turn.close()
-        if record.kind == EventKind.TASK_STARTED:
-            self._running.append(self._running_attempt(record.task_id or "", record.attempt or 0))
-        of_attempt = await self._of_attempt(record)
-        detail = {**json.loads(record.detail), **of_attempt, **self._of_tasks(record, tasks, first)}
-        yield TimelineEntry(record.at, record.kind, record.task_id, record.attempt, detail, record.seq)
-
-    def _agent_activity(self, until: str | None) -> Iterator[TimelineEntry]:
-        """Yield the activity of agents up to the time `until`, by time; with None, all activity up to now."""
-        if not self._has_files:
-            return
-        ready = [(at, n) for n, turn in enumerate(self._running) if (at := turn.next_at(until)) is not None]
-        heapify(ready)
-        while ready:
-            turn = self._running[n := heappop(ready)[1]]
-            yield from turn.step()
-            if (at := turn.next_at(until)) is not None:
-                heappush(ready, (at, n))
-
-    def _running_attempt(self, task_id: str, attempt: int) -> _AttemptOutput:
-        files = None if self._root is None else attempt_files(self._root, self._run_id, task_id, attempt)
-        return _AttemptOutput(task_id, attempt, None if files is None else TurnWatch(files.turn))
-
-    async def _stored_messages(self, turn: _AttemptOutput) -> Sequence[TimelineEntry]:
-        """Return the stored messages of an attempt; for an attempt with reported output, only system notes and damaged
-        messages.
-        """
-        messages = await self._store.list_messages(self._run_id, turn.task_id)
-        self._find_persons(turn.task_id, [one for one in messages if one.attempt == 0])
-        return [
-            TimelineEntry(None, "message", turn.task_id, turn.attempt, _said(one))
-            for one in messages
-            if one.attempt == turn.attempt and (one.damaged or one.role == "system" or not turn.has_entries)
-        ]
-
-    def _find_persons(self, task_id: str, messages: Sequence[MessageRecord]) -> None:
-        for one in messages[self._known.get(task_id, 0) :]:
-            self._found += 1
-            entry = TimelineEntry(one.at, "message", task_id, 0, _said(one))
-            heappush(self._persons, (one.at, self._found, entry))
-        self._known[task_id] = len(messages)
-
-    def _person_messages(self, until: str | None) -> Iterator[TimelineEntry]:
-        """Yield the turns of persons up to the time `until`; with None, all pending turns."""
-        while self._persons and (until is None or self._persons[0][0] <= until):
-            yield heappop(self._persons)[2]
-
-    async def _of_attempt(self, record: EventRecord) -> Mapping[str, JsonValue]:
-        """Return stored values of the attempt named by the event: the session id; for an end, the error and usage."""
-        if record.task_id is None or record.attempt is None or record.kind not in _OF_ATTEMPTS:
-            return {}
-        attempts = await self._store.list_attempts(self._run_id, record.task_id)
-        found = next((one for one in attempts if one.attempt == record.attempt), None)
-        if found is None:
-            return {}
-        told: dict[str, JsonValue] = {"session_id": found.session_id}
-        if record.kind != EventKind.SESSION_OPENED:
-            told = {"error": found.error, "duration_s": found.duration_s, **asdict(found.spent)}
-        return {name: value for name, value in told.items() if value is not None}
-
-    def _of_tasks(self, record: EventRecord, tasks: Mapping[str, TaskRecord], first: int) -> Mapping[str, JsonValue]:
-        """Return the values stored with the tasks of the event: the ids of added tasks (from position `first` on), the
-        question, or the answer and its source.
-        """
-        if record.kind not in _NEED_TASKS:
-            return {}
-        if record.kind == EventKind.TASKS_ADDED:
-            return {"ids": list(islice(tasks, first, self._placed))}
-        task = tasks.get(record.task_id or "")
-        if task is None:
-            return {}
-        if record.kind == EventKind.TASK_WAITING_INPUT:
-            self._asked[task.task_id] = record.attempt or 0
-        attempt = self._asked.get(task.task_id)
-        given = next((one for one in answers_of(task.answers) if one.attempt == attempt), None)
-        if record.kind == EventKind.TASK_ANSWERED:
-            return {} if given is None else {"by": given.by, "answer": given.text}
-        question = (
-            task.question if given is None and task.attempt == attempt else None if given is None else given.question
-        )
-        return {} if question is None else {"question": question}
+    def _first_wait(self, task: TaskInfo) -> PastWait:
+        """Return the wait for the dependencies, and for the task that adds the task to the run."""
+        needed = task.depends_on if task.added_by is None else (*task.depends_on, task.added_by)
+        ends = {one: self._ends.get(one, inf) for one in needed}
+        is_blocked = task.waits is not None and task.waits.kind is WaitKind.BLOCKED
+        until = inf if is_blocked else max(ends.values(), default=0.0)
+        longest = sorted(ends, key=lambda one: -ends[one])
+        return PastWait(WaitKind.UPSTREAM, until, waits_for(longest).text if needed else "")
 
 
-def _said(message: MessageRecord) -> Mapping[str, JsonValue]:
-    """Return the detail of an entry for the message."""
-    return {"role": message.role, **({"damaged": True} if message.damaged else {"content": message.content})}
+def _has_tries(task: TaskInfo) -> bool:
+    """Return whether the attempts of the task differ from a single one with the times and the status of the task."""
+    alone = task.attempts == 1 and not task.crashes and not task.answers and task.status in _ONE_ATTEMPT
+    return task.attempts > 0 and not alone
 
 
-class _AttemptOutput:
-    """A running attempt with its unreported output."""
-
-    def __init__(self, task_id: str, attempt: int, watch: TurnWatch | None) -> None:
-        self.task_id = task_id
-        self.attempt = attempt
-        self.watch = watch
-        self.has_entries = False
-        self._text = ""
-        self._last: tuple[str | None, Output] | None = None
-
-    def ends_with(self, record: EventRecord) -> bool:
-        """Return whether `record` ends the attempt."""
-        if record.task_id != self.task_id:
-            return False
-        if record.kind == EventKind.TASK_STARTED:  # the end of the attempt was never stored
-            return record.attempt != self.attempt
-        return record.kind in ATTEMPT_ENDS and record.attempt in {None, self.attempt}
-
-    def next_at(self, until: str | None) -> str | None:
-        """Return the sort key of the next output up to `until`; None without output. Output without a time inherits the
-        key of the previous output.
-        """
-        seen = None if self.watch is None else self.watch.peek()
-        if seen is None:
-            return None
-        at = (seen.at or seen.since or _LATER).removesuffix("Z")  # with the Z, 12.3Z would sort after 12.34Z
-        return at if until is None or at <= until.removesuffix("Z") else None
-
-    def step(self) -> Iterator[TimelineEntry]:
-        """Consume the next output. Yield the entries that are complete."""
-        assert self.watch is not None
-        seen = self.watch.take()
-        if seen.output.kind != "text":
-            yield from self._written(whole=True)
-            yield self._entry(seen.at, seen.output, seen.output.text)
-        else:
-            self._text += seen.output.text
-            self._last = seen.at, seen.output
-            yield from self._written(whole=len(self._text) > _LONGEST)
-
-    def rest(self) -> Iterator[TimelineEntry]:
-        """Yield all remaining output."""
-        if self.watch is not None:
-            while self.watch.peek():
-                yield from self.step()
-            self.watch.finish()
-            while self.watch.peek():
-                yield from self.step()
-        yield from self._written(whole=True)
-
-    def close(self) -> None:
-        """Close the files."""
-        if self.watch is not None:
-            self.watch.close()
-
-    def _written(self, *, whole: bool) -> Iterator[TimelineEntry]:
-        """Yield the complete lines written up to now; with `whole`, the incomplete last line too."""
-        end = len(self._text) if whole else self._text.rfind("\n") + 1
-        if end and self._last is not None:
-            told, self._text = self._text[:end], self._text[end:]
-            yield self._entry(*self._last, told)
-
-    def _entry(self, at: str | None, output: Output, text: str) -> TimelineEntry:
-        self.has_entries = True
-        usage = output.usage
-        detail: dict[str, JsonValue] = {"output": output.kind, "text": text}
-        detail.update({name: number for name, number in usage_as_json(usage).items() if number})
-        return TimelineEntry(at, "output", self.task_id, self.attempt, detail)
+def bar_json(bar: Bar, created: float) -> list[Any]:
+    """Return the bar as a list, with times in milliseconds since `created`: a browser holds a small integer in little
+    memory.
+    """
+    start, end = (None if at is None else round((at - created) * 1000) for at in (bar.start, bar.end))
+    values: list[Any] = [bar.kind, start, end]
+    return [*values, bar.text] if bar.text else values

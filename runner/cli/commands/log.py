@@ -30,7 +30,7 @@ from plait.runner.cli.options import (
 from plait.runner.clock import iso
 from plait.runner.domain.status import RUN_DONE, RunStatus
 from plait.runner.operations.inspect import task_infos
-from plait.runner.operations.timeline import Timeline, TimelineEntry
+from plait.runner.operations.run_log import RunLog, RunLogEntry
 
 
 @click.command("log")
@@ -69,8 +69,8 @@ async def print_log(which: tuple[str, str | None], path: StorePlace, follow: boo
         run = await find_run(store, word)
         if task_id is not None:
             await find_task(store, run, task_id)
-        with closing(Timeline(store, run.run_id, task_id)) as chronicle:
-            log = _LogPrinter(chronicle, run, task_id, as_json)
+        with closing(RunLog(store, run.run_id, task_id)) as run_log:
+            log = _LogPrinter(run_log, run, task_id, as_json)
             if not follow:
                 await log.catch_up()
                 log.finish()
@@ -93,10 +93,10 @@ async def _print_waits(store: Store, run: RunRecord, only: str | None) -> None:
 
 
 class _LogPrinter:
-    """Prints a timeline up to its present end."""
+    """Prints the log of a run up to its present end."""
 
-    def __init__(self, chronicle: Timeline, run: RunRecord, task_id: str | None, as_json: bool) -> None:
-        self.chronicle = chronicle
+    def __init__(self, run_log: RunLog, run: RunRecord, task_id: str | None, as_json: bool) -> None:
+        self.run_log = run_log
         self.run = run
         self.task_id = task_id
         self.task_code: int | None = None
@@ -108,16 +108,16 @@ class _LogPrinter:
 
     async def catch_up(self) -> None:
         """Print all entries up to now."""
-        async for entry in self.chronicle.more():
+        async for entry in self.run_log.more():
             self._print_entry(entry)
         self._is_live = True
 
     def finish(self) -> None:
         """Print the remaining entries after the last event."""
-        for entry in self.chronicle.rest():
+        for entry in self.run_log.rest():
             self._print_entry(entry)
 
-    def _print_entry(self, entry: TimelineEntry) -> None:
+    def _print_entry(self, entry: RunLogEntry) -> None:
         if self.task_id is not None and entry.seq is not None:
             self.task_code = _END_CODES.get(entry.kind)
         if entry.at is None and self._is_live:  # printed the moment it happens
@@ -153,7 +153,7 @@ async def _follow(log: _LogPrinter, store: Store, path: StorePlace) -> int:
         was_over = over
         if was_over or looks % _POLLS_PER_RECORD == 0:
             run = await find_run(store, log.run.run_id)
-            over = not _is_active(run, log.chronicle)
+            over = not _is_active(run, log.run_log)
         looks += 1
         await log.catch_up()
         if log.task_code is not None:
@@ -167,11 +167,11 @@ async def _follow(log: _LogPrinter, store: Store, path: StorePlace) -> int:
     return CANCELLED
 
 
-def _is_active(run: RunRecord, chronicle: Timeline) -> bool:
+def _is_active(run: RunRecord, run_log: RunLog) -> bool:
     """Return whether a process works on the run."""
     status = shown_status(run)
     if status is RunStatus.INTERRUPTED:
-        return chronicle.is_at_work
+        return run_log.is_at_work
     return status not in RUN_DONE and status is not RunStatus.WAITING_INPUT
 
 

@@ -14,13 +14,13 @@ from plait.runner.cli.display.waits import wait_line
 from plait.runner.domain.events import BackendThrottled, HostAway
 from plait.runner.domain.status import TaskStatus
 from plait.runner.operations.inspect import stored_away, stored_throttling
-from plait.runner.operations.timeline import TimelineEntry
+from plait.runner.operations.run_log import RunLogEntry
 
 _LONGEST = 300
 Detail: TypeAlias = "Mapping[str, JsonValue]"
 
 
-def entry_lines(entry: TimelineEntry, run_id: str) -> list[str]:
+def entry_lines(entry: RunLogEntry, run_id: str) -> list[str]:
     """Return the lines of `entry`, safe for a terminal; none for internal events."""
     if entry.kind == "output":
         return _output_lines(entry.detail)
@@ -63,7 +63,7 @@ def _prefix_lines(mark: str, text: str) -> list[str]:
     return [mark + line for line in visible(text).removesuffix("\n").split("\n")]
 
 
-def _run_line(entry: TimelineEntry, run_id: str) -> str:
+def _run_line(entry: RunLogEntry, run_id: str) -> str:
     what = one_line(entry.kind.removeprefix("run_"))
     if what == "created":
         return f"run {run_id} created, {counted(_count(entry.detail, 'tasks'), 'task')}"
