@@ -81,7 +81,8 @@ class Cluster:
 
     def hold(self, worker: str, connection: str, turn: str, number: int, needs: Mapping[str, float]) -> Future:
         """Take resources of a worker for an attempt, as soon as the worker has them. Never waits."""
-        key = f"plait-{connection}-{turn}-{number}"
+        # With the worker: Dask takes two tasks of one key for the same task.
+        key = f"plait-{connection}-{worker}-{turn}-{number}"
         task: Future = self._client.submit(
             relay.hold,
             connection,

@@ -266,6 +266,25 @@ async def test_room_is_found_behind_workers_that_others_have_taken(tmp_path: Pat
     assert placed == ["m1", "m1"]
 
 
+async def test_an_attempt_that_waits_for_a_taken_worker_moves_to_one_that_joins(tmp_path: Path) -> None:
+    with DaskCluster(tmp_path / "cluster", {"m1": 1}) as cluster, anyio.fail_after(60):
+        await cluster.ready()
+        cluster.agents = {"m1": 1, "m2": 1}
+        async with Client(cluster.address, asynchronous=True) as client:
+
+            async def processing(count: int) -> None:
+                while sum(map(len, (await client.processing()).values())) < count:  # noqa: ASYNC110
+                    await anyio.sleep(0.01)
+
+            taken = client.submit(asyncio.sleep, 600, workers=["m1"], resources={"agents": 1})
+            await processing(1)
+            async with ParallelRunner(cluster.hosts().placed(functions.where)).start(tasks(1)) as run:
+                await processing(2)
+                cluster.start_worker("m2")
+                assert (await run.result())["t0"].text == "m2"
+            await taken.cancel()
+
+
 async def test_errors_and_questions_of_a_function_come_back(cluster: DaskCluster) -> None:
     hosts = cluster.hosts()
     backends = {"bad": hosts.placed(functions.failing), "ask": hosts.placed(functions.asking)}
