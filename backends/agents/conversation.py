@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from functools import partial
+from math import inf
 from pathlib import Path
 
 import anyio
@@ -204,16 +205,34 @@ class CliConversation:
 
     async def _let_work(self, call: Call, reader: Reader, sent: str, cut: list[UnreportedCall]) -> Child:
         """Return the child of the call, once the child has ended and `reader` has read all its output."""
-        on_line = partial(self._on_line, reader)
         until = self._until()
         async with AsyncExitStack() as held:
             child = await self._found(held, call) or await self._start(held, call, sent, cut)
             if self._program.ends_at_interrupt:
                 held.enter_context(when_cancelled(child.interrupt))
-            await child.follow(on_line, idle=self._program.idle_timeout, until=until)
-            await child.wait(LAST_WORD)
+            await self._follow(child, reader, until)
         self._note_skipped(child)
         return child
+
+    async def _follow(self, child: Child, reader: Reader, until: float) -> None:
+        """Read the output until the child has ended, or `LAST_WORD` seconds after the output is complete. A later line
+        may begin a new part of the output, which is then complete no longer.
+        """
+        patience = anyio.CancelScope()
+
+        def on_line(line: bytes) -> bool:
+            was_final = reader.is_final
+            self._on_line(reader, line)
+            if reader.is_final != was_final:
+                patience.deadline = anyio.current_time() + LAST_WORD if reader.is_final else inf
+            return False
+
+        try:
+            with patience:
+                await child.follow(on_line, idle=self._program.idle_timeout, until=until)
+        except BackendError:
+            if not reader.is_final:
+                raise
 
     def _until(self) -> float:
         until = anyio.current_time() + self._program.turn_timeout
@@ -278,11 +297,10 @@ class CliConversation:
         """Return the notes needed by a process that adopts the turn."""
         return {}
 
-    def _on_line(self, reader: Reader, line: bytes) -> bool:
+    def _on_line(self, reader: Reader, line: bytes) -> None:
         for output in feed(reader, parsed(line)):
             self._request.on_output(output)
         self._note_session(reader.session_id)
-        return reader.is_final
 
     def _note_session(self, session_id: str | None) -> None:
         if session_id is not None and session_id != self._seen:

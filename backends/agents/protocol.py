@@ -81,7 +81,9 @@ class Reader(Protocol):
 
     @property
     def is_final(self) -> bool:
-        """Whether the output is complete: `end` may be called without waiting for the child to exit."""
+        """Whether the output is complete: `end` may be called without waiting for the child to exit. A later line may
+        begin a new part of the output.
+        """
         ...
 
     @property

@@ -53,8 +53,13 @@ def acp_environment(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """A test of a real command that fails says first which fact about which version does not hold any more."""
+    """A test of a real command that fails says first which fact about which version does not hold any more, and last
+    what the agents of our backends printed.
+    """
     report = yield
+    if report.failed and isinstance(item, pytest.Function) and isinstance(world := item.funcargs.get("world"), World):
+        for output in sorted((world.root / "files").rglob("stdout")):
+            report.sections.append((f"the end of {output}", output.read_text(errors="replace")[-8000:]))
     mark = item.get_closest_marker("clis")
     if mark and report.failed and isinstance(item, pytest.Function):
         versions = ", ".join(f"{name} {known()[name].version}" for name in mark.args)

@@ -55,24 +55,31 @@ async def test_a_session_of_geminis_outlives_the_cleaning_up(world: World, is_ou
 
 
 @pytest.mark.clis("claude-code")
-async def test_what_claude_does_in_the_background_is_waited_for(world: World):
-    """A `result` while a command works in the background is not the last one: its end is told to the model."""
+@pytest.mark.parametrize("awaited", ["result", "task_notification"])
+async def test_what_claude_does_in_the_background_is_waited_for(world: World, awaited: str):
+    """A `result` is not the last one while a command works in the background, nor if the command has ended before it:
+    the model is told of the end, and answers again.
+    """
     backend = make_backend("claude-code", world.stub.url, world.folder)
     go, files = world.root / "go", files_of(world.folder, 1)
-    command = f"until [ -e {go} ]; do read -t 0.1 < /dev/zero; done; echo SEEN"
+    # The command ends after the first result, or the first result comes after its end.
+    command, gate = "echo SEEN", f"[[until {go}]]"
+    if awaited == "result":
+        command, gate = f"until [ -e {go} ]; do read -t 0.1 < /dev/zero; done; {command}", ""
     given = json.dumps({"command": command, "description": "waits", "run_in_background": True})
     replies: list[Reply] = []
 
     async def turn() -> None:
         request = {"session_id": backend.new_session_id(), "files": files}
-        replies.append(await send(backend, f"B [[tool-named Bash {given}]]", **request))
+        replies.append(await send(backend, f"B [[tool-named Bash {given}]]{gate}", **request))
 
     output = files.turn / "1" / "stdout"
-    async with anyio.create_task_group() as group:
-        group.start_soon(turn)
-        has_result = partial(until, lambda: output.exists() and '"type":"result"' in output.read_text(), "a result")
-        await anyio.to_thread.run_sync(has_result)
-        go.touch()
+    with anyio.fail_after(90):
+        async with anyio.create_task_group() as group:
+            group.start_soon(turn)
+            has_come = partial(until, lambda: output.exists() and f'"{awaited}"' in output.read_text(), awaited)
+            await anyio.to_thread.run_sync(has_come)
+            go.touch()
     requests = world.stub.requests()
     assert len(requests) == 3
     assert replies[0].usage.output_tokens == sum(one.usage["output"] for one in requests if one.usage)

@@ -78,7 +78,8 @@ class ClaudeReader:
     @property
     def is_final(self) -> bool:
         """Whether a `result` was printed and no background work is left. Claude Code waits for a command or agent in
-        the background, continues the conversation about its outcome, and prints another result.
+        the background, continues the conversation about its outcome, and prints another result. If the work ends
+        before the first result, that result looks final until a `system/init` follows it.
         """
         return self._is_final
 
@@ -205,6 +206,7 @@ class ClaudeReader:
 
     def _init(self, event: Mapping[str, JsonValue]) -> Sequence[Output]:
         self._version = _numbers(text(event, "claude_code_version"))
+        self._is_final = False
         return []
 
     def _retry(self, event: Mapping[str, JsonValue]) -> Sequence[Output]:

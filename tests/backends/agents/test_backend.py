@@ -111,6 +111,12 @@ async def test_an_answer_that_does_not_fit_is_asked_for_once_more(home: Home) ->
     assert reply.usage == Usage(20, 14, 0.002)
 
 
+async def test_the_answer_after_the_end_of_background_work_is_the_answer(home: Home) -> None:
+    reply = await send(home.claude(), "Build it. [[say It is being built.]] [[later It is built.]]")
+    assert [message.content for message in reply.messages[1:]] == ["It is built."]
+    assert reply.usage == Usage(20, 14, 0.002)
+
+
 async def test_a_session_that_is_gone_is_told_again_as_text_and_the_record_says_so(home: Home) -> None:
     history = (Message("user", "My name is Ada."), Message("assistant", "Hello Ada."))
     notices: list[Output] = []

@@ -2,7 +2,8 @@
 """Stands in for `claude -p --output-format=stream-json`: the same arguments, events and session rules, no model.
 
 Its sessions are files in $HOME/sessions. Words in the prompt say what it does: [[say TEXT]], [[until PATH]] (answers
-when that file exists), [[error STATUS]], [[tool]] (uses a tool first), [[json VALUE]], [[plain]] (a schema is not
+when that file exists), [[error STATUS]], [[tool]] (uses a tool first), [[later TEXT]] (a command in the background ends
+before the first result, so that a second one with this text follows), [[json VALUE]], [[plain]] (a schema is not
 heeded), [[die]], [[ask]] (defers a tool until it is answered), [[deaf]] (does not heed SIGINT), [[immortal]] (does
 not heed SIGTERM either, but notes it); the models "hangs" and "fails" do so with any prompt. No answer comes as long
 as there is a file $HOME/hold. --max-budget-usd is heeded.
@@ -80,6 +81,7 @@ class Talk:
         self.session = session
         self.said = said
         self.calls = 0
+        self.billed = 0
 
     def add(self, role: str, content: str) -> str:
         self.said.append({"role": role, "content": content, "uuid": str(uuid.uuid4())})
@@ -118,7 +120,9 @@ class Talk:
             sys.exit(1)
 
     def result(self, **more: object) -> None:
-        used = {"inputTokens": IN * self.calls, "outputTokens": OUT * self.calls, "costUSD": PRICE * self.calls}
+        new = self.calls - self.billed
+        used = {"inputTokens": IN * new, "outputTokens": OUT * new, "costUSD": PRICE * new}
+        self.billed = self.calls
         told = {"subtype": "success", "is_error": False, "result": "", "terminal_reason": "completed", "num_turns": 1}
         usage = {"input_tokens": IN * self.calls, "output_tokens": OUT * self.calls}
         tell(
@@ -205,6 +209,11 @@ def answer(talk: Talk, last: str, use: dict[str, object]) -> None:
         told = words = json.dumps({"mood": "good"})
     talk.say({"type": "text", "text": words})
     talk.result(result=words, **({"structured_output": json.loads(told)} if told else {}))
+    if (later := word(last, "later")) is not None:
+        tell(type="system", subtype="init", session_id=talk.session, claude_code_version="2.1.330")
+        talk.ask_model()
+        talk.say({"type": "text", "text": later})
+        talk.result(result=later)
 
 
 if __name__ == "__main__":
