@@ -11,15 +11,22 @@ from tests.faults.campaigns import (
     adoption_bugs,
     adoptions,
     cancel_bugs,
+    cluster,
+    edit_bugs,
+    edits,
     files,
+    fleet,
     flips,
     frequent,
     hosts,
     kills,
     machine,
+    partitions,
     power,
     schedule_bugs,
     schedules,
+    server_bugs,
+    servers,
     slow,
     two,
 )
@@ -42,6 +49,8 @@ def reports() -> dict[str, Report]:
         "power": {"acknowledged lost": 0},
         "two": {"rounds of race": 50, "rounds of pause": 20, "processes that resume at once": 20},
         "slow": {"event-loop lag p99 ms": 0.9},
+        "cluster": {"agents of the round without survivors": 100},
+        "servers": {"tasks in each run": 3_000, "kills": 30},
     }
     return {
         name: Report(method=name, unit="cases", cases=50_000, planted={"a bug": True}, figures=figures.get(name, {}))
@@ -87,6 +96,14 @@ def test_the_stated_numbers_are_asked_for() -> None:
     assert adoptions.CASES["nightly"] >= 300
     assert hosts.ROUNDS["nightly"] >= 10
     assert hosts.AGENTS["nightly"] >= 100
+    assert partitions.ROUNDS["nightly"] >= 10
+    assert cluster.ROUNDS["nightly"] >= 10
+    assert cluster.AT_ONCE["nightly"] >= 100
+    assert servers.TASKS["nightly"] >= 3_000
+    assert servers.KILLS["nightly"] >= 30
+    assert servers.AWAY_S["nightly"] >= 60
+    assert fleet.RUNS["nightly"] >= 60
+    assert edits.PLANS["nightly"] >= 1_000
     assert slow.DELAY_MS == 300
 
 
@@ -100,6 +117,11 @@ def test_every_mistake_has_a_method_that_plants_it() -> None:
         "children": set(get_args(engine.Sabotage)),
         "adoptions": adoption_bugs.BUGS.keys(),
         "hosts": hosts.SHOWN.keys(),
+        "partitions": partitions.SHOWN.keys(),
+        "cluster": cluster.PLANTED.keys(),
+        "servers": server_bugs.SHOWN.keys(),
+        "fleet": fleet.SHOWN.keys(),
+        "edits": edit_bugs.BUGS.keys(),
         "schedules": schedule_bugs.BUGS.keys(),
         "cancels": cancel_bugs.BUGS.keys(),
         "slow": slow.PLANTED.keys(),

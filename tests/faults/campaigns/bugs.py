@@ -47,6 +47,16 @@ TO_BE_SEEN: Mapping[str, tuple[str, str]] = {
     "an agent of a host ended by a new connection": ("hosts", "no attempt kept"),
     "a broken connection taken for the end of a host's agents": ("hosts", "a broken line taken for the end"),
     "a former owner of a host's agents": ("hosts", "a former owner's host process left alive"),
+    "attempts of a lost host kept": ("partitions", "lost attempts kept"),
+    "a dead worker taken for the end of its agents": ("cluster", "worker killed"),
+    "agents of a cluster begun beside themselves": ("cluster", "all killed"),
+    "changes of a failed write forgotten": ("servers", "a failed write forgotten"),
+    "a promoted standby believed": ("servers", "nothing kept for a store that is behind"),
+    "a run ended although its server is away": ("servers", "no patience at the end"),
+    "done tasks queued again by a fleet": ("fleet", "completed tasks queued again"),
+    "a dead worker's runs left to themselves": ("fleet", "taken over late"),
+    "an answer taken over for another prompt": ("edits", "the prompt as rendered left out of the key"),
+    "an effect taken over": ("edits", "effects taken over"),
     "INSERT OR REPLACE for results": ("machine", "a stored result replaced"),
 }
 

@@ -23,10 +23,15 @@ from anyio.to_thread import run_sync
 from plait.runner import RunResult, TaskStatus
 from plait.runner.engine.backend_call import only_error
 from tests.faults.campaigns.planted import Shown, try_planted
+from tests.faults.campaigns.report import Report, Scale
 from tests.support.hosts.bugs import BUGS
 from tests.support.hosts.dask_outliving import DaskWorld
 
 PARTS = ("worker", "nanny", "scheduler", "runner", "all")
+ROUNDS = {"quick": 1, "nightly": 10}
+"""Rounds of each part but `all`, which has one round, with AT_ONCE agents."""
+AGENTS, WORKERS = {"quick": 4, "nightly": 8}, 4
+AT_ONCE = {"quick": 8, "nightly": 100}
 PLANTED: Mapping[str, tuple[str, Shown]] = {
     "worker killed": ("a broken line taken for the end", Shown("worker", "begun twice")),
     "scheduler killed": ("a broken line taken for the end", Shown("scheduler", "begun twice")),
@@ -77,6 +82,26 @@ async def _end_once_begun_twice(world: DaskWorld, agents: int, scope: anyio.Canc
     while len(world.turns) <= agents:  # noqa: ASYNC110 - it is another process's doing
         await anyio.sleep(0.05)
     scope.cancel()
+
+
+def run(*, scale: Scale, seed: int = 0) -> Report:
+    """Play rounds with each part, one with all, and the planted bugs."""
+    began, wrong, adopted = time.monotonic(), list[str](), 0
+    rounds = [(part, AGENTS[scale]) for part in PARTS[:-1] for _ in range(ROUNDS[scale])]
+    rounds.append((PARTS[-1], AT_ONCE[scale]))
+    for part, agents in rounds:
+        found, count = anyio.run(play, part, agents, WORKERS)
+        wrong += [f"{part}: {one}" for one in found]
+        adopted += count
+    return Report(
+        method="cluster",
+        unit="rounds",
+        cases=len(rounds),
+        violations=tuple(wrong),
+        planted={name: is_caught(name) for name in PLANTED},
+        seconds=time.monotonic() - began,
+        figures={"agents adopted": adopted, "agents of the round without survivors": AT_ONCE[scale]},
+    )
 
 
 def _play_with(name: str) -> list[str]:

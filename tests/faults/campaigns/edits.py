@@ -22,6 +22,7 @@ from plait.persistence import MemoryStore
 from plait.runner import Fork, ParallelRunner, ReuseAction, ReusePreview, ReuseStep
 from plait.runner.clock import Clock
 from tests.faults.campaigns.edit_bugs import BUGS, Bug
+from tests.faults.campaigns.report import Report, Scale
 from tests.support.edited_plans import Plan, dag_of, edited, random_plan, write_files
 from tests.support.reuse_oracle import (
     Earlier,
@@ -34,6 +35,7 @@ from tests.support.reuse_oracle import (
     foreseen,
 )
 
+PLANS = {"quick": 50, "nightly": 1_000}
 _ROUNDS = 2
 _PLANTED = 300
 
@@ -214,6 +216,21 @@ async def shows(bug: Bug) -> int | None:
             if await violations(seed):
                 return seed
     return None
+
+
+def run(*, scale: Scale, seed: int = 0) -> Report:
+    """Try plans, from this seed on, and the planted bugs."""
+    began, wrong = time.monotonic(), list[str]()
+    for number in range(seed, seed + PLANS[scale]):
+        wrong += anyio.run(violations, number)
+    return Report(
+        method="edits",
+        unit="plans",
+        cases=PLANS[scale],
+        violations=tuple(wrong),
+        planted={name: anyio.run(shows, bug) is not None for name, bug in BUGS.items()},
+        seconds=time.monotonic() - began,
+    )
 
 
 def _try_planted() -> int:

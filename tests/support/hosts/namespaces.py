@@ -11,9 +11,8 @@ from contextlib import contextmanager, suppress
 import psutil
 import pytest
 
-needs_namespaces = pytest.mark.skipif(
-    os.geteuid() != 0 or shutil.which("ip") is None, reason="network namespaces need root and the command ip"
-)
+CAN_BE_MADE = os.geteuid() == 0 and shutil.which("ip") is not None
+needs_namespaces = pytest.mark.skipif(not CAN_BE_MADE, reason="network namespaces need root and the command ip")
 
 
 class Namespace:

@@ -17,7 +17,8 @@ import pytest
 from tests.support.hosts.ssh import ROOT
 
 SSHD = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin")
-needs_sshd = pytest.mark.skipif(SSHD is None or shutil.which("ssh") is None, reason="this machine has no sshd")
+CAN_BE_STARTED = SSHD is not None and shutil.which("ssh") is not None
+needs_sshd = pytest.mark.skipif(not CAN_BE_STARTED, reason="this machine has no sshd")
 _SERVER = """
 ListenAddress {address}:{port}
 HostKey {folder}/host_key
