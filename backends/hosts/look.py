@@ -12,6 +12,8 @@ from plait.backends.hosts.frames import frame_line, read_frame
 from plait.backends.hosts.reachable import HostUnreachable, ReachableHost
 from plait.backends.values import value
 
+NO_WORKER = "no worker that offers resources"
+"""The problem of a cluster that has no host."""
 _ANSWER_S = 30.0
 """Seconds for a host to answer."""
 

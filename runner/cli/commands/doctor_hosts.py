@@ -9,7 +9,7 @@ from typing import Any, cast
 import anyio
 
 from plait.backends.agents.catalog import AGENTS
-from plait.backends.hosts.look import HostState, look_at_hosts
+from plait.backends.hosts.look import NO_WORKER, HostState, look_at_hosts
 from plait.backends.hosts.reachable import HostUnreachable, ReachableHost
 from plait.persistence.sqlite.health import Finding, Fitness
 from plait.runner.cli.backends import HostsInUse
@@ -28,7 +28,8 @@ async def check_hosts(groups: Sequence[HostsInUse]) -> list[Finding]:
     for group in groups:
         try:
             async with group.part.make().reachable(group.needs) as hosts:
-                findings += await _check_group(hosts)
+                none = Finding(f"{group.part.way}: host", Fitness.BAD, NO_WORKER, "start workers, with --resources")
+                findings += await _check_group(hosts) or [none]
         except HostUnreachable as error:
             findings.append(Finding(f"{group.part.way}: host", Fitness.BAD, f"away: {error}"))
     return findings

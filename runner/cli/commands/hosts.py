@@ -11,7 +11,7 @@ from typing import Any
 import anyio
 import click
 
-from plait.backends.hosts.look import HostState, look_at_hosts
+from plait.backends.hosts.look import NO_WORKER, HostState, look_at_hosts
 from plait.backends.hosts.reachable import HostUnreachable
 from plait.backends.spec.hosts import DaskHostsPart
 from plait.persistence.errors import StoreError
@@ -60,7 +60,7 @@ async def show_hosts(groups: Sequence[HostsInUse], place: StorePlace, as_json: b
 async def _states(group: HostsInUse) -> list[HostState]:
     try:
         async with group.part.make().reachable(group.needs) as hosts:
-            none = HostState(group.part.way, 0, problem="no worker that offers resources")
+            none = HostState(group.part.way, 0, problem=NO_WORKER)
             return await look_at_hosts(hosts) or [none]
     except HostUnreachable as error:
         return [HostState(group.part.way, 0, problem=f"away: {error}")]

@@ -125,6 +125,11 @@ def test_a_cluster_without_resources_is_named(tmp_path: Path) -> None:
     with DaskCluster(tmp_path / "cluster", {}) as cluster:
         write_plan(tmp_path, cluster.address)
         done = plait(tmp_path, "hosts", "plan.json")
+        findings = plait(tmp_path, "doctor", "--hosts", "plan.json", "--json", HOME=str(tmp_path))
+    assert findings.code == 3
+    (found,) = [one for one in findings.value["checks"] if one["check"] == f"{cluster.address}: host"]
+    assert (found["verdict"], found["found"]) == ("bad", "no worker that offers resources")
+    assert found["advice"] == "start workers, with --resources"
     assert done.code == 1
     assert done.out.splitlines()[1].split() == [
         "fleet",
