@@ -61,7 +61,7 @@ demo-fleet: .venv/.fleet
 
 # No new worker for one that has died: pytest-xdist waits for ever where the others have already been told to end.
 test: .venv/.dev .venv/.model
-	$(BIN)/python -m pytest -n 3 --dist loadfile --max-worker-restart 0
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 # A command that cannot be installed is said in one line, and its tests are skipped; with none at all this fails.
 test-clis: export PLAIT_CLIS ?= $(HOME)/.cache/plait-clis

@@ -20,6 +20,7 @@ from tests.support.processes.room import Kin, kin
 PRIVATE = ("OPENAI_", "ANTHROPIC_", "PLAIT_")
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 MEMORY = Path("/dev/shm")
+LONG = [Path(__file__).parent / name for name in ("faults", "backends/hosts", "runner/recovery")]
 
 # Told to write no bytecode, each of the hundreds of commands that the tests start would compile all of ours again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -30,6 +31,11 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # and one under nohup
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the tests that mostly wait for other processes: at the end a long file would leave workers idle."""
+    items.sort(key=lambda item: not any(item.path.is_relative_to(folder) for folder in LONG))
 
 
 def pytest_collection_finish() -> None:
