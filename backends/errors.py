@@ -24,6 +24,8 @@ class ErrorKind(StrEnum):
     """Prompt and history do not fit into the model's context."""
     TRUNCATED = "truncated"
     """The answer reached a limit of its length. `BackendError.messages` holds the text that arrived."""
+    LIMIT_REACHED = "limit_reached"
+    """An agent reached a limit of the plan for its turn: model requests, or US dollars that a person did not raise."""
     REFUSED = "refused"
     """The model or a content filter declined to answer."""
     TIMEOUT = "timeout"

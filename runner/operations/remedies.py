@@ -17,6 +17,7 @@ REMEDIES: Mapping[str, str] = {
     ErrorKind.INVALID_REQUEST: "A retry sends the same request again: change the plan or the options of the backend.",
     ErrorKind.CONTEXT_OVERFLOW: "Shorten the prompt or the upstream results, or take another model.",
     ErrorKind.TRUNCATED: "Raise the limit of the answer (`max_tokens` of the backend), then retry the failed tasks.",
+    ErrorKind.LIMIT_REACHED: "Raise `max_turns` or `max_budget_usd` of the backend, then retry the failed tasks.",
     ErrorKind.REFUSED: "Change the prompt, or take another model.",
     ErrorKind.TIMEOUT: "Raise the `timeout` of the task, then retry the failed tasks.",
     ErrorKind.SESSION_LOST: "Retry the failed tasks: the retry begins a new conversation.",

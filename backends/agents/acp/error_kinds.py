@@ -50,7 +50,7 @@ _BY_CODE: Mapping[int, ErrorKind] = {
 _STOPS: Mapping[str, tuple[ErrorKind, str]] = {
     "max_tokens": (ErrorKind.TRUNCATED, "the answer or the context is full (max_tokens)"),
     "max_turn_requests": (
-        ErrorKind.CONTEXT_OVERFLOW,
+        ErrorKind.LIMIT_REACHED,
         "the limit of model requests in one turn is reached (max_turn_requests)",
     ),
     "refusal": (ErrorKind.REFUSED, "the model declined to answer"),

@@ -110,7 +110,7 @@ class ClaudeCodeBackend(CliBackend):
     append_system: str | None = None
     """Added to the system prompt."""
     max_turns: int | None = None
-    """Limit of one turn, in model requests. At the limit the turn fails as `context_overflow`, which the runner does
+    """Limit of one turn, in model requests. At the limit the turn fails as `limit_reached`, which the runner does
     not retry; the session can be continued.
     """
     max_budget_usd: float | None = None

@@ -95,7 +95,7 @@ class ClaudeConversation(CliConversation):
         """
         if self._stopped is not None:
             message = f"{self._stopped.reached}, and the answer was to stop"
-            raise BackendError(ErrorKind.CONTEXT_OVERFLOW, message)
+            raise BackendError(ErrorKind.LIMIT_REACHED, message)
         sent = self._begins or prompt
         try:
             return await super().send(sent)

@@ -25,8 +25,8 @@ REFUSES_SCHEMA = ("--json-schema is not", "input_schema")
 """Messages about a schema that exceeds Claude Code's own check, or the server's rules for a tool's input."""
 _LIMITS: Mapping[str, ErrorKind] = {
     # The user's limit is used up. The kind must not be retried: a retry would spend the limit once more.
-    "error_max_turns": ErrorKind.CONTEXT_OVERFLOW,
-    "error_max_budget_usd": ErrorKind.CONTEXT_OVERFLOW,
+    "error_max_turns": ErrorKind.LIMIT_REACHED,
+    "error_max_budget_usd": ErrorKind.LIMIT_REACHED,
     "error_max_structured_output_retries": ErrorKind.INVALID_OUTPUT,
 }
 _TYPED: Mapping[str, ErrorKind] = {

@@ -29,7 +29,7 @@ _PHRASES: Phrases = (
     ("response was blocked", ErrorKind.REFUSED),
     ("exceeded the token limit", ErrorKind.TRUNCATED),
     ("input token count", ErrorKind.CONTEXT_OVERFLOW),
-    ("max session turns", ErrorKind.CONTEXT_OVERFLOW),
+    ("max session turns", ErrorKind.LIMIT_REACHED),
     ("no final response text", ErrorKind.TRANSIENT),
     ("agent execution blocked", ErrorKind.REFUSED),
     ("manual authorization is required", ErrorKind.AUTH),

@@ -46,7 +46,7 @@ LOST = [
 ]
 STOPS = {
     "max_tokens": ("truncated", "max_tokens"),
-    "max_turn_requests": ("context_overflow", "max_turn_requests"),
+    "max_turn_requests": ("limit_reached", "max_turn_requests"),
     "refusal": ("refused", "declined"),
     "cancelled": ("crashed", "cancelled"),
     "": ("crashed", "without an answer"),

@@ -25,7 +25,7 @@ from tests.support.agents.recorded import NOW
 # What agents answered to a prompt that failed, and what it is.
 FAILURES: list[tuple[ErrorKind, str, list[dict[str, Any]], str]] = [
     (ErrorKind.TRUNCATED, "max_tokens", [chunk("half an ans"), done("max_tokens")], ""),
-    (ErrorKind.CONTEXT_OVERFLOW, "max_turn_requests", [done("max_turn_requests")], ""),
+    (ErrorKind.LIMIT_REACHED, "max_turn_requests", [done("max_turn_requests")], ""),
     (ErrorKind.REFUSED, "declined", [chunk("No."), done("refusal")], ""),
     (ErrorKind.CRASHED, "(cancelled)", [chunk("half"), done("cancelled")], ""),
     (ErrorKind.CRASHED, "(something new)", [done("something new")], ""),

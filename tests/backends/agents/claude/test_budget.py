@@ -77,7 +77,7 @@ async def test_the_answer_may_be_to_stop(home: Home) -> None:
         runner, _ = await begun(home, store)
         await runner.answer_question("r", "a", "stop")
         result = await runner.resume("r")
-    assert (result["a"].status, result["a"].error_kind) == (TaskStatus.FAILED, "context_overflow")
+    assert (result["a"].status, result["a"].error_kind) == (TaskStatus.FAILED, "limit_reached")
     assert result["a"].error == "Claude Code reached its budget of $0.0015 (spent $0.002), and the answer was to stop"
     assert len(home.calls) == 2
 

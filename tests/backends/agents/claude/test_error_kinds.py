@@ -7,8 +7,8 @@ import pytest
 from plait.backends.agents.claude.error_kinds import kind_of_result
 
 FIELDS = [
-    ("subtype", "error_max_turns", "context_overflow"),
-    ("subtype", "error_max_budget_usd", "context_overflow"),
+    ("subtype", "error_max_turns", "limit_reached"),
+    ("subtype", "error_max_budget_usd", "limit_reached"),
     ("subtype", "error_max_structured_output_retries", "invalid_output"),
     ("api_error", "usage_limit_reached", "rate_limited"),
     ("api_error", "model_requires_usage_credits", "auth"),

@@ -129,7 +129,7 @@ RETRY_INFO = [{"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay"
         ("You have exhausted your capacity. Your quota will reset after 1h2m3s.", ErrorKind.RATE_LIMITED, 3723.0),
         ("[API Error: exception TypeError: fetch failed]", ErrorKind.TRANSIENT, None),
         ("[API Error: {oops}]", ErrorKind.TRANSIENT, None),
-        ("Reached max session turns for this session.", ErrorKind.CONTEXT_OVERFLOW, None),
+        ("Reached max session turns for this session.", ErrorKind.LIMIT_REACHED, None),
     ],
 )
 def test_kinds_by_what_it_says(message: str, kind: ErrorKind, wait: float | None) -> None:
