@@ -43,21 +43,17 @@ def is_wanted(task: Task, dag: DAG, results: Mapping[int, TaskResult]) -> bool:
     """Return whether the condition of `task`, if any, is true. `results` as in `rendered`. Raises PromptError."""
     if task.when is None:
         return True
-    upstream = _Upstream(task, dag, results, has_data="data" in task.when, missing=NoResult())
+    upstream = _Upstream(task, dag, results, has_data="data" in task.when)
     return is_true(task.when, upstream.values(condition_names(task.when)[0]))
 
 
 class _Upstream:
-    def __init__(
-        self, task: Task, dag: DAG, results: Mapping[int, TaskResult], *, has_data: bool, missing: str = ""
-    ) -> None:
+    def __init__(self, task: Task, dag: DAG, results: Mapping[int, TaskResult], *, has_data: bool) -> None:
         self._task = task
         self._dag = dag
         self._results = results
         self._has_data = has_data
         """True if the template may name the field `data` of a result."""
-        self._missing = missing
-        """The value of a task without a result."""
 
     def values(self, used: PromptNames) -> dict[str, JsonInput]:
         """Return the values of the names in `used`."""
@@ -83,8 +79,8 @@ class _Upstream:
         return None if name == "results" else self._result(name)
 
     def _result(self, task_id: str) -> JsonInput:
-        """Return the value of a task; an empty text if the task was skipped or failed softly."""
+        """Return the value of a task; `NoResult` if the task was skipped or failed softly."""
         result = self._results.get(self._dag.position(task_id))
         if result is None or result.status is not TaskStatus.COMPLETED:
-            return self._missing
+            return NoResult()
         return structured(result.value) if self._has_data else result.value

@@ -37,8 +37,8 @@ class PromptNames:
 
 
 class NoResult(str):
-    """The result of a task that was skipped or failed softly, for a condition: an empty text, of which every field is
-    an empty text too, and which is neither less nor greater than any value.
+    """The result of a task that was skipped or failed softly: an empty text, of which every field is an empty text too,
+    and which is neither less nor greater than any value.
     """
 
     __slots__ = ()

@@ -65,6 +65,22 @@ async def test_a_condition_over_a_skipped_task_is_false_and_a_whole_branch_is_sk
     assert [result[name].status for name in ("fix", "again")] == ["skipped", "skipped"]
 
 
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "after {{ fix.note }}{{ fix.data.score }}.",
+        'after {{ results["fix"].note }}.',
+        "after {% for one in fix.notes %}- {{ one }}{% endfor %}.",
+        "after {{ fix.note | upper }}.",
+    ],
+)
+async def test_a_field_of_a_skipped_task_renders_as_an_empty_text(prompt: str) -> None:
+    calls = Calls()
+    fix = Task("fix", "fix", when="false", output_schema=OBJECT)
+    assert (await run(calls, fix, Task("end", prompt, ["fix"]))).status is RunStatus.COMPLETED
+    assert calls.made == ["after ."]
+
+
 async def test_a_condition_that_cannot_be_evaluated_fails_the_task() -> None:
     calls = Calls(review={"okay": False})
     hard = Task("hard", "hard", ["review"], when="{{ review.ok }}")
