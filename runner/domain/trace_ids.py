@@ -6,9 +6,11 @@ The same attempt has the same ids in each process and each export, so spans can 
 from __future__ import annotations
 
 import json
+from functools import lru_cache
 from hashlib import sha256
 
 
+@lru_cache(maxsize=16)
 def trace_id(run_id: str) -> str:
     """Return the id of the run's trace: 32 hexadecimal digits."""
     return _digest("trace", run_id)[:32]

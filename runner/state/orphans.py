@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from collections.abc import Collection, Iterable
@@ -104,7 +105,8 @@ async def _end_below(folder: Path, keep: Collection[Path]) -> None:
 
 
 def _is_there(folder: Path) -> bool:
-    return folder.is_dir() and not folder.is_symlink()  # a link may lead to files of another program
+    # A link may lead to files of another program.
+    return os.path.isdir(folder) and not folder.is_symlink()  # noqa: PTH112 - asked before each attempt
 
 
 def _unwanted(root: Path, deleted: Collection[str], stored: Collection[str]) -> list[Path]:

@@ -13,7 +13,6 @@ from plait.backends.hosts.look import look_at_hosts
 from plait.backends.hosts.ssh import SSHHost, SSHHosts
 from plait.persistence import SQLiteStore
 from plait.runner import ParallelRunner, RunStatus
-from plait.runner.domain import events
 from tests.support.agents.outliving import RUN
 from tests.support.hosts import sshd
 from tests.support.hosts.agent import Agent
@@ -44,7 +43,7 @@ async def test_agents_work_over_a_real_line_and_outlive_it(tmp_path: Path, serve
         runner = ParallelRunner(hosts_at(tmp_path).placed(Agent(str(tmp_path))), store=store)
         async with runner.start(world.dag(), RUN) as run:
             async for event in run.events():
-                if isinstance(event, events.SessionOpened) and len(world.told) == 2 and not cut:
+                if not cut and await world.all_told(event, 2):
                     cut = True
                     for child in server.children(recursive=False):
                         for one in [child, *child.children(recursive=True)]:

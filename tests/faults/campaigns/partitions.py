@@ -79,7 +79,7 @@ class Round:
         async for event in run.events():
             if isinstance(event, events.TaskPlaced) and event.attempt == 1:
                 self._placed[event.task_id] = event.place
-            if isinstance(event, events.SessionOpened) and len(self._world.told) == _COUNT and not is_cut:
+            if not is_cut and await self._world.all_told(event, _COUNT):
                 is_cut = True
                 for name in _CUT:
                     self._net[name].cut()

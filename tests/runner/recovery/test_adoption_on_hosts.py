@@ -64,7 +64,7 @@ async def test_agents_outlive_their_host_process_within_a_run(world: HostsWorld)
     cut = False
     async with world.opened_store() as store, world.runner(store).start(world.dag(), RUN) as run:
         async for event in run.events():
-            if isinstance(event, events.SessionOpened) and len(world.told) == COUNT and not cut:
+            if not cut and await world.all_told(event, COUNT):
                 cut = True
                 world.kill_hosts()
                 await world.followed(COUNT, epoch=1)
@@ -90,7 +90,7 @@ async def test_a_host_that_is_away_for_too_long_loses_its_attempts_and_ends_them
         lost, away, name = list[str](), "", ""
         async for event in run.events():
             told.append(event)
-            if isinstance(event, events.SessionOpened) and len(world.told) == COUNT and not lost:
+            if not lost and await world.all_told(event, COUNT):
                 placed = busy_hosts(await store.list_events(RUN, kind=EventKind.TASK_PLACED))
                 away = name = next(iter(placed))
                 lost = placed[away]
@@ -257,7 +257,7 @@ async def test_the_files_of_a_run_that_was_stopped_are_kept_until_it_is_over(tmp
 async def test_the_end_of_a_run_ends_the_agents_on_every_host(world: HostsWorld, how: str) -> None:
     async with world.opened_store() as store, world.runner(store, cancel_grace=0.0).start(world.dag(), RUN) as run:
         async for event in run.events():
-            if isinstance(event, events.SessionOpened) and len(world.told) == COUNT:
+            if await world.all_told(event, COUNT):
                 run.cancel() if how == "cancel" else run.stop()
         result = await run.result()
     assert result.status is (RunStatus.CANCELLED if how == "cancel" else RunStatus.INTERRUPTED)

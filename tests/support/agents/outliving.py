@@ -25,6 +25,7 @@ from plait.backends.process.spawn import Launch, adopted, child_environment, run
 from plait.backends.protocol import Conversation, ConversationRequest, DetachedTurn, Files, Question, Reply, Usage
 from plait.persistence import SQLiteStore
 from plait.runner import DAG, FailureMode, ParallelRunner, Retry, Task
+from plait.runner.domain import events
 from tests.support.processes.warm import Warm
 
 RUN = "r"
@@ -124,6 +125,8 @@ class World:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.backend = Outliver(folder)
+        self._opened: set[str] = set()
+        """The tasks whose sessions events have told of."""
 
     def plan(self, *tasks: Mapping[str, Any], concurrency: int = 8) -> None:
         """What `killed` runs; a task is the fields of `Task`, those of its retry policy with `retry_` before them."""
@@ -148,6 +151,15 @@ class World:
         """The processes that have said which session they have."""
         log = self.folder / "told"
         return {int(line) for line in log.read_text().splitlines()} if log.exists() else set()
+
+    async def all_told(self, event: events.Event, count: int) -> bool:
+        """Whether `event` completes the sessions of `count` tasks, or tells of one again; then so many have `told`."""
+        if isinstance(event, events.SessionOpened):
+            self._opened.add(event.task_id)
+            if len(self._opened) == count:
+                await self.until(lambda: len(self.told) >= count)  # a process notes it a moment after it has told
+                return True
+        return False
 
     @property
     def said(self) -> list[str]:
