@@ -16,7 +16,7 @@ const DONE = ["completed", "failed", "cancelled"];
 
 export class RunPage {
 	selection = new Selection();
-	title = h("h1");
+	title = h("h1", "Run");
 	facts = h("div.facts");
 	actions = h("div.actions");
 	bar = h("div.wide-bar");
