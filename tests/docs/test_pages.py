@@ -243,10 +243,9 @@ async def run_command(command: Command, block: Block, place: Place) -> None:
 
 async def last_run(place: Place) -> tuple[str, str]:
     """The last run in the page's default store and its first task, by way of a run where there is none."""
-    path = place.folder / ".plait" / "plait.db"
-    if not path.exists():
-        await place.run(["plait", "run", "examples/hello.yaml"], "")
-    async with SQLiteStore(path) as store:
+    async with SQLiteStore(place.folder / ".plait" / "plait.db") as store:
+        if not await store.list_runs(1):
+            await place.run(["plait", "run", "examples/hello.yaml"], "")
         run = (await store.list_runs(1))[0]
         return run.run_id, (await store.list_tasks(run.run_id))[0].task_id
 

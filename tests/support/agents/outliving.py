@@ -126,7 +126,7 @@ class World:
         self.folder = folder
         self.backend = Outliver(folder)
         self._opened: set[str] = set()
-        """The tasks whose sessions events have told of."""
+        """The tasks with a session, by the events that `all_told` has seen."""
 
     def plan(self, *tasks: Mapping[str, Any], concurrency: int = 8) -> None:
         """What `killed` runs; a task is the fields of `Task`, those of its retry policy with `retry_` before them."""
@@ -153,7 +153,7 @@ class World:
         return {int(line) for line in log.read_text().splitlines()} if log.exists() else set()
 
     async def all_told(self, event: events.Event, count: int) -> bool:
-        """Whether `event` completes the sessions of `count` tasks, or tells of one again; then so many have `told`."""
+        """Return whether the event opens a session, and `count` tasks have one; then wait until `told` has them all."""
         if isinstance(event, events.SessionOpened):
             self._opened.add(event.task_id)
             if len(self._opened) == count:
