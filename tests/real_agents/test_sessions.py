@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -54,6 +55,22 @@ async def test_a_session_of_geminis_outlives_the_cleaning_up(world: World, is_ou
         assert world.stub.requests()[-1].prompts == ["One.", "Two."]
 
 
+def let_read(fifo: Path) -> bool:
+    """Let whoever reads from `fifo` come to its end; return whether somebody does."""
+    try:
+        os.close(os.open(fifo, os.O_WRONLY | os.O_NONBLOCK))
+    except OSError as error:
+        if error.errno != errno.ENXIO:
+            raise
+        return False
+    return True
+
+
+def wrote(folder: Path, word: str) -> bool:
+    """Return whether a command that Claude Code runs in the background wrote `word`."""
+    return any(word in output.read_text() for output in folder.rglob("tasks/*.output"))
+
+
 @pytest.mark.clis("claude-code")
 @pytest.mark.parametrize("awaited", ["result", "task_notification"])
 async def test_what_claude_does_in_the_background_is_waited_for(world: World, awaited: str):
@@ -65,7 +82,8 @@ async def test_what_claude_does_in_the_background_is_waited_for(world: World, aw
     # The command ends after the first result, or the first result comes after its end.
     command, gate = "echo SEEN", f"[[until {go}]]"
     if awaited == "result":
-        command, gate = f"until [ -e {go} ]; do read -t 0.1 < /dev/zero; done; {command}", ""
+        os.mkfifo(go)
+        command, gate = f"cat {go}; {command}", ""
     given = json.dumps({"command": command, "description": "waits", "run_in_background": True})
     replies: list[Reply] = []
 
@@ -74,12 +92,19 @@ async def test_what_claude_does_in_the_background_is_waited_for(world: World, aw
         replies.append(await send(backend, f"B [[tool-named Bash {given}]]{gate}", **request))
 
     output = files.turn / "1" / "stdout"
+
+    def let_end() -> None:
+        until(lambda: output.exists() and f'"{awaited}"' in output.read_text(), awaited)
+        if awaited == "result":
+            until(lambda: let_read(go), "a command that waits")
+            until(lambda: wrote(files.turn, "SEEN"), "the command's end")
+        else:
+            go.touch()
+
     with anyio.fail_after(90):
         async with anyio.create_task_group() as group:
             group.start_soon(turn)
-            has_come = partial(until, lambda: output.exists() and f'"{awaited}"' in output.read_text(), awaited)
-            await anyio.to_thread.run_sync(has_come)
-            go.touch()
+            await anyio.to_thread.run_sync(let_end)
     requests = world.stub.requests()
     assert len(requests) == 3
     assert replies[0].usage.output_tokens == sum(one.usage["output"] for one in requests if one.usage)
