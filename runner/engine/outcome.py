@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from plait.backends.errors import BackendError, ErrorKind
-from plait.backends.protocol import NO_USAGE, ForkingBackend, JsonValue, Message, Question, Reply
+from plait.backends.protocol import NO_USAGE, ForkingBackend, JsonValue, Message, Question, Reply, Usage
 from plait.backends.text import clean_text
 from plait.runner.clock import iso
 from plait.runner.domain import events
@@ -118,7 +118,7 @@ class OutcomeHandler:
     def _complete(self, attempt: Attempt, reply: Reply, data_json: str | None, duration: float) -> events.TaskCompleted:
         position, at, session_id = attempt.position, self._stamp(), attempt.session_id
         if attempt.continuation is None:
-            turn = attempt.messages(reply) if reply.messages else attempt.prompt
+            turn = attempt.prompt if _is_plain(reply, attempt.prompt) else attempt.messages(reply)
             completed = self._state.complete(position, at, reply, data_json, duration, session_id, turn=turn)
         else:
             turn, earlier = attempt.messages(reply), attempt.continuation.messages
@@ -371,3 +371,19 @@ def _exhausted_event(run_id: str, state: RunState, at: str) -> events.RunEnded:
     error = f"{len(failed)} failed ({names}{', ...' if len(failed) > 5 else ''})"
     error += f", {blocked} blocked" if blocked else ""
     return events.RunFailed(at, run_id, RunStatus.FAILED, f"{error}; {failed[0].id}: {failed[0].error}")
+
+
+def _is_plain(reply: Reply, prompt: str) -> bool:
+    """Return whether the turn consists of `prompt` and the answer, so that the result alone says everything about it.
+    Of a message's usage the store keeps the tokens.
+    """
+    if not reply.messages:
+        return True
+    if len(reply.messages) != 2:
+        return False
+    asked, said = ((one.role, one.content, *_tokens(one.usage)) for one in reply.messages)
+    return asked == ("user", prompt, 0, 0) and said == ("assistant", reply.text, *_tokens(reply.usage))
+
+
+def _tokens(usage: Usage) -> tuple[int, int]:
+    return usage.input_tokens, usage.output_tokens

@@ -8,6 +8,7 @@ import pytest
 
 from plait.backends import BackendError, ConversationRequest, ErrorKind, Message, Reply, Usage
 from plait.persistence import MemoryStore, Store
+from plait.persistence.changes import Batch, Change, MessageAppended
 from plait.runner import DAG, BackendMissing, ParallelRunner, PlaitError, Retry, RunStatus, Task
 from tests.support.fakes import Talker
 
@@ -112,6 +113,42 @@ async def test_what_was_said_in_a_failed_turn_is_kept_and_not_taken_for_a_turn(s
     stored = [(m.attempt, m.content) for m in await store.list_messages("r", "a")]
     assert stored == [*((1, message.content) for message in poor), (3, "count"), (3, "re: count")]
     assert [m.content for m in backend.requests[-1].history] == ["count", "re: count"]
+
+
+USED = Usage(3, 7, cache_read_tokens=2)
+ASKED, SAID = Message("user", "count"), Message("assistant", "seven", USED)
+
+
+@pytest.mark.parametrize(
+    ("messages", "rows"),
+    [
+        ((ASKED, SAID), 0),
+        ((Message("user", "count!"), SAID), 2),
+        ((Message("system", "count"), SAID), 2),
+        ((Message("user", "count", Usage(1)), SAID), 2),
+        ((ASKED, Message("assistant", "seven!", USED)), 2),
+        ((ASKED, Message("assistant", "seven", Usage(3, 6))), 2),
+        ((ASKED, Message("assistant", "many"), Message("user", "a number"), SAID), 4),
+        ((SAID,), 1),
+    ],
+)
+async def test_a_turn_of_prompt_and_answer_alone_is_stored_with_the_result(
+    store: Store, messages: tuple[Message, ...], rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes: list[Change] = []
+    write = store.write
+
+    async def noted(batch: Batch) -> None:
+        changes.extend(batch.changes)
+        await write(batch)
+
+    monkeypatch.setattr(store, "write", noted)
+    backend = Talker(lambda *_: Reply("seven", usage=USED, messages=messages))
+    await ParallelRunner(backend, store=store).run(DAG([Task("a", "count"), Task("b", "go on", continues="a")]), "r")
+    kept = [(m.role, m.content, m.input_tokens, m.output_tokens) for m in await store.list_messages("r", "a")]
+    assert kept == [(m.role, m.content, m.usage.input_tokens, m.usage.output_tokens) for m in messages]
+    assert backend.requests[1].history == messages
+    assert sum(isinstance(one, MessageAppended) and one.task_id == "a" for one in changes) == rows
 
 
 async def test_a_task_that_failed_for_good_keeps_its_prompt(store: Store) -> None:
