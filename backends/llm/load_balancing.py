@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
-from typing import ClassVar, Self
+from typing import ClassVar, Literal, Self
 
 from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.llm.base import RemoteBackend
@@ -58,6 +58,7 @@ class LoadBalancedBackend:
     monotonic: Callable[[], float] = time.monotonic
     """The clock for the times of broken servers, in seconds."""
     adjustable: ClassVar[frozenset[str]] = RemoteBackend.adjustable
+    takes_files: ClassVar[Literal["contents"]] = RemoteBackend.takes_files
     _states: list[_Server] = field(init=False, repr=False)
     _last_server: OrderedDict[str, _Server] = field(default_factory=OrderedDict[str, _Server], init=False, repr=False)
     """The last server of each conversation, by session id, the last used at the end."""

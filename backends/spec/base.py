@@ -20,7 +20,7 @@ class Spec(BaseModel):
     adjustable: ClassVar[frozenset[str]] = frozenset()
     """The settings that a task may have in place of the backend's: see `AdjustableBackend`."""
     takes_files: ClassVar[Literal["contents", "paths"] | None] = None
-    """See `FileBackend`; None for a kind that takes text files alone."""
+    """As in `FileBackend`, for the kind on this machine; None for a kind that takes text files alone."""
 
     concurrency: int | None = Field(
         default=None,
@@ -36,6 +36,11 @@ class Spec(BaseModel):
         min_length=1,
         description="Resources of a Dask worker that a task takes, by name. Default: {agents: 1}.",
     )
+
+    @property
+    def file_form(self) -> Literal["contents", "paths"] | None:
+        """As `takes_files`; None on hosts, which get no files but texts in the prompt."""
+        return self.takes_files if self.on is None else None
 
     @model_validator(mode="after")
     def _needs_belong_to_hosts(self) -> Self:

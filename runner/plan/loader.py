@@ -272,7 +272,7 @@ def _check_settings(part: PlanPart, source: Source) -> None:
             if getattr(task, setting) is not None and setting not in known:
                 message = no_such_setting(name, setting, known)
                 source.problems.append(source.problem(("tasks", index, setting), message))
-        for place, written in enumerate(task.files if part.backends[name].takes_files is None else ()):
+        for place, written in enumerate(task.files if part.backends[name].file_form is None else ()):
             if (kind := media_type(written)) != TEXT:
                 at: Where = ("tasks", index, "files", place)
                 path = at if at in source.values else at[:3]

@@ -100,8 +100,8 @@ def _unopened(backend_set: BackendSet, name: str) -> Backend:
 class _Unopened:
     def __init__(self, spec: BackendSpec) -> None:
         self.adjustable = spec.adjustable
-        if spec.takes_files is not None:
-            self.takes_files = spec.takes_files
+        if spec.file_form is not None:
+            self.takes_files = spec.file_form
 
     def new_session_id(self) -> str | None:
         return None

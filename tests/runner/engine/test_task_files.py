@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from plait.backends import AnthropicBackend, LocalBackend, OpenAIBackend
+from plait.backends import AnthropicBackend, LoadBalancedBackend, LocalBackend, OpenAIBackend
 from plait.persistence import SQLiteStore
 from plait.runner import DAG, DAGError, ParallelRunner, Policy, RunStatus, Task
 from plait.runner.domain.policy import Decision, RunView
@@ -41,12 +41,16 @@ def anthropic(server: Script) -> AnthropicBackend:
     return AnthropicBackend("m", base_url=server.url)
 
 
+def balanced(server: Script) -> LoadBalancedBackend:
+    return LoadBalancedBackend([openai(server)])
+
+
 def encoded(data: bytes) -> str:
     return base64.b64encode(data).decode()
 
 
 PROMPT = '<file name="notes.md">\nOne.\n\n</file>\n\nSum up.'
-PARTS = {
+PARTS: dict[Any, list[dict[str, Any]]] = {
     openai: [
         {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{encoded(PNG)}"}},
         {
@@ -63,7 +67,8 @@ PARTS = {
         },
     ],
 }
-WIRES = [(openai, OPENAI), (anthropic, ANTHROPIC)]
+PARTS[balanced] = PARTS[openai]
+WIRES = [(openai, OPENAI), (anthropic, ANTHROPIC), (balanced, OPENAI)]
 
 
 @pytest.mark.parametrize(("make", "wire"), WIRES)

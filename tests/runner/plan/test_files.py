@@ -74,3 +74,13 @@ def test_a_run_with_images_is_submitted_without_its_backend(tmp_path: Path) -> N
     refused = plait(tmp_path, "submit", path.name)
     assert (refused.code, len(refused.err.splitlines())) == (2, 1)
     assert "backend 'o' takes text files only, not chart.png (image/png)" in refused.err
+
+
+@pytest.mark.parametrize("kind", ["openai", "claude-code"])
+@pytest.mark.parametrize("command", ["check", "run", "submit"])
+def test_an_image_for_a_backend_on_hosts_is_refused_before_the_run(tmp_path: Path, kind: str, command: str) -> None:
+    text = f"hosts: {{fleet: {{kind: ssh, hosts: [gpu1]}}}}\nbackends: {{o: {{kind: {kind}, on: fleet}}}}\n"
+    plan = plan_of(tmp_path, f"{text}tasks: [{{id: a, prompt: x, files: chart.png}}]")
+    refused = plait(tmp_path, command, plan.name)
+    assert (refused.code, len(refused.err.splitlines())) == (2, 1)
+    assert "backend 'o' takes text files only, not chart.png (image/png)" in refused.err
