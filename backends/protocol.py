@@ -447,7 +447,9 @@ class HostConnections(Protocol):
     """The connections of a run to a group of hosts."""
 
     async def unreached(self) -> Sequence[str]:
-        """Wait until each host is connected, or was asked once in vain. Return the names of the latter."""
+        """Wait until each host is connected, or one attempt to connect to it has failed. Return the names of the hosts
+        that are not connected.
+        """
         ...
 
     async def more_slots(self, known: int) -> int:

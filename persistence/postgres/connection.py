@@ -168,7 +168,7 @@ class Link:
                 raise
 
     def drop(self) -> None:
-        """Drop the connection without a word to the server, which undoes an open transaction."""
+        """Close the socket at once. The server rolls back an open transaction."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.terminate()

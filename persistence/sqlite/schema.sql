@@ -4,7 +4,8 @@
 -- Changes append rows to narrow tables with integer keys, and rarely update rows: a start is a row of `starts`, an end
 -- a row of `ends`. The views are for queries by people.
 --
--- Every row has CRC-32 checksums (see checksum.py), a text in `blobs` its key.
+-- Every row has CRC-32 checksums (see checksum.py), but a text in `blobs` has its key, and the settings in pieces have
+-- `settings_checksum`.
 --
 -- Ids: a run has a number, which is never used twice. The id of a task is number * 2^32 + position in the run (from 0).
 -- The id of a start or of a message is number * 2^32 + sequence number of the change. So the rows of a run lie

@@ -1,4 +1,4 @@
-"""Which task kills its process? The rule by which a resume convicts a task. Pure.
+"""The rule by which a resume fails a task whose process dies each time the task runs. Pure.
 
 A resume finds the tasks that were under way when the process died, not the cause. A machine may kill healthy processes,
 even every second; a task may kill its process each time, by a fault in native code or by all of the memory. The rule
@@ -9,14 +9,14 @@ finds the second without harm to the first:
 - From then on the task is a suspect. A suspect runs alone, after everything else that can run.
 - A death counts against a suspect only if the suspect was the only task under way, and its process had lived for
   WATCH_S seconds before the suspect began. A machine that kills a process every few seconds does not let processes
-  live that long. `Retry.max_crashes` such deaths convict the task.
+  live that long. `Retry.max_crashes` such deaths fail the task.
 - Only every second owner of the run waits for WATCH_S. The others start suspects at once, so that a task shorter than
   the time between two kills completes although the kills go on.
 
 A task that kills its process each time therefore ends after at most SUSPECTED_AFTER + 2 * max_crashes deaths. Other
-rules were dropped: a plain number of deaths alone convicts a healthy task that takes as long as the time between two
+rules were dropped: a plain number of deaths alone fails a healthy task that takes as long as the time between two
 kills (with kills after a random second and a task of two, 7 of 8 attempts die), and a number large enough for such
-tasks lets a real culprit be paid for dozens of times.
+tasks lets a task that does kill its process be paid for dozens of times.
 """
 
 from __future__ import annotations
@@ -44,6 +44,6 @@ def counts(crashes: int, *, observed: bool) -> bool:
     return observed or not is_suspect(crashes)
 
 
-def is_convicted(crashes: int, max_crashes: int) -> bool:
+def exceeds_max_crashes(crashes: int, max_crashes: int) -> bool:
     """Return whether the task has to fail."""
     return crashes >= SUSPECTED_AFTER + max_crashes

@@ -104,7 +104,7 @@ class Checkpointer:
         self._pause = anyio.CancelScope()
         """The wait before a last write."""
         self._waits = True
-        """False once the wait for the store at the end was given up."""
+        """False once `end_wait` was called."""
         self.degraded: list[Degradation] = []
         """The outages of the store and the losses of changes. An open outage is last."""
         self.fatal: StoreError | None = None
@@ -181,7 +181,9 @@ class Checkpointer:
         self._wake.set()
 
     def end_wait(self) -> None:
-        """End the wait for the store at the end of the run; before the end, let the end not wait for long."""
+        """Stop waiting for a failing store at the end of the run. Called before the end, this limits that wait to
+        LAST_TRIES_S, or to BUSY_PATIENCE_S for a busy store.
+        """
         self._waits = False
         self._pause.cancel()
 
@@ -362,7 +364,7 @@ class Checkpointer:
         self._note_outage(error)
 
     def _note_outage(self, error: StoreError) -> None:
-        """Record the beginning of an outage. A gap during an outage is a piece of news of its own."""
+        """Record the beginning of an outage. A gap during an outage begins a second entry."""
         if self.away and (not isinstance(error, Gap) or self.degraded[-1].error == str(error)):
             return
         at = iso(self._clock.wall())

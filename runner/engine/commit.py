@@ -1,7 +1,7 @@
 """`Commit`: a one-shot event with callbacks, which any number of asyncio tasks can wait for.
 
 anyio's Event works on every event loop, but creating an Event and waiting for the Event take three times as long, once
-for each task of a run. The runner requires asyncio anyway: see cancellation.py.
+for each task of a run. The runner requires asyncio anyway: see asyncio_cancellation.py.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ class PreparedRun:
     first_events: Sequence[events.Event] = ()
     """Events to store before any task starts. For a resumed run, the events are stored already and only published."""
     claim_changes: Sequence[Change] = ()
-    """Changes that claim a new run, stored with `first`. Empty for a resumed run."""
+    """Changes that claim a new run, stored with `first_events`. Empty for a resumed run."""
     position: WritePosition = WritePosition()  # noqa: RUF009 - frozen
     """The position of the next change in the store."""
     policy: Policy | None = None

@@ -51,7 +51,9 @@ class LiveText:
         self._closed = False
 
     def take(self, event: events.Event) -> None:
-        """Add the text of `event`, or forget the text of an attempt that `event` begins or ends."""
+        """Add the text of `event`, or drop the text of the task if `event` ends its attempt. The first text of a later
+        attempt replaces the text.
+        """
         if not isinstance(event, events.TaskEvent):
             return
         if not isinstance(event, _UNDER_WAY):

@@ -1,6 +1,6 @@
 """Ownership of a run: wait until a run has no living owner, and claim the run.
 
-`Checkpointer.renew_lease` renews the lease. `state/owner.py` tells whether the process of an owner is alive.
+`Checkpointer.renew_lease` renews the lease. `state/owner.py` determines whether the process of an owner is alive.
 """
 
 from __future__ import annotations

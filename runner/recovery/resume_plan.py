@@ -16,7 +16,7 @@ from plait.runner.domain.conversation import INVALID_TASKS
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.question import Way, answers_of
 from plait.runner.domain.status import TASK_DONE, TASK_STATUSES, TaskStatus
-from plait.runner.domain.suspects import SUSPECTED_AFTER, counts, is_convicted
+from plait.runner.domain.suspects import SUSPECTED_AFTER, counts, exceeds_max_crashes
 from plait.runner.domain.task import FailureMode, Task, at_most_once_question
 
 
@@ -239,7 +239,7 @@ def _under_way(task: Task, record: TaskRecord, crashes: int) -> ResumeStep:
     died = f"the process died during attempt {record.attempt}"
     if task.at_most_once:
         return ResumeStep(task.id, ResumeAction.ASK, at_most_once_question(record.attempt))
-    if crashes > record.crashes and is_convicted(crashes, task.retry_policy.max_crashes):
+    if crashes > record.crashes and exceeds_max_crashes(crashes, task.retry_policy.max_crashes):
         times = f"died {crashes} times during the task, {crashes - SUSPECTED_AFTER} of them with the task alone"
         return ResumeStep(
             task.id, ResumeAction.FAIL, f"the process {times}, and max_crashes is {task.retry_policy.max_crashes}"

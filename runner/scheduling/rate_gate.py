@@ -113,7 +113,7 @@ class RunRates:
         self.size_of: Callable[[int], int] = lambda _position: 0
         """Returns the length in characters of a task's prompt and history, by position."""
         self.timer: Timer | None = None
-        """The run's timer. None in a scheduler that nobody waits for."""
+        """The run's timer. None in a preview, which calls no backend."""
         self._sizes: dict[int, int] = {}
         self.reserved: dict[int, tuple[RateGate, Reservation]] = {}
         """The shares of the calls under way, by position."""

@@ -263,7 +263,7 @@ class ReadyQueue:
         if not limiter.throttled or limiter.pause is None or pause.until > limiter.pause.until:
             limiter.pause = pause
         limiter.probing = limiter.probing or pause.probe
-        limiter.probe = None  # a task that started before this pause tells nothing about its end
+        limiter.probe = None  # a task started before this pause does not show whether the pause is over
         self.throttled.add(position)
         limiter.throttled += 1
 

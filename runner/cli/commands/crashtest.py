@@ -55,9 +55,9 @@ def crashtest_command(  # noqa: PLR0913, PLR0917 - click passes each option
     """Kill real processes with SIGKILL at every named boundary of every durable step, resume the runs, and check that
     nothing is lost and nothing is done twice.
 
-    Without PLAN, the runs are random DAGs; with PLAN, they have the shape, policies and concurrency of the plan. No
-    backend of the plan is called: a fake backend answers, and sometimes fails. The databases are made in a temporary
-    folder beside the store that --store names, on the same disk; the store itself is not touched.
+    Without PLAN, the runs are random DAGs; with PLAN, they have the graph, the retry policies and the concurrency of
+    the plan. No backend of the plan is called: a fake backend answers, and sometimes fails. The databases are made in a
+    temporary folder beside the store that --store names, on the same disk; the store itself is not touched.
 
     The exit code is 0 only if every invariant held, a kill landed at every boundary, and all planted bugs were caught.
     """
