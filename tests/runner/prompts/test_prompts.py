@@ -273,9 +273,9 @@ REACHING_OUT = [
 
 @pytest.mark.parametrize("prompt", [*ATTRIBUTES, *REACHING_OUT], ids=lambda prompt: prompt[:40])
 def test_templates_reach_nothing_but_values(prompt):
-    start = time.perf_counter()
+    start = time.thread_time()
     message = str(error(prompt))
-    assert time.perf_counter() - start < 5
+    assert time.thread_time() - start < 5
     assert "\n" not in message
     assert len(message) < 600
     assert "object at 0x" not in message
@@ -314,9 +314,9 @@ def test_a_value_is_never_read_as_a_template(prompt):
     ],
 )
 def test_a_hostile_value_wastes_neither_time_nor_memory(prompt, value):
-    start = time.perf_counter()
+    start = time.thread_time()
     error(prompt, {"value": value})
-    assert time.perf_counter() - start < 5
+    assert time.thread_time() - start < 5
 
 
 MODELS_TEXTS = [
@@ -389,9 +389,9 @@ def test_a_model_reads_which_construct_is_wrong(prompt, shown):
 )
 def test_text_of_a_model_takes_no_time_whatever_it_holds(piece):
     prompt = "{{ a" + piece * (500_000 // len(piece))
-    start = time.perf_counter()
+    start = time.thread_time()
     check_plain(prompt)
-    assert time.perf_counter() - start < 5
+    assert time.thread_time() - start < 5
 
 
 @pytest.mark.parametrize("prompt", ["x" * 11, "{{ a }}", "x{{ a }}", "{% if true %}{{ a }}{% endif %}"])
