@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import cast
+from typing import Any
 
 from plait.backends.protocol import NO_USAGE, JsonValue, Usage
 from plait.backends.text import clean_text, shown
@@ -21,21 +21,24 @@ def parse(text: str) -> JsonValue:
     """Return the value of a JSON text. Raises ValueError. An object without white space around it, as a server streams
     thousands of them, is parsed in two thirds of the time of `json.loads`, which looks for that white space.
     """
+    value: JsonValue
     if text.startswith("{"):
         value, end = _decode_first(text)
         if end == len(text):
-            return cast("JsonValue", value)
-    return cast("JsonValue", json.loads(text))
+            return value
+    value = json.loads(text)
+    return value
 
 
 def at(value: JsonValue | Mapping[str, JsonValue], *path: str) -> JsonValue:
     """Return the value under `path`, one key per level; None if missing."""
-    here: object = value
+    here: Any = value
     for key in path:
         if type(here) is not dict and not isinstance(here, Mapping):  # the first check alone is ten times as fast
             return None
-        here = cast("Mapping[str, JsonValue]", here).get(key)
-    return cast("JsonValue", here)
+        here = here.get(key)
+    found: JsonValue = here
+    return found
 
 
 def text(value: JsonValue | Mapping[str, JsonValue], *path: str) -> str:
@@ -54,7 +57,8 @@ def number(value: JsonValue | Mapping[str, JsonValue], *path: str) -> float | No
 
 def count(value: JsonValue | Mapping[str, JsonValue], *path: str) -> int:
     """Return the whole number under `path`; 0 if missing."""
-    return int(number(value, *path) or 0)
+    found = at(value, *path)
+    return found if type(found) is int and 0 <= found <= _MOST else int(number(found) or 0)
 
 
 def tables(value: JsonValue | Mapping[str, JsonValue], *path: str) -> Sequence[Mapping[str, JsonValue]]:

@@ -292,11 +292,16 @@ def _countable(usage: object) -> bool:
         return True
     if not isinstance(usage, Usage):
         return False
-    read, written, cost = usage.input_tokens, usage.output_tokens, usage.cost_usd
-    cached, reasoning = (usage.cache_read_tokens, usage.cache_write_tokens), usage.reasoning_tokens
-    whole = all(type(count) is int and 0 <= count <= _MOST_TOKENS for count in (read, written, *cached, reasoning))
-    whole = whole and sum(cached) <= read and reasoning <= written and type(usage.cost_is_partial) is bool
-    whole = whole and type(usage.cache_write_1h_tokens) is int and 0 <= usage.cache_write_1h_tokens <= cached[1]
+    read, written, reasoning, cost = usage.input_tokens, usage.output_tokens, usage.reasoning_tokens, usage.cost_usd
+    cache_read, cache_write, for_an_hour = (
+        usage.cache_read_tokens,
+        usage.cache_write_tokens,
+        usage.cache_write_1h_tokens,
+    )
+    counts = (read, written, reasoning, cache_read, cache_write, for_an_hour)
+    whole = set(map(type, counts)) == {int} and min(counts) >= 0 and max(counts) <= _MOST_TOKENS
+    whole = whole and cache_read + cache_write <= read and for_an_hour <= cache_write and reasoning <= written
+    whole = whole and type(usage.cost_is_partial) is bool
     whole = whole and (usage.model is None or isinstance(usage.model, str))  # pyright: ignore[reportUnnecessaryIsInstance]
     return whole and (cost is None or (type(cost) in {int, float} and 0 <= cost <= _MOST_USD))
 

@@ -381,8 +381,9 @@ def _is_plain(reply: Reply, prompt: str) -> bool:
         return True
     if len(reply.messages) != 2:
         return False
-    asked, said = ((one.role, one.content, *_tokens(one.usage)) for one in reply.messages)
-    return asked == ("user", prompt, 0, 0) and said == ("assistant", reply.text, *_tokens(reply.usage))
+    asked, said = reply.messages
+    is_same = (asked.role, asked.content, said.role, said.content) == ("user", prompt, "assistant", reply.text)
+    return is_same and _tokens(asked.usage) == (0, 0) and _tokens(said.usage) == _tokens(reply.usage)
 
 
 def _tokens(usage: Usage) -> tuple[int, int]:
