@@ -20,7 +20,8 @@ from plait.runner.domain.question import OnQuestion, OpenQuestion
 from plait.runner.domain.result import RunResult
 from plait.runner.domain.status import RunStatus
 from plait.runner.domain.task import GrowthLimits
-from plait.runner.engine.config import DEFAULT_BACKEND, Config, answer_keys, backend_names, default_backend
+from plait.runner.engine.backend_checks import backend_names
+from plait.runner.engine.config import DEFAULT_BACKEND, Config, answer_keys, default_backend
 from plait.runner.engine.feed import Feed
 from plait.runner.engine.inbox import is_to_be_cancelled
 from plait.runner.engine.lifecycle import PreparedRun, execute_run

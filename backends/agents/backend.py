@@ -127,7 +127,7 @@ class CliBackend(Placeable, ABC):
         if reader.is_final:
             return DetachedTurn("ended", reader.session_id, goes_on, about)
         # A call guarded to die with its runner ends at any moment, or is ended by the process that resumes.
-        is_alive = known.is_alive and known.note.get("dies") != "yes"
+        is_alive = known.is_alive and known.note.get("guarded") != "yes"
         return DetachedTurn("alive" if is_alive else "dead", self.session_of(calls[-1]), goes_on, about)
 
     def session_of(self, folder: Path) -> str | None:
@@ -139,7 +139,7 @@ class CliBackend(Placeable, ABC):
         reread(reader, folder)
         if reader.session_id is not None or reader.announced is None or known is None:
             return reader.session_id
-        said = known.note.get("said", "")
+        said = known.note.get("input_digest", "")
         return reader.announced if any(holds(path, said) for path in self.session_files(reader.announced)) else None
 
     def session_files(self, session_id: str) -> Sequence[Path]:  # noqa: ARG002 - for agents with readable session files
@@ -191,7 +191,7 @@ class CliBackend(Placeable, ABC):
         """See `Program.age`."""
         return 0.0 if call.written_at is None else self.now() - call.written_at
 
-    def says(self, call: Call, prompt: str) -> str:  # noqa: ARG002 - for agents with another way to answer
+    def input_text(self, call: Call, prompt: str) -> str:  # noqa: ARG002 - for agents with another way to answer
         """See `Program.says`."""
         return prompt
 

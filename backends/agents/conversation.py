@@ -54,7 +54,7 @@ class CliConversation:
         self._session_id = request.session_id
         self._exists = request.resume
         self._seen: str | None = None
-        self._said = False
+        self._first_call_done = False
         self._calls = 0
         self._rewinds = request.resumes_interrupted
         limit = request.timeout
@@ -114,7 +114,7 @@ class CliConversation:
                 turn.clear()
                 return await self._first(turn, prompt)
             lost = error.kind is ErrorKind.SESSION_LOST or isinstance(error, SessionInUse)
-            begun = self._request.resumes_interrupted or self._said
+            begun = self._request.resumes_interrupted or self._first_call_done
             if not lost or begun or not self._request.history or self._program.on_lost_session == "fail":
                 raise
             what = error.holder if isinstance(error, SessionInUse) else error.message
@@ -149,7 +149,7 @@ class CliConversation:
         self._calls += 1
         call = self._call(self._files.turn / str(self._calls))
         reader = self._program.reader(call)
-        cut = self._cut_before(call) if not self._said else []
+        cut = self._cut_before(call) if not self._first_call_done else []
         try:
             try:
                 child = await self._let_work(call, reader, sent, cut)
@@ -168,7 +168,7 @@ class CliConversation:
             hide(error, self._given())
             mark_reported(call.folder)
             raise
-        self._said, self._exists = True, True
+        self._first_call_done, self._exists = True, True
         usage = self._unreported_cost(cut)
         if answered.is_total:
             usage += self._total(call, answered.usage)
@@ -181,7 +181,7 @@ class CliConversation:
     def _call(self, folder: Path) -> Call:
         request, asked = self._request, self._asked
         forks = None if self._exists else request.fork_of
-        answer = None if self._said else request.answer
+        answer = None if self._first_call_done else request.answer
         return Call(
             folder,
             self._session_id,
@@ -263,7 +263,7 @@ class CliConversation:
             call = replace(call, rewind_to=whole[0] if whole else None)
         private_folder(call.folder)
         program = self._program
-        said = program.says(call, sent)
+        said = program.input_text(call, sent)
         guarded = self._request.files is None or program.on_runner_death == "kill"
         start = Launch(
             self._words(call),
@@ -274,8 +274,8 @@ class CliConversation:
             {
                 "kind": program.kind,
                 "goes_on": "yes" if self._request.resumes_interrupted else "no",
-                "said": digest(said),
-                "dies": "yes" if guarded else "no",
+                "input_digest": digest(said),
+                "guarded": "yes" if guarded else "no",
                 **self._notes(),
             },
             guarded=guarded,

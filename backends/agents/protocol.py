@@ -177,7 +177,7 @@ class Program(Protocol):
         """Return the variables to set for the child, in addition to the variables of every child."""
         ...
 
-    def says(self, call: Call, prompt: str) -> str:
+    def input_text(self, call: Call, prompt: str) -> str:
         """Return the text for standard input: the prompt, unless the agent receives an answer in another way."""
         ...
 

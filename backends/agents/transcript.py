@@ -13,7 +13,7 @@ from plait.backends.protocol import JsonValue, Output
 from plait.backends.text import parse_json
 from plait.backends.values import value
 
-_REPORTED = "told"
+_REPORTED = "reported"
 """File beside a call's output. Its existence means: the call's failure and cost were reported to the runner."""
 
 
@@ -76,7 +76,7 @@ class UnreportedCall:
 
 def cut_before(turn: Path, make: Callable[[Path], Reader]) -> list[UnreportedCall]:
     """Return the calls of the interrupted attempts just before the attempt in folder `turn`, the last call first."""
-    unheard: list[UnreportedCall] = []
+    unreported: list[UnreportedCall] = []
     for attempt in earlier(turn):
         calls = exchanges(attempt)
         if not calls or (calls[-1] / _REPORTED).exists():
@@ -86,8 +86,8 @@ def cut_before(turn: Path, make: Callable[[Path], Reader]) -> list[UnreportedCal
             reread(one.reader, one.folder)
         if found[0].reader.is_final:
             break
-        unheard += found
-    return unheard
+        unreported += found
+    return unreported
 
 
 def earlier(turn: Path) -> Iterator[Path]:

@@ -140,7 +140,7 @@ async def _create_tables(connection: Connection, shown: str) -> None:
     await connection.execute("INSERT INTO plait_store (format, store_id) VALUES ($1, $2)", FORMAT, uuid4().hex)
 
 
-class Link:
+class ReconnectingConnection:
     """One connection, used by one call at a time. A call that was cut or failed may have left the connection in doubt:
     the next call gets a new connection.
     """

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Concatenate, ParamSpec, Self, TypeVar
 from plait.persistence.address import SCHEMES, masked
 from plait.persistence.errors import Conflict, Gap, StoreError, StoreNotOpen, StoreUnusable
 from plait.persistence.postgres import purge, reader
-from plait.persistence.postgres.connection import Link, connect, explained, prepare
+from plait.persistence.postgres.connection import ReconnectingConnection, connect, explained, prepare
 from plait.persistence.postgres.listener import Listener
 from plait.persistence.postgres.writer import BatchCounts, send_note, write_batch
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from plait.persistence.changes import Batch
     from plait.persistence.postgres.connection import Connection, Mode
-    from plait.persistence.postgres.writer import Books
+    from plait.persistence.postgres.writer import RunCache
     from plait.persistence.records import (
         AttemptRecord,
         EventKind,
@@ -64,9 +64,10 @@ class PostgresStore:
         """The address, with a password replaced by `***`."""
         self.mode: Mode = mode
         self._dsn = dsn
-        self._links: tuple[Link, Link] | None = None
+        self._writer: ReconnectingConnection | None = None
+        self._reader: ReconnectingConnection | None = None
         self._listener: Listener | None = None
-        self._books: Books = {}
+        self._runs: RunCache = {}
         self._store_id: str | None = None
         self.batches = BatchCounts()
         """The number of batches that were written."""
@@ -87,7 +88,7 @@ class PostgresStore:
         return (Path(state) if state else Path.home() / ".local" / "state") / "plait" / self._store_id
 
     async def __aenter__(self) -> Self:
-        if self._links is not None:
+        if self._writer is not None:
             raise StoreError(f"the store {self.address} is open already; use one object for each opening")
         try:
             connection = await connect(self._dsn)
@@ -106,7 +107,8 @@ class PostgresStore:
             if isinstance(error, Exception):
                 raise StoreUnusable(f"cannot open the store: {explained(self._dsn, error)}") from None
             raise
-        self._links = Link(self._dsn, connection), Link(self._dsn)
+        self._writer = ReconnectingConnection(self._dsn, connection)
+        self._reader = ReconnectingConnection(self._dsn)
         self._listener = Listener(self._dsn)
         return self
 
@@ -117,54 +119,56 @@ class PostgresStore:
 
     async def close(self) -> None:
         """Finish all calls and close the connections. A second call does nothing."""
-        links, self._links = self._links, None
-        self._books = {}
-        for link in links or ():
-            await link.close()
+        connections = self._writer, self._reader
+        self._writer = self._reader = None
+        self._runs = {}
+        for one in connections:
+            if one is not None:
+                await one.close()
         if self._listener is not None:
             self._listener.close()
             self._listener = None
 
     async def write(self, batch: Batch) -> None:
         try:
-            await self._call(0, write_batch, batch, self._books, self.batches)
+            await self._write(write_batch, batch, self._runs, self.batches)
         except Gap:
             raise
         except Conflict as error:
             raise type(error)(_of_run(batch.run_id, error)) from None
 
     async def get_run(self, run_id: str) -> RunRecord | None:
-        return await self._call(1, reader.get_run, run_id)
+        return await self._read(reader.get_run, run_id)
 
     async def list_runs(self, limit: int = 50) -> tuple[RunRecord, ...]:
-        return await self._call(1, reader.list_runs, limit)
+        return await self._read(reader.list_runs, limit)
 
     async def list_claimable(self, now: float, limit: int = 50) -> tuple[RunRecord, ...]:  # noqa: ARG002
         """See RunStore. Leases are judged by the server's clock."""
-        return await self._call(1, reader.list_claimable, limit)
+        return await self._read(reader.list_claimable, limit)
 
     async def list_tasks(self, run_id: str, task_id: str | None = None) -> tuple[TaskRecord, ...]:
-        return await self._call(1, reader.list_tasks, run_id, task_id)
+        return await self._read(reader.list_tasks, run_id, task_id)
 
     async def list_attempts(self, run_id: str, task_id: str | None = None) -> tuple[AttemptRecord, ...]:
-        return await self._call(1, reader.list_attempts, run_id, task_id)
+        return await self._read(reader.list_attempts, run_id, task_id)
 
     async def list_messages(self, run_id: str, task_id: str) -> tuple[MessageRecord, ...]:
-        return await self._call(1, reader.list_messages, run_id, task_id)
+        return await self._read(reader.list_messages, run_id, task_id)
 
     async def list_events(
         self, run_id: str, after: int = 0, limit: int = 1000, kind: EventKind | None = None
     ) -> tuple[EventRecord, ...]:
-        return await self._call(1, reader.list_events, run_id, after, limit, kind)
+        return await self._read(reader.list_events, run_id, after, limit, kind)
 
     async def send(self, run_id: str, note: Note) -> None:
         try:
-            await self._call(0, send_note, run_id, note)
+            await self._write(send_note, run_id, note)
         except Conflict as error:
             raise type(error)(_of_run(run_id, error)) from None
 
     async def list_notes(self, run_id: str, after: int = 0) -> tuple[NoteRecord, ...]:
-        return await self._call(1, reader.list_notes, run_id, after)
+        return await self._read(reader.list_notes, run_id, after)
 
     async def wait_for_note(self, run_id: str) -> None:
         """Return when a note for the run may have arrived, at the latest after 5 s."""
@@ -174,15 +178,15 @@ class PostgresStore:
 
     async def silence(self, run_id: str) -> float:
         """Return the seconds since the last batch of the run, by the server's clock; 0 for an unknown run."""
-        return await self._call(1, reader.silence, run_id)
+        return await self._read(reader.silence, run_id)
 
     async def run_sizes(self) -> dict[str, int]:
         """Return the bytes of text by run id: prompts, results, messages, settings. Reads all tables."""
-        return await self._call(1, purge.run_sizes)
+        return await self._read(purge.run_sizes)
 
     async def session_ids(self) -> set[str]:
         """Return the backends' session ids of all tasks in all runs."""
-        return await self._call(1, reader.session_ids)
+        return await self._read(reader.session_ids)
 
     async def purge(self, run_ids: Collection[str]) -> Purged:
         """Delete all of the runs.
@@ -190,24 +194,34 @@ class PostgresStore:
         Raises Conflict, and deletes nothing, if a run has not ended (completed, failed or cancelled) or has an owner.
         Unknown ids are ignored. The server frees space by its own VACUUM. `Purged.remains` says where copies stay.
         """
-        return await self._call(0, purge.purge, tuple(run_ids))
+        return await self._write(purge.purge, tuple(run_ids))
 
     async def warnings(self) -> tuple[str, ...]:
         """Return a line for each setting of the server under which acknowledged batches may be lost."""
-        return await self._call(1, purge.durability_warnings)
+        return await self._read(purge.durability_warnings)
+
+    async def _write(
+        self, function: Callable[Concatenate[Connection, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        if self._writer is not None and self.mode == "read":
+            raise StoreNotOpen(f"the store {self.address} was opened for reading only; open it with mode 'existing'")
+        return await self._call(self._writer, function, *args, **kwargs)
+
+    async def _read(
+        self, function: Callable[Concatenate[Connection, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        return await self._call(self._reader, function, *args, **kwargs)
 
     async def _call(
         self,
-        link: int,
+        connection: ReconnectingConnection | None,
         function: Callable[Concatenate[Connection, P], Awaitable[T]],
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> T:
-        if self._links is None:
+        if connection is None:
             raise StoreNotOpen(f"the store {self.address} is not open; use it inside `async with`")
-        if self.mode == "read" and link == 0:
-            raise StoreNotOpen(f"the store {self.address} was opened for reading only; open it with mode 'existing'")
-        return await self._links[link].run(lambda connection: function(connection, *args, **kwargs))
+        return await connection.run(lambda opened: function(opened, *args, **kwargs))
 
 
 def _of_run(run_id: str, error: StoreError) -> str:

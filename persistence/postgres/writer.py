@@ -1,9 +1,10 @@
 """Write one batch: one statement where the batch only adds rows, else one transaction.
 
-Theory: the book of a run holds the head and the statuses as of the owner's last batch. The next batch is applied to the
-book, and the statement updates the head only if the run is still at the book's epoch and last change. So the fence, the
-rows and the commit are one round trip, and READ COMMITTED is enough. No row back means that the book is outdated: the
-exact way locks and reads the head, and `rules.count_applied` decides. A failed or cut batch drops the book.
+Theory: a `CachedRun` holds the head and the statuses as of the owner's last batch. The next batch is applied to the
+cached run, and the statement updates the stored head only if the head still has the cached epoch and last change. So
+the fence, the rows and the commit are one round trip, and READ COMMITTED is enough. No row back means that the cached
+run is outdated: the exact way locks and reads the head, and `rules.count_applied` decides. A failed or cut batch drops
+the cached run.
 
 A statement cannot change a row that it adds, so batches that change rows take a transaction, with the same guard.
 """
@@ -84,8 +85,8 @@ class PrefetchedTasks(TaskCache):
 
 
 @dataclass(slots=True)
-class Book:
-    """A run as of its last batch."""
+class CachedRun:
+    """A run after its last batch."""
 
     head: RunHead
     spent: Spent
@@ -105,7 +106,8 @@ class Book:
         )
 
 
-Books = dict[str, Book]
+RunCache = dict[str, CachedRun]
+"""The runs that are being written, by run id."""
 _HAND_OVER: Final = {kinds.SET_PROMPTS: sql.HAND_OVER_TASKS, kinds.DISCARD_RESULTS: sql.HAND_OVER_ANSWERS}
 """The statement that moves the texts of a row to a copy before the row changes, by the kind of the change."""
 
@@ -119,15 +121,15 @@ class BatchCounts:
     """The batches that were one round trip."""
 
 
-async def write_batch(connection: Connection, batch: Batch, books: Books, counts: BatchCounts) -> None:
+async def write_batch(connection: Connection, batch: Batch, cache: RunCache, counts: BatchCounts) -> None:
     """Apply the changes that are not applied yet, all or nothing. Raises Fenced, Conflict, or an error of asyncpg."""
-    book = books.pop(batch.run_id, None)
+    run = cache.pop(batch.run_id, None)
     counts.all += 1
-    is_next = book is not None and book.is_next(batch) and not _takes_over(batch.changes)
-    if book is None or not is_next or not await _write_next(connection, batch, book, counts):
-        book = await _write_exactly(connection, batch)
-    if book is not None and not isinstance(batch.changes[-1], RunReleased):
-        books[batch.run_id] = book
+    is_next = run is not None and run.is_next(batch) and not _takes_over(batch.changes)
+    if run is None or not is_next or not await _write_next(connection, batch, run, counts):
+        run = await _write_exactly(connection, batch)
+    if run is not None and not isinstance(batch.changes[-1], RunReleased):
+        cache[batch.run_id] = run
 
 
 def _takes_over(changes: Sequence[Change]) -> bool:
@@ -147,39 +149,41 @@ async def _read_originals(connection: Connection, changes: Sequence[Change]) -> 
     return originals
 
 
-async def _write_next(connection: Connection, batch: Batch, book: Book, counts: BatchCounts) -> bool:
-    """Write the batch that continues the book. Return False, with nothing written, if the book is outdated."""
-    looks_up = bool(book.tasks.needed(batch.changes)) or any(isinstance(one, TasksAdded) for one in batch.changes)
+async def _write_next(connection: Connection, batch: Batch, run: CachedRun, counts: BatchCounts) -> bool:
+    """Write the batch that continues the run. Return False, with nothing written, if the cached run is
+    outdated.
+    """
+    looks_up = bool(run.tasks.needed(batch.changes)) or any(isinstance(one, TasksAdded) for one in batch.changes)
     if looks_up:
-        await book.tasks.prefetch(connection, batch.changes)
-    before = book.head
-    rows = _apply(book, batch.run_id, batch.first_seq, batch.changes, Originals())
+        await run.tasks.prefetch(connection, batch.changes)
+    before = run.head
+    rows = _apply(run, batch.run_id, batch.first_seq, batch.changes, Originals())
     reached("txn.begun")
     if _only_adds(rows):
         added = tuple(kind for kind in sql.ONLY_ADDED if rows.waiting[kind])
         values = [column for kind in added for column in _columns(kind, rows.waiting[kind])]
         reached("txn.before_commit")
-        written = await connection.fetchval(sql.write_sql(added), *_head_values(book, before), *values)
+        written = await connection.fetchval(sql.write_sql(added), *_head_values(run, before), *values)
         is_written = written is not None
         counts.single += is_written and not looks_up
     else:
-        is_written = await _in_transaction(connection, book, before, rows)
+        is_written = await _in_transaction(connection, run, before, rows)
     if is_written:
         reached("txn.after_commit")
     return is_written
 
 
-async def _in_transaction(connection: Connection, book: Book, before: RunHead, rows: BatchRows) -> bool:
+async def _in_transaction(connection: Connection, run: CachedRun, before: RunHead, rows: BatchRows) -> bool:
     async with connection.transaction():
-        if await connection.fetchval(sql.SET_HEAD, *_head_values(book, before)) is None:
+        if await connection.fetchval(sql.SET_HEAD, *_head_values(run, before)) is None:
             return False
         await _write_rows(connection, rows)
         reached("txn.before_commit")
     return True
 
 
-async def _write_exactly(connection: Connection, batch: Batch) -> Book | None:
-    """Lock and read the head of the run, and apply what is not applied yet. Return the book after the batch."""
+async def _write_exactly(connection: Connection, batch: Batch) -> CachedRun | None:
+    """Lock and read the head of the run, and apply what is not applied yet. Return the run after the batch."""
     run_id = batch.run_id
     async with connection.transaction():
         reached("txn.begun")
@@ -199,18 +203,18 @@ async def _write_exactly(connection: Connection, batch: Batch) -> Book | None:
         if found is None:
             assert number is not None
             assert created is not None
-            book = Book(rules.new_head(created), NOTHING_SPENT, PrefetchedTasks(run_id, number, number << 32))
+            run = CachedRun(rules.new_head(created), NOTHING_SPENT, PrefetchedTasks(run_id, number, number << 32))
         else:
-            book = Book(found[1], found[2], PrefetchedTasks(run_id, found[0]))
-            await book.tasks.prefetch(connection, changes)
-        before = book.head
-        rows = _apply(book, run_id, batch.first_seq + skipped, changes, await _read_originals(connection, changes))
-        if await connection.fetchval(sql.SET_HEAD, *_head_values(book, before)) is None:
+            run = CachedRun(found[1], found[2], PrefetchedTasks(run_id, found[0]))
+            await run.tasks.prefetch(connection, changes)
+        before = run.head
+        rows = _apply(run, run_id, batch.first_seq + skipped, changes, await _read_originals(connection, changes))
+        if await connection.fetchval(sql.SET_HEAD, *_head_values(run, before)) is None:
             raise AssertionError(f"the locked head of run {run_id!r} changed")
         await _write_rows(connection, rows)
         reached("txn.before_commit")
     reached("txn.after_commit")
-    return book
+    return run
 
 
 async def _add_run(connection: Connection, run_id: str, head: RunHead) -> int | None:
@@ -225,27 +229,27 @@ async def _add_run(connection: Connection, run_id: str, head: RunHead) -> int | 
     return number
 
 
-def _apply(book: Book, run_id: str, first_seq: int, changes: Sequence[Change], originals: Originals) -> BatchRows:
-    """Apply the changes to the book. Return the rows. Raises Conflict."""
-    head, last_seq = book.head, first_seq + len(changes) - 1
+def _apply(run: CachedRun, run_id: str, first_seq: int, changes: Sequence[Change], originals: Originals) -> BatchRows:
+    """Apply the changes to the run. Return the rows. Raises Conflict."""
+    head, last_seq = run.head, first_seq + len(changes) - 1
     if not OF_TASKS.issuperset(map(type, changes)):
         for seq, change in enumerate(changes, first_seq):
             head = rules.advance_head(head, change, seq, run_id)
     rows = BatchRows(run_id)
-    book.tasks.begin_batch(changes)
-    applier = ChangeApplier(run_id, book.tasks, rows, originals)
+    run.tasks.begin_batch(changes)
+    applier = ChangeApplier(run_id, run.tasks, rows, originals)
     applier.apply(first_seq, changes)
-    book.head, book.spent = replace(head, last_seq=last_seq), book.spent + applier.spent
-    book.tasks.mark_written(book.head, last_seq)
+    run.head, run.spent = replace(head, last_seq=last_seq), run.spent + applier.spent
+    run.tasks.mark_written(run.head, last_seq)
     return rows
 
 
-def _head_values(book: Book, before: RunHead) -> tuple[Any, ...]:
-    columns = run_columns(book.number, book.tasks.run_id, book.head, book.spent)
+def _head_values(run: CachedRun, before: RunHead) -> tuple[Any, ...]:
+    columns = run_columns(run.number, run.tasks.run_id, run.head, run.spent)
     return (
         *columns,
-        book.head.epoch,
-        book.number,
+        run.head.epoch,
+        run.number,
         before.epoch,
         before.last_seq,
         before.owner and before.owner.owner_id,

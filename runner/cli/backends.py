@@ -28,7 +28,8 @@ from plait.runner.cli.options import DEFAULT_CONCURRENCY
 from plait.runner.domain.dag import nearest
 from plait.runner.domain.policy import Policy
 from plait.runner.domain.status import TASK_DONE, TaskStatus
-from plait.runner.engine.config import DEFAULT_BACKEND, needed_backends, policy_backends, task_backends
+from plait.runner.engine.backend_checks import needed_backends, policy_backends, task_backends
+from plait.runner.engine.config import DEFAULT_BACKEND
 from plait.runner.plan.schema import PricePart
 from plait.runner.plan.source import MAX_BYTES, read_source
 

@@ -1,33 +1,26 @@
-"""The configuration of a runner, and the check that the backends of a run are configured."""
+"""The configuration of a runner."""
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
 from plait.backends.prices import Price
 from plait.backends.protocol import (
-    OWN_OPTIONS,
-    AdjustableBackend,
     Backend,
-    FileBackend,
     JsonValue,
     PlacedBackend,
     ReusableBackend,
 )
 from plait.persistence.protocol import Store
 from plait.runner.clock import Clock
-from plait.runner.domain.dag import DAG, nearest
-from plait.runner.domain.policy import Policy
+from plait.runner.domain.dag import nearest
 from plait.runner.domain.question import OnQuestion
-from plait.runner.domain.status import TASK_DONE, TaskStatus
-from plait.runner.domain.task import GrowthLimits, Task, no_such_setting
-from plait.runner.domain.task_file import TEXT, TaskFile, takes_no_such_file
+from plait.runner.domain.task import GrowthLimits
 from plait.runner.engine.rate_gates import RateGates
-from plait.runner.errors import BackendMissing, DAGError, Problem
 from plait.runner.scheduling.rate_gate import RateGate
 from plait.runner.scheduling.rates import RateLimits
 from plait.runner.scheduling.slots import SlotPool
@@ -117,97 +110,6 @@ def default_backend(named: Mapping[str, Backend], default: str | None, *, given:
     if default is None:
         default = next(iter(named)) if not given and len(named) == 1 else DEFAULT_BACKEND
     return default
-
-
-def task_backends(dag: DAG, default: str) -> list[str]:
-    """Return each task's backend name, by position."""
-    return [dag.backend_of(task) or default for task in dag]
-
-
-def needed_backends(names: Sequence[str], statuses: Sequence[TaskStatus] = ()) -> dict[str, int]:
-    """Return the backend names that unfinished tasks need, each with the position of the last such task. Without
-    `statuses` every task counts as unfinished.
-    """
-    return {name: i for i, name in enumerate(names) if not statuses or statuses[i] not in TASK_DONE}
-
-
-def policy_backends(policy: Policy, default: str) -> set[str]:
-    """Return the names of the backends that tasks of `policy` may run on."""
-    return {default if name is None else name for name in policy.backends()}
-
-
-def backend_names(dag: DAG, config: Config, statuses: Sequence[TaskStatus] = ()) -> list[str]:
-    """Return each task's backend name, by position. Raises BackendMissing if an unfinished task has no backend, or if a
-    task continues a conversation of another backend, and DAGError if an unfinished task has a setting that its backend
-    does not have.
-    """
-    names = task_backends(dag, config.default)
-    needed = needed_backends(names, statuses)
-    for name, position in needed.items():
-        if name not in config.backends and dag.backend_of(dag.tasks[position]) is None:
-            have = ", ".join(sorted(config.backends)) or "none"
-            raise BackendMissing(
-                f"task {dag.tasks[position].id!r} names no backend; set `default=` to a backend of this runner: "
-                f"{have}; or add a backend with backend=..."
-            )
-        if name not in config.backends:
-            require_backends(config, set(needed), f"task {dag.tasks[position].id!r}")
-    for task, name in zip(dag, names, strict=True):
-        if task.continues is not None and names[dag.position(task.continues)] != name:
-            raise BackendMissing(
-                f"task {task.id!r} continues {task.continues!r} on backend {name!r}, but that conversation is on "
-                f"{names[dag.position(task.continues)]!r}, and cannot move; leave the task's backend out"
-            )
-    _require_settings(dag, config.backends, names, statuses)
-    return names
-
-
-def _require_settings(
-    dag: DAG, backends: Mapping[str, Backend], names: Sequence[str], statuses: Sequence[TaskStatus]
-) -> None:
-    problems = [
-        problem
-        for position, (task, name) in enumerate(zip(dag, names, strict=True))
-        if task.options is not OWN_OPTIONS and not (statuses and statuses[position] in TASK_DONE)
-        for problem in unknown_settings(task, name, adjustable(backends[name]), position)
-    ]
-    problems += [
-        Problem(takes_no_such_file(name, file.name, file.media_type), task.id, "files", None, position)
-        for position, (task, name) in enumerate(zip(dag, names, strict=True))
-        if task.files and not (statuses and statuses[position] in TASK_DONE)
-        for file in task.files
-        if isinstance(file, TaskFile) and file.media_type != TEXT and not isinstance(backends[name], FileBackend)
-    ]
-    if problems:
-        raise DAGError(problems)
-
-
-def adjustable(backend: Backend) -> Collection[str]:
-    """Return the names of the settings that a single task may have on `backend`."""
-    return backend.adjustable if isinstance(backend, AdjustableBackend) else ()
-
-
-def unknown_settings(task: Task, backend: str, known: Collection[str], position: int) -> Iterator[Problem]:
-    """Yield a problem for each setting of `task` that is not among the `known` settings of its `backend`."""
-    for name in ("model", "system", "temperature"):
-        if getattr(task, name) is not None and name not in known:
-            yield Problem(no_such_setting(backend, name, known), task.id, name, None, position)
-
-
-def require_policy_backends(config: Config, policy: Policy) -> None:
-    """Raise BackendMissing unless the runner has every backend that tasks of `policy` may run on."""
-    require_backends(config, policy_backends(policy, config.default), f"policy {policy.kind!r}")
-
-
-def require_backends(config: Config, names: set[str], needed_by: str) -> None:
-    """Raise BackendMissing, naming every missing backend, unless all `names` are configured."""
-    missing = sorted(names - config.backends.keys())
-    if missing:
-        have = ", ".join(sorted(config.backends)) or "none"
-        raise BackendMissing(
-            f"no backend named {', '.join(map(repr, missing))} (needed by {needed_by}); this runner has: {have}. "
-            f"Give it with backend=... or backends={{name: ...}}"
-        )
 
 
 def answer_keys(config: Config) -> dict[str, JsonValue]:

@@ -12,7 +12,7 @@ from plait.runner.domain.dag import nearest
 from plait.runner.domain.status import TaskStatus
 from plait.runner.domain.task import GrowthLimits, Task
 from plait.runner.domain.validation import go_on_with_many, lists_gone_over, taken_from_parts
-from plait.runner.engine.config import unknown_settings
+from plait.runner.engine.backend_checks import unknown_settings
 from plait.runner.errors import DAGError, Problem
 from plait.runner.scheduling.scheduler import Scheduler
 from plait.runner.state.run_state import RunState

@@ -14,7 +14,6 @@ import json
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import anyio
 
@@ -24,6 +23,7 @@ from plait.persistence.protocol import Store, server_of
 from plait.persistence.records import RUN_ENDS, Note, NoteRecord, Owner, RunRecord
 from plait.runner.clock import Clock
 from plait.runner.domain.status import RUN_DONE, RunStatus
+from plait.runner.engine.run_control import AnswerHandler
 from plait.runner.errors import PlaitError
 from plait.runner.log import logger
 from plait.runner.state.codec import to_json
@@ -50,12 +50,6 @@ async def is_to_be_cancelled(store: Store, record: RunRecord) -> bool:
     return await _asks_for_cancel(store, record.run_id, await store.list_notes(record.run_id))
 
 
-AnswerHandler: TypeAlias = Callable[[str, int, JsonValue, str], bool]
-"""A function of the task id, the attempt that asked, the answer, and the origin of the answer. Returns True if the
-answer is used.
-"""
-
-
 class Inbox:
     """The inbox of a run, read by the owner of the run.
 
@@ -73,7 +67,7 @@ class Inbox:
         self._away = away
         self._answer = answer
         self._after = 0
-        self._complained = False
+        self._failure_logged = False
         self._asleep = anyio.CancelScope()
         self._woken = False
 
@@ -112,7 +106,7 @@ class Inbox:
                 if await _asks_for_cancel(self._store, self._run_id, notes):
                     return
             except StoreError as error:
-                self._complain(error)
+                self._log_failure(error)
                 continue
             self._after = notes[-1].number if notes else self._after
             for note in filter(None, map(answer_in, notes)):
@@ -130,13 +124,13 @@ class Inbox:
         try:
             return await self._store.list_notes(self._run_id, self._after)
         except StoreError as error:
-            self._complain(error)
+            self._log_failure(error)
             return ()
 
-    def _complain(self, error: StoreError) -> None:
-        if not self._complained:
+    def _log_failure(self, error: StoreError) -> None:
+        if not self._failure_logged:
             logger(run=self._run_id).warning("inbox_not_read", error=str(error))
-        self._complained = True
+        self._failure_logged = True
 
     def _pass_on(self, note: AnswerNote) -> None:
         try:

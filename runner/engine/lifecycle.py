@@ -39,8 +39,9 @@ from plait.runner.domain.policy import Policy
 from plait.runner.domain.result import RunResult
 from plait.runner.domain.status import TASK_DONE, TaskStatus
 from plait.runner.engine.attempt import RunContext
+from plait.runner.engine.backend_checks import adjustable
 from plait.runner.engine.checkpointer import Checkpointer, EventSink, UnstoredSink, WritePosition
-from plait.runner.engine.config import Config, adjustable
+from plait.runner.engine.config import Config
 from plait.runner.engine.executor import Executor
 from plait.runner.engine.feed import Feed
 from plait.runner.engine.growth import Growth

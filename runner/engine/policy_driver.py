@@ -50,7 +50,7 @@ class PolicyState:
         if self.end is not None:
             kept |= {"end": self.end.value, "error": self.error}
         if self.idle:
-            kept["rests"] = True
+            kept["idle"] = True
         if self.failed_on is not None:
             kept["failed_on"] = self.failed_on
         return to_json(kept)
@@ -62,7 +62,7 @@ def read_policy_state(encoded: str | None) -> PolicyState:
         return PolicyState()
     kept = json.loads(encoded)
     end = None if "end" not in kept else cast("End", RunStatus(kept["end"]))
-    return PolicyState(kept["state"], end, kept.get("error"), kept.get("rests", False), kept.get("failed_on"))
+    return PolicyState(kept["state"], end, kept.get("error"), kept.get("idle", False), kept.get("failed_on"))
 
 
 class PolicyDriver:

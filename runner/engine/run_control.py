@@ -9,7 +9,10 @@ import anyio
 
 from plait.backends.protocol import JsonValue
 
-Answer: TypeAlias = "Callable[[str, int, JsonValue, str], bool]"
+AnswerHandler: TypeAlias = Callable[[str, int, JsonValue, str], bool]
+"""A function of the task id, the attempt that asked, the answer, and the origin of the answer. Returns True if the
+answer is used.
+"""
 
 
 class Control:
@@ -19,7 +22,7 @@ class Control:
         self.ended_by: Literal["stop", "cancel"] | None = None
         self._end: Callable[[Literal["stop", "cancel"]], None] | None = None
         self._wind_down: Callable[[], None] | None = None
-        self._answer: Answer | None = None
+        self._answer: AnswerHandler | None = None
         self._cancelled = anyio.Event()
         self.on_late_end: Callable[[], None] | None = None
         """Called by `end` once the execution has ended and only the writing of the last changes is left."""
@@ -28,7 +31,7 @@ class Control:
         self,
         end: Callable[[Literal["stop", "cancel"]], None],
         wind_down: Callable[[], None] | None = None,
-        answer: Answer | None = None,
+        answer: AnswerHandler | None = None,
     ) -> None:
         """Connect the functions of an executor. Call `end` at once if the end of the run was requested before."""
         self._end, self._wind_down, self._answer = end, wind_down, answer

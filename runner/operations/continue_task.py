@@ -27,8 +27,9 @@ from plait.runner.domain.status import TASK_DONE, TaskStatus
 from plait.runner.domain.task import Task
 from plait.runner.domain.trace_ids import traceparent
 from plait.runner.engine.backend_call import call_backend
+from plait.runner.engine.backend_checks import require_backends
 from plait.runner.engine.checkpointer import Checkpointer
-from plait.runner.engine.config import Config, require_backends
+from plait.runner.engine.config import Config
 from plait.runner.engine.feed import Feed
 from plait.runner.engine.host_connections import connected_hosts, forget_on_hosts, run_on_hosts
 from plait.runner.engine.pricing import Pricing

@@ -25,7 +25,8 @@ from plait.runner.domain import events
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.policy import CheckingPolicy, Policy
 from plait.runner.domain.validation import why_no_json
-from plait.runner.engine.config import Config, answer_keys, backend_names, require_policy_backends
+from plait.runner.engine.backend_checks import backend_names, require_policy_backends
+from plait.runner.engine.config import Config, answer_keys
 from plait.runner.engine.task_files import with_digests
 from plait.runner.errors import KeyConflict, RunExists, StoreRequired
 from plait.runner.state.codec import encode_event

@@ -18,9 +18,9 @@ from plait.runner.domain.events import OWN_LIMITS, BackendThrottled, HostAway
 from plait.runner.domain.question import AnsweredQuestion, OpenQuestion, answers_of, asking_of, parse_time
 from plait.runner.domain.status import RUN_DONE, TASK_DONE, UNDER_WAY, RunStatus, TaskStatus
 from plait.runner.domain.waiting import WaitingRun, WaitReason, Waits, stored_limits
-from plait.runner.engine.retry import next_tries
 from plait.runner.errors import RunNotFound
 from plait.runner.state.codec import decode_dag, decode_usage
+from plait.runner.state.next_tries import next_tries
 from plait.runner.state.owner import liveness, seems_free
 
 _LOOKS_A_RECORD = 25

@@ -22,7 +22,8 @@ from plait.runner.domain.policy import Policy
 from plait.runner.domain.prompt_values import named
 from plait.runner.domain.status import TASK_DONE, TaskStatus
 from plait.runner.domain.task import FailureMode, Task, failed_status
-from plait.runner.engine.config import Config, adjustable, answer_keys, backend_names
+from plait.runner.engine.backend_checks import adjustable, backend_names
+from plait.runner.engine.config import Config, answer_keys
 from plait.runner.engine.for_each import ForEachExpander
 from plait.runner.engine.growth import Growth
 from plait.runner.engine.outcome import CONDITION

@@ -21,7 +21,7 @@ from plait.runner.recovery.resume import (
     evidence_of,
     later_tries,
     policy_state_of,
-    require_sound,
+    require_no_damaged_dependency,
     with_watch,
 )
 from plait.runner.recovery.resume_plan import (
@@ -29,9 +29,9 @@ from plait.runner.recovery.resume_plan import (
     RUNS,
     ResumeAction,
     ResumeStep,
-    judge_cancelled,
-    judge_decided,
     plan_resume,
+    steps_of_cancelled,
+    steps_of_decided,
 )
 from plait.runner.state.conversations import load_history
 from plait.runner.state.stored_run import StoredPolicy, StoredRun, needs_no_work
@@ -109,7 +109,7 @@ def _step_as_json(step: ResumeStep) -> dict[str, Any]:
 
 async def preview(config: Config, run: StoredRun, retry_failed: bool) -> Preview:
     """Return the preview of a resume: see `ParallelRunner.preview_resume`. Raises as `wait_for_expiry` and
-    `require_sound`.
+    `require_no_damaged_dependency`.
     """
     ended = needs_no_work(run, retry_failed)
     if not ended:
@@ -131,7 +131,7 @@ async def preview(config: Config, run: StoredRun, retry_failed: bool) -> Preview
 
 async def _steps(config: Config, run: StoredRun, ended: bool, retry_failed: bool) -> list[ResumeStep]:
     if await is_to_be_cancelled(run.store, run.record):
-        return judge_cancelled(run.tasks)
+        return steps_of_cancelled(run.tasks)
     retry_failed = retry_failed and not ended
     given = await given_answers(run, config.clock.wall())
     end = policy_state_of(run, retry_failed).end
@@ -139,9 +139,9 @@ async def _steps(config: Config, run: StoredRun, ended: bool, retry_failed: bool
         run = await with_detached_turns(config, run)
     steps = plan_resume(run.state.dag, run.tasks, retry_failed=retry_failed, evidence=evidence_of(run, given))
     if not ended:
-        require_sound(run, steps, decides=StoredPolicy.of(run.record) is not None and end is None)
+        require_no_damaged_dependency(run, steps, decides=StoredPolicy.of(run.record) is not None and end is None)
     if end is not None:
-        steps = judge_decided(steps, fails=end is RunStatus.FAILED)
+        steps = steps_of_decided(steps, fails=end is RunStatus.FAILED)
     return [_by_default(step, run, given) for step in steps]
 
 

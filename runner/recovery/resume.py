@@ -17,11 +17,11 @@ from plait.runner.domain.question import Way, parse_time
 from plait.runner.domain.status import RUN_DONE, TASK_DONE, TASK_REOPENINGS, TASK_STATUSES, RunStatus, TaskStatus
 from plait.runner.domain.suspects import WATCH_S, is_suspect, watches
 from plait.runner.domain.task import Task
-from plait.runner.engine.config import Config, answer_keys, backend_names, require_policy_backends
+from plait.runner.engine.backend_checks import backend_names, require_policy_backends
+from plait.runner.engine.config import Config, answer_keys
 from plait.runner.engine.handover import AdoptedAttempt, Handover
 from plait.runner.engine.lifecycle import PreparedRun
 from plait.runner.engine.policy_driver import PolicyState, read_policy_state
-from plait.runner.engine.retry import next_tries
 from plait.runner.engine.run_control import Control
 from plait.runner.errors import PlaitError, PolicyMissing, RunNotFound, RunNotResumable
 from plait.runner.policies import policy_of
@@ -34,12 +34,13 @@ from plait.runner.recovery.resume_plan import (
     ResumeAction,
     ResumeStep,
     crashes_with,
-    find_damaged_ground,
+    find_damaged_dependency,
     is_to_be_corrected,
     plan_resume,
 )
 from plait.runner.state.codec import encode_event
 from plait.runner.state.conversations import load_answered_messages, load_continuation, load_history
+from plait.runner.state.next_tries import next_tries
 from plait.runner.state.reusable_answers import ReusableAnswers, Reuse, load_answers
 from plait.runner.state.stored_run import StoredPolicy, StoredRun
 
@@ -49,7 +50,7 @@ async def prepare_resume(config: Config, run: StoredRun, how: ResumeOptions, con
     nothing, if the run waits for a person, the resume brings nothing new, and `control` has not ended the run.
 
     Raises RunOwned if another process claims the run first, BackendMissing, PolicyMissing, AnswerConflict for a late
-    answer in `how`, PlaitError for an invalid answer or a surplus policy, StoreError, and as `require_sound`.
+    answer in `how`, PlaitError for an invalid answer or a surplus policy, StoreError, RunNotResumable.
     """
     decided = policy_state_of(run, how.retry_failed)
     if decided.end is None:
@@ -59,7 +60,7 @@ async def prepare_resume(config: Config, run: StoredRun, how: ResumeOptions, con
     given = await given_answers(run, config.clock.wall(), how.answers)
     evidence = evidence_of(run, given)
     steps = plan_resume(state.dag, run.tasks, retry_failed=how.retry_failed, evidence=evidence)
-    require_sound(run, steps, decides=policy is not None and decided.end is None)
+    require_no_damaged_dependency(run, steps, decides=policy is not None and decided.end is None)
     at = iso(config.clock.wall())
     new_events: list[events.Event] = []
     suspects = crashes_of_suspects(run, steps)
@@ -138,9 +139,9 @@ class ResumeOptions:
     """New prompts of failed tasks that start over, by task id."""
 
 
-def require_sound(run: StoredRun, steps: Sequence[ResumeStep], *, decides: bool) -> None:
-    """Raise RunNotResumable if the resume would build on a damaged result: see `find_damaged_ground`."""
-    damaged = find_damaged_ground(run.state.dag, run.tasks, steps, decides=decides)
+def require_no_damaged_dependency(run: StoredRun, steps: Sequence[ResumeStep], *, decides: bool) -> None:
+    """Raise RunNotResumable if the resume would build on a damaged result: see `find_damaged_dependency`."""
+    damaged = find_damaged_dependency(run.state.dag, run.tasks, steps, decides=decides)
     if damaged is None:
         return
     builds = "the run's policy would decide" if decides else "other tasks would run"

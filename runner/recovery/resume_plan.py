@@ -122,7 +122,7 @@ def _runs_again(dag: DAG, steps: Sequence[ResumeStep], position: int) -> bool:
     return any(steps[n].action in RUNS for n in dag.needed(position))
 
 
-def judge_cancelled(records: Sequence[TaskRecord]) -> list[ResumeStep]:
+def steps_of_cancelled(records: Sequence[TaskRecord]) -> list[ResumeStep]:
     """Return the step of each task of a cancelled run: no task runs any more."""
     return [
         ResumeStep(record.task_id, ResumeAction.KEEP, record.status)
@@ -132,7 +132,7 @@ def judge_cancelled(records: Sequence[TaskRecord]) -> list[ResumeStep]:
     ]
 
 
-def judge_decided(steps: Sequence[ResumeStep], *, fails: bool) -> list[ResumeStep]:
+def steps_of_decided(steps: Sequence[ResumeStep], *, fails: bool) -> list[ResumeStep]:
     """Return `steps` changed for a run that the policy has ended, as failed if `fails`, otherwise as completed.
 
     No task runs any more. Unfinished tasks are blocked in a failed run, and cancelled in a completed run.
@@ -143,7 +143,7 @@ def judge_decided(steps: Sequence[ResumeStep], *, fails: bool) -> list[ResumeSte
     return [ResumeStep(step.task_id, action, ended) if step.action in stopped else step for step in steps]
 
 
-def find_damaged_ground(
+def find_damaged_dependency(
     dag: DAG, records: Sequence[TaskRecord], steps: Sequence[ResumeStep], *, decides: bool
 ) -> str | None:
     """Return the id of a task whose damaged result the resume would build on, or None.

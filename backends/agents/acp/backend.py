@@ -90,7 +90,7 @@ class AcpBackend(CliBackend):
         """Return the variables known to help the agent."""
         return self._agent.sets
 
-    def says(self, call: Call, prompt: str) -> str:
+    def input_text(self, call: Call, prompt: str) -> str:
         """Return the prompt, or a person's decision in words."""
         return prompt if call.answer is None else answer_prompt(prompt)
 

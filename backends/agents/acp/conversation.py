@@ -60,10 +60,10 @@ class AcpConversation(CliConversation):
         until = self._until()
         machine.goals = replace(
             machine.goals,
-            prompt=self._program.says(call, sent),
+            prompt=self._program.input_text(call, sent),
             grant=self._grant,
-            holds=list(self._asked_before()) if self._request.resumes_interrupted and not self._said else (),
-            earlier_prompts=self._earlier_prompts() if call.resume and not self._said else (),
+            holds=list(self._asked_before()) if self._request.resumes_interrupted and not self._first_call_done else (),
+            earlier_prompts=self._earlier_prompts() if call.resume and not self._first_call_done else (),
         )
         async with AsyncExitStack() as held:
             child = await self._found(held, call) or await self._start(held, call, "", cut)

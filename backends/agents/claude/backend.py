@@ -204,7 +204,7 @@ class ClaudeCodeBackend(CliBackend):
         is_plain = schema.get("type") == "object" and _CHOICES.isdisjoint(schema)
         return is_plain and len(json.dumps(dict(schema))) < _LONGEST_ARGUMENT
 
-    def says(self, call: Call, prompt: str) -> str:
+    def input_text(self, call: Call, prompt: str) -> str:
         """Return the prompt, or no text with an answer: the tool use waits in the session and proceeds by itself."""
         return "" if self.ask_for and call.answer is not None else prompt
 

@@ -15,7 +15,7 @@ from plait.runner.cli.display.text import counted, one_line
 from plait.runner.cli.exits import COMPLETED, USAGE, print_line
 from plait.runner.cli.options import json_option, read_plan, set_option
 from plait.runner.drawing.layout import layers
-from plait.runner.engine.config import policy_backends
+from plait.runner.engine.backend_checks import policy_backends
 from plait.runner.policies.orchestrator.policy import OrchestratorPolicy
 from plait.runner.policies.workflow import Workflow
 

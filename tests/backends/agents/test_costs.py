@@ -52,7 +52,7 @@ async def test_what_a_cut_turn_had_paid_for_before_its_last_call_is_counted(home
     session = str(backend.new_session_id())
     with pytest.raises(BackendError):
         await send(backend, "Work. [[plain]]", files=home.files(1), session_id=session, output_schema={"type": "null"})
-    for path in home.files(1).turn.rglob("told"):
+    for path in home.files(1).turn.rglob("reported"):
         path.unlink()
     cut_off(home.files(1), 2)
     reply = await send(

@@ -143,8 +143,8 @@ async def test_usual_batches_are_one_round_trip(store: PostgresStore, monkeypatc
     statements: list[str] = []
     writer = Writer(store)
     await writer.write(*OPENING)
-    link = store._links[0]  # type: ignore[index]  # pyright: ignore
-    link._connection.add_query_logger(lambda record: statements.append(record.query))  # pyright: ignore
+    connection = store._writer._connection  # type: ignore[union-attr]  # pyright: ignore
+    connection.add_query_logger(lambda record: statements.append(record.query))  # pyright: ignore
     await writer.write(START_A)
     await writer.write(TaskStarted(at(4), "c", 1, "fast"))
     await anyio.lowlevel.checkpoint()  # the driver calls the logger in the next step of the loop

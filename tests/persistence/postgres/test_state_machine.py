@@ -43,8 +43,9 @@ class PostgresMachine(StoreMachine):
     @rule()
     def crash(self) -> None:
         """The process dies: its connections break, and another process opens the store."""
-        for link in self.store._links or ():
-            link.drop()
+        for connection in (self.store._writer, self.store._reader):
+            if connection is not None:
+                connection.drop()
         self.do(self.store.close())
         self.do(self.store.__aenter__())
 

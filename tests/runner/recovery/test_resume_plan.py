@@ -14,7 +14,7 @@ from plait.persistence import Batch, MemoryStore, PolicyDecided
 from plait.persistence.records import TaskRecord
 from plait.runner import DAG, Decision, ParallelRunner, ResumeAction, Retry, RunStatus, Task
 from plait.runner.domain.question import AnsweredQuestion, Way, encode_answers
-from plait.runner.recovery.resume_plan import Evidence, ResumeStep, judge_cancelled, judge_decided, plan_resume
+from plait.runner.recovery.resume_plan import Evidence, ResumeStep, plan_resume, steps_of_cancelled, steps_of_decided
 from tests.support.fakes import QuickClock, Talker
 from tests.support.growth import Scripted, by_end
 from tests.support.stores.faulty_store import Fault, FaultyStore, on_write
@@ -33,7 +33,7 @@ def records(*statuses: str) -> list[TaskRecord]:
 def test_the_words_of_the_actions_are_those_of_the_dry_run() -> None:
     words = ["keep", "continue", "adopt", "start over", "start", "ask", "fail", "blocked", "cancel"]
     assert [action.value for action in ResumeAction] == words
-    assert judge_cancelled(records("completed", "running")) == [
+    assert steps_of_cancelled(records("completed", "running")) == [
         ResumeStep("a", ResumeAction("keep"), "completed"),
         ResumeStep("b", ResumeAction("cancel"), "the run is to be cancelled"),
     ]
@@ -152,7 +152,7 @@ def test_what_waits_for_it_is_foretold_to_start() -> None:
 @pytest.mark.parametrize(("fails", "action"), [(True, ResumeAction.BLOCKED), (False, ResumeAction.CANCEL)])
 def test_where_the_policy_has_ended_the_run_nothing_is_taken_over(fails: bool, action: ResumeAction) -> None:
     steps = plan_resume(DAG_OF_TWO, records("running", "pending"), evidence=Evidence(detached={"a": ALIVE}))
-    assert [step.action for step in judge_decided(steps, fails=fails)] == [action] * 2
+    assert [step.action for step in steps_of_decided(steps, fails=fails)] == [action] * 2
 
 
 class Filed(MemoryStore):

@@ -92,8 +92,8 @@ async def new_store() -> AsyncGenerator[PostgresStore]:
 async def clear(store: PostgresStore) -> None:
     """Delete all rows, and all that the open store keeps of them."""
     # Over the store's own connection: each new one costs the server a process.
-    await store._links[0].run(lambda connection: connection.execute(_EMPTY))  # type: ignore[index]  # pyright: ignore
-    store._books.clear()  # pyright: ignore[reportPrivateUsage]
+    await store._writer.run(lambda connection: connection.execute(_EMPTY))  # type: ignore[index]  # pyright: ignore
+    store._runs.clear()  # pyright: ignore[reportPrivateUsage]
 
 
 def restart(server: Any) -> None:

@@ -23,7 +23,11 @@ def test_an_answer_is_in_the_session_once_its_hook_has_taken_it(home: Home, take
     write_manifest(
         folder,
         ChildManifest(
-            "0123456789abcdef", "another boot", 1, "1", {"kind": "claude-code", "goes_on": "no", "said": digest("")}
+            "0123456789abcdef",
+            "another boot",
+            1,
+            "1",
+            {"kind": "claude-code", "goes_on": "no", "input_digest": digest("")},
         ),
     )
     (folder / "stdout").write_text(json.dumps({"type": "system", "subtype": "init", "session_id": "s"}) + "\n")
