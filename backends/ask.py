@@ -17,6 +17,18 @@ class QuestionAsked(BaseException):
         self.question = question
 
 
+def question_in(error: BaseException) -> QuestionAsked | None:
+    """Return `error` if it is a question, or the first question among the errors of a task group. Other errors recur
+    once the question is answered.
+    """
+    if isinstance(error, QuestionAsked):
+        return error
+    if not isinstance(error, BaseExceptionGroup):
+        return None
+    inside = cast("BaseExceptionGroup[BaseException]", error).exceptions
+    return next((asked for one in inside if (asked := question_in(one)) is not None), None)
+
+
 class _Answers:
     def __init__(self, given: Sequence[tuple[str, JsonValue]]) -> None:
         self._given = list(given)

@@ -27,7 +27,7 @@ import anyio
 import anyio.abc
 from anyio.to_thread import run_sync
 
-from plait.backends.ask import QuestionAsked, answering
+from plait.backends.ask import answering, question_in
 from plait.backends.cancellation import CancellableTurn, Cancellation
 from plait.backends.errors import BackendError, BackendUnavailable, ErrorKind
 from plait.backends.function import format_traceback
@@ -240,6 +240,8 @@ class _Host:
         try:
             with scope:
                 answer = await self._answer(turn, frame)
+        except BaseException as error:  # one that leaves the attempt would end all others of the task group
+            answer = _failure(error)
         finally:
             del self._under_way[turn]
             self.slots.free(turn)
@@ -251,19 +253,8 @@ class _Host:
         self._grant()
 
     async def _answer(self, turn: str, frame: Frame) -> Frame:
-        try:
-            with CancellableTurn(self._cancellation), answering([(text, value) for text, value in frame["answers"]]):
-                return {"op": "reply", **reply_json(await self._reply(turn, frame))}
-        except QuestionAsked as asked:
-            return {"op": "asked", **question_json(asked.question)}
-        except BackendError as error:
-            return {"op": "error", **error_json(error)}
-        except BackendUnavailable as error:
-            return {"op": "error", **error_json(BackendError(ErrorKind.UNAVAILABLE, str(error)))}
-        except (Exception, SystemExit) as error:
-            text = f"{type(error).__name__}: {without_secrets(one_line(str(error)))}"
-            unexpected = BackendError(ErrorKind.UNEXPECTED, text, traceback=format_traceback(error))
-            return {"op": "error", **error_json(unexpected)}
+        with CancellableTurn(self._cancellation), answering([(text, value) for text, value in frame["answers"]]):
+            return {"op": "reply", **reply_json(await self._reply(turn, frame))}
 
     async def _reply(self, turn: str, frame: Frame) -> Reply:
         backend = await self._backend(frame["backend"])
@@ -327,3 +318,18 @@ class _Host:
                         await self._opened.enter_async_context(cast("AbstractAsyncContextManager[Any]", backend))
                     self._backends[key] = backend
         return self._backends[key]
+
+
+def _failure(error: BaseException) -> Frame:
+    """Return the frame for an attempt that `error` has ended, and not its cancel scope."""
+    if (asked := question_in(error)) is not None:
+        return {"op": "asked", **question_json(asked.question)}
+    if isinstance(error, BackendError):
+        return {"op": "error", **error_json(error)}
+    if isinstance(error, BackendUnavailable):
+        return {"op": "error", **error_json(BackendError(ErrorKind.UNAVAILABLE, str(error)))}
+    text = f"{type(error).__name__}: {without_secrets(one_line(str(error)))}"
+    if isinstance(error, asyncio.CancelledError):
+        text = f"the backend raised {error!r}, but plait had not cancelled the call"
+    unexpected = BackendError(ErrorKind.UNEXPECTED, text, traceback=format_traceback(error))
+    return {"op": "error", **error_json(unexpected)}

@@ -14,7 +14,7 @@ import anyio
 
 from plait.backends.answers.schema import Schema
 from plait.backends.answers.threads import in_thread, is_large
-from plait.backends.ask import QuestionAsked, answering
+from plait.backends.ask import QuestionAsked, answering, question_in
 from plait.backends.cancellation import CancellableTurn, Cancellation
 from plait.backends.errors import BackendError, BackendUnavailable, ErrorKind
 from plait.backends.function import format_traceback
@@ -101,7 +101,7 @@ async def call_backend(
     except Exception as error:
         outcome = CallOutcome(None, None, classified(error))
     except BaseExceptionGroup as error:  # a task group in the task's code, around a call of `ask`
-        inside = _first_asked(error)
+        inside = question_in(error)
         if inside is None:
             raise
         outcome = _asked(inside.question)
@@ -124,16 +124,6 @@ def _timed_from_go(request: ConversationRequest, limit: anyio.CancelScope, timeo
 
 def _failed(kind: ErrorKind, message: str) -> CallOutcome:
     return CallOutcome(None, None, BackendError(kind, message))
-
-
-def _first_asked(error: BaseException) -> QuestionAsked | None:
-    """Return the first question among the errors of a task group. Other errors recur once the question is answered."""
-    if isinstance(error, QuestionAsked):
-        return error
-    if not isinstance(error, BaseExceptionGroup):
-        return None
-    inside = cast("BaseExceptionGroup[BaseException]", error).exceptions
-    return next((asked for one in inside if (asked := _first_asked(one)) is not None), None)
 
 
 def _asked(question: Question) -> CallOutcome:

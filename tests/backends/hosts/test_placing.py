@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import anyio
@@ -159,6 +159,30 @@ async def test_errors_and_questions_of_a_function_come_back(world: HostFolder) -
         "not this one",
     )
     assert result["b"].text == "take: this one"
+
+
+@pytest.mark.parametrize(
+    ("function", "end"), [(functions.awaiting_cancelled, "unexpected"), (functions.asking_in_group, "which?")]
+)
+async def test_no_error_of_a_function_ends_the_other_attempts_of_its_host(
+    world: HostFolder, tmp_path: Path, function: Callable[[str], Awaitable[str]], end: str
+) -> None:
+    gate = tmp_path / "gate"
+    hosts = world.hosts("m1")
+    backends = {"slow": hosts.placed(functions.until_file), "odd": hosts.placed(function)}
+    dag = DAG(Task(name, str(gate), backend=name, retry=0) for name in ("slow", "odd"))
+    ends: list[str] = []
+    async with ParallelRunner(backends=backends).start(dag) as run:
+        async for event in run.events():
+            if isinstance(event, events.TaskFailed):
+                ends.append(f"{event.task_id}: {event.error_kind}")
+                gate.touch()
+            if isinstance(event, events.TaskWaiting):
+                ends.append(f"{event.task_id}: {event.question}")
+                gate.touch()
+        result = await run.result()
+    assert ends == [f"odd: {end}"]
+    assert (result["slow"].text, result["slow"].attempts) == ("done", 1)
 
 
 async def test_the_time_limit_counts_from_the_beginning_on_the_host(world: HostFolder, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 
@@ -25,6 +26,28 @@ async def until_file(path: str) -> str:
     while not Path(path).exists():  # noqa: ASYNC110, ASYNC240 - it is the test's doing
         await anyio.sleep(0.01)
     return "done"
+
+
+async def awaiting_cancelled(path: str) -> str:
+    """Await a task that is cancelled, once `until_file(path)` has begun."""
+    await _begun(path)
+    work = asyncio.create_task(asyncio.sleep(60))
+    asyncio.get_running_loop().call_soon(work.cancel)
+    await work
+    return "done"
+
+
+async def asking_in_group(path: str) -> str:
+    """Ask inside a task group, once `until_file(path)` has begun."""
+    await _begun(path)
+    async with asyncio.TaskGroup() as group:
+        asked = group.create_task(ask("which?"))
+    return str(asked.result())
+
+
+async def _begun(path: str) -> None:
+    while not Path(f"{path}.begun").exists():  # noqa: ASYNC110, ASYNC240 - it is the test's doing
+        await anyio.sleep(0.01)
 
 
 def _note(path: Path) -> None:
