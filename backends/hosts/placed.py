@@ -22,6 +22,7 @@ from plait.backends.function import as_backend
 from plait.backends.hosts.frames import Frame, read_error, read_output, read_question, read_reply, request_json
 from plait.backends.hosts.line import Turn
 from plait.backends.hosts.session import HostSession, Place
+from plait.backends.prices import UNBILLED, BilledBackend, Billing
 from plait.backends.protocol import (
     AdjustableBackend,
     Allowance,
@@ -61,6 +62,8 @@ class BackendTraits:
     """The settings that a task may have."""
     answer_key: JsonValue = None
     """The backend's answer key; None if its answers are never taken over."""
+    billing: Billing = UNBILLED
+    """The facts that decide the price of the backend's calls."""
 
     @classmethod
     def of(cls, backend: object) -> BackendTraits:
@@ -70,6 +73,7 @@ class BackendTraits:
             isinstance(made, ForkingBackend) and made.can_fork,
             made.adjustable if isinstance(made, AdjustableBackend) else (),
             made.answer_key() if isinstance(made, ReusableBackend) else None,
+            made.billing if isinstance(made, BilledBackend) else UNBILLED,
         )
 
 
@@ -92,6 +96,7 @@ class HostBackend:
         self._traits = traits
         self.can_fork = traits.can_fork
         self.adjustable = traits.adjustable
+        self.billing = traits.billing
 
     @property
     def hosts(self) -> Hosts:

@@ -246,20 +246,25 @@ def _model(
 
 
 def answer_key_of(spec: AnySpec, *, folder: Path) -> JsonValue:
-    """Return the `answer_key` of the backend described by `spec`, also without a key or a model on this machine; None
-    if answers of the backend are never taken over, or the function cannot be loaded here.
+    """Return the `answer_key` of the backend described by `spec`; None if answers of the backend are never taken over,
+    or the function cannot be loaded here.
     """
-    if isinstance(spec, OpenAISpec | AnthropicSpec | LocalSpec):
-        return _model(spec, folder).answer_key()
-    if isinstance(spec, PersonSpec):
-        return PersonBackend().answer_key()
-    if not isinstance(spec, FunctionSpec):
-        return None
+    backend = unchecked(spec, folder=folder)
+    return backend.answer_key() if isinstance(backend, ReusableBackend) else None
+
+
+def unchecked(spec: AnySpec, *, folder: Path) -> Backend | None:
+    """Return the backend described by `spec` for its properties alone, also without its key, program, model and tools
+    on this machine; None if the function cannot be loaded here.
+    """
     try:
-        backend = _function(spec.call, folder)
+        if isinstance(spec, PydanticAISpec):
+            return spec.make(folder, ())
+        if isinstance(spec, OpenAISpec | AnthropicSpec | LocalSpec):
+            return _model(spec, folder)
+        return spec.make(folder) if isinstance(spec, AgentSpec) else build(spec, folder=folder)
     except BackendUnavailable:
         return None
-    return backend.answer_key() if isinstance(backend, ReusableBackend) else None
 
 
 def default_spec(

@@ -12,9 +12,7 @@ from plait.backends.hosts.dask.hosts import DaskHosts
 from plait.backends.hosts.placed import BackendTraits, HostBackend
 from plait.backends.hosts.ssh import SSHHosts
 from plait.backends.protocol import Backend, JsonValue
-from plait.backends.spec.agents import AgentSpec
-from plait.backends.spec.build import AnySpec, BackendSpec, answer_key_of, build
-from plait.backends.spec.pydantic_ai import PydanticAISpec
+from plait.backends.spec.build import AnySpec, BackendSpec, build, unchecked
 from plait.backends.text import one_line
 
 _SPEC: TypeAdapter[BackendSpec] = TypeAdapter(BackendSpec)
@@ -30,8 +28,8 @@ def placed(spec: AnySpec, folder: Path, hosts: SSHHosts | DaskHosts) -> HostBack
 
     Raises ValueError if the hosts have no resources, and the backend needs some.
     """
-    can_fork = isinstance(spec, PydanticAISpec) or (isinstance(spec, AgentSpec) and spec.make(folder).can_fork)
-    traits = BackendTraits(can_fork, spec.adjustable, answer_key_of(spec, folder=folder))
+    made = unchecked(spec, folder=folder)
+    traits = BackendTraits() if made is None else BackendTraits.of(made)
     return hosts.place(spec_description(spec, folder), traits, spec.needs)
 
 

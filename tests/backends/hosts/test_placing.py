@@ -185,6 +185,11 @@ async def test_no_error_of_a_function_ends_the_other_attempts_of_its_host(
     assert (result["slow"].text, result["slow"].attempts) == ("done", 1)
 
 
+async def test_an_attempt_on_a_host_has_the_price_of_its_backend(world: HostFolder) -> None:
+    result = await ParallelRunner(functions.PricedBackend().on(world.hosts("m1"))).run(DAG([Task("a", "x")]))
+    assert result["a"].usage.cost_usd == pytest.approx(2.0)
+
+
 async def test_the_time_limit_counts_from_the_beginning_on_the_host(world: HostFolder, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     hosts = world.hosts("m1", slots=1)

@@ -1,14 +1,19 @@
-"""Functions for hosts to import."""
+"""Functions and a backend for hosts to import."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import anyio
 
-from plait.backends import BackendError, ErrorKind, ask
+from plait.backends import BackendError, Billing, ConversationRequest, ErrorKind, Price, Reply, Usage, ask
+from plait.backends.placeable import Placeable
 
 
 async def echo(prompt: str) -> str:
@@ -62,3 +67,21 @@ async def failing(_prompt: str) -> str:
 async def asking(prompt: str) -> str:
     print("a line that is no frame")
     return f"{prompt}: {await ask('which?')}"
+
+
+@dataclass
+class PricedBackend(Placeable):
+    """A backend that reports its tokens without their cost, and knows their price."""
+
+    session_id = None
+    billing: ClassVar[Billing] = Billing(price=Price(input=1.0, output=10.0))
+
+    def new_session_id(self) -> None:
+        return None
+
+    @asynccontextmanager
+    async def open(self, _request: ConversationRequest) -> AsyncGenerator[PricedBackend]:
+        yield self
+
+    async def send(self, prompt: str) -> Reply:
+        return Reply(prompt, usage=Usage(1_000_000, 100_000, model="m"))
