@@ -178,7 +178,7 @@ def _read_message(parts: Sequence[Any]) -> Message:
 
 
 def _usage_json(usage: Usage) -> Frame:
-    return {name: value for name, value in asdict(usage).items() if value}
+    return {name: value for name, value in asdict(usage).items() if value != getattr(NO_USAGE, name)}
 
 
 def _read_usage(parts: Mapping[str, Any]) -> Usage:
