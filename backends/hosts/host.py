@@ -117,7 +117,7 @@ def _at_work(state: Path) -> int:
     if not state.is_dir():
         return 0
     agents = sum(manifest.is_alive for _, manifest in manifests_below(state))
-    return max(agents, slots_taken(state / "slots"))
+    return max(agents, slots_taken(state))
 
 
 @contextmanager
@@ -168,7 +168,7 @@ class _Host:
         self.folder = folder
         self._state = state
         self._sessions = state / SESSIONS
-        self.slots = Slots(state / "slots", slots)
+        self.slots = Slots(state, slots)
         self._waiting: list[str] = []
         """The attempts that wait for a slot, the first to ask first."""
         self._under_way: dict[str, anyio.CancelScope] = {}

@@ -1,5 +1,7 @@
 """The slots of a host, shared by all host processes of the user: each slot is a lock on a file.
 
+    <state>/slots/MACHINE/NUMBER        machines with one home folder have slots of their own
+
 The system frees the lock of a process that is killed. An attempt that outlives its host process then holds no slot
 until it is followed again.
 """
@@ -8,21 +10,26 @@ from __future__ import annotations
 
 import fcntl
 import os
+import platform
 from pathlib import Path
 
 from plait.backends.process.private import private_folder
 
 
-def slots_taken(folder: Path) -> int:
-    """Return the number of slots in `folder` that any process holds."""
-    return Slots(folder, len(list(private_folder(folder).iterdir()))).taken()
+def slots_taken(state: Path) -> int:
+    """Return the number of slots of this machine that any process holds."""
+    return Slots(state, len(list(_slots_folder(state).iterdir()))).taken()
+
+
+def _slots_folder(state: Path) -> Path:
+    return private_folder(state / "slots" / platform.node())
 
 
 class Slots:
-    """The slots that this process holds on its host."""
+    """The slots that this process holds on its host, of `count` slots with files below `state`."""
 
-    def __init__(self, folder: Path, count: int) -> None:
-        self._folder = private_folder(folder)
+    def __init__(self, state: Path, count: int) -> None:
+        self._folder = _slots_folder(state)
         self._count = count
         self._held: dict[str, tuple[int, int]] = {}
         """The number and the descriptor of the slot, by attempt."""

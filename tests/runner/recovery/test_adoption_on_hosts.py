@@ -204,7 +204,7 @@ async def test_an_attempt_that_is_followed_takes_a_slot_once_there_is_one(tmp_pa
     world.plan({"id": "a", "prompt": "work [[hush told]] [[until go]]"}, names=["m1"])
     await world.killed(1, confirmed=False)
     world.kill_hosts()
-    taken = Slots(tmp_path / "hosts" / "m1" / "plait" / "hosts" / "slots", SLOTS)
+    taken = Slots(tmp_path / "hosts" / "m1" / "plait" / "hosts", SLOTS)
     for number in range(SLOTS):
         await world.until(partial(taken.take, f"another/{number}"))
     async with world.store() as store, world.runner(store, ["m1"]).start_resume(RUN) as run:

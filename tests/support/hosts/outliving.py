@@ -67,7 +67,7 @@ class PlacedWorld(World):
         fences = self.states.glob("*/plait/hosts/*/*/fence.json")
         if not all(fence.read_text().startswith(f"[{epoch},") for fence in fences):
             return False
-        return sum(map(slots_taken, self.states.glob("*/plait/hosts/slots"))) == count
+        return sum(map(slots_taken, self.states.glob("*/plait/hosts"))) == count
 
     async def suspend(self, pid: int) -> None:
         """SIGSTOP of a runner, at a moment at which the runner holds no lock of the store."""
