@@ -16,7 +16,6 @@ an attempt that ended unobserved.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
@@ -27,7 +26,7 @@ from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from plait.backends.process.private import private_file, private_folder
+from plait.backends.process.private import locked_file, private_file, private_folder
 from plait.backends.process.proctable import Process, boot_id, send_signal, start_time
 from plait.backends.values import value
 
@@ -108,9 +107,8 @@ def forget_run(state: Path, folder: Path) -> None:
 
 @contextmanager
 def _locked(folder: Path) -> Generator[None]:
-    descriptor = os.open(folder / "fence.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    descriptor = locked_file(folder / "fence.lock", wait=True)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
         os.close(descriptor)

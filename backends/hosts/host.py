@@ -79,13 +79,14 @@ async def serve(build: Build, state: Path, version: str) -> None:
             return
         host = _admit(hello, state, version)
         await sweep(host.folder, [turn_folder(host.folder, turn) for turn in hello["keep"]])
+        taken = host.slots.taken()
     except _Refused as refused:
         write({"op": "refused", "why": refused.why, "message": str(refused), "version": version})
         return
     except (ValueError, KeyError, TypeError, OSError) as error:
         write({"op": "refused", "why": "error", "message": one_line(str(error)), "version": version})
         return
-    write({"op": "ready", "version": version, "node": platform.node(), "taken": host.slots.taken()})
+    write({"op": "ready", "version": version, "node": platform.node(), "taken": taken})
     async with AsyncExitStack() as opened, anyio.create_task_group() as turns:
         host.begin(build, write, opened, turns)
         with _exiting():
@@ -209,11 +210,12 @@ class _Host:
             self._write({"op": "slot", "turn": self._waiting.pop(0)})
 
     async def _look_for_slots(self) -> None:
-        while True:
-            await anyio.sleep(_RETRY_S)
-            for turn in self._under_way:  # one that is followed began without a slot if all were taken
-                self.slots.take(turn)
-            self._grant()
+        with _exiting():
+            while True:
+                await anyio.sleep(_RETRY_S)
+                for turn in self._under_way:  # one that is followed began without a slot if all were taken
+                    self.slots.take(turn)
+                self._grant()
 
     async def _cancel(self, turn: str) -> None:
         if turn in self._waiting:

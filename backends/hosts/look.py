@@ -10,6 +10,7 @@ import anyio
 
 from plait.backends.hosts.frames import frame_line, read_frame
 from plait.backends.hosts.reachable import HostUnreachable, ReachableHost
+from plait.backends.text import one_line
 from plait.backends.values import value
 
 NO_WORKER = "no worker that offers resources"
@@ -65,6 +66,8 @@ async def _look(host: ReachableHost) -> HostState:
         return HostState(host.name, host.slots, problem=f"away: {error}")
     try:
         frame = read_frame(answer.output.partition(b"\n")[0])
+        if frame["op"] == "refused":
+            return HostState(host.name, host.slots, problem=one_line(str(frame["message"])))
         theirs, at_work = str(frame["version"]), int(frame["at_work"])
     except (KeyError, TypeError, ValueError):
         why = answer.errors or f"plait host exited with {answer.code}"

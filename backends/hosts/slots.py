@@ -8,12 +8,11 @@ until it is followed again.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import platform
 from pathlib import Path
 
-from plait.backends.process.private import private_folder
+from plait.backends.process.private import locked_file, private_folder
 
 
 def slots_taken(state: Path) -> int:
@@ -64,10 +63,8 @@ class Slots:
         return False
 
     def _lock(self, number: int) -> int | None:
-        descriptor = os.open(self._folder / str(number), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        """Return the descriptor of a slot; None if the slot is taken. Raise OSError if files cannot be locked."""
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:  # taken, or a file system without locks
-            os.close(descriptor)
+            return locked_file(self._folder / str(number), wait=False)
+        except BlockingIOError:
             return None
-        return descriptor
