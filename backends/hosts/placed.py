@@ -259,8 +259,9 @@ class HostConversation:
 
 
 def _host_of(session_id: str | None) -> str | None:
-    """Return the host of a session; None without a session."""
-    return None if session_id is None else session_id.rpartition("@")[2]
+    """Return the host of a session; None without a session, and for one from before the backend was placed."""
+    _, at, host = (session_id or "").rpartition("@")
+    return host if at else None
 
 
 def _without_host(session_id: str | None) -> str | None:

@@ -19,6 +19,7 @@ from distributed import Client
 from plait.backends import DaskHosts, FunctionBackend, SSHHosts
 from plait.backends.hosts.dask import relay
 from plait.backends.hosts.dask.address import slots_for
+from plait.backends.hosts.describe import build_described, describe
 from plait.backends.hosts.look import look_at_hosts
 from plait.backends.spec.build import BackendSpec
 from plait.backends.spec.described import placed, spec_description
@@ -243,6 +244,33 @@ async def test_another_worker_gets_the_whole_conversation_if_its_own_is_gone(tmp
     assert waits[0].startswith(f"waiting for {places['a']}, away since ")
     assert places["b"] != places["a"]
     assert result["b"].text == f"3 on {places['b']}"  # of messages, with those of the first worker
+
+
+async def test_a_conversation_from_before_its_backend_was_placed_waits_for_no_host(
+    cluster: DaskCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "here"))
+    gate = tmp_path / "gate"
+    dag = DAG(
+        [
+            Task("a", "first", backend="chat"),
+            Task("c", str(gate), backend="work", depends_on=["a"]),
+            Task("b", "second", backend="chat", continues="a", depends_on=["c"]),
+        ]
+    )
+    agent = "tests.support.hosts.kinds:agent"
+    here = {"chat": build_described(describe(agent)), "work": functions.until_file}
+    there = {**here, "chat": cluster.hosts(patience=600.0).placed(agent)}
+    with anyio.fail_after(60):
+        async with SQLiteStore(tmp_path / "runs.db") as store:
+            async with ParallelRunner(backends=here, store=store).start(dag, "r") as run:
+                async for event in run.events():
+                    if isinstance(event, events.TaskStarted) and event.task_id == "c":
+                        run.stop()
+            gate.touch()
+            result = await ParallelRunner(backends=there, store=store).resume("r")
+    assert result["a"].text == "1 on here"
+    assert result["b"].text in {"3 on m1", "3 on m2"}  # of messages, with those from here
 
 
 async def test_room_is_found_behind_workers_that_others_have_taken(tmp_path: Path) -> None:
