@@ -425,7 +425,7 @@ class AwayHost:
     reason: str
     """Why the host is away; empty if the host is back."""
     tasks: Sequence[str]
-    """The ids of the tasks whose attempts wait for the host."""
+    """The ids of the tasks whose attempts wait for the host, in the order in which they began to wait."""
 
 
 @value

@@ -20,8 +20,8 @@ class AwayReporter:
     def __init__(self, lines: Mapping[str, Line], report: Callable[[AwayHost], None]) -> None:
         self._lines = lines
         self._report = report
-        self._waiting: dict[str, set[str]] = {}
-        """The names of the attempts that wait, by host."""
+        self._waiting: dict[str, dict[str, None]] = {}
+        """The names of the attempts that wait, by host, in the order in which they began to wait."""
         self._reported: dict[str, tuple[str, ...]] = {}
         """The tasks reported last, by host that is waited for."""
         self._changed = anyio.Event()
@@ -32,13 +32,13 @@ class AwayReporter:
         """Count the attempt as one that waits for the hosts of `lines`, all of which are away."""
         names = [line.name for line in lines]
         for name in names:
-            self._waiting.setdefault(name, set()).add(turn.name)
+            self._waiting.setdefault(name, {})[turn.name] = None
         self._changed.set()
         try:
             yield
         finally:
             for name in names:
-                self._waiting[name].discard(turn.name)
+                self._waiting[name].pop(turn.name, None)
             self._changed.set()
 
     def close(self) -> None:
@@ -58,8 +58,8 @@ class AwayReporter:
 
     def _report_host(self, line: Line, turns: Iterable[str]) -> None:
         since = line.away_since
-        tasks = () if since is None else tuple(sorted(name.rpartition("/")[0] for name in turns))
-        if tasks == self._reported.get(line.name, ()):
+        tasks = () if since is None else tuple(name.rpartition("/")[0] for name in turns)
+        if set(tasks) == set(self._reported.get(line.name, ())):
             return
         if tasks:
             self._reported[line.name] = tasks

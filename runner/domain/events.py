@@ -134,7 +134,7 @@ class HostAway(Event):
     reason: str
     """Why the host is away, in one line; empty if the host is back."""
     tasks: tuple[str, ...]
-    """The ids of the tasks that wait for the host."""
+    """The ids of the tasks that wait for the host, in the order in which they began to wait."""
 
 
 @value
