@@ -143,9 +143,9 @@ class Attempt:
     over: bool = False
     """True once the call has ended."""
     waits_for_host: bool = False
-    """True while the attempt is to run on another host, and no host has been chosen."""
+    """True while the attempt is to run on another host, and no host may begin yet."""
     place: str | None = None
-    """The host of the attempt, if the attempt was placed on another host."""
+    """The host of the attempt, once that host may begin; None for an attempt in this process."""
     adopted: AdoptedAttempt | None = None
     """The attempt as an earlier process left the attempt behind, if an earlier process began the attempt."""
 
@@ -366,12 +366,12 @@ class AttemptRunner:
 
     async def _place(self, attempt: Attempt, place: str) -> None:
         """Store the host of the attempt. Raises BackendError if a task marked at_most_once cannot be stored now."""
-        attempt.place, attempt.waits_for_host = place, False
         interrupted = attempt.resumes_interrupted
         placed = events.TaskPlaced(self._stamp(), attempt.task.id, attempt.number, place, interrupted)
         await self._context.sink.submit([placed]).wait()
         if attempt.task.at_most_once and self._context.sink.away:
             raise BackendError(ErrorKind.TRANSIENT, _START_NOT_STORED)
+        attempt.place, attempt.waits_for_host = place, False  # only now: the host may begin once this method returns
         await anyio.lowlevel.checkpoint()  # an owner that was fenced off is cancelled here
 
     def _files(self, attempt: Attempt) -> Files | None:

@@ -91,7 +91,7 @@ class OutcomeHandler:
             return self._retry(attempt, error, duration, 0.0)  # not the fault of the task: start over
         if (
             attempt.task.at_most_once
-            and not attempt.called
+            and not attempt.has_begun
             and self._context.sink.away
             and attempt.waits < len(STORE_WAITS_S)
         ):

@@ -273,6 +273,8 @@ async def test_an_at_most_once_task_that_waits_for_a_slot_has_not_begun(world: H
     async with ParallelRunner(hosts.placed(functions.until_file)).start(dag) as run:
         async for event in run.events():
             if isinstance(event, events.TaskPlaced):
+                while not (tmp_path / "never.begun").exists():  # noqa: ASYNC110 - it is the host's doing
+                    await anyio.sleep(0.01)
                 run.stop()
         result = await run.result()
     assert {one.status for one in result.tasks.values()} == {TaskStatus.WAITING_INPUT, TaskStatus.PENDING}

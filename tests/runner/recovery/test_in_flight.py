@@ -6,19 +6,22 @@ import logging
 import re
 import sqlite3
 from contextlib import closing
+from pathlib import Path
 from unittest.mock import patch
 
 import pytest
 
 from plait.backends import BackendError, ErrorKind, Reply
 from plait.backends.protocol import ConversationRequest
-from plait.persistence import Batch, MemoryStore, SQLiteStore, Store
+from plait.persistence import Batch, MemoryStore, SQLiteStore, Store, StoreError, TaskPlaced
 from plait.runner import DAG, FailureMode, ParallelRunner, PlaitError, ResumeAction, Retry, RunStatus, Task, TaskStatus
 from plait.runner.domain.suspects import WATCH_S
 from plait.runner.engine.attempt import INTERRUPTED
 from plait.runner.state.run_state import RunState
 from tests.support.crashed import Dying, die
 from tests.support.fakes import QuickClock, Talker
+from tests.support.hosts import functions
+from tests.support.hosts.world import HostFolder
 from tests.support.stores.database import end_of
 from tests.support.stores.faulty_store import Fault, FaultyStore, on_write
 
@@ -280,6 +283,26 @@ async def test_a_passing_failure_of_the_store_only_delays_at_most_once() -> None
     backend = Talker()
     result = await ParallelRunner(backend, store=store).run(dag, "r")
     assert (result.status, backend.prompts) == (RunStatus.COMPLETED, ["one", "pay"])
+
+
+async def test_a_passing_failure_of_the_store_only_delays_at_most_once_on_a_host(tmp_path: Path) -> None:
+    class Failing(FaultyStore):
+        """Fails to store the first place of an attempt."""
+
+        has_failed = False
+
+        async def write(self, batch: Batch) -> None:
+            if not self.has_failed and any(isinstance(change, TaskPlaced) for change in batch.changes):
+                self.has_failed = True
+                raise StoreError("away")
+            await super().write(batch)
+
+    store, file = Failing(MemoryStore()), tmp_path / "file"
+    file.touch()
+    runner = ParallelRunner(HostFolder(tmp_path / "hosts").hosts("m1").placed(functions.until_file), store=store)
+    result = await runner.run(DAG([Task("pay", prompt=str(file), at_most_once=True)]), "r")
+    assert (store.has_failed, result["pay"].status, result["pay"].attempts) == (True, TaskStatus.COMPLETED, 2)
+    assert len((tmp_path / "file.begun").read_text().split()) == 1
 
 
 async def test_a_task_that_was_never_called_is_not_asked_about() -> None:
