@@ -101,7 +101,7 @@ class Executor:
         finally:
             self._closed = True  # an answer is refused from now on
             self._scheduler.rates.leave()
-            for position in [one for one, attempt in self._metered.items() if not attempt.called]:
+            for position in [one for one, attempt in self._metered.items() if not attempt.has_begun]:
                 self._scheduler.rates.give_back(position)
 
     async def _run(self) -> None:
@@ -345,7 +345,7 @@ class Executor:
     def _settle_rate(self, attempt: Attempt, outcome: CallOutcome) -> None:
         """Settle the attempt's share of a limit of rate with the real usage."""
         del self._metered[attempt.position]
-        if not attempt.called:
+        if not attempt.has_begun:
             self._scheduler.rates.give_back(attempt.position)
             return
         ended = outcome.reply or outcome.error

@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from contextlib import AsyncExitStack
 from itertools import pairwise
+from pathlib import Path
 
 import anyio
 import pytest
@@ -15,6 +16,8 @@ from plait.backends.replay import ReplayConversation
 from plait.runner import DAG, FailureMode, ParallelRunner, RateLimits, RunStatus, Task, TaskStatus
 from plait.runner.cli.display.waits import throttling_line
 from plait.runner.domain import events
+from tests.support.hosts import functions
+from tests.support.hosts.world import HostFolder
 from tests.support.seeded_loop import TICK_S, VirtualClock, run_seeded
 from tests.support.sharing import wide
 
@@ -231,6 +234,16 @@ def test_a_call_that_was_never_made_gives_its_share_back() -> None:
 
     assert run_seeded(main, 0) < 50
     assert [prompt for _, prompt in calls.began] == ["good"]
+
+
+async def test_an_attempt_that_no_host_began_gives_its_share_back(tmp_path: Path) -> None:
+    world = HostFolder(tmp_path / "hosts")
+    world.set_away("m1")
+    backend = world.hosts("m1").placed(functions.echo)
+    runner = ParallelRunner(backends={"m1": backend}, default="m1", rates={"m1": RateLimits(1)})
+    with anyio.fail_after(30):  # at the limit, the third task would begin after 2 minutes
+        result = await runner.run(DAG(Task(f"t{number}", prompt="x", retry=0) for number in range(3)))
+    assert {one.error_kind for one in result.tasks.values()} == {"transient"}
 
 
 @pytest.mark.parametrize("wrong", [{"nothing": RateLimits(60)}])
