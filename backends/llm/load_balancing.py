@@ -19,7 +19,9 @@ from plait.backends.protocol import Conversation, ConversationRequest, JsonValue
 from plait.backends.replay import ReplayConversation
 
 FIRST_PAUSE_S = 1.0
-"""Seconds for which a broken server gets no requests. Each further failure in a row doubles the time."""
+"""Seconds for which a broken server gets no requests. Each further failure in a row, of a request sent after the last
+pause, doubles the time.
+"""
 LAST_PAUSE_S = 60.0
 """The longest of these times, in seconds."""
 KEPT_CONVERSATIONS = 10_000
@@ -35,7 +37,7 @@ class _Server:
     sent: int = 0
     """Requests sent so far."""
     failures: int = 0
-    """Failures in a row."""
+    """Failures in a row, each of a request sent after the pause that followed the failure before."""
     paused_until: float = 0.0
     """Time on the clock until which the server gets no requests."""
 
@@ -125,13 +127,14 @@ class LoadBalancedBackend:
                 request.on_output(Output("notice", f"{error.message}; asking another server"))
 
     async def _ask_server(self, server: _Server, request: ConversationRequest, messages: Sequence[Message]) -> Message:
+        began = self.monotonic()
         server.under_way += 1
         server.sent += 1
         try:
             answer = await server.backend.ask(request, messages)
         except BackendError as error:
             if error.kind in _BROKEN:
-                self._pause(server, error.retry_after)
+                self._pause(server, began, error.retry_after)
             raise
         finally:
             server.under_way -= 1
@@ -150,7 +153,12 @@ class LoadBalancedBackend:
         last = self._last_server.get(request.session_id or "") or self._last_server.get(request.fork_of or "")
         return last if last in ready and last.under_way <= 2 * max(1, least.under_way) else least
 
-    def _pause(self, server: _Server, retry_after: float | None) -> None:
+    def _pause(self, server: _Server, began: float, retry_after: float | None) -> None:
+        """Pause the server after the failure of a request sent at `began`. The failure of a request sent before the end
+        of the last pause is ignored: all requests that one outage ends are one failure.
+        """
+        if began < server.paused_until:
+            return
         pause = min(LAST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(server.failures, 10))
         server.failures += 1
         server.paused_until = self.monotonic() + max(pause, min(retry_after or 0.0, LAST_PAUSE_S))

@@ -53,8 +53,8 @@ def counts(*servers: Script) -> list[int]:
 class Gate:
     """An answer that waits until it may go on."""
 
-    def __init__(self, waiting: int) -> None:
-        self._left = waiting
+    def __init__(self, waiting: int, answer: Answer = SO) -> None:
+        self._left, self._answer = waiting, answer
         self.all_here, self.open = anyio.Event(), anyio.Event()
 
     async def answer(self, exchange: Exchange) -> None:
@@ -62,7 +62,7 @@ class Gate:
         if not self._left:
             self.all_here.set()
         await self.open.wait()
-        await SO(exchange)
+        await self._answer(exchange)
 
 
 async def test_requests_at_once_are_spread_evenly() -> None:
@@ -155,6 +155,30 @@ async def test_a_broken_server_is_tried_again_after_a_growing_time() -> None:
         assert await tries() == 0
         clock.now += 0.1
         assert await tries() == 2  # works again, and has had fewer requests
+
+
+async def test_requests_that_fail_together_are_one_failure() -> None:
+    clock, dies, lives = Clock(), Gate(8, hang_up), Gate(8)
+    async with (
+        serve(*[dies.answer] * 8, SO) as first,
+        serve(lives.answer) as second,
+        balanced(first.url, second.url, clock=clock) as backend,
+    ):
+
+        async def try_once() -> None:
+            with suppress(BackendError):
+                await say(backend)
+
+        async with anyio.create_task_group() as group:
+            for _ in range(16):
+                group.start_soon(try_once)
+            for gate in (dies, lives):
+                await gate.all_here.wait()
+                gate.open.set()
+        clock.now += 1.0
+        for _ in range(2):
+            await say(backend)
+        assert counts(first, second) == [9, 9]
 
 
 async def test_a_refused_request_is_no_broken_server() -> None:
