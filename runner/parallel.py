@@ -350,11 +350,11 @@ class ParallelRunner:
         """Cancel a stored run permanently, whichever process executes it, and return its status.
 
         An ended run is not changed. A run without an owner is cancelled at once. Otherwise the owner reads the request
-        from the store, at once in this process, else within a second: the owner stores the run as cancelling, starts no
-        further task, asks the running attempts to end (`cancel_requested`), lets them continue for its own
-        `cancel_grace` seconds, and stores the run as cancelled. This call waits up to `wait` seconds for the end and
-        returns `cancelling` if the end is still outstanding. If the owner dies
-        first, the next `resume` or `cancel_run` completes the cancellation. Repeated calls are harmless.
+        from the store, at once in this process, else within a second, or within 5 seconds if a server's notification
+        is lost: the owner stores the run as cancelling, starts no further task, asks the running attempts to end
+        (`cancel_requested`), lets them continue for its own `cancel_grace` seconds, and stores the run as cancelled.
+        This call waits up to `wait` seconds for the end and returns `cancelling` if the end is still outstanding. If
+        the owner dies first, the next `resume` or `cancel_run` completes the cancellation. Repeated calls are harmless.
 
         An owner with unknown state receives the request and is watched for one `lease`. Raises StoreRequired,
         RunNotFound, StoreError. Cancelling this call does not withdraw the request.
@@ -388,9 +388,10 @@ class ParallelRunner:
         """Answer the question of a waiting task, from any process. The first answer counts.
 
         `attempt` is the attempt number from `questions`; the check prevents an answer to a later question of the same
-        task. An owner of the run reads the answer from the store, polled every second, and the task continues at once;
-        this call waits up to `wait` seconds. A run without an owner continues at the next resume. Returns True once the
-        task has the answer, False if the answer is stored but not yet read by the owner.
+        task. An owner of the run reads the answer from the store within a second, or within 5 seconds if a server's
+        notification is lost, and the task continues at once; this call waits up to `wait` seconds. A run without an
+        owner continues at the next resume. Returns True once the task has the answer, False if the answer is stored but
+        not yet read by the owner.
 
         Raises AnswerConflict if the question was already answered, is past its deadline or is no longer open;
         PlaitError if the value does not fit; RunNotResumable if the run has failed with the question open (resume with

@@ -1,8 +1,11 @@
-"""Notifications of notes. They save time only: a lost one is found by the read after at most `LOOK_EVERY_S` seconds."""
+"""Notifications of notes sent to running owners. A lost notification only delays the note: the owner reads its inbox
+after `LONGEST_WAIT_S` seconds in any case.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Final
 from zlib import crc32
 
@@ -14,7 +17,9 @@ if TYPE_CHECKING:
     from plait.persistence.postgres.connection import Connection
 
 CHANNEL: Final = "plait_notes"
-LOOK_EVERY_S: Final = 5.0
+KEPT_RUNS: Final = 10_000
+"""Number of runs, the last waited for, whose notifications are kept until the next `wait`."""
+LONGEST_WAIT_S: Final = 5.0
 """Seconds after which `wait` returns without a notification: connections can be lost unseen."""
 _RETRY_S: Final = 1.0
 
@@ -31,21 +36,32 @@ class Listener:
         self._dsn = dsn
         self._connection: Connection | None = None
         self._lock = asyncio.Lock()
-        self._arrived: dict[str, asyncio.Event] = {}
+        self._arrived: OrderedDict[str, asyncio.Event] = OrderedDict()
+        """An event for each run, by payload, the last waited for at the end. Set if a note may have arrived."""
 
     async def wait(self, run_id: str) -> None:
-        """Return when a note for the run may have arrived, at the latest after `LOOK_EVERY_S` seconds. The first call,
-        and the first call over a new connection, returns at once: earlier notes were not notified.
+        """Return when a note for the run may have arrived, at the latest after `LONGEST_WAIT_S` seconds. The first call
+        for a run, and the first call over a new connection, returns at once: earlier notes were not notified.
         """
-        arrived = self._arrived.setdefault(payload(run_id), asyncio.Event())
+        arrived = self._event_of(payload(run_id))
         try:
             await self._listen()
         except Exception:
             await anyio.sleep(_RETRY_S)
             return
-        with anyio.move_on_after(LOOK_EVERY_S):
+        with anyio.move_on_after(LONGEST_WAIT_S):
             await arrived.wait()
         arrived.clear()
+
+    def _event_of(self, run: str) -> asyncio.Event:
+        arrived = self._arrived.get(run)
+        if arrived is None:
+            arrived = self._arrived[run] = asyncio.Event()
+            arrived.set()
+            if len(self._arrived) > KEPT_RUNS:  # a run whose owner still waits is added again by the next wait
+                self._arrived.popitem(last=False)
+        self._arrived.move_to_end(run)
+        return arrived
 
     async def _listen(self) -> None:
         async with self._lock:

@@ -1,7 +1,7 @@
 """The notes that other processes send to a run's owner.
 
-The owner reads the inbox of its run every second, or when a server notifies the owner of a note. A sender in the
-owner's own process wakes the owner instead (`wake`).
+The owner reads a note within a second, or within 5 seconds if a server's notification is lost: the owner polls a local
+store, and a server notifies the owner of a note. A sender in the owner's own process wakes the owner instead (`wake`).
 
 A cancel request carries the number of the last change of the run that the sender had read. If the run has ended since,
 the request is void: a late request must not cancel a run that a person has reopened. No clocks are compared.
@@ -29,7 +29,7 @@ from plait.runner.log import logger
 from plait.runner.state.codec import to_json
 
 LOOK_EVERY_S = 1.0
-"""Seconds between two reads of the inbox by the owner."""
+"""Seconds between two reads of the inbox by the owner, unless a server notifies the owner."""
 CANCEL = "cancel"
 """The kind of note that requests the cancellation of the run."""
 

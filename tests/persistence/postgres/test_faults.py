@@ -31,7 +31,7 @@ from plait.persistence import (
     TaskStarted,
 )
 from plait.persistence.contract.samples import OPENING, RUN, START_A, Writer, at, owner, whole
-from plait.persistence.postgres import connection
+from plait.persistence.postgres import connection, listener
 from tests.persistence.postgres.runs import TASKS, Counted, dag
 from tests.support.stores.postgres import address, empty, restart, start_server, worker_dsn
 
@@ -191,6 +191,19 @@ async def test_a_note_wakes_the_owner_at_once(store: PostgresStore, dsn: str) ->
         with anyio.fail_after(2):
             await waited.wait()
     assert [note.kind for note in await store.list_notes(RUN)] == ["cancel"]
+
+
+async def test_the_first_wait_for_each_run_returns_at_once(
+    store: PostgresStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also for a run that was not waited for during the waits for as many runs as are kept."""
+    monkeypatch.setattr(listener, "KEPT_RUNS", 2)
+    with anyio.fail_after(listener.LONGEST_WAIT_S - 1):
+        for run_id in ("a", "b", "c", "a"):
+            await store.wait_for_note(run_id)  # earlier notes were notified to nobody
+        with anyio.move_on_after(0.2) as limit:
+            await store.wait_for_note("c")
+    assert limit.cancelled_caught
 
 
 async def test_the_clock_of_the_server_counts_the_silence_of_an_owner(store: PostgresStore, dsn: str) -> None:
