@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from plait.backends.errors import BackendUnavailable
 from plait.backends.protocol import Backend
@@ -16,7 +16,8 @@ from plait.runner.scheduling.rates import RateLimiter, RateLimits
 
 _limiters: dict[tuple[str, str], RateLimiter] = {}
 """The limiters of this process, by the backend's name and its account."""
-_gates: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[RateLimiter, RateGate]] = WeakKeyDictionary()
+_gates: WeakKeyDictionary[asyncio.AbstractEventLoop, WeakValueDictionary[RateLimiter, RateGate]] = WeakKeyDictionary()
+"""The gates in use by a run, by event loop and limiter. A gate without a run has an empty line, and is made again."""
 
 
 class RateGates:
@@ -34,7 +35,7 @@ class RateGates:
         limiter = known.get(key)
         if limiter is None:
             limiter = known[key] = RateLimiter(limits, self._now(), getattr(backend, "max_tokens", None))
-        gates = _gates.setdefault(asyncio.get_running_loop(), {})
+        gates = _gates.setdefault(asyncio.get_running_loop(), WeakValueDictionary())
         gate = gates.get(limiter)
         if gate is None:
             gate = gates[limiter] = RateGate(limiter, self._now)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections import Counter
 from contextlib import AsyncExitStack
 from itertools import pairwise
 from pathlib import Path
+from weakref import ref
 
 import anyio
 import pytest
@@ -16,6 +18,7 @@ from plait.backends.replay import ReplayConversation
 from plait.runner import DAG, FailureMode, ParallelRunner, RateLimits, RunStatus, Task, TaskStatus
 from plait.runner.cli.display.waits import throttling_line
 from plait.runner.domain import events
+from plait.runner.engine.rate_gates import RateGates
 from tests.support.hosts import functions
 from tests.support.hosts.world import HostFolder
 from tests.support.seeded_loop import TICK_S, VirtualClock, run_seeded
@@ -234,6 +237,15 @@ def test_a_call_that_was_never_made_gives_its_share_back() -> None:
 
     assert run_seeded(main, 0) < 50
     assert [prompt for _, prompt in calls.began] == ["good"]
+
+
+async def test_the_limiter_of_one_runner_ends_with_the_runner() -> None:
+    gates = RateGates(VirtualClock().monotonic)
+    limiter = ref(gates.find("api", Calls(), RateLimits(60)).limiter)
+    assert gates.find("api", Calls(), RateLimits(60)).limiter is limiter()
+    del gates
+    gc.collect()
+    assert limiter() is None
 
 
 async def test_an_attempt_that_no_host_began_gives_its_share_back(tmp_path: Path) -> None:
