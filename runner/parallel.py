@@ -56,8 +56,6 @@ from plait.runner.state.timeouts import TimeoutStore
 CANCEL_GRACE_SECONDS = 5.0
 _MOST_CLAIMS = 10
 """How often a resume claims a run that other processes claim at the same time."""
-_SETTLE_S = 2.0
-"""Seconds for which `answer` waits for a process that executes the run."""
 DEFAULT_LIMITS = GrowthLimits()
 
 _Settings: TypeAlias = Mapping[str, JsonInput] | None
@@ -329,22 +327,13 @@ class ParallelRunner:
         `how` is `done` if the task took effect, with `text` as its result (JSON if the task has an `output_schema`);
         `again` to run the task again; `fail` to fail the task, with `text` as the reason.
 
-        A process that executes the run is waited for during 2 s, because a worker may only look whether an answer lets
-        the run go on.
+        If another process owns the run, wait up to 2 seconds for the release: a worker may claim a waiting run only to
+        check whether stored answers let it continue.
 
         Raises ValueError for another `how`, RunNotFound, RunOwned if a live process executes the run, TaskNotFound,
         PlaitError if the task is not waiting or the text does not fit, StoreError.
         """
-        settlement, clock = PersonDecision(how, text), self._config.clock
-        until = clock.monotonic() + _SETTLE_S
-        while True:
-            try:
-                run = await stored_run(self._config.store, run_id)
-                return await apply_decision(self._config, run, task_id, settlement)
-            except RunOwned:
-                if clock.monotonic() >= until:
-                    raise
-                await clock.sleep(_SETTLE_S / 20)
+        await apply_decision(self._config, run_id, task_id, PersonDecision(how, text))
 
     async def cancel_run(self, run_id: str, *, wait: float = 0.0) -> RunStatus:
         """Cancel a stored run permanently, whichever process executes it, and return its status.

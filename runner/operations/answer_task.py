@@ -32,6 +32,8 @@ from plait.runner.state.owner import Liveness, liveness
 from plait.runner.state.stored_run import StoredRun, require_unfailed, stored_run
 
 _LOOK_AGAIN_S = 0.2
+_RELEASE_S = 2.0
+"""Seconds for which a decision waits for the owner of the run to release the run."""
 DECLARED_FAILED = "declared_failed"
 """The error kind of a task that a person declared failed."""
 
@@ -51,8 +53,33 @@ class PersonDecision:
             raise ValueError(f"how must be 'done', 'again' or 'fail', not {self.how!r}")
 
 
-async def apply_decision(config: Config, run: StoredRun, task_id: str, decision: PersonDecision) -> None:
-    """Apply a decision: claim the run, store the outcome, release the run. See `ParallelRunner.answer`."""
+async def apply_decision(config: Config, run_id: str, task_id: str, decision: PersonDecision) -> None:
+    """Apply a decision. See `ParallelRunner.answer`."""
+    until = config.clock.monotonic() + _RELEASE_S
+    while True:
+        run = await stored_run(config.store, run_id)
+        try:
+            return await _apply(config, run, task_id, decision)
+        except RunOwned:
+            if not await _is_released(config, run, until):
+                raise
+
+
+async def _is_released(config: Config, run: StoredRun, until: float) -> bool:
+    """Wait until no living process owns the run, at the latest until the time `until`. Return whether none does.
+
+    Reads only the run's record: reading a run with thousands of tasks would block the event loop.
+    """
+    while config.clock.monotonic() < until:
+        await config.clock.sleep(_LOOK_AGAIN_S)
+        record = await run.store.get_run(run.record.run_id)
+        if record is None or record.owner is None or liveness(record.owner) is Liveness.DEAD:
+            return True
+    return False
+
+
+async def _apply(config: Config, run: StoredRun, task_id: str, decision: PersonDecision) -> None:
+    """Claim the run, store the outcome of the decision, release the run."""
     dag, run_id = run.state.dag, run.record.run_id
     run.require_task(task_id)
     await wait_for_expiry(config, run, Feed())

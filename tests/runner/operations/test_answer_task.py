@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import time
 
+import pytest
+
 from plait import DAG, ParallelRunner, PersonBackend, Store, Task
-from plait.persistence import Batch, RunClaimed, RunReleased
+from plait.persistence import Batch, MemoryStore, RunClaimed, RunReleased
+from plait.persistence.records import Owner, TaskRecord
+from plait.runner import RunOwned
 from plait.runner.clock import Clock
 from plait.runner.state.owner import claim_for_this_process, forget
+from tests.support.fakes import QuickClock
+from tests.support.stores.faulty_store import FaultyStore
 
 AT = "2026-01-01T00:00:00.000Z"
 
@@ -27,12 +33,35 @@ class Releasing(Clock):
         await super().sleep(seconds)
 
 
-async def test_a_decision_waits_for_a_process_that_only_looks_at_the_run(store: Store) -> None:
+async def owned(store: Store, expires: float) -> Owner:
+    """The owner of a run that waits for a person."""
     await ParallelRunner(PersonBackend(), store=store).run(DAG([Task("a", prompt="Which one?")]), "r")
     record = await store.get_run("r")
     assert record is not None
     owner = claim_for_this_process(AT)
-    await store.write(Batch("r", record.epoch, record.last_seq + 1, (RunClaimed(AT, owner, time.time() + 60),)))
+    await store.write(Batch("r", record.epoch, record.last_seq + 1, (RunClaimed(AT, owner, expires),)))
+    return owner
+
+
+async def test_a_decision_waits_for_a_process_that_only_looks_at_the_run(store: Store) -> None:
+    owner = await owned(store, time.time() + 60)
     await ParallelRunner(PersonBackend(), store=store, clock=Releasing(store)).answer("r", "a", "done", "this")
     forget(owner)
     assert [(task.status, task.text) for task in await store.list_tasks("r")] == [("completed", "this")]
+
+
+async def test_a_decision_that_waits_reads_the_tasks_once() -> None:
+    class Reading(FaultyStore):
+        reads = 0
+
+        async def list_tasks(self, run_id: str, task_id: str | None = None) -> tuple[TaskRecord, ...]:
+            self.reads += 1
+            return await super().list_tasks(run_id, task_id)
+
+    store, clock = Reading(MemoryStore()), QuickClock()
+    owner, began = await owned(store, clock.wall() + 60), clock.wall()
+    with pytest.raises(RunOwned):
+        await ParallelRunner(PersonBackend(), store=store, clock=clock).answer("r", "a", "done", "this")
+    forget(owner)
+    assert store.reads == 1
+    assert clock.wall() - began == pytest.approx(2.0, abs=0.3)
