@@ -76,7 +76,6 @@ def open_database(path: Path, mode: Mode, *, look_for_damage: bool = True) -> sq
             raise StoreUnusable(f"{path} may not be written; change its permissions, or only read its runs")
         if mode != "read":
             _remove_abandoned(path)
-        if mode != "read":
             _inspect(path, "ro", thoroughly=look_for_damage)
             return _open_for_writing(path)
         access = _access_for_reading(path)
