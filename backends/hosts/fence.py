@@ -5,13 +5,13 @@
     <state>/<run>/<host>/TASK/ATTEMPT/   the files of an attempt
     <state>/sessions/                    shared by all attempts
 
-A host process that takes the fence ends the one before: that of an owner whose connection broke silently, or of an
-owner that slept past its lease. Agents live in sessions of their own, and go on. So a frame that an earlier owner sends
-afterwards is refused or never read.
+A host process that takes the fence kills the previous one, which may belong to an owner whose connection broke without
+notice, or to a suspended owner whose lease expired. Agents have sessions of their own and continue. So a frame that an
+earlier owner sends afterwards is refused or never read.
 
-The runner says when its run is over. Then the files of the attempts are removed, and the fence 30 days later, by any
-host process that serves the end of a run. Without that word nothing is removed: a later owner may collect the answer of
-an attempt that ended unobserved.
+The files of the attempts are removed only after the runner has reported the end of the run, because a later owner may
+collect the answer of an attempt that ended unobserved. Any host process that serves the end of a run removes the fences
+of runs that ended 30 days ago.
 """
 
 from __future__ import annotations

@@ -67,9 +67,8 @@ SESSIONS = "sessions"
 
 
 async def serve(build: Build, state: Path, version: str) -> None:
-    """Serve the connection on standard input and output, with files below `state`. Exit the process at its end.
-
-    Returns only if the connection was refused.
+    """Serve one connection on standard input and output, with files below `state`. Exit the process when the connection
+    ends. Return only after a look, which asks for the state of the host, and after a refusal.
     """
     reader, write = await _standard_streams()
     try:

@@ -163,7 +163,7 @@ class HostSession:
 
     async def _any_back(self, turn: Turn, on_output: OnOutput) -> None:
         """Wait until a host is connected. Raise BackendError after the patience, or if no host can be expected: none
-        has accepted this process before, and each has been asked in vain.
+        has accepted this process before, and the first attempt to connect to each has failed.
         """
         lines = self.lines.values()
         while any(not line.tries for line in lines) and not any(line.is_connected for line in lines):

@@ -42,7 +42,7 @@ class DaskSession(HostSession):
         self._closing = anyio.Event()
         self._group: anyio.abc.TaskGroup | None = None
         self._asked = False
-        """Whether the scheduler has answered, or was asked in vain."""
+        """Whether the scheduler has answered, or one attempt to connect to it has failed."""
         self._answered = False
         """Whether the scheduler has answered."""
         self._problem = ""
