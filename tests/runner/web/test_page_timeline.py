@@ -161,10 +161,16 @@ def open_waits(rows: dict[str, Any]) -> dict[str, str]:
 def told(page: Page) -> dict[str, list[str]]:
     """What the keyboard tells of each line: its bars in words."""
     lines: dict[str, list[str]] = {}
-    tip = page.locator(".tip")
-    page.locator(".scroller").focus()
-    for _ in range(8):
-        page.locator(".scroller").press("ArrowDown")
+    tip, scroller = page.locator(".tip"), page.locator(".scroller")
+    scroller.press("ArrowDown")
+    for _ in range(1000):
+        if "\n" in tip.inner_text():
+            break
+        scroller.press("ArrowDown")  # the bars of a stored run arrive after its lines
+        scroller.press("ArrowUp")
+    for line in range(8):
+        if line:
+            scroller.press("ArrowDown")
         name, *bars = tip.inner_text().split("\n")
         lines[name.partition(":")[0]] = bars
     page.get_by_label("Close the task").click()
