@@ -34,5 +34,6 @@ def locked_file(path: Path, *, wait: bool) -> int:
         os.close(descriptor)
         if isinstance(error, BlockingIOError):
             raise
-        raise OSError(f"this host cannot lock files in {path.parent}: {error.strerror}") from error
+        advice = "set XDG_STATE_HOME there to a folder on a local disk"
+        raise OSError(f"this host cannot lock files in {path.parent}: {error.strerror}; {advice}") from error
     return descriptor

@@ -249,11 +249,11 @@ def answer_key_of(spec: AnySpec, *, folder: Path) -> JsonValue:
     """Return the `answer_key` of the backend described by `spec`; None if answers of the backend are never taken over,
     or the function cannot be loaded here.
     """
-    backend = unchecked(spec, folder=folder)
+    backend = make_unchecked(spec, folder=folder)
     return backend.answer_key() if isinstance(backend, ReusableBackend) else None
 
 
-def unchecked(spec: AnySpec, *, folder: Path) -> Backend | None:
+def make_unchecked(spec: AnySpec, *, folder: Path) -> Backend | None:
     """Return the backend described by `spec` for its properties alone, also without its key, program, model and tools
     on this machine; None if the function cannot be loaded here.
     """

@@ -12,7 +12,7 @@ from plait.backends.hosts.dask.hosts import DaskHosts
 from plait.backends.hosts.placed import BackendTraits, HostBackend
 from plait.backends.hosts.ssh import SSHHosts
 from plait.backends.protocol import Backend, JsonValue
-from plait.backends.spec.build import AnySpec, BackendSpec, build, unchecked
+from plait.backends.spec.build import AnySpec, BackendSpec, build, make_unchecked
 from plait.backends.text import one_line
 
 _SPEC: TypeAdapter[BackendSpec] = TypeAdapter(BackendSpec)
@@ -28,7 +28,7 @@ def placed(spec: AnySpec, folder: Path, hosts: SSHHosts | DaskHosts) -> HostBack
 
     Raises ValueError if the hosts have no resources, and the backend needs some.
     """
-    made = unchecked(spec, folder=folder)
+    made = make_unchecked(spec, folder=folder)
     traits = BackendTraits() if made is None else BackendTraits.of(made)
     return hosts.place(spec_description(spec, folder), traits, spec.needs)
 

@@ -150,9 +150,7 @@ async def _read_originals(connection: Connection, changes: Sequence[Change]) -> 
 
 
 async def _write_next(connection: Connection, batch: Batch, run: CachedRun, counts: BatchCounts) -> bool:
-    """Write the batch that continues the run. Return False, with nothing written, if the cached run is
-    outdated.
-    """
+    """Write the batch that continues the cached run. Return False, with nothing written, if that run is outdated."""
     looks_up = bool(run.tasks.needed(batch.changes)) or any(isinstance(one, TasksAdded) for one in batch.changes)
     if looks_up:
         await run.tasks.prefetch(connection, batch.changes)

@@ -118,7 +118,7 @@ class OutcomeHandler:
     def _complete(self, attempt: Attempt, reply: Reply, data_json: str | None, duration: float) -> events.TaskCompleted:
         position, at, session_id = attempt.position, self._stamp(), attempt.session_id
         if attempt.continuation is None:
-            turn = attempt.prompt if _is_plain(reply, attempt.prompt) else attempt.messages(reply)
+            turn = attempt.prompt if _is_prompt_and_answer(reply, attempt.prompt) else attempt.messages(reply)
             completed = self._state.complete(position, at, reply, data_json, duration, session_id, turn=turn)
         else:
             turn, earlier = attempt.messages(reply), attempt.continuation.messages
@@ -373,9 +373,9 @@ def _exhausted_event(run_id: str, state: RunState, at: str) -> events.RunEnded:
     return events.RunFailed(at, run_id, RunStatus.FAILED, f"{error}; {failed[0].id}: {failed[0].error}")
 
 
-def _is_plain(reply: Reply, prompt: str) -> bool:
-    """Return whether the turn consists of `prompt` and the answer, so that the result alone says everything about it.
-    Of a message's usage the store keeps the tokens.
+def _is_prompt_and_answer(reply: Reply, prompt: str) -> bool:
+    """Return whether the turn consists of `prompt` and the answer, so that no message has to be stored beside the
+    result. The store keeps only the tokens of a message's usage.
     """
     if not reply.messages:
         return True

@@ -17,7 +17,7 @@ from plait.runner.scheduling.rates import RateLimiter, RateLimits
 _limiters: dict[tuple[str, str], RateLimiter] = {}
 """The limiters of this process, by the backend's name and its account."""
 _gates: WeakKeyDictionary[asyncio.AbstractEventLoop, WeakValueDictionary[RateLimiter, RateGate]] = WeakKeyDictionary()
-"""The gates in use by a run, by event loop and limiter. A gate without a run has an empty line, and is made again."""
+"""The gates in use by a run, by event loop and limiter. A run that needs a gate again gets a new one."""
 
 
 class RateGates:

@@ -20,8 +20,8 @@ from plait.runner.domain.status import RUN_DONE, TASK_DONE, UNDER_WAY, RunStatus
 from plait.runner.domain.waiting import WaitingRun, WaitReason, Waits, stored_limits
 from plait.runner.errors import RunNotFound
 from plait.runner.state.codec import decode_dag, decode_usage
-from plait.runner.state.next_tries import next_tries
 from plait.runner.state.owner import liveness, seems_free
+from plait.runner.state.stored_run import next_tries
 
 _LOOKS_A_RECORD = 25
 

@@ -40,9 +40,8 @@ from plait.runner.recovery.resume_plan import (
 )
 from plait.runner.state.codec import encode_event
 from plait.runner.state.conversations import load_answered_messages, load_continuation, load_history
-from plait.runner.state.next_tries import next_tries
 from plait.runner.state.reusable_answers import ReusableAnswers, Reuse, load_answers
-from plait.runner.state.stored_run import StoredPolicy, StoredRun
+from plait.runner.state.stored_run import StoredPolicy, StoredRun, next_tries
 
 
 async def prepare_resume(config: Config, run: StoredRun, how: ResumeOptions, control: Control) -> PreparedRun | None:

@@ -1,17 +1,19 @@
-"""`StoredRun`: a run read from the store, and the check whether any work is left."""
+"""`StoredRun`: a run read from the store, the times of its next attempts, and the check whether any work is left."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from plait.backends.protocol import DetachedTurn, JsonValue
 from plait.persistence.failpoints import reached
 from plait.persistence.protocol import Store
-from plait.persistence.records import MessageRecord, RunRecord, TaskRecord
+from plait.persistence.records import EventKind, MessageRecord, RunRecord, TaskRecord
+from plait.runner.domain.question import parse_time
 from plait.runner.domain.result import RunResult
-from plait.runner.domain.status import RUN_DONE, RUN_REOPENINGS, RunStatus, TaskStatus
+from plait.runner.domain.status import RUN_DONE, RUN_REOPENINGS, TASK_STATUSES, RunStatus, TaskStatus
 from plait.runner.errors import PlaitError, RunNotFound, RunNotResumable, StoreRequired, TaskNotFound, nearest
 from plait.runner.state.codec import decode_dag, decode_usage
 from plait.runner.state.run_state import RunState
@@ -151,3 +153,26 @@ def ended_result(run: StoredRun) -> RunResult:
         f"the stored results of {', '.join(damaged[:5])} are damaged; resume with retry_failed to run the tasks again"
     )
     return run.state.result(run_id, RunStatus.FAILED, error)
+
+
+async def next_tries(
+    store: Store, run_id: str, tasks: Collection[TaskRecord], now: float = math.inf
+) -> dict[str, float]:
+    """Return the Unix time of the next attempt, by task id, for each task that waits for a retry.
+
+    The time may be in the past. If the clock was set back, the delay counts from `now` and is thus never longer than
+    recorded. Raises StoreError.
+    """
+    failed = {task.task_id: task.attempt for task in tasks if _waits_to_be_tried_again(task)}
+    times: dict[str, float] = {}
+    after = 0
+    while failed and (page := await store.list_events(run_id, after, kind=EventKind.TASK_RETRIED)):
+        for event in page:
+            if event.task_id and failed.get(event.task_id) == event.attempt:
+                times[event.task_id] = min(parse_time(event.at), now) + json.loads(event.detail)["delay_s"]
+        after = page[-1].seq
+    return times
+
+
+def _waits_to_be_tried_again(task: TaskRecord) -> bool:
+    return TASK_STATUSES[task.status] is TaskStatus.PENDING and task.error_kind is not None

@@ -8,7 +8,7 @@ from __future__ import annotations
 from tests.faults.campaigns import frequent
 
 
-def test_healthy_runs_complete_and_a_culprit_exceeds_max_crashes() -> None:
+def test_healthy_runs_complete_and_a_culprit_fails() -> None:
     report = frequent.run(scale="quick", seed=7, planted=False)
     assert report.ok, "\n".join(report.violations)
     assert report.figures["kills"] >= frequent.KILLS["quick"]
