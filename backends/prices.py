@@ -92,7 +92,7 @@ class Billing:
 
 
 UNBILLED = Billing()
-"""The billing of a backend without `billing`: only a line of the user gives a price."""
+"""The billing of a backend without `billing`: only the user's prices count."""
 
 
 @runtime_checkable
@@ -106,10 +106,10 @@ class BilledBackend(Protocol):
 
 
 class Prices:
-    """The prices of a run: the user's `lines` by model, then the list."""
+    """The prices of a run: the user's `own` prices by model, then the list."""
 
-    def __init__(self, lines: Mapping[str, Price]) -> None:
-        self._lines = lines
+    def __init__(self, own: Mapping[str, Price]) -> None:
+        self._own_prices = own
 
     def needs_list(self, used: Usage, billing: Billing) -> bool:
         """Return whether only the list, not loaded so far, can hold the price of `used`."""
@@ -118,7 +118,7 @@ class Prices:
         return self._own(used, billing) is None
 
     def priced(self, used: Usage, billing: Billing, longest: int | None = None, *, at: float) -> Usage:
-        """Return `used` with its cost, if the cost is unknown, or an estimate with a line of the user, and there is a
+        """Return `used` with its cost, if the cost is unknown, or an estimate and the user has a price, and there is a
         price at the Unix time `at`.
 
         `longest` is the input of the longest request in `used`; None if `used` is a single request. The list counts
@@ -147,20 +147,20 @@ class Prices:
         )
 
     def _own(self, used: Usage, billing: Billing) -> Price | None:
-        """Return the price in the user's lines, else the backend's own."""
-        if self._lines:
+        """Return the user's price, else that of the backend."""
+        if self._own_prices:
             for model in (used.model, billing.model):
-                line = None if model is None else self._line(model)
-                if line is not None:
-                    return line
+                price = None if model is None else self._own_price(model)
+                if price is not None:
+                    return price
         return billing.price
 
-    def _line(self, model: str) -> Price | None:
-        """Return the line of `model`. A line also holds for its name with a date at the end, as servers report."""
-        line = self._lines.get(model)
-        if line is None and (date := _DATE.search(model)) is not None and date.end() == len(model):
-            line = self._lines.get(model[: date.start()])
-        return line
+    def _own_price(self, model: str) -> Price | None:
+        """Return the user's price of `model`. It also holds for the name with a date at the end, as servers report."""
+        price = self._own_prices.get(model)
+        if price is None and (date := _DATE.search(model)) is not None and date.end() == len(model):
+            price = self._own_prices.get(model[: date.start()])
+        return price
 
 
 def is_loaded() -> bool:

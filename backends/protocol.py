@@ -458,7 +458,7 @@ class HostConnections(Protocol):
         """
         ...
 
-    def forget(self) -> None:
+    def remove_files(self) -> None:
         """Ask the connected hosts to remove the files of the run: no attempt of the run is under way, and no later
         owner adopts one.
         """

@@ -198,7 +198,7 @@ def hosts(times: int, results: dict[str, dict[str, float]]) -> list[Line]:
     there, here = in_turn(times, ("placed", "fan", "2000", "host"), ("placed", "fan", "2000", "here"))
     results |= {"placed on a host, fan 2000": there, "the same here": here}
     more = there["cpu_ms_per_task"] - here["cpu_ms_per_task"]
-    what = "CPU of runner and host for an attempt over a line that answers at once, beyond the same attempt here"
+    what = "CPU of runner and host for an attempt over a connection that answers at once, beyond the same attempt here"
     ours, bare = in_turn(times, ("dask", "fan", "200", "attempts"), ("dask", "fan", "200", "submit"))
     results |= {"attempts on Dask, fan 200": ours, "bare client.submit": bare}
     cpu, least = ours["cpu_ms_per_task"], bare["cpu_ms_per_task"]

@@ -1,6 +1,6 @@
-"""Attempts that answer at once on a host, over one line: plait's cost without ssh and without a network.
+"""Attempts that answer at once on a host, over one connection: plait's cost without ssh and without a network.
 
-The line is a process on this machine that runs `plait host`, with its files in a temporary folder.
+The connection is a process on this machine that runs `plait host`, with its files in a temporary folder.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from plait.backends.protocol import Backend
 from plait.runner import DAG, ParallelRunner, RunStatus, Task
 
 SLOTS = 64
-_LINE = "import os, sys; os.execvp('sh', ['sh', '-c', sys.argv[2]])"
+_COMMAND = "import os, sys; os.execvp('sh', ['sh', '-c', sys.argv[2]])"
 
 
 async def placed(shape: str, tasks: str, where: str = "host") -> dict[str, float]:
     """Measure `tasks` tasks in a fan or a chain on one host, or, with `where` as here, in this process.
 
-    The cost of a task is that of all tasks but two, without the start of the line.
+    The cost of a task is that of all tasks but two, without the start of the connection.
     """
     with tempfile.TemporaryDirectory() as state:
         os.environ |= {"XDG_STATE_HOME": state, "PYTHONPATH": str(Path(__file__).parent.parent)}
         host = SSHHost("host", SLOTS, plait=str(Path(sys.executable).with_name("plait")))
-        hosts = SSHHosts([host], ssh=[sys.executable, "-S", "-c", _LINE])
+        hosts = SSHHosts([host], ssh=[sys.executable, "-S", "-c", _COMMAND])
         backend: Backend | Callable[[str], Awaitable[str]] = hosts.placed(body) if where == "host" else body
         few = await _run(backend, shape, 2)
         took = await _run(backend, shape, int(tasks))

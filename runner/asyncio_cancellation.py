@@ -41,7 +41,7 @@ class Cancels:
         """
         return self._task is not None and self._task.cancelling() > self._before
 
-    def forget(self) -> None:
+    def withdraw(self) -> None:
         """Withdraw the recorded cancellation requests from the current task.
 
         Needed after a backend call: a home-made time-out may cancel the calling task and catch the error without
@@ -65,4 +65,4 @@ def outlasting_cancellation() -> Generator[None]:
     except asyncio.CancelledError:
         if not cancels.since or anyio.current_effective_deadline() == -math.inf:
             raise
-        cancels.forget()
+        cancels.withdraw()

@@ -82,7 +82,7 @@ def _name(session_id: str) -> str:
 _KEPT = re.compile(r"(?P<session>.+-(?P<name>[0-9a-f]{32}))\.(lock|json|[0-9]+\.new)")
 
 
-def forget_all_but(known: Iterable[str], folder: Path, idle: float) -> list[OSError]:
+def remove_sessions_except(known: Iterable[str], folder: Path, idle: float) -> list[OSError]:
     """Remove from `folder` the data of all sessions except the `known` sessions, and return the errors met.
 
     A session is kept while its lock is held, and until `idle` seconds after the last write.

@@ -7,18 +7,18 @@ from contextlib import contextmanager
 
 import anyio
 
-from plait.backends.hosts.line import Line, Turn
+from plait.backends.hosts.connection import AttemptChannel, HostConnection
 from plait.backends.protocol import AwayHost
 
 
 class AwayReporter:
-    """Reports each host of `lines` that attempts wait for, once for all attempts that begin to wait at the same time.
+    """Reports each host that attempts wait for, once for all attempts that begin to wait at the same time.
 
     A later report follows if other attempts wait, and when no attempt waits any longer.
     """
 
-    def __init__(self, lines: Mapping[str, Line], report: Callable[[AwayHost], None]) -> None:
-        self._lines = lines
+    def __init__(self, connections: Mapping[str, HostConnection], report: Callable[[AwayHost], None]) -> None:
+        self._connections = connections
         self._report = report
         self._waiting: dict[str, dict[str, None]] = {}
         """The names of the attempts that wait, by host, in the order in which they began to wait."""
@@ -28,17 +28,17 @@ class AwayReporter:
         self._is_closed = False
 
     @contextmanager
-    def waiting(self, lines: Iterable[Line], turn: Turn) -> Generator[None]:
-        """Count the attempt as one that waits for the hosts of `lines`, all of which are away."""
-        names = [line.name for line in lines]
+    def waiting(self, connections: Iterable[HostConnection], attempt: AttemptChannel) -> Generator[None]:
+        """Count the attempt as one that waits for the hosts of `connections`, all of which are away."""
+        names = [connection.name for connection in connections]
         for name in names:
-            self._waiting.setdefault(name, {})[turn.name] = None
+            self._waiting.setdefault(name, {})[attempt.name] = None
         self._changed.set()
         try:
             yield
         finally:
             for name in names:
-                self._waiting[name].pop(turn.name, None)
+                self._waiting[name].pop(attempt.name, None)
             self._changed.set()
 
     def close(self) -> None:
@@ -53,17 +53,17 @@ class AwayReporter:
             if self._is_closed:
                 return
             self._changed = anyio.Event()
-            for name, turns in self._waiting.items():
-                self._report_host(self._lines[name], turns)
+            for name, attempts in self._waiting.items():
+                self._report_host(self._connections[name], attempts)
 
-    def _report_host(self, line: Line, turns: Iterable[str]) -> None:
-        since = line.away_since
-        tasks = () if since is None else tuple(name.rpartition("/")[0] for name in turns)
-        if set(tasks) == set(self._reported.get(line.name, ())):
+    def _report_host(self, connection: HostConnection, attempts: Iterable[str]) -> None:
+        since = connection.away_since
+        tasks = () if since is None else tuple(name.rpartition("/")[0] for name in attempts)
+        if set(tasks) == set(self._reported.get(connection.name, ())):
             return
         if tasks:
-            self._reported[line.name] = tasks
-            self._report(AwayHost(line.name, since, line.reason, tasks))
+            self._reported[connection.name] = tasks
+            self._report(AwayHost(connection.name, since, connection.reason, tasks))
         else:
-            del self._reported[line.name]
-            self._report(AwayHost(line.name, None, line.reason, ()))
+            del self._reported[connection.name]
+            self._report(AwayHost(connection.name, None, connection.reason, ()))

@@ -64,11 +64,11 @@ def run_folder(state: Path, key: str, host: str) -> Path:
     return state / key / host
 
 
-def turn_folder(run: Path, turn: str) -> Path:
-    """Return the folder of the attempt `turn`, a `task/attempt`. Raise ValueError if a name could lead elsewhere."""
-    task, _, attempt = turn.rpartition("/")
+def attempt_folder(run: Path, name: str) -> Path:
+    """Return the folder of the attempt `task/attempt`. Raise ValueError if the name could lead elsewhere."""
+    task, _, attempt = name.rpartition("/")
     if not _ID.fullmatch(task) or not re.fullmatch(r"[0-9]{1,9}(-[0-9]{1,9})?", attempt):
-        raise ValueError(f"{turn!r} is no attempt of plait")
+        raise ValueError(f"{name!r} is no attempt of plait")
     return run / task / attempt
 
 
@@ -87,7 +87,7 @@ def take_fence(folder: Path, epoch: int) -> None:
         (folder / _OVER).unlink(missing_ok=True)
 
 
-def forget_run(state: Path, folder: Path) -> None:
+def remove_attempts(state: Path, folder: Path) -> None:
     """Remove the attempts of the run in `folder`, which is over and has no processes, and all that earlier calls have
     left below `state`. Errors are ignored: a later call tries again.
     """

@@ -1,16 +1,16 @@
 """Frames: the JSON objects, one a line, that a runner and a host process exchange. Values are written and read here.
 
-    runner -> host    look                           how many attempts are at work; the answer is `state`
+    runner -> host    probe                          how many attempts are at work; the answer is `state`
                       hello                          the version, the run, the epoch, the attempts to keep
                       ask, go, cancel                an attempt asks for a slot, begins, is ended
                       wind_down                      the run is being cancelled
-                      forget                         the run is over: its files are removed
+                      remove_files                   the run is over: its files are removed
     host -> runner    ready, refused                 the answers to hello
                       slot                           the answer to ask
                       session, output, allowance     reports of an attempt under way
                       reply, error, asked, ended     the end of an attempt
 
-Every frame has its name as `op`, and a frame about an attempt has `turn`. Fields with their default values are left
+Every frame has its name as `op`, and a frame about an attempt has `attempt`. Fields with their default values are left
 out. Nothing but JSON crosses: no code, and no values of the environment.
 """
 

@@ -50,7 +50,7 @@ class HostGroup(ABC):
 
 
 def hello_frame(run: RunOnHosts, host: str, slots: int, kept: Collection[str]) -> Frame:
-    """Return the first frame of a line to `host`. The host ends the attempts of the run that are not in `kept`."""
+    """Return the first frame to `host`. The host ends the attempts of the run that are not in `kept`."""
     return {
         "op": "hello",
         "version": version("plait"),

@@ -31,7 +31,7 @@ from plait.backends.ask import answering, question_in
 from plait.backends.cancellation import CancellableTurn, Cancellation
 from plait.backends.errors import BackendError, BackendUnavailable, ErrorKind
 from plait.backends.function import format_traceback
-from plait.backends.hosts.fence import Fenced, forget_run, run_folder, take_fence, turn_folder
+from plait.backends.hosts.fence import Fenced, attempt_folder, remove_attempts, run_folder, take_fence
 from plait.backends.hosts.frames import (
     LONGEST,
     Frame,
@@ -62,22 +62,22 @@ from plait.backends.text import one_line
 Build: TypeAlias = Callable[[Mapping[str, JsonValue]], Backend]
 """Makes the backend that a runner describes. Raises BackendUnavailable."""
 _RETRY_S = 0.5
-"""Seconds between two looks for a slot that another process of this host may have freed."""
+"""Seconds between two searches for a slot that another process of this host may have freed."""
 SESSIONS = "sessions"
 
 
 async def serve(build: Build, state: Path, version: str) -> None:
     """Serve one connection on standard input and output, with files below `state`. Exit the process when the connection
-    ends. Return only after a look, which asks for the state of the host, and after a refusal.
+    ends. Return only after a probe, which reads the state of the host, and after a refusal.
     """
     reader, write = await _standard_streams()
     try:
         hello = read_frame(await reader.readline())
-        if hello["op"] == "look":
+        if hello["op"] == "probe":
             write({"op": "state", "version": version, "at_work": _at_work(state)})
             return
         host = _admit(hello, state, version)
-        await sweep(host.folder, [turn_folder(host.folder, turn) for turn in hello["keep"]])
+        await sweep(host.folder, [attempt_folder(host.folder, attempt) for attempt in hello["keep"]])
         taken = host.slots.taken()
     except _Refused as refused:
         write({"op": "refused", "why": refused.why, "message": str(refused), "version": version})
@@ -86,8 +86,8 @@ async def serve(build: Build, state: Path, version: str) -> None:
         write({"op": "refused", "why": "error", "message": one_line(str(error)), "version": version})
         return
     write({"op": "ready", "version": version, "node": platform.node(), "taken": taken})
-    async with AsyncExitStack() as opened, anyio.create_task_group() as turns:
-        host.begin(build, write, opened, turns)
+    async with AsyncExitStack() as opened, anyio.create_task_group() as attempts:
+        host.begin(build, write, opened, attempts)
         with _exiting():
             while line := await reader.readline():
                 await host.handle(read_frame(line))
@@ -177,90 +177,90 @@ class _Host:
         self._cancellation = Cancellation()
 
     def begin(
-        self, build: Build, write: Callable[[Frame], None], opened: AsyncExitStack, turns: anyio.abc.TaskGroup
+        self, build: Build, write: Callable[[Frame], None], opened: AsyncExitStack, attempts: anyio.abc.TaskGroup
     ) -> None:
-        """Begin to handle frames. `opened` holds the backends, and `turns` the attempts."""
-        self._build, self._write, self._opened, self._turns = build, write, opened, turns
-        turns.start_soon(self._look_for_slots)
+        """Begin to handle frames. `opened` holds the backends, and `attempts` the attempts."""
+        self._build, self._write, self._opened, self._attempts = build, write, opened, attempts
+        attempts.start_soon(self._look_for_slots)
 
     async def handle(self, frame: Frame) -> None:
         """Handle a frame of the runner. Unknown frames are ignored."""
         match frame["op"]:
             case "ask":
-                self._waiting.append(frame["turn"])
+                self._waiting.append(frame["attempt"])
                 self._grant()
             case "go":
-                turn = frame["turn"]
-                self._under_way[turn] = scope = anyio.CancelScope()
-                self.slots.take(turn)
-                self._turns.start_soon(self._run, turn, frame, scope)
+                attempt = frame["attempt"]
+                self._under_way[attempt] = scope = anyio.CancelScope()
+                self.slots.take(attempt)
+                self._attempts.start_soon(self._run, attempt, frame, scope)
             case "cancel":
-                await self._cancel(frame["turn"])
+                await self._cancel(frame["attempt"])
             case "wind_down":
                 self._cancellation.request()
-            case "forget":
+            case "remove_files":
                 await sweep(self.folder, ())
-                await run_sync(forget_run, self._state, self.folder)
+                await run_sync(remove_attempts, self._state, self.folder)
             case _:
                 pass
 
     def _grant(self) -> None:
         while self._waiting and self.slots.take(self._waiting[0]):
-            self._write({"op": "slot", "turn": self._waiting.pop(0)})
+            self._write({"op": "slot", "attempt": self._waiting.pop(0)})
 
     async def _look_for_slots(self) -> None:
         with _exiting():
             while True:
                 await anyio.sleep(_RETRY_S)
-                for turn in self._under_way:  # one that is followed began without a slot if all were taken
-                    self.slots.take(turn)
+                for attempt in self._under_way:  # one that is followed began without a slot if all were taken
+                    self.slots.take(attempt)
                 self._grant()
 
-    async def _cancel(self, turn: str) -> None:
-        if turn in self._waiting:
-            self._waiting.remove(turn)
-        if (scope := self._under_way.get(turn)) is not None:
+    async def _cancel(self, attempt: str) -> None:
+        if attempt in self._waiting:
+            self._waiting.remove(attempt)
+        if (scope := self._under_way.get(attempt)) is not None:
             scope.cancel()  # `_run` reports the end
             return
-        self.slots.free(turn)
+        self.slots.free(attempt)
         self._grant()
-        self._turns.start_soon(self._end, turn)
+        self._attempts.start_soon(self._end, attempt)
 
-    async def _end(self, turn: str) -> None:
+    async def _end(self, attempt: str) -> None:
         """End the processes of an attempt that this process has never followed."""
         with _exiting():
-            await sweep(turn_folder(self.folder, turn), ())
-            self._write({"op": "ended", "turn": turn})
+            await sweep(attempt_folder(self.folder, attempt), ())
+            self._write({"op": "ended", "attempt": attempt})
 
-    async def _run(self, turn: str, frame: Frame, scope: anyio.CancelScope) -> None:
+    async def _run(self, attempt: str, frame: Frame, scope: anyio.CancelScope) -> None:
         with _exiting():
-            await self._run_to_end(turn, frame, scope)
+            await self._run_to_end(attempt, frame, scope)
 
-    async def _run_to_end(self, turn: str, frame: Frame, scope: anyio.CancelScope) -> None:
+    async def _run_to_end(self, attempt: str, frame: Frame, scope: anyio.CancelScope) -> None:
         answer: Frame = {"op": "ended"}
         try:
             with scope:
-                answer = await self._answer(turn, frame)
+                answer = await self._answer(attempt, frame)
         except BaseException as error:  # one that leaves the attempt would end all others of the task group
             answer = _failure(error)
         finally:
-            del self._under_way[turn]
-            self.slots.free(turn)
+            del self._under_way[attempt]
+            self.slots.free(attempt)
         try:
-            self._write({**answer, "turn": turn})
+            self._write({**answer, "attempt": attempt})
         except (TypeError, ValueError) as error:
             message = f"the reply is no JSON, so it cannot be sent: {one_line(str(error))}"
-            self._write({"op": "error", **error_json(BackendError(ErrorKind.UNEXPECTED, message)), "turn": turn})
+            self._write({"op": "error", **error_json(BackendError(ErrorKind.UNEXPECTED, message)), "attempt": attempt})
         self._grant()
 
-    async def _answer(self, turn: str, frame: Frame) -> Frame:
+    async def _answer(self, attempt: str, frame: Frame) -> Frame:
         with CancellableTurn(self._cancellation), answering([(text, value) for text, value in frame["answers"]]):
-            return {"op": "reply", **reply_json(await self._reply(turn, frame))}
+            return {"op": "reply", **reply_json(await self._reply(attempt, frame))}
 
-    async def _reply(self, turn: str, frame: Frame) -> Reply:
+    async def _reply(self, attempt: str, frame: Frame) -> Reply:
         backend = await self._backend(frame["backend"])
-        folder = turn_folder(self.folder, turn)
-        request = self._request(turn, frame["request"], Files(folder, self._sessions))
+        folder = attempt_folder(self.folder, attempt)
+        request = self._request(attempt, frame["request"], Files(folder, self._sessions))
         if request.attaches:
             await self._require_left(backend, request, folder)
         elif os.path.exists(folder):  # noqa: ASYNC240, PTH110 - asked for each attempt
@@ -285,10 +285,10 @@ class _Host:
                 ErrorKind.CRASHED, "the attempt ended with the process that followed it", continues_session=known
             )
 
-    def _request(self, turn: str, parts: Mapping[str, Any], files: Files) -> ConversationRequest:
+    def _request(self, attempt: str, parts: Mapping[str, Any], files: Files) -> ConversationRequest:
         def report(op: str, fields: Mapping[str, Any]) -> None:
             with suppress(TypeError, ValueError):  # no JSON
-                self._write({"op": op, **fields, "turn": turn})
+                self._write({"op": op, **fields, "attempt": attempt})
 
         def on_output(output: Output) -> None:
             report("output", output_json(output))

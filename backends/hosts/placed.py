@@ -1,6 +1,6 @@
 """`HostBackend`: a backend with its attempts on other hosts, each placed before the attempt may begin.
 
-    ask -> slot -> the place is stored -> go -> session, output -> reply
+    ask -> slot -> the host is stored -> go -> session, output -> reply
 
 Session ids are `ID@HOST`, so a task that continues a conversation goes to the host that has it.
 """
@@ -19,9 +19,9 @@ from plait.backends.ask import QuestionAsked, given_answers
 from plait.backends.cancellation import when_cancelled
 from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.function import as_backend
+from plait.backends.hosts.connection import AttemptChannel
 from plait.backends.hosts.frames import Frame, read_error, read_output, read_question, read_reply, request_json
-from plait.backends.hosts.line import Turn
-from plait.backends.hosts.session import HostSession, Place
+from plait.backends.hosts.session import HeldSlot, HostSession
 from plait.backends.prices import UNBILLED, BilledBackend, Billing
 from plait.backends.protocol import (
     AdjustableBackend,
@@ -109,7 +109,7 @@ class HostBackend:
 
     @asynccontextmanager
     async def open(self, request: ConversationRequest) -> AsyncGenerator[Conversation]:
-        """Open a conversation. The first turn chooses the host."""
+        """Open a conversation. The first prompt chooses the host."""
         placement = request.placement
         session = None if placement is None else self._hosts.session(placement.run_id)
         if session is not None and placement is not None:
@@ -157,50 +157,52 @@ class HostConversation:
         self._shown = PlacedOutput(None if request.files is None else request.files.turn)
 
     async def send(self, prompt: str) -> Reply:
-        """Place the turn on a host, and return the answer. Raises as `Conversation.send`."""
+        """Place the attempt on a host, and return the answer. Raises as `Conversation.send`."""
         name = f"{self._placement.task_id}/{self._placement.attempt}"
-        place = await self._place(name)
+        slot = await self._place(name)
         try:
-            return await self._run(place, prompt)
+            return await self._run(slot, prompt)
         except anyio.get_cancelled_exc_class():
-            if not await place.end():
-                self._request.on_output(Output("notice", f"{place.line.name} is away, so the attempt is not ended yet"))
+            if not await slot.end():
+                self._request.on_output(
+                    Output("notice", f"{slot.connection.name} is away, so the attempt is not ended yet")
+                )
             raise
         finally:
-            place.leave()
+            slot.release()
 
-    async def _place(self, name: str) -> Place:
+    async def _place(self, name: str) -> HeldSlot:
         placement, request = self._placement, self._request
-        turn = Turn(name, self._report, self._needs)
+        attempt = AttemptChannel(name, self._report, self._needs)
         if request.attaches and placement.place is not None:
-            return self._session.follow(turn, placement.place)
+            return self._session.follow(attempt, placement.place)
         wanted = _host_of(request.session_id if request.resume else request.fork_of)
-        place = await self._session.place(turn, wanted, request.on_output)
-        self._host = place.line.name
+        slot = await self._session.place(attempt, wanted, request.on_output)
+        self._host = slot.connection.name
         try:
-            place.line.kept.add(name)  # from here on the place may be stored
-            await placement.on_place(place.line.name)
+            slot.connection.kept.add(name)  # from here on the host may be stored
+            await placement.on_place(slot.connection.name)
         except BaseException:
-            place.line.send({"op": "cancel", "turn": name})
-            place.leave()
+            slot.connection.send({"op": "cancel", "attempt": name})
+            slot.release()
             raise
-        return place
+        return slot
 
-    async def _run(self, place: Place, prompt: str) -> Reply:
+    async def _run(self, slot: HeldSlot, prompt: str) -> Reply:
         follows = self._request.attaches
-        self._host = place.line.name
+        self._host = slot.connection.name
         with when_cancelled(self._session.wind_down):
             while True:
-                if not await self._session.is_back(place.line, place.turn, self._request.on_output):
-                    raise self._session.away_error(place.line)
-                place.turn.clear()
-                self._go(place, prompt, follows=follows)
-                frame = await place.turn.next()
+                if not await self._session.wait_until_back(slot.connection, slot.attempt, self._request.on_output):
+                    raise self._session.away_error(slot.connection)
+                slot.attempt.clear()
+                self._go(slot, prompt, follows=follows)
+                frame = await slot.attempt.next()
                 if frame["op"] != "lost":
                     return self._outcome(frame)
                 follows = True
 
-    def _go(self, place: Place, prompt: str, *, follows: bool) -> None:
+    def _go(self, slot: HeldSlot, prompt: str, *, follows: bool) -> None:
         request = replace(
             self._request,
             attaches=follows,
@@ -209,14 +211,14 @@ class HostConversation:
         )
         frame: Frame = {
             "op": "go",
-            "turn": place.turn.name,
+            "attempt": slot.attempt.name,
             "backend": self._described,
             "request": request_json(request),
             "prompt": prompt,
             "answers": given_answers(),
         }
         self._shown.restart()
-        place.line.send(frame)
+        slot.connection.send(frame)
         self._placement.on_go()
 
     def _outcome(self, frame: Frame) -> Reply:

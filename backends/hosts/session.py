@@ -1,4 +1,4 @@
-"""`HostSession`: the lines of one run to its hosts, and the choice of a host for each attempt."""
+"""`HostSession`: the connections of one run to its hosts, and the choice of a host for each attempt."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import anyio
 
 from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.hosts.away import AwayReporter
+from plait.backends.hosts.connection import LOST, AttemptChannel, HostConnection
 from plait.backends.hosts.frames import Frame
-from plait.backends.hosts.line import LOST, Line, Turn
 from plait.backends.protocol import AwayHost, Output
 
 _END_S = 20.0
@@ -21,33 +21,35 @@ _END_S = 20.0
 class HostSession:
     """The hosts of one run while this process owns the run."""
 
-    def __init__(self, lines: Sequence[Line], patience: float, on_away: Callable[[AwayHost], None]) -> None:
-        self.lines = {line.name: line for line in lines}
-        self._away = AwayReporter(self.lines, on_away)
+    def __init__(
+        self, connections: Sequence[HostConnection], patience: float, on_away: Callable[[AwayHost], None]
+    ) -> None:
+        self.connections = {one.name: one for one in connections}
+        self._away = AwayReporter(self.connections, on_away)
         self._patience = patience
         self._changed = anyio.Event()
         self._named: set[str] = set()
-        for line in lines:
-            line.on_change = self._wake
+        for connection in connections:
+            connection.on_change = self._wake
 
     async def run(self) -> None:
         """Keep the hosts connected until `close`."""
         async with anyio.create_task_group() as group:
             group.start_soon(self._away.run)
-            for line in self.lines.values():
-                group.start_soon(line.run)
+            for connection in self.connections.values():
+                group.start_soon(connection.run)
 
     def close(self) -> None:
         """Disconnect all hosts."""
         self._away.close()
-        for line in self.lines.values():
-            line.close()
+        for connection in self.connections.values():
+            connection.close()
 
     async def unreached(self) -> Sequence[str]:
         """Implement `HostConnections.unreached`."""
-        while any(not (line.is_connected or line.tries) for line in self.lines.values()):
+        while any(not (one.is_connected or one.tries) for one in self.connections.values()):
             await self._change()
-        return [line.name for line in self.lines.values() if not line.is_connected]
+        return [one.name for one in self.connections.values() if not one.is_connected]
 
     async def more_slots(self, known: int) -> int:
         """Implement `HostConnections.more_slots`."""
@@ -56,127 +58,132 @@ class HostSession:
         return slots
 
     def _slots(self) -> int:
-        return sum(line.slots for line in self.lines.values())
+        return sum(one.slots for one in self.connections.values())
 
     def wind_down(self) -> None:
         """Ask the attempts on all hosts to end, because the run is being cancelled."""
-        for line in self.lines.values():
-            line.send({"op": "wind_down"})
+        for connection in self.connections.values():
+            connection.send({"op": "wind_down"})
 
-    def forget(self) -> None:
-        """Implement `HostConnections.forget`."""
-        for line in self.lines.values():
-            line.send({"op": "forget"})
+    def remove_files(self) -> None:
+        """Implement `HostConnections.remove_files`."""
+        for connection in self.connections.values():
+            connection.send({"op": "remove_files"})
 
-    def line(self, name: str) -> Line | None:
-        """Return the line to the host `name`; None if the host is none of the hosts."""
-        return self.lines.get(name)
+    def connection(self, name: str) -> HostConnection | None:
+        """Return the connection to the host `name`; None if the host is none of the hosts."""
+        return self.connections.get(name)
 
-    async def place(self, turn: Turn, wanted: str | None, on_output: OnOutput) -> Place:
+    async def place(self, attempt: AttemptChannel, wanted: str | None, on_output: OnOutput) -> HeldSlot:
         """Return a slot on the host `wanted`, or on the least loaded host, for an attempt.
 
         If the host `wanted` is away for the patience of the hosts, another host is chosen. Raises BackendError
         (transient) if no host can be reached, and (unavailable) if all refuse this version of plait.
         """
         self._name_refused(on_output)
-        preferred = None if wanted is None else self.line(wanted)
-        if preferred is not None and not await self.is_back(preferred, turn, on_output):
+        preferred = None if wanted is None else self.connection(wanted)
+        if preferred is not None and not await self.wait_until_back(preferred, attempt, on_output):
             preferred = None
         while True:
-            line = await self._with_room(preferred, turn, on_output)
-            line.turns[turn.name] = turn
-            place = Place(self, line, turn)
+            connection = await self._with_room(preferred, attempt, on_output)
+            connection.attempts[attempt.name] = attempt
+            slot = HeldSlot(self, connection, attempt)
             try:
-                line.ask(turn)
-                if await self._answer(line, turn, may_move=preferred is None) is not LOST:
-                    return place
-                place.leave()
+                connection.ask(attempt)
+                if await self._answer(connection, attempt, may_move=preferred is None) is not LOST:
+                    return slot
+                slot.release()
             except BaseException:
-                line.send({"op": "cancel", "turn": turn.name})
-                place.leave()
+                connection.send({"op": "cancel", "attempt": attempt.name})
+                slot.release()
                 raise
 
-    async def _answer(self, line: Line, turn: Turn, *, may_move: bool) -> Frame:  # noqa: ARG002 - for other hosts
+    async def _answer(self, connection: HostConnection, attempt: AttemptChannel, *, may_move: bool) -> Frame:  # noqa: ARG002 - for other hosts
         """Return the answer of a host that was asked for room; LOST to choose a host again."""
-        return await turn.next()
+        return await attempt.next()
 
     def _name_refused(self, on_output: OnOutput) -> None:
         """Report each host that refuses this version of plait, once."""
-        for line in self.lines.values():
-            if line.refusal == "version" and line.name not in self._named:
-                self._named.add(line.name)
-                on_output(Output("notice", f"{line.name} is not used: {line.reason}"))
+        for connection in self.connections.values():
+            if connection.refusal == "version" and connection.name not in self._named:
+                self._named.add(connection.name)
+                on_output(Output("notice", f"{connection.name} is not used: {connection.reason}"))
 
-    def follow(self, turn: Turn, host: str) -> Place:
-        """Return the place of an attempt that a dead owner placed on `host`. Raises BackendError (unavailable) if
+    def follow(self, attempt: AttemptChannel, host: str) -> HeldSlot:
+        """Return the slot of an attempt that a dead owner placed on `host`. Raises BackendError (unavailable) if
         the host is no longer one of the hosts.
         """
-        line = self.line(host)
-        if line is None:
+        connection = self.connection(host)
+        if connection is None:
             message = (
-                f"the attempt was placed on {host}, which is none of the hosts ({', '.join(self.lines)}); name {host} "
-                "again and resume, or let the task run anew with --retry-failed"
+                f"the attempt was placed on {host}, which is none of the hosts ({', '.join(self.connections)}); name "
+                f"{host} again and resume, or let the task run anew with --retry-failed"
             )
             raise BackendError(ErrorKind.UNAVAILABLE, message)
-        line.turns[turn.name] = turn
-        return Place(self, line, turn)
+        connection.attempts[attempt.name] = attempt
+        return HeldSlot(self, connection, attempt)
 
-    async def is_back(self, line: Line, turn: Turn, on_output: OnOutput) -> bool:
+    async def wait_until_back(self, connection: HostConnection, attempt: AttemptChannel, on_output: OnOutput) -> bool:
         """Wait until the host is connected. Return False after the patience, or if the host refuses."""
-        while not line.is_connected and not line.tries:  # the first connection is still being made
+        while not connection.is_connected and not connection.tries:  # the first connection is still being made
             await self._change()
-        if not line.is_connected and line.refusal is None:
-            with self._away.waiting([line], turn), anyio.move_on_after(self._patience):
-                await self._connection(line, on_output)
-        return line.is_connected
+        if not connection.is_connected and connection.refusal is None:
+            with self._away.waiting([connection], attempt), anyio.move_on_after(self._patience):
+                await self._wait_connected(connection, on_output)
+        return connection.is_connected
 
-    async def _connection(self, line: Line, on_output: OnOutput) -> None:
+    async def _wait_connected(self, connection: HostConnection, on_output: OnOutput) -> None:
         """Wait until the host is connected, or refuses."""
         told = ""
-        while not line.is_connected and line.refusal is None:
-            if line.reason != told:
-                told, since = line.reason, "" if line.away_since is None else f", away since {_time(line.away_since)}"
-                on_output(Output("waiting", f"waiting for {line.name}{since}: {told}"))
+        while not connection.is_connected and connection.refusal is None:
+            if connection.reason != told:
+                told, since = (
+                    connection.reason,
+                    "" if connection.away_since is None else f", away since {_time(connection.away_since)}",
+                )
+                on_output(Output("waiting", f"waiting for {connection.name}{since}: {told}"))
             await self._change()
 
-    def away_error(self, line: Line) -> BackendError:
+    def away_error(self, connection: HostConnection) -> BackendError:
         """Return the error of an attempt on a host that refuses this process, or has been away for too long."""
-        if line.refusal is not None:
-            kind = ErrorKind.CRASHED if line.refusal == "fenced" else ErrorKind.UNAVAILABLE
-            return BackendError(kind, f"{line.name}: {line.reason}")
-        away = f"{line.name} has been away for {self._patience:g} s ({line.reason})"
+        if connection.refusal is not None:
+            kind = ErrorKind.CRASHED if connection.refusal == "fenced" else ErrorKind.UNAVAILABLE
+            return BackendError(kind, f"{connection.name}: {connection.reason}")
+        away = f"{connection.name} has been away for {self._patience:g} s ({connection.reason})"
         return BackendError(
-            ErrorKind.CRASHED, f"{away}; an attempt still under way there is ended when {line.name} is back"
+            ErrorKind.CRASHED, f"{away}; an attempt still under way there is ended when {connection.name} is back"
         )
 
-    async def _with_room(self, preferred: Line | None, turn: Turn, on_output: OnOutput) -> Line:
+    async def _with_room(
+        self, preferred: HostConnection | None, attempt: AttemptChannel, on_output: OnOutput
+    ) -> HostConnection:
         """Wait for a host with room, and return the least loaded one."""
         while True:
-            lines = self.lines.values() if preferred is None or not preferred.is_connected else (preferred,)
-            loads = [(load, line.name) for line in lines if (load := line.load(turn.needs)) is not None]
+            connections = self.connections.values() if preferred is None or not preferred.is_connected else (preferred,)
+            loads = [(load, one.name) for one in connections if (load := one.load(attempt.needs)) is not None]
             if loads:
-                return self.lines[min(loads, key=itemgetter(0))[1]]
-            if any(line.is_connected for line in self.lines.values()):
+                return self.connections[min(loads, key=itemgetter(0))[1]]
+            if any(one.is_connected for one in self.connections.values()):
                 await self._change()
             else:
-                await self._any_back(turn, on_output)
+                await self._any_back(attempt, on_output)
 
-    async def _any_back(self, turn: Turn, on_output: OnOutput) -> None:
+    async def _any_back(self, attempt: AttemptChannel, on_output: OnOutput) -> None:
         """Wait until a host is connected. Raise BackendError after the patience, or if no host can be expected: none
         has accepted this process before, and the first attempt to connect to each has failed.
         """
-        lines = self.lines.values()
-        while any(not line.tries for line in lines) and not any(line.is_connected for line in lines):
+        connections = self.connections.values()
+        while any(not one.tries for one in connections) and not any(one.is_connected for one in connections):
             await self._change()
-        away = [line for line in lines if line.refusal is None]
-        with self._away.waiting(away, turn), anyio.move_on_after(self._patience):
-            while not all(line.refusal or (line.tries and not line.was_connected) for line in lines):
-                if any(line.is_connected for line in lines):
+        away = [one for one in connections if one.refusal is None]
+        with self._away.waiting(away, attempt), anyio.move_on_after(self._patience):
+            while not all(one.refusal or (one.tries and not one.was_connected) for one in connections):
+                if any(one.is_connected for one in connections):
                     return
-                on_output(Output("waiting", f"waiting for {', '.join(self.lines)}"))
+                on_output(Output("waiting", f"waiting for {', '.join(self.connections)}"))
                 await self._change()
-        why = "; ".join(f"{line.name}: {line.reason}" for line in lines)
-        refused = all(line.refusal == "version" for line in lines)
+        why = "; ".join(f"{one.name}: {one.reason}" for one in connections)
+        refused = all(one.refusal == "version" for one in connections)
         kind = ErrorKind.UNAVAILABLE if refused else ErrorKind.TRANSIENT
         raise BackendError(kind, f"no host can be used: {why}")
 
@@ -195,23 +202,23 @@ def _time(when: float) -> str:
     return f"{datetime.fromtimestamp(when, UTC).astimezone():%H:%M:%S}"
 
 
-class Place:
+class HeldSlot:
     """A slot of a host, held by an attempt until `leave`."""
 
-    def __init__(self, session: HostSession, line: Line, turn: Turn) -> None:
+    def __init__(self, session: HostSession, connection: HostConnection, attempt: AttemptChannel) -> None:
         self.session = session
-        self.line = line
-        self.turn = turn
+        self.connection = connection
+        self.attempt = attempt
 
-    def leave(self) -> None:
+    def release(self) -> None:
         """Free the slot. A host that is away ends the attempt when connected again."""
-        self.line.leave(self.turn)
+        self.connection.release(self.attempt)
 
     async def end(self) -> bool:
         """End the attempt on the host. Return whether the host has confirmed the end. Not cancelled from outside."""
         with anyio.move_on_after(_END_S, shield=True):
-            self.line.send({"op": "cancel", "turn": self.turn.name})
-            while self.line.is_connected:
-                if (await self.turn.next())["op"] in {"ended", "reply", "error", "asked"}:
+            self.connection.send({"op": "cancel", "attempt": self.attempt.name})
+            while self.connection.is_connected:
+                if (await self.attempt.next())["op"] in {"ended", "reply", "error", "asked"}:
                     return True
         return False

@@ -33,20 +33,20 @@ class Slots:
         self._held: dict[str, tuple[int, int]] = {}
         """The number and the descriptor of the slot, by attempt."""
 
-    def take(self, turn: str) -> bool:
+    def take(self, attempt: str) -> bool:
         """Take a slot for the attempt. Return False if all slots of the host are taken, also by other processes."""
-        if turn in self._held:
+        if attempt in self._held:
             return True
         ours = {number for number, _ in self._held.values()}
         for number in range(self._count):
             if number not in ours and (descriptor := self._lock(number)) is not None:
-                self._held[turn] = number, descriptor
+                self._held[attempt] = number, descriptor
                 return True
         return False
 
-    def free(self, turn: str) -> None:
+    def free(self, attempt: str) -> None:
         """Free the slot of the attempt, if any."""
-        held = self._held.pop(turn, None)
+        held = self._held.pop(attempt, None)
         if held is not None:
             os.close(held[1])
 

@@ -12,9 +12,9 @@ from typing import BinaryIO
 
 import anyio
 
+from plait.backends.hosts.connection import HostConnection
 from plait.backends.hosts.describe import describe
 from plait.backends.hosts.group import PATIENCE, HostGroup, hello_frame
-from plait.backends.hosts.line import Line
 from plait.backends.hosts.placed import BackendTraits, HostBackend, host_backend
 from plait.backends.hosts.reachable import CommandResult, HostUnreachable, ReachableHost
 from plait.backends.hosts.session import HostSession
@@ -23,7 +23,7 @@ from plait.backends.text import one_line
 from plait.backends.values import value
 
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=10", "-o", "ServerAliveCountMax=3")
-"""The command of a line: no password is asked for, and a silent connection ends after 30 seconds."""
+"""The command that reaches a host: no password is asked for, and a silent connection ends after 30 seconds."""
 SLOTS = 4
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 
@@ -118,17 +118,17 @@ class SSHHosts(HostGroup):
         yield [_SSHCommands(host.name, host.slots, partial(self.command, host)) for host in self.all]
 
     def _new_session(self, run: RunOnHosts) -> HostSession:
-        return HostSession([self._line(host, run) for host in self.all], self._patience, run.on_away)
+        return HostSession([self._connection(host, run) for host in self.all], self._patience, run.on_away)
 
-    def _line(self, host: SSHHost, run: RunOnHosts) -> Line:
-        line = Line(
+    def _connection(self, host: SSHHost, run: RunOnHosts) -> HostConnection:
+        connection = HostConnection(
             host.name,
             host.slots,
             self.command(host, "host"),
-            lambda: hello_frame(run, host.name, host.slots, line.kept),
+            lambda: hello_frame(run, host.name, host.slots, connection.kept),
         )
-        line.kept.update(run.adopted.get(host.name, ()))
-        return line
+        connection.kept.update(run.adopted.get(host.name, ()))
+        return connection
 
 
 @value

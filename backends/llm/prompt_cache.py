@@ -56,7 +56,7 @@ class PromptCache:
     def register(self, keys: Sequence[int]) -> list[_Beginning]:
         """Return the beginnings of a request. `keys` are their hashes, the shortest beginning first."""
         now = self._monotonic()
-        self._forget(now)
+        self._remove_expired(now)
         found: list[_Beginning] = []
         for key in keys:
             self._beginnings[key] = beginning = self._beginnings.pop(key, None) or _Beginning()
@@ -69,7 +69,7 @@ class PromptCache:
         """Return those of `keys` whose beginnings are stored."""
         return {key for key in keys if key in self._beginnings and self._beginnings[key].is_stored}
 
-    def _forget(self, now: float) -> None:
+    def _remove_expired(self, now: float) -> None:
         for key, beginning in list(self._beginnings.items()):
             if now - beginning.used_at < _KEPT_S:
                 return

@@ -240,4 +240,4 @@ def _output(path: Path, files: ExitStack) -> int:
 def _close(folder: Path, manifest: ChildManifest) -> None:
     """Record that no process of the child is left."""
     mark_over(folder)
-    WATCHDOG.forget(manifest.marker)
+    WATCHDOG.unwatch(manifest.marker)

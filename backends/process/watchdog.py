@@ -34,7 +34,7 @@ class _Watchdog:
         self._watched: dict[str, bytes] = {}
 
     def watch(self, tag: ProcessTag, folder: Path | None = None) -> None:
-        """Have the processes of a tag killed, and `folder` removed, when this process ends, until `forget`.
+        """Have the processes of a tag killed, and `folder` removed, when this process ends, until `unwatch`.
 
         Call again when more of the tag is known. Raise OSError if no process can be started.
         """
@@ -43,7 +43,7 @@ class _Watchdog:
             self._watched[tag.marker] = line
             self._send(line)
 
-    def forget(self, marker: str) -> None:
+    def unwatch(self, marker: str) -> None:
         """Stop watching a marker: no process carries it any more."""
         with self._lock:
             if self._watched.pop(marker, None) is not None:
@@ -51,7 +51,7 @@ class _Watchdog:
                     self._send(json.dumps([marker]).encode() + b"\n")
 
     def reset_after_fork(self) -> None:
-        """Forget everything in a forked copy: the children die with the original, whose end the copy must not hide."""
+        """Drop everything in a forked copy: the children die with the original, whose end the copy must not hide."""
         if self._socket is not None:
             self._socket.close()
         self._lock, self._socket, self._watched = threading.Lock(), None, {}
@@ -106,4 +106,4 @@ def scratch() -> Generator[Path]:
                 WATCHDOG.watch(ProcessTag(name), Path(folder))
             yield Path(folder)
     finally:
-        WATCHDOG.forget(name)
+        WATCHDOG.unwatch(name)

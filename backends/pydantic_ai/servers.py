@@ -64,7 +64,7 @@ async def _running(server: McpServer, folder: Path) -> AsyncGenerator[Any]:
     finally:
         with CancelScope(shield=True):
             await run_sync(kill_tree, (tag,), KILL_LIMIT)
-        WATCHDOG.forget(tag.marker)
+        WATCHDOG.unwatch(tag.marker)
 
 
 @asynccontextmanager

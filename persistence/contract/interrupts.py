@@ -223,7 +223,7 @@ class InterruptsContract(OpenedStore):
             await store.write(batch)
         assert await whole(store) == before
 
-    async def test_only_attempts_confirm_and_reopening_forgets(self, store: Store, writer: Writer) -> None:
+    async def test_only_attempts_confirm_and_reopening_resets(self, store: Store, writer: Writer) -> None:
         await writer.write(START_A, CRASHED, SessionOpened(at(5), "a", 0, "a person's"))
         task = await task_a(store)
         assert (task.session_id, task.session_confirmed) == ("a person's", False)

@@ -137,7 +137,7 @@ class QuestionsContract(OpenedStore):
         assert (attempt.status, attempt.spent.cost_usd) == ("asked", 0.25)
 
     @pytest.mark.parametrize("damaged", [False, True])
-    async def test_reopening_forgets_the_answers(self, store: Store, writer: Writer, *, damaged: bool) -> None:
+    async def test_reopening_removes_the_answers(self, store: Store, writer: Writer, *, damaged: bool) -> None:
         end = replace(DONE_A, attempt=2) if damaged else TaskFailed(at(6), "a", 2, "failed", "auth", "no key")
         await writer.write(START_A, ASKING, ANSWERED, replace(START_A, attempt=2), end)
         assert (await task_a(store)).answers == '["this"]'

@@ -105,7 +105,7 @@ async def call_backend(
         if inside is None:
             raise
         outcome = _asked(inside.question)
-    cancels.forget()
+    cancels.withdraw()
     return outcome
 
 

@@ -354,8 +354,8 @@ class Checkpointer:
     def _record_failure(self, error: StoreError) -> None:
         self._error = error
         refused = isinstance(error, Conflict) and not self.began
-        forgotten = isinstance(error, StoreNotOpen) and not self.began and not self.degraded
-        if isinstance(error, Fenced) or self._strict or refused or forgotten:
+        never_opened = isinstance(error, StoreNotOpen) and not self.began and not self.degraded
+        if isinstance(error, Fenced) or self._strict or refused or never_opened:
             self.fatal = error
             self.on_fatal()
             return

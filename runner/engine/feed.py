@@ -74,7 +74,7 @@ class Feed:
     def reader(self) -> EventReader:
         """Return a new reader of the events published from now on."""
         reader = EventReader()
-        self._readers = (*self._readers, ref(reader, self._forget))
+        self._readers = (*self._readers, ref(reader, self._remove))
         if self._ended:
             reader.close()
         return reader
@@ -110,6 +110,6 @@ class Feed:
             if (reader := one()) is not None:
                 reader.close()
 
-    def _forget(self, gone: ref[EventReader]) -> None:
+    def _remove(self, gone: ref[EventReader]) -> None:
         # A new tuple, not a shorter list: a reader may be collected at any moment, even while `publish` iterates.
         self._readers = tuple(one for one in self._readers if one is not gone)

@@ -58,10 +58,10 @@ async def follow_slots(connections: Sequence[HostConnections], on_slots: Callabl
             group.start_soon(follow, index, hosts)
 
 
-def forget_on_hosts(connections: Iterable[HostConnections]) -> None:
+def remove_files_on_hosts(connections: Iterable[HostConnections]) -> None:
     """Ask the hosts to remove the files of the run, which is over."""
     for one in connections:
-        one.forget()
+        one.remove_files()
 
 
 async def end_on_hosts(backends: Iterable[Backend], run_id: str, created_at: str, epoch: int) -> None:
@@ -71,7 +71,7 @@ async def end_on_hosts(backends: Iterable[Backend], run_id: str, created_at: str
     """
     async with connected_hosts(backends, run_on_hosts(run_id, created_at, epoch)) as connections:
         missing = [name for one in connections for name in await one.unreached()]
-        forget_on_hosts(connections)
+        remove_files_on_hosts(connections)
     if missing:
         logger(run=run_id).warning("attempts_not_ended", hosts=missing, why="the hosts are away")
 

@@ -47,7 +47,7 @@ class KeptChanges:
             self._size -= self._batches.popleft().size
 
     def take_from(self, seq: int) -> tuple[Change, ...] | None:
-        """Return the kept changes from number `seq` on, and forget all kept changes; None if some are not kept."""
+        """Return the kept changes from number `seq` on, and drop all kept changes; None if some are not kept."""
         changes = tuple(chain.from_iterable(batch.changes for batch in self._batches))
         count = self._next_seq - seq
         if not 0 < count <= len(changes):

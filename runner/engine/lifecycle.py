@@ -50,7 +50,7 @@ from plait.runner.engine.host_connections import (
     away_reporter,
     connected_hosts,
     follow_slots,
-    forget_on_hosts,
+    remove_files_on_hosts,
     run_on_hosts,
 )
 from plait.runner.engine.inbox import Inbox
@@ -65,7 +65,7 @@ from plait.runner.state.answer_cache import AnswerCache
 from plait.runner.state.conversations import load_history
 from plait.runner.state.failures import THROTTLING
 from plait.runner.state.orphans import kill_orphans
-from plait.runner.state.owner import forget
+from plait.runner.state.owner import unregister
 from plait.runner.state.reusable_answers import ReusableAnswers
 from plait.runner.state.run_state import RunState
 
@@ -116,7 +116,7 @@ async def execute_run(run: PreparedRun, config: Config, feed: Feed, control: Con
     finally:
         feed.close()
         if run.owner is not None:
-            forget(run.owner)
+            unregister(run.owner)
 
 
 async def _execute_stored(run: PreparedRun, config: Config, store: Store, feed: Feed, control: Control) -> RunResult:
@@ -274,7 +274,7 @@ async def _execute(
             await executor.run()
             beside.cancel_scope.cancel()
             if _is_over(run, executor) and not context.sink.away:
-                forget_on_hosts(connections)
+                remove_files_on_hosts(connections)
     finally:
         scheduler.release_all()
         try:

@@ -14,7 +14,7 @@ from plait.runner.errors import RunOwned
 from plait.runner.recovery.lease import acquire, is_live, wait_for_expiry
 from plait.runner.state.codec import encode_event
 from plait.runner.state.orphans import kill_orphans
-from plait.runner.state.owner import Liveness, forget, liveness
+from plait.runner.state.owner import Liveness, liveness, unregister
 from plait.runner.state.stored_run import StoredRun, stored_record, stored_run
 
 _LOOK_AGAIN_S = 0.2
@@ -69,7 +69,7 @@ async def finish_cancelling(config: Config, run: StoredRun, feed: Feed) -> RunRe
     owner, written = await acquire(
         config, run.store, record, [change for event in new_events for change in encode_event(event)]
     )
-    forget(owner)
+    unregister(owner)
     await kill_orphans(run.store, record.run_id)
     await end_on_hosts(config.backends.values(), record.run_id, record.created_at, written.epoch)
     for event in new_events:

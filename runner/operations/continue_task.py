@@ -31,7 +31,7 @@ from plait.runner.engine.backend_checks import require_backends
 from plait.runner.engine.checkpointer import Checkpointer
 from plait.runner.engine.config import Config
 from plait.runner.engine.feed import Feed
-from plait.runner.engine.host_connections import connected_hosts, forget_on_hosts, run_on_hosts
+from plait.runner.engine.host_connections import connected_hosts, remove_files_on_hosts, run_on_hosts
 from plait.runner.engine.pricing import Pricing
 from plait.runner.engine.task_files import has_files, read_contents
 from plait.runner.errors import PlaitError, TurnNotStored
@@ -39,7 +39,7 @@ from plait.runner.recovery.lease import acquire, wait_for_expiry
 from plait.runner.state.attempt_files import attempt_files
 from plait.runner.state.conversations import load_history
 from plait.runner.state.orphans import kill_orphans, under_way
-from plait.runner.state.owner import forget
+from plait.runner.state.owner import unregister
 from plait.runner.state.placements import placed_attempts
 from plait.runner.state.stored_run import StoredRun
 
@@ -100,7 +100,7 @@ async def continue_task(config: Config, run: StoredRun, task_id: str, message: s
             if reply is not None:
                 turns = _message_changes(iso(config.clock.wall()), task, request, message, reply)
         finally:
-            forget(owner)
+            unregister(owner)
             checkpointer.submit((), *turns, RunReleased(iso(config.clock.wall()), run.record.lease_expires_at))
             checkpointer.close()
     if failure is not None:
@@ -121,7 +121,7 @@ async def _connected(run: StoredRun, backend: Backend, epoch: int) -> AsyncGener
     async with connected_hosts([backend], claim) as connections:
         yield
         if all(status in TASK_DONE for status in run.state.statuses):
-            forget_on_hosts(connections)
+            remove_files_on_hosts(connections)
 
 
 async def _stored_nowhere(_place: str) -> None:

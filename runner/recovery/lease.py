@@ -28,7 +28,7 @@ from plait.runner.engine.feed import Feed
 from plait.runner.engine.run_control import Control
 from plait.runner.errors import RunOwned
 from plait.runner.state.orphans import has_files, kill_orphans
-from plait.runner.state.owner import Liveness, claim_for_this_process, forget, liveness
+from plait.runner.state.owner import Liveness, claim_for_this_process, liveness, unregister
 from plait.runner.state.stored_run import StoredRun
 
 
@@ -132,13 +132,13 @@ async def with_lease(config: Config, run: StoredRun, then: Sequence[Change], kee
     store, record = run.store, run.record
     leaving = RunReleased(iso(config.clock.wall()), due_at=0.0)
     if not has_files(store, record.run_id):
-        forget((await acquire(config, store, record, [*then, leaving]))[0])
+        unregister((await acquire(config, store, record, [*then, leaving]))[0])
         return
     owner, position = await acquire(config, store, record, then)
     try:
         await kill_orphans(store, record.run_id, keep)
     finally:
-        forget(owner)
+        unregister(owner)
         with anyio.CancelScope(shield=True), suppress(StoreError):
             await store.write(Batch(record.run_id, position.epoch, position.next_seq, (leaving,)))
 
@@ -158,7 +158,7 @@ async def acquire(
     try:
         await store.write(batch)
     except (Conflict, Fenced) as error:
-        forget(owner)
+        unregister(owner)
         raise RunOwned(
             f"another process took over run {record.run_id} at the same time; read its progress with "
             f"`plait log {record.run_id} --follow`"
@@ -166,7 +166,7 @@ async def acquire(
     except BaseException:
         # After a cancellation or an error the claim may be stored all the same. Release the run, but only a run of this
         # process: the batch repeats the claim, and the store refuses the batch after a claim of another process.
-        forget(owner)
+        unregister(owner)
         leaving = RunReleased(at, due_at=0.0 if then else record.lease_expires_at)
         release = replace(batch, changes=(*batch.changes, leaving))
         with anyio.CancelScope(shield=True), suppress(StoreError):

@@ -1,8 +1,8 @@
 """`RateGate`: the turns of the runs that wait for a backend's limit of rate. Pure: clock and timers are arguments.
 
-The runs wait in line; the first has a timer for the moment of its turn, so nothing polls. A served run leaves the line
-and may join again at its end, so each run gets one call in turn. A run joins only while the limit of rate is the only
-obstacle to its next task: a run without a free slot leaves the line and delays nobody.
+The runs wait in a queue; the first has a timer for the moment of its turn, so nothing polls. A served run leaves the
+queue and may join again at its end, so each run gets one call in turn. A run joins only while the limit of rate is the
+only obstacle to its next task: a run without a free slot leaves the queue and delays no other run.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ run of the timer ends.
 
 
 class RateGate:
-    """The line of runs of an event loop before `limiter`."""
+    """The queue of runs of an event loop before `limiter`."""
 
     def __init__(self, limiter: RateLimiter, now: Callable[[], float]) -> None:
         self.limiter = limiter
         self._now = now
-        self._line: dict[object, tuple[int, Callable[[], None], Timer]] = {}
+        self._queue: dict[object, tuple[int, Callable[[], None], Timer]] = {}
         """The waiting runs, each with the size of its next call, its callback and its timer."""
         self._timed: object = None
         """The run that the timer is for."""
@@ -35,7 +35,7 @@ class RateGate:
 
     def admits(self, run: object, characters: int) -> bool:
         """Return whether `run` may begin a call now."""
-        return next(iter(self._line), run) is run and self.limiter.wait(characters, self._now()) <= 0
+        return next(iter(self._queue), run) is run and self.limiter.wait(characters, self._now()) <= 0
 
     def reserve(self, run: object, characters: int) -> Reservation:
         """Take the share of an admitted call of `run`, whose turn ends."""
@@ -64,30 +64,30 @@ class RateGate:
 
     def makes_wait(self, run: object) -> bool:
         """Return whether `run` waits in the line."""
-        return run in self._line
+        return run in self._queue
 
     def join(self, run: object, characters: int, take: Callable[[], None], timer: Timer) -> None:
         """Call `take`, in the context variables of this call, at the turn of `run`. `timer` belongs to the run."""
-        self._line[run] = (characters, partial(copy_context().run, take), timer)
+        self._queue[run] = (characters, partial(copy_context().run, take), timer)
         self._start()
 
     def leave(self, run: object) -> None:
         """Remove `run` from the line, if it waits there."""
-        if self._line.pop(run, None) is not None:
+        if self._queue.pop(run, None) is not None:
             self._start()
 
     def _start(self) -> None:
         """Start the timer of the first run, unless it has one. Runs that end leave the line."""
-        if next(iter(self._line), None) is self._timed:
+        if next(iter(self._queue), None) is self._timed:
             return
         if self._cancel is not None:
             self._cancel()
         self._timed = self._cancel = None
-        while self._cancel is None and self._line:
-            first, (characters, _, timer) = next(iter(self._line.items()))
+        while self._cancel is None and self._queue:
+            first, (characters, _, timer) = next(iter(self._queue.items()))
             self._cancel = timer(self.limiter.wait(characters, self._now()), self._call_first)
             if self._cancel is None:
-                del self._line[first]
+                del self._queue[first]
             else:
                 self._timed = first
 
@@ -98,8 +98,8 @@ class RateGate:
 
     def _call_first(self) -> None:
         run, self._timed, self._cancel = self._timed, None, None
-        self._line[run][1]()
-        if self._timed is None and next(iter(self._line), None) is run:
+        self._queue[run][1]()
+        if self._timed is None and next(iter(self._queue), None) is run:
             self.leave(run)  # it did not take its turn: it ends
 
 

@@ -42,6 +42,6 @@ class Failures:
             self._counted[position] += 1
         return times
 
-    def forget(self, position: int) -> None:
+    def reset(self, position: int) -> None:
         """Reset the counts of the task, because a person has reopened the task."""
         del self._counted[position], self._throttled[position]

@@ -16,7 +16,7 @@ from plait.runner.domain.status import TASK_STATUSES, TaskStatus
 from plait.runner.log import logger
 from plait.runner.state.attempt_files import SESSIONS, attempt_files, run_folder
 
-_FORGOTTEN_S = 3600.0
+_UNUSED_S = 3600.0
 """Seconds without a change after which the folder of an unstored run is abandoned. A run that began while the store was
 away is stored seconds after the store is back.
 """
@@ -84,7 +84,7 @@ async def delete_files(
         await _end_below(folder, ())
         failures += await run_sync(_remove, folder)
     if root is not None and sessions is not None and has_sessions(root):
-        failures += await run_sync(_forget_sessions, root / SESSIONS, sessions)
+        failures += await run_sync(_remove_sessions, root / SESSIONS, sessions)
     if not failures:
         return None
     return f"not all files of deleted runs were removed below {root}: {failures[0]}; remove the cause and purge again"
@@ -114,14 +114,14 @@ def _unwanted(root: Path, deleted: Collection[str], stored: Collection[str]) -> 
     known = {run_folder(root, run_id) for run_id in stored}.union(gone)
     others = [one for one in root.iterdir() if one.is_dir() and one.name != SESSIONS] if root.is_dir() else []
     now = time.time()
-    return gone + [one for one in others if one not in known and now - one.lstat().st_mtime > _FORGOTTEN_S]
+    return gone + [one for one in others if one not in known and now - one.lstat().st_mtime > _UNUSED_S]
 
 
-def _forget_sessions(folder: Path, known: Collection[str]) -> list[OSError]:
-    from plait.backends.agents.session_locks import forget_all_but  # noqa: PLC0415 - most stores have none
+def _remove_sessions(folder: Path, known: Collection[str]) -> list[OSError]:
+    from plait.backends.agents.session_locks import remove_sessions_except  # noqa: PLC0415 - most stores have none
 
     try:
-        return forget_all_but(known, folder, _FORGOTTEN_S)
+        return remove_sessions_except(known, folder, _UNUSED_S)
     except OSError as error:
         return [error]
 

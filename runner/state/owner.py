@@ -31,7 +31,7 @@ class Liveness(Enum):
 
 
 def claim_for_this_process(at: str) -> Owner:
-    """Return a new owner for this process. Call `forget` at the end of the execution.
+    """Return a new owner for this process. Call `unregister` at the end of the execution.
 
     A store distinguishes claims by the owner id alone. The id therefore comes from the system's random source: neither
     a seed nor a fork can give two processes the same id.
@@ -48,7 +48,7 @@ def claim_for_this_process(at: str) -> Owner:
     return owner
 
 
-def forget(owner: Owner) -> None:
+def unregister(owner: Owner) -> None:
     """Record that this process no longer runs the owner's run."""
     _live_here.discard(owner.owner_id)
 

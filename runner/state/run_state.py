@@ -330,7 +330,7 @@ class RunState(ReadableState):
                 if (attempt.error or "").startswith(INVALID_TASKS):
                     self._corrected.add(position)
             elif attempt.status in {AttemptStatus.FAILED, AttemptStatus.COMPLETED}:  # reopened since, by a person
-                self._failures.forget(position)
+                self._failures.reset(position)
                 self._corrected.discard(position)
 
     def mark_repeats(self, positions: Iterable[int]) -> None:

@@ -31,7 +31,7 @@ class Future(Protocol):
     """The part of a future of Dask that is used."""
 
     def release(self) -> None:
-        """Cancel the task, if it has not begun, and forget it."""
+        """Cancel the task, if it has not begun, and drop its result."""
         ...
 
 
@@ -66,7 +66,7 @@ class Cluster:
             if one["resources"] and one["status"] in {"running", "paused"}
         ]
 
-    async def open(self, worker: str, words: Sequence[str], connection: str) -> Comm:
+    async def open(self, worker: str, words: Sequence[str], token: str) -> Comm:
         """Start `plait` with `words` on the machine of the worker with this address, behind a relay.
 
         Raises ClusterError.
@@ -76,17 +76,17 @@ class Cluster:
             if is_open(listens):
                 raise ClusterError(_OPEN.format(listens))
             comm: Comm = await _connect(worker, timeout=CONNECT_S, **self._client.connection_args)
-            await comm.write({"op": relay.HANDLER, "reply": False, "words": list(words), "connection": connection})
+            await comm.write({"op": relay.HANDLER, "reply": False, "words": list(words), "token": token})
             return comm
 
-    def hold(self, worker: str, connection: str, turn: str, number: int, needs: Mapping[str, float]) -> Future:
+    def hold(self, worker: str, token: str, attempt: str, number: int, needs: Mapping[str, float]) -> Future:
         """Take resources of a worker for an attempt, as soon as the worker has them. Never waits."""
         # With the worker: Dask takes two tasks of one key for the same task.
-        key = f"plait-{connection}-{worker}-{turn}-{number}"
+        key = f"plait-{token}-{worker}-{attempt}-{number}"
         task: Future = self._client.submit(
             relay.hold,
-            connection,
-            turn,
+            token,
+            attempt,
             key,
             key=key,
             workers=[worker],

@@ -17,7 +17,7 @@ from plait.backends.hosts.session import HostSession
 from plait.backends.protocol import JsonValue, RunOnHosts
 
 if TYPE_CHECKING:
-    from plait.backends.hosts.dask.line import DaskLine
+    from plait.backends.hosts.dask.connection import WorkerConnection
 
 NEEDS: Mapping[str, float] = {"agents": 1}
 """The resources of an attempt where none are named."""
@@ -87,17 +87,19 @@ class DaskHosts(HostGroup):
             raise HostUnreachable(f"the scheduler {self.address} cannot be used: {error}") from None
 
     def _new_session(self, run: RunOnHosts) -> HostSession:
-        from plait.backends.hosts.dask.line import DaskLine  # noqa: PLC0415 - needs the extra
+        from plait.backends.hosts.dask.connection import WorkerConnection  # noqa: PLC0415 - needs the extra
         from plait.backends.hosts.dask.session import DaskSession  # noqa: PLC0415
 
-        connection = secrets.token_hex(8)
+        token = secrets.token_hex(8)
 
-        def make_line(name: str) -> DaskLine:
-            line = DaskLine(name, connection, lambda: hello_frame(run, name, slots_of(line.resources), line.kept))
-            line.kept.update(run.adopted.get(name, ()))
-            return line
+        def new_connection(name: str) -> WorkerConnection:
+            connection = WorkerConnection(
+                name, token, lambda: hello_frame(run, name, slots_of(connection.resources), connection.kept)
+            )
+            connection.kept.update(run.adopted.get(name, ()))
+            return connection
 
-        return DaskSession(self.address, self._patience, make_line, self._needs, run)
+        return DaskSession(self.address, self._patience, new_connection, self._needs, run)
 
 
 def _add_kind(kinds: list[Mapping[str, float]], needs: Mapping[str, float]) -> None:

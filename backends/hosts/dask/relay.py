@@ -28,47 +28,47 @@ import distributed
 from distributed.core import Status
 from distributed.worker_state_machine import SecedeEvent
 
+from plait.backends.hosts.connection import end_process
 from plait.backends.hosts.dask.remote import Comm
-from plait.backends.hosts.line import end_process
 
 HANDLER = "plait"
 """The operation of the worker that opens a relay."""
 _STDERR = 2000
 """Bytes of standard error that are kept."""
 _relays: dict[tuple[str, str], _Relay] = {}
-"""The relays by the address of the worker and the name of the connection."""
+"""The relays by the address of the worker and the token of the runner."""
 
 
 def prepare(dask_worker: Any) -> str:
     """Make the worker open relays. Return the address on which the worker listens."""
 
-    async def relay(comm: Comm, words: Sequence[str], connection: str) -> Status:
-        await _serve(dask_worker.address, comm, words, connection)
+    async def relay(comm: Comm, words: Sequence[str], token: str) -> Status:
+        await _serve(dask_worker.address, comm, words, token)
         return Status.dont_reply
 
     dask_worker.handlers[HANDLER] = relay
     return str(dask_worker.listen_address)
 
 
-async def hold(connection: str, turn: str, key: str) -> None:
+async def hold(token: str, attempt: str, key: str) -> None:
     """Take the resources of an attempt until the runner frees them. Returns at once without the connection."""
     worker = cast("Any", distributed).get_worker()
-    relay = _relays.get((worker.address, connection))
+    relay = _relays.get((worker.address, token))
     if relay is not None:
         # The resources alone limit the attempts, and not the threads of the worker.
         worker.handle_stimulus(SecedeEvent(stimulus_id=f"plait-{key}", key=key, compute_duration=0.0))
-        await relay.hold(turn)
+        await relay.hold(attempt)
 
 
-async def _serve(address: str, comm: Comm, words: Sequence[str], connection: str) -> None:
+async def _serve(address: str, comm: Comm, words: Sequence[str], token: str) -> None:
     """Run `plait` with `words` on the machine of the worker, until the process or the connection ends."""
     command = [sys.executable, "-m", "plait", *words]
     process = await anyio.open_process(command, stderr=subprocess.PIPE, start_new_session=True)
-    relay = _relays[address, connection] = _Relay(comm, process)
+    relay = _relays[address, token] = _Relay(comm, process)
     try:
         await relay.run()
     finally:
-        del _relays[address, connection]
+        del _relays[address, token]
 
 
 class _Relay:
@@ -94,17 +94,17 @@ class _Relay:
             with anyio.CancelScope(shield=True):
                 await end_process(self._process)
 
-    async def hold(self, turn: str) -> None:
+    async def hold(self, attempt: str) -> None:
         """Report that an attempt has room, and wait until the attempt needs none."""
-        if turn in self._held:
-            self._held[turn].set()
-        event = self._held[turn] = anyio.Event()
-        self._queue({"held": turn})
+        if attempt in self._held:
+            self._held[attempt].set()
+        event = self._held[attempt] = anyio.Event()
+        self._queue({"held": attempt})
         try:
             await event.wait()
         finally:  # also if Dask cancels the task
-            if self._held.get(turn) is event:
-                del self._held[turn]
+            if self._held.get(attempt) is event:
+                del self._held[attempt]
 
     def _queue(self, message: dict[str, Any]) -> None:
         self._unsent.append(message)
@@ -128,9 +128,9 @@ class _Relay:
         with suppress(OSError):
             while True:
                 message = await self._comm.read()
-                for turn in message.get("free", ()):
-                    if turn in self._held:
-                        self._held[turn].set()
+                for attempt in message.get("free", ()):
+                    if attempt in self._held:
+                        self._held[attempt].set()
                 data = message.get("data")
                 if data:
                     with suppress(anyio.BrokenResourceError):

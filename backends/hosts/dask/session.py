@@ -8,16 +8,16 @@ import anyio
 import anyio.abc
 
 from plait.backends.errors import BackendError, ErrorKind
+from plait.backends.hosts.connection import LOST, AttemptChannel, HostConnection
 from plait.backends.hosts.dask.address import slots_for
 from plait.backends.hosts.dask.cluster import Cluster, ClusterError, DaskWorker, connected
-from plait.backends.hosts.dask.line import DaskLine
+from plait.backends.hosts.dask.connection import WorkerConnection
 from plait.backends.hosts.frames import Frame
-from plait.backends.hosts.line import LOST, Line, Turn
 from plait.backends.hosts.session import HostSession, OnOutput
 from plait.backends.protocol import Output, RunOnHosts
 
 _POLL_S = 1.0
-"""Seconds between two looks at the workers of the scheduler."""
+"""Seconds between two requests for the workers of the scheduler."""
 _ASK_S = 1.0
 """Seconds for a worker to have room, before another worker is asked."""
 _RETRY_S = 1.0
@@ -25,19 +25,19 @@ _RETRY_S = 1.0
 
 
 class DaskSession(HostSession):
-    """The hosts of one run, for attempts of the kinds `needs`. `make_line` makes the line to a host."""
+    """The hosts of one run, for attempts of the kinds `needs`. `new_connection` makes the connection to a host."""
 
     def __init__(
         self,
         address: str,
         patience: float,
-        make_line: Callable[[str], DaskLine],
+        new_connection: Callable[[str], WorkerConnection],
         needs: Sequence[Mapping[str, float]],
         run: RunOnHosts,
     ) -> None:
         super().__init__((), patience, run.on_away)
         self._address = address
-        self._make_line = make_line
+        self._new_connection = new_connection
         self._needs = needs
         self._closing = anyio.Event()
         self._group: anyio.abc.TaskGroup | None = None
@@ -48,15 +48,15 @@ class DaskSession(HostSession):
         self._problem = ""
         """Why the scheduler cannot be used."""
         for name in run.adopted:
-            self.line(name)
+            self.connection(name)
 
     async def run(self) -> None:
         """Keep the hosts connected until `close`."""
         async with anyio.create_task_group() as group:
             self._group = group
             group.start_soon(self._away.run)
-            for line in self.lines.values():
-                group.start_soon(line.run)
+            for connection in self.connections.values():
+                group.start_soon(connection.run)
             await self._follow_scheduler()
 
     def close(self) -> None:
@@ -64,18 +64,18 @@ class DaskSession(HostSession):
         self._closing.set()
         super().close()
 
-    def line(self, name: str) -> DaskLine:
-        """Return the line to the host `name`, which may have no worker yet."""
-        found = self.lines.get(name)
-        if isinstance(found, DaskLine):
+    def connection(self, name: str) -> WorkerConnection:
+        """Return the connection to the host `name`, which may have no worker yet."""
+        found = self.connections.get(name)
+        if isinstance(found, WorkerConnection):
             return found
-        line = self.lines[name] = self._make_line(name)
-        line.on_change = self._wake
+        connection = self.connections[name] = self._new_connection(name)
+        connection.on_change = self._wake
         if self._asked:
-            line.miss(self._missing(name))
+            connection.lose_worker(self._missing(name))
         if self._group is not None:
-            self._group.start_soon(line.run)
-        return line
+            self._group.start_soon(connection.run)
+        return connection
 
     async def unreached(self) -> Sequence[str]:
         """Implement `HostConnections.unreached`."""
@@ -85,7 +85,7 @@ class DaskSession(HostSession):
         return found if self._answered else [*found, self._address]
 
     def _slots(self) -> int:
-        return sum(slots_for(line.resources, self._needs) for line in self._workers())
+        return sum(slots_for(one.resources, self._needs) for one in self._workers())
 
     async def _follow_scheduler(self) -> None:
         while not self._closing.is_set():
@@ -93,42 +93,44 @@ class DaskSession(HostSession):
                 async with connected(self._address) as cluster:
                     while not self._closing.is_set():
                         workers = await cluster.workers()
-                        if self._closing.is_set():  # nothing would close the line to a new worker
+                        if self._closing.is_set():  # nothing would close the connection to a new worker
                             break
-                        self._see(cluster, workers)
+                        self._update_workers(cluster, workers)
                         with anyio.move_on_after(_POLL_S):
                             await self._closing.wait()
             except ClusterError as error:
                 self._problem = f"the scheduler {self._address} cannot be used: {error}"
-                self._miss_all(())
+                self._lose_others(())
             with anyio.move_on_after(_RETRY_S):
                 await self._closing.wait()
 
-    def _see(self, cluster: Cluster, workers: Sequence[DaskWorker]) -> None:
+    def _update_workers(self, cluster: Cluster, workers: Sequence[DaskWorker]) -> None:
         """Take over the workers that the scheduler has now. The first of several with one name counts."""
         self._problem, self._answered = "", True
         for worker in reversed(workers):
-            self.line(worker.name).meet(cluster, worker)
-        self._miss_all({worker.name for worker in workers})
+            self.connection(worker.name).use_worker(cluster, worker)
+        self._lose_others({worker.name for worker in workers})
 
-    def _miss_all(self, found: Collection[str]) -> None:
+    def _lose_others(self, found: Collection[str]) -> None:
         self._asked = True
-        for line in self._workers():
-            if line.name not in found:
-                line.miss(self._missing(line.name))
+        for connection in self._workers():
+            if connection.name not in found:
+                connection.lose_worker(self._missing(connection.name))
         self._wake()
 
     def _missing(self, name: str) -> str:
         return self._problem or f"the scheduler {self._address} has no worker of this name: {name}"
 
-    async def _with_room(self, preferred: Line | None, turn: Turn, on_output: OnOutput) -> Line:
-        await self._wait_for(turn.needs, turn, on_output)
-        return await super()._with_room(preferred, turn, on_output)
+    async def _with_room(
+        self, preferred: HostConnection | None, attempt: AttemptChannel, on_output: OnOutput
+    ) -> HostConnection:
+        await self._wait_for(attempt.needs, attempt, on_output)
+        return await super()._with_room(preferred, attempt, on_output)
 
-    async def _any_back(self, turn: Turn, on_output: OnOutput) -> None:
-        await self._wait_for({}, turn, on_output)
+    async def _any_back(self, attempt: AttemptChannel, on_output: OnOutput) -> None:
+        await self._wait_for({}, attempt, on_output)
 
-    async def _wait_for(self, needs: Mapping[str, float], turn: Turn, on_output: OnOutput) -> None:
+    async def _wait_for(self, needs: Mapping[str, float], attempt: AttemptChannel, on_output: OnOutput) -> None:
         """Wait until a host with the resources `needs` is connected, taken or not.
 
         Raise BackendError after the patience, which begins once each such worker has been asked, or if no host can be
@@ -137,8 +139,8 @@ class DaskSession(HostSession):
         while not self._asked or self._is_opening(needs):
             await self._change()
         told = ""
-        gone = [line for line in self._workers() if line.away_since is not None and line.offers(needs)]
-        with self._away.waiting(() if self._is_there(needs) else gone, turn), anyio.move_on_after(self._patience):
+        gone = [one for one in self._workers() if one.away_since is not None and one.offers(needs)]
+        with self._away.waiting(() if self._is_there(needs) else gone, attempt), anyio.move_on_after(self._patience):
             while not self._is_hopeless():
                 if self._is_there(needs):
                     return
@@ -147,13 +149,13 @@ class DaskSession(HostSession):
                     told = reason
                     on_output(Output("waiting", reason))
                 await self._change()
-        refusals = {line.refusal for line in self._workers()}
+        refusals = {one.refusal for one in self._workers()}
         kind = ErrorKind.UNAVAILABLE if refusals == {"version"} else ErrorKind.TRANSIENT
-        why = "; ".join(f"{line.name}: {line.reason}" for line in self._workers() if line.reason)
+        why = "; ".join(f"{one.name}: {one.reason}" for one in self._workers() if one.reason)
         no_worker = f"no worker of {self._address} can be used{_words(needs)}"
         raise BackendError(kind, self._problem or (f"{no_worker}: {why}" if why else no_worker))
 
-    async def _answer(self, line: Line, turn: Turn, *, may_move: bool) -> Frame:
+    async def _answer(self, connection: HostConnection, attempt: AttemptChannel, *, may_move: bool) -> Frame:
         """Return the answer of a worker. LOST if its resources stay taken, by other runs, and another may have room.
 
         A worker found taken is asked again after all others: to this run, which counts its own attempts alone, the
@@ -161,27 +163,31 @@ class DaskSession(HostSession):
         """
         while True:
             with anyio.move_on_after(_ASK_S):
-                return await turn.next()
-            others = (one for one in self._workers() if one is not line)
-            if may_move and isinstance(line, DaskLine) and any(one.load(turn.needs) is not None for one in others):
-                line.is_taken_until = anyio.current_time() + _ASK_S * len(self.lines)
+                return await attempt.next()
+            others = (one for one in self._workers() if one is not connection)
+            if (
+                may_move
+                and isinstance(connection, WorkerConnection)
+                and any(one.load(attempt.needs) is not None for one in others)
+            ):
+                connection.is_taken_until = anyio.current_time() + _ASK_S * len(self.connections)
                 return LOST
 
     def _is_there(self, needs: Mapping[str, float]) -> bool:
-        return any(line.is_connected and line.offers(needs) for line in self._workers())
+        return any(one.is_connected and one.offers(needs) for one in self._workers())
 
     def _is_opening(self, needs: Mapping[str, float]) -> bool:
         """Return whether a host with the resources `needs` has not answered yet, and none is there."""
-        asked = [line for line in self._workers() if line.offers(needs)]
-        return not self._is_there(needs) and any(not (line.tries or line.is_connected) for line in asked)
+        asked = [one for one in self._workers() if one.offers(needs)]
+        return not self._is_there(needs) and any(not (one.tries or one.is_connected) for one in asked)
 
     def _is_hopeless(self) -> bool:
         if not self._answered:
             return True
-        return bool(self.lines) and all(line.refusal == "version" for line in self._workers())
+        return bool(self.connections) and all(one.refusal == "version" for one in self._workers())
 
-    def _workers(self) -> Iterator[DaskLine]:
-        return (line for line in self.lines.values() if isinstance(line, DaskLine))
+    def _workers(self) -> Iterator[WorkerConnection]:
+        return (one for one in self.connections.values() if isinstance(one, WorkerConnection))
 
 
 def _words(needs: Mapping[str, float]) -> str:

@@ -9,7 +9,7 @@ from typing import Any, cast
 import anyio
 
 from plait.backends.agents.catalog import AGENTS
-from plait.backends.hosts.look import NO_WORKER, HostState, look_at_hosts
+from plait.backends.hosts.probe import NO_WORKER, HostState, probe_hosts
 from plait.backends.hosts.reachable import HostUnreachable, ReachableHost
 from plait.persistence.sqlite.health import Finding, Fitness
 from plait.runner.cli.backends import HostsInUse
@@ -42,7 +42,7 @@ async def _check_group(hosts: Sequence[ReachableHost]) -> list[Finding]:
         found[index] = [_state(state), *(await _doctor(host) if state.is_usable else ())]
 
     async with anyio.create_task_group() as beside:
-        for index, (host, state) in enumerate(zip(hosts, await look_at_hosts(hosts), strict=True)):
+        for index, (host, state) in enumerate(zip(hosts, await probe_hosts(hosts), strict=True)):
             beside.start_soon(check, index, host, state)
     return [finding for index in range(len(hosts)) for finding in found[index]]
 

@@ -11,7 +11,7 @@ from typing import Any
 import anyio
 import click
 
-from plait.backends.hosts.look import NO_WORKER, HostState, look_at_hosts
+from plait.backends.hosts.probe import NO_WORKER, HostState, probe_hosts
 from plait.backends.hosts.reachable import HostUnreachable
 from plait.backends.spec.hosts import DaskHostsPart
 from plait.persistence.errors import StoreError
@@ -61,7 +61,7 @@ async def _states(group: HostsInUse) -> list[HostState]:
     try:
         async with group.part.make().reachable(group.needs) as hosts:
             none = HostState(group.part.way, 0, problem=NO_WORKER)
-            return await look_at_hosts(hosts) or [none]
+            return await probe_hosts(hosts) or [none]
     except HostUnreachable as error:
         return [HostState(group.part.way, 0, problem=f"away: {error}")]
 

@@ -8,24 +8,24 @@ import anyio
 from anyio.lowlevel import checkpoint
 
 from plait.backends.hosts.away import AwayReporter
-from plait.backends.hosts.line import Line, Turn
+from plait.backends.hosts.connection import AttemptChannel, HostConnection
 from plait.backends.protocol import AwayHost
 
 
-def turn(task: str) -> Turn:
-    return Turn(f"{task}/1", lambda _: None, {})
+def attempt(task: str) -> AttemptChannel:
+    return AttemptChannel(f"{task}/1", lambda _: None, {})
 
 
 async def test_tasks_are_reported_in_the_order_in_which_they_began_to_wait() -> None:
-    line = Line("m1", 1, ("ssh",), dict)
-    line.away_since = 1.0
+    connection = HostConnection("m1", 1, ("ssh",), dict)
+    connection.away_since = 1.0
     reports: list[AwayHost] = []
-    reporter = AwayReporter({"m1": line}, reports.append)
+    reporter = AwayReporter({"m1": connection}, reports.append)
     async with anyio.create_task_group() as group:
         group.start_soon(reporter.run)
         with ExitStack() as waits:
             for number in range(1, 12):
-                waits.enter_context(reporter.waiting([line], turn(f"t.{number}")))
+                waits.enter_context(reporter.waiting([connection], attempt(f"t.{number}")))
             await checkpoint()
             await checkpoint()
         reporter.close()

@@ -20,7 +20,7 @@ from plait.backends import DaskHosts, FunctionBackend, SSHHosts
 from plait.backends.hosts.dask import relay
 from plait.backends.hosts.dask.address import slots_for
 from plait.backends.hosts.describe import build_described, describe
-from plait.backends.hosts.look import look_at_hosts
+from plait.backends.hosts.probe import probe_hosts
 from plait.backends.spec.build import BackendSpec
 from plait.backends.spec.described import placed, spec_description
 from plait.persistence import EventKind, SQLiteStore
@@ -59,7 +59,7 @@ async def test_nothing_begins_on_a_worker_before_its_place_is_stored(cluster: Da
         group.start_soon(ParallelRunner(hosts.placed(functions.until_file), store=store).run, tasks(1, str(file)))
         await store.asked.wait()
         async with hosts.reachable() as reachable:  # by now the worker would have begun
-            assert {one.name: one.problem for one in await look_at_hosts(reachable)} == {"m1": None, "m2": None}
+            assert {one.name: one.problem for one in await probe_hosts(reachable)} == {"m1": None, "m2": None}
         assert not (tmp_path / "file.begun").exists()
         store.gate.set()
     assert (tmp_path / "file.begun").exists()
@@ -94,7 +94,7 @@ async def test_an_attempt_takes_the_resources_that_it_needs(cluster: DaskCluster
                 while not (tmp_path / "gate.begun").exists():  # noqa: ASYNC110
                     await anyio.sleep(0.01)
                 async with cluster.hosts().reachable() as reachable:
-                    states = await look_at_hosts(reachable)
+                    states = await probe_hosts(reachable)
                 if len(placed) == 1:
                     assert {one.name: one.at_work for one in states} == {"m1": 0, "m2": 1}
                 gate.touch()
@@ -187,11 +187,11 @@ async def test_a_copy_of_a_task_of_dask_begins_nothing(cluster: DaskCluster, tmp
             if isinstance(event, events.TaskPlaced):
                 session = hosts.session(run.run_id)
                 assert session is not None
-                connection = vars(session.line(event.place))["_connection"]
+                token = vars(session.connection(event.place))["_token"]
                 async with Client(cluster.address, asynchronous=True) as client:
                     workers = [event.place]
-                    copy = client.submit(relay.hold, connection, "t0/1", "a", key="a", workers=workers)
-                    stale = client.submit(relay.hold, connection, "ended/1", "b", key="b", workers=workers)
+                    copy = client.submit(relay.hold, token, "t0/1", "a", key="a", workers=workers)
+                    stale = client.submit(relay.hold, token, "ended/1", "b", key="b", workers=workers)
                     orphan = client.submit(relay.hold, "dead runner", "t0/1", "c", key="c", workers=workers)
                     await stale
                     await orphan

@@ -1,4 +1,4 @@
-"""Attempts on other hosts: placed before they begin, answered over the line."""
+"""Attempts on other hosts: placed before they begin, answered over the connection."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from plait.backends import FunctionBackend
-from plait.backends.hosts.look import look_at_hosts
+from plait.backends.hosts.probe import probe_hosts
 from plait.backends.hosts.ssh import SSHHost, SSHHosts
 from plait.persistence import Batch, EventKind, MemoryStore, SQLiteStore, TaskPlaced
 from plait.runner import DAG, OpenQuestion, ParallelRunner, Retry, RunStatus, Task, TaskStatus
@@ -68,7 +68,7 @@ async def test_nothing_begins_on_a_host_before_its_place_is_stored(world: HostFo
         group.start_soon(ParallelRunner(hosts.placed(functions.until_file), store=store).run, tasks(1, str(file)))
         await store.asked.wait()
         async with hosts.reachable() as reachable:
-            (state,) = await look_at_hosts(reachable)  # by now the host would have begun
+            (state,) = await probe_hosts(reachable)  # by now the host would have begun
         assert (state.at_work, (tmp_path / "file.begun").exists()) == (1, False)
         store.gate.set()
     assert (tmp_path / "file.begun").exists()

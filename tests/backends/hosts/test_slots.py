@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from plait.backends.hosts.look import look_at_hosts
+from plait.backends.hosts.probe import probe_hosts
 from plait.backends.hosts.slots import Slots, slots_taken
 from plait.runner import DAG, ParallelRunner, Task
 from tests.support.hosts import functions
@@ -49,5 +49,5 @@ async def test_a_host_that_cannot_lock_files_says_where(tmp_path: Path, monkeypa
     slots.take("a/1")
     slots.free("a/1")
     async with hosts.reachable() as reachable:
-        (state,) = await look_at_hosts(reachable)
+        (state,) = await probe_hosts(reachable)
     assert (state.problem or "").startswith("this host cannot lock files in ")

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from plait.backends.hosts.look import look_at_hosts
+from plait.backends.hosts.probe import probe_hosts
 from plait.backends.hosts.ssh import SSHHost, SSHHosts
 from plait.persistence import SQLiteStore
 from plait.runner import ParallelRunner, RunStatus
@@ -59,7 +59,7 @@ async def test_agents_work_over_a_real_line_and_outlive_it(tmp_path: Path, serve
 async def test_a_real_host_is_looked_at(tmp_path: Path, server: psutil.Process) -> None:
     assert server.is_running()
     async with hosts_at(tmp_path).reachable() as hosts:
-        states = await look_at_hosts(hosts)
+        states = await probe_hosts(hosts)
     assert [(one.name, one.at_work, one.problem) for one in states] == [
         ("m1", 0, None),
         ("m2", 0, None),

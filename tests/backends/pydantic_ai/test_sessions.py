@@ -22,7 +22,7 @@ from plait.backends import (
     PydanticAIBackend,
     Reply,
 )
-from plait.backends.agents.session_locks import forget_all_but
+from plait.backends.agents.session_locks import remove_sessions_except
 from tests.support.pydantic_agents import wired_agent
 from tests.support.tool_calls import CHAT, calling, saying
 from tests.support.wire import Script, events, serve, silence
@@ -274,7 +274,7 @@ async def test_files_are_the_users_alone_and_known_to_gc(files: Files) -> None:
         assert file.stat().st_mode & 0o777 == 0o600
         os.utime(file, (time.time() - 1e6, time.time() - 1e6))
     assert files.sessions.stat().st_mode & 0o777 == 0o700
-    assert forget_all_but(["kept"], files.sessions, 3600) == []
+    assert remove_sessions_except(["kept"], files.sessions, 3600) == []
     async with serve(saying("Yes.")) as server:
         await say(server, files, "Still there?", session_id="kept", resume=True)
         assert len(said(server.bodies[0])) == 3

@@ -45,7 +45,7 @@ TO_BE_SEEN: Mapping[str, tuple[str, str]] = {
     "what is left at work of a cut turn": ("adoptions", "leftovers not ended"),
     "an agent of a host begun beside itself": ("hosts", "placed attempts begun anew"),
     "an agent of a host ended by a new connection": ("hosts", "no attempt kept"),
-    "a broken connection taken for the end of a host's agents": ("hosts", "a broken line taken for the end"),
+    "a broken connection taken for the end of a host's agents": ("hosts", "a broken connection taken for the end"),
     "a former owner of a host's agents": ("hosts", "a former owner's host process left alive"),
     "attempts of a lost host kept": ("partitions", "lost attempts kept"),
     "a dead worker taken for the end of its agents": ("cluster", "worker killed"),

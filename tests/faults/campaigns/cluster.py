@@ -33,8 +33,8 @@ ROUNDS = {"quick": 1, "nightly": 10}
 AGENTS, WORKERS = {"quick": 4, "nightly": 8}, 4
 AT_ONCE = {"quick": 8, "nightly": 100}
 PLANTED: Mapping[str, tuple[str, Shown]] = {
-    "worker killed": ("a broken line taken for the end", Shown("worker", "begun twice")),
-    "scheduler killed": ("a broken line taken for the end", Shown("scheduler", "begun twice")),
+    "worker killed": ("a broken connection taken for the end", Shown("worker", "begun twice")),
+    "scheduler killed": ("a broken connection taken for the end", Shown("scheduler", "begun twice")),
     "runner killed": ("placed attempts begun anew", Shown("runner", "assert event.adopted")),
     "all killed": ("placed attempts begun anew", Shown("all", "assert event.adopted")),
 }

@@ -42,7 +42,7 @@ AGENTS: dict[Scale, int] = {"quick": 8, "nightly": 100}
 SHOWN: Mapping[str, Shown] = {
     "a former owner's host process left alive": Shown("woken", "was said"),
     "placed attempts begun anew": Shown("runner", "is completed after 2 attempts"),
-    "a broken line taken for the end": Shown("hosts", "was said"),
+    "a broken connection taken for the end": Shown("hosts", "was said"),
     "no attempt kept": Shown("all", "was said"),
 }
 _FEW = 8

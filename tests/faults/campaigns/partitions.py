@@ -96,7 +96,7 @@ class Round:
         session = self._hosts.session(RUN)
         assert session is not None
         # A host ends the attempts that it is not asked to keep before it accepts a connection.
-        await self._world.until(lambda: all(session.lines[name].is_connected for name in _CUT))
+        await self._world.until(lambda: all(session.connections[name].is_connected for name in _CUT))
         self._alive_at_heal = len(self._world.alive())
         self._allow(self._placed)
 

@@ -11,7 +11,7 @@ from plait.persistence import Batch, MemoryStore, RunClaimed, RunReleased
 from plait.persistence.records import Owner, TaskRecord
 from plait.runner import RunOwned
 from plait.runner.clock import Clock
-from plait.runner.state.owner import claim_for_this_process, forget
+from plait.runner.state.owner import claim_for_this_process, unregister
 from tests.support.fakes import QuickClock
 from tests.support.stores.faulty_store import FaultyStore
 
@@ -46,7 +46,7 @@ async def owned(store: Store, expires: float) -> Owner:
 async def test_a_decision_waits_for_a_process_that_only_looks_at_the_run(store: Store) -> None:
     owner = await owned(store, time.time() + 60)
     await ParallelRunner(PersonBackend(), store=store, clock=Releasing(store)).answer("r", "a", "done", "this")
-    forget(owner)
+    unregister(owner)
     assert [(task.status, task.text) for task in await store.list_tasks("r")] == [("completed", "this")]
 
 
@@ -62,6 +62,6 @@ async def test_a_decision_that_waits_reads_the_tasks_once() -> None:
     owner, began = await owned(store, clock.wall() + 60), clock.wall()
     with pytest.raises(RunOwned):
         await ParallelRunner(PersonBackend(), store=store, clock=clock).answer("r", "a", "done", "this")
-    forget(owner)
+    unregister(owner)
     assert store.reads == 1
     assert clock.wall() - began == pytest.approx(2.0, abs=0.3)

@@ -19,7 +19,7 @@ from plait.persistence import (
     StoreError,
 )
 from plait.runner import DAG, ParallelRunner, ResumeAction, RunNotFound, RunNotResumable, RunStatus, StoreRequired, Task
-from plait.runner.state.owner import claim_for_this_process, forget
+from plait.runner.state.owner import claim_for_this_process, unregister
 from tests.runner.operations.test_cancel_run import CHAIN, Scene
 from tests.support.crashed import Dying, die
 from tests.support.fakes import QuickClock, Talker
@@ -135,7 +135,7 @@ async def owned_by_another(store: Store, **changes: object) -> None:
     record = await store.get_run("r")
     assert record is not None
     owner = claim_for_this_process(AT)
-    forget(owner)
+    unregister(owner)
     claim = RunClaimed(AT, replace(owner, **changes), 3_000_000_000.0)  # type: ignore[arg-type]
     await store.write(Batch("r", record.epoch, record.last_seq + 1, (claim,)))
 

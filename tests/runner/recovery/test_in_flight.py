@@ -155,7 +155,7 @@ async def test_a_task_is_settled_in_one_of_three_ways_and_no_other() -> None:
         await ParallelRunner(Talker(), store=MemoryStore()).answer("r", "pay", "failed", "declined")  # type: ignore[arg-type]
 
 
-async def test_at_most_once_is_neither_retried_nor_forgotten_at_a_stop(store: Store) -> None:
+async def test_at_most_once_is_neither_retried_nor_lost_at_a_stop(store: Store) -> None:
     reset = BackendError(ErrorKind.TRANSIENT, "reset")
     failed = await ParallelRunner(Talker(lambda *_: reset), store=store).run(ONCE, "f")
     assert failed["pay"].attempts == 1

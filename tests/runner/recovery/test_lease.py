@@ -16,7 +16,7 @@ from plait.runner import DAG, ParallelRunner, RunExists, RunOwned, RunResult, Ru
 from plait.runner.clock import iso
 from plait.runner.recovery import lease
 from plait.runner.state.attempt_files import run_folder
-from plait.runner.state.owner import claim_for_this_process, forget
+from plait.runner.state.owner import claim_for_this_process, unregister
 from tests.support.crashed import Dying, die
 from tests.support.fakes import QuickClock, Talker
 from tests.support.stopped import DIAMOND, stopped_after
@@ -162,7 +162,7 @@ async def claim_stored_run(store: Store, **changes: object) -> None:
     record = await store.get_run("r")
     assert record is not None
     owner = claim_for_this_process("2026-01-01T00:00:00.000Z")
-    forget(owner)
+    unregister(owner)
     expires = changes.pop("expires", 3_000_000_000.0)
     claim = RunClaimed("2026-01-01T00:00:00.000Z", replace(owner, **changes), expires)  # type: ignore[arg-type]
     await store.write(Batch("r", record.epoch, record.last_seq + 1, (claim,)))
@@ -192,7 +192,7 @@ async def test_who_may_take_over_at_once(changes: dict, free: bool) -> None:
 
 
 HERE = claim_for_this_process("2026-01-01T00:00:00.000Z")
-forget(HERE)
+unregister(HERE)
 
 UNSEEN = [
     {"boot_id": HERE.boot_id.partition("/")[0] + "/pid:[1]"},  # another container: its pids are not ours

@@ -26,7 +26,7 @@ from plait.runner import (
 )
 from plait.runner.domain import events
 from plait.runner.engine.attempt import INTERRUPTED
-from plait.runner.state.owner import Liveness, claim_for_this_process, forget, liveness
+from plait.runner.state.owner import Liveness, claim_for_this_process, liveness, unregister
 from tests.support.crashed import Dying, die
 from tests.support.fakes import QuickClock, Talker
 from tests.support.stores.database import end_of
@@ -279,7 +279,7 @@ async def test_a_stop_while_an_owner_is_watched_leaves_the_run_as_it_is(store: S
 
 def test_without_descriptors_nobody_is_declared_dead(monkeypatch: pytest.MonkeyPatch) -> None:
     owner = claim_for_this_process(AT)
-    forget(owner)
+    unregister(owner)
     with subprocess.Popen(["sleep", "60"]) as process:
         try:
             started = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[19]

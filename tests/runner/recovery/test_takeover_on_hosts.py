@@ -99,4 +99,4 @@ async def refusals(world: PlacedWorld) -> Sequence[str | None]:
     hosts = cast("HostGroup", world.placed().hosts)
     async with hosts.connected(run_on_hosts(RUN, record.created_at, 1)) as stale:
         await stale.unreached()
-        return [line.refusal for line in stale.lines.values()]
+        return [one.refusal for one in stale.connections.values()]

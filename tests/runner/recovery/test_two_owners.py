@@ -15,7 +15,7 @@ import anyio
 import pytest
 
 from plait.persistence import Batch, Owner, RunClaimed, SQLiteStore
-from plait.runner.state.owner import Liveness, claim_for_this_process, forget, liveness
+from plait.runner.state.owner import Liveness, claim_for_this_process, liveness, unregister
 from tests.faults.campaigns import two
 from tests.support.plans import logged as plans
 from tests.support.processes.command import PLAIT, environment
@@ -72,7 +72,7 @@ def owned_by_child() -> Generator[tuple[Owner, subprocess.Popen[bytes]]]:
     stat = Path(f"/proc/{child.pid}/stat").read_text()
 
     ours = claim_for_this_process("2026-01-01T00:00:00.000Z")
-    forget(ours)
+    unregister(ours)
     with child:
         yield replace(ours, pid=child.pid, process_started=stat.rpartition(")")[2].split()[19]), child
         child.kill()

@@ -320,7 +320,7 @@ def test_answer_adds_to_the_answers_and_goes_into_the_conversation() -> None:
 
 
 @pytest.mark.parametrize("damaged", [False, True])
-def test_reopen_forgets_the_result_and_the_answers(damaged: bool) -> None:
+def test_reopen_removes_the_result_and_the_answers(damaged: bool) -> None:
     state = at(COMPLETED if damaged else FAILED, damaged=damaged, answers=encode_answers((ANSWERED,)))
     assert state.statuses[0] is FAILED
     assert state.reopen(0, AT) == events.TaskReopened(AT, "a", 2, damaged=damaged)

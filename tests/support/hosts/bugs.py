@@ -11,9 +11,9 @@ from contextlib import AbstractContextManager
 from typing import Any
 from unittest import mock
 
-from plait.backends.hosts import line
+from plait.backends.hosts import connection
+from plait.backends.hosts.connection import AttemptChannel, HostConnection
 from plait.backends.hosts.frames import frame_line
-from plait.backends.hosts.line import Line, Turn
 from plait.backends.hosts.session import HostSession, OnOutput
 from plait.persistence import Store
 from plait.runner.recovery import adoption
@@ -26,7 +26,7 @@ def _none_named() -> AbstractContextManager[object]:
     def changed(frame: Mapping[str, Any]) -> bytes:
         return frame_line({**frame, "keep": []} if frame["op"] == "hello" else frame)
 
-    return mock.patch.object(line, "frame_line", changed)
+    return mock.patch.object(connection, "frame_line", changed)
 
 
 def _unfenced() -> AbstractContextManager[object]:
@@ -41,28 +41,30 @@ def _none_adopted() -> AbstractContextManager[object]:
 
 
 def _no_patience() -> AbstractContextManager[object]:
-    async def is_connected(self: HostSession, host: Line, _turn: Turn, _on_output: OnOutput) -> bool:
+    async def is_connected(
+        self: HostSession, host: HostConnection, _attempt: AttemptChannel, _on_output: OnOutput
+    ) -> bool:
         while not host.is_connected and not host.tries:
             await self._change()
         return host.is_connected
 
-    return mock.patch.object(HostSession, "is_back", is_connected)
+    return mock.patch.object(HostSession, "wait_until_back", is_connected)
 
 
 def _lost_kept() -> AbstractContextManager[object]:
     """A host that comes back is asked to keep the attempts that were given up in the meantime."""
 
-    def leave(self: Line, turn: Turn) -> None:
-        self.turns.pop(turn.name, None)
+    def release(self: HostConnection, attempt: AttemptChannel) -> None:
+        self.attempts.pop(attempt.name, None)
         self.on_change()
 
-    return mock.patch.object(Line, "leave", leave)
+    return mock.patch.object(HostConnection, "release", release)
 
 
 BUGS: Mapping[str, Callable[[], AbstractContextManager[object]]] = {
     "no attempt kept": _none_named,
     "a former owner's host process left alive": _unfenced,
     "placed attempts begun anew": _none_adopted,
-    "a broken line taken for the end": _no_patience,
+    "a broken connection taken for the end": _no_patience,
     "lost attempts kept": _lost_kept,
 }

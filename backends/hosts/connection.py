@@ -1,8 +1,9 @@
-"""`Line`: the connection of a run to one host, a process such as `ssh m3 plait host`, made again whenever it breaks.
+"""`HostConnection`: the connection of a run to one host, a process such as `ssh m3 plait host`.
 
     connecting -> connected -> away -> connecting -> ...        refused: another version, or another owner
 
-A line that breaks ends no attempt. Each attempt on it reads a frame `lost`, and decides how long to wait.
+A broken connection is made again and ends no attempt. Each attempt on the host reads a frame `lost`, and decides how
+long to wait.
 """
 
 from __future__ import annotations
@@ -23,19 +24,19 @@ from plait.backends.hosts.frames import LONGEST, Frame, frame_line, read_frame
 from plait.backends.text import one_line
 
 LOST: Frame = {"op": "lost"}
-"""The frame that each attempt reads when the line breaks."""
+"""The frame that each attempt reads when the connection breaks."""
 _RETRIES_S = (0.0, 0.2, 0.5, 1.0, 2.0, 5.0)
 """Seconds before the first, second, ... attempt to connect again; the last holds for all later ones."""
 _ANSWER_S = 60.0
 """Seconds for a host to answer the first frame."""
 _CLOSE_S = 2.0
-"""Seconds for the process of the line to exit once its input has ended."""
+"""Seconds for the process of the connection to exit once its input has ended."""
 _STDERR = 2000
 """Bytes of standard error that are kept for the reason."""
 
 
-class Turn:
-    """The frames of one attempt on a line."""
+class AttemptChannel:
+    """The frames of one attempt on a host."""
 
     def __init__(self, name: str, on_report: Callable[[Frame], None], needs: Mapping[str, float]) -> None:
         self.name = name
@@ -66,7 +67,7 @@ class Turn:
         return self._frames.popleft()
 
 
-class Line:
+class HostConnection:
     """The connection to the host `name`. `hello` returns the first frame of each connection."""
 
     def __init__(self, name: str, slots: int, command: Sequence[str], hello: Callable[[], Frame]) -> None:
@@ -74,7 +75,7 @@ class Line:
         self.slots = slots
         self._command = command
         self._hello = hello
-        self.turns: dict[str, Turn] = {}
+        self.attempts: dict[str, AttemptChannel] = {}
         """The attempts that this process has on the host, by name."""
         self.kept: set[str] = set()
         """The attempts that the host is to keep when it is connected again."""
@@ -95,7 +96,7 @@ class Line:
         self._closing = anyio.Event()
 
     def send(self, frame: Frame) -> None:
-        """Send a frame. Never waits. Frames for a line that is away are dropped: `hello` names the attempts to keep.
+        """Send a frame. Never waits. Frames for a host that is away are dropped: `hello` names the attempts to keep.
 
         Raise TypeError or ValueError for values that JSON cannot hold.
         """
@@ -108,17 +109,17 @@ class Line:
         """Return the part of the host that attempts of this process take, from 0 to 1; None if there is no room for an
         attempt with `needs`, or the host is not connected.
         """
-        taken = len(self.turns) / self.slots
+        taken = len(self.attempts) / self.slots
         return taken if self.is_connected and taken < 1 else None
 
-    def ask(self, turn: Turn) -> None:
-        """Ask the host for room for an attempt in `turns`, which reads a frame `slot` once there is room."""
-        self.send({"op": "ask", "turn": turn.name})
+    def ask(self, attempt: AttemptChannel) -> None:
+        """Ask the host for room for an attempt in `attempts`, which reads a frame `slot` once there is room."""
+        self.send({"op": "ask", "attempt": attempt.name})
 
-    def leave(self, turn: Turn) -> None:
+    def release(self, attempt: AttemptChannel) -> None:
         """Give up the room of an attempt."""
-        self.turns.pop(turn.name, None)
-        self.kept.discard(turn.name)
+        self.attempts.pop(attempt.name, None)
+        self.kept.discard(attempt.name)
         self.on_change()
 
     def close(self) -> None:
@@ -151,7 +152,7 @@ class Line:
                 group.start_soon(self._read_errors, process, errors)
                 group.start_soon(self._write, process)
                 assert process.stdout is not None
-                reason = await self._read(LineReader(process.stdout.receive), partial(_send, process))
+                reason = await self._read(FrameReader(process.stdout.receive), partial(_send, process))
                 group.cancel_scope.cancel()
         finally:
             with anyio.CancelScope(shield=True):
@@ -159,12 +160,12 @@ class Line:
         last = errors.decode("utf-8", "replace").strip().rpartition("\n")[2]
         self._lost(reason or one_line(last) or f"{self._command[0]} exited with {process.returncode}")
 
-    async def _read(self, lines: LineReader, send: Callable[[bytes], Awaitable[object]]) -> str:
+    async def _read(self, frames: FrameReader, send: Callable[[bytes], Awaitable[object]]) -> str:
         """Read frames until the connection ends. Return the reason if the host did not accept; else an empty text."""
         first = None
         with anyio.move_on_after(_ANSWER_S) as limit:
             await send(frame_line(self._hello()))
-            first = await lines.next()
+            first = await frames.next()
         if limit.cancelled_caught:
             return f"no answer within {_ANSWER_S:g} s"
         if first is None:
@@ -172,10 +173,10 @@ class Line:
         if first["op"] != "ready":
             return self._refused(first)
         self._accepted()
-        while (frame := await lines.next()) is not None:
-            turn = self.turns.get(str(frame.get("turn")))
-            if turn is not None:
-                turn.put(frame)
+        while (frame := await frames.next()) is not None:
+            attempt = self.attempts.get(str(frame.get("attempt")))
+            if attempt is not None:
+                attempt.put(frame)
         self.is_connected = False
         return ""
 
@@ -201,8 +202,8 @@ class Line:
         self.tries += 1
         if self.away_since is None:
             self.away_since = time.time()
-        for turn in list(self.turns.values()):
-            turn.put(LOST)
+        for attempt in list(self.attempts.values()):
+            attempt.put(LOST)
         self.on_change()
 
     async def _write(self, process: anyio.abc.Process) -> None:
@@ -232,7 +233,7 @@ class Line:
                 del errors[:-_STDERR]
 
 
-class LineReader:
+class FrameReader:
     """Reads frames from the output of a process. `receive` returns a part of the output, as in `ByteReceiveStream`."""
 
     def __init__(self, receive: Callable[[], Awaitable[bytes]]) -> None:

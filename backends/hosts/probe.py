@@ -1,4 +1,4 @@
-"""The state of hosts, asked over lines of their own: nothing is begun, followed or ended, and no fence is taken."""
+"""The state of hosts, read over connections of their own: no attempt begins or ends, and no fence is taken."""
 
 from __future__ import annotations
 
@@ -42,21 +42,21 @@ class HostState:
         return asdict(self)
 
 
-async def look_at_hosts(hosts: Sequence[ReachableHost]) -> list[HostState]:
+async def probe_hosts(hosts: Sequence[ReachableHost]) -> list[HostState]:
     """Return the state of each host, in the order given. All are asked at once."""
     found: dict[int, HostState] = {}
 
-    async def look(index: int, host: ReachableHost) -> None:
-        found[index] = await _look(host)
+    async def probe(index: int, host: ReachableHost) -> None:
+        found[index] = await _probe(host)
 
     async with anyio.create_task_group() as group:
         for index, host in enumerate(hosts):
-            group.start_soon(look, index, host)
+            group.start_soon(probe, index, host)
     return [found[index] for index in range(len(hosts))]
 
 
-async def _look(host: ReachableHost) -> HostState:
-    question = frame_line({"op": "look"})
+async def _probe(host: ReachableHost) -> HostState:
+    question = frame_line({"op": "probe"})
     try:
         with anyio.fail_after(_ANSWER_S):
             answer = await host.run(("host",), question)

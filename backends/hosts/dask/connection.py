@@ -1,4 +1,4 @@
-"""`DaskLine`: the connection of a run to one worker of a Dask cluster, whose resources are taken by attempts."""
+"""`WorkerConnection`: the connection of a run to one worker of a Dask cluster. Attempts take the worker's resources."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from typing import Any
 
 import anyio
 
+from plait.backends.hosts.connection import AttemptChannel, FrameReader, HostConnection
 from plait.backends.hosts.dask.cluster import Cluster, ClusterError, DaskWorker, Future
 from plait.backends.hosts.dask.remote import CLOSE_S, Comm, RemoteOutput, close
 from plait.backends.hosts.frames import Frame
-from plait.backends.hosts.line import Line, LineReader, Turn
 
 
-class DaskLine(Line):
+class WorkerConnection(HostConnection):
     """The connection to the host `name`, for as long as a worker has this name.
 
-    `connection` names the connections of this process for the run.
+    `token` tells the relays of this process and run from others.
     """
 
-    def __init__(self, name: str, connection: str, hello: Callable[[], Frame]) -> None:
+    def __init__(self, name: str, token: str, hello: Callable[[], Frame]) -> None:
         super().__init__(name, 1, (), hello)
         self.resources: Mapping[str, float] = {}
         self.is_taken_until = 0.0
         """The time, of the event loop, until which other runs are taken to have the resources."""
-        self._connection = connection
+        self._token = token
         self._cluster: Cluster | None = None
         self._worker: str | None = None
         self._found = anyio.Event()
@@ -38,7 +38,7 @@ class DaskLine(Line):
         """The attempts that wait for room."""
         self._freed: list[str] = []
 
-    def meet(self, cluster: Cluster, worker: DaskWorker) -> None:
+    def use_worker(self, cluster: Cluster, worker: DaskWorker) -> None:
         """Use the worker that has the name of the host now."""
         self.resources = worker.resources
         changed = cluster is not self._cluster
@@ -46,11 +46,11 @@ class DaskLine(Line):
             self._opening.cancel()
         self._cluster, self._worker = cluster, worker.address
         self._found.set()
-        if changed and self.is_connected:  # the scheduler has forgotten the resources taken
+        if changed and self.is_connected:  # the scheduler no longer counts the resources taken
             self._hold_all()
 
-    def miss(self, reason: str) -> None:
-        """Use no worker until `meet`. An existing connection goes on."""
+    def lose_worker(self, reason: str) -> None:
+        """Use no worker until `use_worker`. An existing connection goes on."""
         self._worker = None
         if self._found.is_set():
             self._found = anyio.Event()
@@ -68,33 +68,35 @@ class DaskLine(Line):
             return None
         parts: list[float] = []
         for name, amount in needs.items():
-            taken = sum(turn.needs.get(name, 0) for turn in self.turns.values())
+            taken = sum(attempt.needs.get(name, 0) for attempt in self.attempts.values())
             if taken + amount > self.resources.get(name, 0):
                 return None
             parts.append(taken / self.resources[name])
         return max(parts)
 
-    def ask(self, turn: Turn) -> None:
+    def ask(self, attempt: AttemptChannel) -> None:
         """Ask Dask for the resources of an attempt."""
-        self._asked.add(turn.name)
-        self._hold(turn)
+        self._asked.add(attempt.name)
+        self._hold(attempt)
 
-    def leave(self, turn: Turn) -> None:
+    def release(self, attempt: AttemptChannel) -> None:
         """Free the resources of an attempt."""
-        self._asked.discard(turn.name)
-        if (future := self._held.pop(turn.name, None)) is not None:
+        self._asked.discard(attempt.name)
+        if (future := self._held.pop(attempt.name, None)) is not None:
             future.release()
-        self._free(turn.name)
-        super().leave(turn)
+        self._free(attempt.name)
+        super().release(attempt)
 
-    def _hold(self, turn: Turn) -> None:
+    def _hold(self, attempt: AttemptChannel) -> None:
         if self._cluster is not None and self._worker is not None:
             number = next(self._numbers)
-            self._held[turn.name] = self._cluster.hold(self._worker, self._connection, turn.name, number, turn.needs)
+            self._held[attempt.name] = self._cluster.hold(
+                self._worker, self._token, attempt.name, number, attempt.needs
+            )
 
     def _hold_all(self) -> None:
-        for turn in self.turns.values():
-            self._hold(turn)
+        for attempt in self.attempts.values():
+            self._hold(attempt)
 
     def _free(self, name: str) -> None:
         if self.is_connected:
@@ -112,7 +114,7 @@ class DaskLine(Line):
         comm = None
         try:
             with anyio.CancelScope() as self._opening:
-                comm = await self._cluster.open(self._worker, ("host",), self._connection)
+                comm = await self._cluster.open(self._worker, ("host",), self._token)
         except ClusterError as error:
             self._lost(str(error))
         if comm is not None:
@@ -123,7 +125,7 @@ class DaskLine(Line):
         try:
             async with anyio.create_task_group() as group:
                 group.start_soon(self._send_messages, comm)
-                reason = await self._read(LineReader(remote.receive), lambda data: comm.write({"data": data}))
+                reason = await self._read(FrameReader(remote.receive), lambda data: comm.write({"data": data}))
                 group.cancel_scope.cancel()
         finally:
             await close(comm)
@@ -164,9 +166,9 @@ class DaskLine(Line):
 
     def _on_held(self, name: str) -> None:
         """Give an attempt its room. Free the room if no attempt wants it: Dask has begun a task again."""
-        turn = self.turns.get(name)
-        if turn is None:
+        attempt = self.attempts.get(name)
+        if attempt is None:
             self._free(name)
         elif name in self._asked:
             self._asked.discard(name)
-            turn.put({"op": "slot", "turn": name})
+            attempt.put({"op": "slot", "attempt": name})
