@@ -20,7 +20,7 @@ from functools import partial
 import anyio
 import anyio.abc
 
-from plait.backends.hosts.frames import LONGEST, Frame, frame_line, read_frame
+from plait.backends.hosts.frames import LONGEST, Frame, foreign_output, frame_line, read_frame
 from plait.backends.text import one_line
 
 LOST: Frame = {"op": "lost"}
@@ -169,7 +169,7 @@ class HostConnection:
         if limit.cancelled_caught:
             return f"no answer within {_ANSWER_S:g} s"
         if first is None:
-            return ""
+            return frames.problem
         if first["op"] != "ready":
             return self._refused(first)
         self._accepted()
@@ -178,7 +178,7 @@ class HostConnection:
             if attempt is not None:
                 attempt.put(frame)
         self.is_connected = False
-        return ""
+        return frames.problem
 
     def _accepted(self) -> None:
         self.is_connected = self.was_connected = True
@@ -240,6 +240,8 @@ class FrameReader:
         self._receive = receive
         self._pending = bytearray()
         self._frames: deque[Frame] = deque()
+        self.problem = ""
+        """Why the output is not that of a host, if it is not: a login script prints, or another program."""
 
     async def next(self) -> Frame | None:
         """Return the next frame; None at the end, and if the output is not that of a host."""
@@ -252,10 +254,12 @@ class FrameReader:
             if b"\n" in data:
                 *lines, rest = self._pending.split(b"\n")
                 self._pending = rest
-                try:
-                    self._frames.extend(read_frame(bytes(line)) for line in lines)
-                except ValueError:  # a login script that prints, or another program
-                    return None
+                for line in lines:
+                    try:
+                        self._frames.append(read_frame(bytes(line)))
+                    except ValueError:
+                        self.problem = foreign_output(bytes(line))
+                        return None
             elif len(self._pending) > LONGEST:
                 return None
         return self._frames.popleft()

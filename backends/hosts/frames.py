@@ -34,8 +34,11 @@ from plait.backends.protocol import (
     Reply,
     Usage,
 )
+from plait.backends.text import one_line
 
 Frame: TypeAlias = dict[str, Any]
+_SHOWN = 80
+"""Characters of foreign output in a message."""
 LONGEST = 2**30
 """Bytes of a frame. A longer one ends the connection."""
 _FIELDS = (
@@ -58,6 +61,12 @@ def read_frame(line: bytes) -> Frame:
     if not isinstance(frame, dict) or not isinstance(frame.get("op"), str):  # pyright: ignore[reportUnknownMemberType]
         raise ValueError("a line is no frame of plait")
     return frame  # pyright: ignore[reportUnknownVariableType]
+
+
+def foreign_output(line: bytes) -> str:
+    """Return the reason why a host that printed `line`, which is no frame, cannot be used."""
+    text = one_line(line.decode("utf-8", "replace"))
+    return f"the output is not that of plait: {text[:_SHOWN]!r}; login scripts of the host must print nothing"
 
 
 def request_json(request: ConversationRequest) -> Frame:

@@ -8,7 +8,7 @@ from importlib.metadata import version
 
 import anyio
 
-from plait.backends.hosts.frames import frame_line, read_frame
+from plait.backends.hosts.frames import foreign_output, frame_line, read_frame
 from plait.backends.hosts.reachable import HostUnreachable, ReachableHost
 from plait.backends.text import one_line
 from plait.backends.values import value
@@ -64,13 +64,14 @@ async def _probe(host: ReachableHost) -> HostState:
         return HostState(host.name, host.slots, problem=f"away: no answer within {_ANSWER_S:g} s")
     except HostUnreachable as error:
         return HostState(host.name, host.slots, problem=f"away: {error}")
+    first = answer.output.partition(b"\n")[0]
     try:
-        frame = read_frame(answer.output.partition(b"\n")[0])
+        frame = read_frame(first)
         if frame["op"] == "refused":
             return HostState(host.name, host.slots, problem=one_line(str(frame["message"])))
         theirs, at_work = str(frame["version"]), int(frame["at_work"])
     except (KeyError, TypeError, ValueError):
-        why = answer.errors or f"plait host exited with {answer.code}"
+        why = foreign_output(first) if first else answer.errors or f"plait host exited with {answer.code}"
         return HostState(host.name, host.slots, problem=f"away: {why}")
     ours = version("plait")
     differs = f"plait {theirs} is installed there, and {ours} here; install the same version"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import signal
 import socket
@@ -20,6 +21,8 @@ import pytest
 import yaml
 
 from tests.docs.documents import blocks, commands
+from tests.support.hosts import sshd
+from tests.support.hosts.world import PLAIT
 from tests.support.polling import until
 from tests.support.processes.command import Done, plait
 
@@ -107,6 +110,54 @@ async def test_jobs_of_slurm_are_workers(tmp_path: Path, machine: dict[str, str]
         await registered(tmp_path, "slurm-*.out")
         found = hosts(tmp_path, machine, port)
     assert found.out.splitlines()[1].split()[:3] == ["fleet", "SLURMCluster-0", "4"], found.out
+
+
+def reasons(heading: str) -> list[list[str]]:
+    """Return the reasons in each row of the table below a heading."""
+    _, _, section = (ROOT / PAGE).read_text(encoding="utf-8").partition(f"\n{heading}\n")
+    section = section.partition("\n#")[0]
+    cells = [row.split("|")[1] for row in section.splitlines() if row.startswith("| `")]
+    return [re.findall("`([^`]+)`", cell) for cell in cells]
+
+
+@sshd.needs_sshd
+def test_each_reason_against_a_host_is_as_the_page_says(tmp_path: Path) -> None:
+    sshd.make_keys(tmp_path)
+    (tmp_path / "fresh").mkdir()
+    sshd.make_keys(tmp_path / "fresh")
+    for name, script in (
+        ("greets", f"echo Welcome\nexec {PLAIT} host"),
+        ("old", """read hello; echo '{"op": "state", "version": "0.0.1", "at_work": 0}'"""),
+    ):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+
+    def reason(host: str, **changed: str) -> str:
+        config = (tmp_path / "config").read_text()
+        for old, new in changed.items():
+            assert old in config
+            config = config.replace(old, new)
+        (tmp_path / "changed").write_text(config)
+        plan = f"hosts: {{fleet: {{kind: ssh, ssh: [ssh, -F, changed], hosts: [{host}]}}}}\ntasks: []\n"
+        (tmp_path / "fleet.yaml").write_text(plan)
+        done = plait(tmp_path, "hosts", "fleet.yaml")
+        assert done.code == 1, done.out
+        return done.out
+
+    with sshd.server(tmp_path, "m*", "127.0.0.1", port := sshd.free_port()):
+        found = [
+            reason("unknown.invalid"),
+            reason(f"{{name: m1, plait: {PLAIT}}}", **{str(port): str(sshd.free_port())}),
+            reason(f"{{name: m1, plait: {PLAIT}}}", **{"known_hosts": "none", "Checking no": "Checking yes"}),
+            reason(f"{{name: m1, plait: {PLAIT}}}", **{f"{tmp_path}/user_key": f"{tmp_path}/fresh/user_key"}),
+            reason("{name: m1, plait: /opt/none/plait}"),
+            reason(f"{{name: m1, plait: {tmp_path}/greets}}"),
+            reason(f"{{name: m1, plait: {tmp_path}/old}}").replace("0.0.1", "0.1.0").replace("and 0.1.0", "and 0.2.0"),
+        ]
+    named = reasons("### A host that cannot be used")
+    for row, out in zip(named, found, strict=False):
+        assert any(text in out for text in row), (row, out)
+    assert named[len(found) :] == [["no answer within 30 s"]]
 
 
 def closed(schema: Any) -> Any:

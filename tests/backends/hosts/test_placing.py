@@ -217,6 +217,15 @@ async def test_a_host_that_cannot_be_reached_is_named(world: HostFolder) -> None
     )
 
 
+async def test_the_output_of_a_login_script_is_named() -> None:
+    ssh = ["sh", "-c", "echo 'Welcome to m1.'; cat"]
+    result = await ParallelRunner(SSHHosts(["m1"], ssh=ssh).placed(functions.echo)).run(DAG([Task("a", "x", retry=0)]))
+    assert result["a"].error == (
+        "no host can be used: m1: the output is not that of plait: 'Welcome to m1.'; login scripts of the host must "
+        "print nothing"
+    )
+
+
 async def test_another_host_takes_over_for_one_that_cannot_be_reached(world: HostFolder) -> None:
     world.set_away("m1")
     result = await ParallelRunner(world.hosts("m1", "m2").placed(functions.where)).run(DAG([Task("a", "x")]))
