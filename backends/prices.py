@@ -135,6 +135,9 @@ class Prices:
             price = next((one for start, one in reversed(tiers) if not start or length > start), None)
         if price is None:
             return used
+        is_partial = used.cost_is_partial and price != FREE
+        if is_partial and not (used.input_tokens or used.output_tokens):
+            return used
         return Usage(
             used.input_tokens,
             used.output_tokens,
@@ -143,6 +146,7 @@ class Prices:
             used.cache_read_tokens,
             used.cache_write_tokens,
             used.reasoning_tokens,
+            is_partial,
             cache_write_1h_tokens=used.cache_write_1h_tokens,
         )
 

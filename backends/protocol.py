@@ -46,7 +46,7 @@ class Usage:
     reasoning_tokens: int = 0
     """The part of `output_tokens` that the model spent on reasoning."""
     cost_is_partial: bool = False
-    """Whether the usage is a sum of known and unknown costs: `cost_usd` is then the sum of the known costs."""
+    """Whether a part of the cost is unknown: `cost_usd` is then the cost of the other parts."""
     cache_write_1h_tokens: int = 0
     """The part of `cache_write_tokens` that the provider keeps for an hour, at a higher price. Used for the price of
     an attempt, and not stored.
@@ -54,8 +54,8 @@ class Usage:
 
     @property
     def cost_is_unknown(self) -> bool:
-        """Whether tokens were used at an unknown cost."""
-        return self.cost_usd is None and (self.input_tokens > 0 or self.output_tokens > 0)
+        """Whether nothing is known of a cost: of used tokens, or of a request whose usage was never reported."""
+        return self.cost_usd is None and (self.input_tokens > 0 or self.output_tokens > 0 or self.cost_is_partial)
 
     def __add__(self, other: Usage) -> Usage:
         if other is NO_USAGE:
@@ -63,7 +63,7 @@ class Usage:
         if self is NO_USAGE:
             return other
         costs = [cost for cost in (self.cost_usd, other.cost_usd) if cost is not None]
-        lacks = self.cost_is_partial or other.cost_is_partial or self.cost_is_unknown or other.cost_is_unknown
+        is_partial = self.cost_is_partial or other.cost_is_partial
         return Usage(
             self.input_tokens + other.input_tokens,
             self.output_tokens + other.output_tokens,
@@ -72,7 +72,7 @@ class Usage:
             self.cache_read_tokens + other.cache_read_tokens,
             self.cache_write_tokens + other.cache_write_tokens,
             self.reasoning_tokens + other.reasoning_tokens,
-            bool(costs) and lacks,
+            is_partial or (bool(costs) and (self.cost_is_unknown or other.cost_is_unknown)),
             self.cache_write_1h_tokens + other.cache_write_1h_tokens,
         )
 

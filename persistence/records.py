@@ -43,17 +43,17 @@ class Spent:
     cache_write_tokens: int = 0
     reasoning_tokens: int = 0
     cost_is_partial: bool = False
-    """Whether known and unknown costs were added: `cost_usd` is then the sum of the known costs."""
+    """Whether a part of the cost is unknown: `cost_usd` is then the cost of the other parts."""
 
     @property
     def cost_is_unknown(self) -> bool:
-        """Whether tokens were used at an unknown cost."""
-        return self.cost_usd is None and (self.input_tokens > 0 or self.output_tokens > 0)
+        """Whether nothing is known of a cost: of used tokens, or of a request whose usage was never reported."""
+        return self.cost_usd is None and (self.input_tokens > 0 or self.output_tokens > 0 or self.cost_is_partial)
 
     def __add__(self, more: Spent) -> Spent:
         """Return the sums. The model is the model of `more`; if `more` has none, the model of `self`."""
         costs = [cost for cost in (self.cost_usd, more.cost_usd) if cost is not None]
-        lacks = self.cost_is_partial or more.cost_is_partial or self.cost_is_unknown or more.cost_is_unknown
+        is_partial = self.cost_is_partial or more.cost_is_partial
         return Spent(
             self.input_tokens + more.input_tokens,
             self.output_tokens + more.output_tokens,
@@ -62,7 +62,7 @@ class Spent:
             self.cache_read_tokens + more.cache_read_tokens,
             self.cache_write_tokens + more.cache_write_tokens,
             self.reasoning_tokens + more.reasoning_tokens,
-            bool(costs) and lacks,
+            is_partial or (bool(costs) and (self.cost_is_unknown or more.cost_is_unknown)),
         )
 
 

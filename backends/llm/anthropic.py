@@ -71,8 +71,10 @@ class AnthropicBackend(RemoteBackend):
             build = partial(self._request, request, messages, 0 if shared is None else shared.length)
             answer = _Answer(request, spent, self._server, url, shared)
             async with client.limit():
+                spent.is_open = True
                 with await self._answered(client, url, build, request) as response:
                     await response.receive(answer.take, answer.take_whole)
+                spent.is_open = answer.reason is None
         return answer.finish(self.max_tokens)
 
     def _headers(self, server: Endpoint) -> Mapping[str, str]:
@@ -194,6 +196,7 @@ class _Answer(PartialAnswer):
         self.pieces += 1
         kind = at(value, "type") or event.name
         if kind == "error":
+            self.spent.is_open = self.begun
             raise broken_off(value, self.server, begun=self.begun)
         if kind == "message_start":
             if self.shared is not None:

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 from plait.backends.errors import BackendError, BackendUnavailable, ErrorKind
 from plait.backends.json_fields import at_least
 from plait.backends.llm.allowance import reported_allowance
-from plait.backends.llm.client import Client, Limits, Response
+from plait.backends.llm.client import Client, Limits, NotConnected, Response
 from plait.backends.llm.endpoint import Endpoint, environment_headers, find_server, is_environments
 from plait.backends.llm.prompt_cache import PATIENCE_S, SHORTEST, PromptCache, SharedBeginning
 from plait.backends.llm.server_errors import status_error
@@ -54,11 +54,15 @@ class StreamUsage:
         self._counts = NO_USAGE
         self.model: str | None = None
         """The name of the answering model; None while unknown."""
+        self.is_open = False
+        """Whether the request is under way, so that the server may bill more than it has reported."""
 
     @property
     def usage(self) -> Usage:
-        """The usage so far."""
-        return self._counts if self.model is None else replace(self._counts, model=self.model)
+        """The usage so far. The cost of a request under way is partial."""
+        if self.is_open or self.model is not None:
+            return replace(self._counts, model=self.model, cost_is_partial=self.is_open)
+        return self._counts
 
     def note(self, used: Usage) -> None:
         """Raise the usage to the counts in `used`, as reported by the server."""
@@ -167,10 +171,15 @@ class RemoteBackend(Placeable, ABC):
         client, spent = await self.connect(), StreamUsage()
         try:
             return await self._ask(client, request, messages, spent)
+        except asyncio.CancelledError:
+            request.on_output(Output("text", "", spent.usage))
+            raise
         except BackendError as error:
             failure = error
         except Exception as exc:
             failure = client.error_of(exc)
+        if failure.status is not None or isinstance(failure, NotConnected):  # refused, or never sent
+            spent.is_open = False
         failure.usage = spent.usage
         # Raise outside of the except block, so that the error has no context: an exception of the client holds the
         # request, whose headers hold the key.

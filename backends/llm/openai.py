@@ -101,8 +101,10 @@ class OpenAIBackend(RemoteBackend):
         async with self._sharing(request, texts, repeats=len(messages) > len(request.history) + 1) as shared:
             answer = _Answer(request, spent, self._server, url, shared)
             async with client.limit():
+                spent.is_open = True
                 with await self._answered(client, url, build, request) as response:
                     await response.receive(answer.take, answer.take_whole)
+                spent.is_open = answer.reason is None
         return answer.finish(self.max_tokens)
 
     def _headers(self, server: Endpoint) -> Mapping[str, str]:
@@ -199,6 +201,7 @@ class _Answer(PartialAnswer):
         if isinstance(chunk, dict):
             # An object "error": vLLM.
             if chunk.get("error") or chunk.get("object") == "error" or event.name == "error":
+                self.spent.is_open = self.begun
                 raise broken_off(chunk, self.server, begun=self.begun)
             self._add(chunk)
         return False

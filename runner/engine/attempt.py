@@ -274,7 +274,10 @@ class AttemptRunner:
         attempt.called = True
         said = INTERRUPTED if attempt.resumes_interrupted else attempt.prompt
         outcome = await call_backend(backend, request, said, answers, self._context.cancellation)
-        ended = outcome.reply or outcome.error
+        failure = outcome.error
+        if failure is not None and failure.usage is NO_USAGE and not failure.continues_session:
+            failure.usage = self._state.spent(attempt.position)  # a continued session counts the tokens again
+        ended = outcome.reply or failure
         if ended is not None and ended.usage is not NO_USAGE:
             name = self._context.task_backends[attempt.position]
             outcome = await self._pricing.priced(outcome, name, attempt.task.model)

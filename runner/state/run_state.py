@@ -147,9 +147,7 @@ class RunState(ReadableState):
     def cancel(self, position: int, at: str) -> events.TaskCancelled:
         """Cancel the unfinished task. The cost of an attempt under way is the cost reported so far."""
         task_id, number = self.dag.tasks[position].id, self._attempts[position]
-        attempt, usage = self._spent.get(position, (0, NO_USAGE))
-        if attempt != number or self._statuses[position] is not _RUNNING:
-            usage = NO_USAGE
+        usage = self.spent(position) if self._statuses[position] is _RUNNING else NO_USAGE
         self._finish(position, TaskResult(task_id, TaskStatus.CANCELLED, attempts=number, usage=usage))
         return events.TaskCancelled(at, task_id, number, usage)
 
@@ -315,6 +313,11 @@ class RunState(ReadableState):
         """Record the cost reported so far by the task's attempt under way. NO_USAGE changes nothing."""
         if usage is not NO_USAGE:
             self._spent[position] = self._attempts[position], usage
+
+    def spent(self, position: int) -> Usage:
+        """Return the usage that the task's last attempt has reported; NO_USAGE if none."""
+        attempt, usage = self._spent.get(position, (0, NO_USAGE))
+        return usage if attempt == self._attempts[position] else NO_USAGE
 
     def count_failure(self, position: int, kind: ErrorKind, in_a_row: int = 0) -> int:
         """Count a failed attempt of the task. Return the number of throttlings, as `Failures.note`."""

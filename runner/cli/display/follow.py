@@ -21,6 +21,7 @@ from plait.runner.cli.display import report
 from plait.runner.cli.display.plain import Display, NoDisplay, PlainDisplay
 from plait.runner.cli.display.progress import Progress, grow
 from plait.runner.cli.display.report import FinishedRun
+from plait.runner.cli.display.text import lacks_price
 from plait.runner.cli.lookup import WaitingQuestion, list_waiting
 from plait.runner.cli.options import OutputOptions
 from plait.runner.cli.signals import end_at_second
@@ -95,7 +96,7 @@ async def _drive(run: Run, dag: DAG, display: Display) -> FinishedRun:
                         grow(dag, event)
                     elif isinstance(event, events.PolicyDecided):
                         policy_state = event.state
-                    elif isinstance(event, events.TaskRetried | events.TaskWaiting) and event.usage.cost_is_unknown:
+                    elif isinstance(event, events.TaskRetried | events.TaskWaiting) and lacks_price(event.usage):
                         unpriced.add(event.usage.model)
                     display.handle(event)
             beside.cancel_scope.cancel()

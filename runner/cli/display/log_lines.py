@@ -89,7 +89,8 @@ def _spent(detail: Detail) -> str:
     """Return duration, tokens and cost: `1.2s 310+42 tokens $0.0123`."""
     used = tokens(_count(detail, "input_tokens"), _count(detail, "output_tokens"))
     paid = dollars(_number(detail, "cost_usd"))
-    paid = f"at least {paid}" if detail.get("cost_is_partial") is True else paid
+    if detail.get("cost_is_partial") is True:
+        paid = f"at least {paid}" if paid else "cost unknown"
     return " ".join(filter(None, (seconds(_number(detail, "duration_s")), f"{used} tokens" if used else "", paid)))
 
 

@@ -17,6 +17,7 @@ from plait.runner.cli.display.text import (
     coloured,
     cost,
     counted,
+    lacks_price,
     one_line,
     seconds,
     token_parts,
@@ -222,7 +223,8 @@ def _token_parts(result: RunResult) -> Iterator[str]:
 
 def _unknown_costs(ending: FinishedRun) -> Iterator[str]:
     """Yield the line that names the models without a price."""
-    last = {task.usage.model for task in ending.result.tasks.values() if task.usage.cost_is_unknown}
+    used = [task.usage for task in ending.result.tasks.values()]
+    last = {one.model for one in used if lacks_price(one)}
     models = sorted(model for model in last | ending.unpriced if model)
     if models:
         shown = ", ".join(one_line(model, 60) for model in models[:_MOST_MODELS])

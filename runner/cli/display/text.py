@@ -170,6 +170,11 @@ def cost(used: _Spending) -> str:
     return f"at least {dollars(used.cost_usd)}" if used.cost_is_partial else dollars(used.cost_usd)
 
 
+def lacks_price(used: _Spending) -> bool:
+    """Return whether a price would make the cost of `used` known."""
+    return used.cost_is_unknown and not used.cost_is_partial
+
+
 def token_parts(used: _Spending) -> str:
     """Format tokens counted apart: `1,024 read from the cache, 64 reasoning`; empty if there are none."""
     parts = {

@@ -18,7 +18,7 @@ export const inOut = (one) => one.input_tokens + one.output_tokens > 0 && `${tok
 
 /** Return dollars; "≥" marks a sum with unknown parts. */
 export function cost(dollars, partial) {
-	if ((dollars ?? null) === null) return "";
+	if ((dollars ?? null) === null) return partial ? "cost unknown" : "";
 	return (partial ? "≥ $" : "$") + (dollars === 0 || dollars >= 0.095 ? dollars.toFixed(2) : Number(dollars.toPrecision(2)));
 }
 

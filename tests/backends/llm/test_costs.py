@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import anyio
 import pytest
 
-from plait.backends import BackendError, ConversationRequest, Usage
+from plait.backends import BackendError, ConversationRequest, Price, Usage
+from plait.runner import DAG, ParallelRunner, Task
+from plait.runner.cli.display.text import cost
+from plait.runner.domain import events as events_of_run
 from tests.support.remotes import dialect, make
 from tests.support.wire import Answer, ChatCompletions, Dialect, Messages, events, plain, serve
 
@@ -47,7 +51,33 @@ async def test_what_a_broken_stream_cost_so_far_is_told(dialect: Dialect, end: s
         parts.append(dialect.error_event("overloaded_error", "sorry"))
     answer = events(parts, end="clean" if end == "error" else end)  # type: ignore[arg-type]
     error = await failure(dialect, answer, request_timeout=1.5 if end == "hang" else 10.0)
-    assert error.usage == Usage(11, 1, model="m", cache_read_tokens=cached(dialect))
+    assert error.usage == Usage(11, 1, model="m", cache_read_tokens=cached(dialect), cost_is_partial=True)
+
+
+@pytest.mark.parametrize("end", ["timeout", "cancel"])
+async def test_a_request_that_is_cut_has_cost_at_least_what_was_told(dialect: Dialect, end: str) -> None:
+    """OpenAI counts at the end of an answer alone: nothing is known then."""
+    begun = anyio.Event()
+    async with serve(events(dialect.parts("half an ", reason=None), end="hang")) as server:
+        runner = ParallelRunner(make(dialect, server.url), prices={"m": Price(1.0, 10.0)})
+        task = Task("a", "Hello.", timeout=1.0 if end == "timeout" else None, retry=0)
+        async with runner.start(DAG([task])) as run:
+            async for event in run.events():
+                if isinstance(event, events_of_run.TaskOutput) and not begun.is_set():
+                    begun.set()
+                    if end == "cancel":
+                        run.cancel()
+            usage = (await run.result()).usage
+    known = Usage(11, 1, (11 + 10) / 1e6, None, cached(dialect), cost_is_partial=True)
+    assert usage == (Usage(cost_is_partial=True) if isinstance(dialect, ChatCompletions) else known)
+    assert (usage.cost_is_unknown, cost(usage).startswith("at least $0.0000")) == (
+        (True, False) if isinstance(dialect, ChatCompletions) else (False, True)
+    )
+
+
+async def test_a_refused_request_has_cost_nothing(dialect: Dialect) -> None:
+    error = await failure(dialect, plain(529, {"error": {"type": "overloaded_error", "message": "sorry"}}))
+    assert error.usage == Usage()
 
 
 async def test_a_repair_that_fails_adds_to_what_the_first_answer_cost(dialect: Dialect) -> None:

@@ -97,4 +97,14 @@ async def test_an_earlier_attempts_word_is_not_the_last_ones(store: Store) -> No
             return Failing(self, request)
 
     failed: list[str] = []
-    assert await ended(store, Once(), "cancel") == Usage()
+    assert await ended(store, Once(), "cancel") == THEN
+    attempts = [attempt for name in "ab" for attempt in await store.list_attempts("r", name)]
+    assert sorted(attempt.spent.input_tokens for attempt in attempts) == [0, 100]
+
+
+async def test_a_turn_that_timed_out_has_cost_what_it_had_said(store: Store) -> None:
+    dag = DAG([Task("b", prompt="slow", timeout=0.1, retry=0)])
+    result = await ParallelRunner(Agent(), store=store).run(dag, "r")
+    assert (result["b"].error_kind, result.usage) == ("timeout", THEN)
+    (attempt,) = await store.list_attempts("r", "b")
+    assert (attempt.spent.input_tokens, attempt.spent.cost_usd) == (100, 0.25)
