@@ -94,29 +94,24 @@ class Response:
     async def receive(self, take: Take, take_whole: Callable[[Any], None]) -> None:
         """Pass the body to `take`, event by event as they arrive, or to `take_whole` if it is a single JSON value.
 
-        Returns at the end of the body, or shortly after the event for which `take` returns true.
+        The body itself decides: servers and gateways send JSON under many content types, and events as well. Returns at
+        the end of the body, or shortly after the event for which `take` returns true.
         """
-        if not self.headers.get("content-type", "").startswith("application/json"):
-            await self._receive_events(take)
-            return
-        body = await self.read()
-        try:
-            whole = json.loads(body)
-        except ValueError:  # events with a wrong content type
-            decoder = EventDecoder()
-            any(take(event) for event in (*decoder.feed(body), *decoder.end()))
-        else:
-            take_whole(whole)
-
-    async def _receive_events(self, take: Take) -> None:
         decoder = EventDecoder()
         content = self._raw.content
-        while piece := await content.readany():
+        piece = await content.readany()
+        while piece.isspace():
+            piece = await content.readany()
+        if piece.lstrip().startswith((b"{", b"[", b'"')):  # no event begins so
+            take_whole(json.loads(piece + await content.read()))
+            return
+        while piece:
             for event in decoder.feed(piece):
                 if take(event):
                     if not content.is_eof():
                         await self._finish()
                     return
+            piece = await content.readany()
         any(take(event) for event in decoder.end())
 
     async def _finish(self) -> None:

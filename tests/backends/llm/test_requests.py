@@ -8,7 +8,7 @@ import pytest
 
 from plait.backends import BackendError, ConversationRequest, ErrorKind
 from tests.support.remotes import Remote, dialect, make
-from tests.support.wire import ChatCompletions, Dialect, events, serve
+from tests.support.wire import Answer, ChatCompletions, Dialect, Exchange, events, serve
 
 __all__ = ["dialect"]
 SCHEMA: dict[str, Any] = {
@@ -135,6 +135,32 @@ async def test_extra_fields_go_into_each_request(dialect: Dialect) -> None:
 def test_extra_fields_that_cannot_be_merged(dialect: Dialect, extra: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         make(dialect, "http://127.0.0.1:9", extra=extra)
+
+
+def typed(answer: Answer, content_type: str) -> Answer:
+    async def other(exchange: Exchange) -> None:
+        head = exchange.head
+
+        async def changed(status: int, headers: dict[str, str]) -> None:
+            await head(status, {**headers, "content-type": content_type})
+
+        exchange.head = changed  # type: ignore[method-assign]
+        await answer(exchange)
+
+    return other
+
+
+@pytest.mark.parametrize("form", ["one piece", "events"])
+@pytest.mark.parametrize(
+    "content_type", ["Application/JSON; charset=utf-8", "application/json", "text/plain", "text/event-stream", ""]
+)
+async def test_the_form_of_an_answer_is_read_from_its_body(dialect: Dialect, form: str, content_type: str) -> None:
+    answer = dialect.whole("all") if form == "one piece" else events(dialect.parts("a", "ll"))
+    async with (
+        serve(typed(answer, content_type)) as server,
+        make(dialect, server.url).open(ConversationRequest()) as conversation,
+    ):
+        assert (await conversation.send("Hello.")).text == "all"
 
 
 async def test_an_answer_can_be_asked_for_in_one_piece(dialect: Dialect) -> None:
