@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from tests.support.agents.logs import LIMIT, wait_for
@@ -10,6 +11,8 @@ from tests.support.processes.warm import Warm
 
 FUNCTIONS = """
 from pathlib import Path
+
+
 import anyio
 from plait.backends import BackendError, ErrorKind
 
@@ -80,7 +83,11 @@ def test_another_process_gives_the_reason_of_each_task_alive_and_dead(tmp_path: 
         "weak": "retry",
         "asks": "question",
     }
-    with Warm([*PLAIT, "run", "plan.yaml", "-q"], cwd=tmp_path, env=environment()) as process:
+    printed = tmp_path / "printed"
+    with (
+        printed.open("w") as output,
+        Warm([*PLAIT, "run", "plan.yaml"], cwd=tmp_path, env=environment(), stderr=output) as process,
+    ):
         try:
             wait_for((tmp_path / "at-first").exists)
             wait_for(lambda: kinds(tmp_path).get("call") == "retry")
@@ -96,6 +103,8 @@ def test_another_process_gives_the_reason_of_each_task_alive_and_dead(tmp_path: 
     assert alive["after"] == "waits for first, second"
     assert alive["later"].startswith("api paused until ")
     assert alive["later"].endswith(" after 429, limit 1 of 2")
+    (line,) = [line for line in printed.read_text().splitlines() if "after 429" in line]
+    assert re.fullmatch(r"[\d:]{8} api paused \w+ after 429, until [\d:]{8}; 1 of 2 slots", line), line
     for task, text in alive.items():
         if task != "asks":  # its row has the question
             assert text in rows, task
