@@ -10,10 +10,10 @@ from plait.backends.agents.claude.budget import BudgetReached
 from plait.backends.agents.claude.error_kinds import PHRASES, REFUSES_SCHEMA, kind_of_result
 from plait.backends.agents.claude.questions import question_of
 from plait.backends.agents.error_kinds import THROTTLED, SchemaRefused, failure, no_outcome, safe_line
-from plait.backends.agents.limit_resets import seconds_left
 from plait.backends.agents.protocol import Call, ProcessEnd, TurnAnswer
 from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.json_fields import UsageTally, at, count, describe_tool_call, number, tables, text
+from plait.backends.limit_resets import seconds_left
 from plait.backends.protocol import NO_USAGE, JsonValue, Output, Usage
 from plait.backends.text import shown
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from plait.backends.agents.error_kinds import COMMON, Phrases, classify, failure, no_outcome
-from plait.backends.agents.limit_resets import seconds_left
 from plait.backends.agents.protocol import Call, ProcessEnd, TurnAnswer
 from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.json_fields import at, count, describe_tool_call, tables, text
+from plait.backends.limit_resets import seconds_left
 from plait.backends.protocol import NO_USAGE, JsonValue, Output, Usage
 from plait.backends.text import parse_json, shown
 

@@ -1,4 +1,4 @@
-"""Read the end of a usage limit from an agent's message, which is written for people. Pure."""
+"""Read the end of a usage limit from a message, which is written for people. Pure."""
 
 from __future__ import annotations
 

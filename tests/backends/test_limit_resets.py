@@ -1,0 +1,86 @@
+"""The end of a usage limit, by a message that is written for people."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from plait.backends.limit_resets import seconds_left
+
+NOW = 1_795_000_000.0
+
+
+@pytest.fixture(params=["UTC", "America/New_York", "Asia/Kolkata"])
+def wall(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", request.param)
+        time.tzset()
+        yield request.param
+    time.tzset()
+
+
+# NOW is Wednesday 18 November 2026, 11:06:40 UTC.
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("try again in 3 days 4 hours 5 minutes", 273_900.0),
+        ("Please try again in 11.054s.", 11.054),
+        ("Please try again in 250ms.", 0.25),
+        ("retry in 1 minute and 5 seconds", 65.0),
+        ("Your quota will reset after 10h15m3s.", 36_903.0),
+        ("usage limit reached|1795000060", 60.0),
+        ("usage limit reached|1794999999", 0.0),
+        ("resets 3pm (Europe/Berlin)", 10_460.0),
+        # The minute that the clock shows is not over, whatever its second; a moment ago is not tomorrow.
+        ("resets 11:06am (UTC)", 20.0),
+        ("resets 11:00am (UTC)", 0.0),
+        ("resets 10:50am (UTC)", 85_460.0),
+        ("resets 11:59pm (Asia/Kolkata)", 26_600.0),
+        ("resets 12am (UTC)", 46_460.0),
+        ("resets Nov 20, 3:30pm (UTC)", 188_660.0),
+        ("resets Jan 2, 3pm (UTC)", 3_902_060.0),
+        ("resets Dec 31, 3pm (UTC)", 3_729_260.0),
+        ("resets Nov 16, 3pm (UTC)", 0.0),  # has passed, and does not mean next year's
+        ("resets Nov 27 at 12:30am (UTC)", 739_460.0),
+        ("resets November 27 at 12:30am (UTC)", 739_460.0),
+        ("resets at 14:30 (UTC)", 12_260.0),
+        ("resets 14:30 (UTC)", 12_260.0),
+        ("try again at 9:05 (UTC)", 79_160.0),
+        ("resets at 24:30 (UTC)", None),
+        ("resets at 14", None),
+        ("resets Tuesday 9am (UTC)", 510_860.0),
+        ("resets Mon at 9am (UTC)", 424_460.0),
+        ("resets on Thursday, 14:30 (UTC)", 98_660.0),
+        ("resets Wed at 11am (UTC)", 0.0),  # this Wednesday, a moment ago
+        ("resets Wed at 10am (UTC)", 600_860.0),
+        ("resets Sat 12am (Asia/Kolkata)", 199_460.0),
+        ("You will regain access on 2026-12-01 at 00:00 UTC.", 1_083_200.0),
+        ("You will regain access on 2026-11-01 at 00:00 UTC.", 0.0),
+        ("You will regain access on 2026-13-01 at 00:00 UTC.", None),
+        ("You've reached your Fable 5 limit. Run /usage-credits to go on or switch models with /model", None),
+        ("try again in a moment", None),
+        ("try again at Foo 3rd, 2026 3:05 PM", None),
+        ("try again at Feb 31st, 2026 3:05 PM", None),
+        ("resets 3pm (Nowhere/Land) " + "x" * 5000, "local"),
+        ("no word about it", None),
+        ("", None),
+    ],
+)
+def test_when_a_limit_ends(text: str, seconds: float | str | None) -> None:
+    left = seconds_left(text, NOW)
+    if seconds == "local":
+        assert left is not None and 0 < left <= 86_400
+    else:
+        assert left == (None if seconds is None else pytest.approx(seconds, abs=0.001))
+
+
+def test_times_without_a_zone_are_those_of_the_clock_on_the_wall(wall: str) -> None:
+    then = time.localtime(NOW + 7200)
+    clock = time.strftime("%I:%M %p", then).lstrip("0")
+    assert os.environ["TZ"] == wall
+    assert seconds_left(f"or try again at {clock}.", NOW) == pytest.approx(7200, abs=60)
+    day = time.strftime("%b ", then) + f"{then.tm_mday}th, {then.tm_year} {clock}"
+    assert seconds_left(f"or try again at {day}.", NOW) == pytest.approx(7200, abs=60)
