@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from plait.backends.errors import ErrorKind
+from plait.backends.limit_resets import reports_limit
 
 _BY_STATUS: Mapping[int, ErrorKind] = {
     401: ErrorKind.AUTH,
@@ -51,6 +52,8 @@ _OVERFLOW_PHRASES = (
 _LARGER_THAN_THE_LIMIT = "request too large"
 """Start of OpenAI's message that a single request exceeds the tokens of a whole minute. Waiting does not help."""
 _QUOTA_PHRASES = ("credit balance is too low",)
+_OF_SOME_LIMITS = {0, 200, 400, 403, 500}
+"""Statuses with which some servers report a used-up limit, and others an error that lasts. The message decides."""
 
 
 def kind_of(status: int, words: Sequence[str], detail: str) -> ErrorKind:
@@ -65,6 +68,8 @@ def kind_of(status: int, words: Sequence[str], detail: str) -> ErrorKind:
         return ErrorKind.CONTEXT_OVERFLOW
     if any(phrase in lowered for phrase in _QUOTA_PHRASES):
         return ErrorKind.AUTH
+    if status in _OF_SOME_LIMITS and reports_limit(detail):
+        status = 429
     if status >= 300:
         return _BY_STATUS.get(status, ErrorKind.TRANSIENT if status >= 500 else ErrorKind.INVALID_REQUEST)
     return next((_WITHOUT_STATUS[word] for word in words if word in _WITHOUT_STATUS), ErrorKind.TRANSIENT)

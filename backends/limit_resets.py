@@ -1,4 +1,4 @@
-"""Read the end of a usage limit from a message, which is written for people. Pure."""
+"""Read usage limits, and when they end, from messages of servers and agents, which are written for people. Pure."""
 
 from __future__ import annotations
 
@@ -24,11 +24,28 @@ _CLOCK = re.compile(
     r"(?: \((?P<zone>[\w+/-]{1,40})\))?",
     re.IGNORECASE,
 )
-_DATE = re.compile(r"\baccess on (\d{4}-\d\d-\d\d) at (\d\d:\d\d) UTC")
+_DATE = re.compile(r"\baccess on (\d{4}-\d\d-\d\d) at (\d\d:\d\d) UTC", re.IGNORECASE)
+_NAMED = re.compile(r"\b(?:limits?|quota|usage)\b", re.IGNORECASE)
+_REACHED = re.compile(
+    r"\b(?:hit|reached) your (?:(?!context|token)[\w.'\u2019-]+ ){0,4}limits?\b"
+    r"|\b(?:hour|daily|weekly|monthly|session|usage) limit reached\b"
+    r"|\blimit reached\b\W{1,5}resets?\b",
+    re.IGNORECASE,
+)
+"""A used-up limit, whose end may be missing: "hit your weekly limit", "reached your Fable 5 limit", "5-hour limit
+reached". Not any "limit reached": the limit of a context, or of turns, does not end by waiting.
+"""
 _MINUTE, _JUST_OVER = timedelta(minutes=1), timedelta(minutes=10)
 """A time of day without seconds covers a whole minute. A time that passed less than ten minutes ago means today, not
 tomorrow: clocks differ, and a limit may end a moment later than announced.
 """
+
+
+def reports_limit(text: str) -> bool:
+    """Return whether `text` reports a used-up limit of an account or a model, by its words or by the time it ends."""
+    text = text[:2000]
+    states_end = any(form.search(text) for form in (_SPAN, _EPOCH, _DATE, _CLOCK))
+    return bool(_REACHED.search(text) or (states_end and _NAMED.search(text)))
 
 
 def seconds_left(text: str, now: float) -> float | None:

@@ -15,6 +15,7 @@ from typing import Any, cast
 
 from plait.backends.error_kinds import kind_of
 from plait.backends.errors import BackendError, ErrorKind
+from plait.backends.limit_resets import seconds_left
 from plait.backends.llm.endpoint import Endpoint
 from plait.backends.text import parse_json
 
@@ -30,7 +31,7 @@ def status_error(status: int, headers: Mapping[str, str], body: Any, url: str, s
     hint = retry_after(headers)
     doubt = _doubt(url) if status == 404 and "model" not in detail.lower() else ""
     text = server.safe_text(f"{server.name} answered {status}: {detail}", doubt)
-    wait = _asked_delay(body) if hint is None else hint
+    wait = _asked_delay(body, detail) if hint is None else hint
     error = BackendError(kind_of(status, words, detail), text, retry_after=wait)
     error.status = status
     return error
@@ -73,7 +74,7 @@ def _without_status(body: Any, what: str, server: Endpoint, doubt: str = "") -> 
     words, detail = _read_body(body)
     status = next((int(word) for word in words if word.isdigit() and 400 <= int(word) < 600), 0)
     text = server.safe_text(f"{what}: {detail}", doubt)
-    return BackendError(kind_of(status, words, detail), text, retry_after=_asked_delay(body))
+    return BackendError(kind_of(status, words, detail), text, retry_after=_asked_delay(body, detail))
 
 
 def _doubt(url: str) -> str:
@@ -99,13 +100,13 @@ def _words_and_text(error: Mapping[str, Any]) -> tuple[list[str], str]:
     return words, next((error[key] for key in ("message", "detail", "error") if isinstance(error.get(key), str)), "")
 
 
-def _asked_delay(body: Any) -> float | None:
-    """Return the seconds of `"retryDelay": "34s"`, which Gemini sends instead of a header."""
+def _asked_delay(body: Any, message: str) -> float | None:
+    """Return the seconds of `"retryDelay": "34s"`, which Gemini sends instead of a header, or those in `message`."""
     for detail in _as_list(_error_in(body).get("details")):
         found = re.fullmatch(r"(\d{1,9}(?:\.\d+)?)s", str(_as_dict(detail).get("retryDelay")))
         if found:
             return float(found[1])
-    return None
+    return seconds_left(message, time.time())
 
 
 def _error_in(body: Any) -> dict[str, Any]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 from plait.backends.error_kinds import kind_of
 from plait.backends.errors import BackendError, BackendUnavailable, ErrorKind
 from plait.backends.function import format_traceback, place_of
+from plait.backends.limit_resets import seconds_left
 from plait.backends.secrets import without_secrets
 from plait.backends.text import one_line
 
@@ -52,7 +54,6 @@ def failure_of(error: Exception) -> BackendError:
         return BackendError(ErrorKind.UNAVAILABLE, str(error))
     if isinstance(error, ExceptionGroup):  # all models of a FallbackModel have failed; the last was the last hope
         return failure_of(cast("ExceptionGroup[Exception]", error).exceptions[-1])
-    wait = getattr(error, "retry_after", None)
     status = getattr(error, "status_code", None)
     if type(status) is int and hasattr(error, "body"):
         failure = _http_error(status, cast("Any", error))
@@ -65,7 +66,7 @@ def failure_of(error: Exception) -> BackendError:
         else:  # of a tool, most likely
             printed = format_traceback(error)
             failure = BackendError(kind, text + place_of(error), traceback=printed)
-    failure.retry_after = float(wait) if isinstance(wait, int | float) else None
+    failure.retry_after = _asked_delay(error)
     return failure
 
 
@@ -79,6 +80,14 @@ def _http_error(status: int, error: Any) -> BackendError:
     kind = kind_of(status, _words(error), detail)
     text = f"model {error.model_name} answered with status {status}: {safe_line(detail, _LIMIT)}"
     return BackendError(kind, text)
+
+
+def _asked_delay(error: Exception) -> float | None:
+    """Return the seconds to wait, from the server's header or else from the message of the server."""
+    wait = getattr(error, "retry_after", None)
+    if isinstance(wait, int | float):
+        return float(wait)
+    return seconds_left(_detail(getattr(error, "body", None)), time.time())
 
 
 def _words(error: Any) -> list[str]:

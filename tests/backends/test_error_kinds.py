@@ -93,6 +93,16 @@ def test_no_credit_is_no_mistake_in_the_request() -> None:
     assert kind_of(400, [], "Your Credit Balance is too low").value == "auth"
 
 
+@pytest.mark.parametrize("message", ["Weekly limit reached", "quota reached, try again in 3 days"])
+def test_a_used_up_limit_is_known_by_the_message(message: str) -> None:
+    kinds = {status: kind_of(status, [], message).value for status in STATUSES}
+    assert kinds == STATUSES | dict.fromkeys((0, 200, 400, 403, 500), "rate_limited")
+    assert kind_of(403, ["permission_error"], message).value == "rate_limited"
+    assert kind_of(403, ["billing_error"], message).value == "auth"
+    assert kind_of(400, [], f"Prompt is too long. {message}").value == "context_overflow"
+    assert kind_of(400, [], f"Your credit balance is too low. {message}").value == "auth"
+
+
 def test_only_the_beginning_of_a_long_message_is_read() -> None:
     assert kind_of(400, [], " " * 1982 + "prompt is too long").value == "context_overflow"
     assert kind_of(400, [], " " * 1983 + "prompt is too long").value == "invalid_request"

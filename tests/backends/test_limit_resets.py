@@ -1,4 +1,4 @@
-"""The end of a usage limit, by a message that is written for people."""
+"""A usage limit and its end, by a message that is written for people."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from plait.backends.limit_resets import seconds_left
+from plait.backends.limit_resets import reports_limit, seconds_left
 
 NOW = 1_795_000_000.0
 
@@ -84,3 +84,42 @@ def test_times_without_a_zone_are_those_of_the_clock_on_the_wall(wall: str) -> N
     assert seconds_left(f"or try again at {clock}.", NOW) == pytest.approx(7200, abs=60)
     day = time.strftime("%b ", then) + f"{then.tm_mday}th, {then.tm_year} {clock}"
     assert seconds_left(f"or try again at {day}.", NOW) == pytest.approx(7200, abs=60)
+
+
+LIMITS = [
+    "You've hit your limit",
+    "You've reached your Fable 5 limit. Run /usage-credits to go on",
+    "You have reached your specified API usage limits.",
+    "Weekly limit reached",
+    "5-hour limit reached",
+    "Opus limit reached ∙ resets tomorrow",
+    # By the time at which the limit ends.
+    "Opus limit reached, try again in 3 days",
+    "You're out of extra usage · resets 3pm (UTC)",
+    "Your quota will reset after 21h2m3s",
+    "Monthly limits: regain access on 2026-12-31 at 00:00 UTC",
+    "usage exceeded|1795000060",
+]
+NO_LIMITS = [
+    "Context limit reached · /compact or /clear to continue",
+    "Turn limit reached",
+    "You've reached your maximum context limit",
+    "You've hit your output token limit",
+    "Opus limit reached",
+    "the limit of the field is 10",
+    "Server is temporarily limiting requests, try again in 5 minutes",
+    "The connection was lost, try again in 3 days",
+    "see the usage; resets later",
+]
+
+
+@pytest.mark.parametrize("message", LIMITS)
+def test_a_used_up_limit(message: str) -> None:
+    assert reports_limit(message)
+    assert reports_limit(message.upper())
+    assert not reports_limit(" " * 2000 + message)
+
+
+@pytest.mark.parametrize("message", NO_LIMITS)
+def test_no_used_up_limit(message: str) -> None:
+    assert not reports_limit(message)

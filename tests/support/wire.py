@@ -177,6 +177,16 @@ async def hang_up(exchange: Exchange) -> None:
     exchange.writer.transport.abort()
 
 
+LIMITS: list[tuple[int, str, float | None]] = [
+    (400, "You have reached your specified API usage limits. You will regain access on 2000-01-01 at 00:00 UTC.", 0.0),
+    (403, "weekly usage limit reached, resets in 4 days 20 hours", 417_600.0),
+    (429, "Rate limit reached. Please try again in 11.054s", 11.054),
+    (403, "Your quota will reset after 21h2m3s", 75_723.0),
+    (500, "Weekly limit reached", None),
+]
+"""Status and message of used-up limits, and the seconds to wait."""
+
+
 class Dialect(Protocol):
     """A wire format: the same things said in it."""
 

@@ -16,6 +16,7 @@ import pytest
 from plait.backends import BackendError, ConversationRequest, ErrorKind
 from tests.support.remotes import Remote, dialect, make
 from tests.support.wire import (
+    LIMITS,
     Answer,
     ChatCompletions,
     Dialect,
@@ -142,6 +143,21 @@ async def test_waiting_times_that_are_none(dialect: Dialect, header: str) -> Non
     assert error.retry_after is None
 
 
+@pytest.mark.parametrize(("status", "words", "wait"), LIMITS)
+async def test_a_limit_and_its_end_told_in_words_only(
+    dialect: Dialect, status: int, words: str, wait: float | None
+) -> None:
+    code = {400: "invalid_request_error", 403: "permission_error"}.get(status, "")
+    error, _ = await failure(dialect, dialect.error(status, code, words))
+    assert (error.kind, error.retry_after) == (K.RATE_LIMITED, wait)
+    error, _ = await failure(dialect, dialect.error(status, code, words, retry_after="7"))
+    assert (error.kind, error.retry_after) == (K.RATE_LIMITED, 7.0)
+    error, _ = await failure(dialect, dialect.error(401, "authentication_error", words))
+    assert error.kind is K.AUTH
+    error, _ = await failure(dialect, dialect.error(429, "insufficient_quota", words))
+    assert error.kind is K.AUTH
+
+
 @pytest.mark.parametrize(
     ("end", "kind", "words"),
     [
@@ -183,6 +199,12 @@ async def test_errors_inside_a_stream(dialect: Dialect, code: str, kind: ErrorKi
     error, _ = await failure(dialect, events(parts))
     assert error.kind is kind
     assert "broke off the answer: sorry, ***" in error.message
+
+
+async def test_a_limit_inside_a_stream(dialect: Dialect) -> None:
+    told = dialect.error_event("permission_error", "usage limit reached, try again in 3 days")
+    error, _ = await failure(dialect, events([*dialect.parts(reason=None), told]))
+    assert (error.kind, error.retry_after) == (K.RATE_LIMITED, 259_200.0)
 
 
 @pytest.mark.parametrize(

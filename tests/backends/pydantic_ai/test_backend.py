@@ -23,7 +23,7 @@ from plait.backends import (
 from plait.backends.cancellation import CancellableTurn, Cancellation
 from tests.support.pydantic_agents import wired_agent
 from tests.support.tool_calls import CHAT, calling, saying
-from tests.support.wire import Answer, Script, events, hang_up, plain, serve, silence
+from tests.support.wire import LIMITS, Answer, Script, events, hang_up, plain, serve, silence
 
 MOOD: dict[str, Any] = {
     "type": "object",
@@ -205,6 +205,19 @@ async def test_a_status_becomes_a_kind_after_one_request(status: int, code: str,
     assert error.retry_after == 7.0
     assert len(server.requests) == 1  # the SDK's own two retries are off
     assert not error.continues_session
+
+
+@pytest.mark.parametrize(("status", "words", "wait"), LIMITS)
+async def test_a_limit_and_its_end_told_in_words_only(status: int, words: str, wait: float | None) -> None:
+    code = {400: "invalid_request_error", 403: "permission_error"}.get(status, "")
+    error, _ = await failure(CHAT.error(status, code, words))
+    assert (error.kind, error.retry_after) == (ErrorKind.RATE_LIMITED, wait)
+    error, _ = await failure(CHAT.error(status, code, words, retry_after="7"))
+    assert (error.kind, error.retry_after) == (ErrorKind.RATE_LIMITED, 7.0)
+    error, _ = await failure(CHAT.error(401, "invalid_api_key", words))
+    assert error.kind is ErrorKind.AUTH
+    error, _ = await failure(CHAT.error(429, "insufficient_quota", words))
+    assert error.kind is ErrorKind.AUTH
 
 
 @pytest.mark.parametrize(
