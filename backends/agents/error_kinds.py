@@ -11,13 +11,14 @@ from plait.backends.agents.protocol import ProcessEnd
 from plait.backends.error_kinds import kind_of
 from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.json_fields import text
+from plait.backends.limit_resets import reports_limit
 from plait.backends.protocol import NO_USAGE, Usage
 from plait.backends.text import header_values, masked, parse_json, shown
 
 Phrases: TypeAlias = Sequence[tuple[str, ErrorKind]]
 """Parts of a message in lower case, and the kind of each. The first match counts."""
 
-THROTTLED = "not your usage limit"
+THROTTLED = "temporarily limiting requests"
 """Part of a message, in lower case, that says that the server has no room at the moment."""
 COMMON: Phrases = (
     (THROTTLED, ErrorKind.OVERLOADED),
@@ -41,12 +42,6 @@ _COLOURS = re.compile(r"\x1b\[[\d;]*m")
 _BELOW = (" ", "\t", "Node.js v", "Bun v", "note: run with")
 """Starts of lines that say where an error occurred, or in which version, but not its cause."""
 _SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD")
-_LIMIT = re.compile(
-    r"\b(?:hit|reached) your (?:(?!context|token)[\w.'\u2019-]+ ){0,4}limit\b|\blimit reached\b\W{1,5}resets?\b"
-)
-"""A used-up limit of an account or a model, such as "hit your weekly limit", "reached your Fable 5 limit" and "5-hour
-limit reached ∙ resets 3pm".
-"""
 _STATUS = re.compile(r'(?:\bstatus|\bAPI Error|"code)"?:? *(?:code )?([45]\d\d)\b', re.IGNORECASE)
 
 
@@ -126,7 +121,7 @@ def no_outcome(
     lines = [line for line in told if any(map(str.isalnum, line))]
     if ending.status is None or ending.status >= 0:
         for line in reversed(lines):
-            if kind := _by_phrase(line, phrases):
+            if kind := _by_phrase(line, phrases) or (ErrorKind.RATE_LIMITED if reports_limit(line) else None):
                 return kind, f"{program}: {line}"
     # Lines added by a runtime follow the error itself.
     telling = [line for line in lines if not line.startswith(_BELOW)] or lines
@@ -136,8 +131,7 @@ def no_outcome(
 
 def _by_phrase(message: str, phrases: Phrases) -> ErrorKind | None:
     lowered = message[:2000].lower()
-    found = next((kind for phrase, kind in phrases if phrase in lowered), None)
-    return found or (ErrorKind.RATE_LIMITED if _LIMIT.search(lowered) else None)
+    return next((kind for phrase, kind in phrases if phrase in lowered), None)
 
 
 def _how(status: int | None) -> str:

@@ -34,7 +34,12 @@ PHRASES = {
     "Opus weekly limit reached ∙ resets Oct 6, 1pm": "rate_limited",
     "You have reached your specified API usage limits": "rate_limited",
     "Rate limit exceeded": "rate_limited",
+    "Weekly limit reached": "rate_limited",
+    "Opus limit reached, try again in 3 days": "rate_limited",
+    "You're out of extra usage · resets 3pm (UTC)": "rate_limited",
     "Server is temporarily limiting requests (not your usage limit)": "overloaded",
+    "API Error: Server is temporarily limiting requests": "overloaded",
+    "Server is temporarily limiting requests, usage is high, try again in 5 minutes": "overloaded",
     "Prompt is too long": "context_overflow",
     "larger than the context window": "context_overflow",
     "input exceeds the maximum length": "context_overflow",
@@ -86,6 +91,11 @@ def test_the_status_in_a_message(message: str, status: int) -> None:
 def test_a_server_s_whole_answer_is_read(body: object, kind: str, message: str) -> None:
     found = judged(json.dumps(body), COMMON)
     assert (found[0].value, found[1]) == (kind, message)
+
+
+def test_an_unpaid_account_is_no_limit_to_wait_for() -> None:
+    body = {"error": {"message": "quota exceeded, try again in 3 days", "code": "insufficient_quota"}}
+    assert judged(json.dumps(body), COMMON)[0] is ErrorKind.AUTH
 
 
 @pytest.mark.parametrize("message", ["API Error: 503 busy", "[503]"])
@@ -161,6 +171,7 @@ def test_the_last_telling_line_is_the_message() -> None:
 
 
 def test_a_phrase_on_any_line_decides_unless_a_signal_ended_the_command() -> None:
+    assert no_outcome("it", ProcessEnd(1, "x\nWeekly limit reached\nx"), COMMON)[0] is ErrorKind.RATE_LIMITED
     stderr = "first\nNot logged in\nlast"
     assert no_outcome("it", ProcessEnd(1, stderr), COMMON) == (ErrorKind.AUTH, "it: Not logged in")
     assert no_outcome("it", ProcessEnd(None, stderr), COMMON) == (ErrorKind.AUTH, "it: Not logged in")

@@ -54,9 +54,10 @@ STOPS = {
 
 
 def test_a_throttle_is_no_limit_of_the_account() -> None:
-    message = "Server is temporarily limiting requests (not your usage limit)"
-    error: JsonValue = {"code": -32603, "message": message, "data": {"errorKind": "rate_limit"}}
-    assert error_of(error)[0].value == "overloaded"
+    message = "Server is temporarily limiting requests"
+    for words in (message, f"{message} (not your usage limit)"):
+        error: JsonValue = {"code": -32603, "message": words, "data": {"errorKind": "rate_limit"}}
+        assert error_of(error)[0].value == "overloaded"
 
 
 @pytest.mark.parametrize("word", WORDS)

@@ -76,8 +76,9 @@ def test_the_error_of_the_last_message_counts_without_a_status(error: str) -> No
 
 @pytest.mark.parametrize("fields", [{}, {"api_error": "usage_limit_reached"}, {"api_error_status": 429}])
 def test_a_throttle_is_no_limit_of_the_account(fields: dict[str, object]) -> None:
-    message = "API Error: Server is temporarily limiting requests (not your usage limit)"
-    assert kind_of_result(fields, message, "rate_limit").value == "overloaded"
+    message = "API Error: Server is temporarily limiting requests"
+    for words in (message, f"{message} (not your usage limit)"):
+        assert kind_of_result(fields, words, "rate_limit").value == "overloaded"
 
 
 @pytest.mark.parametrize("message", MESSAGES)
