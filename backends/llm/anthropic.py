@@ -173,12 +173,14 @@ def _kept(text: str, length: int) -> str | list[dict[str, Any]]:
 def usage_of(told: JsonValue) -> Usage:
     """Return the counts of a `usage` of Anthropic's API, whose `input_tokens` are the tokens beside the cache."""
     cache_read, cache_write = count(told, "cache_read_input_tokens"), count(told, "cache_creation_input_tokens")
+    written = count(told, "output_tokens")
     return Usage(
         count(told, "input_tokens") + cache_read + cache_write,
-        count(told, "output_tokens"),
+        written,
         number(told, "cost"),
         cache_read_tokens=cache_read,
         cache_write_tokens=cache_write,
+        reasoning_tokens=min(written, count(told, "output_tokens_details", "thinking_tokens")),
         cache_write_1h_tokens=min(cache_write, count(told, "cache_creation", "ephemeral_1h_input_tokens")),
     )
 

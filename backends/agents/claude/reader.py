@@ -289,20 +289,28 @@ class ClaudeReader:
 
 def _of_request(usage: JsonValue) -> Usage:
     cache_read, cache_write = count(usage, "cache_read_input_tokens"), count(usage, "cache_creation_input_tokens")
-    read = count(usage, "input_tokens") + cache_read + cache_write
+    read, written = count(usage, "input_tokens") + cache_read + cache_write, count(usage, "output_tokens")
     return Usage(
         read,
-        count(usage, "output_tokens"),
+        written,
         cache_read_tokens=cache_read,
         cache_write_tokens=cache_write,
+        reasoning_tokens=min(written, count(usage, "output_tokens_details", "thinking_tokens")),
         cache_write_1h_tokens=min(cache_write, count(usage, "cache_creation", "ephemeral_1h_input_tokens")),
     )
 
 
 def _of_model(usage: JsonValue) -> Usage:
     cache_read, cache_write = count(usage, "cacheReadInputTokens"), count(usage, "cacheCreationInputTokens")
-    read, cost = count(usage, "inputTokens") + cache_read + cache_write, number(usage, "costUSD")
-    return Usage(read, count(usage, "outputTokens"), cost, cache_read_tokens=cache_read, cache_write_tokens=cache_write)
+    read, written = count(usage, "inputTokens") + cache_read + cache_write, count(usage, "outputTokens")
+    return Usage(
+        read,
+        written,
+        number(usage, "costUSD"),
+        cache_read_tokens=cache_read,
+        cache_write_tokens=cache_write,
+        reasoning_tokens=min(written, count(usage, "thinkingTokens")),
+    )
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -199,6 +199,22 @@ async def test_tokens_that_the_cache_keeps_for_an_hour_are_counted() -> None:
     assert used == Usage(520, 7, None, "m", 0, 512, cache_write_1h_tokens=412)
 
 
+@pytest.mark.parametrize(("thought", "counted"), [(400, 400), (501, 500), ("400", 0)])
+async def test_reasoning_of_the_messages_api_is_counted_within_the_output(thought: Any, counted: int) -> None:
+    wire = Messages()
+    begun = {"id": "m1", "type": "message", "role": "assistant", "content": [], "model": "m"}
+    usage = {"output_tokens": 500, "output_tokens_details": {"thinking_tokens": thought}}
+    parts = [
+        wire.event("message_start", message={**begun, "usage": {"input_tokens": 8, "output_tokens": 1}}),
+        wire.event("content_block_delta", index=0, delta={"type": "text_delta", "text": "hi"}),
+        wire.event("message_delta", delta={"stop_reason": "end_turn"}, usage=usage),
+        wire.event("message_stop"),
+    ]
+    async with serve(events(parts)) as server, make(wire, server.url).open(ConversationRequest()) as conversation:
+        used = (await conversation.send("Hello.")).usage
+    assert used == Usage(8, 500, None, "m", reasoning_tokens=counted)
+
+
 async def test_two_reports_on_the_cache_stay_within_the_input() -> None:
     wire = Messages()
     begun = {"id": "m1", "type": "message", "role": "assistant", "content": [], "model": "m"}

@@ -238,6 +238,18 @@ def test_a_cut_turn_counts_what_the_cache_keeps_for_an_hour() -> None:
     assert (used.input_tokens, used.cache_write_tokens, used.cache_write_1h_tokens) == (520, 512, 412)
 
 
+@pytest.mark.parametrize("thought", [400, 501])
+def test_reasoning_is_counted_within_the_output(thought: int) -> None:
+    reader = PROGRAM.reader(Call(folder=Path("/nowhere")))
+    usage = {"input_tokens": 8, "output_tokens": 500, "output_tokens_details": {"thinking_tokens": thought}}
+    begun = {"type": "message_start", "message": {"id": "m1", "model": "claude-sonnet-4-5", "usage": usage}}
+    reader.read({"type": "stream_event", "event": begun, "session_id": "s", "parent_tool_use_id": None})
+    assert reader.usage.reasoning_tokens == min(thought, 500)
+    models = {"claude-sonnet-4-5": {"inputTokens": 9, "outputTokens": 600, "thinkingTokens": thought + 100}}
+    reader.read({"type": "result", "subtype": "success", "num_turns": 1, "model_usage_since_last_result": models})
+    assert (reader.usage.output_tokens, reader.usage.reasoning_tokens) == (600, min(thought + 100, 600))
+
+
 @pytest.mark.parametrize(("said", "shown"), [("", "no words"), ("/exit isn't available", "/exit isn't available")])
 def test_what_it_says_without_asking_its_model_is_no_answer(said: str, shown: str) -> None:
     result = API_ERROR | {"is_error": False, "num_turns": 0, "result": said, "usage": {}, "modelUsage": {}}
