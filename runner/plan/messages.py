@@ -20,6 +20,7 @@ from plait.runner.plan.schema import (
     GrowthPart,
     OrchestratePart,
     PlanPart,
+    PricePart,
     RequiredInput,
     RetryPart,
     RowsInput,
@@ -46,6 +47,7 @@ _KINDS_OF_VALUES = {
 }
 _ENTRIES: dict[tuple[object, ...], type[BaseModel]] = {
     (): PlanPart,
+    ("defaults",): DefaultsPart,
     ("growth",): GrowthPart,
     ("orchestrate",): OrchestratePart,
     ("workflow",): StepPart,
@@ -155,7 +157,8 @@ def _unknown_key(key: str, model: type[BaseModel] | None) -> str:
     known = list(model.model_fields) if model else []
     if hint := nearest(key, known):
         return f"unknown key {key!r}{hint}"
-    return f"unknown key {key!r}; there are {', '.join(known)}"
+    advice = f"there are {', '.join(known)}" if known else "remove it"
+    return f"unknown key {key!r}; {advice}"
 
 
 def _does_not_fit(path: Path, value: object, whole: object) -> str:
@@ -168,19 +171,21 @@ def _does_not_fit(path: Path, value: object, whole: object) -> str:
 
 
 def model_at(path: Path, whole: object) -> type[BaseModel] | None:
-    """Return the model of the mapping at `path`."""
+    """Return the model of the mapping at `path`; None if unknown."""
     if model := _ENTRIES.get(tuple(part for part in path if not isinstance(part, int))):
         return model
     match path:
         case (*_, "retry"):
             return RetryPart
+        case ("prices", _):
+            return PricePart
         case ("backends", _):
             return SPEC_CLASSES.get(str(_value_at((*path, "kind"), whole)))
         case ("inputs", _):
             shapes: dict[str, type[BaseModel]] = {"files": FilesInput, "rows": RowsInput}
             return shapes.get(input_kind(_value_at(path, whole)), RequiredInput)
         case _:
-            return DefaultsPart
+            return None
 
 
 def _value_at(path: Path, value: Any) -> Any:

@@ -392,17 +392,19 @@ class PricePart(_Part):
     input: float = Field(ge=0, allow_inf_nan=False)
     """The price of input."""
     output: float = Field(ge=0, allow_inf_nan=False)
-    """The price of output, reasoning included."""
+    """The price of output."""
     cache_read: float | None = Field(default=None, ge=0, allow_inf_nan=False)
     """The price of input read from the provider's cache. Default: input."""
     cache_write: float | None = Field(default=None, ge=0, allow_inf_nan=False)
     """The price of input written to the provider's cache. Default: input."""
     cache_write_1h: float | None = Field(default=None, ge=0, allow_inf_nan=False)
     """The price of input that the provider's cache keeps for an hour. Default: cache_write."""
+    reasoning: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    """The price of output spent on reasoning. Default: output."""
 
     def price(self) -> Price:
         """Return the price."""
-        return Price(self.input, self.output, self.cache_read, self.cache_write, cache_write_1h=self.cache_write_1h)
+        return Price(**self.model_dump())
 
 
 GIVEN_BY = ("tasks", "orchestrate", "workflow")

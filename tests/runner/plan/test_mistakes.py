@@ -22,6 +22,18 @@ CASES = {
     ),
     "unknown key on top": ("taks: []\n" + tasks('{id: a, prompt: ""}'), 1, "taks", "did you mean 'tasks'?"),
     "unknown retry key": (tasks('{id: a, prompt: "", retry: {tries: 3}}'), 2, "tasks[0].retry.tries", "attempts"),
+    "unknown key of a price": (
+        "prices: {m: {input: 3, output: 1, xyzzy: 1}}\n" + tasks('{id: a, prompt: ""}'),
+        1,
+        "prices.m.xyzzy",
+        "there are input, output, cache_read, cache_write, cache_write_1h, reasoning",
+    ),
+    "unknown key of a host": (
+        "hosts: {h: {kind: ssh, hosts: [a], xyzzy: 1}}\n" + tasks('{id: a, prompt: ""}'),
+        1,
+        "hosts.h.ssh.xyzzy",
+        "unknown key 'xyzzy'; remove it",
+    ),
     "unknown dependency": (
         tasks('{id: facts, prompt: ""}', '{id: b, prompt: "", depends_on: [facts, fatcs]}'),
         3,

@@ -201,6 +201,11 @@ def test_a_plan_prices_what_the_cache_keeps_for_an_hour() -> None:
     assert read_prices(given) == {"m": Price(3, 15, cache_write=3.75, cache_write_1h=6)}
 
 
+def test_a_plan_prices_reasoning() -> None:
+    given = {"m": {"input": 3, "output": 15, "reasoning": 50}}
+    assert read_prices(given) == {"m": Price(3, 15, reasoning=50)}
+
+
 def test_the_list_of_runs_fits_80_columns(tmp_path: Path) -> None:
     plan = (
         "name: a-name-of-forty-characters-and-some-more\n"
