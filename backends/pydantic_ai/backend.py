@@ -70,6 +70,20 @@ class PydanticAIBackend:
         """The facts that decide the price: pydantic-ai estimates a cost from its list where no server reports one."""
         return Billing(model=None if self._declared is None else self._declared.model.partition(":")[2], estimates=True)
 
+    @property
+    def account(self) -> str | None:
+        """The model of a plan's agent: backends with the same model share limits of rate. None for an agent of one's
+        own, whose key and model cannot be compared.
+        """
+        return None if self._declared is None else f"pydantic-ai {self._declared.model}"
+
+    @property
+    def max_tokens(self) -> int | None:
+        """Limit of one answer of a plan's agent, in tokens, for the first estimate at a limit of rate; None if
+        unknown.
+        """
+        return None if self._declared is None else self._declared.max_tokens
+
     def inspect(self, files: Files) -> DetachedTurn | None:  # noqa: ARG002
         """Return None: a turn never outlives the process. With this method the runner gives the conversation files."""
         return None

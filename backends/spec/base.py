@@ -13,6 +13,19 @@ CALL = r"^[^:]+:[A-Za-z_][A-Za-z0-9_.]*$"
 """A Python function: a file or a module, and the name in it."""
 
 
+class RatePart(BaseModel):
+    """Limits of rate, kept before the server has to refuse."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    requests_per_minute: float | None = Field(
+        default=None, ge=1, allow_inf_nan=False, description="Requests begun per minute."
+    )
+    tokens_per_minute: float | None = Field(
+        default=None, ge=1, allow_inf_nan=False, description="Tokens read and written per minute."
+    )
+
+
 class Spec(BaseModel):
     """A backend as named in a plan file. Unknown keys are rejected."""
 

@@ -15,7 +15,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from plait.backends.errors import BackendUnavailable
 from plait.backends.function import as_backend
@@ -27,7 +27,7 @@ from plait.backends.llm.openai import OpenAIBackend
 from plait.backends.person import PersonBackend
 from plait.backends.protocol import Backend, JsonValue, ReusableBackend
 from plait.backends.spec.agents import AcpSpec, AgentSpec, ClaudeCodeSpec, CodexSpec, GeminiSpec
-from plait.backends.spec.base import BASE_URL, CALL, Spec
+from plait.backends.spec.base import BASE_URL, CALL, RatePart, Spec
 from plait.backends.spec.pydantic_ai import PydanticAISpec
 from plait.backends.spec.siblings import importable_siblings
 from plait.backends.text import one_line
@@ -77,19 +77,6 @@ ServerUrls: TypeAlias = Annotated[
     Annotated[ServerUrl, Tag("url")] | Annotated[list[ServerUrl], Field(min_length=1), Tag("urls")],
     Discriminator(lambda value: "urls" if isinstance(value, list) else "url"),
 ]
-
-
-class RatePart(BaseModel):
-    """Limits of rate, kept before the server has to refuse."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    requests_per_minute: float | None = Field(
-        default=None, ge=1, allow_inf_nan=False, description="Requests begun per minute."
-    )
-    tokens_per_minute: float | None = Field(
-        default=None, ge=1, allow_inf_nan=False, description="Tokens read and written per minute."
-    )
 
 
 class _RemoteSpec(_ModelSpec):

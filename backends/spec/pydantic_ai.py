@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from plait.backends.spec.base import BASE_URL, CALL, Spec
+from plait.backends.spec.base import BASE_URL, CALL, RatePart, Spec
 
 if TYPE_CHECKING:
     from plait.backends.pydantic_ai.backend import PydanticAIBackend
@@ -66,6 +66,10 @@ class PydanticAISpec(Spec):
         ge=1,
         description="Most tokens of one answer; an answer that reaches it is an error. Default: as the library or the "
         "provider sets it.",
+    )
+    limits: RatePart | None = Field(
+        default=None,
+        description="Limits of rate, shared by all runs of a process that use this backend's name and model.",
     )
     tools: list[Annotated[str, Field(pattern=CALL)]] = Field(
         default_factory=list,

@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from plait.backends.spec.base import RatePart
 from plait.runner.domain.dag import nearest
 from plait.runner.plan.errors import Path, PlanProblem
 from plait.runner.plan.schema import (
@@ -56,6 +57,8 @@ _ENTRIES: dict[tuple[object, ...], type[BaseModel]] = {
     ("workflows", "steps"): FollowUpPart,
 }
 """Models of mappings by path, without indexes."""
+_BY_KEY: dict[object, type[BaseModel]] = {"limits": RatePart, "retry": RetryPart}
+"""Models of further mappings, by key."""
 _BOUNDS = {
     "greater_than": ("gt", "more than"),
     "greater_than_equal": ("ge", "at least"),
@@ -175,8 +178,6 @@ def model_at(path: Path, whole: object) -> type[BaseModel] | None:
     if model := _ENTRIES.get(tuple(part for part in path if not isinstance(part, int))):
         return model
     match path:
-        case (*_, "retry"):
-            return RetryPart
         case ("prices", _):
             return PricePart
         case ("backends", _):
@@ -185,7 +186,7 @@ def model_at(path: Path, whole: object) -> type[BaseModel] | None:
             shapes: dict[str, type[BaseModel]] = {"files": FilesInput, "rows": RowsInput}
             return shapes.get(input_kind(_value_at(path, whole)), RequiredInput)
         case _:
-            return None
+            return _BY_KEY.get(path[-1])
 
 
 def _value_at(path: Path, value: Any) -> Any:

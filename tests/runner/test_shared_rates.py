@@ -6,6 +6,7 @@ import asyncio
 import json
 import subprocess
 import sys
+from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from uuid import uuid4
@@ -14,8 +15,11 @@ import anyio
 import pytest
 
 from plait.backends import OpenAIBackend
+from plait.backends.spec.build import build
 from plait.persistence import SQLiteStore
 from plait.runner import ParallelRunner, RateLimits
+from plait.runner.cli.backends import BackendSet
+from plait.runner.plan import parse_plan
 from tests.support.remotes import dialect, make
 from tests.support.sharing import Meter, wide
 from tests.support.wire import ChatCompletions, Dialect, Exchange, plain, serve
@@ -66,6 +70,24 @@ async def test_runs_that_wait_for_a_limit_end_at_once_when_they_are_cancelled() 
         running.cancel()
         ended, _ = await asyncio.wait([running], timeout=20)
         assert ended
+
+
+async def test_runs_of_a_plans_pydantic_agent_share_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    import_module("pydantic_ai.models.openai")  # takes longer than the calls
+    plan = """
+backends: {agent: {kind: pydantic-ai, model: "openai-chat:%s", limits: {requests_per_minute: 1}}}
+tasks: [{id: t, prompt: x}]
+"""
+    model, other = uuid4().hex, uuid4().hex
+    async with serve(WIRE.whole("x")) as server:
+        monkeypatch.setenv("OPENAI_BASE_URL", f"{server.url}/v1")
+        runners: list[ParallelRunner] = []
+        for name in (model, model, other):
+            specs = parse_plan(plan % name).backends
+            made = {"agent": build(specs["agent"], folder=Path())}
+            runners.append(BackendSet(specs, "agent", Path()).make_runner(made))
+        await calls_within(3, *runners)
+        assert sorted(request.body["model"] for request in server.requests) == sorted({model, other})
 
 
 def test_the_limit_outlives_an_event_loop() -> None:

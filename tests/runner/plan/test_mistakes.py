@@ -28,6 +28,12 @@ CASES = {
         "prices.m.xyzzy",
         "there are input, output, cache_read, cache_write, cache_write_1h, reasoning",
     ),
+    "unknown key of limits": (
+        'backends: {b: {kind: pydantic-ai, model: "a:b", limits: {xyzzy: 1}}}\n' + tasks('{id: a, prompt: ""}'),
+        1,
+        "backends.b.limits.xyzzy",
+        "there are requests_per_minute, tokens_per_minute",
+    ),
     "unknown key of a host": (
         "hosts: {h: {kind: ssh, hosts: [a], xyzzy: 1}}\n" + tasks('{id: a, prompt: ""}'),
         1,
