@@ -165,6 +165,8 @@ class CliConversation:
                 error.retry_after = max(0.0, error.retry_after - self._program.age(call))
             if error.kind is ErrorKind.TIMEOUT and self._ends is not None and anyio.current_time() >= self._ends:
                 error.message = f"no answer within the task's timeout of {self._request.timeout:g} s"
+            if error.kind is ErrorKind.TRUNCATED and reader.last_text:
+                turn.append(Message("assistant", clean_text(reader.last_text)))
             hide(error, self._given())
             mark_reported(call.folder)
             raise

@@ -92,6 +92,11 @@ class Reader(Protocol):
         ...
 
     @property
+    def last_text(self) -> str:
+        """Text of the last message of the model so far, for an answer that is cut; empty if there is none."""
+        ...
+
+    @property
     def last_whole(self) -> str | None:
         """Id of the last message held whole by the session, as needed by `Call.rewind_to`; None if there is none."""
         ...

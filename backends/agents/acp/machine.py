@@ -153,6 +153,11 @@ class AcpMachine:
         return replace(self._updates.total(self._result), model=shown(model) or None)
 
     @property
+    def last_text(self) -> str:
+        """The last message of the answer."""
+        return self._updates.text
+
+    @property
     def last_whole(self) -> str | None:
         """None: ACP has no way to rewind a session."""
         return None

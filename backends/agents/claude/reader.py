@@ -56,6 +56,9 @@ class ClaudeReader:
         self._delay: float | None = None
         self._error = ""
         self._last_whole: str | None = None
+        self._pieces: list[str] = []
+        self._writing = ""
+        """Request of the message in `_pieces`."""
         self._open_uses: set[str] = set()
         """Tool uses without a result so far."""
         self._in_background = False
@@ -89,6 +92,11 @@ class ClaudeReader:
         the prompt cache count as input.
         """
         return replace(self._tally.total if self._billed is None else self._billed, model=self._model)
+
+    @property
+    def last_text(self) -> str:
+        """The text of the last message with text, messages of subagents and of Claude Code itself excluded."""
+        return "".join(self._pieces)
 
     @property
     def last_whole(self) -> str | None:
@@ -141,7 +149,7 @@ class ClaudeReader:
                 self._bill(self._request.get(agent, ""), at(event, "event", "usage"))
             case "content_block_delta" if not agent and (piece := text(event, "event", "delta", "text")):
                 self._streamed.add(self._request.get(agent, ""))
-                return [self._output("text", piece)]
+                return [self._text(self._request.get(agent, ""), piece)]
             case _:
                 pass
         return []
@@ -161,7 +169,7 @@ class ClaudeReader:
                     self._open_uses.add(text(block, "id"))
                 seen.append(self._output("tool", describe_tool_call(text(block, "name"), at(block, "input"))))
             elif is_main and request not in self._streamed and text(block, "text"):
-                seen.append(self._output("text", text(block, "text")))
+                seen.append(self._text(request, text(block, "text")))
         if is_main:
             self._answers(shown(text(event, "message", "model")))
             self._whole(event)
@@ -282,6 +290,14 @@ class ClaudeReader:
 
     def _bill(self, request: str, usage: JsonValue) -> None:
         self._tally.note(request, _of_request(usage))
+
+    def _text(self, request: str, piece: str) -> Output:
+        """Add `piece` to the text of the message of `request`."""
+        if request != self._writing:
+            self._writing = request
+            self._pieces.clear()
+        self._pieces.append(piece)
+        return self._output("text", piece)
 
     def _output(self, kind: Literal["text", "tool", "waiting", "notice"], words: str) -> Output:
         return Output(kind, words, self.usage)

@@ -82,6 +82,11 @@ class CodexReader:
         return NO_USAGE
 
     @property
+    def last_text(self) -> str:
+        """The last message of the agent."""
+        return self._text or ""
+
+    @property
     def last_whole(self) -> str | None:
         """None: a session can be continued from its end only."""
         return None

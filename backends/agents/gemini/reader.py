@@ -77,6 +77,11 @@ class GeminiReader:
         return NO_USAGE if self._result is None else replace(_of_turn(at(self._result, "stats")), model=self._model)
 
     @property
+    def last_text(self) -> str:
+        """The text after the last tool result."""
+        return "".join(self._pieces)
+
+    @property
     def last_whole(self) -> str | None:
         """None: a session can be continued from its end only."""
         return None
@@ -119,7 +124,7 @@ class GeminiReader:
             raise failure(classify(self._error, _PHRASES), f"Gemini: {self._error}", usage=self.usage)
         if not self._pieces:
             raise failure(ErrorKind.CONTEXT_OVERFLOW, f"Gemini: {_SILENT}", usage=self.usage)
-        return TurnAnswer("".join(self._pieces), usage=self.usage)
+        return TurnAnswer(self.last_text, usage=self.usage)
 
     def _message(self, event: Mapping[str, JsonValue]) -> Sequence[Output]:
         piece = text(event, "content")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import stat
 import sys
 from dataclasses import replace
@@ -109,6 +110,49 @@ async def test_an_answer_that_does_not_fit_is_asked_for_once_more(home: Home) ->
     assert len(reply.messages) == 4
     assert [call["session"] for call in home.calls] == [reply.session_id] * 2
     assert reply.usage == Usage(20, 14, 0.002)
+
+
+CUT = {
+    ClaudeCodeBackend: [
+        {"type": "assistant", "message": {"id": "m1", "content": [{"type": "text", "text": "I look."}]}},
+        {"type": "assistant", "message": {"id": "m2", "content": [{"type": "text", "text": "half an "}]}},
+        {"type": "assistant", "message": {"id": "m2", "content": [{"type": "text", "text": "ans"}]}},
+        {"type": "assistant", "message": {"id": "m3", "content": [{"type": "text", "text": "no"}]}, "error": "x"},
+        {"type": "result", "is_error": True, "api_error": "max_output_tokens", "result": "too long", "num_turns": 1},
+    ],
+    CodexBackend: [
+        {"type": "thread.started", "thread_id": "t"},
+        {"type": "item.completed", "item": {"type": "agent_message", "text": "I look."}},
+        {"type": "item.completed", "item": {"type": "agent_message", "text": "half an ans"}},
+        {"type": "turn.failed", "error": {"message": "Incomplete response returned, reason: max_output_tokens"}},
+    ],
+    GeminiBackend: [
+        {"type": "message", "role": "assistant", "content": "I look."},
+        {"type": "tool_result"},
+        {"type": "message", "role": "assistant", "content": "half an "},
+        {"type": "message", "role": "assistant", "content": "ans"},
+        {"type": "error", "message": "Model response was truncated because it exceeded the token limit."},
+        {"type": "result", "status": "error"},
+    ],
+}
+
+
+@pytest.mark.parametrize("kind", CUT)
+async def test_the_text_of_a_cut_answer_is_kept(kind: type[ClaudeCodeBackend | CodexBackend], tmp_path: Path) -> None:
+    command = tmp_path / "agent"
+    told = "\n".join(map(json.dumps, CUT[kind]))
+    command.write_text(f"#!/bin/sh\ncat >/dev/null\ncat <<'END'\n{told}\nEND\n")
+    command.chmod(0o755)
+    failed = await fails(kind(command=str(command), cwd=tmp_path), "Write.")
+    assert failed.kind is ErrorKind.TRUNCATED
+    assert failed.messages == (Message("user", "Write."), Message("assistant", "half an ans"))
+
+
+async def test_the_text_of_an_answer_cut_over_acp_is_kept(home: Home) -> None:
+    failed = await fails(home.acp(), "Write. [[stop max_tokens]] [[say half an ans]]")
+    assert failed.kind is ErrorKind.TRUNCATED
+    assert [message.content for message in failed.messages[1:]] == ["half an ans"]
+    assert failed.usage.output_tokens == 7
 
 
 async def test_the_answer_after_the_end_of_background_work_is_the_answer(home: Home) -> None:
