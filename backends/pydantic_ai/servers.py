@@ -20,7 +20,7 @@ from anyio.to_thread import run_sync
 
 from plait.backends.errors import BackendError, BackendUnavailable, ErrorKind
 from plait.backends.process.child import KILL_LIMIT
-from plait.backends.process.proctable import PREFIX, ProcessTag, kill_tree
+from plait.backends.process.proctable import PREFIX, ProcessTag, kill_tree, members, offer_to_oom_killer
 from plait.backends.process.spawn import child_environment
 from plait.backends.process.watchdog import WATCHDOG, scratch
 from plait.backends.pydantic_ai.declared import McpServer
@@ -60,11 +60,19 @@ async def _running(server: McpServer, folder: Path) -> AsyncGenerator[Any]:
         WATCHDOG.watch(tag)
     try:
         async with _entered(server, _local(server, tag, log), log) as toolset:
+            await run_sync(_offer_to_oom_killer, tag)
             yield toolset
     finally:
         with CancelScope(shield=True):
             await run_sync(kill_tree, (tag,), KILL_LIMIT)
         WATCHDOG.unwatch(tag.marker)
+
+
+def _offer_to_oom_killer(tag: ProcessTag) -> None:
+    """Let the kernel kill the server's processes before this process when memory runs out."""
+    with suppress(OSError):
+        for process in members((tag,)):
+            offer_to_oom_killer(process.pid)
 
 
 @asynccontextmanager

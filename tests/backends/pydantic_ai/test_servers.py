@@ -43,6 +43,10 @@ def noted(log: Path) -> list[tuple[str, int]]:
     return [(event, int(pid)) for event, _, pid in (line.partition(" ") for line in lines if line)]
 
 
+def oom_score(pid: str) -> int:
+    return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
+
+
 async def until_noted(log: Path, event: str) -> str:
     with anyio.fail_after(30):
         while True:
@@ -71,6 +75,24 @@ async def test_a_servers_tools_are_called_and_the_server_ends(log: Path, monkeyp
     (started, pid), counted = noted(log)
     assert (started, counted) == ("start", ("count-nails", pid))
     await until_gone(pid)
+
+
+async def test_a_server_and_its_children_are_the_kernel_s_first_choice(
+    log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = oom_score("self")
+    async with serve(calling(("stock_hang", {}))) as server, anyio.create_task_group() as group:
+        monkeypatch.setenv("OPENAI_BASE_URL", f"{server.url}/v1")
+
+        async def run() -> None:
+            async with backend(stock(log)).open(ConversationRequest(session_id="s")) as conversation:
+                await conversation.send("Wait.")
+
+        group.start_soon(run)
+        child = (await until_noted(log, "hang-")).removeprefix("hang-")
+        scores = [oom_score(str(noted(log)[0][1])), oom_score(child)]
+        group.cancel_scope.cancel()
+    assert scores == [min(own + 300, 1000)] * 2
 
 
 async def test_cancelling_ends_the_servers_whole_tree(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
