@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from plait.backends.protocol import NO_USAGE, JsonValue, Usage
 from plait.backends.values import value
 from plait.runner.domain.html_table import html_table
+from plait.runner.domain.spending import cost
 from plait.runner.domain.status import RunStatus, TaskStatus
 
 
@@ -128,9 +129,8 @@ class RunResult:
 
     def _repr_html_(self) -> str:
         """Return the result as a table for a notebook."""
-        cost = "" if self.usage.cost_usd is None else f", ${self.usage.cost_usd:.4f}"
         reason = f": {self.error}" if self.error else ""
-        caption = f"run {self.run_id}: {self.status.value}{reason}{cost}"
+        caption = ", ".join(filter(None, (f"run {self.run_id}: {self.status.value}{reason}", cost(self.usage))))
         headings = ("task", "status", "result", "attempts", "tokens", "seconds")
         return html_table(caption, headings, [_row(task) for task in self.tasks.values()])
 

@@ -10,6 +10,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+from plait.backends import Usage
 from plait.persistence import MemoryStore
 from plait.runner import DAG, ParallelRunner, RunResult, RunStatus, Task, TaskResult, TaskStatus
 from plait.runner.domain.html_table import MOST_ROWS
@@ -65,6 +66,21 @@ def test_a_failure_is_shown_with_its_reason() -> None:
     assert "run r: failed: 1 task failed" in shown
     assert ">not today</td>" in shown
     assert ">Who?</td>" in shown
+
+
+@pytest.mark.parametrize(
+    ("usage", "words"),
+    [
+        (Usage(), ""),
+        (Usage(5, 5), ", cost unknown"),
+        (Usage(5, 5, 0.0), ", $0.0000"),
+        (Usage(5, 5, 0.25), ", $0.2500"),
+        (Usage(5, 5, 1.25) + Usage(5, 5), ", at least $1.25"),
+    ],
+)
+def test_a_cost_that_is_not_known_is_said(usage: Usage, words: str) -> None:
+    shown = RunResult("r", RunStatus.COMPLETED, {}, usage=usage)._repr_html_()
+    assert f"<caption>run r: completed{words}</caption>" in shown
 
 
 def test_a_large_graph_is_cut() -> None:

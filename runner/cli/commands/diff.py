@@ -10,11 +10,12 @@ import click
 from plait.persistence.records import RunRecord, Spent
 from plait.runner.cli.display.report import print_json
 from plait.runner.cli.display.sections import print_field, print_section
-from plait.runner.cli.display.text import cost, counted, one_line, seconds, tokens, visible
+from plait.runner.cli.display.text import counted, one_line, seconds, tokens, visible
 from plait.runner.cli.exits import COMPLETED, print_line
 from plait.runner.cli.lookup import find_run, read_only_store
 from plait.runner.cli.options import StorePlace, json_option, store_option
 from plait.runner.domain.question import parse_time
+from plait.runner.domain.spending import cost
 from plait.runner.operations.compare_runs import ComparedTask, RunComparison, TaskDifference, compare_runs
 from plait.runner.operations.word_changes import Piece, word_changes
 

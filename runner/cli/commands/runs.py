@@ -15,7 +15,7 @@ from plait.persistence import Store
 from plait.persistence.records import RunRecord
 from plait.runner.cli.display.report import print_json
 from plait.runner.cli.display.sections import print_table
-from plait.runner.cli.display.text import age, cells, cost, one_line, size, tokens
+from plait.runner.cli.display.text import age, cells, one_line, size, tokens
 from plait.runner.cli.exits import COMPLETED, print_line, print_note
 from plait.runner.cli.lookup import read_only_store, shown_status
 from plait.runner.cli.options import (
@@ -23,6 +23,7 @@ from plait.runner.cli.options import (
     json_option,
     store_option,
 )
+from plait.runner.domain.spending import cost
 from plait.runner.domain.status import RunStatus, TaskStatus
 from plait.runner.operations.inspect import run_info
 from plait.runner.state.owner import Liveness, liveness

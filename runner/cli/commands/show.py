@@ -19,7 +19,7 @@ from plait.persistence.protocol import Store
 from plait.persistence.records import AttemptRecord, EventRecord, MessageRecord, RunRecord, Spent, TaskRecord
 from plait.runner.cli.display.report import WHY_STOPPED, parse_stop, print_json
 from plait.runner.cli.display.sections import print_answers, print_field, print_question, print_section, print_table
-from plait.runner.cli.display.text import coloured, cost, counted, one_line, seconds, token_parts, tokens, visible
+from plait.runner.cli.display.text import coloured, counted, one_line, seconds, tokens, visible
 from plait.runner.cli.display.waits import throttling_line
 from plait.runner.cli.exits import COMPLETED, print_line
 from plait.runner.cli.lookup import (
@@ -39,6 +39,7 @@ from plait.runner.cli.options import (
 )
 from plait.runner.domain.events import BackendThrottled
 from plait.runner.domain.groups import group_of, groups_of
+from plait.runner.domain.spending import cost, token_parts
 from plait.runner.domain.status import TASK_DONE, RunStatus, TaskStatus
 from plait.runner.domain.waiting import WaitKind, WaitReason
 from plait.runner.engine.policy_driver import read_policy_state

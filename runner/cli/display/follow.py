@@ -21,13 +21,13 @@ from plait.runner.cli.display import report
 from plait.runner.cli.display.plain import Display, NoDisplay, PlainDisplay
 from plait.runner.cli.display.progress import Progress, grow
 from plait.runner.cli.display.report import FinishedRun
-from plait.runner.cli.display.text import lacks_price
 from plait.runner.cli.lookup import WaitingQuestion, list_waiting
 from plait.runner.cli.options import OutputOptions
 from plait.runner.cli.signals import end_at_second
 from plait.runner.domain import events
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.result import RunResult
+from plait.runner.domain.spending import lacks_price
 from plait.runner.domain.status import RunStatus, TaskStatus
 from plait.runner.domain.waiting import Limits
 from plait.runner.run import Run

@@ -15,9 +15,10 @@ from rich.text import Text
 
 from plait.runner.cli.display.plain import event_line
 from plait.runner.cli.display.progress import Progress, RunningAttempt
-from plait.runner.cli.display.text import COLOURS, columns, cost, last_cells, one_line, seconds, tokens
+from plait.runner.cli.display.text import COLOURS, columns, last_cells, one_line, seconds, tokens
 from plait.runner.cli.display.waits import throttling_line
 from plait.runner.domain import events
+from plait.runner.domain.spending import cost
 from plait.runner.domain.status import TaskStatus
 
 _MANY = 100  # tasks; in larger runs completed tasks get no line

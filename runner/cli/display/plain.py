@@ -5,10 +5,11 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Protocol
 
-from plait.runner.cli.display.text import cost, counted, one_line, seconds, tokens
+from plait.runner.cli.display.text import counted, one_line, seconds, tokens
 from plait.runner.cli.display.waits import wait_line
 from plait.runner.cli.exits import print_note
 from plait.runner.domain import events
+from plait.runner.domain.spending import cost
 from plait.runner.domain.status import TaskStatus
 
 _LONGEST_ERROR = 300

@@ -13,18 +13,7 @@ from plait.backends.extras import install_command
 from plait.backends.prices import list_version
 from plait.backends.protocol import JsonValue
 from plait.runner.cli import exits
-from plait.runner.cli.display.text import (
-    coloured,
-    cost,
-    counted,
-    lacks_price,
-    one_line,
-    seconds,
-    token_parts,
-    tokens,
-    visible,
-    without_controls,
-)
+from plait.runner.cli.display.text import coloured, counted, one_line, seconds, tokens, visible, without_controls
 from plait.runner.cli.lookup import WaitingQuestion
 from plait.runner.cli.options import (
     StorePlace,
@@ -32,6 +21,7 @@ from plait.runner.cli.options import (
 )
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.result import RunResult, TaskResult
+from plait.runner.domain.spending import cost, lacks_price, token_parts
 from plait.runner.domain.status import RunStatus, TaskStatus
 from plait.runner.operations.inspect import usage_as_json
 from plait.runner.policies.orchestrator.policy import Stop

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 from plait.backends.protocol import NO_USAGE
 from plait.runner.cli.display import report
-from plait.runner.cli.display.text import cost, one_line
+from plait.runner.cli.display.text import one_line
 from plait.runner.cli.exits import COMPLETED, print_line
+from plait.runner.domain.spending import cost
 from plait.runner.operations.preview_reuse import ReuseAction, ReusePreview, ReuseStep
 
 _WIDEST = max(len(action.value) for action in ReuseAction)
