@@ -59,7 +59,7 @@ class RunClaimed:
     at: str
     owner: Owner
     lease_expires_at: float
-    """Unix time in seconds."""
+    """Unix time in seconds, by the clock of `at`. The difference is the length of all leases of the claim."""
 
 
 @value

@@ -44,7 +44,8 @@ class RunStore(Protocol):
         and runs that wait for a person and are due (`RunReleased.due_at`): the first created, at most `limit`; none if
         `limit` is 0 or less. `settings` is empty, and no run is damaged.
 
-        `now` is a Unix time in seconds. A store with a clock of its own judges leases by that clock.
+        `now` is a Unix time in seconds. A store with a clock of its own judges leases by that clock: a lease has
+        expired if the owner has written nothing for the length of the lease.
         """
         ...
 

@@ -30,7 +30,7 @@ Mode: TypeAlias = Literal["create", "existing", "read"]
 Connection: TypeAlias = Any
 """A connection of asyncpg, which has no types for rows."""
 
-FORMAT: Final = 2
+FORMAT: Final = 3
 """The one format of the tables that this plait reads and writes: `plait_store.format`."""
 CONNECT_TIMEOUT_S: Final = 10.0
 _SETTINGS: Final = {

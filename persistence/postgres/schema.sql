@@ -7,7 +7,7 @@
 
 -- One row: the format of the tables, and the id of this store, which names the folder of agents' files.
 CREATE TABLE plait_store (
-    format BIGINT NOT NULL,              -- 1 was used in development
+    format BIGINT NOT NULL,              -- 1 and 2 were used in development
     store_id TEXT NOT NULL
 );
 
@@ -52,7 +52,8 @@ CREATE TABLE runs (
     row_checksum BIGINT,                -- over the columns above without epoch, with `number`
     settings_checksum BIGINT NOT NULL,  -- over run_id and settings
     settings TEXT NOT NULL,              -- '' if the settings are in settings_pieces
-    written_at TIMESTAMPTZ NOT NULL DEFAULT clock_timestamp()  -- the time of the last batch, by the server's clock
+    written_at TIMESTAMPTZ NOT NULL DEFAULT clock_timestamp(),  -- the time of the last batch, by the server's clock
+    lease_s DOUBLE PRECISION             -- seconds after written_at for which the last owner is taken to be alive
 ) WITH (fillfactor = 50);
 
 -- Settings of more than 64 KiB, in pieces (see pieces.py): runs with similar inputs share most pieces.

@@ -64,6 +64,7 @@ UPDATE runs SET status = $1, started_at = $2, ended_at = $3, error = $4, last_se
 WHERE number = $25 AND epoch = $26 AND last_seq = $27 AND owner_id IS NOT DISTINCT FROM $28 RETURNING number
 """
 """No row comes back if another process has written to the run, or owns the run."""
+SET_LEASE: Final = "UPDATE runs SET lease_s = $2 WHERE number = $1"
 
 
 def _array(column: str) -> str:
@@ -199,11 +200,13 @@ _HEAD = """SELECT number, run_id, name, created_at, status, started_at, ended_at
 GET_HEAD = f"{_HEAD} WHERE run_id = $1"
 LOCK_HEAD = f"{GET_HEAD} FOR NO KEY UPDATE"
 LIST_RUNS = f"{_HEAD} ORDER BY created_at DESC, number DESC LIMIT $1"
+_SILENCE = "extract(epoch FROM clock_timestamp() - written_at)::float8"
 LIST_CLAIMABLE = f"""{_HEAD}
-WHERE lease_expires_at < extract(epoch FROM clock_timestamp())
-    AND status IN ('queued', 'running', 'cancelling', 'waiting_input')
-    OR (owner_id IS NULL OR lease_expires_at IS NULL) AND status IN ('queued', 'running', 'cancelling')
+WHERE owner_id IS NOT NULL AND {_SILENCE} > lease_s AND status IN ('queued', 'running', 'cancelling', 'waiting_input')
+    OR owner_id IS NULL AND status IN ('queued', 'running', 'cancelling')
+    OR owner_id IS NULL AND status = 'waiting_input' AND lease_expires_at < extract(epoch FROM clock_timestamp())
 ORDER BY created_at, number LIMIT $1"""
+"""The clock of an owner may differ from the server's: `lease_expires_at` of an owner is not compared with any clock."""
 GET_SETTINGS = """
 SELECT number, settings, settings_checksum FROM runs WHERE run_id = $1
 """
@@ -241,7 +244,7 @@ LIST_COMPLETIONS = f"""{_SELECT} t.task_id, s.attempt, {_END}
 FROM ends AS e JOIN starts AS s ON s.id = e.id JOIN given_tasks AS t ON t.id = s.task
 WHERE e.end_id BETWEEN $1 AND $2 AND e.status = 'completed' ORDER BY e.end_id LIMIT $3"""
 
-SILENCE = "SELECT extract(epoch FROM clock_timestamp() - written_at)::float8 FROM runs WHERE run_id = $1"
+SILENCE = f"{_SELECT} {_SILENCE} FROM runs WHERE run_id = $1"
 LOCK_RUN = "SELECT number FROM runs WHERE run_id = $1 FOR NO KEY UPDATE"
 NEXT_NOTE = "SELECT coalesce(max(number), 0) + 1 FROM notes WHERE run_id = $1"
 ADD_NOTE = "INSERT INTO notes (run_id, number, kind, at, task_id, body, checksum) VALUES ($1, $2, $3, $4, $5, $6, $7)"

@@ -12,6 +12,7 @@ A statement cannot change a row that it adds, so batches that change rows take a
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from plait.persistence import rules
@@ -209,10 +210,18 @@ async def _write_exactly(connection: Connection, batch: Batch) -> CachedRun | No
         rows = _apply(run, run_id, batch.first_seq + skipped, changes, await _read_originals(connection, changes))
         if await connection.fetchval(sql.SET_HEAD, *_head_values(run, before)) is None:
             raise AssertionError(f"the locked head of run {run_id!r} changed")
+        for claim in changes:
+            if isinstance(claim, RunClaimed):
+                await connection.execute(sql.SET_LEASE, run.number, _lease(claim))
         await _write_rows(connection, rows)
         reached("txn.before_commit")
     reached("txn.after_commit")
     return run
+
+
+def _lease(claim: RunClaimed) -> float:
+    """Return the length of the lease in seconds. Both times come from the owner's clock, so its error cancels out."""
+    return claim.lease_expires_at - datetime.fromisoformat(claim.at).timestamp()
 
 
 async def _add_run(connection: Connection, run_id: str, head: RunHead) -> int | None:
