@@ -59,12 +59,18 @@ async def durability_warnings(connection: Connection) -> tuple[str, ...]:
     if await connection.fetchval("SELECT current_setting('fsync')") == "off":
         found.append("fsync is off: a crash of the server's machine can damage the whole database")
     commit = await connection.fetchval("SELECT current_setting('synchronous_commit')")
+    synchronous = await connection.fetchval("SELECT current_setting('synchronous_standby_names')")
     if commit == "off":
         found.append("synchronous_commit is off: a crash of the server loses the last acknowledged batches")
+    if commit == "local" and synchronous:
+        found.append(
+            "synchronous_commit is local: no batch waits for the standby servers of synchronous_standby_names, and a "
+            "failover loses the last acknowledged batches; set synchronous_commit to on"
+        )
+    # Without synchronous_standby_names every standby is asynchronous. A usual user reads NULL as its `sync_state`.
     standbys = await connection.fetchval(
-        "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'async' AND application_name <> 'pg_basebackup'"
+        "SELECT count(*) FROM pg_stat_replication WHERE application_name <> 'pg_basebackup'"
     )
-    synchronous = await connection.fetchval("SELECT current_setting('synchronous_standby_names')")
     if standbys and not synchronous:
         found.append(
             f"{standbys} standby servers are asynchronous: a failover loses the last acknowledged batches; "

@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager
 
 import anyio
+import asyncpg
 import pytest
 
 from plait import ParallelRunner, PostgresStore
@@ -130,3 +131,40 @@ async def test_a_cut_network_delays_a_run_and_loses_nothing() -> None:
     assert (len(result.text), stages.calls) == (TASKS, TASKS)
     assert [one.lost for one in result.degraded] == [0] * len(result.degraded) and result.degraded
     await assert_whole(dsn, run.run_id)
+
+
+async def usual_user(servers: Pair) -> str:
+    """Return the address of the primary for a new user with no right but to read the tables of plait."""
+    async with PostgresStore(servers.dsn):  # makes the tables
+        connection = await asyncpg.connect(servers.dsn)
+    try:
+        await connection.execute("CREATE ROLE usual LOGIN; GRANT SELECT ON ALL TABLES IN SCHEMA public TO usual")
+    finally:
+        await connection.close()
+    return servers.dsn.replace("postgres@", "usual@")
+
+
+async def warnings(dsn: str) -> tuple[str, ...]:
+    async with PostgresStore(dsn) as store:
+        return await store.warnings()
+
+
+async def test_a_usual_user_is_warned_of_asynchronous_standbys(servers: Pair) -> None:
+    await servers.wait_until_streaming()
+    usual = await usual_user(servers)
+    [warning] = await warnings(usual)
+    assert warning.startswith("1 standby servers are asynchronous")
+    assert await warnings(servers.dsn) == (warning,)
+    await servers.set_primary("synchronous_standby_names", "*")
+    assert await warnings(usual) == await warnings(servers.dsn) == ()
+
+
+async def test_a_commit_that_waits_for_no_standby_is_a_warning(servers: Pair) -> None:
+    local = f"{servers.dsn}&synchronous_commit=local"
+    await servers.wait_until_streaming()
+    await servers.set_primary("synchronous_standby_names", "*")
+    [warning] = await warnings(local)
+    assert warning.startswith("synchronous_commit is local")
+    await servers.set_primary("synchronous_standby_names", "")
+    [warning] = await warnings(local)
+    assert "asynchronous" in warning

@@ -60,7 +60,7 @@ class Pair:
             await connection.close()
 
     async def set_primary(self, setting: str, value: str) -> None:
-        """Change a setting of the primary at once."""
+        """Change a setting of the primary. Connections that open after the return have the value."""
         await _set(self.primary_socket, setting, value)
 
     async def cut_standby_off(self) -> None:
@@ -110,6 +110,13 @@ async def _set(socket: str, setting: str, value: str) -> None:
         await connection.execute("SELECT pg_reload_conf()")
     finally:
         await connection.close()
+    found = None
+    while found != value:  # a connection that opens at once may have the former value
+        connection = await asyncpg.connect(user="postgres", host=socket, database="postgres")
+        try:
+            found = await connection.fetchval("SELECT current_setting($1)", setting)
+        finally:
+            await connection.close()
 
 
 @contextmanager
