@@ -36,7 +36,7 @@ from plait.persistence.sqlite.wal import repair_advice, wal_path
 from plait.persistence.sqlite.wal_frames import DOUBT, LogState, damaged_log, restore_log, state_of_log
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from plait.persistence.records import TaskRecord
 
@@ -230,6 +230,13 @@ def _rows(connection: sqlite3.Connection) -> Finding:
         session_ids(connection)
     except StoreError as error:
         damaged.append(str(error).split(";", maxsplit=1)[0])
+    return checksums(damaged, results, messages)
+
+
+def checksums(damaged: Sequence[str], results: int, messages: int) -> Finding:
+    """Return the finding about rows that were read, with the numbers of results and messages. `damaged` names the
+    damaged parts.
+    """
     checked = f"results: {results:,}, messages: {messages:,}"
     if not damaged:
         return Finding("checksums", Fitness.OK, f"all fit ({checked})")

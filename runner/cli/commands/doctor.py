@@ -23,6 +23,7 @@ from plait.persistence.sqlite.health import Finding, Fitness
 from plait.runner.cli.backends import HostsInUse, hosts_in_use
 from plait.runner.cli.commands.doctor_agents import agents_json, check_agents, check_left_over
 from plait.runner.cli.commands.doctor_hosts import check_hosts
+from plait.runner.cli.commands.doctor_server import check_server
 from plait.runner.cli.display.report import print_json
 from plait.runner.cli.display.text import columns, counted, one_line
 from plait.runner.cli.exits import COMPLETED, STORE, print_line
@@ -114,7 +115,10 @@ def _exists(path: Path) -> bool:
 
 def _check_store(given: StorePlace) -> Iterator[Finding]:
     if not isinstance(given, Path):
-        yield from _check_server(given)
+        findings = check_server(given)
+        yield from findings
+        if not any(one.check == "store" and one.fitness is Fitness.BAD for one in findings):
+            yield from _check_runs(given)
         return
     path = given.absolute()
     if _exists(path):
@@ -130,24 +134,6 @@ def _check_store(given: StorePlace) -> Iterator[Finding]:
         yield finding
     if readable:
         yield from _check_runs(given)
-
-
-def _check_server(place: ServerAddress) -> Iterator[Finding]:
-    """Check the server, and the settings under which the server keeps every acknowledged batch."""
-    try:
-        version, warnings = anyio.run(_look_at_server, place)
-    except StoreError as error:
-        yield Finding("store", Fitness.BAD, str(error))
-        return
-    yield Finding("store", Fitness.OK, f"{place}, PostgreSQL {version}")
-    for warning in warnings:
-        yield Finding("durability", Fitness.WARNING, warning)
-    yield from _check_runs(place)
-
-
-async def _look_at_server(place: ServerAddress) -> tuple[str, tuple[str, ...]]:
-    async with open_server(place, "read") as store:
-        return store.server_version, await store.warnings()
 
 
 def _check_runs(path: StorePlace) -> Iterator[Finding]:
