@@ -15,7 +15,10 @@ import anyio.abc
 from plait.backends.errors import BackendError
 from plait.runner.clock import Clock
 from plait.runner.domain.task import NEVER_RETRIED, Retry
+from plait.runner.state.failures import PATIENCE
 
+_LONGEST_PROBE_S = 3600.0
+"""Longest time between two calls, in seconds, to a backend that names no end of its limit."""
 _STEP_S = 60.0
 """Seconds between two looks at the clocks during a delay."""
 
@@ -28,12 +31,15 @@ def deserves_retry(retry: Retry, failures: int, error: BackendError) -> bool:
     return deserves and max(failures, 1) < retry.attempts
 
 
-def retry_delay(retry: Retry, times: int, hint: float | None, rng: random.Random) -> float:
-    """Return the seconds to wait after the `times`-th failure: see `Retry`."""
+def retry_delay(retry: Retry, times: int, hint: float | None, rng: random.Random, *, limited: int = 0) -> float:
+    """Return the seconds to wait after the `times`-th failure, or the `limited`-th refusal by a limit: see `Retry`."""
+    longest = retry.max_delay
+    if limited > PATIENCE:
+        longest = max(longest, min(_LONGEST_PROBE_S, longest * 2.0 ** min(limited - PATIENCE, 60)))
     if hint is not None and hint >= retry.base_delay:
         return hint + rng.uniform(0, retry.base_delay)
     # Back off after a very short hint as well: the hinted time passes, but the limit may remain.
-    return (hint or 0.0) + rng.uniform(0, min(retry.max_delay, retry.base_delay * 2 ** min(times - 1, 60)))
+    return (hint or 0.0) + rng.uniform(0, min(longest, retry.base_delay * 2 ** min(max(times, limited) - 1, 60)))
 
 
 class Delays:

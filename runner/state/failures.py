@@ -12,8 +12,8 @@ THROTTLING: Final = frozenset({ErrorKind.RATE_LIMITED, ErrorKind.OVERLOADED})
 
 
 PATIENCE: Final = 20
-"""Number of throttlings after which each further one counts as a failure: throttlings of the task, or of the backend
-with no completed task in between.
+"""Number of throttlings, of the task or of the backend with no completed task in between, after which an overload
+counts as a failure. A limit then counts only if other tasks have completed meanwhile: the task may be too large for it.
 """
 
 
@@ -31,14 +31,16 @@ class Failures:
     def note(self, position: int, kind: str | None, in_a_row: int = 0) -> int:
         """Count a failed attempt with an error of `kind`.
 
-        Returns 0 unless the backend throttled the task; else the number of throttlings of the task so far, or
-        `in_a_row`, the backend's throttlings of any task in a row, if greater.
+        `in_a_row` is the number of the backend's earlier throttlings of any task in a row. Returns 0 unless the backend
+        throttled the task; else the number of throttlings of the task so far, or `in_a_row`, if greater.
         """
-        times = 0
-        if kind in THROTTLING:
-            self._throttled[position] += 1
-            times = max(self._throttled[position], in_a_row)
-        if not 0 < times <= PATIENCE:
+        if kind not in THROTTLING:
+            self._counted[position] += 1
+            return 0
+        self._throttled[position] += 1
+        own = self._throttled[position]
+        times = max(own, in_a_row)
+        if times > PATIENCE and (kind != ErrorKind.RATE_LIMITED or own > in_a_row + 1):
             self._counted[position] += 1
         return times
 

@@ -177,6 +177,24 @@ async def test_runs_with_the_same_slots_report_the_pause_that_another_run_met() 
     assert (told[-1].slots, told[-1].total) == (4, 4)
 
 
+@pytest.mark.parametrize("hint", [None, 3600.0], ids=["no time", "an hour each time"])
+async def test_a_limit_whose_end_is_unknown_fails_no_task(store: Store, hint: float | None) -> None:
+    clock = QuickClock()
+    reopens, calls = clock.wall() + 8 * 86_400, 0
+
+    async def server(prompt: str) -> str:
+        nonlocal calls
+        calls += 1
+        if clock.wall() < reopens:
+            raise too_many(hint)
+        return prompt
+
+    result = await ParallelRunner(server, store=store, clock=clock).run(DAG([Task("a", "x"), Task("b", "y")]))
+    assert (result.status, result.text) == (RunStatus.COMPLETED, {"a": "x", "b": "y"})
+    assert clock.wall() < reopens + 7200
+    assert calls < 1000
+
+
 async def test_a_hint_that_cannot_be_meant_is_none(store: Store) -> None:
     """A server that sends the time of the reset in place of the seconds until then."""
     clock = QuickClock()

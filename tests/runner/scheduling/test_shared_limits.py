@@ -127,7 +127,7 @@ async def test_a_run_has_its_whole_patience_with_a_backend_that_earlier_ones_hav
     async def limited(_prompt: str) -> str:
         nonlocal calls
         calls += 1
-        raise BackendError(ErrorKind.RATE_LIMITED, "slow down")
+        raise BackendError(ErrorKind.OVERLOADED, "slow down")
 
     runner = ParallelRunner(limited, shared_limits=True, clock=QuickClock())
     for number in range(1, 4):
