@@ -446,9 +446,9 @@ class RunOnHosts:
 class HostConnections(Protocol):
     """The connections of a run to a group of hosts."""
 
-    async def unreached(self) -> Sequence[str]:
+    async def reached(self) -> Sequence[str]:
         """Wait until each host is connected, or one attempt to connect to it has failed. Return the names of the hosts
-        that are not connected.
+        that are connected.
         """
         ...
 

@@ -35,7 +35,7 @@ from plait.runner.operations.answer_task import (
     apply_decision,
     unanswered_questions,
 )
-from plait.runner.operations.cancel_run import cancel_run, finish_cancelling
+from plait.runner.operations.cancel_run import OnUnreached, cancel_run, finish_cancelling
 from plait.runner.operations.continue_task import continue_task
 from plait.runner.operations.create_run import checked_run_id, create_run, slot_settings, with_policy
 from plait.runner.operations.fork_run import NO_EDITS, Fork, ForkEdits, plan_fork, plan_try
@@ -335,7 +335,9 @@ class ParallelRunner:
         """
         await apply_decision(self._config, run_id, task_id, PersonDecision(how, text))
 
-    async def cancel_run(self, run_id: str, *, wait: float = 0.0) -> RunStatus:
+    async def cancel_run(
+        self, run_id: str, *, wait: float = 0.0, on_unreached: OnUnreached = lambda _hosts: None
+    ) -> RunStatus:
         """Cancel a stored run permanently, whichever process executes it, and return its status.
 
         An ended run is not changed. A run without an owner is cancelled at once. Otherwise the owner reads the request
@@ -345,10 +347,14 @@ class ParallelRunner:
         This call waits up to `wait` seconds for the end and returns `cancelling` if the end is still outstanding. If
         the owner dies first, the next `resume` or `cancel_run` completes the cancellation. Repeated calls are harmless.
 
+        Of a cancelled run, each call ends the attempts that are still under way on the hosts of the backends.
+        `on_unreached` is called with the hosts that cannot be reached, and the ids of the tasks that may be under way
+        on each: call again when the hosts are back.
+
         An owner with unknown state receives the request and is watched for one `lease`. Raises StoreRequired,
         RunNotFound, StoreError. Cancelling this call does not withdraw the request.
         """
-        return await cancel_run(self._config, run_id, wait)
+        return await cancel_run(self._config, run_id, wait, on_unreached)
 
     async def continue_task(self, run_id: str, task_id: str, message: str) -> Reply:
         """Continue the conversation of a task after the run: send `message`, store the turn, return the reply.

@@ -45,11 +45,11 @@ class HostSession:
         for connection in self.connections.values():
             connection.close()
 
-    async def unreached(self) -> Sequence[str]:
-        """Implement `HostConnections.unreached`."""
+    async def reached(self) -> Sequence[str]:
+        """Implement `HostConnections.reached`."""
         while any(not (one.is_connected or one.tries) for one in self.connections.values()):
             await self._change()
-        return [one.name for one in self.connections.values() if not one.is_connected]
+        return [one.name for one in self.connections.values() if one.is_connected]
 
     async def more_slots(self, known: int) -> int:
         """Implement `HostConnections.more_slots`."""

@@ -266,8 +266,8 @@ async def runner_on_hosts(
     """
     async with AsyncExitStack() as stack:
         places, tasks = await placed_attempts(store, record.run_id), await store.list_tasks(record.run_id)
-        under_way = [one for one in tasks if TaskStatus(one.status) is TaskStatus.RUNNING]
-        placed = [one for one in under_way if (one.task_id, one.attempt) in places]
+        ids = {task_id for task_id, _ in places}
+        placed = [one for one in tasks if one.task_id in ids]
         made: dict[str, Backend] = {}
         if placed:
             try:

@@ -64,16 +64,23 @@ def remove_files_on_hosts(connections: Iterable[HostConnections]) -> None:
         one.remove_files()
 
 
-async def end_on_hosts(backends: Iterable[Backend], run_id: str, created_at: str, epoch: int) -> None:
-    """End all attempts of a run on all hosts of `backends` that can be reached. The caller has claimed the run.
+async def end_on_hosts(
+    backends: Iterable[Backend], run: RunOnHosts, placed: Mapping[str, Sequence[str]]
+) -> Mapping[str, Sequence[str]]:
+    """End all attempts of a cancelled run on all hosts of `backends` that can be reached.
 
-    The names of the other hosts are logged.
+    `placed` names the tasks whose attempts may be under way, by host. Return the part of the other hosts, which is
+    logged as well.
     """
-    async with connected_hosts(backends, run_on_hosts(run_id, created_at, epoch)) as connections:
-        missing = [name for one in connections for name in await one.unreached()]
+    if not placed:
+        return {}
+    async with connected_hosts(backends, run) as connections:
+        reached = {name for one in connections for name in await one.reached()}
         remove_files_on_hosts(connections)
+    missing = {host: tasks for host, tasks in placed.items() if host not in reached}
     if missing:
-        logger(run=run_id).warning("attempts_not_ended", hosts=missing, why="the hosts are away")
+        logger(run=run.run_id).warning("attempts_not_ended", hosts=list(missing), why="the hosts cannot be reached")
+    return missing
 
 
 def _by_host(adopted: Iterable[tuple[str, str, int]]) -> Mapping[str, Sequence[str]]:

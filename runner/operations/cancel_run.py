@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TypeAlias
+
+from plait.persistence.records import RunRecord
 from plait.runner.clock import iso
 from plait.runner.domain import events
 from plait.runner.domain.result import RunResult
 from plait.runner.domain.status import RUN_DONE, TASK_DONE, RunStatus
 from plait.runner.engine.config import Config
 from plait.runner.engine.feed import Feed
-from plait.runner.engine.host_connections import end_on_hosts
+from plait.runner.engine.host_connections import end_on_hosts, run_on_hosts
 from plait.runner.engine.inbox import cancel_note, is_to_be_cancelled, wake
 from plait.runner.errors import RunOwned
 from plait.runner.recovery.lease import acquire, is_live, wait_for_expiry
 from plait.runner.state.codec import encode_event
 from plait.runner.state.orphans import kill_orphans
 from plait.runner.state.owner import Liveness, liveness, unregister
+from plait.runner.state.placements import unfinished_on_hosts
 from plait.runner.state.stored_run import StoredRun, stored_record, stored_run
 
 _LOOK_AGAIN_S = 0.2
+OnUnreached: TypeAlias = Callable[[Mapping[str, Sequence[str]]], None]
+"""Called with the hosts that cannot be reached, and the ids of the tasks that may be under way on each."""
 
 
-async def cancel_run(config: Config, run_id: str, wait: float) -> RunStatus:
+async def cancel_run(config: Config, run_id: str, wait: float, on_unreached: OnUnreached) -> RunStatus:
     """Cancel the run. See `ParallelRunner.cancel_run`."""
     ends = config.clock.monotonic() + wait
     told = False
@@ -29,6 +37,7 @@ async def cancel_run(config: Config, run_id: str, wait: float) -> RunStatus:
         if RunStatus(record.status) in RUN_DONE:
             if record.owner is None and RunStatus(record.status) is RunStatus.CANCELLED:
                 await kill_orphans(store, run_id)  # the cancelling process may have died before
+                await _end_on_hosts(config, record, on_unreached)
             return RunStatus(record.status)
         if not told and record.owner is not None and liveness(record.owner) is not Liveness.DEAD:
             if not await is_to_be_cancelled(store, record):
@@ -37,7 +46,7 @@ async def cancel_run(config: Config, run_id: str, wait: float) -> RunStatus:
             told = True
         if not is_live(record, config.clock.wall()):
             try:
-                return await _cancel_from_here(config, run_id)
+                return await _cancel_from_here(config, run_id, on_unreached)
             except RunOwned:  # another process claimed the run first
                 if not told:
                     continue
@@ -46,15 +55,17 @@ async def cancel_run(config: Config, run_id: str, wait: float) -> RunStatus:
         await config.clock.sleep(_LOOK_AGAIN_S)
 
 
-async def _cancel_from_here(config: Config, run_id: str) -> RunStatus:
+async def _cancel_from_here(config: Config, run_id: str, on_unreached: OnUnreached) -> RunStatus:
     run = await stored_run(config.store, run_id)
     if run.status in RUN_DONE:
         return run.status
     await wait_for_expiry(config, run, Feed())
-    return (await finish_cancelling(config, run, Feed())).status
+    return (await finish_cancelling(config, run, Feed(), on_unreached)).status
 
 
-async def finish_cancelling(config: Config, run: StoredRun, feed: Feed) -> RunResult:
+async def finish_cancelling(
+    config: Config, run: StoredRun, feed: Feed, on_unreached: OnUnreached = lambda _hosts: None
+) -> RunResult:
     """Cancel all unfinished tasks of a run without an owner in a single transaction: claim, cancel, release.
 
     Raises RunOwned if another process has just claimed the run, StoreError.
@@ -71,7 +82,16 @@ async def finish_cancelling(config: Config, run: StoredRun, feed: Feed) -> RunRe
     )
     unregister(owner)
     await kill_orphans(run.store, record.run_id)
-    await end_on_hosts(config.backends.values(), record.run_id, record.created_at, written.epoch)
+    await _end_on_hosts(config, replace(record, epoch=written.epoch), on_unreached)
     for event in new_events:
         feed.publish(event)
     return state.result(record.run_id, RunStatus.CANCELLED, resume_summary=state.resume_summary())
+
+
+async def _end_on_hosts(config: Config, record: RunRecord, on_unreached: OnUnreached) -> None:
+    """End what a cancelled run without an owner still has on other hosts. Raises StoreError."""
+    assert config.store is not None
+    placed = await unfinished_on_hosts(config.store, record.run_id)
+    claim = run_on_hosts(record.run_id, record.created_at, record.epoch)
+    if missing := await end_on_hosts(config.backends.values(), claim, placed):
+        on_unreached(missing)

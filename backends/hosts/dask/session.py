@@ -77,12 +77,11 @@ class DaskSession(HostSession):
             self._group.start_soon(connection.run)
         return connection
 
-    async def unreached(self) -> Sequence[str]:
-        """Implement `HostConnections.unreached`."""
+    async def reached(self) -> Sequence[str]:
+        """Implement `HostConnections.reached`."""
         while not self._asked:
             await self._change()
-        found = await super().unreached()
-        return found if self._answered else [*found, self._address]
+        return await super().reached()
 
     def _slots(self) -> int:
         return sum(slots_for(one.resources, self._needs) for one in self._workers())

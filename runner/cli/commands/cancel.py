@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import anyio
@@ -33,6 +34,9 @@ def cancel_command(run: str, store_path: StorePlace, as_json: bool, hosts: Path 
 
     Completed tasks keep their results. No further task starts, and running tasks have 5 seconds to end, or as many as
     `serve --cancel-grace` says for a run of a server. A run that has ended stays as it is.
+
+    Hosts of the run that cannot be reached are named. Cancel the run again when they are back, to end what still runs
+    there.
     """
     return anyio.run(cancel_run, run, store_path, as_json, hosts)
 
@@ -47,20 +51,29 @@ async def cancel_run(word: str, path: StorePlace, as_json: bool, hosts: Path | N
     async with existing_store(path) as store:
         record = await find_run(store, word)
         had_ended = RunStatus(record.status) in RUN_DONE
+        unreached: dict[str, Sequence[str]] = {}
         if not had_ended:
             print_watch_notice(record)
         async with runner_on_hosts(store, record, FileOptions(hosts=hosts)) as runner:
-            status = await runner.cancel_run(record.run_id, wait=_WAIT)
+            status = await runner.cancel_run(record.run_id, wait=_WAIT, on_unreached=unreached.update)
         record = await find_run(store, record.run_id)
     if as_json:
-        report.print_json({"run_id": record.run_id, "status": status.value, "had_ended": had_ended})
+        value = {"run_id": record.run_id, "status": status.value, "had_ended": had_ended, "unreached": unreached}
+        report.print_json(value)
     else:
         print_note(f"run {record.run_id} {_describe_result(record, status, had_ended)}")
+        for host, tasks in unreached.items():
+            print_note(report.unreached_line(host, tasks))
+        if unreached:
+            given = () if hosts is None else ("--hosts", str(hosts))
+            print_note(f"  {'cancel':<9} {command_line(path, 'cancel', record.run_id, *given)}")
         print_note(f"  {'show':<9} {command_line(path, 'show', record.run_id)}")
     return COMPLETED
 
 
 def _describe_result(record: RunRecord, status: RunStatus, had_ended: bool) -> str:
+    if had_ended and status is RunStatus.CANCELLED:
+        return "is cancelled already"
     if had_ended:
         return f"is {status.value} already; nothing was changed"
     if status is RunStatus.CANCELLED:

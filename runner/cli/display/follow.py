@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from types import FrameType
 
@@ -83,9 +83,15 @@ async def _drive(run: Run, dag: DAG, display: Display) -> FinishedRun:
     started: set[str] = set()
     unpriced: set[str | None] = set()
     policy_state: JsonValue = None
+    left = _TasksLeft()
+
+    def stop() -> None:
+        left.end()
+        run.stop()
+
     try:
         async with anyio.create_task_group() as beside:
-            await beside.start(stop_on_signal, run.stop, display.note)
+            await beside.start(stop_on_signal, stop, display.note)
             beside.start_soon(_refresh_display, display)
             async with run:
                 async for event in run.events():
@@ -98,11 +104,38 @@ async def _drive(run: Run, dag: DAG, display: Display) -> FinishedRun:
                         policy_state = event.state
                     elif isinstance(event, events.TaskRetried | events.TaskWaiting) and lacks_price(event.usage):
                         unpriced.add(event.usage.model)
+                    left.handle(event)
                     display.handle(event)
             beside.cancel_scope.cancel()
     finally:
         display.close()
-    return FinishedRun(await run.result(), dag, len(started), time.monotonic() - began, policy_state, unpriced)
+    took = time.monotonic() - began
+    return FinishedRun(await run.result(), dag, len(started), took, policy_state, unpriced, left.by_host())
+
+
+class _TasksLeft:
+    """The tasks that wait for hosts that are away at the moment at which the run is stopped or cancelled."""
+
+    def __init__(self) -> None:
+        self._by_host: dict[str, Sequence[str]] = {}
+        self._is_ending = False
+
+    def by_host(self) -> Mapping[str, Sequence[str]]:
+        """Return the ids of the tasks by host; none if the run ended by itself."""
+        return self._by_host if self._is_ending else {}
+
+    def end(self) -> None:
+        """Ignore later events: the tasks then end in this process, and wait for no host."""
+        self._is_ending = True
+
+    def handle(self, event: events.Event) -> None:
+        """Read an event of the run."""
+        if isinstance(event, events.RunCancelling):
+            self.end()
+        elif isinstance(event, events.HostAway) and not self._is_ending:
+            self._by_host.pop(event.host, None)
+            if event.since is not None:
+                self._by_host[event.host] = event.tasks
 
 
 async def _refresh_display(display: Display) -> None:

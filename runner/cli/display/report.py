@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
@@ -14,6 +14,7 @@ from plait.backends.prices import list_version
 from plait.backends.protocol import JsonValue
 from plait.runner.cli import exits
 from plait.runner.cli.display.text import coloured, counted, one_line, seconds, tokens, visible, without_controls
+from plait.runner.cli.display.waits import named_tasks
 from plait.runner.cli.lookup import WaitingQuestion
 from plait.runner.cli.options import (
     StorePlace,
@@ -59,6 +60,8 @@ class FinishedRun:
     """Last state of the policy."""
     unpriced: Set[str | None] = frozenset()
     """The models of unknown cost in attempts, of this process, that were not the last of their tasks."""
+    left: Mapping[str, Sequence[str]] = field(default_factory=dict[str, "Sequence[str]"])
+    """The ids of the tasks that waited for a host that was away when the run was stopped or cancelled, by host."""
 
 
 def exit_code(result: RunResult) -> int:
@@ -144,11 +147,17 @@ def print_summary(ending: FinishedRun, store: StorePlace | None, waiting: Sequen
     exits.write(sys.stderr, f"\n{status} in {seconds(ending.took)}: {', '.join(_summary_parts(ending))}\n")
     questions = _questions(result, store, waiting)
     problems = (*_failures(result), *_token_parts(result), *_unknown_costs(ending))
-    for line in (*_stopped(ending.policy_state), *problems, *questions, *store_failures(result)):
+    left = [unreached_line(host, tasks) for host, tasks in ending.left.items()]
+    for line in (*_stopped(ending.policy_state), *problems, *questions, *left, *store_failures(result)):
         exits.print_note(line)
     if store is not None:
         for what, line in _next_commands(ending.dag, result, store):
             exits.print_note(f"  {what:<9} {line}")
+
+
+def unreached_line(host: str, tasks: Sequence[str]) -> str:
+    """Return the line for a host on which tasks may still be under way after the end of the run here."""
+    return f"  away      {one_line(host)} cannot be reached; {named_tasks(tasks)} may still be under way there"
 
 
 def print_failure(result: RunResult) -> None:

@@ -4,6 +4,7 @@ show`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 
 from plait.runner.cli.display.text import one_line, seconds
@@ -23,9 +24,14 @@ def wait_line(event: events.BackendThrottled | events.HostAway) -> str:
     if event.since is None:
         return f"no task waits for {host} any longer: {reason}" if reason else f"{host} is back"
     since = f"{datetime.fromisoformat(event.since).astimezone():%H:%M:%S}"
-    names = ", ".join(map(one_line, event.tasks[:MOST_NAMED]))
-    more = f" and {len(event.tasks) - MOST_NAMED:,} more" if len(event.tasks) > MOST_NAMED else ""
-    return f"{host} away since {since} ({reason}); {names}{more} {'wait' if event.tasks[1:] else 'waits'}"
+    verb = "wait" if event.tasks[1:] else "waits"
+    return f"{host} away since {since} ({reason}); {named_tasks(event.tasks)} {verb}"
+
+
+def named_tasks(tasks: Sequence[str]) -> str:
+    """Return the first of the task ids, and the number of the others: `a, b, c and 4 more`."""
+    names = ", ".join(map(one_line, tasks[:MOST_NAMED]))
+    return f"{names} and {len(tasks) - MOST_NAMED:,} more" if len(tasks) > MOST_NAMED else names
 
 
 def throttling_line(throttled: events.BackendThrottled, now: float) -> str:

@@ -22,14 +22,28 @@ TASKS = [
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
     home = make_log_home(tmp_path, monkeypatch)
     world = HostFolder(tmp_path / "hosts")
-    hosts = [{"name": name, "plait": PLAIT} for name in ("m1", "m2")]
     plan = {
-        "hosts": {"fleet": {"kind": "ssh", "hosts": hosts, "ssh": world.ssh}},
+        "hosts": groups("m1", "m2", world=world),
         "backends": {"coder": {"kind": "claude-code", "command": "./claude", "on": "fleet"}},
         "tasks": TASKS,
     }
     (tmp_path / "plan.yaml").write_text(json.dumps(plan))
     return home
+
+
+def groups(*names: str, world: HostFolder) -> dict[str, object]:
+    """Return the part `hosts` of a plan."""
+    return {"fleet": {"kind": "ssh", "hosts": [{"name": name, "plait": PLAIT} for name in names], "ssh": world.ssh}}
+
+
+def leave_host(home: Home) -> tuple[HostFolder, str]:
+    """Take the host of the only agent away, and return it."""
+    world, placed = HostFolder(home.path / "hosts"), "task_placed"
+    wait_for(lambda: placed in plait_here(home.path, "show", "last", "--events").out and bool(home.processes))
+    name = plait_here(home.path, "show", "last", "a", "--json").value["history"][0]["place"]
+    world.set_away(name)
+    world.kill(name)
+    return world, name
 
 
 def test_the_output_on_the_host_is_followed_here(home: Home) -> None:
@@ -80,3 +94,70 @@ def test_cancel_ends_the_agent_of_a_killed_run_on_its_host(home: Home) -> None:
     done = plait_here(home.path, "cancel", "last")
     assert (done.code, "is cancelled" in done.err) == (0, True)
     wait_for(lambda: not home.processes)
+
+
+@pytest.mark.parametrize("owner", ["lives", "was killed"])
+def test_cancel_names_a_host_that_is_away_and_ends_its_agent_when_it_is_back(home: Home, owner: str) -> None:
+    with running(home.path) as process:
+        world, name = leave_host(home)
+        if owner == "was killed":
+            process.kill()
+            process.wait()
+        done = plait_here(home.path, "cancel", "last")
+        process.wait(LIMIT)
+    left = f"{name} cannot be reached; a may still be under way there\n  cancel    plait cancel "
+    assert (done.code, "is cancelled\n" in done.err, left in done.err) == (0, True, True), done.err
+    again = plait_here(home.path, "cancel", "last")
+    assert (again.code, "is cancelled already\n" in again.err, left in again.err) == (0, True, True), again.err
+    assert plait_here(home.path, "cancel", "last", "--json").value["unreached"] == {name: ["a"]}
+    assert home.processes
+    world.set_back(name)
+    done = plait_here(home.path, "cancel", "last")
+    assert (done.code, "cannot be reached" in done.err) == (0, False), done.err
+    assert not home.processes
+
+
+def test_cancel_reaches_hosts_that_the_plan_no_longer_has(home: Home) -> None:
+    with running(home.path) as process:
+        world, name = leave_host(home)
+        process.kill()
+        process.wait()
+    plan = json.loads((home.path / "plan.yaml").read_text())
+    (home.path / "plan.yaml").write_text(json.dumps({**plan, "hosts": groups("m3", world=world)}))
+    (home.path / "fleet.yaml").write_text(json.dumps(groups(name, world=world)))
+    assert f"{name} cannot be reached" in plait_here(home.path, "cancel", "last").err
+    assert home.processes
+    world.set_back(name)
+    done = plait_here(home.path, "cancel", "last", "--hosts", "fleet.yaml")
+    assert (done.code, "cannot be reached" in done.err) == (0, False), done.err
+    assert not home.processes
+
+
+def test_a_run_stopped_while_a_host_is_away_names_the_host(home: Home) -> None:
+    with Terminal(home.path, "run", "plan.yaml") as run:
+        wait_for((home.path / "calls.jsonl").exists)
+        world, name = leave_host(home)
+        run.until(f"waiting for {name}, away since ")
+        run.press_ctrl_c()
+        run.until(f"away      {name} cannot be reached; a may still be under way there")
+        run.until("plait resume ")
+        assert run.wait() == 6
+    assert home.processes
+    world.set_back(name)
+    assert plait_here(home.path, "cancel", "last").code == 0
+    assert not home.processes
+
+
+def test_a_cancelled_run_that_left_nothing_names_no_host(home: Home) -> None:
+    plan = json.loads((home.path / "plan.yaml").read_text())
+    plan["backends"]["user"] = {"kind": "person"}
+    plan["tasks"] = [TASKS[0], {"id": "c", "prompt": "Go on?", "backend": "user", "depends_on": ["a"]}]
+    (home.path / "plan.yaml").write_text(json.dumps({**plan, "defaults": {"backend": "coder"}}))
+    (home.path / "go").touch()
+    with running(home.path) as process:
+        process.wait(LIMIT)
+    world = HostFolder(home.path / "hosts")
+    for name in ("m1", "m2"):
+        world.set_away(name)
+    done = plait_here(home.path, "cancel", "last", "--json").value
+    assert (done["status"], done["unreached"]) == ("cancelled", {})

@@ -98,5 +98,5 @@ async def refusals(world: PlacedWorld) -> Sequence[str | None]:
     assert record is not None
     hosts = cast("HostGroup", world.placed().hosts)
     async with hosts.connected(run_on_hosts(RUN, record.created_at, 1)) as stale:
-        await stale.unreached()
+        await stale.reached()
         return [one.refusal for one in stale.connections.values()]
