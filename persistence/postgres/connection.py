@@ -14,7 +14,7 @@ from uuid import uuid4
 
 import anyio
 
-from plait.persistence.address import MASK, masked, passwords
+from plait.persistence.address import MASK, has_unescaped_password, masked, passwords
 from plait.persistence.errors import Conflict, StoreBusy, StoreError, StoreUnusable
 
 try:
@@ -93,7 +93,13 @@ def _decode(raw: bytes) -> str:
 
 
 async def connect(dsn: str) -> Connection:
-    """Return a new connection. Raises an error of asyncpg, OSError or TimeoutError."""
+    """Return a new connection. Raises StoreUnusable for an address that cannot be read, an error of asyncpg, OSError or
+    TimeoutError.
+    """
+    if has_unescaped_password(dsn):  # the driver would take a part for the port or the database, and quote it
+        raise StoreUnusable(
+            f"the address {masked(dsn)} cannot be read; write /, ?, #, @ and % in a password as %2F, %3F, %23, %40, %25"
+        )
     # asyncpg reads PGSERVICE only after it has read the service file.
     service = os.environ.get("PGSERVICE")
     connection = await asyncpg.connect(dsn, service=service, timeout=CONNECT_TIMEOUT_S, server_settings=_SETTINGS)

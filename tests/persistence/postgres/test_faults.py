@@ -241,6 +241,10 @@ PASSWORD = "s3cret-of-mine"
         f"postgresql://127.0.0.1:1/x?user=me&password={PASSWORD}",
         f"postgresql://me:{PASSWORD}@127.0.0.1:1/x?sslmode=nonsense",
         f"postgresql://me:{PASSWORD}@[bad/x",
+        f"postgresql://127.0.0.1:1/x?user=me&pass%77ord={PASSWORD}",
+        f"postgresql://127.0.0.1:1/x?user=me&password=a#{PASSWORD}",
+        *(f"postgresql://me:a{one}{PASSWORD}@127.0.0.1:1/x" for one in "/?#@"),
+        f"postgresql://me:1/{PASSWORD}@127.0.0.1:1/x",
     ],
 )
 async def test_no_message_shows_a_password(dsn: str) -> None:

@@ -73,8 +73,15 @@ def test_crash_tests_are_refused_on_a_server(tmp_path: Path, dsn: str) -> None:
     assert len(refused.err.splitlines()) == 1
 
 
-def test_a_password_on_the_command_line_is_refused(tmp_path: Path) -> None:
-    address = f"postgresql://me:{PASSWORD}@127.0.0.1:1/x"
+@pytest.mark.parametrize(
+    "address",
+    [
+        f"postgresql://me:{PASSWORD}@127.0.0.1:1/x",
+        f"postgresql://me:a/{PASSWORD}@127.0.0.1:1/x",
+        f"postgresql://127.0.0.1:1/x?pass%77ord={PASSWORD}",
+    ],
+)
+def test_a_password_on_the_command_line_is_refused(tmp_path: Path, address: str) -> None:
     refused = plait_here(tmp_path, "runs", "--store", address)
     assert refused.code == 2
     assert "PGPASSFILE" in refused.err
@@ -90,6 +97,16 @@ def test_a_server_that_cannot_be_reached_is_one_line(tmp_path: Path, command: tu
     lines = [line for line in (failed.out + failed.err).splitlines() if "postgresql://me:***@127.0.0.1:1/x" in line]
     assert len(lines) == 1
     assert command[0] == "doctor" or lines == failed.err.splitlines()
+
+
+@pytest.mark.parametrize("command", ["runs", "doctor"])
+@pytest.mark.parametrize("first", ["s3cr", "5432"])
+def test_an_address_that_cannot_be_read_shows_no_part_of_its_password(tmp_path: Path, command: str, first: str) -> None:
+    failed = plait_here(tmp_path, command, PLAIT_STORE=f"postgresql://me:{first}/et%2Fof-mine@127.0.0.1:1/x")
+    assert failed.code == 3
+    said = " ".join((failed.out + failed.err).split())
+    assert "the address postgresql://me:***@127.0.0.1:1/x cannot be read; write /, ?, #, @ and % in a password" in said
+    assert not any(part in said for part in (first, "of-mine"))
 
 
 def test_serve_keeps_its_token_in_the_folder_of_the_store(tmp_path: Path, dsn: str) -> None:
