@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -97,7 +98,9 @@ def test_cancel_ends_the_agent_of_a_killed_run_on_its_host(home: Home) -> None:
 
 
 @pytest.mark.parametrize("owner", ["lives", "was killed"])
-def test_cancel_names_a_host_that_is_away_and_ends_its_agent_when_it_is_back(home: Home, owner: str) -> None:
+def test_cancel_names_a_host_that_is_away_and_ends_its_agent_when_it_is_back(
+    home: Home, owner: str, caplog: pytest.LogCaptureFixture
+) -> None:
     with running(home.path) as process:
         world, name = leave_host(home)
         if owner == "was killed":
@@ -109,6 +112,7 @@ def test_cancel_names_a_host_that_is_away_and_ends_its_agent_when_it_is_back(hom
     assert (done.code, "is cancelled\n" in done.err, left in done.err) == (0, True, True), done.err
     again = plait_here(home.path, "cancel", "last")
     assert (again.code, "is cancelled already\n" in again.err, left in again.err) == (0, True, True), again.err
+    assert f"'hosts': ['{name}']" in caplog.text and "attempts_not_ended" in caplog.text
     assert plait_here(home.path, "cancel", "last", "--json").value["unreached"] == {name: ["a"]}
     assert home.processes
     world.set_back(name)
@@ -161,3 +165,34 @@ def test_a_cancelled_run_that_left_nothing_names_no_host(home: Home) -> None:
         world.set_away(name)
     done = plait_here(home.path, "cancel", "last", "--json").value
     assert (done["status"], done["unreached"]) == ("cancelled", {})
+
+
+def test_a_host_with_another_version_is_named_and_not_used(home: Home) -> None:
+    old = home.path / "old"
+    main = "from plait.runner.cli import main; main()"
+    old.write_text(
+        f'#!/bin/sh\nexec {PLAIT[:-5]}python -c \'import sys, importlib.metadata as m; m.version = lambda _: "0.0.9"; '
+        f'sys.argv[0] = "plait"; {main}\' "$@"\n'
+    )
+    old.chmod(0o755)
+    plan = json.loads((home.path / "plan.yaml").read_text())
+    plan["hosts"]["fleet"]["hosts"][0] = {"name": "old", "plait": str(old)}
+    (home.path / "plan.yaml").write_text(json.dumps(plan))
+    (home.path / "go").touch()
+    done = plait(home.path, "run", "plan.yaml", "-v")
+    assert done.code == 0, done.err
+    assert f"old is not used: plait 0.0.9 is installed there, and {version('plait')} here" in done.err
+    for task in ("a", "b"):
+        assert plait_here(home.path, "show", "last", task, "--json").value["history"][0]["place"] == "m2"
+
+
+def test_ctrl_c_ends_the_agents_on_hosts_that_are_there(home: Home) -> None:
+    with Terminal(home.path, "run", "plan.yaml") as run:
+        wait_for((home.path / "calls.jsonl").exists)
+        run.press_ctrl_c()
+        run.until("plait resume ")
+        assert run.wait() == 6
+    assert not home.processes
+    assert b"cannot be reached" not in run.seen
+    (home.path / "go").touch()
+    assert plait(home.path, "resume", "last").code == 0
