@@ -24,10 +24,16 @@ class DaskCluster:
     """A cluster with its files in `folder`. The workers of a cluster begun anew have the same names."""
 
     def __init__(
-        self, folder: Path, agents: Mapping[str, int], *, nanny: bool = False, host: str = "127.0.0.1"
+        self,
+        folder: Path,
+        agents: Mapping[str, int],
+        *,
+        nanny: bool = False,
+        host: str = "127.0.0.1",
+        worker_host: str = "",
     ) -> None:
         self.folder = folder
-        self._host = host
+        self._host, self._worker_host = host, worker_host or host
         self.scheme = "tcp"
         self.certificate: Path | None = None
         self._nanny = "--nanny" if nanny else "--no-nanny"
@@ -73,7 +79,7 @@ class DaskCluster:
 
     def start_worker(self, name: str) -> None:
         space = self.namespaces.get(name)
-        host = self._host if space is None else space.address
+        host = self._worker_host if space is None else space.address
         scheduler = self.address if space is None else f"{self.scheme}://{space.near_address}:{self.port}"
         words = ["worker", scheduler, "--host", host, "--no-dashboard", "--nthreads", "1", "--name", name]
         words += ["--local-directory", str(self.folder), *self._tls()]

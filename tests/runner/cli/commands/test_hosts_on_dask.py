@@ -165,6 +165,18 @@ def test_a_cluster_that_others_reach_without_tls_is_refused(tmp_path: Path) -> N
     assert "without TLS: whoever reaches it executes code" in done.out
 
 
+def test_a_worker_that_others_reach_without_tls_is_refused(tmp_path: Path) -> None:
+    with DaskCluster(tmp_path / "cluster", {"m1": 2}, worker_host="0.0.0.0") as cluster:
+        anyio.run(cluster.ready)
+        write_plan(tmp_path, cluster.address)
+        listed = plait(tmp_path, "hosts", "plan.json")
+        (tmp_path / "plan.json").write_text((tmp_path / "plan.json").read_text().replace(str(LIMIT), "1"))
+        ran = plait(tmp_path, "run", "plan.json")
+    assert (listed.code, ran.code) == (1, 1), ran.err
+    for said in (listed.out, ran.err):
+        assert "listens on tcp://0.0.0.0" in " ".join(said.split())
+
+
 @pytest.mark.parametrize(
     ("address", "backend", "told"),
     [
