@@ -160,6 +160,12 @@ def test_each_reason_against_a_host_is_as_the_page_says(tmp_path: Path) -> None:
     assert named[len(found) :] == [["no answer within 30 s"]]
 
 
+def test_the_variables_of_a_dask_worker_are_not_those_of_a_runner() -> None:
+    units = [shown("/etc/systemd/system/plait-worker.service"), shown("/etc/systemd/system/dask-worker.service")]
+    runner, dask = (re.findall("EnvironmentFile=(.+)", unit) for unit in units)
+    assert (runner, dask) == (["/etc/plait/worker.env"], ["/etc/plait/dask.env"])
+
+
 def closed(schema: Any) -> Any:
     """Return a schema that refuses fields that it does not name."""
     if isinstance(schema, list):
