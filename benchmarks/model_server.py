@@ -1,6 +1,7 @@
 """`python -m benchmarks.model_server SLOTS SECONDS [PER_MINUTE CAPACITY]`: a stub of a model server on 127.0.0.1.
 
-An answer of 200 characters takes SECONDS in one of SLOTS slots; further requests wait. A streamed answer comes in 10
+An answer of 200 characters takes SECONDS, or, with SECONDS as LOW-HIGH, a random time in that range, in one of SLOTS
+slots; further requests wait. A streamed answer comes in 10
 chunks, evenly spread over its time. `GET /figures` returns the figures since the previous such request. The server
 refuses a request with 429 and Retry-After if its bucket of CAPACITY requests, refilled with PER_MINUTE, is empty. It
 reads requests with as little code as possible, because it shares the machine with the measured client.
@@ -10,9 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import sys
 import time
 from collections import deque
+from collections.abc import Sequence
 
 ANSWER = "x" * 200
 PIECES = 10
@@ -81,8 +84,9 @@ class Bucket:
 class Slots:
     """The slots of the server, and the figures."""
 
-    def __init__(self, slots: int, seconds: float, bucket: Bucket | None = None) -> None:
-        self.seconds = seconds
+    def __init__(self, slots: int, seconds: Sequence[float], bucket: Bucket | None = None) -> None:
+        self._seconds = seconds
+        self._random = random.Random(1)
         self.bucket = bucket
         self._slots = self._free = slots
         self._waiting: deque[Connection] = deque()
@@ -93,6 +97,10 @@ class Slots:
         self._busy = 0.0
         self._first: float | None = None
         self._last = 0.0
+
+    def duration(self) -> float:
+        """Return the seconds of the next answer."""
+        return self._random.uniform(self._seconds[0], self._seconds[-1])
 
     def enter(self, connection: Connection) -> None:
         self._first = self._first or time.perf_counter()
@@ -157,14 +165,14 @@ class Connection(asyncio.Protocol):
         self._slots.enter(self)
 
     def begin(self) -> None:
-        self._began = time.perf_counter()
+        self._began, self._took = time.perf_counter(), self._slots.duration()
         if self._streams:
             self._transport.write(_HEAD)
         self._next(1)
 
     def _next(self, piece: int) -> None:
         # Absolute times: the timers' delays do not add up.
-        loop, seconds = asyncio.get_running_loop(), self._slots.seconds
+        loop, seconds = asyncio.get_running_loop(), self._took
         if not self._streams:
             loop.call_at(loop.time() + seconds, self._finish, _WHOLE)
         elif piece == PIECES:
@@ -179,14 +187,14 @@ class Connection(asyncio.Protocol):
 
     def _finish(self, last: bytes) -> None:
         # The time of the slot, and not that of a late timer of a loaded server.
-        self._slots.leave(self._slots.seconds)
+        self._slots.leave(self._took)
         if not self._transport.is_closing():
             self._transport.write(last)
 
 
 async def main() -> None:
     slots, seconds, *bucket = sys.argv[1:]
-    slots = Slots(int(slots), float(seconds), Bucket(*map(float, bucket)) if bucket else None)
+    slots = Slots(int(slots), list(map(float, seconds.split("-"))), Bucket(*map(float, bucket)) if bucket else None)
     server = await asyncio.get_running_loop().create_server(lambda: Connection(slots), "127.0.0.1", 0, backlog=1024)
     print(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", flush=True)
     await server.serve_forever()
