@@ -9,7 +9,7 @@ import ssl
 import subprocess
 import sys
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import anyio
@@ -327,3 +327,38 @@ async def test_a_certificate_is_checked_and_ssl_cert_file_names_those_to_trust(
         done = await anyio.run_process(command, check=False)
         complaints = [line for line in done.stderr.decode().splitlines() if not line.startswith("Executing <")]
         assert (done.returncode, done.stdout, complaints) == (0, b"x\n", [])
+
+
+async def test_an_https_server_is_reached_through_a_proxy_that_reads_no_key(
+    tmp_path: Path, no_proxies: pytest.MonkeyPatch
+) -> None:
+    heads: list[bytes] = []
+
+    async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Pass bytes on to the server that CONNECT names."""
+        heads.append(await reader.readuntil(b"\r\n\r\n"))
+        host, _, port = heads[-1].split()[1].decode().partition(":")
+        there, to_there = await asyncio.open_connection(host, int(port))
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+        async with anyio.create_task_group() as ways:
+            ways.start_soon(_pass_on, reader, to_there)
+            ways.start_soon(_pass_on, there, writer)
+
+    proxy = await asyncio.start_server(connect, "127.0.0.1", 0)
+    async with tls_server(tmp_path) as (url, certificate), proxy:
+        no_proxies.setenv("SSL_CERT_FILE", str(certificate))
+        no_proxies.setenv("HTTPS_PROXY", f"http://me:secret@127.0.0.1:{proxy.sockets[0].getsockname()[1]}")
+        no_proxies.setenv("FAR_KEY", "sk-far")
+        async with OpenAIBackend("m", base_url=url, api_key_env="FAR_KEY") as backend:
+            assert await say(backend) == "x"
+    (head,) = heads
+    assert head.startswith(f"CONNECT {url[8:-3]} HTTP/1.1\r\n".encode())
+    assert b"Proxy-Authorization: Basic bWU6c2VjcmV0" in head
+    assert b"sk-far" not in head
+
+
+async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with suppress(OSError):
+        while data := await reader.read(65536):
+            writer.write(data)
+    writer.close()

@@ -105,6 +105,18 @@ async def test_one_request_goes_ahead_and_the_others_read_from_the_cache(dialect
     assert caching.read / caching.asked > 0.7, "seven of eight prompts, each to at least 80 %"
 
 
+async def test_the_longest_path_goes_ahead(dialect: Dialect) -> None:
+    """The critical path thus waits for no other request."""
+    caching = CachingServer(dialect)
+    longest = [Task("first", f"{DOCUMENT}\nfirst"), Task("next", "next", depends_on=["first"])]
+    async with serve(caching.answer) as server, backend(dialect, server, prompt_cache=True) as one:
+        await run(DAG([*questions(DOCUMENT, 4), *longest]), one)
+        prompts = [_prompt(body)[0] for body in server.bodies]
+    assert prompts[0].endswith("first")
+    assert caching.ahead[0] == 0
+    assert min(caching.ahead[1:]) == 1
+
+
 async def test_a_task_that_waits_for_the_cache_says_so(dialect: Dialect) -> None:
     caching, said = CachingServer(dialect), list[str]()
     async with serve(caching.answer) as server, backend(dialect, server, prompt_cache=True) as one:
