@@ -17,7 +17,7 @@ export const tokens = (number) => (number ? COMPACT.format(number).replace("K", 
 export const inOut = (one) => one.input_tokens + one.output_tokens > 0 && `${tokens(one.input_tokens)} in, ${tokens(one.output_tokens)} out`;
 
 /** Return dollars; "≥" marks a sum with unknown parts. */
-export function cost(dollars, partial) {
+export function cost({ cost_usd: dollars, cost_is_partial: partial }) {
 	if ((dollars ?? null) === null) return partial ? "cost unknown" : "";
 	return (partial ? "≥ $" : "$") + (dollars === 0 || dollars >= 0.095 ? dollars.toFixed(2) : Number(dollars.toPrecision(2)));
 }

@@ -69,7 +69,7 @@ export class TaskList {
 			["c-num", row?.attempts > 1 && `${row.attempts}×`],
 			["c-num", seconds(took)],
 			["c-num", tokens(used)],
-			["c-num", cost(dollars)],
+			["c-num", cost({ cost_usd: dollars })],
 		];
 		replace(element, cells.map(([name, ...content]) => h("span", { class: name, role: "gridcell" }, content)));
 	}

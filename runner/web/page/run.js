@@ -131,7 +131,7 @@ export class RunPage {
 		const { head } = this;
 		const paused = head.throttled.map((one) => `${one.backend} ${one.until ? `paused until ${clock(one.until)}` : "slowed"} after ${one.cause}, ${one.slots} of ${one.total} slots`);
 		replace(this.facts, status(head.status), head.reason && h("span.why", head.reason),
-			[`${count(head.done)} of ${count(head.total)} tasks ended`, elapsed(head), cost(head.cost_usd, head.cost_is_partial), inOut(head), owner(head), ...paused]
+			[`${count(head.done)} of ${count(head.total)} tasks ended`, elapsed(head), cost(head), inOut(head), owner(head), ...paused]
 				.map((text) => text && h("span", text)),
 			h("code.id", head.run_id));
 		if (this.view === "list") this.list.draw();

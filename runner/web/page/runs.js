@@ -97,7 +97,7 @@ export class RunsPage {
 				h("span.id", `${run.run_id} · ${clock(run.created_at)}`)),
 			h("td.c-status", status(run.status), run.reason && h("span.why", { title: run.reason }, run.reason)),
 			h("td.c-progress", progress(run), h("span.of", `${count(run.done)} of ${count(run.total)}`)),
-			h("td.c-cost", cost(run.cost_usd, run.cost_is_partial)),
+			h("td.c-cost", cost(run)),
 			h("td.c-tokens", tokens(run.input_tokens + run.output_tokens)),
 			h("td.c-time", elapsed(run)),
 			h("td.c-owner", owner(run)));

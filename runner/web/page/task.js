@@ -26,7 +26,7 @@ export class TaskPanel {
 		this.task = task;
 		replace(this.title, task.task_id);
 		replace(this.head, status(task.status),
-			[task.backend && `backend ${task.backend}`, task.model, seconds(task.duration_s), inOut(task), cost(task.cost_usd, task.cost_is_partial)]
+			[task.backend && `backend ${task.backend}`, task.model, seconds(task.duration_s), inOut(task), cost(task)]
 				.map((text) => text && h("span", text)));
 		const talks = task.messages.some((one) => one.role !== "user") && !["waiting_input", "running"].includes(task.status);
 		replace(this.actions, talks && button("Continue the conversation", () => continueTask(this.run, task.task_id)));
@@ -44,7 +44,7 @@ export class TaskPanel {
 		this.showPart("tries", "Attempts", task.history.length > 0 && table(["#", "Status", "Started", "Time", "Tokens", "Cost", "Error"],
 			task.history.map((one) =>
 				[one.attempt, one.status, clock(one.started_at), seconds(one.duration_s), tokens(one.input_tokens + one.output_tokens),
-					cost(one.cost_usd, one.cost_is_partial), one.error_kind && `${one.error_kind}: ${one.error}`])));
+					cost(one), one.error_kind && `${one.error_kind}: ${one.error}`])));
 		this.showMore(task);
 	}
 
