@@ -102,8 +102,8 @@ class OutcomeHandler:
         failures = self._state.failures(attempt.position)
         retry = attempt.task.retry_policy
         if not attempt.task.at_most_once and deserves_retry(retry, failures, error):
-            times, limited = max(failures, throttled), throttled if error.kind is ErrorKind.RATE_LIMITED else 0
-            delay = retry_delay(retry, times, error.retry_after, self._context.rng, limited=limited)
+            limited = error.kind is ErrorKind.RATE_LIMITED
+            delay = retry_delay(retry, max(failures, throttled), error.retry_after, self._context.rng, limited=limited)
             continuation = _continuation_after(attempt, error)
             pause = pause_of(error, delay, self._context.clock.wall()) if throttled else None
             return self._retry(attempt, error, duration, delay, continuation, pause=pause)

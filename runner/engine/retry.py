@@ -31,15 +31,15 @@ def deserves_retry(retry: Retry, failures: int, error: BackendError) -> bool:
     return deserves and max(failures, 1) < retry.attempts
 
 
-def retry_delay(retry: Retry, times: int, hint: float | None, rng: random.Random, *, limited: int = 0) -> float:
-    """Return the seconds to wait after the `times`-th failure, or the `limited`-th refusal by a limit: see `Retry`."""
+def retry_delay(retry: Retry, times: int, hint: float | None, rng: random.Random, *, limited: bool = False) -> float:
+    """Return the seconds to wait after the `times`-th failure, or refusal by a limit if `limited`: see `Retry`."""
     longest = retry.max_delay
-    if limited > PATIENCE:
-        longest = max(longest, min(_LONGEST_PROBE_S, longest * 2.0 ** min(limited - PATIENCE, 60)))
+    if limited and times > PATIENCE:
+        longest = max(longest, min(_LONGEST_PROBE_S, longest * 2.0 ** min(times - PATIENCE, 60)))
     if hint is not None and hint >= retry.base_delay:
         return hint + rng.uniform(0, retry.base_delay)
     # Back off after a very short hint as well: the hinted time passes, but the limit may remain.
-    return (hint or 0.0) + rng.uniform(0, min(longest, retry.base_delay * 2 ** min(max(times, limited) - 1, 60)))
+    return (hint or 0.0) + rng.uniform(0, min(longest, retry.base_delay * 2 ** min(times - 1, 60)))
 
 
 class Delays:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -33,20 +33,7 @@ from plait.persistence import (
 from plait.persistence.contract.samples import OPENING, RUN, START_A, Writer, at, owner, whole
 from plait.persistence.postgres import connection, listener
 from tests.persistence.postgres.runs import TASKS, Counted, dag
-from tests.support.stores.postgres import address, empty, restart, start_server, worker_dsn
-
-
-@pytest.fixture
-async def dsn() -> str:
-    dsn = await asyncio.to_thread(worker_dsn)
-    await empty(dsn)
-    return dsn
-
-
-@pytest.fixture
-async def store(dsn: str) -> AsyncGenerator[PostgresStore]:
-    async with PostgresStore(dsn) as store:
-        yield store
+from tests.support.stores.postgres import address, restart, start_server
 
 
 async def test_a_run_goes_on_after_the_death_of_its_owner(dsn: str, tmp_path: Path) -> None:

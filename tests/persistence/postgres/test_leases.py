@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import AsyncGenerator
 
 import anyio
 import asyncpg
@@ -14,23 +12,9 @@ from plait import DAG, ParallelRunner, PostgresStore, Task
 from plait.persistence import LeaseRenewed, RunClaimed, RunReleased
 from plait.persistence.contract.samples import CREATED, RUN, RUNNING, Writer, owner
 from plait.runner.clock import Clock, iso
-from tests.support.stores.postgres import empty, worker_dsn
 
 SKEWS = {"ahead": 3600.0, "behind": -3600.0}
 LEASE_S = 30.0
-
-
-@pytest.fixture
-async def dsn() -> str:
-    dsn = await asyncio.to_thread(worker_dsn)
-    await empty(dsn)
-    return dsn
-
-
-@pytest.fixture
-async def store(dsn: str) -> AsyncGenerator[PostgresStore]:
-    async with PostgresStore(dsn) as store:
-        yield store
 
 
 class Skewed(Clock):
