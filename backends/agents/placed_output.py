@@ -28,7 +28,7 @@ class PlacedOutput:
     """Writes the outputs of one turn. An output that cannot be written is left out: the attempt matters more."""
 
     def __init__(self, turn: Path | None) -> None:
-        self._path = None if turn is None else turn / NAME
+        self._turn = turn
         self._mode = "wb"
 
     def restart(self) -> None:
@@ -37,12 +37,12 @@ class PlacedOutput:
 
     def write(self, output: Output) -> None:
         """Append an output."""
-        if self._path is None or output.kind not in _KINDS:
+        if self._turn is None or output.kind not in _KINDS:
             return
         line: dict[str, Any] = {"timestamp": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S.%f}"[:-3] + "Z", **_fields(output)}
         with suppress(OSError):
-            private_folder(self._path.parent)
-            with self._path.open(self._mode) as file:
+            private_folder(self._turn)
+            with (self._turn / NAME).open(self._mode) as file:
                 file.write(dumps(line).encode() + b"\n")
             self._mode = "ab"
 

@@ -45,7 +45,7 @@ class AttemptChannel:
         """The resources that the attempt takes, where hosts have resources in place of slots."""
         self._on_report = on_report
         self._frames: deque[Frame] = deque()
-        self._news = anyio.Event()
+        self._waiting: anyio.Event | None = None
 
     def put(self, frame: Frame) -> None:
         """Pass a report on at once, and keep any other frame for `next`."""
@@ -53,7 +53,8 @@ class AttemptChannel:
             self._on_report(frame)
         else:
             self._frames.append(frame)
-            self._news.set()
+            if self._waiting is not None:
+                self._waiting.set()
 
     def clear(self) -> None:
         """Forget the frames of an earlier connection."""
@@ -62,8 +63,8 @@ class AttemptChannel:
     async def next(self) -> Frame:
         """Return the next frame that is no report."""
         while not self._frames:
-            self._news = anyio.Event()
-            await self._news.wait()
+            self._waiting = anyio.Event()
+            await self._waiting.wait()
         return self._frames.popleft()
 
 
@@ -256,7 +257,7 @@ class FrameReader:
                 self._pending = rest
                 for line in lines:
                     try:
-                        self._frames.append(read_frame(bytes(line)))
+                        self._frames.append(read_frame(line))
                     except ValueError:
                         self.problem = foreign_output(bytes(line))
                         return None

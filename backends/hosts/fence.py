@@ -32,6 +32,7 @@ from plait.backends.values import value
 
 _NAME, _OVER = "fence.json", ".over"
 _ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
+_ATTEMPT = re.compile(r"[0-9]{1,9}(-[0-9]{1,9})?")
 _KEY = re.compile(r"[0-9a-f]{16,64}")
 _END_LIMIT = 5.0
 """Seconds for a killed host process to be gone."""
@@ -67,9 +68,9 @@ def run_folder(state: Path, key: str, host: str) -> Path:
 def attempt_folder(run: Path, name: str) -> Path:
     """Return the folder of the attempt `task/attempt`. Raise ValueError if the name could lead elsewhere."""
     task, _, attempt = name.rpartition("/")
-    if not _ID.fullmatch(task) or not re.fullmatch(r"[0-9]{1,9}(-[0-9]{1,9})?", attempt):
+    if not _ID.fullmatch(task) or not _ATTEMPT.fullmatch(attempt):
         raise ValueError(f"{name!r} is no attempt of plait")
-    return run / task / attempt
+    return run.joinpath(task, attempt)
 
 
 def take_fence(folder: Path, epoch: int) -> None:

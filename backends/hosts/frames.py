@@ -55,9 +55,9 @@ def frame_line(frame: Mapping[str, Any]) -> bytes:
     return _ENCODER.encode(frame).encode() + b"\n"
 
 
-def read_frame(line: bytes) -> Frame:
+def read_frame(line: bytes | bytearray) -> Frame:
     """Return the frame in `line`. Raise ValueError if the line is no frame."""
-    frame = json.loads(line)
+    frame = json.loads(line.decode())  # from bytes, json would guess the encoding
     if not isinstance(frame, dict) or not isinstance(frame.get("op"), str):  # pyright: ignore[reportUnknownMemberType]
         raise ValueError("a line is no frame of plait")
     return frame  # pyright: ignore[reportUnknownVariableType]

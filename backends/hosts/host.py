@@ -266,8 +266,8 @@ class _Host:
         elif os.path.exists(folder):  # noqa: ASYNC240, PTH110 - asked for each attempt
             await sweep(folder, ())
             await run_sync(shutil.rmtree, folder)
-        if request.session_id is None and not request.attaches:
-            request = replace(request, session_id=backend.new_session_id())
+        if request.session_id is None and not request.attaches and (new := backend.new_session_id()) is not None:
+            request = replace(request, session_id=new)
         async with backend.open(request) as conversation:
             return await conversation.send(frame["prompt"])
 

@@ -203,17 +203,15 @@ class HostConversation:
                 follows = True
 
     def _go(self, slot: HeldSlot, prompt: str, *, follows: bool) -> None:
-        request = replace(
-            self._request,
-            attaches=follows,
-            session_id=_without_host(self._request.session_id),
-            fork_of=_without_host(self._request.fork_of),
-        )
+        request = request_json(self._request)
+        request |= {name: _without_host(request[name]) for name in ("session_id", "fork_of") if name in request}
+        if follows:
+            request["attaches"] = True
         frame: Frame = {
             "op": "go",
             "attempt": slot.attempt.name,
             "backend": self._described,
-            "request": request_json(request),
+            "request": request,
             "prompt": prompt,
             "answers": given_answers(),
         }
@@ -266,5 +264,5 @@ def _host_of(session_id: str | None) -> str | None:
     return host if at else None
 
 
-def _without_host(session_id: str | None) -> str | None:
-    return None if session_id is None else session_id.rpartition("@")[0] or session_id
+def _without_host(session_id: str) -> str:
+    return session_id.rpartition("@")[0] or session_id

@@ -27,7 +27,7 @@ class HostSession:
         self.connections = {one.name: one for one in connections}
         self._away = AwayReporter(self.connections, on_away)
         self._patience = patience
-        self._changed = anyio.Event()
+        self._changed: anyio.Event | None = None
         self._named: set[str] = set()
         for connection in connections:
             connection.on_change = self._wake
@@ -188,11 +188,14 @@ class HostSession:
         raise BackendError(kind, f"no host can be used: {why}")
 
     async def _change(self) -> None:
+        if self._changed is None:
+            self._changed = anyio.Event()
         await self._changed.wait()
 
     def _wake(self) -> None:
-        self._changed.set()
-        self._changed = anyio.Event()
+        if self._changed is not None:
+            self._changed.set()
+            self._changed = None
 
 
 OnOutput = Callable[[Output], None]

@@ -28,19 +28,20 @@ class Slots:
     """The slots that this process holds on its host, of `count` slots with files below `state`."""
 
     def __init__(self, state: Path, count: int) -> None:
-        self._folder = _slots_folder(state)
-        self._count = count
-        self._held: dict[str, tuple[int, int]] = {}
-        """The number and the descriptor of the slot, by attempt."""
+        folder = _slots_folder(state)
+        self._unheld = [folder / str(number) for number in range(count)]
+        """The files of the slots that this process does not hold."""
+        self._held: dict[str, tuple[Path, int]] = {}
+        """The file and the descriptor of the slot, by attempt."""
 
     def take(self, attempt: str) -> bool:
         """Take a slot for the attempt. Return False if all slots of the host are taken, also by other processes."""
         if attempt in self._held:
             return True
-        ours = {number for number, _ in self._held.values()}
-        for number in range(self._count):
-            if number not in ours and (descriptor := self._lock(number)) is not None:
-                self._held[attempt] = number, descriptor
+        for file in self._unheld:
+            if (descriptor := _lock(file)) is not None:
+                self._unheld.remove(file)
+                self._held[attempt] = file, descriptor
                 return True
         return False
 
@@ -48,23 +49,26 @@ class Slots:
         """Free the slot of the attempt, if any."""
         held = self._held.pop(attempt, None)
         if held is not None:
-            os.close(held[1])
+            file, descriptor = held
+            os.close(descriptor)
+            self._unheld.insert(0, file)
 
     def taken(self) -> int:
         """Return the number of slots that any process holds."""
-        ours = {number for number, _ in self._held.values()}
-        return sum(number in ours or self._is_locked(number) for number in range(self._count))
+        return len(self._held) + sum(map(_is_locked, self._unheld))
 
-    def _is_locked(self, number: int) -> bool:
-        descriptor = self._lock(number)
-        if descriptor is None:
-            return True
-        os.close(descriptor)
-        return False
 
-    def _lock(self, number: int) -> int | None:
-        """Return the descriptor of a slot; None if the slot is taken. Raise OSError if files cannot be locked."""
-        try:
-            return locked_file(self._folder / str(number), wait=False)
-        except BlockingIOError:
-            return None
+def _is_locked(file: Path) -> bool:
+    descriptor = _lock(file)
+    if descriptor is None:
+        return True
+    os.close(descriptor)
+    return False
+
+
+def _lock(file: Path) -> int | None:
+    """Return the descriptor of a slot; None if the slot is taken. Raise OSError if files cannot be locked."""
+    try:
+        return locked_file(file, wait=False)
+    except BlockingIOError:
+        return None
