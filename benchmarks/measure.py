@@ -16,7 +16,7 @@ from typing import Any
 
 import anyio
 
-from benchmarks import agents, connections, dask, graphs, growing, hosts, like, wire
+from benchmarks import agents, connections, dask, graphs, growing, hosts, like, stores, wire
 from benchmarks.gauge import ANSWER, AT_ONCE, body, figures, spent
 from benchmarks.prototype import durable as durable_prototype
 from benchmarks.stores import sqlite_store
@@ -244,6 +244,7 @@ MEASURES: dict[str, Callable[..., Awaitable[dict[str, float]]]] = {
     **agents.MEASURES,
     **connections.MEASURES,
     **wire.MEASURES,
+    **stores.MEASURES,
     **hosts.MEASURES,
     **dask.MEASURES,
     **like.MEASURES,

@@ -1,18 +1,11 @@
-"""The stores of measured durable runs.
-
-`python -m benchmarks.stores [TIMES [SHAPE]]` compares PostgreSQL with SQLite, in turn: tasks/s, and the share of
-batches that are one round trip.
-"""
+"""The stores of measured durable runs, and PostgreSQL beside SQLite."""
 
 from __future__ import annotations
 
-import asyncio
-import json
 import statistics
-import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Generator, Sequence
+from collections.abc import AsyncIterator, Generator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,7 +39,9 @@ class Case:
 
     @property
     def name(self) -> str:
-        return f"{self.shape} {self.tasks}" + (f", {self.round_trip_s * 1e3:g} ms" if self.round_trip_s else "")
+        """The case in words."""
+        away = f" and a round trip of {self.round_trip_s * 1e3:g} ms" if self.round_trip_s else ""
+        return f"{self.shape} of {self.tasks:,}{away}"
 
 
 CASES = (
@@ -69,32 +64,39 @@ async def _rate(store: SQLiteStore | PostgresStore, case: Case) -> float:
     return case.tasks / (time.perf_counter() - before)
 
 
-async def compare(dsn: str, cases: Sequence[Case], times: int) -> dict[str, dict[str, float]]:
-    """Return for each case the medians of tasks/s and of their ratio, the ratio of the fastest runs, which other load
-    changes least, and the share of batches that are one round trip. The stores are measured in turn.
+async def stores(number: str, times: str) -> dict[str, float]:
+    """Measure the case `CASES[number]` on both stores in turn, `times` times. Return the medians of tasks/s and of
+    their ratio, and the share of batches that are one round trip.
+
+    The server is the benchmark's own, with durable commits.
     """
-    found: dict[str, dict[str, float]] = {}
-    for case in cases:
-        with _network(dsn, case.round_trip_s) as address_:
-            sqlite, postgres, single, batches = [], [], 0, 0
-            for _ in range(times):
-                async with sqlite_store() as store:
-                    sqlite.append(await _rate(store, case))
-                async with PostgresStore(address_) as server:
-                    await empty(dsn)
-                    postgres.append(await _rate(server, case))
-                    single, batches = single + server.batches.single, batches + server.batches.all
-        ratios = [one / other for one, other in zip(postgres, sqlite, strict=True)]
-        found[case.name] = {
-            "sqlite_tasks_s": round(statistics.median(sqlite)),
-            "postgres_tasks_s": round(statistics.median(postgres)),
-            "ratio": round(statistics.median(ratios), 2),
-            "ratio_of_fastest": round(max(postgres) / max(sqlite), 2),
-            "to_reach": case.to_reach,
-            "one_round_trip": round(single / batches, 4),
-        }
-        print(case.name, found[case.name], [round(ratio, 2) for ratio in ratios], file=sys.stderr)
-    return found
+    case = CASES[int(number)]
+    with tempfile.TemporaryDirectory(dir=Path(__file__).parent) as folder:
+        server = start_server(Path(folder) / "data")
+        try:
+            return await _compare(address(server), case, int(times))
+        finally:
+            server.cleanup()
+
+
+async def _compare(dsn: str, case: Case, times: int) -> dict[str, float]:
+    sqlite: list[float] = []
+    postgres: list[float] = []
+    single, batches = 0, 0
+    with _network(dsn, case.round_trip_s) as address_:
+        for _ in range(times):
+            async with sqlite_store() as store:
+                sqlite.append(await _rate(store, case))
+            async with PostgresStore(address_) as server:
+                await empty(dsn)
+                postgres.append(await _rate(server, case))
+                single, batches = single + server.batches.single, batches + server.batches.all
+    return {
+        "sqlite_tasks_s": statistics.median(sqlite),
+        "postgres_tasks_s": statistics.median(postgres),
+        "ratio": statistics.median(one / other for one, other in zip(postgres, sqlite, strict=True)),
+        "one_round_trip": single / batches,
+    }
 
 
 @contextmanager
@@ -108,15 +110,4 @@ def _network(dsn: str, round_trip_s: float) -> Generator[str]:
         yield f"postgresql://postgres@127.0.0.1:{port}{parts.path}"
 
 
-def main() -> None:
-    """Compare the stores on a server of the benchmark's own, with durable commits: `[TIMES [SHAPE]]`."""
-    times = int(sys.argv[1]) if len(sys.argv) > 1 else 3
-    cases = [case for case in CASES if case.name.startswith(sys.argv[2])] if len(sys.argv) > 2 else CASES
-    with tempfile.TemporaryDirectory(dir=Path(__file__).parent) as folder:
-        server = start_server(Path(folder) / "data")
-        json.dump(asyncio.run(compare(address(server), cases, times)), sys.stdout, indent=2)
-        server.cleanup()
-
-
-if __name__ == "__main__":
-    main()
+MEASURES = {"stores": stores}
