@@ -11,13 +11,12 @@ import shutil
 import sqlite3
 import stat
 from contextlib import closing
-from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Final
 
 from plait.persistence.errors import StoreError, StoreUnusable
+from plait.persistence.findings import MOST_NAMED, Finding, Fitness, checksums
 from plait.persistence.sqlite import reader
 from plait.persistence.sqlite import statements as sql
 from plait.persistence.sqlite.connection import (
@@ -36,7 +35,7 @@ from plait.persistence.sqlite.wal import repair_advice, wal_path
 from plait.persistence.sqlite.wal_frames import DOUBT, LogState, damaged_log, restore_log, state_of_log
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from plait.persistence.records import TaskRecord
 
@@ -46,31 +45,9 @@ at the same moment may lose committed rows, or the whole file.
 """
 _LARGE_WAL: Final = 64 << 20  # bytes; about 8 MiB is usual
 _LITTLE_SPACE: Final = 100_000_000  # bytes
-_MOST_NAMED: Final = 5
 _EVENTS_AT_ONCE: Final = 1000
 _TASKS_AT_ONCE: Final = 16
 """A run of a million tasks takes no more memory than this number of tasks with their results."""
-
-
-class Fitness(StrEnum):
-    """The meaning of a finding: fit, fit with a reservation, or unfit."""
-
-    OK = "ok"
-    WARNING = "warning"
-    BAD = "bad"
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """The result of one check."""
-
-    check: str
-    """The name of the check."""
-    fitness: Fitness
-    found: str
-    """The observation."""
-    advice: str = ""
-    """The remedy; empty if nothing has to be done."""
 
 
 def library(version: tuple[int, int, int] = sqlite3.sqlite_version_info) -> Finding:
@@ -188,7 +165,7 @@ def leftovers(path: Path) -> Iterator[Finding]:
     except OSError:  # the folder is missing or not readable, which other checks report
         return
     if names:
-        what = f"{len(names)} unfinished by an interrupted start: {', '.join(names[:_MOST_NAMED])}"
+        what = f"{len(names)} unfinished by an interrupted start: {', '.join(names[:MOST_NAMED])}"
         yield Finding("left over", Fitness.WARNING, what, "a run that starts an hour later removes them")
 
 
@@ -231,18 +208,6 @@ def _rows(connection: sqlite3.Connection) -> Finding:
     except StoreError as error:
         damaged.append(str(error).split(";", maxsplit=1)[0])
     return checksums(damaged, results, messages)
-
-
-def checksums(damaged: Sequence[str], results: int, messages: int) -> Finding:
-    """Return the finding about rows that were read, with the numbers of results and messages. `damaged` names the
-    damaged parts.
-    """
-    checked = f"results: {results:,}, messages: {messages:,}"
-    if not damaged:
-        return Finding("checksums", Fitness.OK, f"all fit ({checked})")
-    more = f" and {len(damaged) - _MOST_NAMED} more" if len(damaged) > _MOST_NAMED else ""
-    found = f"damaged: {', '.join(damaged[:_MOST_NAMED])}{more} ({checked})"
-    return Finding("checksums", Fitness.BAD, found, "run these tasks again in a new run, or restore a copy")
 
 
 def _checked_tasks(connection: sqlite3.Connection, run_id: str) -> Iterator[TaskRecord]:

@@ -29,7 +29,7 @@ LAYERS: list[list[str]] = [
     ["backends.contract"],
     # The contract of a store, and the rules that each store keeps.
     ["persistence.protocol persistence.changes persistence.records persistence.errors persistence.values "
-     "persistence.rules persistence.event_log persistence.failpoints persistence.address"],
+     "persistence.rules persistence.event_log persistence.failpoints persistence.address persistence.findings"],
     ["persistence.tables"],
     ["persistence.memory", "persistence.sqlite", "persistence.postgres"],
     ["persistence"],  # the public names

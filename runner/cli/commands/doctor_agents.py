@@ -8,8 +8,8 @@ from pathlib import Path
 
 from plait.backends.agents.discovery import Installed
 from plait.backends.process.strays import AtWork
+from plait.persistence.findings import Finding, Fitness
 from plait.persistence.records import RunRecord
-from plait.persistence.sqlite.health import Finding, Fitness
 from plait.runner.cli.display.text import counted, one_line, size
 from plait.runner.cli.options import (
     StorePlace,

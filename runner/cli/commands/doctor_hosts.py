@@ -11,7 +11,7 @@ import anyio
 from plait.backends.agents.catalog import AGENTS
 from plait.backends.hosts.probe import NO_WORKER, HostState, probe_hosts
 from plait.backends.hosts.reachable import HostUnreachable, ReachableHost
-from plait.persistence.sqlite.health import Finding, Fitness
+from plait.persistence.findings import Finding, Fitness
 from plait.runner.cli.backends import HostsInUse
 
 _ANSWER_S = 120.0

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from plait.persistence.errors import StoreError
-from plait.persistence.sqlite.health import Finding, Fitness, checksums
+from plait.persistence.findings import Finding, Fitness, checksums
 from plait.runner.cli.lookup import open_server
 from plait.runner.cli.options import ServerAddress
 from plait.runner.domain.status import TaskStatus

@@ -29,8 +29,8 @@ from unittest import mock
 import anyio
 
 from plait.persistence import SQLiteStore, StoreError
+from plait.persistence.findings import Fitness
 from plait.persistence.sqlite import connection, health
-from plait.persistence.sqlite.health import Fitness
 from plait.persistence.sqlite.wal_frames import DOUBT, LogState
 from plait.persistence.tables import decode, rows
 from plait.runner import ParallelRunner, PlaitError, RunStatus

@@ -16,8 +16,8 @@ import pytest
 
 from plait.persistence import SQLiteStore, StoreUnusable
 from plait.persistence.contract.samples import ANSWER, ASK, CLAIMED, CREATED, DONE_A, RUNNING, START_A, Writer
+from plait.persistence.findings import Fitness
 from plait.persistence.sqlite import health
-from plait.persistence.sqlite.health import Fitness
 from plait.persistence.sqlite.wal_frames import DOUBT, LogState, state_of_log
 
 FRAME = 8_192 + 24

@@ -18,7 +18,8 @@ import pytest
 from plait.backends import BackendError, ErrorKind
 from plait.backends.process.strays import left_over_servers
 from plait.persistence import SQLiteStore
-from plait.persistence.sqlite.health import Fitness, file, file_system, library, space
+from plait.persistence.findings import Fitness
+from plait.persistence.sqlite.health import file, file_system, library, space
 from plait.runner import DAG, ParallelRunner, Retry, RunStatus, Task
 from tests.support.fakes import QuickClock, Talker
 from tests.support.plans.logged import make, wait_for_call
