@@ -447,8 +447,8 @@ class HostConnections(Protocol):
     """The connections of a run to a group of hosts."""
 
     async def reached(self) -> Sequence[str]:
-        """Wait until each host is connected, or one attempt to connect to it has failed. Return the names of the hosts
-        that are connected.
+        """Wait until each host is connected, or one attempt to connect to it has failed, for no longer than an attempt
+        has to end. Return the names of the hosts that are connected.
         """
         ...
 

@@ -29,6 +29,8 @@ _RETRIES_S = (0.0, 0.2, 0.5, 1.0, 2.0, 5.0)
 """Seconds before the first, second, ... attempt to connect again; the last holds for all later ones."""
 _ANSWER_S = 60.0
 """Seconds for a host to answer the first frame."""
+_LAST_S = 5.0
+"""Seconds for a host to read the last frames and exit, once `close` is called."""
 _CLOSE_S = 2.0
 """Seconds for the process of the connection to exit once its input has ended."""
 _STDERR = 2000
@@ -138,8 +140,9 @@ class HostConnection:
 
     async def _end_when_closed(self, waits: anyio.CancelScope) -> None:
         await self._closing.wait()
-        if not self.is_connected:
-            waits.cancel()
+        if self.is_connected:
+            await anyio.sleep(_LAST_S)  # `run` ends before, unless the host is silent
+        waits.cancel()
 
     async def _connect(self) -> None:
         try:

@@ -164,9 +164,9 @@ class HostConversation:
             return await self._run(slot, prompt)
         except anyio.get_cancelled_exc_class():
             if not await slot.end():
-                self._request.on_output(
-                    Output("notice", f"{slot.connection.name} is away, so the attempt is not ended yet")
-                )
+                state = "does not answer" if slot.connection.is_connected else "is away"
+                told = f"{slot.connection.name} {state}, so the attempt is not ended yet"
+                self._request.on_output(Output("notice", told))
             raise
         finally:
             slot.release()

@@ -47,9 +47,13 @@ class HostSession:
 
     async def reached(self) -> Sequence[str]:
         """Implement `HostConnections.reached`."""
-        while any(not (one.is_connected or one.tries) for one in self.connections.values()):
-            await self._change()
+        with anyio.move_on_after(_END_S):
+            while not self._are_asked():
+                await self._change()
         return [one.name for one in self.connections.values() if one.is_connected]
+
+    def _are_asked(self) -> bool:
+        return all(one.is_connected or one.tries for one in self.connections.values())
 
     async def more_slots(self, known: int) -> int:
         """Implement `HostConnections.more_slots`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import anyio
@@ -75,12 +75,25 @@ async def end_on_hosts(
     if not placed:
         return {}
     async with connected_hosts(backends, run) as connections:
-        reached = {name for one in connections for name in await one.reached()}
+        reached = await _reached(connections)
         remove_files_on_hosts(connections)
     missing = {host: tasks for host, tasks in placed.items() if host not in reached}
     if missing:
         logger(run=run.run_id).warning("attempts_not_ended", hosts=list(missing), why="the hosts cannot be reached")
     return missing
+
+
+async def _reached(connections: Iterable[HostConnections]) -> Collection[str]:
+    """Return the names of the hosts that are connected, of all groups, which are waited for at once."""
+    found: set[str] = set()
+
+    async def add(hosts: HostConnections) -> None:
+        found.update(await hosts.reached())
+
+    async with anyio.create_task_group() as group:
+        for one in connections:
+            group.start_soon(add, one)
+    return found
 
 
 def _by_host(adopted: Iterable[tuple[str, str, int]]) -> Mapping[str, Sequence[str]]:

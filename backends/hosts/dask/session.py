@@ -39,7 +39,7 @@ class DaskSession(HostSession):
         self._address = address
         self._new_connection = new_connection
         self._needs = needs
-        self._closing = anyio.Event()
+        self._following = anyio.CancelScope()
         self._group: anyio.abc.TaskGroup | None = None
         self._asked = False
         """Whether the scheduler has answered, or one attempt to connect to it has failed."""
@@ -57,11 +57,12 @@ class DaskSession(HostSession):
             group.start_soon(self._away.run)
             for connection in self.connections.values():
                 group.start_soon(connection.run)
-            await self._follow_scheduler()
+            with self._following:
+                await self._follow_scheduler()
 
     def close(self) -> None:
         """Disconnect all hosts."""
-        self._closing.set()
+        self._following.cancel()
         super().close()
 
     def connection(self, name: str) -> WorkerConnection:
@@ -77,31 +78,23 @@ class DaskSession(HostSession):
             self._group.start_soon(connection.run)
         return connection
 
-    async def reached(self) -> Sequence[str]:
-        """Implement `HostConnections.reached`."""
-        while not self._asked:
-            await self._change()
-        return await super().reached()
+    def _are_asked(self) -> bool:
+        return self._asked and super()._are_asked()
 
     def _slots(self) -> int:
         return sum(slots_for(one.resources, self._needs) for one in self._workers())
 
     async def _follow_scheduler(self) -> None:
-        while not self._closing.is_set():
+        while True:
             try:
                 async with connected(self._address) as cluster:
-                    while not self._closing.is_set():
-                        workers = await cluster.workers()
-                        if self._closing.is_set():  # nothing would close the connection to a new worker
-                            break
-                        self._update_workers(cluster, workers)
-                        with anyio.move_on_after(_POLL_S):
-                            await self._closing.wait()
+                    while True:
+                        self._update_workers(cluster, await cluster.workers())
+                        await anyio.sleep(_POLL_S)
             except ClusterError as error:
                 self._problem = f"the scheduler {self._address} cannot be used: {error}"
                 self._lose_others(())
-            with anyio.move_on_after(_RETRY_S):
-                await self._closing.wait()
+            await anyio.sleep(_RETRY_S)
 
     def _update_workers(self, cluster: Cluster, workers: Sequence[DaskWorker]) -> None:
         """Take over the workers that the scheduler has now. The first of several with one name counts."""

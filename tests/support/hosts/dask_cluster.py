@@ -92,6 +92,14 @@ class DaskCluster:
             with self.processes.pop(name) as process, suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
 
+    def suspend(self, name: str) -> None:
+        """SIGSTOP of a process: its connections stay, and it is silent."""
+        os.killpg(self.processes[name].pid, signal.SIGSTOP)
+
+    def wake(self, name: str) -> None:
+        """SIGCONT of a process."""
+        os.killpg(self.processes[name].pid, signal.SIGCONT)
+
     def wait(self, *names: str) -> None:
         """Return once the processes have exited by themselves."""
         for name in names:

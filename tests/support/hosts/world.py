@@ -32,8 +32,15 @@ class HostFolder:
     def set_away(self, name: str) -> None:
         (self.folder / f"{name}.away").touch()
 
+    def set_silent(self, name: str) -> None:
+        """Stop the host processes, those of later connections too."""
+        (self.folder / f"{name}.silent").touch()
+        for pid in self.processes(name):
+            os.kill(pid, signal.SIGSTOP)
+
     def set_back(self, name: str) -> None:
-        (self.folder / f"{name}.away").unlink()
+        for how in ("away", "silent"):
+            (self.folder / f"{name}.{how}").unlink(missing_ok=True)
 
     def processes(self, name: str) -> list[int]:
         """The host processes of all connections that live."""
