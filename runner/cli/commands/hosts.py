@@ -46,15 +46,18 @@ async def show_hosts(groups: Sequence[HostsInUse], place: StorePlace, as_json: b
     """Print the state of each host. Return the exit code."""
     found = [(group, await _states(group)) for group in groups]
     away = await _away_hosts(place) if any(_may_lack(*one) for one in found) else ()
-    states = [(group.name, state) for group, known in found for state in [*known, *_gone(group, known, away)]]
-    since = _away_since(away)
+    states = [
+        (group.name, state, _away_since(group.name, state, away))
+        for group, known in found
+        for state in [*known, *_gone(group, known, away)]
+    ]
     if as_json:
-        print_json([{"hosts": name, **state.as_json(), "away_since": _since(state, since)} for name, state in states])
+        print_json([{"hosts": name, **state.as_json(), "away_since": since} for name, state, since in states])
     else:
         heads = ("hosts", "name", "slots", "at work", "version", "state")
-        rows = [heads, *(_row(name, state, _since(state, since)) for name, state in states)]
+        rows = [heads, *(_row(*one) for one in states)]
         print_table(rows, 5, [None] * len(rows), frozenset({2, 3}))
-    return COMPLETED if all(state.is_usable for _, state in states) else FAILED
+    return COMPLETED if all(state.is_usable for _, state, _ in states) else FAILED
 
 
 async def _states(group: HostsInUse) -> list[HostState]:
@@ -106,18 +109,15 @@ def _gone(
     return [HostState(name, 0, problem=f"away: {one.reason}") for name, one in sorted(gone.items())]
 
 
-def _away_since(away: Iterable[tuple[Collection[str], HostAway]]) -> Mapping[str, str]:
-    """Return the earliest time since which a run waits for a host, by host."""
-    found: dict[str, str] = {}
-    for _, one in away:
-        if one.since is not None:
-            found[one.host] = min(one.since, found.get(one.host, one.since))
-    return found
+def _away_since(group: str, state: HostState, away: Iterable[tuple[Collection[str], HostAway]]) -> str | None:
+    """Return the earliest time since which a run waits for the host of the group; None for a host that answers.
 
-
-def _since(state: HostState, since: Mapping[str, str]) -> str | None:
-    """Return the time since which a run waits for the host; None for a host that answers."""
-    return since.get(state.name) if state.version is None else None
+    The run of a Python program names no groups, and counts for each.
+    """
+    if state.version is not None:
+        return None
+    found = [one.since for groups, one in away if one.host == state.name and (group in groups or not groups)]
+    return min((since for since in found if since is not None), default=None)
 
 
 def _row(group: str, state: HostState, since: str | None) -> tuple[str, ...]:
