@@ -33,7 +33,7 @@ from plait.persistence import (
 from plait.persistence.contract.samples import OPENING, RUN, START_A, Writer, at, owner, whole
 from plait.persistence.postgres import connection, listener
 from tests.persistence.postgres.runs import TASKS, Counted, dag
-from tests.support.stores.postgres import address, restart, start_server
+from tests.support.stores.postgres import address, in_schema, restart, start_server
 
 
 async def test_a_run_goes_on_after_the_death_of_its_owner(dsn: str, tmp_path: Path) -> None:
@@ -252,7 +252,7 @@ async def test_a_database_without_tables_is_not_filled_for_reading(dsn: str, mod
     await admin.execute("DROP SCHEMA IF EXISTS bare CASCADE; CREATE SCHEMA bare")
     try:
         with pytest.raises(StoreUnusable, match="has no tables of plait"):
-            async with PostgresStore(dsn + "&search_path=bare", mode=mode):
+            async with PostgresStore(in_schema(dsn, "bare"), mode=mode):
                 pass
         assert await admin.fetch("SELECT relname FROM pg_class WHERE relnamespace = 'bare'::regnamespace") == []
     finally:
@@ -266,7 +266,7 @@ async def test_stores_that_are_opened_at_once_make_the_tables_once(dsn: str) -> 
     try:
 
         async def enter() -> None:
-            async with PostgresStore(dsn + "&search_path=race") as store:
+            async with PostgresStore(in_schema(dsn, "race")) as store:
                 assert await store.list_runs() == ()
 
         async with anyio.create_task_group() as group:

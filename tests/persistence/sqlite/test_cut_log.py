@@ -205,10 +205,14 @@ async def test_a_log_that_sqlite_shortens_is_not_cut(path: Path, how: tuple[str,
 
 EMPTY_THE_LOG = """
 import asyncio, sqlite3, sys
+from contextlib import closing
 from plait.persistence import Note, SQLiteStore
 
 async def main(path, times):
-    visitor = sqlite3.connect(path, isolation_level=None)
+    with closing(sqlite3.connect(path, isolation_level=None)) as visitor:
+        await empty(visitor, path, times)
+
+async def empty(visitor, path, times):
     async with SQLiteStore(path, mode="existing") as store:
         emptied = 0
         for number in range(times):

@@ -9,10 +9,10 @@ from urllib.parse import parse_qs, urlsplit
 
 
 class Network:
-    """Forwards TCP connections to the Unix socket of the server at `dsn`."""
+    """Forwards TCP connections to the server at `dsn`."""
 
     def __init__(self, dsn: str) -> None:
-        self._socket = f"{parse_qs(urlsplit(dsn).query)['host'][0]}/.s.PGSQL.5432"
+        self._server = urlsplit(dsn)
         self._passes = asyncio.Event()
         self._passes.set()
         self.dsn = ""
@@ -27,7 +27,10 @@ class Network:
 
     async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Forward a connection until one side closes it."""
-        there, to_server = await asyncio.open_unix_connection(self._socket)
+        if (folder := parse_qs(self._server.query).get("host")) is not None:
+            there, to_server = await asyncio.open_unix_connection(f"{folder[0]}/.s.PGSQL.5432")
+        else:
+            there, to_server = await asyncio.open_connection(self._server.hostname, self._server.port or 5432)
         ways = [asyncio.create_task(self._forward(*way)) for way in ((reader, to_server), (there, writer))]
         try:
             await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
@@ -47,7 +50,7 @@ class Network:
 
 @asynccontextmanager
 async def network(dsn: str) -> AsyncGenerator[Network]:
-    """Yield a network in front of the server at `dsn`, an address with a Unix socket."""
+    """Yield a network in front of the server at `dsn`."""
     found = Network(dsn)
     handlers: set[asyncio.Task[None]] = set()
 

@@ -1,6 +1,6 @@
 """A real PostgreSQL server for the tests: one for all workers of a test run, and one database a worker.
 
-`PLAIT_TEST_POSTGRES` names another server, as an address of a database that the tests may fill.
+`PLAIT_TEST_POSTGRES` names another server, as the address of one of its databases. Its user may create databases.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import asyncpg
 import psutil
@@ -54,21 +54,35 @@ def worker_dsn() -> str:
 
 
 async def _prepare() -> str:
-    dsn = _GIVEN
-    if dsn is None:
-        run = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
-        server = start_server(Path(tempfile.gettempdir()) / f"plait-postgres-{run}")
-        name = f"plait_{os.environ.get('PYTEST_XDIST_WORKER', 'main')}"
-        connection = await asyncpg.connect(address(server))
-        try:
-            await connection.execute("ALTER SYSTEM SET fsync = off")
-            await connection.execute("SELECT pg_reload_conf()")
-            await connection.execute(f"CREATE DATABASE {name} STRATEGY file_copy")
-        finally:
-            await connection.close()
-        dsn = address(server, name)
+    name = f"plait_tests_{os.environ.get('PYTEST_XDIST_WORKER', 'main')}"
+    first = _GIVEN or await _own_server()
+    connection = await asyncpg.connect(first)
+    try:
+        await connection.execute(f"DROP DATABASE IF EXISTS {name}")  # of an earlier test run on the given server
+        await connection.execute(f"CREATE DATABASE {name} STRATEGY file_copy")
+    finally:
+        await connection.close()
+    dsn = urlsplit(first)._replace(path=f"/{name}").geturl()
     async with PostgresStore(dsn):
         return dsn
+
+
+def in_schema(dsn: str, name: str) -> str:
+    """Return the address of a schema of the database."""
+    return f"{dsn}{'&' if '?' in dsn else '?'}search_path={name}"
+
+
+async def _own_server() -> str:
+    """Start the server of this test run, without durable commits. Return its address."""
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
+    dsn = address(start_server(Path(tempfile.gettempdir()) / f"plait-postgres-{run}"))
+    connection = await asyncpg.connect(dsn)
+    try:
+        await connection.execute("ALTER SYSTEM SET fsync = off")
+        await connection.execute("SELECT pg_reload_conf()")
+    finally:
+        await connection.close()
+    return dsn
 
 
 async def empty(dsn: str) -> None:
