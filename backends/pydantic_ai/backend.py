@@ -72,8 +72,8 @@ class PydanticAIBackend:
 
     @property
     def account(self) -> str | None:
-        """The model of a plan's agent: backends with the same model share limits of rate. None for an agent of one's
-        own, whose key and model cannot be compared.
+        """The model of a plan's agent, whose key is that of the environment: backends with the same model share limits
+        of rate. None for an agent of one's own, whose key and model cannot be compared.
         """
         return None if self._declared is None else f"pydantic-ai {self._declared.model}"
 

@@ -55,17 +55,10 @@ def failure_of(error: Exception) -> BackendError:
     if isinstance(error, ExceptionGroup):  # all models of a FallbackModel have failed; the last was the last hope
         return failure_of(cast("ExceptionGroup[Exception]", error).exceptions[-1])
     status = getattr(error, "status_code", None)
-    if type(status) is int and hasattr(error, "body"):
-        failure = _http_error(status, cast("Any", error))
-    else:
-        kind = _kind_by_class(error)
-        name, detail = type(error).__name__, safe_line(str(error), _LIMIT)
-        text = f"{name}: {detail}" if detail else name
-        if _is_the_librarys(error):
-            failure = BackendError(kind, text)
-        else:  # of a tool, most likely
-            printed = format_traceback(error)
-            failure = BackendError(kind, text + place_of(error), traceback=printed)
+    status = status if type(status) is int and hasattr(error, "body") else None
+    failure = BackendError(_kind_by_class(error), _text(error)) if status is None else _http_error(status, error)
+    if not _is_the_librarys(error):  # of a tool, most likely
+        failure = BackendError(failure.kind, failure.message + place_of(error), traceback=format_traceback(error))
     failure.retry_after = _asked_delay(error)
     return failure
 
@@ -75,11 +68,18 @@ def safe_line(text: str, limit: int = 300) -> str:
     return without_secrets(one_line(text, limit))
 
 
+def _text(error: Exception) -> str:
+    name, detail = type(error).__name__, safe_line(str(error), _LIMIT)
+    return f"{name}: {detail}" if detail else name
+
+
 def _http_error(status: int, error: Any) -> BackendError:
+    """Return the error of an answer with a status, to a request of the library or, without a model, of a tool."""
     detail = _detail(error.body) or str(error)
-    kind = kind_of(status, _words(error), detail)
-    text = f"model {error.model_name} answered with status {status}: {safe_line(detail, _LIMIT)}"
-    return BackendError(kind, text)
+    model = getattr(error, "model_name", None)
+    source = f"{type(error).__name__}: the server" if model is None else f"model {model}"
+    text = f"{source} answered with status {status}: {safe_line(detail, _LIMIT)}"
+    return BackendError(kind_of(status, _words(error), detail), text)
 
 
 def _asked_delay(error: Exception) -> float | None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import anyio
 import pytest
+from openai import AsyncOpenAI
 from pydantic import BaseModel
 from pydantic_ai import Agent, RunContext
 
@@ -272,6 +273,20 @@ async def test_a_failing_tool_gives_its_traceback_without_keys(monkeypatch: pyte
     assert "secret-value" not in error.traceback
     refused, _ = await failure(CHAT.error(401, "no", "no such key"))
     assert refused.traceback is None
+
+
+async def test_a_limit_that_a_tool_meets_at_another_server_is_a_limit() -> None:
+    async with serve(CHAT.error(429, "rate_limit_exceeded", "slow down; try again in 7s")) as other:
+
+        async def ask_another() -> str:
+            async with AsyncOpenAI(base_url=f"{other.url}/v1", api_key="a-key", max_retries=0) as client:
+                await client.chat.completions.create(model="n", messages=[{"role": "user", "content": "Hello?"}])
+            return "never"
+
+        error, _ = await failure(calling(("ask_another", {})), tools=[ask_another])
+    assert (error.kind, error.retry_after) == (ErrorKind.RATE_LIMITED, 7.0)
+    assert error.message.startswith("RateLimitError: the server answered with status 429: slow down")
+    assert "in ask_another" in (error.traceback or "")
 
 
 async def test_a_tool_without_connection_is_transient() -> None:
