@@ -39,13 +39,13 @@ class RunStore(Protocol):
         """
         ...
 
-    async def list_claimable(self, now: float, limit: int = 50) -> tuple[RunRecord, ...]:
+    async def list_claimable(self, limit: int = 50) -> tuple[RunRecord, ...]:
         """Return runs that are queued, running or cancelling, and have no owner or an owner whose lease has expired,
         and runs that wait for a person and are due (`RunReleased.due_at`): the first created, at most `limit`; none if
         `limit` is 0 or less. `settings` is empty, and no run is damaged.
 
-        `now` is a Unix time in seconds. A store with a clock of its own judges leases by that clock: a lease has
-        expired if the owner has written nothing for the length of the lease.
+        Leases are judged as in `RunRecord.lease_has_expired`: on a server, a lease has expired if the owner has written
+        nothing for the length of the lease.
         """
         ...
 

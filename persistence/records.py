@@ -91,7 +91,7 @@ class RunRecord:
     """The number of the last applied change."""
     owner: Owner | None
     lease_expires_at: float | None
-    """Unix time in seconds; without an owner, the `due_at` of the last RunReleased."""
+    """Unix time in seconds by the clock of the owner; without an owner, the `due_at` of the last RunReleased."""
     counts: dict[str, int]
     """The number of tasks by status, without the statuses of no task."""
     spent: Spent = NOTHING_SPENT
@@ -100,6 +100,10 @@ class RunRecord:
     """The state of the last PolicyDecided."""
     policy_seq: int = 0
     """The number of the last PolicyDecided; 0 before the first."""
+    lease_has_expired: bool = False
+    """Whether the owner has let the lease expire, by the clock of the store: of the server, or of this host. False
+    without an owner.
+    """
     damaged: bool = False
     """Whether the stored run does not fit its checksum. Only in `Store.list_runs`: then `status` is failed, `error` is
     the reason, and nothing else but `run_id` is known.

@@ -86,7 +86,9 @@ class RunHead:
     def epoch(self) -> int:
         return len(self.claims)
 
-    def record(self, run_id: str, counts: dict[str, int], spent: Spent) -> RunRecord:
+    def record(
+        self, run_id: str, counts: dict[str, int], spent: Spent, *, lease_has_expired: bool = False
+    ) -> RunRecord:
         """Return the record of the run, with the numbers of tasks by status and the usage of all attempts."""
         return RunRecord(
             run_id=run_id,
@@ -105,7 +107,14 @@ class RunHead:
             spent=spent,
             policy_state=self.policy_state,
             policy_seq=self.policy_seq,
+            lease_has_expired=lease_has_expired,
         )
+
+
+def lease_has_expired(head: RunHead, now: float) -> bool:
+    """Return whether the run has an owner whose lease has expired at `now`, by the clock of the owner."""
+    expires = head.lease_expires_at
+    return head.owner is not None and (expires is None or expires < now)
 
 
 def is_claimable(head: RunHead, now: float) -> bool:
@@ -115,7 +124,7 @@ def is_claimable(head: RunHead, now: float) -> bool:
     expires = head.lease_expires_at
     if head.status == "waiting_input":
         return expires is not None and expires < now
-    return head.status in CLAIMABLE_STATUSES and (head.owner is None or expires is None or expires < now)
+    return head.status in CLAIMABLE_STATUSES and (head.owner is None or lease_has_expired(head, now))
 
 
 def count_applied(batch: Batch, head: RunHead | None) -> int:

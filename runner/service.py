@@ -219,7 +219,7 @@ class RunService:
         `offset`. With `statuses` only runs in one of them, with `name` only runs of exactly this name, with `search`
         only runs with this text in their id or name, in any case.
         """
-        return await find_runs(self._store, RunFilter(limit, offset, statuses, name, search), self._clock.wall())
+        return await find_runs(self._store, RunFilter(limit, offset, statuses, name, search))
 
     async def get_task(self, run_id: str, task_id: str) -> TaskDetail:
         """Return a task with its conversation and attempts. Raises RunNotFound, TaskNotFound."""

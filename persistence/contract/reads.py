@@ -209,11 +209,27 @@ class ReadsContract(OpenedStore):
         }
         for number, (run_id, changes) in enumerate(runs.items()):
             await Writer(store, run_id).write(replace(CREATED, at=at(number)), *changes)
-        found = await store.list_claimable(2e10)
+        found = await store.list_claimable()
         assert [run.run_id for run in found] == ["released", "queued", "dead", "cancelling", "due", "answered"]
         assert {run.settings for run in found} == {""}
-        assert [run.run_id for run in await store.list_claimable(2e10, 2)] == ["released", "queued"]
-        assert await store.list_claimable(2e10, 0) == ()
+        assert [run.run_id for run in await store.list_claimable(2)] == ["released", "queued"]
+        assert await store.list_claimable(0) == ()
+
+    async def test_a_lease_expires_by_the_clock_of_the_store(self, store: Store) -> None:
+        for expires in (1000.0, 4e10):
+            run_id = f"until {expires}"
+            writer = Writer(store, run_id)
+            await writer.write(CREATED, replace(CLAIMED, lease_expires_at=expires), RUNNING)
+            run = await store.get_run(run_id)
+            assert run is not None
+            assert run.lease_has_expired is (expires == 1000.0)
+            assert [one.lease_has_expired for one in await store.list_runs() if one.run_id == run_id] == [
+                run.lease_has_expired
+            ]
+            await writer.write(RunStatusChanged(at(3), "waiting_input"), RunReleased(at(3), 1000.0))
+            run = await store.get_run(run_id)
+            assert run is not None
+            assert not run.lease_has_expired
 
     async def test_the_owner_leaves_and_the_run_ends(self, store: Store, writer: Writer) -> None:
         await writer.write(LeaseRenewed(5000.0))

@@ -6,6 +6,7 @@ assignments that cannot fail. Nothing awaits in between, so no other task ever r
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_right
 from collections import Counter
 from dataclasses import replace
@@ -74,7 +75,8 @@ class MemoryStore:
         newest_first = sorted(latest_first, key=lambda item: item[1].head.created_at, reverse=True)
         return tuple(replace(_record(run_id, run), settings="") for run_id, run in newest_first)[: max(0, limit)]
 
-    async def list_claimable(self, now: float, limit: int = 50) -> tuple[RunRecord, ...]:
+    async def list_claimable(self, limit: int = 50) -> tuple[RunRecord, ...]:
+        now = time.time()
         found = [
             (run.head.created_at, run_id, run)
             for run_id, run in self._runs.items()
@@ -124,7 +126,8 @@ class MemoryStore:
 def _record(run_id: str, run: MemoryRun) -> RunRecord:
     counts = dict(Counter(task.status for task in run.tasks.values()))
     spent = sum((attempt.spent for attempt in run.attempts.values()), NOTHING_SPENT)
-    return run.head.record(run_id, counts, replace(spent, model=None))
+    has_expired = rules.lease_has_expired(run.head, time.time())
+    return run.head.record(run_id, counts, replace(spent, model=None), lease_has_expired=has_expired)
 
 
 def _with_attempt(run: MemoryRun, task: TaskRecord) -> TaskRecord:

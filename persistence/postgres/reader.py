@@ -57,7 +57,7 @@ async def read_head(
     row = await connection.fetchrow(sql.LOCK_HEAD if lock else sql.GET_HEAD, run_id)
     if row is None:
         return None
-    return run_head(tuple(row), await _settings(connection, run_id) if settings else "")
+    return run_head(tuple(row)[:-1], await _settings(connection, run_id) if settings else "")
 
 
 async def _settings(connection: Connection, run_id: str) -> str:
@@ -68,11 +68,12 @@ async def _settings(connection: Connection, run_id: str) -> str:
 
 async def get_run(connection: Connection, run_id: str) -> RunRecord | None:
     async with _one_state(connection):
-        found = await read_head(connection, run_id, settings=True)
-        if found is None:
+        row = await connection.fetchrow(sql.GET_HEAD, run_id)
+        if row is None:
             return None
+        settings = await _settings(connection, run_id)
         counts = await _counts(connection, [run_id])
-    return _run(run_id, counts.get(run_id, {}), *found[1:])
+    return _run(tuple(row), settings, counts.get(run_id, {}))
 
 
 async def _counts(connection: Connection, run_ids: list[str]) -> dict[str, dict[str, int]]:
@@ -82,10 +83,13 @@ async def _counts(connection: Connection, run_ids: list[str]) -> dict[str, dict[
     return counts
 
 
-def _run(run_id: str, counts: dict[str, int], head: RunHead, spent: Spent) -> RunRecord:
+def _run(row: tuple[Any, ...], settings: str, counts: dict[str, int]) -> RunRecord:
+    """Return the run with the row `row` of GET_HEAD. Raises StoreError if the row is damaged."""
+    *stored, lease_has_expired = row
+    _, head, spent = run_head(tuple(stored), settings)
     if not COUNTED.issuperset(counts):
-        raise damaged(run_id, "the status of a task")
-    return head.record(run_id, counts, spent)
+        raise damaged(row[1], "the status of a task")
+    return head.record(row[1], counts, spent, lease_has_expired=lease_has_expired)
 
 
 async def list_runs(connection: Connection, limit: int) -> tuple[RunRecord, ...]:
@@ -106,7 +110,7 @@ async def _list(connection: Connection, statement: str, limit: int) -> tuple[Run
 def _listed(row: tuple[Any, ...], counts: dict[str, int]) -> RunRecord:
     """Return the run, without settings; marked as damaged if the row does not fit its checksum."""
     try:
-        return _run(row[1], counts, *run_head(row, "")[1:])
+        return _run(row, "", counts)
     except StoreError as error:
         head = RunHead(name="", settings="", created_at="", status="failed", error=str(error))
         return replace(head.record(str(row[1]), {}, NOTHING_SPENT), damaged=True)

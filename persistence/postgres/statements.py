@@ -193,20 +193,21 @@ INSERT INTO settings_pieces (run, position, sha256)
 SELECT $1, u.position, u.sha256 FROM unnest($2::bytea[]) WITH ORDINALITY AS u (sha256, position)
 """
 
-_HEAD = """SELECT number, run_id, name, created_at, status, started_at, ended_at, error, last_seq, lease_expires_at,
-    claims, policy_state, policy_seq, input_tokens, output_tokens, cache_read_tokens, cache_write_tokens,
-    reasoning_tokens, cost_is_partial, cost_usd, owner_id, owner_host, owner_boot_id, owner_pid, owner_process_started,
-    owner_claimed_at, row_checksum FROM runs"""
+_SILENCE = "extract(epoch FROM clock_timestamp() - written_at)::float8"
+_HAS_EXPIRED = f"owner_id IS NOT NULL AND {_SILENCE} > lease_s"
+"""The lease of the owner has expired. Only the clock of the server counts: the clocks of owners and readers differ."""
+_HEAD = f"""{_SELECT} number, run_id, name, created_at, status, started_at, ended_at, error, last_seq,
+    lease_expires_at, claims, policy_state, policy_seq, input_tokens, output_tokens, cache_read_tokens,
+    cache_write_tokens, reasoning_tokens, cost_is_partial, cost_usd, owner_id, owner_host, owner_boot_id, owner_pid,
+    owner_process_started, owner_claimed_at, row_checksum, {_HAS_EXPIRED} FROM runs"""
 GET_HEAD = f"{_HEAD} WHERE run_id = $1"
 LOCK_HEAD = f"{GET_HEAD} FOR NO KEY UPDATE"
 LIST_RUNS = f"{_HEAD} ORDER BY created_at DESC, number DESC LIMIT $1"
-_SILENCE = "extract(epoch FROM clock_timestamp() - written_at)::float8"
 LIST_CLAIMABLE = f"""{_HEAD}
-WHERE owner_id IS NOT NULL AND {_SILENCE} > lease_s AND status IN ('queued', 'running', 'cancelling', 'waiting_input')
+WHERE {_HAS_EXPIRED} AND status IN ('queued', 'running', 'cancelling', 'waiting_input')
     OR owner_id IS NULL AND status IN ('queued', 'running', 'cancelling')
     OR owner_id IS NULL AND status = 'waiting_input' AND lease_expires_at < extract(epoch FROM clock_timestamp())
 ORDER BY created_at, number LIMIT $1"""
-"""The clock of an owner may differ from the server's: `lease_expires_at` of an owner is not compared with any clock."""
 GET_SETTINGS = """
 SELECT number, settings, settings_checksum FROM runs WHERE run_id = $1
 """

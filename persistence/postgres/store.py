@@ -143,8 +143,7 @@ class PostgresStore:
     async def list_runs(self, limit: int = 50) -> tuple[RunRecord, ...]:
         return await self._read(reader.list_runs, limit)
 
-    async def list_claimable(self, now: float, limit: int = 50) -> tuple[RunRecord, ...]:  # noqa: ARG002
-        """See RunStore. Leases are judged by the server's clock: by `silence`, and the length that the claim names."""
+    async def list_claimable(self, limit: int = 50) -> tuple[RunRecord, ...]:
         return await self._read(reader.list_claimable, limit)
 
     async def list_tasks(self, run_id: str, task_id: str | None = None) -> tuple[TaskRecord, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import time
 from dataclasses import replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
@@ -19,7 +20,7 @@ from plait.persistence.records import (
     Spent,
     TaskRecord,
 )
-from plait.persistence.rules import RunHead
+from plait.persistence.rules import RunHead, lease_has_expired
 from plait.persistence.sqlite import statements as sql
 from plait.persistence.sqlite.transaction import decode_lossy, transaction
 from plait.persistence.tables.checksum import WRONG_TYPES, damaged
@@ -106,9 +107,9 @@ def list_runs(connection: sqlite3.Connection, limit: int) -> tuple[RunRecord, ..
         return tuple(_listed(connection, row) for row in rows)
 
 
-def list_claimable(connection: sqlite3.Connection, now: float, limit: int) -> tuple[RunRecord, ...]:
+def list_claimable(connection: sqlite3.Connection, limit: int) -> tuple[RunRecord, ...]:
     with transaction(connection):
-        rows: list[Row] = connection.execute(sql.LIST_CLAIMABLE, (now, max(0, limit))).fetchall()
+        rows: list[Row] = connection.execute(sql.LIST_CLAIMABLE, (time.time(), max(0, limit))).fetchall()
         return tuple(run for run in (_listed(connection, row) for row in rows) if not run.damaged)
 
 
@@ -125,7 +126,8 @@ def _run(connection: sqlite3.Connection, run_id: str, head: RunHead, spent: Spen
     counts: dict[str, int] = dict(connection.execute(sql.COUNT_TASKS, (run_id,)).fetchall())
     if not COUNTED.issuperset(counts):  # rows are counted without their checksums
         raise damaged(run_id, "the status of a task")
-    return head.record(run_id, counts, spent)
+    # All processes that share the file have the clock of one host.
+    return head.record(run_id, counts, spent, lease_has_expired=lease_has_expired(head, time.time()))
 
 
 def list_tasks(connection: sqlite3.Connection, run_id: str, task_id: str | None = None) -> tuple[TaskRecord, ...]:

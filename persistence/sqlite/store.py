@@ -113,8 +113,8 @@ class SQLiteStore:
     async def list_runs(self, limit: int = 50) -> tuple[RunRecord, ...]:
         return await self._call(reader.read, reader.list_runs, limit)
 
-    async def list_claimable(self, now: float, limit: int = 50) -> tuple[RunRecord, ...]:
-        return await self._call(reader.read, reader.list_claimable, now, limit)
+    async def list_claimable(self, limit: int = 50) -> tuple[RunRecord, ...]:
+        return await self._call(reader.read, reader.list_claimable, limit)
 
     async def list_tasks(self, run_id: str, task_id: str | None = None) -> tuple[TaskRecord, ...]:
         return await self._call(reader.read, reader.list_tasks, run_id, task_id)

@@ -101,7 +101,7 @@ class Worker:
         self._later = {run_id: at for run_id, at in self._later.items() if at > now}
         left_out = self._later.keys() | self._runs.keys()
         try:
-            found = await self._store.list_claimable(self._clock.wall(), _PAGE + len(left_out))
+            found = await self._store.list_claimable(_PAGE + len(left_out))
         except StoreError as error:
             if not self._away:
                 print_note(f"the store does not answer; trying again every {POLL_S:g} s: {one_line(str(error), 300)}")

@@ -21,7 +21,7 @@ from plait.runner.cli.options import DEFAULT_STORE, ServerAddress, StorePlace, c
 from plait.runner.domain.dag import nearest
 from plait.runner.domain.question import OpenQuestion, parse_time
 from plait.runner.domain.status import RUN_REOPENINGS, RunStatus
-from plait.runner.operations import inspect
+from plait.runner.operations.inspect import shown_status
 from plait.runner.operations.list_questions import waiting_tasks
 from plait.runner.state.owner import LEASE_SECONDS, Liveness, liveness
 from plait.runner.state.stored_run import stored_run
@@ -140,11 +140,6 @@ def stores_backends(run: RunRecord) -> bool:
     settings = json.loads(run.settings)
     kinds = {"backends": dict, "default_backend": str, "folder": str}
     return all(isinstance(settings.get(name), kind) for name, kind in kinds.items())
-
-
-def shown_status(run: RunRecord) -> RunStatus:
-    """Return the status of the run; interrupted if the stored status is running or cancelling and the owner is gone."""
-    return inspect.shown_status(run, time.time())
 
 
 async def find_task(store: Store, run: RunRecord, task_id: str) -> TaskRecord:

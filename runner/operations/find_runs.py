@@ -43,12 +43,12 @@ class RunFilter:
         )
 
 
-async def find_runs(store: Store, chosen: RunFilter, now: float) -> tuple[RunInfo, ...]:
-    """Return the page of runs at Unix time `now`. Raises StoreError.
+async def find_runs(store: Store, chosen: RunFilter) -> tuple[RunInfo, ...]:
+    """Return the page of runs. Raises StoreError.
 
     The shown status is not a column of the store, so a filter reads up to `MOST_SEARCHED` runs.
     """
     end = chosen.offset + chosen.limit
     records = await store.list_runs(MOST_SEARCHED if chosen.chooses else end)
-    found = [info for info in (run_info(record, now) for record in records) if chosen.fits(info)]
+    found = [info for info in (run_info(record) for record in records) if chosen.fits(info)]
     return tuple(found[chosen.offset : end])

@@ -221,12 +221,10 @@ def _owner_as_json(owner: Owner) -> dict[str, Any]:
     return {"host": owner.host, "pid": owner.pid, "liveness": liveness(owner).value}
 
 
-def shown_status(run: RunRecord, now: float) -> RunStatus:
-    """Return the status of the run at Unix time `now`: interrupted if stored as running or cancelling without a live
-    owner.
-    """
+def shown_status(run: RunRecord) -> RunStatus:
+    """Return the status of the run: interrupted if stored as running or cancelling without a live owner."""
     status = RunStatus(run.status)
-    if status in UNDER_WAY and seems_free(run.owner, run.lease_expires_at, now):
+    if status in UNDER_WAY and seems_free(run):
         return RunStatus.INTERRUPTED
     return status
 
@@ -236,9 +234,9 @@ async def look_up(store: Store, run_id: str, now: float, with_tasks: bool) -> Ru
     record = await _record(store, run_id)
     throttled = await throttled_backends(store, record, now)
     tasks = await task_infos(store, record, await store.list_tasks(run_id), now) if with_tasks else {}
-    if shown_status(record, now) is RunStatus.INTERRUPTED:
+    if shown_status(record) is RunStatus.INTERRUPTED:
         record = await _record(store, run_id)  # the run may have ended since the record was read
-    return run_info(record, now, tasks, throttled)
+    return run_info(record, tasks, throttled)
 
 
 async def throttled_backends(store: Store, run: RunRecord, now: float) -> tuple[BackendThrottled, ...]:
@@ -246,30 +244,30 @@ async def throttled_backends(store: Store, run: RunRecord, now: float) -> tuple[
 
     A pause that is over has no `until`. Raises StoreError.
     """
-    found = (_at(one, now) for one in (await _throttlings(store, run, now)).values())
+    found = (_at(one, now) for one in (await _throttlings(store, run)).values())
     return tuple(one for one in found if one.until is not None or one.slots < one.total)
 
 
-async def _throttlings(store: Store, run: RunRecord, now: float) -> Mapping[str, BackendThrottled]:
+async def _throttlings(store: Store, run: RunRecord) -> Mapping[str, BackendThrottled]:
     """Return the last event of each backend of a running run since its last resume; none unless the run is running."""
-    found = [stored_throttling(*one) async for one in _events_of_owner(store, run, EventKind.BACKEND_THROTTLED, now)]
+    found = [stored_throttling(*one) async for one in _events_of_owner(store, run, EventKind.BACKEND_THROTTLED)]
     return {one.backend: one for one in found}
 
 
-async def away_hosts(store: Store, run: RunRecord, now: float) -> Mapping[str, HostAway]:
-    """Return the last event of each host that tasks wait for at Unix time `now`, by name; none unless the run is
-    running. Raises StoreError.
+async def away_hosts(store: Store, run: RunRecord) -> Mapping[str, HostAway]:
+    """Return the last event of each host that tasks wait for, by name; none unless the run is running. Raises
+    StoreError.
     """
-    found = [stored_away(*one) async for one in _events_of_owner(store, run, EventKind.HOST_AWAY, now)]
+    found = [stored_away(*one) async for one in _events_of_owner(store, run, EventKind.HOST_AWAY)]
     last = {one.host: one for one in found}
     return {name: one for name, one in last.items() if one.since is not None}
 
 
 async def _events_of_owner(
-    store: Store, run: RunRecord, kind: EventKind, now: float
+    store: Store, run: RunRecord, kind: EventKind
 ) -> AsyncGenerator[tuple[str, Mapping[str, Any]]]:
     """Yield time and detail of the events of a running run since its last resume; none unless the run is running."""
-    if shown_status(run, now) is not RunStatus.RUNNING:
+    if shown_status(run) is not RunStatus.RUNNING:
         return
     begun = [event.seq for event in await store.list_events(run.run_id, kind=EventKind.RUN_RESUMED)]
     after = max(begun, default=0)
@@ -300,8 +298,8 @@ async def task_infos(
     """Return the tasks in `records`, all tasks of `run`, by id; with `only` that task alone. Raises StoreError."""
     retrying = () if RunStatus(run.status) in RUN_DONE else records
     tries = await next_tries(store, run.run_id, retrying)
-    throttlings = await _throttlings(store, run, now)
-    away = await away_hosts(store, run, now)
+    throttlings = await _throttlings(store, run)
+    away = await away_hosts(store, run)
     chosen = [task for task in records if only in (None, task.task_id)]
 
     def make_infos() -> dict[str, TaskInfo]:
@@ -334,7 +332,7 @@ def _waits(
         return None
     throttlings, away = reported
     waiting = WaitingRun(
-        shown_status(run, now),
+        shown_status(run),
         dag,
         statuses,
         stored_limits(json.loads(run.settings)),
@@ -354,16 +352,13 @@ def _deadline(task: TaskRecord) -> str | None:
 
 
 def run_info(
-    run: RunRecord,
-    now: float,
-    tasks: Mapping[str, TaskInfo] | None = None,
-    throttled: tuple[BackendThrottled, ...] = (),
+    run: RunRecord, tasks: Mapping[str, TaskInfo] | None = None, throttled: tuple[BackendThrottled, ...] = ()
 ) -> RunInfo:
-    """Return the values of the record `run` at Unix time `now`."""
+    """Return the values of the record `run`."""
     return RunInfo(
         run.run_id,
         run.name,
-        shown_status(run, now),
+        shown_status(run),
         run.created_at,
         run.started_at,
         run.ended_at,

@@ -122,7 +122,7 @@ class LiveView:
         if touched is None:
             self._event = run.last_seq  # tasks are read after this moment
         self._now = now = self._clock.wall()
-        status = shown_status(run, now)
+        status = shown_status(run)
         # A turn after the run is stored without an event.
         quiet = not touched and run.last_seq != self._seq
         self._seq = run.last_seq
@@ -131,7 +131,7 @@ class LiveView:
             async for change in self._task_changes(self._task_id):
                 yield change
         throttled = await throttled_backends(self._store, run, now)
-        head = run_info(run, now, throttled=throttled).as_json_with_tasks()
+        head = run_info(run, throttled=throttled).as_json_with_tasks()
         del head["tasks"]
         news = head != self._head
         if news:

@@ -14,7 +14,7 @@ import secrets
 from enum import Enum
 
 from plait.backends.process.proctable import boot_id, start_time
-from plait.persistence.records import Owner
+from plait.persistence.records import Owner, RunRecord
 
 LEASE_SECONDS = 30.0
 """Default length of a lease, in seconds. The owner renews the lease every third of the length."""
@@ -71,8 +71,6 @@ def liveness(owner: Owner) -> Liveness:
     return Liveness.ALIVE
 
 
-def seems_free(owner: Owner | None, lease_expires_at: float | None, now: float) -> bool:
-    """Return whether no process seems to run the owner's run at Unix time `now`. For display only: clocks differ."""
-    if owner is None or liveness(owner) is Liveness.DEAD:
-        return True
-    return lease_expires_at is None or lease_expires_at < now
+def seems_free(run: RunRecord) -> bool:
+    """Return whether no process seems to run the run. For display only: an owner that is late may still go on."""
+    return run.owner is None or run.lease_has_expired or liveness(run.owner) is Liveness.DEAD

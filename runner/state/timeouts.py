@@ -55,9 +55,9 @@ class TimeoutStore:
         """See Store."""
         return await self._answer(self._store.list_runs(limit))
 
-    async def list_claimable(self, now: float, limit: int = 50) -> tuple[RunRecord, ...]:
+    async def list_claimable(self, limit: int = 50) -> tuple[RunRecord, ...]:
         """See Store."""
-        return await self._answer(self._store.list_claimable(now, limit))
+        return await self._answer(self._store.list_claimable(limit))
 
     async def list_tasks(self, run_id: str, task_id: str | None = None) -> tuple[TaskRecord, ...]:
         """See Store."""

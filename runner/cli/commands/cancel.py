@@ -11,7 +11,7 @@ import click
 from plait.persistence.records import RunRecord
 from plait.runner.cli.display import report
 from plait.runner.cli.exits import COMPLETED, print_note
-from plait.runner.cli.lookup import existing_store, find_run, print_watch_notice, shown_status
+from plait.runner.cli.lookup import existing_store, find_run, print_watch_notice
 from plait.runner.cli.options import (
     StorePlace,
     command_line,
@@ -21,6 +21,7 @@ from plait.runner.cli.options import (
 )
 from plait.runner.cli.stored_backends import FileOptions, runner_on_hosts
 from plait.runner.domain.status import RUN_DONE, RunStatus
+from plait.runner.operations.inspect import shown_status
 from plait.runner.parallel import CANCEL_GRACE_SECONDS
 
 

@@ -27,7 +27,7 @@ from plait.runner.cli.commands.doctor_server import check_server
 from plait.runner.cli.display.report import print_json
 from plait.runner.cli.display.text import columns, counted, one_line
 from plait.runner.cli.exits import COMPLETED, STORE, print_line
-from plait.runner.cli.lookup import open_server, read_only_store, shown_status, stores_backends
+from plait.runner.cli.lookup import open_server, read_only_store, stores_backends
 from plait.runner.cli.options import (
     DEFAULT_STORE,
     ServerAddress,
@@ -37,6 +37,7 @@ from plait.runner.cli.options import (
     store_option,
 )
 from plait.runner.domain.status import RUN_DONE, RunStatus
+from plait.runner.operations.inspect import shown_status
 from plait.runner.state.owner import Liveness, liveness
 
 

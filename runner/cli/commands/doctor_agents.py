@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -102,7 +101,7 @@ def check_left_over(
         by_run.setdefault(one.folder.relative_to(root).parts[0], []).append(one)
     for name, those in by_run.items():
         run = by_folder.get(name)
-        if run is not None and not seems_free(run.owner, run.lease_expires_at, time.time()):
+        if run is not None and not seems_free(run):
             continue
         shown = ", ".join(_describe_agent(one, root) for one in those)
         what = f"{counted(len(those), 'agent')} of run {name} still running after the end of the plait process: {shown}"

@@ -16,7 +16,7 @@ from plait.runner import DAG, TaskStatus
 from plait.runner.cli.display.report import print_json
 from plait.runner.cli.display.text import counted, one_line, seconds, tokens, visible
 from plait.runner.cli.exits import COMPLETED, print_line
-from plait.runner.cli.lookup import find_adders, find_run, read_only_store, shown_status
+from plait.runner.cli.lookup import find_adders, find_run, read_only_store
 from plait.runner.cli.options import (
     PLAN_SUFFIXES,
     StorePlace,
@@ -28,6 +28,7 @@ from plait.runner.cli.options import (
 from plait.runner.cli.output_files import write_file
 from plait.runner.drawing.folding import fold
 from plait.runner.drawing.picture import Look, mermaid, page, svg
+from plait.runner.operations.inspect import shown_status
 from plait.runner.policies.workflow import Workflow
 from plait.runner.state.codec import decode_dag
 

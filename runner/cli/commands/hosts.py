@@ -82,7 +82,7 @@ async def _away_hosts(place: StorePlace) -> Sequence[tuple[Collection[str], Host
     try:
         async with read_only_store(place) as store:
             for run in await store.list_runs(MAX_RUNS_SEARCHED):
-                if away := await away_hosts(store, run, time.time()):
+                if away := await away_hosts(store, run):
                     groups = _groups_of(await store.get_run(run.run_id))
                     found += [(groups, one) for one in away.values()]
     except StoreError as error:

@@ -20,7 +20,7 @@ from plait.runner.cli.display.log_lines import entry_lines
 from plait.runner.cli.display.report import EXIT_CODES
 from plait.runner.cli.display.text import one_line
 from plait.runner.cli.exits import CANCELLED, COMPLETED, FAILED, print_line, print_note
-from plait.runner.cli.lookup import find_run, find_task, read_only_store, shown_status
+from plait.runner.cli.lookup import find_run, find_task, read_only_store
 from plait.runner.cli.options import (
     StorePlace,
     command_line,
@@ -29,7 +29,7 @@ from plait.runner.cli.options import (
 )
 from plait.runner.clock import iso
 from plait.runner.domain.status import RUN_DONE, RunStatus
-from plait.runner.operations.inspect import task_infos
+from plait.runner.operations.inspect import shown_status, task_infos
 from plait.runner.operations.run_log import RunLog, RunLogEntry
 
 

@@ -19,7 +19,6 @@ from plait.runner.cli.lookup import (
     find_run,
     list_waiting,
     read_only_store,
-    shown_status,
 )
 from plait.runner.cli.options import (
     StorePlace,
@@ -28,7 +27,7 @@ from plait.runner.cli.options import (
 )
 from plait.runner.cli.stored_backends import inspecting_runner
 from plait.runner.domain.status import RUN_DONE, RunStatus, TaskStatus
-from plait.runner.operations.inspect import asks_as_json
+from plait.runner.operations.inspect import asks_as_json, shown_status
 from plait.runner.recovery.resume_plan import ResumeAction
 from plait.runner.state.codec import decode_task
 from plait.runner.state.owner import Liveness, liveness

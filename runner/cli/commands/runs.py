@@ -17,7 +17,7 @@ from plait.runner.cli.display.report import print_json
 from plait.runner.cli.display.sections import print_table
 from plait.runner.cli.display.text import age, cells, one_line, size, tokens
 from plait.runner.cli.exits import COMPLETED, print_line, print_note
-from plait.runner.cli.lookup import read_only_store, shown_status
+from plait.runner.cli.lookup import read_only_store
 from plait.runner.cli.options import (
     StorePlace,
     json_option,
@@ -25,7 +25,7 @@ from plait.runner.cli.options import (
 )
 from plait.runner.domain.spending import cost
 from plait.runner.domain.status import RunStatus, TaskStatus
-from plait.runner.operations.inspect import run_info
+from plait.runner.operations.inspect import run_info, shown_status
 from plait.runner.state.owner import Liveness, liveness
 
 
@@ -142,7 +142,7 @@ def _owner(run: RunRecord) -> str:
 def _run_row(run: RunRecord) -> tuple[str, ...]:
     if run.damaged:
         return one_line(run.run_id), "", "damaged", "", "", ""
-    info = run_info(run, time.time())
+    info = run_info(run)
     created = datetime.fromisoformat(run.created_at).timestamp()
     return (
         one_line(run.run_id),
@@ -161,4 +161,4 @@ def _progress(run: RunRecord) -> str:
 
 
 def _run_json(run: RunRecord) -> dict[str, Any]:
-    return run_info(run, time.time()).as_json()
+    return run_info(run).as_json()

@@ -24,7 +24,7 @@ from plait.runner.cli.commands.submit import make_queueing_runner
 from plait.runner.cli.display.follow import stop_on_signal
 from plait.runner.cli.display.text import one_line
 from plait.runner.cli.exits import CANCELLED, COMPLETED, CliError, print_line, print_note, redirect_prints
-from plait.runner.cli.lookup import MAX_RUNS_SEARCHED, open_store, shown_status
+from plait.runner.cli.lookup import MAX_RUNS_SEARCHED, open_store
 from plait.runner.cli.options import (
     StorePlace,
     apply_log_options,
@@ -37,6 +37,7 @@ from plait.runner.cli.options import (
 from plait.runner.cli.stored_runners import StoredRunners
 from plait.runner.domain.status import RunStatus
 from plait.runner.errors import PlaitError, RunOwned
+from plait.runner.operations.inspect import shown_status
 from plait.runner.parallel import CANCEL_GRACE_SECONDS
 from plait.runner.service import RunService
 

@@ -28,7 +28,6 @@ from plait.runner.cli.lookup import (
     find_task,
     list_waiting,
     read_only_store,
-    shown_status,
     stores_backends,
 )
 from plait.runner.cli.options import (
@@ -44,7 +43,7 @@ from plait.runner.domain.status import TASK_DONE, RunStatus, TaskStatus
 from plait.runner.domain.waiting import WaitKind, WaitReason
 from plait.runner.engine.policy_driver import read_policy_state
 from plait.runner.operations.compare_runs import cut_offs
-from plait.runner.operations.inspect import TaskInfo, run_info, task_infos, throttled_backends
+from plait.runner.operations.inspect import TaskInfo, run_info, shown_status, task_infos, throttled_backends
 from plait.runner.operations.task_detail import TaskDetail
 from plait.runner.policies.orchestrator.policy import Stop
 from plait.runner.state.kept_answers import KEPT
@@ -138,7 +137,7 @@ async def show_run(path: StorePlace, word: str, as_json: bool, choice: TaskChoic
         cut_off = await cut_offs(store, run.run_id) if reused else []
     shown_tasks = choice.of(infos)
     if as_json:
-        shown = run_info(run, time.time(), shown_tasks, throttled).as_json_with_tasks()
+        shown = run_info(run, shown_tasks, throttled).as_json_with_tasks()
         print_json({**shown, "stopped": _stop_reason(run), "settings": json.loads(run.settings)})
         return COMPLETED
     _print_run(run, tasks, throttled, (reused, cut_off))

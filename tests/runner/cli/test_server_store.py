@@ -6,10 +6,16 @@ import asyncio
 import json
 import signal
 import subprocess
+import time
 from pathlib import Path
 
+import asyncpg
 import pytest
 
+from plait import PostgresStore
+from plait.persistence import RunClaimed
+from plait.persistence.contract.samples import CREATED, RUNNING, Writer, owner
+from plait.runner.clock import iso
 from tests.support.processes.command import PLAIT, environment, plait_here
 from tests.support.stores.postgres import empty, worker_dsn
 
@@ -53,6 +59,42 @@ def test_every_command_works_on_a_server(tmp_path: Path, dsn: str) -> None:
     assert [one["run_id"] for one in deleted["runs"]] == [run["run_id"]]
     assert "backups" in deleted["remains"]
     assert plait_here(tmp_path, "runs", "--json", "--store", dsn).value == []
+
+
+@pytest.mark.parametrize("skew", [600.0, -600.0], ids=["ahead", "behind"])
+def test_a_reader_with_a_wrong_clock_shows_whether_the_owner_is_alive(
+    tmp_path: Path, dsn: str, monkeypatch: pytest.MonkeyPatch, skew: float
+) -> None:
+    right_time = time.time
+
+    def shown() -> list[str]:
+        with monkeypatch.context() as reader:
+            reader.setattr(time, "time", lambda: right_time() + skew)
+            [listed] = plait_here(tmp_path, "runs", "--json", "--store", dsn).value
+            return [listed["status"], plait_here(tmp_path, "show", "last", "--json", "--store", dsn).value["status"]]
+
+    now = right_time()
+    asyncio.run(store_run(dsn, RunClaimed(iso(now), owner(), now + 300.0)))
+    assert shown() == ["running", "running"]
+    asyncio.run(set_back(dsn, 200.0))
+    assert shown() == ["running", "running"]
+    asyncio.run(set_back(dsn, 301.0))
+    assert shown() == ["interrupted", "interrupted"]
+
+
+async def store_run(dsn: str, claim: RunClaimed) -> None:
+    """Store a running run of an owner on another host."""
+    async with PostgresStore(dsn) as store:
+        await Writer(store).write(CREATED, claim, RUNNING)
+
+
+async def set_back(dsn: str, seconds: float) -> None:
+    """Let the last batch of every run be `seconds` ago, by the clock of the server."""
+    connection = await asyncpg.connect(dsn)
+    try:
+        await connection.execute("UPDATE runs SET written_at = clock_timestamp() - make_interval(secs => $1)", seconds)
+    finally:
+        await connection.close()
 
 
 def test_doctor_warns_of_a_server_that_may_lose_batches(tmp_path: Path, dsn: str) -> None:

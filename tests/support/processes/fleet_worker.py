@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import platform
 import sys
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 from unittest import mock
@@ -46,9 +47,9 @@ def _take_over_late() -> None:
     """Take the runs of dead workers for free only some seconds after the end of their leases."""
     list_claimable = PostgresStore.list_claimable
 
-    async def late(self: PostgresStore, now: float, limit: int = 50) -> tuple[RunRecord, ...]:
-        found = await list_claimable(self, now, limit)
-        return tuple(run for run in found if (run.lease_expires_at or 0.0) + LATE_S < now)
+    async def late(self: PostgresStore, limit: int = 50) -> tuple[RunRecord, ...]:
+        found = await list_claimable(self, limit)
+        return tuple(run for run in found if (run.lease_expires_at or 0.0) + LATE_S < time.time())
 
     mock.patch.object(PostgresStore, "list_claimable", late).start()
 

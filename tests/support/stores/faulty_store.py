@@ -93,8 +93,8 @@ class FaultyStore:
     async def list_runs(self, limit: int = 50) -> tuple[RunRecord, ...]:
         return await self._call("list_runs", lambda: self.inner.list_runs(limit))
 
-    async def list_claimable(self, now: float, limit: int = 50) -> tuple[RunRecord, ...]:
-        return await self._call("list_claimable", lambda: self.inner.list_claimable(now, limit))
+    async def list_claimable(self, limit: int = 50) -> tuple[RunRecord, ...]:
+        return await self._call("list_claimable", lambda: self.inner.list_claimable(limit))
 
     async def list_tasks(self, run_id: str, task_id: str | None = None) -> tuple[TaskRecord, ...]:
         return await self._call("list_tasks", lambda: self.inner.list_tasks(run_id, task_id))
