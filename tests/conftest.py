@@ -20,7 +20,7 @@ from tests.support.processes.room import Kin, kin
 PRIVATE = ("OPENAI_", "ANTHROPIC_", "PLAIT_")
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 MEMORY = Path("/dev/shm")
-LONG = [Path(__file__).parent / name for name in ("faults", "backends/hosts", "runner/recovery")]
+LONG = [Path(__file__).parent / name for name in ("docs", "faults", "backends/hosts", "runner/recovery")]
 
 # Told to write no bytecode, each of the hundreds of commands that the tests start would compile all of ours again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

@@ -24,19 +24,21 @@ import shutil
 import sqlite3
 import sys
 import tomllib
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
-from subprocess import DEVNULL, STDOUT
+from subprocess import DEVNULL, PIPE, STDOUT
 from typing import Any
 from urllib.parse import urlsplit
 
 import anyio
 import pytest
 import yaml
+from anyio import to_thread
 
 from plait.backends import AnthropicBackend, OpenAIBackend
 from plait.backends.agents.catalog import AGENTS
@@ -54,8 +56,10 @@ from tests.docs.documents import (
     without_blocks,
     wrongly_installed,
 )
+from tests.runner.crashtest.test_command import KILLS
 from tests.support.obliging import oblige
 from tests.support.processes.page_server import PageServers
+from tests.support.processes.warm import Warm
 from tests.support.stores.sample_store import sample_store
 from tests.support.wire import serve
 
@@ -67,18 +71,26 @@ PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 EXTRAS = PYPROJECT["project"]["optional-dependencies"].keys()
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
 
-STRICT = ["-W", "error", "-W", "ignore::DeprecationWarning:langsmith._internal._beta_decorator"]
+SCRIPT = """
+import runpy, warnings
+warnings.filterwarnings("ignore", category=DeprecationWarning, module="langsmith._internal._beta_decorator")
+runpy.run_path({!r}, run_name="__main__")
+"""
 """Warnings are errors, but for one that langgraph's own dependency gives from Python 3.14 on: see pyproject.toml."""
+LIMIT_S = 120.0  # for one command
 # Lines that make a checkout or its environment, or start a server of somebody else's: looked at, and never run.
 SETUP = re.compile(r"(git clone|cd plait$|python3? -m venv|source |\. |ollama |vllm |llama-server )")
-# Needs nothing of its page and takes long: two pages that show the same line are both right when one is.
-ANYWHERE = re.compile(r"plait crashtest --kills \d+$")
+# Takes long, and runs as it stands in tests/runner/crashtest/test_command.py.
+ELSEWHERE = f"plait crashtest --kills {KILLS}"
 A_URL = re.compile(r"""(base_url ?[=:] ?|--base-url[ =])(["']?)https?://[^\s"']+""")
 # Run until a signal: their options are looked at.
 ENDLESS = re.compile(r"(?:PLAIT_STORE=\S+ )?(?:dask (?:scheduler|worker)|plait worker)\b")
 PROVIDED = re.compile(r"^(?:export )?((?:OPENAI|ANTHROPIC|OTEL)_[A-Z_]+)=\S*\s*")
-RIGHT: set[str] = set()
-"""Lines that need not run again."""
+LINES = [command.line for block in BLOCKS if block.info in {"sh", "console"} for command in commands(block)]
+COLD = set({tuple(line.split()[:2]): line for line in reversed(LINES)}.values())
+"""The first line of each command of plait runs in an interpreter of its own, as a person starts the command."""
+SHELL = re.compile(r"[|&;<>$`*?()~\\]")
+"""The shell does something with these."""
 DIAGRAMS = {"graph", "flowchart", "stateDiagram-v2", "sequenceDiagram", "erDiagram", "classDiagram"}
 
 
@@ -103,9 +115,9 @@ class Place:
             **keys,
         }
 
-    async def run(self, command: list[str], text: str, exit_code: int = 0) -> str:
-        """Run `command` and return its output, all of it."""
-        with anyio.fail_after(120):
+    async def run(self, command: list[str], text: str, exit_code: int = 0) -> None:
+        """Run `command`. Raise AssertionError with its output if it exits otherwise."""
+        with anyio.fail_after(LIMIT_S):
             done = await anyio.run_process(
                 command,
                 cwd=self.folder,
@@ -114,9 +126,19 @@ class Place:
                 stderr=STDOUT,
                 check=False,
             )
-        output = done.stdout.decode(errors="replace")
-        assert done.returncode == exit_code, f"{shlex.join(command)}\nexited with {done.returncode}:\n{output}"
-        return output
+        check_exit(command, done.returncode, exit_code, done.stdout.decode(errors="replace"))
+
+    async def run_warm(self, words: Sequence[str], text: str, exit_code: int = 0) -> None:
+        """Run `python WORDS`, with -m or -c, as `run` does, in a process that need not load plait first."""
+        with Warm(
+            [sys.executable, *words], cwd=self.folder, env=self.environment(text), stdout=PIPE, stderr=STDOUT
+        ) as process:
+            output, _ = await to_thread.run_sync(partial(process.communicate, timeout=LIMIT_S))
+        check_exit(process.words, process.wait(), exit_code, output)
+
+
+def check_exit(command: Sequence[str], code: int, expected: int, output: str) -> None:
+    assert code == expected, f"{shlex.join(command)}\nexited with {code}:\n{output}"
 
 
 @pytest.fixture(scope="module")
@@ -198,9 +220,11 @@ async def run_script(block: Block, place: Place) -> None:
         pytest.importorskip("xllamacpp", reason="the extra `local` is not installed")
     script = place.folder / (block.name or f"block_{block.line}.py")
     script.write_text(A_URL.sub(rf"\1\2{place.url}/v1", block.text), encoding="utf-8")
-    is_tests = re.search(r"^class Test", block.text, re.MULTILINE)
-    how = ["-m", "pytest", "-q", "-o", "asyncio_mode=auto"] if is_tests else STRICT
-    await place.run([sys.executable, *how, script.name], block.text)
+    if re.search(r"^class Test", block.text, re.MULTILINE):
+        command = [sys.executable, "-m", "pytest", "-q", "-o", "asyncio_mode=auto", script.name]
+        await place.run(command, block.text)
+    else:
+        await place.run_warm(["-c", SCRIPT.format(script.name)], block.text)
 
 
 async def run_commands(block: Block, place: Place) -> None:
@@ -213,9 +237,8 @@ async def run_commands(block: Block, place: Place) -> None:
             assert wrongly_installed(words, EXTRAS) == []
         elif words[0].startswith(".venv/bin/"):
             assert not_there(words) == []
-        elif not SETUP.match(command.line) and command.line not in RIGHT:
+        elif not SETUP.match(command.line) and command.line != ELSEWHERE:
             await run_command(command, block, place)
-            RIGHT.update(ANYWHERE.findall(command.line))
 
 
 def not_there(words: list[str]) -> list[str]:
@@ -237,7 +260,9 @@ async def run_command(command: Command, block: Block, place: Place) -> None:
     line = re.sub(r"\bPLAN\b", "examples/hello.yaml", line)
     if ENDLESS.match(line):
         line += " --help"
-    if line:
+    if line.startswith("plait ") and command.line not in COLD and not SHELL.search(line):
+        await place.run_warm(["-m", *shlex.split(line)], block.text, command.exit_code)
+    elif line:
         await place.run(["sh", "-c", line], block.text, command.exit_code)
 
 
@@ -245,7 +270,7 @@ async def last_run(place: Place) -> tuple[str, str]:
     """The last run in the page's default store and its first task, by way of a run where there is none."""
     async with SQLiteStore(place.folder / ".plait" / "plait.db") as store:
         if not await store.list_runs(1):
-            await place.run(["plait", "run", "examples/hello.yaml"], "")
+            await place.run_warm(["-m", "plait", "run", "examples/hello.yaml"], "")
         run = (await store.list_runs(1))[0]
         return run.run_id, (await store.list_tasks(run.run_id))[0].task_id
 
