@@ -44,6 +44,9 @@ SHOW_BUGS = ("SQLiteStore.write", "SQLiteStore.close", "resume after a crash", "
 CONCURRENCY: Final[dict[Scale, tuple[int, ...]]] = {"quick": (2,), "nightly": (1, 2, 3)}
 """The calls are swept with runners of each: other orders, other waits."""
 
+WAYS: Final[dict[Scale, int]] = {"quick": 1, "nightly": len(HOWS)}
+"""The ways of cancelling at each wait. Fewer than all take turns from wait to wait."""
+
 
 def run(*, scale: Scale, seed: int = 0, planted: bool = True) -> Report:
     """Cancel everything everywhere, and, where wanted, look for the planted bugs."""
@@ -51,7 +54,7 @@ def run(*, scale: Scale, seed: int = 0, planted: bool = True) -> Report:
     landed, states, violations = 0, 0, list[str]()
     for concurrency in CONCURRENCY[scale]:
         with Sweep(concurrency) as sweep:
-            landed += sum(sweep.cancel_everywhere(name) for name in CALLS)
+            landed += sum(sweep.cancel_everywhere(name, WAYS[scale]) for name in CALLS)
             violations += sweep.violations
             states += sweep.states
     return Report(
@@ -69,7 +72,7 @@ def is_caught(bug: str) -> bool:
     """Whether some cancellation shows the planted bug."""
     with Sweep(concurrency=2, most_violations=1) as sweep, BUGS[bug]():
         for name in SHOW_BUGS:
-            sweep.cancel_everywhere(name)
+            sweep.cancel_everywhere(name, WAYS["quick"])
         return bool(sweep.violations)
 
 
@@ -102,17 +105,18 @@ class Sweep:
         """How many different states the cancellations left."""
         return len(self._gone_on_from)
 
-    def cancel_everywhere(self, name: str) -> int:
-        """Cancel the call at every wait in every way; how many cancellations landed."""
-        landed = 0
-        for how in HOWS:
-            at = 1
-            while len(self.violations) < self._most_violations and self.cancel(name, at, how):
-                landed, at = landed + 1, at + 1
+    def cancel_everywhere(self, name: str, ways: int) -> int:
+        """Cancel the call at every wait in so many ways; how many cancellations landed."""
+        landed, at, reached = 0, 1, True
+        while reached and len(self.violations) < self._most_violations:
+            cases = [self.cancel(name, at, HOWS[(at + way) % len(HOWS)]) for way in range(ways)]
+            landed += sum(case.landed for case in cases)
+            reached = any(case.waits >= at for case in cases)
+            at += 1
         return landed
 
-    def cancel(self, name: str, at: int, how: How) -> bool:
-        """Cancel the call at its wait number `at`; whether it had so many."""
+    def cancel(self, name: str, at: int, how: How) -> Cancelled:
+        """Cancel the call at its wait number `at`, if it has so many."""
         call, cancelled = CALLS[name], Cancelled(at, how)
         self._numbers += 1
         path = Path(self._folder.name) / str(self._numbers) / "runs.db"
@@ -128,7 +132,7 @@ class Sweep:
         repeat = f"python -m tests.faults.campaigns.cancels {name!r} {at} {how!r}"
         self.violations += [f"{name}, cancelled at wait {at} by {how}: {what} ({repeat})" for what in wrong[:1]]
         shutil.rmtree(path.parent)
-        return cancelled.landed
+        return cancelled
 
     async def _case(self, call: Call, cancelled: Cancelled, path: Path) -> list[str]:
         server = _unheld(self._servers[call.stage])

@@ -36,7 +36,7 @@ from tests.support.stores.faulty_store import FaultyStore, at_once, by_chance
 from tests.support.story import Story, endings, last_status, story
 from tests.support.world import RUN, World
 
-CASES: Final[dict[Scale, int]] = {"quick": 400, "nightly": 10_000}
+CASES: Final[dict[Scale, int]] = {"quick": 100, "nightly": 10_000}
 PLANTED_CASES = 400
 """Seeds tried at most until a planted bug shows."""
 SHOWN_BY = {"written within the caller's scope": 592, "lease judged by the wall clock alone": 259}
