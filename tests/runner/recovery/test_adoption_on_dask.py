@@ -16,7 +16,7 @@ from anyio.to_thread import run_sync
 pytest.importorskip("distributed")
 
 from plait.persistence import EventKind
-from plait.runner import RunStatus
+from plait.runner import RunStatus, TaskStatus
 from plait.runner.domain import events
 from tests.support.agents.outliving import RUN
 from tests.support.hosts.dask_outliving import DaskWorld
@@ -160,5 +160,48 @@ async def test_a_worker_that_is_away_for_too_long_loses_its_attempts_and_ends_th
         assert {one.id: one.attempts for one in result.tasks.values()} == {
             task: 2 if task in lost else 1 for task in places
         }
+    finally:
+        world.end()
+
+
+async def test_a_person_decides_about_an_at_most_once_attempt_on_a_lost_worker(tmp_path: Path) -> None:
+    world = DaskWorld(tmp_path, {"m1": 1, "m2": 1}, patience=1.0, nanny=False)
+    world.plan({"id": "pay", "prompt": "pay [[until go]]", "at_most_once": True})
+    world.cluster.start()
+    try:
+        await world.cluster.ready()
+        place = ""
+        async with world.opened_store() as store, world.runner(store).start(world.dag(), RUN) as run:
+            async for event in run.events():
+                if isinstance(event, events.TaskPlaced):
+                    place = event.place
+                if isinstance(event, events.SessionOpened):
+                    await run_sync(world.cluster.kill, place)
+            result = await run.result()
+            (task,) = await store.list_tasks(RUN)
+        assert result["pay"].status is TaskStatus.WAITING_INPUT
+        assert (task.question or "").startswith(f"{place} has been away for 1 s")
+        assert len(world.turns) == len(world.alive()) == 1
+    finally:
+        world.end()
+
+
+async def test_a_time_limit_counts_from_the_beginning_on_the_worker_and_ends_the_agent(tmp_path: Path) -> None:
+    world = DaskWorld(tmp_path, {"m1": 1}, nanny=False)
+    limited = {"prompt": "work [[until go]]", "timeout": 5.0, "retry_attempts": 1}
+    world.plan({"id": "a", **limited}, {"id": "b", **limited})
+    world.cluster.start()
+    ends: list[str] = []
+    try:
+        async with world.opened_store() as store, world.runner(store).start(world.dag(), RUN) as run:
+            async for event in run.events():
+                if isinstance(event, events.TaskFailed):
+                    ends.append(event.error)
+                    world.allow("go")  # the other task, which has waited for as long, begins now
+                    assert world.turns[0]["pid"] not in world.alive()
+            result = await run.result()
+        assert ends == ["no answer within the task's timeout of 5 s"]
+        assert sorted(one.status for one in result.tasks.values()) == [TaskStatus.COMPLETED, TaskStatus.FAILED]
+        assert (len(world.turns), world.alive()) == (2, [])
     finally:
         world.end()
