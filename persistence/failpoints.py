@@ -29,6 +29,10 @@ FAILPOINTS: Final = (
     "run.ended",  # every attempt has ended and is submitted
 )
 """Every name, in the order in which a run first reaches the failpoints."""
+SENT: Final = "txn.sent"
+"""On a server: the statement that commits is on its way, and the answer is not there yet."""
+SERVER_FAILPOINTS: Final = (*(name for name in FAILPOINTS if not name.startswith(("file.", "schema."))), SENT)
+"""The names that a run in a database of a server reaches."""
 
 on_reach: Callable[[str], None] | None = None
 

@@ -11,6 +11,7 @@ A statement cannot change a row that it adds, so batches that change rows take a
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from plait.persistence import rules
 from plait.persistence.changes import RunClaimed, RunCreated, RunReleased, TasksAdded
 from plait.persistence.errors import Conflict
-from plait.persistence.failpoints import reached
+from plait.persistence.failpoints import SENT, reached
 from plait.persistence.postgres import statements as sql
 from plait.persistence.postgres.connection import escaped
 from plait.persistence.postgres.listener import CHANNEL, payload
@@ -161,7 +162,7 @@ async def _write_next(connection: Connection, batch: Batch, run: CachedRun, coun
     if _only_adds(rows):
         added = tuple(kind for kind in sql.ONLY_ADDED if rows.waiting[kind])
         values = [column for kind in added for column in _columns(kind, rows.waiting[kind])]
-        reached("txn.before_commit")
+        _about_to_commit()
         written = await connection.fetchval(sql.write_sql(added), *_head_values(run, before), *values)
         is_written = written is not None
         counts.single += is_written and not looks_up
@@ -177,8 +178,16 @@ async def _in_transaction(connection: Connection, run: CachedRun, before: RunHea
         if await connection.fetchval(sql.SET_HEAD, *_head_values(run, before)) is None:
             return False
         await _write_rows(connection, rows)
-        reached("txn.before_commit")
+        _about_to_commit()
     return True
+
+
+def _about_to_commit() -> None:
+    """Reach the failpoints on both sides of sending the statement that follows, which commits. The driver sends a
+    statement in the step of the event loop that begins the call, if the server has prepared the statement before.
+    """
+    reached("txn.before_commit")
+    asyncio.get_running_loop().call_soon(reached, SENT)
 
 
 async def _write_exactly(connection: Connection, batch: Batch) -> CachedRun | None:
@@ -214,7 +223,7 @@ async def _write_exactly(connection: Connection, batch: Batch) -> CachedRun | No
             if isinstance(claim, RunClaimed):
                 await connection.execute(sql.SET_LEASE, run.number, _lease(claim))
         await _write_rows(connection, rows)
-        reached("txn.before_commit")
+        _about_to_commit()
     reached("txn.after_commit")
     return run
 

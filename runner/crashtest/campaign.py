@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from itertools import chain, count, islice, zip_longest
 from pathlib import Path
 
-from plait.persistence.failpoints import FAILPOINTS
+from plait.persistence.failpoints import FAILPOINTS, SERVER_FAILPOINTS
 from plait.runner.crashtest.cases import Case, plan_case, random_case
 from plait.runner.crashtest.fork_server import get_ready
 from plait.runner.crashtest.mutants import MUTANTS, Mutant
@@ -67,6 +67,10 @@ class Campaign:
     """The plan of all cases; None for random cases."""
     workers: int = 0
     """The number of worker processes; 0 for one worker per core."""
+    server: str | None = None
+    """The address of a PostgreSQL database with tables, which keeps the runs of the trials; None for SQLite files."""
+    bugs: Sequence[Mutant] | None = None
+    """The bugs to plant; None for MUTANTS."""
 
     def run(self) -> Tally:
         """Play the whole campaign. Return the sum of all workers.
@@ -77,7 +81,7 @@ class Campaign:
         get_ready()
         workers = self.workers or os.cpu_count() or 1
         began = time.monotonic()
-        tally = Tally()
+        tally = self._tally()
         with self._place() as place:
             pids: list[int] = []
             try:
@@ -90,21 +94,27 @@ class Campaign:
             except (KeyboardInterrupt, PlaitError):
                 _end(pids)
                 raise
-        tally.planted = {bug.name: tally.planted.get(bug.name, False) for bug in MUTANTS}
+        tally.planted = {bug.name: tally.planted.get(bug.name, False) for bug in self._bugs()}
         tally.seconds = time.monotonic() - began
         return tally
 
     def once(self, trial: Trial) -> Tally:
         """Repeat one trial until the trial fails, at most TRIES times. Return the tally. Raises as `run`."""
         get_ready()
-        tally, began = Tally(), time.monotonic()
+        tally, began = self._tally(), time.monotonic()
         with self._place() as place:
             for _ in range(TRIES):
-                self._merge(tally, trial, Stage(place).play(trial, self.case(trial.seed)))
+                self._merge(tally, trial, Stage(place, server=self.server).play(trial, self.case(trial.seed)))
                 if tally.violations:
                     break
         tally.seconds = time.monotonic() - began
         return tally
+
+    def _tally(self) -> Tally:
+        return Tally() if self.server is None else Tally(boundaries=SERVER_FAILPOINTS)
+
+    def _bugs(self) -> Sequence[Mutant]:
+        return MUTANTS if self.bugs is None else self.bugs
 
     @contextmanager
     def _place(self) -> Generator[Path]:
@@ -126,7 +136,7 @@ class Campaign:
         code = 1
         try:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _INTERRUPTS)
-            tally = self._work(Stage(place / f"worker-{number}"), number, workers)
+            tally = self._work(Stage(place / f"worker-{number}", server=self.server), number, workers)
             _outbox(place, number).write_text(tally.to_json(), encoding="utf-8")
             code = 0
         except PlaitError as error:
@@ -138,7 +148,7 @@ class Campaign:
             os._exit(code)
 
     def _work(self, stage: Stage, number: int, workers: int) -> Tally:
-        tally, parent = Tally(), os.getppid()
+        tally, parent = self._tally(), os.getppid()
         wanted = self.kills // workers + (number < self.kills % workers)
         seeds = count(self.seed + number, workers)
         enough = chain.from_iterable(self._trials(stage, seed, tally) for seed in seeds)
@@ -150,8 +160,8 @@ class Campaign:
             for trial in islice(_trials_at(name, seeds), TRIES):
                 if not tally.landed[name]:
                     self._merge(tally, trial, stage.play(trial, self.case(trial.seed)))
-        for bug in MUTANTS[number::workers]:
-            tally.planted[bug.name] = is_caught(bug, stage.folder)
+        for bug in self._bugs()[number::workers]:
+            tally.planted[bug.name] = is_caught(bug, stage.folder, self.server)
         return tally
 
     def _trials(self, stage: Stage, seed: int, tally: Tally) -> Iterator[Trial]:
@@ -166,7 +176,8 @@ class Campaign:
         writes = max(2, shown.hits["batch.before_write"])
         yield Trial(Kind.UNSURE, seed, (Point("txn.after_commit", rng.randint(2, writes)),))
         yield Trial(Kind.RIVAL, seed, (Point("batch.before_write", rng.randint(2, max(2, writes // 2))),))
-        yield Trial(Kind.ROT, seed)
+        if self.server is None:  # the rot is in a file
+            yield Trial(Kind.ROT, seed)
 
     def _merge(self, tally: Tally, trial: Trial, shown: Shown) -> None:
         verdict = shown.verdict
@@ -250,11 +261,11 @@ def _worker_tally(place: Path, number: int) -> Tally:
     return Tally(violations=["a worker of the harness itself ended before its time"])
 
 
-def is_caught(bug: Mutant, folder: Path) -> bool:
+def is_caught(bug: Mutant, folder: Path, server: str | None = None) -> bool:
     """Return whether the judge catches `bug`: a trial breaks an invariant with the bug in every process, and the same
     trial breaks none without the bug.
     """
-    stage, honest = Stage(folder / "planted", bug.plant), Stage(folder / "honest")
+    stage, honest = Stage(folder / "planted", bug.plant, server), Stage(folder / "honest", server=server)
     fitting = filter(lambda seed: bug.fits(random_case(seed)), chain([bug.seed] * 3, count()))
     for seed in islice(fitting, PATIENCE):
         rng = random.Random(f"{bug.name} {seed}")  # noqa: S311 - no secrets

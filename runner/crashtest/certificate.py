@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from plait.persistence.failpoints import FAILPOINTS
 from plait.runner.crashtest.tally import Tally
 
 
@@ -14,7 +13,7 @@ def as_value(tally: Tally) -> dict[str, Any]:
         "ok": tally.ok,
         "kills_landed": tally.kills,
         "kills_scheduled": tally.scheduled,
-        "boundaries": {name: tally.landed[name] for name in FAILPOINTS},
+        "boundaries": {name: tally.landed[name] for name in tally.boundaries},
         "never_hit": tally.never_hit,
         "runs": tally.trials,
         "results_acknowledged": tally.acks,
@@ -31,12 +30,12 @@ def as_value(tally: Tally) -> dict[str, Any]:
 
 def as_lines(tally: Tally) -> list[str]:
     """Return the certificate as lines of text."""
-    covered = len(FAILPOINTS) - len(tally.never_hit)
+    covered = len(tally.boundaries) - len(tally.never_hit)
     caught = [name for name, seen in tally.planted.items() if seen]
     missed = [name for name, seen in tally.planted.items() if not seen]
     rows = [
         ("kills", f"{tally.kills:,} landed of {tally.scheduled:,} scheduled, in {tally.trials:,} runs"),
-        ("boundaries", f"{covered} of {len(FAILPOINTS)} covered" + _named("never hit", tally.never_hit)),
+        ("boundaries", f"{covered} of {len(tally.boundaries)} covered" + _named("never hit", tally.never_hit)),
         ("acknowledged results", f"{tally.acks:,}, of which {tally.lost:,} lost"),
         ("completed tasks", f"{tally.repeated:,} executed again"),
         ("tasks in flight", f"at most {tally.extra} more execution for each kill that met them"),

@@ -12,11 +12,11 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import anyio
 
-from plait.persistence import SQLiteStore, StoreError, failpoints
+from plait.persistence import SQLiteStore, Store, StoreError, failpoints
 from plait.runner.clock import Clock
 from plait.runner.crashtest import ledger as words
 from plait.runner.crashtest.cases import Case, CasePolicy, digest
@@ -31,7 +31,9 @@ from plait.runner.engine.backend_call import only_error
 from plait.runner.parallel import ParallelRunner
 from plait.runner.run import Run
 
-RUN_ID = "run"
+if TYPE_CHECKING:
+    from plait.persistence import PostgresStore
+
 HASTE = 1000.0
 """The factor by which children shorten sleeps, so that retries and lease renewals come within milliseconds."""
 LEASE_SECONDS = 12.0
@@ -60,6 +62,9 @@ class ProcessStart:
     """Only open and close the store."""
     plant: Callable[[], None] | None = None
     """Plants a bug before the run."""
+    server: str | None = None
+    """The address of a PostgreSQL database with tables; None for a SQLite file in `folder`."""
+    run_id: str = "run"
 
     @property
     def ledger(self) -> Path:
@@ -136,27 +141,34 @@ def _redirect(path: Path) -> None:
 
 
 async def _live(start: ProcessStart, ledger: Ledger) -> None:
-    exists = start.store.exists()
-    if not exists:
+    if start.server is None and not start.store.exists():
         await _no_store_is_made_to_resume(start, ledger)
-    async with SQLiteStore(start.store, mode="existing" if exists else "create") as store:
+    async with _opened(start) as store:
         if start.only_open:
             return
-        ledger.write(words.BEGIN, os.getpid(), "resume" if exists else "run")
-        stored = await store.get_run(RUN_ID) is not None
-        ledger.write(words.FOUND, await snapshot(store, RUN_ID) if stored else None)
+        stored = await store.get_run(start.run_id) is not None
+        ledger.write(words.BEGIN, os.getpid(), "resume" if stored else "run")
+        ledger.write(words.FOUND, await snapshot(store, start.run_id) if stored else None)
         runner = _runner(start, ledger, store)
         policy = None if start.case.reviewed is None else CasePolicy(start.case)
         run = (
-            runner.start_resume(RUN_ID, retry_failed=start.retry_failed, policy=policy)
+            runner.start_resume(start.run_id, retry_failed=start.retry_failed, policy=policy)
             if stored
-            else runner.start(start.case.dag, RUN_ID, policy=policy)
+            else runner.start(start.case.dag, start.run_id, policy=policy)
         )
         result = await _run(run, ledger)
         while result.status is RunStatus.WAITING_INPUT:
             await _answer(runner, result, ledger)
-            result = await _run(runner.start_resume(RUN_ID, policy=policy), ledger)
-        ledger.write(words.END, result.status.value, await snapshot(store, RUN_ID, whole=True))
+            result = await _run(runner.start_resume(start.run_id, policy=policy), ledger)
+        ledger.write(words.END, result.status.value, await snapshot(store, start.run_id, whole=True))
+
+
+def _opened(start: ProcessStart) -> SQLiteStore | PostgresStore:
+    if start.server is not None:
+        from plait.persistence import PostgresStore  # noqa: PLC0415 - an extra
+
+        return PostgresStore(start.server, mode="existing")
+    return SQLiteStore(start.store, mode="existing" if start.store.exists() else "create")
 
 
 async def _run(run: Run, ledger: Ledger) -> RunResult:
@@ -169,7 +181,7 @@ async def _answer(runner: ParallelRunner, result: RunResult, ledger: Ledger) -> 
     for task in result.tasks.values():
         if task.status is TaskStatus.WAITING_INPUT:
             ledger.write(words.ANSWER, task.id)
-            await runner.answer(RUN_ID, task.id, "again")
+            await runner.answer(result.run_id, task.id, "again")
 
 
 async def _no_store_is_made_to_resume(start: ProcessStart, ledger: Ledger) -> None:
@@ -183,7 +195,7 @@ async def _no_store_is_made_to_resume(start: ProcessStart, ledger: Ledger) -> No
     start.store.unlink(missing_ok=True)
 
 
-def _runner(start: ProcessStart, ledger: Ledger, store: SQLiteStore) -> ParallelRunner:
+def _runner(start: ProcessStart, ledger: Ledger, store: Store) -> ParallelRunner:
     case = start.case
     sessions = start.folder / "sessions"
     return ParallelRunner(

@@ -14,6 +14,8 @@ from plait.persistence.failpoints import FAILPOINTS
 class Tally:
     """The results of trials. Fields not explained here are sums of the fields of `Verdict`."""
 
+    boundaries: tuple[str, ...] = FAILPOINTS
+    """The boundaries at which kills are to land."""
     trials: int = 0
     """The number of trials."""
     scheduled: int = 0
@@ -41,7 +43,7 @@ class Tally:
     @property
     def never_hit(self) -> list[str]:
         """The boundaries without a landed kill."""
-        return [name for name in FAILPOINTS if not self.landed[name]]
+        return [name for name in self.boundaries if not self.landed[name]]
 
     @property
     def ok(self) -> bool:
@@ -80,4 +82,5 @@ class Tally:
         """Return the tally in a text made by `to_json`."""
         tally = cls(**json.loads(text))
         tally.landed = Counter(tally.landed)
+        tally.boundaries = tuple(tally.boundaries)
         return tally

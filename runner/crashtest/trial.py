@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from enum import StrEnum
 
-from plait.persistence.failpoints import FAILPOINTS
+from plait.persistence.failpoints import FAILPOINTS, SERVER_FAILPOINTS
 
 
 class Kind(StrEnum):
@@ -31,7 +31,7 @@ class Point:
     """A hit of a boundary by a process."""
 
     name: str
-    """The boundary, one of FAILPOINTS."""
+    """The boundary, one of FAILPOINTS or SERVER_FAILPOINTS."""
     hit: int
     """The number of the hit, from 1."""
 
@@ -68,7 +68,7 @@ def parse_trial(word: str) -> Trial:
         )
     stops: list[Point] = []
     for match, point in zip(found, points, strict=True):
-        if match is None or match[1] not in FAILPOINTS:
+        if match is None or match[1] not in {*FAILPOINTS, *SERVER_FAILPOINTS}:
             raise ValueError(f"{point!r} is no failpoint with a number, as in {FAILPOINTS[0]}:1")
         stops.append(Point(match[1], int(match[2])))
     if kind in {Kind.RIVAL, Kind.UNSURE} and not stops:

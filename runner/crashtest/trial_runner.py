@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import shutil
 from collections import Counter
 from collections.abc import Callable
@@ -46,6 +47,8 @@ class Stage:
     """The parent of the folders of the trials."""
     plant: Callable[[], None] | None = None
     """Plants a bug in every process; None for no bug."""
+    server: str | None = None
+    """See `ProcessStart.server`."""
 
     def play(self, trial: Trial, case: Case) -> Shown:
         """Play and judge the trial, and remove the folder of the trial. Return the results."""
@@ -54,6 +57,8 @@ class Stage:
         try:
             scene = _SCENES[trial.kind]
             start = ProcessStart(folder, _fitted(trial, case), plant=self.plant)
+            if self.server is not None:  # the trials share a database
+                start = replace(start, server=self.server, run_id=secrets.token_hex(8))
             played = scene(trial, start)
             lines = _lines(start.ledger)
             verdict = Judge(start.case, played.leaving).judge(lines)

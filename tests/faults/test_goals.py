@@ -26,6 +26,7 @@ from tests.faults.campaigns import (
     schedule_bugs,
     schedules,
     server_bugs,
+    server_kill_bugs,
     servers,
     slow,
     two,
@@ -110,6 +111,7 @@ def test_the_stated_numbers_are_asked_for() -> None:
 def test_every_mistake_has_a_method_that_plants_it() -> None:
     planted = {
         "kills": {bug.name for bug in MUTANTS},
+        "server_kills": {bug.name for bug in server_kill_bugs.BUGS},
         "power": set(get_args(power.Sabotage)),
         "files": set(get_args(files.Sabotage)),
         "two": two.PLANTED.keys(),

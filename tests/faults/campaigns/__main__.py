@@ -16,6 +16,7 @@ from tests.faults.campaigns.report import Report, Scale
 
 METHODS = (
     "kills",
+    "server_kills",
     "power",
     "files",
     "two",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from plait.persistence.failpoints import FAILPOINTS
 from plait.runner.crashtest.campaign import Campaign
+from plait.runner.crashtest.tally import Tally
 from tests.faults.campaigns.report import Report, Scale
 
 KILLS: dict[Scale, int] = {"quick": 500, "nightly": 10_000}
@@ -15,17 +15,21 @@ KILLS: dict[Scale, int] = {"quick": 500, "nightly": 10_000}
 def run(*, scale: Scale, seed: int = 0) -> Report:
     """As many landed kills as `scale` says, over the cases from `seed` on. Call it in a process without threads."""
     campaign = Campaign(KILLS[scale], seed, Path(tempfile.gettempdir()), "plait crashtest")
-    tally = campaign.run()
+    return report("kills", "real SIGKILLs", campaign.run())
+
+
+def report(method: str, unit: str, tally: Tally) -> Report:
+    """Return the report of a campaign."""
     unreached = tuple(f"no kill landed at {name}; more kills are needed" for name in tally.never_hit)
     return Report(
-        method="kills",
-        unit="real SIGKILLs",
+        method=method,
+        unit=unit,
         cases=tally.kills,
         violations=(*tally.violations, *unreached),
         planted=tally.planted,
         seconds=tally.seconds,
         figures={
-            "boundaries": len(FAILPOINTS) - len(tally.never_hit),
+            "boundaries": len(tally.boundaries) - len(tally.never_hit),
             "runs": tally.trials,
             "acknowledged results": tally.acks,
             "acknowledged results lost": tally.lost,

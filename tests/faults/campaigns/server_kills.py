@@ -1,0 +1,54 @@
+"""SIGKILLs at every named boundary of a run in PostgreSQL, with the harness and the oracle of `plait crashtest`.
+
+Beside its boundaries, a process is killed while the statement that commits is on its way to the server.
+`python -m tests.faults.campaigns.server_kills [--kills N] [--seed SEED] [--case CASE] [--no-bugs]`;
+`PLAIT_TEST_POSTGRES` names another server, as for the tests.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from plait.runner.crashtest.campaign import Campaign
+from plait.runner.crashtest.certificate import as_lines
+from plait.runner.crashtest.mutants import Mutant
+from plait.runner.crashtest.trial import parse_trial
+from tests.faults.campaigns.kills import report
+from tests.faults.campaigns.report import Report, Scale
+from tests.faults.campaigns.server_kill_bugs import BUGS
+from tests.support.stores.postgres import worker_dsn
+
+KILLS: dict[Scale, int] = {"quick": 100, "nightly": 2_000}
+
+
+def campaign(kills: int, seed: int = 0, bugs: Sequence[Mutant] = BUGS) -> Campaign:
+    """Return a campaign on the server of the tests, which is started here."""
+    command = "python -m tests.faults.campaigns.server_kills"
+    return Campaign(kills, seed, Path(tempfile.gettempdir()), command, server=worker_dsn(), bugs=bugs)
+
+
+def run(*, scale: Scale, seed: int = 0) -> Report:
+    """As many landed kills as `scale` says, and the planted bugs. Call it in a process without threads."""
+    return report("server kills", "real SIGKILLs of runs in PostgreSQL", campaign(KILLS[scale], seed).run())
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Play the campaign, or one case again, and print what was found. Return 0 if nothing broke, else 1."""
+    parser = argparse.ArgumentParser(prog="python -m tests.faults.campaigns.server_kills")
+    parser.add_argument("--kills", type=int, default=KILLS["nightly"])
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--case", metavar="CASE", help="play the case of a violation again")
+    parser.add_argument("--no-bugs", action="store_true", help="plant no bugs")
+    options = parser.parse_args(arguments)
+    chosen = campaign(options.kills, options.seed, () if options.no_bugs else BUGS)
+    tally = chosen.run() if options.case is None else chosen.once(parse_trial(options.case))
+    print(*tally.violations, *as_lines(tally), sep="\n")
+    return int(bool(tally.violations) if options.case is not None else not tally.ok)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
