@@ -323,6 +323,7 @@ def _last_of_each_session(values: list[Any], width: int) -> list[Any]:
 async def send_note(connection: Connection, run_id: str, note: Note) -> None:
     """Add the note to the run's inbox, and notify the owner. Raises Conflict, or an error of asyncpg."""
     async with connection.transaction():
+        reached("txn.begun")
         if await connection.fetchval(sql.LOCK_RUN, run_id) is None:
             raise Conflict(f"run {run_id!r} is not in the store, so no note can be sent to its owner")
         number = await connection.fetchval(sql.NEXT_NOTE, run_id)
@@ -330,3 +331,5 @@ async def send_note(connection: Connection, run_id: str, note: Note) -> None:
         await connection.execute(sql.ADD_NOTE, *row, note.body, message_checksum(row, note.body))
         # Here only: a NOTIFY takes a lock of the whole cluster at the commit, and would slow down every batch.
         await connection.execute("SELECT pg_notify($1, $2)", CHANNEL, payload(run_id))
+        _about_to_commit()
+    reached("txn.after_commit")
