@@ -19,8 +19,8 @@ def play(folder: Path, *words: str) -> str:
     """Play the campaign on the server of the tests, in a process without threads. Return the output."""
     dsn = worker_dsn()
     asyncio.run(empty(dsn))
-    command = [sys.executable, "-m", "tests.faults.campaigns.server_kills", "--seed", "1000", *words]
-    done = warm.run(command, cwd=folder, env=environment(PLAIT_TEST_POSTGRES=dsn), timeout=120)
+    command = [sys.executable, "-m", "tests.faults.campaigns.server_kills", "--seed", "1000", "--database", dsn, *words]
+    done = warm.run(command, cwd=folder, env=environment(), timeout=120)
     return f"{done.returncode}\n{done.stdout}{done.stderr}"
 
 
