@@ -23,8 +23,8 @@ from typing import Any
 
 from tests.support.processes.warm import Warm
 
-SEEDS = 50
-COLD = 10  # every so many seeds
+SEEDS = 15
+COLD = 5  # every so many seeds
 TASKS = 24
 LIMIT = 60.0  # seconds that one command may take
 
