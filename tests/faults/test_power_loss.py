@@ -21,8 +21,8 @@ from tests.support.stores.power_vfs import Entry, Sync, SyncFolder, Truncate, Wr
 
 def test_nothing_acknowledged_is_lost_and_nothing_is_half_there() -> None:
     found = power.Found()
-    for seed in range(3):
-        power.check(power.record(seed), found, limit=700 * (seed + 1))
+    for seed in range(2):
+        power.check(power.record(seed), found, limit=520 * (seed + 1))
     assert found.violations == []
     assert found.images > 1000
     assert found.resumed > 10
