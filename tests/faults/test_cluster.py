@@ -1,4 +1,4 @@
-"""A planted bug of a Dask cluster. Without it: tests/runner/recovery/test_adoption_on_dask.py.
+"""Planted bugs of a Dask cluster. Without them: tests/runner/recovery/test_adoption_on_dask.py.
 
 A cluster takes seconds to start, so the other bugs are left to `python -m tests.faults.campaigns.cluster --planted`.
 """
@@ -12,5 +12,6 @@ pytest.importorskip("distributed")
 from tests.faults.campaigns import cluster
 
 
-def test_a_planted_bug_is_caught() -> None:
-    assert cluster.is_caught("runner killed")
+@pytest.mark.parametrize("name", ["worker killed", "runner killed"])
+def test_a_planted_bug_is_caught(name: str) -> None:
+    assert cluster.is_caught(name)
