@@ -122,6 +122,7 @@ def restart(server: Any) -> None:
 def kill(server: Any) -> None:
     """Kill the server with all its processes. `start_again` starts it."""
     postmaster = psutil.Process(server.get_pid())
+    postmaster.suspend()  # a process that it began now would outlive it, and no server could start
     processes = [postmaster, *postmaster.children(recursive=True)]
     for process in processes:
         with suppress(psutil.NoSuchProcess):
