@@ -165,8 +165,8 @@ class HostConversation:
         except anyio.get_cancelled_exc_class():
             if not await slot.end():
                 state = "does not answer" if slot.connection.is_connected else "is away"
-                told = f"{slot.connection.name} {state}, so the attempt is not ended yet"
-                self._request.on_output(Output("notice", told))
+                notice = f"{slot.connection.name} {state}, so the attempt is not ended yet"
+                self._request.on_output(Output("notice", notice))
             raise
         finally:
             slot.release()
