@@ -243,10 +243,11 @@ def hosts_in_use(path: Path | None) -> list[HostsInUse]:
         value = read_plan_data(path)
     except OSError as error:
         raise CliError(f"{path} cannot be read ({error.strerror}); check the path") from None
-    found = read_hosts(value.get("hosts") if "hosts" in value else value, path)
+    is_plan = "hosts" in value or "tasks" in value
+    found = read_hosts(value.get("hosts") if is_plan else value, path)
     if not found:
         raise CliError(f"{path} names no hosts; put them under `hosts:`")
-    specs = _read_specs(value, path).values() if "hosts" in value else ()
+    specs = _read_specs(value, path).values() if is_plan else ()
     needs: dict[str, list[Mapping[str, float] | None]] = {}
     for spec in specs:
         if spec.on is not None and spec.needs not in (kinds := needs.setdefault(spec.on, [])):

@@ -145,9 +145,10 @@ def test_the_doctor_visits_the_hosts(world: HostFolder) -> None:
     assert not any(check.startswith("m2: codex") for check in checks)
 
 
-@pytest.mark.parametrize("file", ["missing.json", "empty.json"])
+@pytest.mark.parametrize("file", ["missing.json", "empty.json", "plan.json"])
 def test_a_file_without_hosts_is_refused(tmp_path: Path, file: str) -> None:
     (tmp_path / "empty.json").write_text("{}")
+    (tmp_path / "plan.json").write_text('{"name": "x", "tasks": [{"id": "a", "prompt": "p"}]}')
     done = plait(tmp_path, "hosts", file)
     assert (done.code, done.out) == (2, "")
     assert ("cannot be read" if file == "missing.json" else "names no hosts") in done.err
