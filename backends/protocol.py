@@ -239,6 +239,8 @@ class Placement:
     """
     on_go: Callable[[], None]
     """Callback for the moment at which the host may begin; the time limit counts from it. Never blocks or raises."""
+    turn_folder: Callable[[], Path | None]
+    """Returns the folder of the attempt here, made for the first output; None if the store keeps no files."""
     place: str | None = None
     """With `ConversationRequest.attaches`, the host on which the attempt was placed."""
 
@@ -269,7 +271,7 @@ class ConversationRequest:
     Ignored with `resume`, because the branch then has a session of its own.
     """
     files: Files | None = None
-    """Folders for a `DetachedBackend` or a `PlacedBackend`. None if the store keeps no files."""
+    """Folders for a `DetachedBackend`. None if the store keeps no files."""
     attaches: bool = False
     """Whether to adopt the turn of a process that has died, which `DetachedBackend.inspect` reported as "alive" or
     "ended". The conversation then waits for the answer of the turn, and sends no prompt. A turn that ends without an

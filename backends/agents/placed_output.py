@@ -8,7 +8,7 @@ have the same lengths as before, so a reader in another process continues at the
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -25,9 +25,12 @@ _KINDS = frozenset({"text", "tool", "waiting", "notice"})
 
 
 class PlacedOutput:
-    """Writes the outputs of one turn. An output that cannot be written is left out: the attempt matters more."""
+    """Writes the outputs of one turn. An output that cannot be written is left out: the attempt matters more.
 
-    def __init__(self, turn: Path | None) -> None:
+    `turn` returns the folder of the turn; None if the store keeps no files.
+    """
+
+    def __init__(self, turn: Callable[[], Path | None]) -> None:
         self._turn = turn
         self._mode = "wb"
 
@@ -37,12 +40,12 @@ class PlacedOutput:
 
     def write(self, output: Output) -> None:
         """Append an output."""
-        if self._turn is None or output.kind not in _KINDS:
+        if output.kind not in _KINDS or (turn := self._turn()) is None:
             return
         line: dict[str, Any] = {"timestamp": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S.%f}"[:-3] + "Z", **_fields(output)}
         with suppress(OSError):
-            private_folder(self._turn)
-            with (self._turn / NAME).open(self._mode) as file:
+            private_folder(turn)
+            with (turn / NAME).open(self._mode) as file:
                 file.write(dumps(line).encode() + b"\n")
             self._mode = "ab"
 

@@ -8,6 +8,7 @@ long to wait.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -47,7 +48,7 @@ class AttemptChannel:
         """The resources that the attempt takes, where hosts have resources in place of slots."""
         self._on_report = on_report
         self._frames: deque[Frame] = deque()
-        self._waiting: anyio.Event | None = None
+        self._waiting: asyncio.Future[None] | None = None
 
     def put(self, frame: Frame) -> None:
         """Pass a report on at once, and keep any other frame for `next`."""
@@ -55,8 +56,8 @@ class AttemptChannel:
             self._on_report(frame)
         else:
             self._frames.append(frame)
-            if self._waiting is not None:
-                self._waiting.set()
+            if self._waiting is not None and not self._waiting.done():  # a cancelled future is done
+                self._waiting.set_result(None)
 
     def clear(self) -> None:
         """Forget the frames of an earlier connection."""
@@ -65,8 +66,8 @@ class AttemptChannel:
     async def next(self) -> Frame:
         """Return the next frame that is no report."""
         while not self._frames:
-            self._waiting = anyio.Event()
-            await self._waiting.wait()
+            self._waiting = asyncio.get_running_loop().create_future()
+            await self._waiting
         return self._frames.popleft()
 
 

@@ -61,6 +61,8 @@ from plait.backends.text import one_line
 
 Build: TypeAlias = Callable[[Mapping[str, JsonValue]], Backend]
 """Makes the backend that a runner describes. Raises BackendUnavailable."""
+_Going: TypeAlias = tuple[str, Frame, anyio.CancelScope]
+"""An attempt that goes: its name, the frame, and the scope that ends the attempt."""
 _RETRY_S = 0.5
 """Seconds between two searches for a slot that another process of this host may have freed."""
 SESSIONS = "sessions"
@@ -172,6 +174,10 @@ class _Host:
         self._waiting: list[str] = []
         """The attempts that wait for a slot, the first to ask first."""
         self._under_way: dict[str, anyio.CancelScope] = {}
+        self._idle: list[asyncio.Future[_Going]] = []
+        """The idle workers. Waking an idle worker costs a third of starting a new one."""
+        self._earlier_tasks = {path.name for path in folder.iterdir()}
+        """The tasks that an earlier connection may have left folders of."""
         self._backends: dict[str, Backend] = {}
         self._making = anyio.Lock()
         self._cancellation = Cancellation()
@@ -193,7 +199,10 @@ class _Host:
                 attempt = frame["attempt"]
                 self._under_way[attempt] = scope = anyio.CancelScope()
                 self.slots.take(attempt)
-                self._attempts.start_soon(self._run, attempt, frame, scope)
+                if self._idle:
+                    self._idle.pop().set_result((attempt, frame, scope))
+                else:
+                    self._attempts.start_soon(self._work, (attempt, frame, scope))
             case "cancel":
                 await self._cancel(frame["attempt"])
             case "wind_down":
@@ -232,11 +241,16 @@ class _Host:
             await sweep(attempt_folder(self.folder, attempt), ())
             self._write({"op": "ended", "attempt": attempt})
 
-    async def _run(self, attempt: str, frame: Frame, scope: anyio.CancelScope) -> None:
+    async def _work(self, going: _Going) -> None:
+        """Run an attempt, then wait for the next."""
         with _exiting():
-            await self._run_to_end(attempt, frame, scope)
+            await self._run(*going)
+            while True:
+                idle: asyncio.Future[_Going] = asyncio.get_running_loop().create_future()
+                self._idle.append(idle)
+                await self._run(*await idle)
 
-    async def _run_to_end(self, attempt: str, frame: Frame, scope: anyio.CancelScope) -> None:
+    async def _run(self, attempt: str, frame: Frame, scope: anyio.CancelScope) -> None:
         answer: Frame = {"op": "ended"}
         try:
             with scope:
@@ -263,7 +277,7 @@ class _Host:
         request = self._request(attempt, frame["request"], Files(folder, self._sessions))
         if request.attaches:
             await self._require_left(backend, request, folder)
-        elif os.path.exists(folder):  # noqa: ASYNC240, PTH110 - asked for each attempt
+        elif folder.parent.name in self._earlier_tasks and await run_sync(folder.exists):
             await sweep(folder, ())
             await run_sync(shutil.rmtree, folder)
         if request.session_id is None and not request.attaches and (new := backend.new_session_id()) is not None:

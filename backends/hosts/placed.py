@@ -154,7 +154,7 @@ class HostConversation:
         self._request = request
         self._placement = placement
         self.session_id = request.session_id
-        self._shown = PlacedOutput(None if request.files is None else request.files.turn)
+        self._shown = PlacedOutput(placement.turn_folder)
 
     async def send(self, prompt: str) -> Reply:
         """Place the attempt on a host, and return the answer. Raises as `Conversation.send`."""

@@ -45,7 +45,7 @@ from plait.runner.engine.task_files import NO_CONTENTS, FileContents, files_of, 
 from plait.runner.log import logger
 from plait.runner.scheduling.rate_gate import RateGate
 from plait.runner.state.answer_cache import AnswerCache
-from plait.runner.state.attempt_files import attempt_files
+from plait.runner.state.attempt_files import attempt_files, run_folder
 from plait.runner.state.orphans import end_attempt, make_room
 from plait.runner.state.reusable_answers import ReusableAnswers
 from plait.runner.state.run_state import RunState
@@ -183,6 +183,8 @@ class AttemptRunner:
         }
         self._outlive = {name: isinstance(backend, DetachedBackend) for name, backend in context.backends.items()}
         self._placed = {name for name, backend in context.backends.items() if isinstance(backend, PlacedBackend)}
+        root = context.files_root
+        self._has_earlier_files = root is not None and run_folder(root, context.run_id).exists()
 
     def begin(self, position: int) -> Attempt:
         """Return the pending task's next attempt, which is to be recorded as running."""
@@ -269,8 +271,8 @@ class AttemptRunner:
         request = self._request(attempt, history)
         backend = self._context.backends[self._context.task_backends[attempt.position]]
         answers = self._state.answers_for(attempt.position) if attempt.position in self._state.answers else ()
-        if request.files is not None and attempt.adopted is None:
-            await make_room(request.files.turn)
+        if self._has_earlier_files and attempt.adopted is None and (files := self._files(attempt)) is not None:
+            await make_room(files.turn)
         attempt.called = True
         said = INTERRUPTED if attempt.resumes_interrupted else attempt.prompt
         outcome = await call_backend(backend, request, said, answers, self._context.cancellation)
@@ -334,7 +336,8 @@ class AttemptRunner:
                 answer = Answer(continuation.answer.value)
         task = attempt.task
         name = self._context.task_backends[attempt.position]
-        files = self._files(attempt) if self._outlive[name] or name in self._placed else None
+        files = self._files(attempt) if self._outlive[name] else None
+        placement = self._placement(attempt) if name in self._placed else None
         return ConversationRequest(  # positional: keyword arguments would take as long as the rest of this method
             attempt.session_id,
             attempt.resume,
@@ -352,20 +355,18 @@ class AttemptRunner:
             self._time_left(attempt),
             self._state.times_continued(attempt.position) > 0,
             self._lower.get(name),
-            None if files is None else traceparent(self._context.run_id, task.id, attempt.number),
+            None if files is None and placement is None else traceparent(self._context.run_id, task.id, attempt.number),
             task.options,
-            self._placement(attempt),
+            placement,
             attempt.contents.attachments if self._takes_files.get(name) == "contents" else (),
         )
 
-    def _placement(self, attempt: Attempt) -> Placement | None:
-        """Return the placement of the attempt on another host; None for an attempt in this process."""
-        if self._context.task_backends[attempt.position] not in self._placed:
-            return None
-        on_place = partial(self._place, attempt)
+    def _placement(self, attempt: Attempt) -> Placement:
+        """Return the placement of the attempt on another host."""
+        on_place, turn_folder = partial(self._place, attempt), partial(self._turn_folder, attempt)
         attempt.waits_for_host = attempt.place is None
         run_id, task_id, place = self._context.run_id, attempt.task.id, attempt.place
-        return Placement(run_id, task_id, attempt.number, on_place, _nothing, place)
+        return Placement(run_id, task_id, attempt.number, on_place, _nothing, turn_folder, place)
 
     async def _place(self, attempt: Attempt, place: str) -> None:
         """Store the host of the attempt. Raises BackendError if a task marked at_most_once cannot be stored now."""
@@ -376,6 +377,10 @@ class AttemptRunner:
             raise BackendError(ErrorKind.TRANSIENT, _START_NOT_STORED)
         attempt.place, attempt.waits_for_host = place, False  # only now: the host may begin once this method returns
         await anyio.lowlevel.checkpoint()  # an owner that was fenced off is cancelled here
+
+    def _turn_folder(self, attempt: Attempt) -> Path | None:
+        files = self._files(attempt)
+        return None if files is None else files.turn
 
     def _files(self, attempt: Attempt) -> Files | None:
         root = self._context.files_root

@@ -152,7 +152,7 @@ async def _conversation_request(run: StoredRun, task: Task, backend: Backend) ->
     number = f"{_PERSON}-{run.record.last_seq}"
     placement = None
     if isinstance(backend, PlacedBackend):
-        placement = Placement(run_id, task.id, number, _stored_nowhere, lambda: None)
+        placement = Placement(run_id, task.id, number, _stored_nowhere, lambda: None, lambda: None)
     return ConversationRequest(
         session_id=session_id,
         resume=True,

@@ -253,6 +253,31 @@ async def test_the_files_of_a_run_that_was_stopped_are_kept_until_it_is_over(tmp
     await world.until(lambda: not kept_files(world))
 
 
+def store_files(folder: Path) -> list[Path]:
+    return [path for path in folder.glob("runs.db*") if path.is_file()]
+
+
+async def test_an_attempt_that_the_store_has_lost_makes_room_on_its_host(tmp_path: Path) -> None:
+    world = HostsWorld(tmp_path)
+    world.plan(
+        {"id": "a", "prompt": "one [[until go]]"}, {"id": "b", "prompt": "two [[until end]]", "depends_on": ["a"]}
+    )
+    await world.killed(1)
+    saved = {path: path.read_bytes() for path in store_files(tmp_path)}
+    world.allow("go")
+    async with world.store() as store, world.runner(store).start_resume(RUN) as run:
+        async for event in run.events():
+            if isinstance(event, events.SessionOpened) and event.task_id == "b":
+                run.stop()
+        await run.result()
+    for path, content in saved.items():  # as an older backup of the store
+        path.write_bytes(content)
+    world.allow("end")
+    async with world.store() as store:
+        result = await world.runner(store).resume(RUN)
+    assert (result.text["b"], result["b"].attempts, len(world.turns)) == ("re: two", 1, 3)
+
+
 @pytest.mark.parametrize("how", ["cancel", "stop"])
 async def test_the_end_of_a_run_ends_the_agents_on_every_host(world: HostsWorld, how: str) -> None:
     async with world.opened_store() as store, world.runner(store, cancel_grace=0.0).start(world.dag(), RUN) as run:
