@@ -25,8 +25,14 @@ COUNT = 8
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Generator[DaskWorld]:
-    world = DaskWorld(tmp_path)
+def nanny() -> bool:
+    """Whether the workers have nannies: each takes two processes then, the second of which starts cold."""
+    return False
+
+
+@pytest.fixture
+def world(tmp_path: Path, nanny: bool) -> Generator[DaskWorld]:
+    world = DaskWorld(tmp_path, nanny=nanny)
     world.plan(*({"id": f"t{number}", "prompt": f"work {number} [[until go]]"} for number in range(COUNT)))
     world.cluster.start()
     yield world
@@ -45,7 +51,7 @@ async def test_agents_outlive_their_runner_and_the_cluster(world: DaskWorld, wit
     assert (len(world.turns), world.alive()) == (COUNT, [])
 
 
-@pytest.mark.parametrize("killed", ["worker", "nanny", "scheduler", "all"])
+@pytest.mark.parametrize(("killed", "nanny"), [("worker", True), ("nanny", True), ("scheduler", False), ("all", False)])
 async def test_agents_outlive_a_part_of_the_cluster_within_a_run(world: DaskWorld, killed: str) -> None:
     result = await world.run_without(killed, COUNT)
     assert (result.status, len(world.turns), world.alive()) == (RunStatus.COMPLETED, COUNT, [])
@@ -128,7 +134,7 @@ async def test_a_task_that_continues_another_waits_for_the_worker_with_the_sessi
 
 
 async def test_a_worker_that_is_away_for_too_long_loses_its_attempts_and_ends_them_when_back(tmp_path: Path) -> None:
-    world = DaskWorld(tmp_path, {"m1": 4, "m2": 4}, patience=3.0)  # either has room for all
+    world = DaskWorld(tmp_path, {"m1": 4, "m2": 4}, patience=3.0, nanny=False)  # either has room for all
     world.plan(*({"id": f"t{number}", "prompt": f"work {number} [[until go]]"} for number in range(4)))
     world.cluster.start()
     try:

@@ -16,8 +16,16 @@ from distributed import Client
 from plait.backends.hosts.dask.hosts import DaskHosts
 from tests.support.hosts.namespaces import Namespace
 from tests.support.hosts.ssh import ROOT
+from tests.support.processes.warm import Warm
 
-DASK = Path(sys.executable).with_name("dask")
+_LOADED = (
+    "dask.cli",
+    "distributed.cli.dask_scheduler",
+    "distributed.cli.dask_worker",
+    "plait.backends.hosts.dask.relay",
+)
+"""Modules that a scheduler or a worker would import for a second."""
+_DASK = "import runpy; runpy.run_module('dask', run_name='__main__', alter_sys=True)"
 
 
 class DaskCluster:
@@ -40,7 +48,7 @@ class DaskCluster:
         self.agents = agents
         """The number of attempts at once, by the name of the worker."""
         self.port = _free_port()
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.processes: dict[str, Warm] = {}
         self.namespaces: Mapping[str, Namespace] = {}
         """The namespaces of the workers that are in one, by name. The scheduler is in none, and needs TLS then."""
         self.settings: Mapping[str, str] = {}
@@ -125,14 +133,16 @@ class DaskCluster:
     def _start(self, name: str, *words: str, **environment: str) -> None:
         with (self.folder / f"{name}.log").open("ab") as log:
             space = self.namespaces.get(name)
-            self.processes[name] = subprocess.Popen(
-                [*(() if space is None else space.within), DASK, *words],
-                stdin=subprocess.DEVNULL,
+            program = ("-m", "dask") if space is None else ("-c", f"{space.entrance}\n{_DASK}")
+            self.processes[name] = Warm(
+                [sys.executable, *program, *words],
                 stdout=log,
                 stderr=log,
                 cwd=self.folder,
                 env={**os.environ, "PYTHONPATH": str(ROOT), **self.settings, **environment},
                 start_new_session=True,
+                loaded=_LOADED,
+                warnings="default",
             )
 
 

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 CAN_BE_MADE = os.geteuid() == 0 and shutil.which("ip") is not None
+_CLONE_NEWNET = 0x40000000
 needs_namespaces = pytest.mark.skipif(not CAN_BE_MADE, reason="network namespaces need root and the command ip")
 
 
@@ -31,6 +32,12 @@ class Namespace:
     def within(self) -> list[str]:
         """The words before a command that runs on the host."""
         return ["ip", "netns", "exec", self.name]
+
+    @property
+    def entrance(self) -> str:
+        """The Python code with which a process without threads moves to the host."""
+        opened = f"os.open('/run/netns/{self.name}', os.O_RDONLY)"
+        return f"import ctypes, os; assert not ctypes.CDLL(None).setns({opened}, {_CLONE_NEWNET})"
 
     def make(self) -> None:
         """Make the namespace. Raises CalledProcessError without the rights."""

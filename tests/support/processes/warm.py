@@ -2,7 +2,8 @@
 
 Each is a real process, with a pid, descriptors and an end of its own, and dies of the signals that it is sent. What it
 has not done is to start an interpreter and to import everything, half a second of a processor each time. Every command
-is started that way as well, in tests/docs/test_pages.py. Warnings are errors here.
+is started that way as well, in tests/docs/test_pages.py. Warnings are errors here, unless a program is another
+project's.
 """
 
 from __future__ import annotations
@@ -49,8 +50,11 @@ class Warm:
         stderr: Any = None,
         start_new_session: bool = False,
         loaded: tuple[str, ...] = (),
+        warnings: str = "error",
     ) -> None:
-        """`loaded` names modules that the program imports and most programs do not: a server of its own loads them."""
+        """`loaded` names modules that the program imports and most programs do not: a server of its own loads them.
+        `warnings` is the interpreter's option -W.
+        """
         self.words = [str(word) for word in words]
         begins = next(number for number, word in enumerate(self.words) if word in {"-m", "-c"})
         request = {"words": self.words[begins:], "cwd": str(cwd), "env": dict(env), "new_session": start_new_session}
@@ -59,7 +63,7 @@ class Warm:
             given[2] = given[1] if stderr == STDOUT else given[2]
             told, telling = os.pipe()
             theirs.callback(os.close, telling)
-            _ask(json.dumps(request).encode(), [*given, telling], loaded)
+            _ask(json.dumps(request).encode(), [*given, telling], loaded, warnings)
         self._told = os.fdopen(told)
         pid = self._told.readline()
         if not pid:
@@ -170,21 +174,21 @@ def run(words: Sequence[str | Path], *, timeout: float, **options: Any) -> subpr
         return subprocess.CompletedProcess(process.words, process.wait(), out, err)
 
 
-def _ask(request: bytes, descriptors: Sequence[int], loaded: tuple[str, ...]) -> None:
+def _ask(request: bytes, descriptors: Sequence[int], loaded: tuple[str, ...], warnings: str) -> None:
     with _LOCK:
-        server = _server(loaded)
+        server = _server(loaded, warnings)
         socket.send_fds(server, [len(request).to_bytes(4)], descriptors)
         server.sendall(request)
 
 
 @cache
-def _server(loaded: tuple[str, ...]) -> socket.socket:
+def _server(loaded: tuple[str, ...], warnings: str) -> socket.socket:
     """The connection to the server with these modules, which ends with us."""
     ours, theirs = socket.socketpair()
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     with theirs:
         server = subprocess.Popen(
-            [sys.executable, "-W", "error", "-m", _SERVER, str(theirs.fileno()), *loaded],
+            [sys.executable, "-W", warnings, "-m", _SERVER, str(theirs.fileno()), *loaded],
             cwd=_ROOT,
             env={**environment, "PYTHONPATH": str(_ROOT)},
             stdin=DEVNULL,
