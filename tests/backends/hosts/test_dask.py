@@ -226,7 +226,7 @@ async def test_another_worker_gets_the_whole_conversation_if_its_own_is_gone(tmp
     with DaskCluster(tmp_path / "cluster", {"m1": 1, "m2": 1}) as cluster:
         await cluster.ready()
         hosts = cluster.hosts(patience=1.0)
-        chat, work = hosts.placed("tests.support.hosts.kinds:agent"), hosts.placed(functions.until_file)
+        chat, work = hosts.placed("tests.support.hosts.pydantic_ai_kind:agent"), hosts.placed(functions.until_file)
         async with (
             SQLiteStore(tmp_path / "runs.db") as store,
             ParallelRunner(backends={"chat": chat, "work": work}, store=store, concurrency=2).start(dag) as run,
@@ -258,7 +258,7 @@ async def test_a_conversation_from_before_its_backend_was_placed_waits_for_no_ho
             Task("b", "second", backend="chat", continues="a", depends_on=["c"]),
         ]
     )
-    agent = "tests.support.hosts.kinds:agent"
+    agent = "tests.support.hosts.pydantic_ai_kind:agent"
     here = {"chat": build_described(describe(agent)), "work": functions.until_file}
     there = {**here, "chat": cluster.hosts(patience=600.0).placed(agent)}
     with anyio.fail_after(60):

@@ -36,13 +36,13 @@ async def talked(backend: Backend, folder: Path) -> tuple[RunResult, str]:
 
 
 async def test_a_graph_goes_on_with_its_thread_on_its_host(world: HostFolder, tmp_path: Path) -> None:
-    result, host = await talked(two_hosts(world).placed("tests.support.hosts.kinds:graph"), tmp_path)
+    result, host = await talked(two_hosts(world).placed("tests.support.hosts.langgraph_kind:graph"), tmp_path)
     assert host in {"m1", "m2"}
     assert result["b"].data == {"prompt": "second", "done": [f"first on {host}", f"second on {host}"]}
 
 
 async def test_a_pydantic_ai_agent_goes_on_with_its_history_on_its_host(world: HostFolder, tmp_path: Path) -> None:
-    result, host = await talked(two_hosts(world).placed("tests.support.hosts.kinds:agent"), tmp_path)
+    result, host = await talked(two_hosts(world).placed("tests.support.hosts.pydantic_ai_kind:agent"), tmp_path)
     assert result.text == {"a": f"1 on {host}", "b": f"3 on {host}"}
 
 

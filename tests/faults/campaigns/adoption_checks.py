@@ -15,7 +15,8 @@ from typing import Any
 from plait.backends.process.proctable import start_time
 from tests.faults.campaigns.adoption_plans import SAYS, Script
 from tests.faults.campaigns.adoption_steps import Stock
-from tests.support.agents.outliving import AGENT, World
+from tests.support.agents.outliver import AGENT
+from tests.support.agents.outliving import World
 
 _COST = 0.5  # of each answer of the stand-in, in dollars
 _TOKENS = 10

@@ -14,7 +14,7 @@ from tests.support.processes.warm import Warm
 
 AGENT = """
 from pathlib import Path
-from tests.support.agents.outliving import Outliver
+from tests.support.agents.outliver import Outliver
 
 agent = Outliver(Path(__file__).parent)
 """

@@ -1,4 +1,4 @@
-"""The agent of tests/support/agents/outliving.py: one turn, told on standard input, its outcome on standard output.
+"""The agent of tests/support/agents/outliver.py: one turn, told on standard input, its outcome on standard output.
 
 Arguments: its world's folder, the session, and whether it goes on. Words in the prompt say what it does:
 
@@ -33,7 +33,7 @@ def tell(**event: str) -> None:
 
 def wait_for(name: str) -> None:
     while not (FOLDER / name).exists():
-        time.sleep(0.005)
+        time.sleep(0.02)
 
 
 prompt = sys.stdin.read()

@@ -20,9 +20,14 @@ async def echo(prompt: str) -> str:
     return f"re: {prompt}"
 
 
+def host() -> str:
+    """The name of the host of this process."""
+    return Path(os.environ["XDG_STATE_HOME"]).name
+
+
 async def where(_prompt: str) -> str:
     """The host on which the function runs."""
-    return Path(os.environ["XDG_STATE_HOME"]).name
+    return host()
 
 
 async def until_file(path: str) -> str:
