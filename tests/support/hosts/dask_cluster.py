@@ -18,14 +18,19 @@ from tests.support.hosts.namespaces import Namespace
 from tests.support.hosts.ssh import ROOT
 from tests.support.processes.warm import Warm
 
-_LOADED = (
+LOADED = (
     "dask.cli",
     "distributed.cli.dask_scheduler",
     "distributed.cli.dask_worker",
     "plait.backends.hosts.dask.relay",
 )
 """Modules that a scheduler or a worker would import for a second."""
-_DASK = "import runpy; runpy.run_module('dask', run_name='__main__', alter_sys=True)"
+_DASK = """
+import runpy
+import dask.config
+dask.config.refresh()  # from the environment: it has been imported in another
+runpy.run_module("dask", run_name="__main__", alter_sys=True)
+"""
 
 
 class DaskCluster:
@@ -133,15 +138,14 @@ class DaskCluster:
     def _start(self, name: str, *words: str, **environment: str) -> None:
         with (self.folder / f"{name}.log").open("ab") as log:
             space = self.namespaces.get(name)
-            program = ("-m", "dask") if space is None else ("-c", f"{space.entrance}\n{_DASK}")
             self.processes[name] = Warm(
-                [sys.executable, *program, *words],
+                [sys.executable, "-c", _DASK if space is None else space.entrance + _DASK, *words],
                 stdout=log,
                 stderr=log,
                 cwd=self.folder,
                 env={**os.environ, "PYTHONPATH": str(ROOT), **self.settings, **environment},
                 start_new_session=True,
-                loaded=_LOADED,
+                loaded=LOADED,
                 warnings="default",
             )
 

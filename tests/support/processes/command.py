@@ -53,10 +53,16 @@ class Done:
         return json.loads(self.out)
 
 
-def plait(folder: Path, *words: str, stdin: Path = Path(os.devnull), **extra: str) -> Done:
-    """Run `plait WORDS` in `folder`, through pipes, with the file `stdin` as its standard input."""
+def plait(
+    folder: Path, *words: str, stdin: Path = Path(os.devnull), loaded: tuple[str, ...] = (), **extra: str
+) -> Done:
+    """Run `plait WORDS` in `folder`, through pipes, with the file `stdin` as its standard input.
+
+    `loaded` names modules that the command imports and most commands do not.
+    """
+    options: dict[str, Any] = {"cwd": folder, "env": environment(**extra), "timeout": _LIMIT, "loaded": loaded}
     with stdin.open() as file:
-        done = warm.run([*PLAIT, *words], cwd=folder, env=environment(**extra), stdin=file, timeout=_LIMIT)
+        done = warm.run([*PLAIT, *words], stdin=file, **options)
     return Done(done.returncode, done.stdout, done.stderr)
 
 

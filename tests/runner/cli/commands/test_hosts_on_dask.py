@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Generator
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -14,7 +15,10 @@ pytest.importorskip("distributed")
 
 from tests.support.agents.logs import LIMIT, wait_for
 from tests.support.hosts.dask_cluster import DaskCluster
-from tests.support.processes.command import Terminal, plait, plait_here
+from tests.support.processes import command
+from tests.support.processes.command import Terminal, plait_here
+
+plait = partial(command.plait, loaded=("distributed",))
 
 FUNCTIONS = """
 import os
@@ -148,7 +152,7 @@ def test_a_cluster_with_tls_takes_the_certificates_of_dask(tmp_path: Path) -> No
     settings = cluster.use_tls()
     with cluster:
         write_plan(tmp_path, cluster.address)
-        done = plait(tmp_path, "run", "plan.json", **settings)
+        done = plait(tmp_path, "run", "plan.json", loaded=(), **settings)  # Dask takes the settings when imported
         assert (done.code, done.out.strip()) == (0, "hello on m1; again on m1"), done.err
         refused = plait(tmp_path, "hosts", "plan.json")
     assert refused.code == 1
