@@ -24,10 +24,19 @@ CHROMIUM = next(
 )
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="needs a Chromium: apt install chromium")
 LIMIT = 30.0
+_WITHOUT = (
+    # The menus of the address bar are pages, each of which takes a second of a processor in a window that nobody sees.
+    "WebUIOmniboxPopup", "WebUIOmniboxAimPopup",
+    # As Playwright has it: of two such options Chromium takes the last.
+    "AvoidUnnecessaryBeforeUnloadCheckSync", "DestroyProfileOnBrowserClose", "HttpsUpgrades",
+    "HttpsFirstBalancedModeAutoEnable", "LensOverlay", "MediaRouter", "PaintHolding", "ThirdPartyStoragePartitioning",
+    "AvoidCorsURLLoaderRestartOnRedirect", "OptimizationHints", "NetworkTimeServiceQuerying", "AimEnabled",
+    "PreconnectToSearch",
+)  # fmt: skip
 
 
 def launch(driver: Playwright) -> Browser:
-    arguments = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+    arguments = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", f"--disable-features={','.join(_WITHOUT)}"]
     return driver.chromium.launch(executable_path=CHROMIUM, args=arguments)
 
 
