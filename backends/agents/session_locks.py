@@ -13,8 +13,8 @@ import json
 import os
 import re
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 import anyio
@@ -34,6 +34,16 @@ class SessionInUse(BackendError):  # noqa: N818
         self.holder = holder
 
 
+@contextmanager
+def _writing(path: Path) -> Generator[None]:
+    """Raise BackendError (transient) in place of an OSError: there may be room again at the next attempt."""
+    try:
+        yield
+    except OSError as error:
+        message = f"the session cannot be locked, because {path} cannot be written: {error.strerror or error}"
+        raise BackendError(ErrorKind.TRANSIENT, message) from error
+
+
 class Sessions:
     """The sessions of one kind of agent. The files are in `folder`, created for the current user only."""
 
@@ -46,14 +56,17 @@ class Sessions:
         """Lock the session for writing, and yield the descriptor that the child has to inherit.
 
         If another process holds the lock, `on_wait` is called with a description of the holder. Raises SessionInUse
-        after `patience` seconds.
+        after `patience` seconds, and BackendError (transient) if the file cannot be written, as on a full disk.
         """
-        private_folder(self._folder)
-        descriptor = os.open(self._path(session_id, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        path = self._path(session_id, "lock")
+        with _writing(path):
+            private_folder(self._folder)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             await _lock(descriptor, session_id, patience, on_wait)
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+            with _writing(path):
+                os.ftruncate(descriptor, 0)
+                os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
             yield descriptor
         finally:
             os.close(descriptor)

@@ -16,6 +16,7 @@ import os
 import platform
 import shutil
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager, suppress
@@ -45,6 +46,7 @@ from plait.backends.hosts.frames import (
 )
 from plait.backends.hosts.slots import Slots, slots_taken
 from plait.backends.process.manifest import manifests_below
+from plait.backends.process.private import private_folder
 from plait.backends.process.spawn import sweep
 from plait.backends.protocol import (
     Allowance,
@@ -76,6 +78,7 @@ async def serve(build: Build, state: Path, version: str) -> None:
     try:
         hello = read_frame(await reader.readline())
         if hello["op"] == "probe":
+            _check_writable(state)
             write({"op": "state", "version": version, "at_work": _at_work(state)})
             return
         host = _admit(hello, state, version)
@@ -85,7 +88,10 @@ async def serve(build: Build, state: Path, version: str) -> None:
         write({"op": "refused", "why": refused.why, "message": str(refused), "version": version})
         return
     except (ValueError, KeyError, TypeError, OSError) as error:
-        write({"op": "refused", "why": "error", "message": one_line(str(error)), "version": version})
+        message = str(error)
+        if isinstance(error, OSError) and error.strerror is not None:
+            message = f"{error.filename or state} cannot be written: {error.strerror}"
+        write({"op": "refused", "why": "error", "message": one_line(message), "version": version})
         return
     write({"op": "ready", "version": version, "node": platform.node(), "taken": taken})
     async with AsyncExitStack() as opened, anyio.create_task_group() as attempts:
@@ -114,10 +120,14 @@ def _admit(hello: Mapping[str, Any], state: Path, version: str) -> _Host:
     return _Host(folder, state, hello["slots"])
 
 
+def _check_writable(state: Path) -> None:
+    """Raise OSError if files cannot be written in `state`, as with a full disk or a home folder that is read-only."""
+    with tempfile.TemporaryFile(dir=private_folder(state)) as file:
+        file.write(b"\0" * 4096)
+
+
 def _at_work(state: Path) -> int:
     """Return the attempts under way: those that hold slots, or the living agents, if there are more of them."""
-    if not state.is_dir():
-        return 0
     agents = sum(manifest.is_alive for _, manifest in manifests_below(state))
     return max(agents, slots_taken(state))
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import subprocess
 import sys
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -12,6 +14,7 @@ import pytest
 
 from plait.backends import BackendError, ConversationRequest, ErrorKind, Output
 from plait.backends.agents import conversation as turn
+from plait.backends.agents.session_locks import Sessions
 from tests.support.agents.homes import Home, send, send_opened, until
 
 
@@ -73,3 +76,13 @@ sys.stdin.read()
 
 def _locks(home: Home) -> list[str]:
     return [str(path) for path in home.files().sessions.glob("*.lock")]
+
+
+@pytest.mark.parametrize("lock", ["/dev/full", "/dev/null/lock"])
+async def test_a_lock_that_cannot_be_written_may_be_written_later(tmp_path: Path, lock: str) -> None:
+    name = hashlib.sha256(b"s").hexdigest()[:32]
+    (tmp_path / f"agent-{name}.lock").symlink_to(lock)
+    with pytest.raises(BackendError, match=r"the session cannot be locked, because .* cannot be written: ") as caught:
+        async with Sessions(tmp_path, "agent").writing("s", 1.0, print):
+            raise AssertionError("the lock is held")
+    assert caught.value.kind is ErrorKind.TRANSIENT

@@ -124,6 +124,17 @@ def test_hosts_and_their_state_are_listed(world: HostFolder) -> None:
     ]
 
 
+def test_a_host_whose_folder_cannot_be_written_is_named(world: HostFolder) -> None:
+    folder = write_plan(world)
+    (world.folder / "m2").touch()  # a file in place of the folder of the host's state
+    why = f"{world.folder}/m2/plait cannot be written: Not a directory"
+    done = plait(folder, "hosts", "plan.json", "--json")
+    assert (done.code, [one["problem"] for one in done.value]) == (1, [None, why])
+    done = plait(folder, "doctor", "--hosts", "plan.json", "--json", HOME=str(folder))
+    checks = {one["check"]: (one["verdict"], one["found"]) for one in done.value["checks"]}
+    assert checks["m2: host"] == ("bad", why)
+
+
 def test_hosts_are_listed_although_the_store_cannot_be_read(world: HostFolder) -> None:
     folder = write_plan(world)
     world.set_away("m2")
