@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
+_FOREIGN = re.compile(r"[^A-Za-z0-9._-]")
 _ROUNDING = 1e-9
 """Part of an attempt by which a division may be too low, as 0.3 / 0.1 is."""
 
@@ -39,9 +41,12 @@ def _is_loopback(host: str) -> bool:
 
 
 def host_name(address: str, name: object) -> str:
-    """Return the name of the host with a worker: the name given to the worker, else the IP address of the machine."""
+    """Return the name of the host with a worker: the name given to the worker, else the IP address of the machine.
+
+    A character that session ids and names of folders cannot have is replaced by a dash.
+    """
     given = str(name)
-    return (urlsplit(address).hostname or "").replace(":", "-") if given == address else given
+    return _FOREIGN.sub("-", urlsplit(address).hostname or "" if given == address else given)
 
 
 def slots_of(resources: Mapping[str, float]) -> int:

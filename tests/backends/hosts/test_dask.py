@@ -159,6 +159,18 @@ def test_slots_are_the_attempts_for_which_a_host_has_resources(needs: list[dict[
     assert slots_for({"agents": 0.3, "gpus": 2}, needs) == slots
 
 
+async def test_a_worker_may_have_any_name(tmp_path: Path) -> None:
+    with DaskCluster(tmp_path / "cluster", {"gpu box@1:a": 1}) as cluster:
+        await cluster.ready()
+        hosts = cluster.hosts()
+        async with hosts.reachable() as reachable:
+            assert [(one.name, one.problem) for one in await probe_hosts(reachable)] == [("gpu-box-1-a", None)]
+        async with SQLiteStore(tmp_path / "runs.db") as store:
+            result = await ParallelRunner(hosts.placed(functions.echo), store=store).run(tasks(1), "r")
+            (placed,) = await store.list_events("r", kind=EventKind.TASK_PLACED)
+    assert (result.text, json.loads(placed.detail)) == ({"t0": "re: hello"}, {"place": "gpu-box-1-a"})
+
+
 async def test_two_runs_share_the_resources_of_a_worker(cluster: DaskCluster, tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     needs = {"agents": 3}
