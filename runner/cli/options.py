@@ -79,6 +79,11 @@ class _StoreParameter(click.Path):
             return value
         if isinstance(value, str) and _is_address(value):
             return store_place(value)
+        if isinstance(value, str) and "://" in value:  # a path such as mysql://... would be made, password and all
+            raise CliError(
+                f"{_masked(value)} is no address of a store; name a PostgreSQL database, such as "
+                "postgresql://db/plait, or a file"
+            )
         return Path(super().convert(value, param, ctx))  # type: ignore[arg-type]
 
 

@@ -130,6 +130,19 @@ def test_a_password_on_the_command_line_is_refused(tmp_path: Path, address: str)
     assert PASSWORD not in refused.err
 
 
+@pytest.mark.parametrize("scheme", ["postgresql+asyncpg", "POSTGRES", "mysql"])
+@pytest.mark.parametrize("command", [("runs",), ("run", "plan.yaml")], ids=" ".join)
+def test_an_address_of_another_scheme_is_no_file(tmp_path: Path, scheme: str, command: tuple[str, ...]) -> None:
+    (tmp_path / "plan.yaml").write_text(PLAN)
+    done = plait_here(tmp_path, *command, PLAIT_STORE=f"{scheme}://me:{PASSWORD}@db/plait")
+    assert (done.code, done.out) == (2, "")
+    assert done.err == (
+        f"plait: {scheme}://me:***@db/plait is no address of a store; name a PostgreSQL database, such as "
+        "postgresql://db/plait, or a file\n"
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["plan.yaml"]
+
+
 @pytest.mark.parametrize("command", [("runs",), ("show", "last"), ("gc", "--keep", "1"), ("doctor",)])
 def test_a_server_that_cannot_be_reached_is_one_line(tmp_path: Path, command: tuple[str, ...]) -> None:
     address = f"postgresql://me:{PASSWORD}@127.0.0.1:1/x"
