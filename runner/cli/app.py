@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from importlib import import_module
 from typing import cast
 
@@ -91,3 +92,5 @@ def cli() -> None:
 
     Name a run by its id, by the beginning of its id, or as `last`.
     """
+    # Without a handler Python would print bare warnings in the middle of the display.
+    logging.getLogger("plait").addHandler(logging.NullHandler())

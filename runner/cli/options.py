@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import shutil
 import sys
@@ -213,8 +212,6 @@ set_option = click.option(
 def apply_log_options(style: str | None, level: str) -> None:
     """Write log lines to standard error if `--log` was given."""
     if style is None:
-        # Without a handler Python would print bare warnings in the middle of the display.
-        logging.getLogger("plait").addHandler(logging.NullHandler())
         return
     from plait.runner.log import configure_logging  # noqa: PLC0415 - imports structlog
 

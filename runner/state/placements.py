@@ -6,9 +6,12 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from plait.backends.errors import ErrorKind
 from plait.persistence.protocol import Store
-from plait.persistence.records import EventKind
-from plait.runner.domain.status import TASK_STATUSES, TaskStatus
+from plait.persistence.records import AttemptRecord, AttemptStatus, EventKind
+
+_WITHOUT_HOST = frozenset({ErrorKind.CRASHED, ErrorKind.TIMEOUT, ErrorKind.UNAVAILABLE})
+"""The kinds of errors that an attempt may have although its host reported no end."""
 
 
 class PlacedAttempt(NamedTuple):
@@ -36,16 +39,21 @@ async def placed_attempts(store: Store, run_id: str) -> dict[tuple[str, int], Pl
 async def unfinished_on_hosts(store: Store, run_id: str) -> Mapping[str, Sequence[str]]:
     """Return the ids of the tasks with attempts that may be under way, by host. Raises StoreError.
 
-    Only the last attempt of a completed task has certainly ended: an earlier one, or one of a task that was cancelled,
-    may have been left on a host that was away.
+    An attempt has certainly ended if the host reported its end: an answer, a question or an error. An attempt of which
+    the runner itself has stored the end may have been left on a host that was away.
     """
     placed = await placed_attempts(store, run_id)
-    ended: set[tuple[str, int]] = set()
-    if placed:
-        tasks = await store.list_tasks(run_id)
-        ended = {(one.task_id, one.attempt) for one in tasks if TASK_STATUSES[one.status] is TaskStatus.COMPLETED}
+    if not placed:
+        return {}
+    ended = {(one.task_id, one.attempt) for one in await store.list_attempts(run_id) if _reported_by_host(one)}
     found: dict[str, dict[str, None]] = {}
     for attempt, at in placed.items():
         if attempt not in ended:
             found.setdefault(at.place, {})[attempt[0]] = None
     return {host: tuple(ids) for host, ids in found.items()}
+
+
+def _reported_by_host(attempt: AttemptRecord) -> bool:
+    if attempt.error_kind is not None:
+        return attempt.error_kind not in _WITHOUT_HOST
+    return AttemptStatus(attempt.status) in {AttemptStatus.COMPLETED, AttemptStatus.ASKED}
