@@ -16,7 +16,7 @@ from plait.persistence.protocol import Store
 from plait.runner.cli.display.follow import stop_on_signal
 from plait.runner.cli.display.plain import PlainDisplay
 from plait.runner.cli.display.report import store_failures
-from plait.runner.cli.display.text import one_line
+from plait.runner.cli.display.text import counted, one_line, seconds
 from plait.runner.cli.exits import cli_error_of, print_note
 from plait.runner.cli.stored_backends import FileOptions
 from plait.runner.cli.stored_runners import StoredRunners
@@ -63,6 +63,8 @@ class Worker:
         self._clock = Clock()
         self._runs: dict[str, Run | None] = {}
         """The runs that are executed here; None while the run is being prepared."""
+        self._storing: set[str] = set()
+        """Runs that have ended, and wait for the store."""
         self._later: dict[str, float] = {}
         """Runs that are left alone for now, with the time on the clock of the next try."""
         self._stopping = False
@@ -85,11 +87,14 @@ class Worker:
             beside.cancel_scope.cancel()
 
     def stop(self) -> None:
-        """Take no further run, and stop the runs under way. Each is stored, and free for other workers."""
+        """Take no further run, and stop the runs under way. Each is stored, and free for other workers.
+
+        A run that has ended is not stopped: that would end its wait for a store that is away.
+        """
         self._stopping = True
         self._changed.set()
-        for run in self._runs.values():
-            if run is not None:
+        for run_id, run in self._runs.items():
+            if run is not None and run_id not in self._storing:
                 run.stop()
 
     async def _choose(self) -> list[str]:
@@ -130,6 +135,7 @@ class Worker:
             self._later[run_id] = self._clock.monotonic() + AGAIN_S
         finally:
             del self._runs[run_id]
+            self._storing.discard(run_id)
             self._changed.set()
 
     async def _resume(self, run_id: str) -> None:
@@ -145,7 +151,13 @@ class Worker:
         async with run:
             async for event in run.events():
                 begins |= isinstance(event, events.RunStarted | events.RunResumed)
-                if not isinstance(event, events.TaskEvent | events.TasksAdded):
+                if isinstance(event, events.StoreAwaited):
+                    self._storing.add(run.run_id)
+                    print_note(
+                        f"run {one_line(run.run_id)} has ended; waiting up to {seconds(event.seconds)} for the store "
+                        f"to take the last {counted(event.changes, 'change')}; a second signal ends the wait"
+                    )
+                elif not isinstance(event, events.TaskEvent | events.TasksAdded):
                     self._display.handle(event)
         result = await run.result()
         for line in store_failures(result):

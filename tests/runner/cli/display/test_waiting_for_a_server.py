@@ -5,29 +5,56 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from tests.support.processes.command import environment
+from tests.support.processes.away_at_the_end import FAILED
+from tests.support.processes.command import environment, plait_here
 
 PLAN = 'backends: {w: {kind: function, call: "work.py:work"}}\ntasks: [{id: a, prompt: hello}]\n'
-WORK = "async def work(prompt):\n    return prompt\n"
+WORK = "async def work(prompt):\n    open('away', 'w').close()\n    return prompt\n"
+
+
+@contextmanager
+def waiting(folder: Path, *words: str) -> Generator[tuple[subprocess.Popen[str], str, Iterator[str]]]:
+    """The command while its run waits at the end, the line that says so, and the lines that follow."""
+    command = [sys.executable, "-m", "tests.support.processes.away_at_the_end", *words]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, cwd=folder, env=environment(), stdout=pipe, stderr=pipe, text=True) as process:
+        assert process.stderr is not None
+        try:
+            lines = iter(process.stderr.readline, "")
+            yield process, next(line for line in lines if "waiting up to 5m00s" in line), lines
+        finally:
+            process.kill()
+
+
+def write_plan(folder: Path) -> None:
+    (folder / "plan.yaml").write_text(PLAN)
+    (folder / "work.py").write_text(WORK)
 
 
 def test_ctrl_c_ends_the_wait_and_the_loss_is_said(tmp_path: Path) -> None:
     """The run has completed, so the exit code is 0."""
-    (tmp_path / "plan.yaml").write_text(PLAN)
-    (tmp_path / "work.py").write_text(WORK)
-    command = [sys.executable, "-m", "tests.support.processes.away_at_the_end", "plan.yaml"]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, cwd=tmp_path, env=environment(), stdout=pipe, stderr=pipe, text=True) as process:
-        assert process.stderr is not None
-        try:
-            lines = iter(process.stderr.readline, "")
-            waits = next(line for line in lines if "waiting up to 5m00s" in line)
-            assert "Ctrl-C ends the wait" in waits
-            process.send_signal(signal.SIGINT)
-            out, said = process.communicate(timeout=30)
-        finally:
-            process.kill()
+    write_plan(tmp_path)
+    with waiting(tmp_path, "run", "plan.yaml") as (process, line, _):
+        assert "Ctrl-C ends the wait" in line
+        process.send_signal(signal.SIGINT)
+        out, said = process.communicate(timeout=30)
     assert (process.returncode, out) == (0, "hello\n")
     assert "changes not stored: the server is away" in said
+
+
+def test_a_worker_that_is_stopped_stores_the_run_first(tmp_path: Path) -> None:
+    write_plan(tmp_path)
+    assert plait_here(tmp_path, "submit", "plan.yaml").code == 0
+    with waiting(tmp_path, "worker") as (process, line, lines):
+        assert "a second signal ends the wait" in line
+        process.send_signal(signal.SIGTERM)
+        assert any(line.startswith("stopping, and storing the state") for line in lines)
+        assert [next(lines).strip() for _ in range(2)] == [FAILED, FAILED]
+        (tmp_path / "away").unlink()
+        _, said = process.communicate(timeout=30)
+    assert (process.returncode, "not stored" in said) == (0, False), said
+    assert plait_here(tmp_path, "show", "last", "--json").value["status"] == "completed"
