@@ -181,9 +181,17 @@ class StoredBackends:
 
     def _distrust_message(self, name: str, spec: BackendSpec) -> str:
         if isinstance(spec, AgentSpec):
+            why = f"agent {name!r} of run {self.run_id} may run commands, so a plan file has to have it as stored"
+            if self.plan is None:
+                return f"{why}, and the run has no plan file; name a file with --backends FILE"
+            now = self._plan_specs(name).get(name)
+            if now is None:
+                return f"{why}, and {self.plan} has no such backend; put it back, or name a file with --backends FILE"
+            old, new = spec.model_dump(), now.model_dump()
+            differing = ", ".join(key for key in {**old, **new} if old.get(key) != new.get(key))
             return (
-                f"the permissions or the command of agent {name!r} in the store of run {self.run_id} are not those of "
-                f"the plan file; change the agent in the plan file, or name that file with --plan PATH"
+                f"{why}: the values of {differing} are not those of the plan file {self.plan}; change them there, or "
+                "name a file with --backends FILE"
             )
         if isinstance(spec, PydanticAISpec):
             return (

@@ -148,3 +148,28 @@ async def test_a_file_that_is_not_enough_for_a_run_of_a_program(
     named = ("--backends", "other.yaml") if text is not None else ()
     refused = await command(tmp_path, "resume", "r1", "--retry-failed", *words, *named)
     assert (refused.code, said in refused.err) == (2, True), refused.err
+
+
+@pytest.mark.parametrize(
+    ("now", "said"),
+    [
+        (
+            "coder: {kind: codex, cwd: there, model: m}",
+            "the values of model, cwd are not those of the plan file {plan}; ",
+        ),
+        ("other: {kind: codex}", "{plan} has no such backend; put it back, or name a file with --backends FILE"),
+        (None, "the run has no plan file; name a file with --backends FILE"),
+    ],
+)
+def test_an_agent_that_is_not_as_in_the_plan_file_is_refused_with_what_differs(
+    tmp_path: Path, now: str | None, said: str
+) -> None:
+    plan = tmp_path / "plan.yaml"
+    plan.write_text("backends: {coder: {kind: codex, cwd: .}}\ntasks: [{id: a, prompt: one}]\n")
+    if now is None:
+        assert plait(tmp_path, "submit", "-", stdin=plan).code == 0
+    else:
+        assert plait_here(tmp_path, "submit", "plan.yaml").code == 0
+        plan.write_text(f"backends: {{{now}}}\ntasks: [{{id: a, prompt: one}}]\n")
+    refused = plait_here(tmp_path, "resume", "last")
+    assert (refused.code, said.format(plan=plan) in refused.err) == (2, True), refused.err
