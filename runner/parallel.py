@@ -351,8 +351,9 @@ class ParallelRunner:
         `on_unreached` is called with the hosts that cannot be reached, and the ids of the tasks that may be under way
         on each: call again when the hosts are back.
 
-        An owner with unknown state receives the request and is watched for one `lease`. Raises StoreRequired,
-        RunNotFound, StoreError. Cancelling this call does not withdraw the request.
+        An owner with unknown state, such as one on another host, receives the request, has `wait` seconds to answer,
+        and is then watched for one `lease`. Raises StoreRequired, RunNotFound, StoreError. Cancelling this call does
+        not withdraw the request.
         """
         return await cancel_run(self._config, run_id, wait, on_unreached)
 

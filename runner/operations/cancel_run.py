@@ -19,7 +19,7 @@ from plait.runner.errors import RunOwned
 from plait.runner.recovery.lease import acquire, is_live, wait_for_expiry
 from plait.runner.state.codec import encode_event
 from plait.runner.state.orphans import kill_orphans
-from plait.runner.state.owner import Liveness, liveness, unregister
+from plait.runner.state.owner import Liveness, liveness, seems_free, unregister
 from plait.runner.state.placements import unfinished_on_hosts
 from plait.runner.state.stored_run import StoredRun, stored_record, stored_run
 
@@ -31,7 +31,7 @@ OnUnreached: TypeAlias = Callable[[Mapping[str, Sequence[str]]], None]
 async def cancel_run(config: Config, run_id: str, wait: float, on_unreached: OnUnreached) -> RunStatus:
     """Cancel the run. See `ParallelRunner.cancel_run`."""
     ends = config.clock.monotonic() + wait
-    told = False
+    told, watched = False, None
     while True:
         store, record = await stored_record(config.store, run_id)
         if RunStatus(record.status) in RUN_DONE:
@@ -44,13 +44,15 @@ async def cancel_run(config: Config, run_id: str, wait: float, on_unreached: OnU
                 await store.send(run_id, cancel_note(record, iso(config.clock.wall())))
             wake(record.owner)
             told = True
-        if not is_live(record, config.clock.wall()):
+        is_late = config.clock.monotonic() >= ends
+        may_answer = is_live(record, config.clock.wall()) or not (is_late or seems_free(record))
+        if not may_answer and (record.owner is None or record.owner != watched):
             try:
                 return await _cancel_from_here(config, run_id, on_unreached)
-            except RunOwned:  # another process claimed the run first
-                if not told:
-                    continue
-        if config.clock.monotonic() >= ends:
+            except RunOwned:  # another process claimed the run first, or the owner has written meanwhile
+                watched = record.owner if told else None
+                continue
+        if is_late:
             return RunStatus.CANCELLING
         await config.clock.sleep(_LOOK_AGAIN_S)
 

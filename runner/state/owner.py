@@ -72,5 +72,5 @@ def liveness(owner: Owner) -> Liveness:
 
 
 def seems_free(run: RunRecord) -> bool:
-    """Return whether no process seems to run the run. For display only: an owner that is late may still go on."""
+    """Return whether no process seems to run the run. Not enough for a claim: an owner that is late may still go on."""
     return run.owner is None or run.lease_has_expired or liveness(run.owner) is Liveness.DEAD

@@ -14,6 +14,7 @@ from plait.persistence import (
     NoteRecord,
     RunClaimed,
     RunCreated,
+    RunReleased,
     RunStatusChanged,
     Store,
     StoreError,
@@ -165,6 +166,25 @@ async def test_an_owner_that_shows_that_it_lives_cancels_by_itself() -> None:
 
     runner = ParallelRunner(Talker(), store=store, clock=Heeding(), lease=6.0)
     assert await runner.cancel_run("r") is RunStatus.CANCELLING
+
+
+@pytest.mark.parametrize(("wait", "slept"), [(1.0, [0.2]), (0.0, [2.0])], ids=["while waited for", "while watched"])
+async def test_the_end_of_a_run_by_its_owner_elsewhere_is_seen(wait: float, slept: list[float]) -> None:
+    store = MemoryStore()
+    await owned_by_another(store, host="another host")
+
+    class Cancelling(QuickClock):
+        async def sleep(self, seconds: float) -> None:
+            await super().sleep(seconds)
+            record = await store.get_run("r")
+            assert record is not None
+            ended = (RunStatusChanged(AT, "cancelling"), RunStatusChanged(AT, "cancelled"), RunReleased(AT))
+            await store.write(Batch("r", record.epoch, record.last_seq + 1, ended))
+
+    clock = Cancelling()
+    runner = ParallelRunner(Talker(), store=store, clock=clock, lease=6.0)
+    assert await runner.cancel_run("r", wait=wait) is RunStatus.CANCELLED
+    assert clock.slept == slept
 
 
 async def test_a_run_that_is_taken_over_at_that_very_moment_is_cancelled_there() -> None:
