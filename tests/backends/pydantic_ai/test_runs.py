@@ -11,9 +11,9 @@ from typing import Any
 
 import anyio
 import anyio.to_thread
-import psutil
 import pytest
 
+from plait.backends.process.proctable import start_time
 from tests.support.processes import warm
 from tests.support.processes.command import PLAIT, Done, environment
 from tests.support.processes.warm import Warm
@@ -117,7 +117,7 @@ async def test_a_killed_turn_goes_on_from_its_last_step(folder: Path) -> None:
         await anyio.to_thread.run_sync(process.wait)
         (pid,) = {int(line.split()[1]) for line in (folder / "log").read_text().splitlines()}
         with anyio.fail_after(10):
-            while psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie":  # noqa: ASYNC110
+            while start_time(pid) is not None:  # noqa: ASYNC110
                 await anyio.sleep(0.02)
         server.answers = [saying("Three."), saying("Thirty.")]
         done = await command(folder, server, "resume", "last")

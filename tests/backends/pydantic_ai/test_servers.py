@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from plait.backends import BackendError, BackendUnavailable, ConversationRequest, ErrorKind, PydanticAIBackend
+from plait.backends.process.proctable import start_time
 from plait.backends.pydantic_ai.declared import DeclaredAgent, McpServer
 from tests.support.tool_calls import calling, saying
 from tests.support.wire import plain, serve
@@ -58,7 +59,7 @@ async def until_noted(log: Path, event: str) -> str:
 
 async def until_gone(*pids: int) -> None:
     with anyio.fail_after(10):
-        while any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in pids):  # noqa: ASYNC110
+        while any(start_time(pid) is not None for pid in pids):  # noqa: ASYNC110
             await anyio.sleep(0.02)
 
 

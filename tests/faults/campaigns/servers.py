@@ -25,7 +25,7 @@ from tests.faults.campaigns.planted import try_planted
 from tests.faults.campaigns.report import Report, Scale
 from tests.faults.campaigns.server_bugs import BUGS, SHOWN
 from tests.persistence.postgres.runs import dag
-from tests.support.stores.postgres import address, kill, start_again, start_server
+from tests.support.stores.postgres import address, end_server, kill, start_again, start_server
 from tests.support.stores.standby import pair
 
 TASKS = {"quick": 300, "nightly": 3000}
@@ -106,7 +106,7 @@ async def killed(tasks: int, kills: int) -> list[str]:
                 result = await run.result()
             return await violations(dsn, result, calls, tasks)
         finally:
-            server.cleanup()
+            end_server(server)
 
 
 async def failed_over(tasks: int) -> list[str]:
@@ -144,7 +144,7 @@ async def away_at_the_end(tasks: int, seconds: float) -> list[str]:
                 result = await run.result()
             return await violations(dsn, result, calls, tasks)
         finally:
-            server.cleanup()
+            end_server(server)
 
 
 def run(*, scale: Scale, seed: int = 0) -> Report:

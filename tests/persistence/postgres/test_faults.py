@@ -33,7 +33,7 @@ from plait.persistence import (
 from plait.persistence.contract.samples import OPENING, RUN, START_A, Writer, at, owner, whole
 from plait.persistence.postgres import connection, listener
 from tests.persistence.postgres.runs import TASKS, Counted, dag
-from tests.support.stores.postgres import address, in_schema, restart, start_server
+from tests.support.stores.postgres import address, end_server, in_schema, restart, start_server
 
 
 async def test_a_run_goes_on_after_the_death_of_its_owner(dsn: str, tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def own_server() -> Iterator[tuple[str, object]]:
         try:
             yield address(server), server
         finally:
-            server.cleanup()
+            end_server(server)
 
 
 async def test_a_former_owner_is_fenced_by_the_one_statement(store: PostgresStore, dsn: str) -> None:

@@ -15,7 +15,7 @@ from plait import PostgresStore
 from plait.persistence import StoreUnusable
 from tests.support.processes.command import PLAIT, environment
 from tests.support.processes.fleet import until
-from tests.support.stores.postgres import address, start_server
+from tests.support.stores.postgres import address, end_server, start_server
 
 PASSWORD = "s3cret-of-mine"
 PLAN = """
@@ -65,7 +65,7 @@ def locked() -> Iterator[Locked]:
             )
             yield Locked(server, str(server.get_postmaster_info().socket_dir))
         finally:
-            server.cleanup()
+            end_server(server)
 
 
 @pytest.fixture(autouse=True)

@@ -31,6 +31,7 @@ import dask.config
 dask.config.refresh()  # from the environment: it has been imported in another
 runpy.run_module("dask", run_name="__main__", alter_sys=True)
 """
+_LIMIT_S = 60.0
 
 
 class DaskCluster:
@@ -82,8 +83,8 @@ class DaskCluster:
 
     async def ready(self) -> None:
         """Return once each worker is there."""
-        async with Client(self.address, asynchronous=True, timeout=60) as client:
-            await client.wait_for_workers(len(self.agents))  # pyright: ignore[reportGeneralTypeIssues]
+        async with Client(self.address, asynchronous=True, timeout=_LIMIT_S) as client:
+            await client.wait_for_workers(len(self.agents), timeout=_LIMIT_S)  # pyright: ignore[reportGeneralTypeIssues]
 
     def start_scheduler(self) -> None:
         self._start(
@@ -116,7 +117,7 @@ class DaskCluster:
     def wait(self, *names: str) -> None:
         """Return once the processes have exited by themselves."""
         for name in names:
-            self.processes[name].wait()
+            self.processes[name].wait(_LIMIT_S)
 
     def log(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text()

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +114,8 @@ class DaskWorld(PlacedWorld):
         """SIGKILL of every process of the world."""
         self.cluster.kill(*self.cluster.processes)
         for pid in self.alive():
-            os.kill(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 def runner_of(folder: Path, store: SQLiteStore, **options: Any) -> ParallelRunner:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from plait.backends.hosts.ssh import SSHHost, SSHHosts
@@ -36,7 +37,8 @@ class HostFolder:
         """Stop the host processes, those of later connections too."""
         (self.folder / f"{name}.silent").touch()
         for pid in self.processes(name):
-            os.kill(pid, signal.SIGSTOP)
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
 
     def set_back(self, name: str) -> None:
         for how in ("away", "silent"):
@@ -51,6 +53,7 @@ class HostFolder:
     def kill(self, name: str) -> None:
         """SIGKILL of the host process; returns once it is gone."""
         for pid in self.processes(name):
-            os.kill(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
             while start_time(pid) is not None:
                 pass

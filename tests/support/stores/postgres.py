@@ -41,6 +41,12 @@ def start_server(folder: Path) -> Any:
     return get_server(folder, cleanup_mode="delete")
 
 
+def end_server(server: Any) -> None:
+    """Stop a server that `start_server` started, and delete its data."""
+    with suppress(psutil.NoSuchProcess):  # a server that was stopped or killed may end its last process meanwhile
+        server.cleanup()
+
+
 def address(server: Any, database: str = "postgres") -> str:
     """Return the address of a database of the server."""
     info = server.get_postmaster_info()

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import quote
 
 import asyncpg
-import psutil
 
-from tests.support.stores.postgres import start_server
+from tests.support.stores.postgres import end_server, start_server
 
 
 class Pair:
@@ -91,8 +90,7 @@ class Pair:
         """Stop both servers."""
         if self._standby_runs:
             self._run("pg_ctl", "-D", str(self._folder), "-m", "immediate", "stop")
-        with suppress(psutil.NoSuchProcess):  # a primary that was stopped may end its last process meanwhile
-            self._primary.cleanup()
+        end_server(self._primary)
 
     @property
     def _at_primary(self) -> tuple[str, ...]:
