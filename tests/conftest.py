@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import gc
+import inspect
 import os
 import signal
 import sys
 import tempfile
-from collections.abc import AsyncGenerator, Generator, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,7 +24,9 @@ from tests.support.processes.room import Kin, kin
 PRIVATE = ("OPENAI_", "ANTHROPIC_", "PLAIT_")
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 MEMORY = Path("/dev/shm")
-LONG = [Path(__file__).parent / name for name in ("docs", "faults", "backends/hosts", "runner/recovery")]
+LIMIT_S = 130.0
+"""Less than `faulthandler_timeout`, at which a whole worker ends, with all the tests that it has not run."""
+LONG = [Path(__file__).parent / name for name in ("docs", "faults", "backends/hosts", "runner/recovery", "runner/web")]
 
 # Told to write no bytecode, each of the hundreds of commands that the tests start would compile all of ours again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -36,6 +42,20 @@ if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # and one under nohup
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the tests that mostly wait for other processes: at the end a long file would leave workers idle."""
     items.sort(key=lambda item: not any(item.path.is_relative_to(folder) for folder in LONG))
+    for item in items:
+        if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.obj):
+            item.obj = _limited(item.obj)
+
+
+def _limited(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., Coroutine[Any, Any, None]]:
+    """Return the test with an end to all its waits: a TimeoutError with the line that waits."""
+
+    @functools.wraps(test)
+    async def limited(*args: Any, **options: Any) -> None:
+        async with asyncio.timeout(LIMIT_S):
+            await test(*args, **options)
+
+    return limited
 
 
 def pytest_collection_finish() -> None:
