@@ -23,7 +23,7 @@ from plait.runner.cli.display.text import one_line
 from plait.runner.cli.display.waits import local_time
 from plait.runner.cli.exits import COMPLETED, FAILED, print_note
 from plait.runner.cli.lookup import MAX_RUNS_SEARCHED, read_only_store
-from plait.runner.cli.options import DEFAULT_STORE, StorePlace, json_option, store_option
+from plait.runner.cli.options import StorePlace, json_option, store_option
 from plait.runner.domain.events import HostAway
 from plait.runner.operations.inspect import away_hosts
 
@@ -76,7 +76,7 @@ def _may_lack(group: HostsInUse, states: Iterable[HostState]) -> bool:
 
 async def _away_hosts(place: StorePlace) -> Sequence[tuple[Collection[str], HostAway]]:
     """Return the hosts that running runs in the store wait for, each with the groups of hosts of the run."""
-    if place == DEFAULT_STORE and not DEFAULT_STORE.exists():
+    if isinstance(place, Path) and not place.exists():  # nothing has run yet
         return ()
     found: list[tuple[Collection[str], HostAway]] = []
     try:

@@ -144,6 +144,14 @@ def test_hosts_are_listed_although_the_store_cannot_be_read(world: HostFolder) -
     assert "the store does not say since when hosts are away: " in done.err
 
 
+def test_a_store_in_which_nothing_has_run_yet_is_not_missed(world: HostFolder) -> None:
+    folder = write_plan(world)
+    world.set_away("m2")
+    done = plait(folder, "hosts", "plan.json", PLAIT_STORE="runs/new.db")
+    assert (done.code, done.err) == (1, "")
+    assert not (folder / "runs").exists()
+
+
 def test_the_doctor_visits_the_hosts(world: HostFolder) -> None:
     folder = write_plan(world)
     world.set_away("m2")
