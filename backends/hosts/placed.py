@@ -39,6 +39,9 @@ from plait.backends.protocol import (
 )
 from plait.backends.values import value
 
+_OF_HOST = frozenset({ErrorKind.UNAVAILABLE, ErrorKind.AUTH})
+"""The kinds of errors whose remedy is on the host: a program, a module or a key is missing there."""
+
 
 class ConnectedHosts(Hosts, Protocol):
     """Hosts with the sessions that a `HostBackend` uses."""
@@ -227,7 +230,10 @@ class HostConversation:
                 case "asked":
                     raise QuestionAsked(read_question(frame))
                 case "error":
-                    raise read_error(frame)
+                    error = read_error(frame)
+                    if error.kind in _OF_HOST:
+                        error.message = f"{self._host}: {error.message}"
+                    raise error
                 case _:
                     raise BackendError(ErrorKind.CRASHED, f"{self._host} ended the attempt")
         except (KeyError, TypeError, ValueError) as error:
