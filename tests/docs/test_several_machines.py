@@ -127,6 +127,7 @@ def test_each_reason_against_a_host_is_as_the_page_says(tmp_path: Path) -> None:
     sshd.make_keys(tmp_path / "fresh")
     for name, script in (
         ("greets", f"echo Welcome\nexec {PLAIT} host"),
+        ("full", f"XDG_STATE_HOME=/dev/null exec {PLAIT} host"),
         ("old", """read hello; echo '{"op": "state", "version": "0.0.1", "at_work": 0}'"""),
     ):
         (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
@@ -152,6 +153,7 @@ def test_each_reason_against_a_host_is_as_the_page_says(tmp_path: Path) -> None:
             reason(f"{{name: m1, plait: {PLAIT}}}", **{f"{tmp_path}/user_key": f"{tmp_path}/fresh/user_key"}),
             reason("{name: m1, plait: /opt/none/plait}"),
             reason(f"{{name: m1, plait: {tmp_path}/greets}}"),
+            reason(f"{{name: m1, plait: {tmp_path}/full}}"),
             reason(f"{{name: m1, plait: {tmp_path}/old}}").replace("0.0.1", "0.1.0").replace("and 0.1.0", "and 0.2.0"),
         ]
     named = reasons("### A host that cannot be used")
