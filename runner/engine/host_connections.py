@@ -67,17 +67,17 @@ def remove_files_on_hosts(connections: Iterable[HostConnections]) -> None:
 async def end_on_hosts(
     backends: Iterable[Backend], run: RunOnHosts, placed: Mapping[str, Sequence[str]]
 ) -> Mapping[str, Sequence[str]]:
-    """End all attempts of a cancelled run on all hosts of `backends` that can be reached.
+    """End all attempts of a cancelled run, and remove its files, on all hosts of `backends` that can be reached.
 
-    `placed` names the tasks whose attempts may be under way, by host. Return the part of the other hosts, which is
-    logged as well.
+    `placed` names the tasks whose attempts may be under way, for each host that had attempts. Return the part of the
+    other hosts, which is logged as well.
     """
     if not placed:
         return {}
     async with connected_hosts(backends, run) as connections:
         reached = await _reached(connections)
         remove_files_on_hosts(connections)
-    missing = {host: tasks for host, tasks in placed.items() if host not in reached}
+    missing = {host: tasks for host, tasks in placed.items() if tasks and host not in reached}
     if missing:
         logger(run=run.run_id).warning("attempts_not_ended", hosts=list(missing), why="the hosts cannot be reached")
     return missing

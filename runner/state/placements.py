@@ -37,7 +37,8 @@ async def placed_attempts(store: Store, run_id: str) -> dict[tuple[str, int], Pl
 
 
 async def unfinished_on_hosts(store: Store, run_id: str) -> Mapping[str, Sequence[str]]:
-    """Return the ids of the tasks with attempts that may be under way, by host. Raises StoreError.
+    """Return the ids of the tasks with attempts that may be under way, for each host that had attempts. Raises
+    StoreError.
 
     An attempt has certainly ended if the host reported its end: an answer, a question or an error. An attempt of which
     the runner itself has stored the end may have been left on a host that was away.
@@ -48,8 +49,9 @@ async def unfinished_on_hosts(store: Store, run_id: str) -> Mapping[str, Sequenc
     ended = {(one.task_id, one.attempt) for one in await store.list_attempts(run_id) if _reported_by_host(one)}
     found: dict[str, dict[str, None]] = {}
     for attempt, at in placed.items():
+        on_host = found.setdefault(at.place, {})
         if attempt not in ended:
-            found.setdefault(at.place, {})[attempt[0]] = None
+            on_host[attempt[0]] = None
     return {host: tuple(ids) for host, ids in found.items()}
 
 

@@ -253,6 +253,17 @@ async def test_the_files_of_a_run_that_was_stopped_are_kept_until_it_is_over(tmp
     await world.until(lambda: not kept_files(world))
 
 
+async def test_a_cancelled_run_leaves_no_files_of_attempts_that_had_ended(tmp_path: Path) -> None:
+    world = HostsWorld(tmp_path)
+    world.plan({"id": "a", "prompt": "one"}, {"id": "b", "prompt": "two [[ask Where?]]"})
+    async with world.opened_store() as store:
+        runner = world.runner(store)
+        assert (await runner.run(world.dag(), RUN)).status is RunStatus.WAITING_INPUT
+        assert len(kept_files(world)) == 2
+        assert await runner.cancel_run(RUN) is RunStatus.CANCELLED
+    await world.until(lambda: not kept_files(world))
+
+
 def store_files(folder: Path) -> list[Path]:
     return [path for path in folder.glob("runs.db*") if path.is_file()]
 
