@@ -52,14 +52,18 @@ class _Driven:
     """Set once this process owns the run, or once acquiring the run has failed."""
     gone: anyio.Event = field(default_factory=anyio.Event)
     """Set once the service no longer executes the run."""
+    is_storing: bool = False
+    """Whether the run has ended, and waits for a server store that is away."""
     error: Exception | None = None
     text: LiveText = field(default_factory=LiveText)
 
     def stop(self) -> None:
-        """Stop the run, or the opening of its backends."""
+        """Stop the run, or the opening of its backends. A run that has ended is not stopped: that would end its wait
+        for the store.
+        """
         if self.run is None:
             self.opening.cancel()
-        else:
+        elif not self.is_storing:
             self.run.stop()
 
     async def begin(self) -> None:
@@ -102,8 +106,9 @@ class RunService:
     the deadline of its question; a run that was executed elsewhere continues at the next `resume_run`.
 
     An exit from the block stops the runs executing here, waits until their state is stored, and lets `resume_run`
-    continue them later. `poll` is the interval in seconds at which `events` reads the store. `runners` opens the
-    runners of stored runs; without `runners`, `runner` resumes every run.
+    continue them later. A run that has ended while a server store is away goes on waiting for the store. `poll` is the
+    interval in seconds at which `events` reads the store. `runners` opens the runners of stored runs; without
+    `runners`, `runner` resumes every run.
 
     Raises StoreRequired if `runner` has no store. All methods must be called from the event loop's thread. Methods
     other than reads raise PlaitError outside the block. Every method may raise StoreError.
@@ -361,6 +366,7 @@ async def _execute(driven: _Driven, runner: ParallelRunner, run_id: str, how: Re
     async with driven.run as run:
         async for event in run.events():
             driven.text.take(event)
+            driven.is_storing |= isinstance(event, events.StoreAwaited)
             if isinstance(event, events.RunStarted | events.RunResumed | events.RunEnded):
                 driven.began.set()
     return (await run.result()).status

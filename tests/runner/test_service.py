@@ -11,7 +11,7 @@ import anyio.lowlevel
 import pytest
 
 from plait.backends import BackendError, ConversationRequest, ErrorKind, JsonInput, Reply, ask
-from plait.persistence import Batch, MemoryStore, Store
+from plait.persistence import Batch, MemoryStore, Store, StoreError
 from plait.persistence.changes import RunReleased
 from plait.runner import (
     DAG,
@@ -29,9 +29,10 @@ from plait.runner import (
 )
 from tests.runner.recovery.test_lease import claimed_by
 from tests.support.crashed import Dying, die
-from tests.support.fakes import Talker
+from tests.support.fakes import QuickClock, Talker
 from tests.support.stopped import DIAMOND, stopped_after
 from tests.support.stores.faulty_store import Fault, FaultyStore, none, on_write
+from tests.support.stores.on_server import OnServer
 
 PAIR = DAG([Task("a", prompt="a"), Task("b", prompt="b {{ a }}", depends_on=["a"])], name="pair")
 ENDED = "run_completed"
@@ -181,6 +182,35 @@ async def test_leaving_stops_the_runs_so_that_they_can_be_resumed(store: Store) 
         }
         await runs.resume_run(run_id)
         assert (await kinds(runs, run_id))[-1] == ENDED
+
+
+class AwayServer(OnServer, MemoryStore):
+    """A server store that is away once a run has ended, for `failures` writes."""
+
+    failures = 10
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_awaited = anyio.Event()
+
+    async def write(self, batch: Batch) -> None:
+        if self.failures and any(isinstance(change, RunReleased) for change in batch.changes):
+            self.failures -= 1
+            if self.failures < 5:
+                self.is_awaited.set()
+            raise StoreError("the server is away")
+        await super().write(batch)
+
+
+async def test_leaving_lets_a_run_that_has_ended_wait_for_its_server() -> None:
+    store = AwayServer()
+    async with RunService(ParallelRunner(Talker(), store=store, clock=QuickClock()), poll=0.01) as runs:
+        run_id = await runs.create_run(PAIR)
+        await runs.start_run(run_id)
+        await store.is_awaited.wait()
+    record = await store.get_run(run_id)
+    assert record is not None
+    assert (record.status, record.owner, store.failures) == ("completed", None, 0)
 
 
 async def test_an_error_in_the_block_comes_out_as_it_is_and_stops_the_runs(store: Store) -> None:
