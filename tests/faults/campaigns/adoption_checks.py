@@ -15,7 +15,7 @@ from typing import Any
 from plait.backends.process.proctable import start_time
 from tests.faults.campaigns.adoption_plans import SAYS, Script
 from tests.faults.campaigns.adoption_steps import Stock
-from tests.support.agents.outliver import AGENT
+from tests.support.agents.detached_backend import AGENT
 from tests.support.agents.outliving import World
 
 _COST = 0.5  # of each answer of the stand-in, in dollars

@@ -19,7 +19,7 @@ import anyio
 from plait.persistence import SQLiteStore
 from plait.runner import ParallelRunner, RunOwned
 from tests.faults.campaigns.adoption_plans import SAYS
-from tests.support.agents.outliver import Outliver
+from tests.support.agents.detached_backend import Outliver
 from tests.support.agents.outliving import RUN, dag_of
 from tests.support.processes.forked import Child
 

@@ -14,7 +14,7 @@ from tests.support.processes.warm import Warm
 
 AGENT = """
 from pathlib import Path
-from tests.support.agents.outliver import Outliver
+from tests.support.agents.detached_backend import Outliver
 
 agent = Outliver(Path(__file__).parent)
 """

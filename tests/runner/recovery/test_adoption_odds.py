@@ -21,8 +21,8 @@ from plait.backends.protocol import ConversationRequest
 from plait.persistence import SQLiteStore
 from plait.runner import ParallelRunner, ResumeAction, TaskStatus
 from plait.runner.domain import events
+from tests.support.agents.detached_backend import Outliver
 from tests.support.agents.homes import Home, until
-from tests.support.agents.outliver import Outliver
 from tests.support.agents.outliving import RUN, World
 from tests.support.processes.warm import Warm
 from tests.support.stores.database import end_of

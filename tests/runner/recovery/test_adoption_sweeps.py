@@ -13,7 +13,7 @@ from plait.persistence import Batch, MemoryStore, RunClaimed
 from plait.runner import DAG, ParallelRunner, PlaitError, ResumeAction, RunStatus, Task, TaskStatus
 from plait.runner.engine.inbox import cancel_note
 from plait.runner.state.orphans import delete_files
-from tests.support.agents.outliver import Outliver
+from tests.support.agents.detached_backend import Outliver
 from tests.support.agents.outliving import RUN, World
 from tests.support.crashed import Dying, die
 from tests.support.fakes import Talker

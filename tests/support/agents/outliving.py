@@ -1,4 +1,4 @@
-"""A world of agents that outlive their runner (outliver.py), and a runner in a process of its own to be killed.
+"""A world of agents that outlive their runner (detached_backend.py), and a runner in a process of its own to be killed.
 
 `python -m tests.support.agents.outliving FOLDER` runs the tasks of `plan.json` there, or resumes the run where it is
 stored; with TASK and MESSAGE behind it, a person goes on with that task's conversation.
@@ -20,7 +20,7 @@ from plait.backends.process.proctable import start_time
 from plait.persistence import SQLiteStore
 from plait.runner import DAG, FailureMode, ParallelRunner, Retry, Task
 from plait.runner.domain import events
-from tests.support.agents.outliver import Outliver
+from tests.support.agents.detached_backend import Outliver
 from tests.support.processes.warm import Warm
 
 RUN = "r"

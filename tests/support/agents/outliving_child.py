@@ -1,4 +1,4 @@
-"""The agent of tests/support/agents/outliver.py: one turn, told on standard input, its outcome on standard output.
+"""The agent of detached_backend.py: one turn, told on standard input, its outcome on standard output.
 
 Arguments: its world's folder, the session, and whether it goes on. Words in the prompt say what it does:
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from tests.support.agents.outliver import Outliver
+from tests.support.agents.detached_backend import Outliver
 
 
 @dataclass(eq=False)
