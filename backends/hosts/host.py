@@ -64,7 +64,7 @@ from plait.backends.text import one_line
 Build: TypeAlias = Callable[[Mapping[str, JsonValue]], Backend]
 """Makes the backend that a runner describes. Raises BackendUnavailable."""
 _Going: TypeAlias = tuple[str, Frame, anyio.CancelScope]
-"""An attempt that goes: its name, the frame, and the scope that ends the attempt."""
+"""An attempt that the runner lets begin: its name, its frame `go`, and the scope that ends it."""
 _RETRY_S = 0.5
 """Seconds between two searches for a slot that another process of this host may have freed."""
 SESSIONS = "sessions"
