@@ -26,7 +26,9 @@ LAST_PAUSE_S = 60.0
 """The longest of these times, in seconds."""
 KEPT_CONVERSATIONS = 10_000
 """Number of conversations, the last used, whose server is known."""
-_BROKEN = frozenset({ErrorKind.TRANSIENT, ErrorKind.OVERLOADED})
+_REFUSED = frozenset({ErrorKind.RATE_LIMITED, ErrorKind.OVERLOADED})
+"""The kinds of error with which a server refuses a request before it processes the request."""
+_BROKEN = _REFUSED | {ErrorKind.TRANSIENT}
 
 
 @dataclass(slots=True, eq=False)
@@ -48,9 +50,11 @@ class LoadBalancedBackend:
 
     A request goes to the server with the fewest requests under way in this process. A conversation goes on at its last
     server, which may have its beginning in the cache, unless that server has more than twice the requests of the least
-    loaded one. A server that fails (kinds `transient` and `overloaded`) gets no requests for a second, and for up to a
-    minute if it keeps failing. A request that could not be sent, because there is no connection, goes to the next
-    server at once; every other failure ends the attempt, because the request may have been processed.
+    loaded one. A server that fails (kinds `transient`, `overloaded` and `rate_limited`) gets no requests for a second,
+    and for up to a minute if it keeps failing. A request that no server has processed goes to the next server at once:
+    there is no connection, or the server refuses the request (`overloaded`, `rate_limited`). If all servers refuse, the
+    error with the shortest wait ends the attempt. Every other failure ends the attempt at once, because the request may
+    have been processed.
 
     Raises ValueError without servers.
     """
@@ -116,14 +120,18 @@ class LoadBalancedBackend:
 
     async def _ask(self, request: ConversationRequest, messages: Sequence[Message]) -> Message:
         left = list(self._states)
+        errors: list[BackendError] = []
         while True:
             server = self._choose(left, request)
             try:
                 return await self._ask_server(server, request, messages)
-            except NotConnected as error:
+            except BackendError as error:
+                if not isinstance(error, NotConnected) and error.kind not in _REFUSED:
+                    raise
+                errors.append(error)
                 left.remove(server)
                 if not left:
-                    raise
+                    raise min(errors, key=_wait) from None
                 request.on_output(Output("notice", f"{error.message}; asking another server"))
 
     async def _ask_server(self, server: _Server, request: ConversationRequest, messages: Sequence[Message]) -> Message:
@@ -168,3 +176,8 @@ class LoadBalancedBackend:
         self._last_server.move_to_end(session_id)
         if len(self._last_server) > KEPT_CONVERSATIONS:
             self._last_server.popitem(last=False)
+
+
+def _wait(error: BackendError) -> tuple[bool, float]:
+    """Return a key that sorts refusals by the wait that the server asks for, and missing connections last."""
+    return isinstance(error, NotConnected), error.retry_after or 0.0

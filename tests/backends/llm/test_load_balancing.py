@@ -9,9 +9,10 @@ from pathlib import Path
 import anyio
 import pytest
 
-from plait.backends import BackendError, ConversationRequest, LoadBalancedBackend, OpenAIBackend, Output
+from plait.backends import BackendError, ConversationRequest, ErrorKind, LoadBalancedBackend, OpenAIBackend, Output
 from plait.persistence import MemoryStore
 from plait.runner import DAG, ParallelRunner, Retry, RunStatus, Task
+from plait.runner.domain.events import BackendThrottled
 from tests.support.processes.command import plait, plait_here
 from tests.support.wire import Answer, ChatCompletions, Exchange, Script, events, hang_up, plain, serve
 
@@ -119,8 +120,40 @@ async def test_with_all_servers_down_the_attempt_fails_and_says_why() -> None:
         assert caught.value.kind.value == "transient"
 
 
-@pytest.mark.parametrize("broken", [hang_up, plain(503, {"error": {"message": "loading"}})])
-async def test_a_request_that_was_sent_is_not_sent_to_another_server(broken: Answer) -> None:
+@pytest.mark.parametrize("status", [429, 503, 529])
+async def test_a_request_that_a_server_refuses_goes_to_another_server(status: int) -> None:
+    refuses = plain(status, {"error": {"message": "loading"}})
+    async with serve(refuses) as first, serve(SO) as second, balanced(first.url, second.url) as backend:
+        told: list[Output] = []
+        for _ in range(4):
+            assert await say(backend, ConversationRequest(on_output=told.append)) == "so"
+        assert counts(first, second) == [1, 4]
+    assert len([one for one in told if one.kind == "notice" and "loading; asking another server" in one.text]) == 1
+
+
+async def test_if_all_servers_refuse_the_shortest_wait_counts() -> None:
+    answers = [plain(503, {"error": {"message": "full"}}, retry_after=wait) for wait in ("40", "2", "9")]
+    async with AsyncExitStack() as stack:
+        servers = [await stack.enter_async_context(serve(answer)) for answer in answers]
+        backend = await stack.enter_async_context(balanced(*(server.url for server in servers), closed_url()))
+        with pytest.raises(BackendError) as caught:
+            await say(backend)
+        assert counts(*servers) == [1, 1, 1]
+    assert (caught.value.kind, caught.value.retry_after) == (ErrorKind.OVERLOADED, 2.0)
+
+
+async def test_one_full_server_does_not_slow_down_the_run() -> None:
+    dag = DAG([Task(f"t{number}", "Hello.", retry=Retry(1)) for number in range(8)])
+    full = plain(503, {"error": {"message": "full"}}, retry_after="600")
+    async with serve(full) as one, serve(SO) as two, balanced(one.url, two.url) as backend:
+        async with ParallelRunner(backend, store=MemoryStore(), concurrency=2).start(dag) as run:
+            told = [event async for event in run.events()]
+        assert (await run.result()).status is RunStatus.COMPLETED
+    assert not [event for event in told if isinstance(event, BackendThrottled)]
+
+
+@pytest.mark.parametrize("broken", [hang_up, plain(500, {"error": {"message": "no idea"}})])
+async def test_a_request_that_may_have_been_processed_is_not_sent_to_another_server(broken: Answer) -> None:
     async with serve(broken) as first, serve(SO) as second, balanced(first.url, second.url) as backend:
         with pytest.raises(BackendError):
             await say(backend)
