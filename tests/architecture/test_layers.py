@@ -18,6 +18,7 @@ SOURCES = [
 ]
 
 
+@pytest.mark.slow
 def test_each_module_imports_from_lower_layers_only() -> None:
     assert breaches(SOURCES) == []
 

@@ -19,6 +19,8 @@ from tests.support.hosts.dask_cluster import LOADED
 from tests.support.processes import warm
 from tests.support.processes.warm import Warm
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 DEMO = ROOT / "examples" / "fleet" / "demo.py"
 WORKER = "tests.support.processes.fleet_worker"

@@ -180,6 +180,7 @@ async def place(
         yield Place(folders[block.file], server.url, servers)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.id)
 async def test_the_block_works(block: Block, place: Place, tmp_path: Path) -> None:
     await check_block(block, place, tmp_path)

@@ -26,6 +26,8 @@ from tests.support.hosts.world import PLAIT
 from tests.support.polling import until
 from tests.support.processes.command import Done, plait
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 PAGE = "docs/guides/several-machines.md"
 BLOCKS = blocks(PAGE, (ROOT / PAGE).read_text(encoding="utf-8"))

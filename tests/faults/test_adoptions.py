@@ -9,6 +9,8 @@ from tests.faults.campaigns import adoptions
 from tests.faults.campaigns.adoption_bugs import BUGS
 from tests.faults.campaigns.adoption_plans import drawn
 
+pytestmark = pytest.mark.slow
+
 linux = pytest.mark.skipif(not HAS_PROC, reason="looks for processes through procfs")
 
 SHOWED_A_FAULT = 5

@@ -15,6 +15,8 @@ import pytest
 from tests.support.agents.homes import Home, make_home
 from tests.support.processes.command import PLAIT, environment, plait, plait_here
 
+pytestmark = pytest.mark.slow
+
 TURNS = 6
 
 

@@ -12,6 +12,8 @@ from tests.faults.campaigns import cancels
 from tests.faults.campaigns.cancel_bugs import BUGS
 from tests.support.cancelling import HOWS, Cancelled, How
 
+pytestmark = pytest.mark.slow
+
 
 def test_every_call_can_be_cancelled_anywhere() -> None:
     report = cancels.run(scale="quick", planted=False)

@@ -11,6 +11,8 @@ pytest.importorskip("distributed")
 
 from tests.faults.campaigns import cluster
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("name", ["worker killed", "runner killed"])
 def test_a_planted_bug_is_caught(name: str) -> None:

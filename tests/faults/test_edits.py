@@ -17,6 +17,7 @@ from tests.runner.engine.test_reuse import (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, 100, 25))
 async def test_the_calls_are_those_of_the_oracle_and_of_the_preview(first: int) -> None:
     found = [one for seed in range(first, first + 25) for one in await violations(seed)]

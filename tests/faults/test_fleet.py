@@ -8,6 +8,8 @@ import pytest
 
 from tests.faults.campaigns import fleet
 
+pytestmark = pytest.mark.slow
+
 
 def test_the_runs_of_killed_workers_are_taken_over_once(tmp_path: Path) -> None:
     wrong, took = fleet.play("postgres", tmp_path, 8)

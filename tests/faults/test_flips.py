@@ -9,6 +9,8 @@ import pytest
 from tests.faults.campaigns import flips
 from tests.faults.campaigns.flips import BUGS, Images
 
+pytestmark = pytest.mark.slow
+
 CASES = (*range(60), 2726, 5484, 6020, 6988, 9922)
 """The first cases, and cases that once were wrong."""
 

@@ -5,9 +5,12 @@ See tests/faults/campaigns/frequent.py, which plays 200 seeds.
 
 from __future__ import annotations
 
+import pytest
+
 from tests.faults.campaigns import frequent
 
 
+@pytest.mark.slow
 def test_healthy_runs_complete_and_a_culprit_fails() -> None:
     report = frequent.run(scale="quick", seed=7, planted=False)
     assert report.ok, "\n".join(report.violations)

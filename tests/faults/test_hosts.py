@@ -11,6 +11,8 @@ import pytest
 from plait.backends.process.proctable import HAS_PROC
 from tests.faults.campaigns import hosts
 
+pytestmark = pytest.mark.slow
+
 linux = pytest.mark.skipif(not HAS_PROC, reason="looks for processes through procfs")
 
 

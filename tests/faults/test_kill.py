@@ -21,7 +21,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.support.processes.warm import Warm
+
+pytestmark = pytest.mark.slow
 
 SEEDS = 15
 COLD = 5  # every so many seeds

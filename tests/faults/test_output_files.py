@@ -12,6 +12,8 @@ pytest.importorskip("apsw", reason="records the disk through apsw, of the extra 
 from tests.faults.campaigns import files, machine, slow
 from tests.support.stores import slow_disk, system_calls
 
+pytestmark = pytest.mark.slow
+
 watched = pytest.mark.skipif(system_calls.missing() is not None, reason=str(system_calls.missing()))
 preloaded = pytest.mark.skipif(slow_disk.missing() is not None, reason=str(slow_disk.missing()))
 

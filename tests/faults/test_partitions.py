@@ -8,6 +8,8 @@ from tests.faults.campaigns import partitions
 from tests.support.hosts.namespaces import needs_namespaces
 from tests.support.hosts.sshd import needs_sshd
 
+pytestmark = pytest.mark.slow
+
 
 @needs_sshd
 @needs_namespaces

@@ -17,7 +17,7 @@ from tests.support.agents.outliving import RUN
 from tests.support.hosts.outliving import HostsWorld
 from tests.support.processes.warm import Warm
 
-pytestmark = pytest.mark.skipif(not HAS_PROC, reason="looks for processes through procfs")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not HAS_PROC, reason="looks for processes through procfs")]
 UNSTORED = ("txn.begun", "txn.before_commit")
 STORED = ("txn.after_commit", "batch.after_write", "events.published")
 """The place is stored, and the permit to begin is not sent yet."""

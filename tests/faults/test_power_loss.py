@@ -18,6 +18,8 @@ from tests.faults.campaigns import power
 from tests.support.stores.power_images import Disk, Kept
 from tests.support.stores.power_vfs import Entry, Sync, SyncFolder, Truncate, Write
 
+pytestmark = pytest.mark.slow
+
 
 def test_nothing_acknowledged_is_lost_and_nothing_is_half_there() -> None:
     found = power.Found()

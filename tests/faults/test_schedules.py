@@ -22,6 +22,7 @@ from tests.support.story import endings, last_status, story
 BATCH = Batch("r", 0, 1, (RunCreated("2026-11-21T23:01:16.123Z", "a run", "{}", ()),))
 
 
+@pytest.mark.slow
 def test_every_schedule_ends_as_it_has_to() -> None:
     report = schedules.run(scale="quick", planted=False)
     assert report.cases == schedules.CASES["quick"]
@@ -53,6 +54,7 @@ def test_a_violation_names_its_seed_and_how_to_repeat_it() -> None:
     assert first.startswith("seed 0, ") and first.endswith("(python -m tests.faults.campaigns.schedules 0)")
 
 
+@pytest.mark.slow
 def test_a_seed_tells_the_same_story_in_every_process() -> None:
     code = "from tests.faults.campaigns.schedules import tell; print([tell(seed).trace for seed in range(20)])"
     traces = {

@@ -9,10 +9,14 @@ import asyncio
 import sys
 from pathlib import Path
 
+import pytest
+
 from plait.persistence.failpoints import SERVER_FAILPOINTS
 from tests.support.processes import warm
 from tests.support.processes.command import environment
 from tests.support.stores.postgres import empty, worker_dsn
+
+pytestmark = pytest.mark.slow
 
 
 def play(folder: Path, *words: str) -> str:

@@ -10,6 +10,8 @@ import pytest
 from tests.faults.campaigns import servers
 from tests.faults.campaigns.server_bugs import BUGS
 
+pytestmark = pytest.mark.slow
+
 
 async def test_a_server_that_is_killed_every_half_second_loses_nothing() -> None:
     assert await servers.killed(tasks=300, kills=3) == []

@@ -9,7 +9,7 @@ import pytest
 from tests.faults.campaigns import slow
 from tests.support.stores.slow_disk import build, missing
 
-pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(missing() is not None, reason=str(missing()))]
 
 
 @pytest.fixture(scope="module")

@@ -139,6 +139,7 @@ async def outcomes(store: MemoryStore | SQLiteStore, batches: list[tuple[list[Ch
     return seen
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(BATCHES)
 def test_both_stores_do_the_same(batches: list[tuple[list[Change], int, int]]) -> None:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -44,6 +45,8 @@ from plait.persistence import (
     failpoints,
 )
 from plait.persistence.contract.samples import LEGAL, OPENING, TASKS, at, owner, status_changes, whole
+
+pytestmark = pytest.mark.slow
 
 T = TypeVar("T")
 

@@ -72,6 +72,7 @@ async def test_runs_that_wait_for_a_limit_end_at_once_when_they_are_cancelled() 
         assert ended
 
 
+@pytest.mark.slow
 async def test_runs_of_a_plans_pydantic_agent_share_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     import_module("pydantic_ai.models.openai")  # takes longer than the calls
     plan = """

@@ -30,6 +30,8 @@ from tests.backends.hosts.test_placing import GatedStore, tasks, this_one
 from tests.support.hosts import functions
 from tests.support.hosts.dask_cluster import DaskCluster
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Generator[DaskCluster]:

@@ -14,6 +14,8 @@ from plait.persistence import SQLiteStore
 from plait.runner import DAG, ParallelRunner, RunResult, RunStatus, Task
 from tests.support.hosts.world import PLAIT, HostFolder
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def world(tmp_path: Path) -> HostFolder:

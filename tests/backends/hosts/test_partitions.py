@@ -29,7 +29,7 @@ from tests.support.hosts.outliving import HostsWorld
 from tests.support.hosts.sshd import SSHD
 from tests.support.hosts.world import PLAIT
 
-pytestmark = needs_namespaces
+pytestmark = [pytest.mark.slow, needs_namespaces]
 COUNT = 8
 NAMES: Sequence[str] = ("m1", "m2", "m3", "m4")
 CUT = {"m1", "m2"}

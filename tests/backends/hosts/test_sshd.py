@@ -20,7 +20,7 @@ from tests.support.hosts.outliving import HostsWorld
 from tests.support.hosts.sshd import needs_sshd
 from tests.support.hosts.world import PLAIT
 
-pytestmark = needs_sshd
+pytestmark = [pytest.mark.slow, needs_sshd]
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import pytest
 from langgraph.types import interrupt
 
 from plait.backends import LangGraphBackend
@@ -66,6 +67,7 @@ async def test_a_run_waits_for_answers_and_completes(tmp_path: Path) -> None:
     assert said == ["write", "Where to?", "press", "How many?", "3", last["report"].text]
 
 
+@pytest.mark.slow
 async def test_a_killed_run_goes_on_inside_its_graph(tmp_path: Path) -> None:
     (tmp_path / "deadly").touch()
     script = "import anyio, pathlib, sys, tests.support.graphs as g\nanyio.run(g.run_a_run, pathlib.Path(sys.argv[1]))"

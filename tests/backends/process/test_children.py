@@ -12,7 +12,7 @@ from tests.faults.campaigns import children
 from tests.support.plans import engine
 from tests.support.processes.command import plait
 
-pytestmark = pytest.mark.skipif(engine.missing() is not None, reason=str(engine.missing()))
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(engine.missing() is not None, reason=str(engine.missing()))]
 
 
 @pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGTERM])

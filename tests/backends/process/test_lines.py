@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from plait.backends.process.lines import Lines
 from tests.support.processes.room import ROOT
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     ("name", "figures"),

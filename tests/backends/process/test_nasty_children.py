@@ -19,7 +19,7 @@ from plait.backends.process.spawn import Launch, running
 from tests.support.cancelling import HOWS, Cancelled, How
 from tests.support.processes.room import Witnesses, kin, nasty, nothing_left, soon, told_of, witnesses
 
-pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs procfs")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs procfs")]
 
 End = Literal["enough", "raises", "scope", "native", "native twice", "late", "idle"]
 ENDS: Final[tuple[End, ...]] = get_args(End)

@@ -29,7 +29,7 @@ from tests.support.processes.room import (  # fmt: skip
     witnesses,
 )
 
-pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs procfs")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs procfs")]
 
 
 @pytest.fixture(autouse=True)

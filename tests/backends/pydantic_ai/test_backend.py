@@ -303,6 +303,7 @@ async def test_a_model_that_keeps_calling_wrongly_is_invalid_output() -> None:
     assert "look_up" in error.message
 
 
+@pytest.mark.slow
 async def test_a_loop_of_tool_calls_ends_at_the_agents_limit() -> None:
     error, server = await failure(calling(("look_up", {"city": "Oslo"})), tools=[look_up])
     assert error.kind is ErrorKind.INVALID_REQUEST

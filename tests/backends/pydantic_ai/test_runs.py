@@ -20,6 +20,8 @@ from tests.support.processes.warm import Warm
 from tests.support.tool_calls import calling, saying
 from tests.support.wire import ChatCompletions, Script, events, serve, silence
 
+pytestmark = pytest.mark.slow
+
 SERVER = Path(__file__).parents[2] / "support" / "mcp_server.py"
 LOADED = ("pydantic_ai", "pydantic_ai.mcp", "pydantic_ai.models.openai")
 """Libraries that take the command two seconds of a processor to import."""

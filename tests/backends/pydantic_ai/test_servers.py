@@ -18,6 +18,8 @@ from plait.backends.pydantic_ai.declared import DeclaredAgent, McpServer
 from tests.support.tool_calls import calling, saying
 from tests.support.wire import plain, serve
 
+pytestmark = pytest.mark.slow
+
 SERVER = Path(__file__).parents[2] / "support" / "mcp_server.py"
 
 

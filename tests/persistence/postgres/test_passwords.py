@@ -17,6 +17,8 @@ from tests.support.processes.command import PLAIT, environment
 from tests.support.processes.fleet import until
 from tests.support.stores.postgres import address, end_server, start_server
 
+pytestmark = pytest.mark.slow
+
 PASSWORD = "s3cret-of-mine"
 PLAN = """
 backends: {w: {kind: function, call: "work.py:work"}}

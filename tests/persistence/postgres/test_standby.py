@@ -20,6 +20,8 @@ from tests.support.stores.network import network
 from tests.support.stores.postgres import worker_dsn
 from tests.support.stores.standby import Pair, pair
 
+pytestmark = pytest.mark.slow
+
 TASKS = 60
 
 

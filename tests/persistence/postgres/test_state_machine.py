@@ -6,6 +6,7 @@ import asyncio
 from contextlib import suppress
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
@@ -13,6 +14,8 @@ from hypothesis.stateful import RuleBasedStateMachine, rule
 from plait.persistence import Batch, Conflict, Gap, MemoryStore, PostgresStore, StoreError, failpoints
 from tests.persistence.test_state_machine import ENDED, NAMES, RUNS, STEPS, StoreMachine
 from tests.support.stores.postgres import empty, worker_dsn
+
+pytestmark = pytest.mark.slow
 
 
 class PostgresMachine(StoreMachine):

@@ -30,6 +30,8 @@ from plait.persistence.contract.samples import (
 )
 from plait.persistence.sqlite import health
 
+pytestmark = pytest.mark.slow
+
 RUNS = ("run-1", "run-2")
 TASKS = tuple(f"t{number}" for number in range(20))
 LARGE = "a large answer " * 5000

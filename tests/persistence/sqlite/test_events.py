@@ -37,6 +37,7 @@ def filled(path: Path, tasks: int) -> sqlite3.Connection:
     return connection
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", [0.0, 0.5, 0.9])
 def test_a_page_costs_the_same_in_a_large_run(tmp_path: Path, where: float) -> None:
     cost = list[int]()

@@ -40,6 +40,7 @@ async def conversation(path: Path, sizes: tuple[int, ...]) -> int:
     return raw
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", TEXTS)
 async def test_a_thousand_turns_take_little_more_than_their_text(path: Path, kind: str) -> None:
     raw = await conversation(path, TEXTS[kind])

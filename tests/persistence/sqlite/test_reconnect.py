@@ -192,6 +192,7 @@ async def all_there_once(path: Path) -> None:
         assert [m.content for m in messages] == [ASK.content, LONG.content]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(bool(slow_disk.missing()), reason=str(slow_disk.missing()))
 @pytest.mark.parametrize("then", ["", "killed"], ids=["goes on", "killed"])
 async def test_a_commit_that_raised_is_there_or_not_and_may_be_written_again(tmp_path: Path, then: str) -> None:

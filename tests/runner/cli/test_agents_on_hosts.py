@@ -13,6 +13,8 @@ from tests.support.agents.logs import LIMIT, make_log_home, running, wait_for
 from tests.support.hosts.world import PLAIT, HostFolder
 from tests.support.processes.command import Terminal, plait, plait_here
 
+pytestmark = pytest.mark.slow
+
 TASKS = [
     {"id": "a", "prompt": "A. [[tool]] [[until go]] [[say done now]]"},
     {"id": "b", "prompt": "B. [[say {{ a }}]]", "continues": "a"},

@@ -18,6 +18,8 @@ from tests.support.hosts.world import PLAIT, HostFolder
 from tests.support.processes.command import Terminal, plait, plait_here
 from tests.support.processes.served import served
 
+pytestmark = pytest.mark.slow
+
 FUNCTIONS = """
 from pathlib import Path
 import anyio

@@ -164,6 +164,7 @@ def test_an_address_that_cannot_be_read_shows_no_part_of_its_password(tmp_path: 
     assert not any(part in said for part in (first, "of-mine"))
 
 
+@pytest.mark.slow
 def test_serve_keeps_its_token_in_the_folder_of_the_store(tmp_path: Path, dsn: str) -> None:
     (tmp_path / "plan.yaml").write_text(PLAN)
     (tmp_path / "answers.py").write_text("async def answer(prompt: str) -> str:\n    return prompt\n")

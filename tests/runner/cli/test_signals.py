@@ -15,6 +15,8 @@ import yaml
 from tests.support.agents.homes import Home
 from tests.support.processes.command import PLAIT, environment, plait
 
+pytestmark = pytest.mark.slow
+
 _LIMIT = 20.0  # seconds
 SEIZE = """
 import pathlib

@@ -22,6 +22,8 @@ from tests.support.processes import warm
 from tests.support.processes.command import PLAIT, Done, environment, plait
 from tests.support.processes.warm import Warm
 
+pytestmark = pytest.mark.slow
+
 KILLS = 40
 """As on the pages. `python -m tests.faults.campaigns` lands many more."""
 PLAN = """

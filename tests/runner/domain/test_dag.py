@@ -211,6 +211,7 @@ def test_a_graph_is_refused_exactly_when_it_has_a_cycle(needs: list[set[int]]) -
         assert int(earlier[1:]) in needs[int(later[1:])]
 
 
+@pytest.mark.slow
 def test_the_check_is_linear_in_fan_in_and_in_distant_names() -> None:
     """Each of these took minutes when it was quadratic."""
     many = 60_000

@@ -126,6 +126,7 @@ async def test_a_condition_is_decided_once_for_all_attempts_of_a_task() -> None:
     assert [one.backend for one in await store.list_attempts("r", "b")] == ["default"] * 3
 
 
+@pytest.mark.slow
 async def test_conditions_need_no_slot_and_long_chains_of_skips_end() -> None:
     first = [Task("t0", "t0", when="false")]
     more = [Task(f"t{n}", "t", [f"t{n - 1}"], when=f"{{{{ t{n - 1} }}}} == 'x'") for n in range(1, 2000)]

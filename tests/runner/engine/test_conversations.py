@@ -167,6 +167,7 @@ async def same(prompt: str) -> str:
     return prompt
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stored", [False, True])
 async def test_a_long_chain_of_conversations_is_kept_once_and_not_in_each_of_its_tasks(stored: bool) -> None:
     async def most(*chain: Task) -> int:

@@ -262,6 +262,7 @@ SOUND = st.sampled_from(["plan", "x", "a", "b", "{{ x }}", "{{ item }}", ["x"], 
 SPECS = st.lists(st.dictionaries(st.sampled_from(FIELDS), SOUND | JSON, max_size=5) | JSON, max_size=3)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(SPECS, SPECS)
 async def test_no_plan_whatever_breaks_the_run(first: list, second: list) -> None:

@@ -374,6 +374,7 @@ async def test_keep_answers_goes_with_like() -> None:
         await ParallelRunner(Calls()).run(DAG([Task("a", "a")]), keep_answers=True)
 
 
+@pytest.mark.slow
 async def test_a_long_conversation_is_taken_over() -> None:
     talk = [Task(f"t{n}", f"{n}", continues=f"t{n - 1}") for n in range(1, 2000)]
     dag = DAG([Task("t0", "0"), *talk])

@@ -178,6 +178,7 @@ async def test_runs_with_the_same_slots_report_the_pause_that_another_run_met() 
     assert (told[-1].slots, told[-1].total) == (4, 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hint", [None, 3600.0], ids=["no time", "an hour each time"])
 async def test_a_limit_whose_end_is_unknown_fails_no_task(store: Store, hint: float | None) -> None:
     clock = QuickClock()

@@ -20,6 +20,8 @@ from mcp.client.stdio import stdio_client
 from tests.support.agents.logs import wait_for
 from tests.support.processes.command import PLAIT, environment, plait
 
+pytestmark = pytest.mark.slow
+
 PLAN = """
 backends: {w: {kind: function, call: "work.py:work"}}
 inputs: {topic: tea, items: [1, 2]}

@@ -14,6 +14,8 @@ from plait.runner.domain import events
 from tests.support.agents.outliving import RUN
 from tests.support.hosts.outliving import HostsWorld
 
+pytestmark = pytest.mark.slow
+
 TASK = {"id": "a", "prompt": "work [[until go]]"}
 
 

@@ -168,6 +168,7 @@ async def test_a_conversation_with_an_answer_outlasts_a_failure(store: Store) ->
     assert [m.content for m in talker.requests[0].history] == ["one", "many", "no, a number", "several"]
 
 
+@pytest.mark.slow
 async def test_a_long_chain_of_conversations_is_read_back(store: Store) -> None:
     dag = DAG([Task(f"t{i}", prompt=str(i), continues=f"t{i - 1}" if i else None) for i in range(1100)])
     run_id = (await ParallelRunner(Talker(lambda p, _: p), store=store).run(dag)).run_id

@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -77,6 +78,7 @@ VALUES = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(
     st.fixed_dictionaries(

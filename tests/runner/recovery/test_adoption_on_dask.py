@@ -21,6 +21,8 @@ from plait.runner.domain import events
 from tests.support.agents.outliving import RUN
 from tests.support.hosts.dask_outliving import DaskWorld
 
+pytestmark = pytest.mark.slow
+
 COUNT = 8
 
 

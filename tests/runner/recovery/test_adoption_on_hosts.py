@@ -17,6 +17,8 @@ from plait.runner.engine.attempt import INTERRUPTED
 from tests.support.agents.outliving import RUN
 from tests.support.hosts.outliving import SLOTS, HostsWorld, busy_hosts
 
+pytestmark = pytest.mark.slow
+
 COUNT = 8
 
 

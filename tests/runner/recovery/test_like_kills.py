@@ -7,7 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from plait.persistence.failpoints import FAILPOINTS
+
+pytestmark = pytest.mark.slow
 
 _SCRIPT = """
 import asyncio, json, os, shutil, signal, sys

@@ -31,6 +31,8 @@ from plait.runner.state.attempt_files import attempt_files
 from tests.support.crashed import Dying, die
 from tests.support.fakes import QuickClock, Talker
 
+pytestmark = pytest.mark.slow
+
 CASES = 250
 
 

@@ -87,6 +87,7 @@ async def test_an_empty_list_is_unfolded_again_and_once(store: Store) -> None:
     assert (result.status, result["m"].data, result["m"].reused) == (RunStatus.COMPLETED, [], True)
 
 
+@pytest.mark.slow
 async def test_what_belongs_together_is_written_together_after_a_long_outage() -> None:
     """Catching up goes in steps of so many changes, and none of them ends between a completion and what it brought."""
     width = 4_900

@@ -23,6 +23,8 @@ from plait.runner.engine.host_connections import run_on_hosts
 from tests.support.agents.outliving import RUN
 from tests.support.hosts.outliving import LEASE, HostsWorld, PlacedWorld
 
+pytestmark = pytest.mark.slow
+
 COUNT = 8
 
 

@@ -21,6 +21,8 @@ from tests.support.plans import logged as plans
 from tests.support.processes.command import PLAIT, environment
 from tests.support.processes.warm import Warm
 
+pytestmark = pytest.mark.slow
+
 linux = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="judges processes through procfs")
 
 

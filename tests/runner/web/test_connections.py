@@ -24,6 +24,8 @@ from plait.runner.web.app import ApiServer
 from plait.runner.web.routes import ServedRuns
 from tests.support.processes.served import Served, heard, served
 
+pytestmark = pytest.mark.slow
+
 HALF_OPEN = 2000
 HEADS = (
     b"",

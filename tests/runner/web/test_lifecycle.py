@@ -16,6 +16,8 @@ from tests.support.processes.command import PLAIT, environment, plait
 from tests.support.processes.served import BACKENDS, Heard, heard, served
 from tests.support.processes.warm import Warm
 
+pytestmark = pytest.mark.slow
+
 PLAN = {
     "name": "greeting",
     "inputs": {"who": {"required": True}},

@@ -15,7 +15,7 @@ from tests.runner.cli.commands.test_continue import TALKER
 from tests.support.processes.browser import LIMIT, Watched, launch, needs_chromium, ui, watched
 from tests.support.processes.command import PLAIT, environment, plait
 
-pytestmark = needs_chromium
+pytestmark = [pytest.mark.slow, needs_chromium]
 expect.set_options(LIMIT * 1000)
 
 WORK = r"""

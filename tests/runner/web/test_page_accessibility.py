@@ -13,7 +13,7 @@ from tests.runner.web.test_page import opened, run
 from tests.support.processes.browser import launch, needs_chromium, ui, watched
 
 pytest.importorskip("axe_playwright_python", reason="needs axe-core: pip install axe-playwright-python")
-pytestmark = needs_chromium
+pytestmark = [pytest.mark.slow, needs_chromium]
 AXE = files("axe_playwright_python").joinpath("axe.min.js").read_text(encoding="utf-8")
 RUN = """
 async (rules) => (await axe.run(document, { preload: false, resultTypes: ["violations"], ...rules })).violations

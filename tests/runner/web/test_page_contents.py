@@ -22,6 +22,8 @@ from tests.support.agents.logs import plan as agent_plan
 from tests.support.processes.browser import LIMIT, launch, needs_chromium, ui, watched
 from tests.support.processes.served import served
 
+pytestmark = pytest.mark.slow
+
 HOSTILE = (
     "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
     "\x1b]0;owned\x07\x1b[31mred\x1b[0m \u202eevil\u202c javascript:alert(1) https://example.org/?q=<b>"

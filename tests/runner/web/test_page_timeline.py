@@ -21,6 +21,8 @@ from tests.support.processes.browser import LIMIT, launch, needs_chromium, ui, w
 from tests.support.processes.command import PLAIT, environment
 from tests.support.processes.warm import Warm
 
+pytestmark = pytest.mark.slow
+
 FUNCTIONS = """
 from pathlib import Path
 import anyio

@@ -12,6 +12,8 @@ from tests.support.processes.command import plait_here
 from tests.support.processes.fleet import STORES, empty_store, stop, until, worker
 from tests.support.processes.served import BACKENDS, served
 
+pytestmark = pytest.mark.slow
+
 KEYLESS = f"{BACKENDS}defaults: {{backend: w}}\n".replace("{w:", "{m: {kind: openai, model: x}, w:")
 FAILS = {"tasks": [{"id": "a", "prompt": "fail"}]}
 

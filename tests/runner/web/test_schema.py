@@ -14,6 +14,8 @@ from schemathesis.generation import GenerationMode
 from tests.runner.web.test_lifecycle import PLAN, created, events
 from tests.support.processes.served import Served, served
 
+pytestmark = pytest.mark.slow
+
 RESUME = "/api/runs/{run_id}/resume"
 OPERATIONS = (
     ("POST", "/api/runs"),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.runner.web.test_lifecycle import HELD, created, events
 from tests.runner.web.test_questions import PLAN, answer
 from tests.support.processes.command import plait
@@ -12,6 +14,7 @@ from tests.support.processes.served import BACKENDS, served
 OF_A_PERSON = f'{BACKENDS}tasks: [{{id: a, prompt: "held by a person"}}]\n'
 
 
+@pytest.mark.slow
 def test_the_runs_of_a_killed_server(tmp_path: Path) -> None:
     with served(tmp_path) as server, server.client() as client:
         held, waits = created(client, HELD), created(client, PLAN)

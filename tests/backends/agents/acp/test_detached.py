@@ -22,6 +22,8 @@ from plait.runner.state.orphans import end_attempt
 from tests.support.agents.homes import Home, until
 from tests.support.processes.warm import Warm
 
+pytestmark = pytest.mark.slow
+
 TASKS = ("a", "b", "c", "d")
 PARENT = """
 import anyio, sys, json

@@ -20,6 +20,8 @@ import pytest
 from plait.runner.cli.app import cli
 from tests.support.processes.command import environment, plait, plait_here
 
+pytestmark = pytest.mark.slow
+
 WORK = "async def work(prompt):\n    return prompt.upper()\n"
 PLAN = """
 name: hello

@@ -153,6 +153,7 @@ def found_in_file(path: Path) -> str:
     return next(one.found for one in file(path) if one.check == "checksums")
 
 
+@pytest.mark.slow
 async def test_a_large_run_is_checked_in_little_memory(tmp_path: Path) -> None:
     path = tmp_path / "runs.db"
     await fill(path, 300, "x" * 50_000)
@@ -171,6 +172,7 @@ DAMAGE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", DAMAGE)
 async def test_damage_is_found_on_each_page(tmp_path: Path, damage: str) -> None:
     path = tmp_path / "runs.db"

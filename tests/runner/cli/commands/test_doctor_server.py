@@ -17,6 +17,8 @@ from tests.support.fakes import QuickClock, Talker
 from tests.support.processes.command import plait_here
 from tests.support.stores.postgres import empty, worker_dsn
 
+pytestmark = pytest.mark.slow
+
 LARGE = "x" * 70_000
 DAMAGE = {
     "a result": ("UPDATE ends SET text = 'other' WHERE text = 'short'", "r/a"),

@@ -14,6 +14,8 @@ from tests.support.collector import Collector, Received, collecting, needs_rotel
 from tests.support.processes.command import PLAIT, environment, plait
 from tests.support.processes.warm import Warm
 
+pytestmark = pytest.mark.slow
+
 WORK = """
 import anyio
 from pathlib import Path

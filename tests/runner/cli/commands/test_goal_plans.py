@@ -15,6 +15,8 @@ from tests.support.processes.warm import Warm
 from tests.support.team import ANSWER, CALLS
 from tests.support.wire import serve
 
+pytestmark = pytest.mark.slow
+
 GOAL = """
 inputs: {what: a and b}
 backends:

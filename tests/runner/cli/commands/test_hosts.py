@@ -11,6 +11,8 @@ import pytest
 from tests.support.hosts.world import PLAIT, HostFolder
 from tests.support.processes.command import plait
 
+pytestmark = pytest.mark.slow
+
 FUNCTIONS = """
 import os
 from pathlib import Path

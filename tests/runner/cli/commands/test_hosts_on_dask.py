@@ -18,6 +18,8 @@ from tests.support.hosts.dask_cluster import DaskCluster
 from tests.support.processes import command
 from tests.support.processes.command import Terminal, plait_here
 
+pytestmark = pytest.mark.slow
+
 plait = partial(command.plait, loaded=("distributed",))
 
 FUNCTIONS = """

@@ -157,6 +157,7 @@ def test_a_terminal_that_goes_away_says_so_more_than_once(tmp_path: Path) -> Non
     assert (process.returncode, "1 of 1 task completed" in err) == (0, True), err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
 def test_in_the_background_of_a_script_ctrl_c_is_meant_for_the_script(tmp_path: Path, number: signal.Signals) -> None:
     make(tmp_path, HELD, hold="finish")

@@ -13,6 +13,8 @@ from plait.persistence import Spent, SQLiteStore, TaskCompleted, TaskStarted
 from plait.persistence.contract.samples import ANSWER, ASK, DONE_A, OPENING, RUN, START_A, Writer, at
 from tests.support.processes.command import environment
 
+pytestmark = pytest.mark.slow
+
 SIZE_MIB = 36
 """More than 32 MiB: glibc returns the memory of such a text to the system at once."""
 OUTPUT_MIB = 4

@@ -16,6 +16,8 @@ from tests.support.processes.browser import Ui, ui
 from tests.support.processes.command import plait, plait_here
 from tests.support.processes.served import served
 
+pytestmark = pytest.mark.slow
+
 PLAN = (
     'backends: {w: {kind: function, call: "work.py:work"}}\n'
     "tasks: [{id: a, prompt: hello}, {id: bad, prompt: fail, retry: 1}, {id: asks, prompt: ask}]\n"

