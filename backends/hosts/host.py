@@ -45,6 +45,7 @@ from plait.backends.hosts.frames import (
     reply_json,
 )
 from plait.backends.hosts.slots import Slots, slots_taken
+from plait.backends.own_context import in_own_context
 from plait.backends.process.manifest import manifests_below
 from plait.backends.process.private import private_folder
 from plait.backends.process.spawn import sweep
@@ -279,7 +280,7 @@ class _Host:
 
     async def _answer(self, attempt: str, frame: Frame) -> Frame:
         with CancellableTurn(self._cancellation), answering([(text, value) for text, value in frame["answers"]]):
-            return {"op": "reply", **reply_json(await self._reply(attempt, frame))}
+            return {"op": "reply", **reply_json(await in_own_context(self._reply(attempt, frame)))}
 
     async def _reply(self, attempt: str, frame: Frame) -> Reply:
         backend = await self._backend(frame["backend"])

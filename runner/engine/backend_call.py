@@ -18,6 +18,7 @@ from plait.backends.ask import QuestionAsked, answering, question_in
 from plait.backends.cancellation import CancellableTurn, Cancellation
 from plait.backends.errors import BackendError, BackendUnavailable, ErrorKind
 from plait.backends.function import format_traceback
+from plait.backends.own_context import in_own_context
 from plait.backends.protocol import (
     NO_USAGE,
     Backend,
@@ -78,10 +79,10 @@ async def call_backend(
     try:
         with CancellableTurn(cancellation), answering(answers):
             if timeout is None:
-                await _send(backend, request, prompt, replies)
+                await in_own_context(_send(backend, request, prompt, replies))
             else:
                 with anyio.move_on_after(timeout) as limit:
-                    await _send(backend, _timed_from_go(request, limit, timeout), prompt, replies)
+                    await in_own_context(_send(backend, _timed_from_go(request, limit, timeout), prompt, replies))
                 if limit.cancelled_caught and not replies:
                     raise BackendError(ErrorKind.TIMEOUT, f"no answer within the task's timeout of {timeout:g} s")
         if not replies:

@@ -161,6 +161,11 @@ async def test_errors_and_questions_of_a_function_come_back(world: HostFolder) -
     assert result["b"].text == "take: this one"
 
 
+async def test_an_attempt_sees_no_context_variable_of_another_one(world: HostFolder) -> None:
+    runner = ParallelRunner(world.hosts("m1", slots=1).placed(functions.set_variable))
+    assert set((await runner.run(tasks(3, "me"))).text.values()) == {"nobody"}
+
+
 @pytest.mark.parametrize(
     ("function", "end"), [(functions.awaiting_cancelled, "unexpected"), (functions.asking_in_group, "which?")]
 )

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from pathlib import Path
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from plait.backends import BackendError, ConversationRequest, ErrorKind, Message, Output, Reply, Usage
@@ -40,6 +42,25 @@ async def test_the_error_of_a_raising_backend_holds_no_secret_of_the_environment
     monkeypatch.setenv("FAR_TOKEN", "tk-very-secret")
     result = await ParallelRunner(Talker(lambda *_: ValueError("no tk-very-secret"))).run(DAG([Task("a", prompt="a")]))
     assert result["a"].error == "ValueError: no ***"
+
+
+async def test_an_attempt_sees_the_context_variables_of_the_caller_and_of_no_other_attempt() -> None:
+    variable = ContextVar("variable", default="default")
+    variable.set("caller")
+
+    async def work(prompt: str) -> str:
+        seen = variable.get()
+        variable.set(prompt)
+        await anyio.lowlevel.checkpoint()
+        assert variable.get() == prompt
+        if prompt == "fails":
+            raise ValueError(seen)
+        return seen
+
+    dag = DAG([Task(name, name, retry=0) for name in ("one", "fails", "two", "three")])
+    result = await ParallelRunner(work, concurrency=1).run(dag)
+    assert result.text == {"one": "caller", "two": "caller", "three": "caller"}
+    assert (result["fails"].error or "").startswith("ValueError: caller")
 
 
 async def test_the_usage_of_an_output_is_told_only_if_it_is_one() -> None:

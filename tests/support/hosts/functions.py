@@ -6,11 +6,13 @@ import asyncio
 import os
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
 import anyio
+import anyio.lowlevel
 
 from plait.backends import BackendError, Billing, ConversationRequest, ErrorKind, Price, Reply, Usage, ask
 from plait.backends.placeable import Placeable
@@ -28,6 +30,18 @@ def host() -> str:
 async def where(_prompt: str) -> str:
     """The host on which the function runs."""
     return host()
+
+
+_LAST: ContextVar[str] = ContextVar("_LAST", default="nobody")
+
+
+async def set_variable(prompt: str) -> str:
+    """Set a context variable to the prompt, and return the value before."""
+    before = _LAST.get()
+    _LAST.set(prompt)
+    await anyio.lowlevel.checkpoint()
+    assert _LAST.get() == prompt
+    return before
 
 
 async def until_file(path: str) -> str:
