@@ -91,7 +91,7 @@ async def serve(build: Build, state: Path, version: str) -> None:
     except (ValueError, KeyError, TypeError, OSError) as error:
         message = str(error)
         if isinstance(error, OSError) and error.strerror is not None:
-            message = f"{error.filename or state} cannot be written: {error.strerror}"
+            message = f"{error.filename or state} cannot be used: {error.strerror}"
         write({"op": "refused", "why": "error", "message": one_line(message), "version": version})
         return
     write({"op": "ready", "version": version, "node": platform.node(), "taken": taken})

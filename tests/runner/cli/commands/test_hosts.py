@@ -129,7 +129,7 @@ def test_hosts_and_their_state_are_listed(world: HostFolder) -> None:
 def test_a_host_whose_folder_cannot_be_written_is_named(world: HostFolder) -> None:
     folder = write_plan(world)
     (world.folder / "m2").touch()  # a file in place of the folder of the host's state
-    why = f"{world.folder}/m2/plait cannot be written: Not a directory"
+    why = f"{world.folder}/m2/plait cannot be used: Not a directory"
     done = plait(folder, "hosts", "plan.json", "--json")
     assert (done.code, [one["problem"] for one in done.value]) == (1, [None, why])
     done = plait(folder, "doctor", "--hosts", "plan.json", "--json", HOME=str(folder))
