@@ -236,6 +236,13 @@ def _join_names(names: Iterable[str]) -> str:
     return ", ".join(sorted(names))
 
 
+def backends_of_file_only(backend_set: BackendSet) -> list[str]:
+    """Return the names of the backends that a resume or a worker takes from a plan file, never from the store alone."""
+    return [
+        name for name, spec in backend_set.specs.items() if isinstance(spec, FunctionSpec) or _needs_plan_file(spec)
+    ]
+
+
 def _needs_plan_file(spec: BackendSpec) -> bool:
     """Return whether a stored spec has to stand in the plan file as well."""
     if isinstance(spec, AgentSpec | PydanticAISpec):

@@ -16,7 +16,7 @@ from plait.persistence.protocol import Store
 from plait.runner import Plan
 from plait.runner.cli.backends import BackendOptions, BackendSet, backend_set_of_plan, required_backends
 from plait.runner.cli.commands.resume import stored_concurrency
-from plait.runner.cli.exits import COMPLETED, print_line
+from plait.runner.cli.exits import COMPLETED, print_line, print_note
 from plait.runner.cli.lookup import open_store
 from plait.runner.cli.options import (
     StorePlace,
@@ -26,6 +26,7 @@ from plait.runner.cli.options import (
     set_option,
     store_option,
 )
+from plait.runner.cli.stored_backends import backends_of_file_only
 from plait.runner.errors import KeyConflict
 from plait.runner.parallel import ParallelRunner
 
@@ -58,6 +59,11 @@ async def submit(
     async with open_store(place) as store:
         run_id = await queue_run(plan, backend_set, store, concurrency, key)
     print_line(run_id)
+    if backend_set.plan is None and (names := backends_of_file_only(backend_set)):
+        print_note(
+            f"the plan is in no file, and backend {', '.join(names)} may run code: workers execute the run only with "
+            "--backends FILE, a plan file that has the backend as submitted"
+        )
     return COMPLETED
 
 

@@ -167,9 +167,12 @@ def test_an_agent_that_is_not_as_in_the_plan_file_is_refused_with_what_differs(
     plan = tmp_path / "plan.yaml"
     plan.write_text("backends: {coder: {kind: codex, cwd: .}}\ntasks: [{id: a, prompt: one}]\n")
     if now is None:
-        assert plait(tmp_path, "submit", "-", stdin=plan).code == 0
+        submitted = plait(tmp_path, "submit", "-", stdin=plan)
+        assert submitted.code == 0
+        assert "backend coder may run code: workers execute the run only with --backends FILE" in submitted.err
     else:
-        assert plait_here(tmp_path, "submit", "plan.yaml").code == 0
+        submitted = plait_here(tmp_path, "submit", "plan.yaml")
+        assert (submitted.code, submitted.err) == (0, "")
         plan.write_text(f"backends: {{{now}}}\ntasks: [{{id: a, prompt: one}}]\n")
     refused = plait_here(tmp_path, "resume", "last")
     assert (refused.code, said.format(plan=plan) in refused.err) == (2, True), refused.err
