@@ -71,6 +71,13 @@ class Run:
         """The stored status of the run. The value changes once a change is stored; events report each change."""
         return self._feed.status
 
+    @property
+    def is_storing(self) -> bool:
+        """Whether the execution has ended, and only its last changes are left to be stored. `stop` then ends the wait
+        for a store that is away.
+        """
+        return self._control.on_late_end is not None
+
     async def result(self) -> RunResult:
         """Wait for the end of the run and return the result. Raises the errors of `ParallelRunner.run`.
 

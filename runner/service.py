@@ -52,8 +52,6 @@ class _Driven:
     """Set once this process owns the run, or once acquiring the run has failed."""
     gone: anyio.Event = field(default_factory=anyio.Event)
     """Set once the service no longer executes the run."""
-    is_storing: bool = False
-    """Whether the run has ended, and waits for a server store that is away."""
     error: Exception | None = None
     text: LiveText = field(default_factory=LiveText)
 
@@ -63,7 +61,7 @@ class _Driven:
         """
         if self.run is None:
             self.opening.cancel()
-        elif not self.is_storing:
+        elif not self.run.is_storing:
             self.run.stop()
 
     async def begin(self) -> None:
@@ -366,7 +364,6 @@ async def _execute(driven: _Driven, runner: ParallelRunner, run_id: str, how: Re
     async with driven.run as run:
         async for event in run.events():
             driven.text.take(event)
-            driven.is_storing |= isinstance(event, events.StoreAwaited)
             if isinstance(event, events.RunStarted | events.RunResumed | events.RunEnded):
                 driven.began.set()
     return (await run.result()).status

@@ -63,8 +63,6 @@ class Worker:
         self._clock = Clock()
         self._runs: dict[str, Run | None] = {}
         """The runs that are executed here; None while the run is being prepared."""
-        self._storing: set[str] = set()
-        """Runs that have ended, and wait for the store."""
         self._later: dict[str, float] = {}
         """Runs that are left alone for now, with the time on the clock of the next try."""
         self._stopping = False
@@ -93,8 +91,8 @@ class Worker:
         """
         self._stopping = True
         self._changed.set()
-        for run_id, run in self._runs.items():
-            if run is not None and run_id not in self._storing:
+        for run in self._runs.values():
+            if run is not None and not run.is_storing:
                 run.stop()
 
     async def _choose(self) -> list[str]:
@@ -135,7 +133,6 @@ class Worker:
             self._later[run_id] = self._clock.monotonic() + AGAIN_S
         finally:
             del self._runs[run_id]
-            self._storing.discard(run_id)
             self._changed.set()
 
     async def _resume(self, run_id: str) -> None:
@@ -152,7 +149,6 @@ class Worker:
             async for event in run.events():
                 begins |= isinstance(event, events.RunStarted | events.RunResumed)
                 if isinstance(event, events.StoreAwaited):
-                    self._storing.add(run.run_id)
                     print_note(
                         f"run {one_line(run.run_id)} has ended; waiting up to {seconds(event.seconds)} for the store "
                         f"to take the last {counted(event.changes, 'change')}; a second signal ends the wait"
