@@ -66,8 +66,8 @@ class World:
         self.trace = 0
         self.again: Counter[str] = Counter()
         """How often a person had a task run again."""
-        self.cancelled_elsewhere = False
-        """Whether somebody else has cancelled the run, which may show only when it is resumed."""
+        self.is_cancelled = False
+        """Whether the run was cancelled by somebody else or told to be, which may show only when it is resumed."""
 
     def begin_round(self) -> None:
         self.round = Round()
@@ -191,6 +191,8 @@ class World:
         if isinstance(event, events.TaskStarted) and any(isinstance(one, events.RunCancelling) for one in seen.told):
             self.wrong(f"{event.task_id} told to start after the run was told to be cancelled")
         seen.told.append(event)
+        # Whatever happens to this process, a later one completes the cancellation.
+        self.is_cancelled |= isinstance(event, events.RunCancelling)
         if isinstance(event, events.StoreDegraded | events.StoreRecovered):
             seen.away = isinstance(event, events.StoreDegraded)
         if isinstance(event, events.TaskEvent):

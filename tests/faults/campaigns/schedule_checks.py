@@ -34,8 +34,8 @@ class Outcome:
 
 
 def was_cancelled(world: World, status: RunStatus) -> bool:
-    """Whether the run ended so because somebody else had cancelled it."""
-    return world.cancelled_elsewhere and status is RunStatus.CANCELLED
+    """Whether the run ended so because it had been cancelled by somebody else, or in an earlier round."""
+    return world.is_cancelled and status is RunStatus.CANCELLED
 
 
 def check_round(world: World, outcome: Outcome) -> None:
@@ -69,7 +69,7 @@ def _check_error(world: World, outcome: Outcome) -> None:
     if isinstance(error, RunOwned) and outcome.rival_ran:
         return
     if isinstance(error, OwnershipLost | RunOwned) or (
-        isinstance(error, PlaitError) and how in {"nothing", "rival"} and not world.cancelled_elsewhere
+        isinstance(error, PlaitError) and how in {"nothing", "rival"} and not world.is_cancelled
     ):
         world.wrong(f"nobody else ran it, but {type(error).__name__}: {error}")
     if isinstance(error, StoreError) and not (story.faults and (outcome.resumed or story.strict)):

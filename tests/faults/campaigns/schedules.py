@@ -228,7 +228,7 @@ class _Teller:
         except (RunNotFound, RunOwned):
             pass
         except RunNotResumable:
-            if not self.world.cancelled_elsewhere:
+            if not self.world.is_cancelled:
                 raise
 
     async def _cancel_from_elsewhere(self, outcome: Outcome) -> None:
@@ -236,7 +236,7 @@ class _Teller:
         with suppress(RunNotFound):
             wait = self._rng.choice((0.0, 10 * self._story.pace))
             outcome.rival_ran = await self._runner(0.0).cancel_run(RUN, wait=wait) is RunStatus.CANCELLED
-            self.world.cancelled_elsewhere = True
+            self.world.is_cancelled = True
 
     async def _answer(self) -> None:
         """Settle the tasks that wait for a person, in one of the ways that do not change the end."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -74,7 +75,7 @@ def test_a_run_like_another_takes_the_answers_of_other_hosts(world: HostFolder) 
 def test_the_number_of_tasks_at_once_is_the_sum_of_the_slots(world: HostFolder) -> None:
     folder = write_plan(world)
     assert plait(folder, "run", "plan.json", "-q").code == 0
-    with sqlite3.connect(folder / ".plait" / "plait.db") as database:
+    with closing(sqlite3.connect(folder / ".plait" / "plait.db")) as database:
         (settings,) = database.execute("SELECT settings FROM runs").fetchone()
     assert json.loads(settings)["concurrency"] == 5
     assert "ssh.py" not in settings

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Generator
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -67,7 +68,7 @@ def test_a_plan_runs_on_the_cluster_that_it_names(cluster: DaskCluster, tmp_path
     assert " a runs on m2\n" in done.err
     assert "distributed" not in done.err
     assert plait(tmp_path, "show", "last", "a", "--json").value["history"][0]["place"] == "m2"
-    with sqlite3.connect(tmp_path / ".plait" / "plait.db") as database:
+    with closing(sqlite3.connect(tmp_path / ".plait" / "plait.db")) as database:
         (settings,) = database.execute("SELECT settings FROM runs").fetchone()
     assert json.loads(settings)["concurrency"] is None  # as many as the workers have room for
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 from tests.runner.cli.commands.test_resume import running
@@ -30,7 +31,7 @@ def test_a_killed_run_keeps_its_decisions_and_a_resume_makes_the_others(tmp_path
     assert done.code == 0, done.err
     assert calls(tmp_path) == ["some good words", "wait", "wait", "later held: wait"]
     assert "3 of 5 tasks completed, reused 1, ran 2, possibly billed twice 1, 2 skipped" in done.err
-    with sqlite3.connect(tmp_path / ".plait" / "plait.db") as database:
+    with closing(sqlite3.connect(tmp_path / ".plait" / "plait.db")) as database:
         skips = database.execute("SELECT task_id FROM events WHERE kind = 'task_skipped'").fetchall()
     assert skips == [("fix",), ("never",)]
 
