@@ -285,11 +285,11 @@ SELECT content FROM settings_pieces LEFT JOIN blobs USING (sha256) WHERE run = ?
 """
 LIST_RUNS = f"{_HEAD} ORDER BY created_at DESC, number DESC LIMIT ?"
 LIST_CLAIMABLE = f"""{_HEAD}
-WHERE lease_expires_at < ?1
+WHERE lease_expires_at < ?
     AND (status = 'queued' OR status = 'running' OR status = 'cancelling' OR status = 'waiting_input')
     OR (owner_id IS NULL OR lease_expires_at IS NULL)
     AND (status = 'queued' OR status = 'running' OR status = 'cancelling')
-ORDER BY created_at, number LIMIT ?2"""
+ORDER BY created_at, number LIMIT ?"""
 COUNT_TASKS = "SELECT status, count(*) FROM tasks WHERE run_id = ? GROUP BY status ORDER BY min(position)"
 _GIVEN = f"{_SELECT} {_TASK}, {_START}, {_END}, {_TEXT}, {_LARGE_DATA}"
 LIST_TASKS = f"""{_GIVEN}
