@@ -28,4 +28,5 @@ def in_own_context(inner: Coroutine[Any, Any, _T]) -> Generator[Any, Any, _T]:
             else:
                 awaited = run(inner.send, value)
     except StopIteration as end:
-        return end.value
+        result: _T = end.value
+        return result
