@@ -30,6 +30,7 @@ from anyio.to_thread import run_sync
 
 from plait.backends.ask import answering, question_in
 from plait.backends.cancellation import CancellableTurn, Cancellation
+from plait.backends.context_variables import in_own_context
 from plait.backends.errors import BackendError, BackendUnavailable, ErrorKind
 from plait.backends.function import format_traceback
 from plait.backends.hosts.fence import Fenced, attempt_folder, remove_attempts, run_folder, take_fence
@@ -45,7 +46,6 @@ from plait.backends.hosts.frames import (
     reply_json,
 )
 from plait.backends.hosts.slots import Slots, slots_taken
-from plait.backends.own_context import in_own_context
 from plait.backends.process.manifest import manifests_below
 from plait.backends.process.private import private_folder
 from plait.backends.process.spawn import sweep

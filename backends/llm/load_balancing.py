@@ -51,10 +51,10 @@ class LoadBalancedBackend:
     A request goes to the server with the fewest requests under way in this process. A conversation goes on at its last
     server, which may have its beginning in the cache, unless that server has more than twice the requests of the least
     loaded one. A server that fails (kinds `transient`, `overloaded` and `rate_limited`) gets no requests for a second,
-    and for up to a minute if it keeps failing. A request that no server has processed goes to the next server at once:
-    there is no connection, or the server refuses the request (`overloaded`, `rate_limited`). If all servers refuse, the
-    error with the shortest wait ends the attempt. Every other failure ends the attempt at once, because the request may
-    have been processed.
+    and for up to a minute if it keeps failing. A request that the server has not processed goes to the next server at
+    once: there is no connection, or the server refuses the request (`overloaded`, `rate_limited`). If all servers
+    refuse, the error with the shortest wait ends the attempt. Every other failure ends the attempt at once, because the
+    request may have been processed.
 
     Raises ValueError without servers.
     """
@@ -121,7 +121,7 @@ class LoadBalancedBackend:
     async def _ask(self, request: ConversationRequest, messages: Sequence[Message]) -> Message:
         left = list(self._states)
         errors: list[BackendError] = []
-        while True:
+        while left:
             server = self._choose(left, request)
             try:
                 return await self._ask_server(server, request, messages)
@@ -129,10 +129,10 @@ class LoadBalancedBackend:
                 if not isinstance(error, NotConnected) and error.kind not in _REFUSED:
                     raise
                 errors.append(error)
-                left.remove(server)
-                if not left:
-                    raise min(errors, key=_wait) from None
-                request.on_output(Output("notice", f"{error.message}; asking another server"))
+            left.remove(server)
+            if left:
+                request.on_output(Output("notice", f"{errors[-1].message}; asking another server"))
+        raise min(errors, key=_wait)
 
     async def _ask_server(self, server: _Server, request: ConversationRequest, messages: Sequence[Message]) -> Message:
         began = self.monotonic()

@@ -16,9 +16,9 @@ from plait.backends.answers.schema import Schema
 from plait.backends.answers.threads import in_thread, is_large
 from plait.backends.ask import QuestionAsked, answering, question_in
 from plait.backends.cancellation import CancellableTurn, Cancellation
+from plait.backends.context_variables import in_own_context
 from plait.backends.errors import BackendError, BackendUnavailable, ErrorKind
 from plait.backends.function import format_traceback
-from plait.backends.own_context import in_own_context
 from plait.backends.protocol import (
     NO_USAGE,
     Backend,

@@ -19,7 +19,7 @@ LAYERS: list[list[str]] = [
     ["backends.protocol backends.errors backends.values backends.text backends.json_fields backends.error_kinds "
      "backends.limit_resets backends.extras backends.prices backends.secrets backends.placeable"],
     ["backends.answers"],
-    ["backends.ask backends.cancellation backends.function backends.own_context backends.person backends.replay"],
+    ["backends.ask backends.cancellation backends.context_variables backends.function backends.person backends.replay"],
     ["backends.process"],
     ["backends.llm", "backends.langgraph", "backends.pydantic_ai", "backends.agents"],
     ["backends.agents.claude", "backends.agents.codex", "backends.agents.gemini", "backends.agents.acp"],

@@ -91,7 +91,7 @@ class _OverTheWire(BackendContract):
             # No connection outlives its client.
             for backend in backends:
                 await backend.aclose()
-            with anyio.fail_after(10):
+            with anyio.fail_after(2):
                 for server in (polite, silent, broken):
                     if server.connections:
                         await server.idle.wait()

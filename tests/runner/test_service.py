@@ -382,7 +382,7 @@ async def just_ended(store: LateStore, runner: ParallelRunner) -> AsyncGenerator
 
 
 async def ended(runs: RunService, run_id: str) -> RunStatus:
-    with anyio.fail_after(30):
+    with anyio.fail_after(5):
         async for _ in runs.events(run_id):
             pass
     return (await runs.get_run(run_id)).status

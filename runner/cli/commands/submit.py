@@ -61,7 +61,7 @@ async def submit(
     print_line(run_id)
     if backend_set.plan is None and (names := backends_of_file_only(backend_set)):
         print_note(
-            f"the plan is in no file, and backend {', '.join(names)} may run code: workers execute the run only with "
+            f"the plan is in no file, and workers take backend {', '.join(names)} from a file only: start them with "
             "--backends FILE, a plan file that has the backend as submitted"
         )
     return COMPLETED

@@ -327,7 +327,7 @@ async def test_cancelling_closes_the_request() -> None:
             with anyio.fail_after(10):
                 await server.streaming.wait()
             group.cancel_scope.cancel()
-        with anyio.fail_after(10):
+        with anyio.fail_after(2):
             await server.gone.wait()
 
 

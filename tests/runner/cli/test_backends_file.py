@@ -169,7 +169,7 @@ def test_an_agent_that_is_not_as_in_the_plan_file_is_refused_with_what_differs(
     if now is None:
         submitted = plait(tmp_path, "submit", "-", stdin=plan)
         assert submitted.code == 0
-        assert "backend coder may run code: workers execute the run only with --backends FILE" in submitted.err
+        assert "workers take backend coder from a file only: start them with --backends FILE" in submitted.err
     else:
         submitted = plait_here(tmp_path, "submit", "plan.yaml")
         assert (submitted.code, submitted.err) == (0, "")

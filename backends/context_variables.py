@@ -1,4 +1,4 @@
-"""Run a coroutine in a context of its own, within the same asyncio task."""
+"""Keep the context variables of one attempt apart from those of the next, within one asyncio task."""
 
 from __future__ import annotations
 
