@@ -61,12 +61,22 @@ def test_a_users_modules_of_the_same_names_are_the_users(folder: Path, words: li
     assert (done.stdout, done.returncode) == ("HELLO! my persistence my backends\n", 0), done.stderr
 
 
+def test_a_script_beside_a_clone_finds_the_package(tmp_path: Path) -> None:
+    """Python takes the folder `plait` for a package without contents, unless a whole one is on its path."""
+    (tmp_path / "plait").symlink_to(ROOT)
+    (tmp_path / "script.py").write_text("from plait import DAG, Task\nprint(len(DAG([Task('a', prompt='hello')])))\n")
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [sys.executable, "script.py"]
+    done = subprocess.run(command, check=False, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert (done.stdout, done.returncode) == ("1\n", 0), done.stderr
+
+
 def test_only_plait_is_installed() -> None:
     """`make release-check` looks into the wheel itself."""
     setuptools = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
-    assert setuptools["packages"] == {"find": {"include": ["plait*"]}}
+    assert setuptools["packages"] == {"find": {"where": ["src"]}}
     for package in ("runner", "backends", "persistence"):
-        assert (ROOT / "plait" / package).readlink() == Path("..", package)
+        assert (ROOT / "src" / "plait" / package).readlink() == Path("..", "..", package)
         folders = {path.parent for path in (ROOT / package).rglob("*.py")}
         assert [folder for folder in folders if not (folder / "__init__.py").is_file()] == []
 

@@ -39,7 +39,7 @@ class Source:
 
     @cached_property
     def module(self) -> str:
-        name = self.path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        name = self.path.removeprefix("src/").removesuffix(".py").removesuffix("/__init__").replace("/", ".")
         return name if name.partition(".")[0] == "plait" else f"plait.{name}"
 
     @cached_property

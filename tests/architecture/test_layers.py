@@ -12,9 +12,9 @@ from tests.architecture.source import Source
 ROOT = Path(__file__).parents[2]
 SOURCES = [
     Source(path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8"))
-    for package in ("plait", "runner", "backends", "persistence")
+    for package in ("src/plait", "runner", "backends", "persistence")
     for path in sorted((ROOT / package).rglob("*.py"))
-    if package != "plait" or path.parent == ROOT / "plait"
+    if package != "src/plait" or path.parent == ROOT / package
 ]
 
 
@@ -29,7 +29,7 @@ def test_no_modules_import_each_other() -> None:
 
 def test_each_name_of_the_layers_is_there() -> None:
     for name in [name for units in LAYERS for unit in units for name in unit.split()]:
-        path = ROOT / name.replace(".", "/")
+        path = ROOT / "src" / "plait" / name.removeprefix("plait").replace(".", "/")
         assert path.is_dir() or path.with_suffix(".py").is_file(), f"{name} is gone: mend LAYERS and design.md"
 
 

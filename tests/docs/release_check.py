@@ -60,9 +60,9 @@ async def check(folder: Path) -> None:
 
 def tracked() -> set[str]:
     """Return the name that each tracked file of the packages has to have in the wheel."""
-    files = run(["git", "ls-files", "--", "plait", *LINKED], ROOT).split()
+    files = run(["git", "ls-files", "--", "src/plait", *LINKED], ROOT).split()
     links = {f"plait/{name}" for name in LINKED}
-    return {name if name.startswith("plait/") else f"plait/{name}" for name in files} - links
+    return {name.removeprefix("src/") if name.startswith("src/") else f"plait/{name}" for name in files} - links
 
 
 def build(source: Path, into: Path, kind: str, pattern: str) -> Path:

@@ -13,7 +13,7 @@ def test_every_tracked_file_of_the_packages_is_wanted() -> None:
     wanted = tracked()
     assert {"plait/__init__.py", "plait/runner/parallel.py", "plait/persistence/sqlite/schema.sql"} <= wanted
     assert not {"plait/runner", "plait/backends", "plait/persistence"} & wanted
-    assert all((ROOT / name).is_file() for name in wanted)
+    assert all((ROOT / "src" / name).is_file() for name in wanted)
 
 
 def test_a_whole_wheel_passes() -> None:

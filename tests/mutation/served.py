@@ -26,7 +26,7 @@ class _Loader(SourceFileLoader):
 class _Finder:
     def __init__(self, module: str, source: str) -> None:
         self._name = "plait." + module.removesuffix(".py").replace("/", ".")
-        self._path = str(ROOT / "plait" / module)
+        self._path = str(ROOT / "src" / "plait" / module)
         self._source = source
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:

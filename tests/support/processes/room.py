@@ -233,6 +233,6 @@ def guards_of(parent: Parent) -> list[int]:
     for place in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):
             words = place.read_bytes().split(b"\0")
-            if words[3:5] == [b"%s/plait/backends/process/_watchdog.py" % os.fsencode(ROOT), b"%d" % parent.pid]:
+            if words[3:5] == [b"%s/src/plait/backends/process/_watchdog.py" % os.fsencode(ROOT), b"%d" % parent.pid]:
                 found.append(int(place.parent.name))
     return found
