@@ -59,7 +59,7 @@ class BackendError(Exception):
     - `continues_session` says that the session holds the prompt and the work done: the next attempt goes on there.
     """
 
-    def __init__(  # noqa: PLR0913 - the parts of a failed turn
+    def __init__(
         self,
         kind: ErrorKind,
         message: str,

@@ -104,7 +104,7 @@ class Orchestrator:
     Raises ValueError for an empty goal, a limit below 1, a missing backend, or a `run_id` without a store.
     """
 
-    def __init__(  # noqa: PLR0913 - all parameters but the goal and the backends have defaults
+    def __init__(
         self,
         goal: str,
         max_iterations: int = 10,
@@ -140,7 +140,7 @@ class Orchestrator:
         self._context: dict[str, JsonValue] = {}
 
     @classmethod
-    async def resume(  # noqa: PLR0913 - all parameters but the store and the backends have defaults
+    async def resume(
         cls,
         run_id: str,
         *,

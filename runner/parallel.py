@@ -94,7 +94,7 @@ class ParallelRunner:
     - `rng`: the source of random retry delays.
     """
 
-    def __init__(  # noqa: PLR0913 - all parameters are keywords with defaults
+    def __init__(
         self,
         backend: Backend | Callable[[str], Any] | None = None,
         *,
@@ -138,7 +138,7 @@ class ParallelRunner:
             rng or random.SystemRandom(),  # forked processes need different retry delays
         )
 
-    async def run(  # noqa: PLR0913 - the options of a run
+    async def run(
         self,
         dag: DAG,
         run_id: str | None = None,
@@ -171,7 +171,7 @@ class ParallelRunner:
         """
         return await self._new(dag, run_id, settings, policy, _reuse(like, fresh, keep_answers))[1](Feed(), Control())
 
-    def start(  # noqa: PLR0913 - the options of a run
+    def start(
         self,
         dag: DAG,
         run_id: str | None = None,

@@ -44,7 +44,7 @@ def row_checksum(*row: object) -> int:
     return crc32(ascii(row).encode())
 
 
-def start_checksum(  # noqa: PLR0913, PLR0917 - the columns of `starts`
+def start_checksum(
     start: int, task: int, attempt: int, backend: str, session_id: str | None, confirmed: int, at: str
 ) -> int:
     """Return the CRC-32 of a row of `starts`."""
@@ -52,7 +52,7 @@ def start_checksum(  # noqa: PLR0913, PLR0917 - the columns of `starts`
     return crc32(_START(start, task, attempt, confirmed) + texts.encode())
 
 
-def end_checksum(  # noqa: PLR0913, PLR0917 - the columns of `ends` from `id` to `asked`
+def end_checksum(
     start: int,
     end: int,
     status: str,
@@ -98,7 +98,7 @@ def message_checksum(row: tuple[object, ...], content: Content) -> int:
     return crc32(said.encode(), row_checksum(*row, type(content).__name__))
 
 
-def task_checksum(  # noqa: PLR0913, PLR0917 - the columns of `given_tasks`, without `run`
+def task_checksum(
     task: int,
     task_id: str,
     set_to: str | None,

@@ -29,7 +29,7 @@ class Growth:
     answers are taken over.
     """
 
-    def __init__(  # noqa: PLR0913 - the components of a run
+    def __init__(
         self,
         state: RunState,
         scheduler: Scheduler,

@@ -33,7 +33,7 @@ class ReadableState:
     no store.
     """
 
-    def __init__(  # noqa: PLR0915 - one statement a field
+    def __init__(
         self, dag: DAG, records: tuple[TaskRecord, ...] = (), *, usage: Usage = NO_USAGE, keeps_all: bool = False
     ) -> None:
         self.dag: Final = dag

@@ -159,7 +159,7 @@ def stored_answer_keys(run: StoredRun) -> Mapping[str, JsonValue]:
     return cast("Mapping[str, JsonValue]", json.loads(run.record.settings).get(ANSWER_KEYS) or {})
 
 
-def answer_key(  # noqa: PLR0913 - the parts of a key, and the values to keep
+def answer_key(
     state: ReadableState,
     position: int,
     backend_keys: Mapping[str, JsonValue],

@@ -77,7 +77,7 @@ class RunState(ReadableState):
             self._consume_continuation(position)
         return events.TaskStarted(at, self.dag.tasks[position].id, number, backend, session_id, confirmed)
 
-    def complete(  # noqa: PLR0913 - the parts of a result
+    def complete(
         self,
         position: int,
         at: str,
@@ -183,7 +183,7 @@ class RunState(ReadableState):
             at, self.dag.tasks[position].id, self._attempts[position], reason, crashed=crashed
         )
 
-    def wait_for_answer(  # noqa: PLR0913 - the parts of a turn that ends with a question
+    def wait_for_answer(
         self,
         position: int,
         at: str,

@@ -67,7 +67,6 @@ SQL = re.compile(
 )
 OWN_FILES = ("files(", "importlib.resources.files(", "Path(__file__)")
 READERS = {"open", "fdopen", "read_text", "read_bytes", "write_text", "write_bytes"}
-MOST_LINES, MOST_FUNCTION_LINES = 500, 60
 STATE_FIELDS = "runner/state/readable_state.py"
 STATE_WRITERS = (STATE_FIELDS, "runner/state/run_state.py", "runner/crashtest/mutants.py")
 """Files that may write to the fields of a RunState: its own two, and the one that plants bugs."""
@@ -308,18 +307,6 @@ def _root(node: ast.AST) -> str:
     while isinstance(node, ast.Attribute | ast.Subscript):
         node = node.value
     return _name(node)
-
-
-def files_and_functions_stay_short(source: Source) -> Findings:
-    """At most 500 lines a file and 60 a function, comments and blank lines included."""
-    lines = len(source.text.splitlines())
-    if lines > MOST_LINES:
-        yield lines, f"{lines} lines; {MOST_LINES} are allowed"
-    for node in source.nodes():
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            length = (node.end_lineno or node.lineno) - node.lineno + 1
-            if length > MOST_FUNCTION_LINES:
-                yield node.lineno, f"{node.name} has {length} lines; {MOST_FUNCTION_LINES} are allowed"
 
 
 def _calls(source: Source) -> Iterator[ast.Call]:

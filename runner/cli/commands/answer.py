@@ -41,7 +41,7 @@ from plait.runner.domain.status import RUN_DONE, RunStatus
 @click.option("--fail", metavar="REASON", help="Fail the task for this REASON.")
 @store_option
 @json_option
-def answer_command(  # noqa: PLR0913, PLR0917 - click passes each option
+def answer_command(
     run: str,
     task: str,
     value: str | None,

@@ -43,7 +43,7 @@ _PATH = click.Path(path_type=Path)
 @set_option
 @disk_option
 @json_option
-def crashtest_command(  # noqa: PLR0913, PLR0917 - click passes each option
+def crashtest_command(
     plan: Path | None,
     kills: int,
     seed: int,
