@@ -97,3 +97,45 @@ def test_each_public_name_is_there() -> None:
     assert set(plait.runner.__all__) <= set(plait.__all__)
     with pytest.raises(AttributeError, match="module 'plait' has no attribute 'Nothing'"):
         plait.Nothing  # noqa: B018
+
+
+PLAIN_INSTALL = """
+import pydoc, sys
+for name in %r:
+    sys.modules[name] = None
+import anyio
+import plait, plait.backends, plait.persistence, plait.runner
+
+for package in (plait, plait.backends, plait.persistence, plait.runner):
+    assert all(hasattr(package, name) for name in package.__all__)
+    exec("from " + package.__name__ + " import *", {})
+    assert "NAME" in pydoc.render_doc(package, renderer=pydoc.plaintext)
+
+async def main():
+    try:
+        async with plait.PostgresStore("postgresql://nobody@127.0.0.1/none"):
+            pass
+    except plait.StoreUnusable as error:
+        print(error)
+
+anyio.run(main)
+"""
+
+
+def test_each_name_is_there_without_the_packages_of_extras() -> None:
+    extras = [
+        "asyncpg",
+        "dask",
+        "distributed",
+        "fastapi",
+        "genai_prices",
+        "langgraph",
+        "mcp",
+        "pydantic_ai",
+        "uvicorn",
+        "xllamacpp",
+    ]
+    command = [sys.executable, "-W", "error", "-c", PLAIN_INSTALL % extras]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "PostgresStore needs the package asyncpg: pip install 'plait[postgres]'" in done.stdout

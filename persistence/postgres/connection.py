@@ -1,4 +1,5 @@
-"""Connections to the server: opened, replaced when in doubt, and their errors in our terms. The only user of asyncpg.
+"""Connections to the server: opened, replaced when in doubt, and their errors in our terms. The only user of asyncpg,
+which is imported when a store opens: the name `PostgresStore` works without the extra.
 
 Every message shows the address without its password.
 """
@@ -16,11 +17,6 @@ import anyio
 
 from plait.persistence.address import MASK, has_unescaped_password, masked, passwords
 from plait.persistence.errors import Conflict, StoreBusy, StoreError, StoreUnusable
-
-try:
-    import asyncpg
-except ImportError as error:
-    raise ImportError("PostgresStore needs the package asyncpg: pip install 'plait[postgres]'") from error
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -45,28 +41,39 @@ _SETTINGS: Final = {
     "tcp_user_timeout": "11000",
 }
 _SCHEMA_LOCK: Final = 0x706C616974  # "plait"
-_REFUSED_VALUES: Final = (
-    asyncpg.IntegrityConstraintViolationError,
-    asyncpg.DataError,
-    asyncpg.ProgramLimitExceededError,
-    UnicodeEncodeError,
-    OverflowError,
-    struct.error,
-)
-_BUSY: Final = (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError, asyncpg.QueryCanceledError)
+
+
+def require_driver() -> None:
+    """Raise StoreUnusable if asyncpg cannot be imported."""
+    try:
+        import asyncpg  # noqa: F401, PLC0415 - of an extra
+    except ImportError as error:
+        why = f"a PostgresStore needs the package asyncpg: pip install 'plait[postgres]' ({error})"
+        raise StoreUnusable(why) from error
 
 
 def explained(dsn: str, error: Exception) -> StoreError:
     """Return the error of a call in terms of a store."""
     if isinstance(error, StoreError):
         return error
+    import asyncpg  # noqa: PLC0415 - of an extra
+
+    refused_values = (
+        asyncpg.IntegrityConstraintViolationError,
+        asyncpg.DataError,
+        asyncpg.ProgramLimitExceededError,
+        UnicodeEncodeError,
+        OverflowError,
+        struct.error,
+    )
+    busy = (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError, asyncpg.QueryCanceledError)
     text = str(error) or type(error).__name__
     for password in passwords(dsn):
         text = text.replace(password, MASK)
     text = " ".join(text.split())
-    if isinstance(error, _REFUSED_VALUES):
+    if isinstance(error, refused_values):
         return Conflict(f"a value cannot be stored: {text}")
-    kind = StoreBusy if isinstance(error, _BUSY) else StoreError
+    kind = StoreBusy if isinstance(error, busy) else StoreError
     return kind(f"the store {masked(dsn)} failed: {text}")
 
 
@@ -96,6 +103,8 @@ async def connect(dsn: str) -> Connection:
     """Return a new connection. Raises StoreUnusable for an address that cannot be read, an error of asyncpg, OSError or
     TimeoutError.
     """
+    import asyncpg  # noqa: PLC0415 - of an extra
+
     if has_unescaped_password(dsn):  # the driver would take a part for the port or the database, and quote it
         raise StoreUnusable(
             f"the address {masked(dsn)} cannot be read; write /, ?, #, @ and % in a password as %2F, %3F, %23, %40, %25"
@@ -136,12 +145,12 @@ _LACKS_TABLES: Final = (
 
 
 async def _create_tables(connection: Connection, shown: str) -> None:
+    import asyncpg  # noqa: PLC0415 - of an extra
+
     script = Path(__file__).with_name("schema.sql").read_text(encoding="utf-8")
     try:
         await connection.execute(script)
-    except asyncpg.DuplicateObjectError as error:
-        raise StoreUnusable(f"the database {shown} has other tables with names of plait's: {error}") from error
-    except asyncpg.DuplicateTableError as error:
+    except (asyncpg.DuplicateObjectError, asyncpg.DuplicateTableError) as error:
         raise StoreUnusable(f"the database {shown} has other tables with names of plait's: {error}") from error
     await connection.execute("INSERT INTO plait_store (format, store_id) VALUES ($1, $2)", FORMAT, uuid4().hex)
 

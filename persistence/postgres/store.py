@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Concatenate, ParamSpec, Self, TypeVar
 from plait.persistence.address import SCHEMES, masked
 from plait.persistence.errors import Conflict, Gap, StoreError, StoreNotOpen, StoreUnusable
 from plait.persistence.postgres import purge, reader
-from plait.persistence.postgres.connection import ReconnectingConnection, connect, explained, prepare
+from plait.persistence.postgres.connection import ReconnectingConnection, connect, explained, prepare, require_driver
 from plait.persistence.postgres.listener import Listener
 from plait.persistence.postgres.writer import BatchCounts, send_note, write_batch
 
@@ -90,6 +90,7 @@ class PostgresStore:
     async def __aenter__(self) -> Self:
         if self._writer is not None:
             raise StoreError(f"the store {self.address} is open already; use one object for each opening")
+        require_driver()
         try:
             connection = await connect(self._dsn)
         except Exception as error:
