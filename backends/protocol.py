@@ -98,7 +98,7 @@ class Question:
     text: str
     """The question as shown."""
     schema: Mapping[str, object] | None = None
-    """JSON Schema of the answer. None accepts any text."""
+    """JSON Schema of the answer. None accepts any text; an empty schema accepts any JSON value."""
     default: JsonValue = None
     """Answer used once `deadline` has passed. With None, the task fails instead."""
     deadline: float | None = None

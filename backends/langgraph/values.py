@@ -53,7 +53,8 @@ def question_of(interrupt: Any) -> Question:
     """Return the question of an interrupt.
 
     A text value is the question. In a mapping with `question`, that field is the question, followed by the other fields
-    as JSON, such as the available choices. Any other value is shown as JSON.
+    as JSON, such as the available choices. Any other value is shown as JSON. Without a `response_schema` the node takes
+    any value, such as the decisions of LangChain's HumanInTheLoopMiddleware: the schema is empty.
     """
     value: Any = interrupt.value
     fields = dict(cast("Mapping[str, Any]", value)) if isinstance(value, Mapping) else dict[str, Any]()
@@ -64,7 +65,7 @@ def question_of(interrupt: Any) -> Question:
     elif rest := json_part(fields):
         text = f"{text}\n{json.dumps(rest, ensure_ascii=False)}"
     schema: Any = getattr(interrupt, "response_schema", None)
-    return Question(clean_text(text), cast("Mapping[str, JsonValue]", schema) if isinstance(schema, Mapping) else None)
+    return Question(clean_text(text), cast("Mapping[str, JsonValue]", schema) if isinstance(schema, Mapping) else {})
 
 
 def messages_of(values: Any) -> list[Any]:

@@ -171,9 +171,9 @@ class WaitingQuestion:
         """Return the command that answers, with a placeholder for the answer."""
         if self.question is None:
             return command_line(path, "answer", self.run_id, self.task_id, "--done", "TEXT")
-        return command_line(
-            path, "answer", self.run_id, self.task_id, "TEXT" if self.question.schema is None else "JSON"
-        )
+        schema = self.question.schema
+        wanted = "TEXT" if schema is None else "JSON" if schema else "VALUE"
+        return command_line(path, "answer", self.run_id, self.task_id, wanted)
 
     def facts(self) -> Iterator[tuple[str, str]]:
         """Yield further facts about the question, each with its name."""
@@ -214,7 +214,7 @@ def describe_schema(schema: Mapping[str, JsonValue]) -> str:
         return f"a list, each {describe_schema(items)}"
     if isinstance(kind, str) and schema.keys() <= {"type", "title", "description"}:
         return kind
-    return "JSON that matches " + _dump(dict(schema)) if schema else "any JSON"
+    return "JSON that matches " + _dump(dict(schema)) if schema else "any JSON, or text"
 
 
 def _dump(value: Any) -> str:

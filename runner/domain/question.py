@@ -54,12 +54,12 @@ class Asking:
 
     def checked(self, value: JsonInput) -> JsonValue:
         """Return `value` if it is a valid answer. Raises PlaitError with the reason otherwise."""
-        if self.question.schema is None:
-            if not isinstance(value, str):
-                raise PlaitError(
-                    f"the answer to the question {_short(self.question.text)!r} must be text, not {_short(repr(value))}"
-                )
+        if isinstance(value, str) and not self.question.schema:
             return clean_text(value)
+        if self.question.schema is None:
+            raise PlaitError(
+                f"the answer to the question {_short(self.question.text)!r} must be text, not {_short(repr(value))}"
+            )
         try:
             # Encode and parse the value here, to reject values that the store cannot hold.
             text = clean_text(_json(value))
@@ -75,9 +75,10 @@ class Asking:
     def read(self, text: str) -> JsonValue:
         """Return the answer typed as `text`: the text itself, or with a schema the parsed JSON.
 
-        Text that does not fit the schema as JSON is tried as a JSON string. Raises PlaitError if neither fits.
+        Text that does not fit the schema as JSON is tried as a JSON string. With an empty schema, only a text that is
+        JSON as a whole is parsed. Raises PlaitError if neither fits.
         """
-        if self.question.schema is None:
+        if self.question.schema is None or (not self.question.schema and not _is_json(text)):
             return clean_text(text)
         try:
             return Schema(self.question.schema).read(text)

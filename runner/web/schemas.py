@@ -75,7 +75,7 @@ class AnswerBody(_Received):
     """The answer to the question of a task."""
 
     value: Json
-    """A value that fits the schema of the question; text if the question has no schema."""
+    """A value that fits the schema of the question: text if the schema is null, any value if the schema is empty."""
     attempt: Annotated[int, Field(ge=1, le=MOST_SEQ)] | None = None
     """The attempt that asked (`attempts` of the task). Without it, the answer is for the present question."""
 

@@ -1,4 +1,5 @@
-// A form made from a JSON Schema: choices, text, numbers, yes and no, objects of these; any other schema is JSON text.
+// A form made from a JSON Schema: choices, text, numbers, yes and no, objects of these; an empty schema is text or JSON,
+// any other schema is JSON text.
 
 import { h } from "./dom.js";
 import { json } from "./format.js";
@@ -17,7 +18,21 @@ export class Field {
 		else if (kind === "integer" || kind === "number") this.number(schema, given);
 		else if (kind === "string") this.text(schema || {}, given);
 		else if (kind === "object" && schema.properties) this.object(schema, given);
+		else if (!Object.keys(schema).length) this.any(given);
 		else this.json(schema, given);
+	}
+
+	/** As `plait answer` does: text that is JSON is the JSON value, any other text is text. */
+	any(given = "") {
+		const value = typeof given === "string" ? given : json(given);
+		const input = (this.element = h("textarea", { rows: 3, label: this.label, placeholder: "Text or JSON", value }));
+		this.read = () => {
+			try {
+				return JSON.parse(input.value);
+			} catch {
+				return input.value;
+			}
+		};
 	}
 
 	required(value) {

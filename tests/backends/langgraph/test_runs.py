@@ -9,10 +9,11 @@ from typing import Any
 
 import anyio
 import pytest
+from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import interrupt
 
 from plait.backends import LangGraphBackend
-from plait.persistence import SQLiteStore
+from plait.persistence import MemoryStore, SQLiteStore
 from plait.runner import DAG, ParallelRunner, RunResult, RunStatus, Task, TaskStatus
 from tests.support.graphs import RUN, Work, chain, kept, steps
 
@@ -65,6 +66,21 @@ async def test_a_run_waits_for_answers_and_completes(tmp_path: Path) -> None:
     async with SQLiteStore(tmp_path / "runs.db") as store:
         said = [message.content for message in await store.list_messages(first.run_id, "report")]
     assert said == ["write", "Where to?", "press", "How many?", "3", last["report"].text]
+
+
+@pytest.mark.parametrize(
+    "value", ["text", "", False, 0, 1.5, None, [], [1, "a"], {}, {"decisions": [{"type": "approve"}]}]
+)
+async def test_a_question_without_a_schema_takes_any_value(value: Any) -> None:
+    def ask(state: Work) -> Any:
+        return {"status": repr(interrupt("Well?"))}
+
+    runner = ParallelRunner(LangGraphBackend(chain(ask).compile(checkpointer=InMemorySaver())), store=MemoryStore())
+    asked = await runner.run(DAG([Task("a", "go")]))
+    (question,) = await runner.questions(asked.run_id)
+    assert question.schema == {}
+    done = await runner.resume(asked.run_id, answers={"a": value})
+    assert done["a"].data == {"prompt": "go", "status": repr(value), "done": []}
 
 
 @pytest.mark.slow

@@ -29,6 +29,8 @@ async def work(prompt):
         raise ValueError("not today")
     while prompt.startswith("held") and not Path("go").exists():
         await anyio.sleep(0.01)
+    if prompt.startswith("ask anything"):
+        return repr(await ask("What now?", schema={}))
     if prompt.startswith("ask"):
         schema = {
             "type": "object",
@@ -198,6 +200,22 @@ def test_a_question_is_answered_in_its_form(tmp_path: Path, browser: Browser) ->
         seen.page.goto(f"{server.url}/#/run/{found['run_id']}/task/b")
         expect(seen.page.locator(".head .status")).to_have_text("completed")
         expect(seen.page.locator(".part-result")).to_contain_text('FOR {"WHO": "BOB", "COPIES": 3, "URGENT": TRUE}')
+
+
+@pytest.mark.parametrize(
+    ("typed", "result"), [("go on", "'go on'"), ('{"decisions": [true]}', "{'decisions': [True]}")]
+)
+def test_a_question_for_any_value_takes_text_and_json(
+    tmp_path: Path, browser: Browser, typed: str, result: str
+) -> None:
+    run(tmp_path, "- {id: a, prompt: ask anything}\n")
+    with ui(tmp_path) as server, watched(browser) as seen:
+        opened(seen, server.page)
+        seen.page.get_by_role("link", name=re.compile("Questions")).click()
+        seen.page.locator(".card").get_by_label("Answer").fill(typed)
+        seen.page.locator(".card").get_by_role("button", name="Answer").click()
+        expect(seen.page.locator(".empty")).to_have_text("No task asks a person.")
+    assert plait(tmp_path, "resume", "last").out == f"{result}\n"
 
 
 def test_a_run_of_another_process_is_cancelled(tmp_path: Path, browser: Browser) -> None:
