@@ -81,7 +81,7 @@ class BackendContract:
         if reply.messages:
             assert reply.messages[0].role == "user"
             assert reply.messages[0].content == "Say hello."
-            assert reply.messages[-1] == Message("assistant", reply.text, reply.messages[-1].usage)
+            assert (reply.messages[-1].role, reply.messages[-1].content) == ("assistant", reply.text)
 
     async def test_output_pieces_make_up_the_text(self, subject: Subject) -> None:
         seen: list[Output] = []

@@ -89,6 +89,10 @@ class Message:
     content: str
     usage: Usage = NO_USAGE
     """Usage of an assistant message, if the backend reports usage by message."""
+    thoughts: str = ""
+    """Thoughts that the model wrote into its answer, such as a block `<think>`: no part of `content`, and never sent to
+    a model again.
+    """
 
 
 @value

@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from plait.backends.answers.reader import read_answer
 from plait.backends.answers.schema import Mismatch, Schema, invalid_output, repair_prompt
-from plait.backends.errors import BackendError, ErrorKind
+from plait.backends.errors import BackendError
 from plait.backends.protocol import NO_USAGE, ConversationRequest, JsonValue, Message, Output, Reply, Usage
 from plait.backends.text import clean_text
 
@@ -48,8 +48,6 @@ class ReplayConversation:
     async def _exchange(self, turn: list[Message], prompt: str) -> str:
         turn.append(Message("user", clean_text(prompt)))
         answer = await self._ask([*self._history, *turn])
-        if not answer.content.strip():
-            raise BackendError(ErrorKind.INVALID_OUTPUT, "the model's answer is empty", usage=answer.usage)
         turn.append(answer)
         return answer.content
 

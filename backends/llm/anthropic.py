@@ -7,9 +7,8 @@ from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import Any, ClassVar
 
-from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.json_fields import at, count, number, parse, tables, text
-from plait.backends.llm.base import FULL_CONTEXT, PartialAnswer, RemoteBackend, StreamUsage, in_words, truncated
+from plait.backends.llm.base import PartialAnswer, RemoteBackend, StreamUsage, in_words
 from plait.backends.llm.client import Client
 from plait.backends.llm.endpoint import Endpoint
 from plait.backends.llm.native_schema import native_schema
@@ -17,7 +16,7 @@ from plait.backends.llm.server_errors import broken_off, no_answer
 from plait.backends.llm.sse import ServerEvent
 from plait.backends.prices import Billing
 from plait.backends.protocol import Attachment, ConversationRequest, JsonValue, Message, ModelOptions, Output, Usage
-from plait.backends.text import clean_text, one_line
+from plait.backends.text import clean_text
 
 DEFAULT_MODEL = "claude-haiku-4-5"
 """Model used if no model is named."""
@@ -74,7 +73,7 @@ class AnthropicBackend(RemoteBackend):
                 spent.is_open = True
                 with await self._answered(client, url, build, request) as response:
                     await response.receive(answer.take, answer.take_whole)
-                spent.is_open = answer.reason is None
+                spent.is_open = not answer.reasons
         return answer.finish(self.max_tokens)
 
     def _headers(self, server: Endpoint) -> Mapping[str, str]:
@@ -189,8 +188,7 @@ def usage_of(told: JsonValue) -> Usage:
 class _Answer(PartialAnswer):
     """An answer assembled event by event."""
 
-    why: str = ""
-    """The explanation of a refusal."""
+    api = "messages"
 
     def take(self, event: ServerEvent) -> bool:
         """Add `event`. Returns whether the event ends the stream. Raises BackendError for an error."""
@@ -233,22 +231,8 @@ class _Answer(PartialAnswer):
             self.request.on_output(Output("text", clean_text(piece)))
 
     def _end(self, delta: JsonValue, usage: JsonValue) -> None:
-        self.reason = text(delta, "stop_reason") or self.reason
-        self.why = text(delta, "stop_details", "explanation") or self.why
+        if reason := text(delta, "stop_reason"):
+            self.reasons.append(reason)
+        if reason == "refusal":
+            self.refusals.append(text(delta, "stop_details", "explanation"))
         self.spent.note(usage_of(usage))
-
-    def finish(self, max_tokens: int) -> Message:
-        """Return the whole message. Raises BackendError if the answer is not whole."""
-        if self.reason in {"end_turn", "stop_sequence"}:
-            return Message("assistant", clean_text("".join(self.texts)), self.spent.usage)
-        if self.reason == "refusal":
-            why = f": {one_line(self.why, 200)}" if self.why else ""
-            raise BackendError(ErrorKind.REFUSED, f"the model declined to answer{why}")
-        if self.reason in {"max_tokens", FULL_CONTEXT}:
-            raise truncated("".join(self.texts), self.spent.usage, max_tokens, self.reason)
-        if self.reason is not None:
-            raise BackendError(ErrorKind.UNEXPECTED, f"the answer ended with stop reason {self.reason!r}")
-        if not self.pieces:
-            text = "the server's answer held no events; is base_url the URL of a messages API?"
-            raise BackendError(ErrorKind.TRANSIENT, text)
-        raise BackendError(ErrorKind.TRANSIENT, f"the answer broke off after {self.pieces} events, no stop reason")

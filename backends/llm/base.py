@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, ClassVar, Literal, Self
 from urllib.parse import urlsplit
 
-from plait.backends.errors import BackendError, BackendUnavailable, ErrorKind
+from plait.backends.errors import BackendError, BackendUnavailable
 from plait.backends.json_fields import at_least
 from plait.backends.llm.allowance import reported_allowance
 from plait.backends.llm.client import Client, Limits, NotConnected, Response
@@ -27,10 +27,9 @@ from plait.backends.llm.server_errors import status_error
 from plait.backends.placeable import Placeable
 from plait.backends.protocol import NO_USAGE, Conversation, ConversationRequest, JsonValue, Message, Output, Usage
 from plait.backends.replay import ReplayConversation
-from plait.backends.text import check_base_url, clean_text, one_line, shown
+from plait.backends.text import check_base_url, one_line, shown
+from plait.backends.whole_answer import whole_answer
 
-FULL_CONTEXT = "model_context_window_exceeded"
-"""Reason for the end of an answer, as servers name it: prompt and answer fill the model's context."""
 CONNECT_LIMIT = 15.0
 """Limit in seconds for connecting to a server. An answer may take far longer."""
 # Keys not allowed in `extra`: keys with a setting of their own, and keys that change the form of the answer.
@@ -330,12 +329,30 @@ class PartialAnswer:
     url: str
     shared: SharedBeginning | None
     texts: list[str] = field(default_factory=list[str])
-    reason: str | None = None
-    """The reason for the end of the answer, as the server names it; None before the end."""
+    reasons: list[str] = field(default_factory=list[str])
+    """The reasons for the end of the answer, as the server names them, in order; empty before the end."""
+    refusals: list[str] = field(default_factory=list[str])
+    """The words with which the model declined to answer."""
     pieces: int = 0
     """The number of events, or chunks, that have arrived."""
     begun: bool = False
     """Whether the server has begun the answer: an error from then on is a broken answer, not a refused request."""
+    api: ClassVar[str]
+    """The kind of API, for a hint about a wrong URL."""
+
+    def finish(self, max_tokens: int | None) -> Message:
+        """Return the whole message. Raises BackendError if the answer is not whole."""
+        missing = f"the answer broke off after {self.pieces} events, without a finish reason"
+        if not self.pieces:
+            missing = f"the server's answer held no events; is base_url the URL of a {self.api} API?"
+        return whole_answer(
+            "".join(self.texts),  # joined before cleaning: a surrogate pair may be split over two pieces
+            self.reasons,
+            missing=missing,
+            refusal="".join(self.refusals),
+            usage=self.spent.usage,
+            max_tokens=max_tokens,
+        )
 
 
 def check_extra(extra: Mapping[str, JsonValue] | None) -> None:
@@ -360,25 +377,6 @@ def check_extra(extra: Mapping[str, JsonValue] | None) -> None:
 def in_words(schema: Mapping[str, object]) -> str:
     """Return the instruction to the model for a server that cannot be given `schema`."""
     return f"Answer with nothing but JSON that fits this JSON Schema: {json.dumps(schema, ensure_ascii=False)}"
-
-
-def truncated(text: str, usage: Usage, max_tokens: int | None, reason: str) -> BackendError:
-    """Return the error of an answer that a limit of length cut after `text`, for the server's `reason`. `max_tokens` is
-    the limit of the request, None if the request has none.
-    """
-    paid = f"the answer was cut after {usage.output_tokens} tokens" if usage.output_tokens else "the answer was cut"
-    if reason == FULL_CONTEXT:
-        advice = "the model's context is full; shorten the prompt, or ask for a shorter answer"
-    elif max_tokens is None:
-        reached = "the server's own limit, or the model's context, is reached"
-        advice = f"{reached}; set a higher `max_tokens` of the backend, shorten the prompt, or ask for a shorter answer"
-    elif usage.output_tokens in {0, max_tokens}:
-        advice = f"the backend's `max_tokens: {max_tokens}` is reached; raise it, or ask for a shorter answer"
-    else:
-        advice = "the model's context or its own limit is reached; shorten the prompt, or ask for a shorter answer"
-    text = clean_text(text)
-    messages = (Message("assistant", text, usage),) if text else ()
-    return BackendError(ErrorKind.TRUNCATED, f"{paid}: {advice}", usage=usage, messages=messages)
 
 
 def json_or_text(body: bytes) -> JsonValue:

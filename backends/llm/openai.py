@@ -15,15 +15,7 @@ from urllib.parse import quote, urlencode
 
 from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.json_fields import at, count, number, parse, tables
-from plait.backends.llm.base import (
-    FULL_CONTEXT,
-    PartialAnswer,
-    RemoteBackend,
-    StreamUsage,
-    in_words,
-    json_or_text,
-    truncated,
-)
+from plait.backends.llm.base import PartialAnswer, RemoteBackend, StreamUsage, in_words, json_or_text
 from plait.backends.llm.client import Client
 from plait.backends.llm.endpoint import Endpoint
 from plait.backends.llm.server_errors import broken_off, no_answer, status_error
@@ -37,11 +29,6 @@ DEFAULT_MODEL = "gpt-5.4-mini"
 _OLD_LIMIT = "max_tokens"
 # Parts of the names of listed models that do not answer prompts.
 _NO_CHAT = ("embed", "whisper", "tts", "rerank")
-# Finish reasons in lower case. An answer is whole only with a known good reason: servers keep inventing reasons.
-_WHOLE = frozenset({"stop", "eos", "eos_token", "stop_sequence", "end_turn"})
-_TOO_LONG = frozenset({"length", "max_tokens", "max_output_tokens", "model_length", FULL_CONTEXT})
-_TOOLS = frozenset({"tool_calls", "function_call"})
-_DECLINED = frozenset({"safety", "recitation", "prohibited_content", "blocklist", "spii", "sensitive", "refusal"})
 
 
 @dataclass(eq=False)
@@ -104,7 +91,7 @@ class OpenAIBackend(RemoteBackend):
                 spent.is_open = True
                 with await self._answered(client, url, build, request) as response:
                     await response.receive(answer.take, answer.take_whole)
-                spent.is_open = answer.reason is None
+                spent.is_open = not answer.reasons
         return answer.finish(self.max_tokens)
 
     def _headers(self, server: Endpoint) -> Mapping[str, str]:
@@ -191,7 +178,7 @@ class OpenAIBackend(RemoteBackend):
 class _Answer(PartialAnswer):
     """An answer assembled chunk by chunk. Lenient servers omit fields, so every field is treated as optional."""
 
-    refusals: list[str] = field(default_factory=list[str])
+    api = "chat completions"
 
     def take(self, event: ServerEvent) -> bool:
         """Add the chunk in `event`. Returns whether the event ends the stream. Raises BackendError for an error."""
@@ -238,33 +225,7 @@ class _Answer(PartialAnswer):
                 if delta.get("refusal"):
                     self.refusals.append(_text(delta["refusal"]))
             if choice.get("finish_reason"):
-                self.reason = str(choice["finish_reason"])
-
-    def finish(self, max_tokens: int | None) -> Message:
-        """Return the whole message. Raises BackendError if the answer is not whole."""
-        refusal = "".join(self.refusals)
-        reason = (self.reason or "").lower()
-        if refusal or reason in _DECLINED or reason.startswith("content_filter"):
-            why = one_line(refusal, 200) if refusal else f"a content filter stopped the answer ({self._said})"
-            raise BackendError(ErrorKind.REFUSED, f"the model declined: {why}")
-        if reason in _TOO_LONG:
-            raise truncated("".join(self.texts), self.spent.usage, max_tokens, reason)
-        if reason in _TOOLS:
-            raise BackendError(ErrorKind.UNEXPECTED, "the model asked for a tool, and none was offered to it")
-        if reason not in _WHOLE:
-            raise BackendError(ErrorKind.TRANSIENT, self._cut())
-        # Join before cleaning: a surrogate pair may be split over two chunks.
-        return Message("assistant", clean_text("".join(self.texts)), self.spent.usage)
-
-    @property
-    def _said(self) -> str:
-        return f"finish reason {one_line(self.reason or '', 60)!r}"
-
-    def _cut(self) -> str:
-        if not self.pieces:
-            return "the server's answer held no events; is base_url the URL of a chat completions API?"
-        how = f"with {self._said}" if self.reason else "without a finish reason"
-        return f"the answer broke off after {self.pieces} events, {how}"
+                self.reasons.append(str(choice["finish_reason"]))
 
 
 def _part(file: Attachment) -> dict[str, Any]:

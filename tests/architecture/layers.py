@@ -17,7 +17,7 @@ from tests.architecture.source import Source
 LAYERS: list[list[str]] = [
     # The contract of a backend and its vocabulary.
     ["backends.protocol backends.errors backends.values backends.text backends.json_fields backends.error_kinds "
-     "backends.limit_resets backends.extras backends.prices backends.secrets backends.placeable"],
+     "backends.limit_resets backends.extras backends.prices backends.secrets backends.placeable backends.whole_answer"],
     ["backends.answers"],
     ["backends.ask backends.cancellation backends.context_variables backends.function backends.person backends.replay"],
     ["backends.process"],

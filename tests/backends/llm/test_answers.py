@@ -28,7 +28,7 @@ async def test_good_finish_reasons_of_all_servers(reason: str) -> None:
         ("model_context_window_exceeded", ErrorKind.TRUNCATED),
         *((name, ErrorKind.REFUSED) for name in ("content_filter: PROHIBITED_CONTENT", "SAFETY", "RECITATION")),
         *((name, ErrorKind.REFUSED) for name in ("sensitive", "blocklist", "SPII", "prohibited_content")),
-        ("function_call", ErrorKind.UNEXPECTED),
+        ("function_call", ErrorKind.INVALID_OUTPUT),
         *((name, ErrorKind.TRANSIENT) for name in ("abort", "insufficient_system_resource", "network_error")),
         *((name, ErrorKind.TRANSIENT) for name in ("cancelled", "timeout", "error", "a reason of next year")),
     ],

@@ -195,8 +195,8 @@ async def test_a_model_that_cannot_write_as_much_as_max_tokens_allows() -> None:
         ("max_tokens", ErrorKind.TRUNCATED, "after 7 tokens: the backend's `max_tokens: 7` is reached; raise it"),
         ("model_context_window_exceeded", ErrorKind.TRUNCATED, "after 7 tokens: the model's context"),
         ("refusal", ErrorKind.REFUSED, "declined"),
-        ("tool_use", ErrorKind.UNEXPECTED, "'tool_use'"),
-        ("pause_turn", ErrorKind.UNEXPECTED, "'pause_turn'"),
+        ("tool_use", ErrorKind.INVALID_OUTPUT, "'tool_use'"),
+        ("pause_turn", ErrorKind.TRANSIENT, "'pause_turn'"),
     ],
 )
 async def test_stop_reasons(reason: str, kind: ErrorKind, words: str) -> None:

@@ -176,7 +176,7 @@ async def test_streams_that_stop_midway(dialect: Dialect, end: str, kind: ErrorK
 
 @pytest.mark.parametrize(
     ("reason", "kind"),
-    [("length", K.TRUNCATED), ("content_filter", K.REFUSED), ("tool_calls", K.UNEXPECTED)],
+    [("length", K.TRUNCATED), ("content_filter", K.REFUSED), ("tool_calls", K.INVALID_OUTPUT)],
 )
 async def test_answers_that_end_for_another_reason(dialect: Dialect, reason: str, kind: ErrorKind) -> None:
     error, _ = await failure(dialect, events(dialect.parts("so far", reason=reason)))

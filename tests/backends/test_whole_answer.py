@@ -1,0 +1,159 @@
+"""When an answer is whole, and which part of a text is the answer."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from plait.backends import BackendError, ErrorKind
+from plait.backends.whole_answer import split_thoughts, whole_answer
+
+K = ErrorKind
+
+
+def kind_of(text: str, *reasons: str, **more: str) -> ErrorKind:
+    with pytest.raises(BackendError) as caught:
+        whole_answer(text, reasons, **more)  # type: ignore[arg-type]
+    return caught.value.kind
+
+
+@pytest.mark.parametrize(
+    "reasons",
+    [
+        ("stop",),
+        ("STOP",),
+        ("FinishReason.STOP",),
+        ("eos_token",),
+        ("COMPLETE",),
+        ("end_turn",),
+        ("null", "", "stop"),
+        ("finish_reason_unspecified", "stop"),
+        ("stop", "stop"),
+        (),
+    ],
+)
+def test_known_good_ends(reasons: tuple[str, ...]) -> None:
+    assert whole_answer("all of it", reasons).content == "all of it"
+
+
+@pytest.mark.parametrize(
+    ("reasons", "kind"),
+    [
+        (("length", "stop"), K.TRUNCATED),
+        (("stop", "length"), K.TRUNCATED),
+        (("content_filter", "length"), K.REFUSED),
+        (("length", "content_filter"), K.TRUNCATED),
+        (("FinishReason.MAX_TOKENS",), K.TRUNCATED),
+        (("error", "stop"), K.TRANSIENT),
+        (("guardrail_intervened",), K.REFUSED),
+        (("tool_use",), K.INVALID_OUTPUT),
+        (("MALFORMED_FUNCTION_CALL",), K.INVALID_OUTPUT),
+        (("max_turn_requests",), K.LIMIT_REACHED),
+        (("cancelled",), K.TRANSIENT),
+        (("a reason of next year", "stop"), K.TRANSIENT),
+    ],
+)
+def test_the_first_end_that_is_not_whole_decides(reasons: tuple[str, ...], kind: ErrorKind) -> None:
+    assert kind_of("half", *reasons) is kind
+
+
+def test_an_answer_whose_end_is_missing_broke_off() -> None:
+    with pytest.raises(BackendError, match="broke off after 3 events") as caught:
+        whole_answer("half", ["null"], missing="the answer broke off after 3 events")
+    assert caught.value.kind is K.TRANSIENT
+    assert whole_answer("all", ["stop"], missing="never said").content == "all"
+
+
+def test_words_of_refusal_decide_whatever_the_reason() -> None:
+    assert kind_of("I cannot", "stop", refusal="I will not") is K.REFUSED
+    assert whole_answer("fine", ["stop"], refusal=" ").content == "fine"
+
+
+@pytest.mark.parametrize("text", ["", " \n\t", "<think>\nall thoughts\n</think>\n", "<think>\nnever closed"])
+def test_an_answer_without_text_is_none(text: str) -> None:
+    assert kind_of(text, "stop") is K.INVALID_OUTPUT
+    assert whole_answer(text, ["stop"], needs_text=False).content.strip() == ""
+
+
+def test_a_cut_answer_keeps_the_text_that_arrived() -> None:
+    with pytest.raises(BackendError) as caught:
+        whole_answer("half", ["length"])
+    assert [message.content for message in caught.value.messages] == ["half"]
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "thoughts"),
+    [
+        ("<think>\nsecret plan\n</think>\n\nfour", "four", "secret plan"),
+        ("\ufeff <thinking>a</thinking>four", "four", "a"),
+        ("<Thought>a</Thought>\n<reasoning>b</reasoning>\nfour", "four", "a\n\nb"),
+        ("<seed:think>a</seed:think>four", "four", "a"),
+        ("[THINK]a[/THINK]four", "four", "a"),
+        ("◁think▷a◁/think▷four", "four", "a"),
+        ("<|channel>thought\na<channel|>four", "four", "a"),
+        ("<think>I mention </think> here\n</think>\nfour", "four", "I mention\n\nhere"),
+        ("so it is four\n</think>\n\nfour", "four", "so it is four"),
+        ("It is four.</think>\n\nfour", "four", "It is four."),
+        ("Okay.\n<think>first\n</think>four", "Okay.\nfour", "first"),
+        ("four\n<think>\nwas that right?\n</think>", "four", "was that right?"),
+        ("Sure: <think>\na\n</think>\nfour", "Sure: \nfour", "a"),
+        (
+            "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>final<|message|>four<|return|>",
+            "four",
+            "a",
+        ),
+        ("a<|end|><|start|>assistant<|channel|>final<|message|>four", "four", "a"),
+        ("<|channel|>final <|constrain|>json<|message|>{}", "{}", ""),
+        ("<|channel|>analysis<|message|>a", "", "a"),
+        ("analysisWe need four.assistantfinalfour", "four", "We need four."),
+        ("Here is my thought process: a\nHere is my response: four", "four", "a"),
+        ("<|START_THINKING|>a<|END_THINKING|><|START_RESPONSE|>four<|END_RESPONSE|>", "four", "a"),
+    ],
+)
+def test_thoughts_are_kept_apart_from_the_answer(text: str, answer: str, thoughts: str) -> None:
+    message = whole_answer(text, ["stop"], needs_text=False)
+    assert (message.content, message.thoughts) == (answer, thoughts)
+    assert split_thoughts(answer) == (answer, "")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Models write <think>thoughts</think> before the answer.",
+        "Close the block with `</think>`.\nThen answer.",
+        "So:\n```\n<think>\na\n</think>\nfour\n```\nThat is the form.",
+        "The end mark of thoughts is\n```\n</think>\n```\nand nothing else.",
+        "Use <think> to open.\nIt has no end here.",
+        "four\n</think>",
+        "gpt-oss begins with `<|start|>assistant<|channel|>final<|message|>`.",
+        "The mark `<|channel|>analysis<|message|>` begins thoughts.",
+        "analysis of the data: assistantfinal",
+        " four \n",
+        "a < b and <b>bold</b>",
+    ],
+)
+def test_an_answer_that_speaks_of_the_marks_stays_as_it_is(text: str) -> None:
+    assert split_thoughts(text) == (text, "")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<think></think>" * 20_000,
+        "\n<think>" * 40_000,
+        "x <think>" * 40_000 + "</think>",
+        "a.</think>\n" * 20_000,
+        "```\n<think>a</think>\n" * 15_000,
+        "<|channel|>" + "a" * 300_000,
+        "<|start|>" * 30_000 + "<|channel|>",
+        "<" + "a_" * 150_000,
+        "." + " " * 300_000 + "</thin",
+        "\n" * 300_000 + "</think>",
+    ],
+    ids=range(10),
+)
+def test_no_text_takes_long(text: str) -> None:
+    began = time.process_time()
+    split_thoughts(text)
+    assert time.process_time() - began < 2
