@@ -13,8 +13,8 @@ from plait.runner.domain.groups import group_of, part_number
 from plait.runner.operations.inspect import TaskInfo, usage_as_json
 
 _NUMBER = re.compile(r"[+-]?\d+(\.\d*)?([eE][+-]?\d+)?")
-_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
-"""Beginnings of a cell that a spreadsheet takes for a formula, or removes before it looks for a formula."""
+_FORMULA = ("=", "+", "@", "\t")
+"""Beginnings of a cell that a spreadsheet takes for a formula. A minus is the beginning of a Markdown list."""
 
 
 def result_rows(tasks: Iterable[TaskInfo]) -> list[dict[str, Any]]:
@@ -58,19 +58,21 @@ def as_json_lines(rows: Iterable[Mapping[str, Any]]) -> str:
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
-def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
+def as_csv(rows: Sequence[Mapping[str, Any]], *, raw: bool = False) -> str:
     """Return the rows as CSV with a heading. Each field of an object in `item` or `data` has a column, `item.name`.
 
-    A cell that a spreadsheet would take for a formula begins with an apostrophe: the text comes from models.
+    A cell that a spreadsheet would take for a formula begins with an apostrophe, because the text comes from models;
+    with `raw`, no cell is changed.
     """
+    cell = _text if raw else _safe_text
     flat = [_flat(row) for row in rows]
     names = list(dict.fromkeys(name for row in flat for name in row))
     names = [name for group in (rows[0] if rows else ()) for name in names if name.partition(".")[0] == group]
     names = list(dict.fromkeys(names))
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\r\n")
-    writer.writerow(map(_cell, names))
-    writer.writerows([_cell(row.get(name)) for name in names] for row in flat)
+    writer.writerow(map(cell, names))
+    writer.writerows([cell(row.get(name)) for name in names] for row in flat)
     return file.getvalue()
 
 
@@ -86,10 +88,14 @@ def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def _cell(value: object) -> str:
+def _text(value: object) -> str:
     if value is None:
         return ""
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    if text.startswith(_FORMULA) and not _NUMBER.fullmatch(text):
-        return "'" + text
-    return text
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _safe_text(value: object) -> str:
+    text = _text(value)
+    # A spreadsheet removes line breaks before it looks for a formula.
+    is_formula = text.lstrip("\r\n").startswith(_FORMULA) and not _NUMBER.fullmatch(text)
+    return f"'{text}" if is_formula else text

@@ -13,7 +13,7 @@ import anyio
 import click
 
 from plait.runner.cli.display.report import print_json
-from plait.runner.cli.display.text import counted
+from plait.runner.cli.display.text import counted, one_line
 from plait.runner.cli.exits import COMPLETED, print_note
 from plait.runner.cli.lookup import find_run, read_only_store
 from plait.runner.cli.options import StorePlace, json_option, store_option
@@ -21,11 +21,11 @@ from plait.runner.cli.output_files import write_file
 from plait.runner.clock import Clock
 from plait.runner.domain.trace_ids import trace_id
 from plait.runner.operations.export import as_csv, as_json_lines, result_rows
-from plait.runner.operations.inspect import task_infos
+from plait.runner.operations.inspect import shown_status, task_infos
 from plait.runner.operations.otlp import Collector, SpanSender
 from plait.runner.operations.run_trace import RunTrace
 
-_FORMATS = {".csv": as_csv, ".jsonl": as_json_lines}
+_FORMATS = (".csv", ".jsonl")
 _FOLLOW_S = 1.0
 
 
@@ -39,6 +39,7 @@ _FOLLOW_S = 1.0
     help="Write this .csv or .jsonl file; an existing file is replaced.",
 )
 @click.option("--task", "pattern", metavar="PATTERN", help="Write only tasks whose id matches: 'part.*'.")
+@click.option("--raw", is_flag=True, help="Write each cell as it is, also one that a spreadsheet takes for a formula.")
 @click.option(
     "--otlp",
     "as_trace",
@@ -53,14 +54,14 @@ def export_command(run: str, store_path: StorePlace, as_json: bool, **options: A
     """Write a row for each task of RUN, and for each part of a `for_each`, with its item, result, error and usage; or
     send RUN as a trace, with a span for the run, each task and each attempt that has ended.
 
-    In a .csv file each field of an item or of a structured result has a column, such as `item.name`, and a cell that a
-    spreadsheet would take for a formula begins with an apostrophe. The ids of spans are made from run, task and
-    attempt: a trace that is sent again is the same.
+    In a .csv file each field of an item or of a structured result has a column, such as `item.name`, and a cell that
+    begins with =, +, @ or a tab, and would be a formula in a spreadsheet, begins with an apostrophe. The ids of spans
+    are made from run, task and attempt: a trace that is sent again is the same.
     """
     file, pattern, follow, content = (options[name] for name in ("file", "pattern", "follow", "content"))
     if options["as_trace"]:
-        if file is not None or pattern is not None:
-            raise click.UsageError("--otlp sends the whole run; leave --to and --task out")
+        if file is not None or pattern is not None or options["raw"]:
+            raise click.UsageError("--otlp sends the whole run; leave --to, --task and --raw out")
         return anyio.run(send_trace, store_path, run, TraceOptions(follow, content, as_json))
     if file is None:
         raise click.UsageError("name a file with --to results.csv, or send a trace with --otlp")
@@ -68,7 +69,17 @@ def export_command(run: str, store_path: StorePlace, as_json: bool, **options: A
         raise click.UsageError("--follow and --content belong to --otlp")
     if file.suffix.lower() not in _FORMATS:
         raise click.UsageError(f"--to writes .csv or .jsonl, not {file.name!r}")
-    return anyio.run(export, store_path, run, pattern or "*", file, as_json)
+    return anyio.run(export, store_path, run, ExportOptions(pattern or "*", file, options["raw"], as_json))
+
+
+@dataclass(frozen=True, slots=True)
+class ExportOptions:
+    """The rows of an export, and the file."""
+
+    pattern: str
+    file: Path
+    raw: bool
+    as_json: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,15 +115,18 @@ async def send_trace(path: StorePlace, word: str, options: TraceOptions) -> int:
     return COMPLETED
 
 
-async def export(path: StorePlace, word: str, pattern: str, file: Path, as_json: bool) -> int:
+async def export(path: StorePlace, word: str, options: ExportOptions) -> int:
     """Write the tasks of the run that `word` names. Return the exit code."""
+    file = options.file
     async with read_only_store(path) as store:
         run = await find_run(store, word)
         infos = await task_infos(store, run, await store.list_tasks(run.run_id), time.time())
-    rows = result_rows(task for task in infos.values() if fnmatchcase(task.task_id, pattern))
-    write_file(file, _FORMATS[file.suffix.lower()](rows), private=True)
-    if as_json:
+    rows = result_rows(task for task in infos.values() if fnmatchcase(task.task_id, options.pattern))
+    is_table = file.suffix.lower() == ".csv"
+    write_file(file, as_csv(rows, raw=options.raw) if is_table else as_json_lines(rows), private=True)
+    if options.as_json:
         print_json({"run_id": run.run_id, "file": str(file), "rows": len(rows)})
     else:
-        print_note(f"{counted(len(rows), 'row')} in {file}")
+        named = one_line(f"{run.name}, {shown_status(run).value}" if run.name else shown_status(run).value)
+        print_note(f"{counted(len(rows), 'row')} of run {run.run_id} ({named}) in {file}")
     return COMPLETED

@@ -6,10 +6,12 @@ import json
 import select
 import sys
 import time
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import closing
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
+from typing import Any
 
 import anyio
 import click
@@ -37,17 +39,31 @@ from plait.runner.operations.run_log import RunLog, RunLogEntry
 @click.argument("run")
 @click.argument("task", required=False)
 @click.option("-f", "--follow", is_flag=True, help="Print events as they happen, until the run (or TASK) has ended.")
+@click.option("-n", "--lines", metavar="N", type=click.IntRange(min=0), help="Print only the last N lines.")
 @store_option
 @json_option
-def log_command(run: str, task: str | None, follow: bool, store_path: StorePlace, as_json: bool) -> int:
+def log_command(run: str, task: str | None, store_path: StorePlace, as_json: bool, **options: Any) -> int:
     """Print the history of RUN (an id, the beginning of an id, or `last`), or of TASK in the run: each event with its
     time and cost, and between the events the output of agents and the messages of conversations.
 
     With --follow, print events as they happen until the run has ended; the exit code is that of the run. An agent whose
     plait was killed is followed as well. If no process works on the run any more, the exit code is 6. With --json, each
-    line is a JSON object.
+    line is a JSON object. With -n and --follow, print the last N lines, then those that are added.
     """
-    return anyio.run(print_log, (run, task), store_path, follow, as_json)
+    which = LogOptions(run, task, options["follow"], options["lines"], as_json)
+    return anyio.run(print_log, which, store_path)
+
+
+@dataclass(frozen=True, slots=True)
+class LogOptions:
+    """The part of the history that is printed, and how."""
+
+    run: str
+    task: str | None
+    follow: bool
+    lines: int | None
+    """The number of lines; None for all."""
+    as_json: bool
 
 
 _POLL_SECONDS = 0.2  # seconds
@@ -62,47 +78,51 @@ _END_CODES: Mapping[str, int] = {
 }
 
 
-async def print_log(which: tuple[str, str | None], path: StorePlace, follow: bool, as_json: bool) -> int:
+async def print_log(options: LogOptions, path: StorePlace) -> int:
     """Print the history of a run, or of one task in the run. Return the exit code."""
-    word, task_id = which
+    task_id = options.task
     async with read_only_store(path) as store:
-        run = await find_run(store, word)
+        run = await find_run(store, options.run)
         if task_id is not None:
             await find_task(store, run, task_id)
         with closing(RunLog(store, run.run_id, task_id)) as run_log:
-            log = _LogPrinter(run_log, run, task_id, as_json)
-            if not follow:
-                await log.catch_up()
-                log.finish()
-                if not as_json:
-                    await _print_waits(store, run, task_id)
-                return COMPLETED
-            return await _follow(log, store, path)
+            log = _LogPrinter(run_log, run, options)
+            if options.follow:
+                return await _follow(log, store, path)
+            await log.catch_up()
+            log.finish()
+            if not options.as_json:
+                async for line in _waits(store, run, task_id):
+                    log.print_line(line)
+            log.print_tail()
+            return COMPLETED
 
 
-async def _print_waits(store: Store, run: RunRecord, only: str | None) -> None:
-    """Print the reason of each task that is not running, of a run that has not ended."""
+async def _waits(store: Store, run: RunRecord, only: str | None) -> AsyncGenerator[str]:
+    """Yield the reason of each task that is not running, of a run that has not ended."""
     if RunStatus(run.status) in RUN_DONE:
         return
     infos = await task_infos(store, run, await store.list_tasks(run.run_id), time.time(), only)
     waiting = [(task.task_id, task.waits.text) for task in infos.values() if task.waits is not None]
     for task_id, text in waiting[:_MOST_WAITING]:
-        print_line(f"{'':<8}  {one_line(task_id):<{_COLUMN}}  {one_line(text)}")
+        yield f"{'':<8}  {one_line(task_id):<{_COLUMN}}  {one_line(text)}"
     if len(waiting) > _MOST_WAITING:
-        print_line(f"{'':<8}  and {len(waiting) - _MOST_WAITING:,} more tasks that wait")
+        yield f"{'':<8}  and {len(waiting) - _MOST_WAITING:,} more tasks that wait"
 
 
 class _LogPrinter:
     """Prints the log of a run up to its present end."""
 
-    def __init__(self, run_log: RunLog, run: RunRecord, task_id: str | None, as_json: bool) -> None:
+    def __init__(self, run_log: RunLog, run: RunRecord, options: LogOptions) -> None:
         self.run_log = run_log
         self.run = run
-        self.task_id = task_id
+        self.task_id = options.task
         self.task_code: int | None = None
         """Exit code of the followed task, once the task has ended."""
         self.is_read = True
-        self._as_json = as_json
+        self._as_json = options.as_json
+        self._tail = None if options.lines is None else deque[str](maxlen=options.lines)
+        """The last lines, not printed yet; None if each line is printed at once."""
         self._is_live = False
         self._day = ""
 
@@ -123,13 +143,13 @@ class _LogPrinter:
         if entry.at is None and self._is_live:  # printed the moment it happens
             entry = replace(entry, at=iso(time.time()))
         if self._as_json:
-            self._print_line(json.dumps(asdict(entry)).replace("\x7f", "\\u007f"))
+            self.print_line(json.dumps(asdict(entry)).replace("\x7f", "\\u007f"))
             return
         clock = self._time_of_day(entry.at)
         task = one_line(entry.task_id or "")
         column = "" if self.task_id is not None or not task else f"{task:<{_COLUMN}}  "
         for line in entry_lines(entry, self.run.run_id):
-            self._print_line(f"{clock:<8}  {column}{line}".rstrip())
+            self.print_line(f"{clock:<8}  {column}{line}".rstrip())
             clock = ""
 
     def _time_of_day(self, at: str | None) -> str:
@@ -139,11 +159,21 @@ class _LogPrinter:
         local = datetime.fromisoformat(at).astimezone()
         if self._day != (day := f"{local:%Y-%m-%d}"):
             self._day = day
-            self._print_line(f"-- {day} --")
+            self.print_line(f"-- {day} --")
         return f"{local:%H:%M:%S}"
 
-    def _print_line(self, line: str) -> None:
-        self.is_read = self.is_read and print_line(line)
+    def print_line(self, line: str) -> None:
+        """Print the line, or keep it for `print_tail`."""
+        if self._tail is not None:
+            self._tail.append(line)
+        else:
+            self.is_read = self.is_read and print_line(line)
+
+    def print_tail(self) -> None:
+        """Print the kept lines. Later lines are printed at once."""
+        kept, self._tail = self._tail or (), None
+        for line in kept:
+            self.print_line(line)
 
 
 async def _follow(log: _LogPrinter, store: Store, path: StorePlace) -> int:
@@ -156,6 +186,7 @@ async def _follow(log: _LogPrinter, store: Store, path: StorePlace) -> int:
             over = not _is_active(run, log.run_log)
         looks += 1
         await log.catch_up()
+        log.print_tail()
         if log.task_code is not None:
             return log.task_code
         # Checked twice: a run may end between reading its record and looking at its process, and would seem to have

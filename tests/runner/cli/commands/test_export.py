@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import stat
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from plait.runner.operations.export import as_csv
 from tests.support.processes.command import plait_here
 
 FUNCTIONS = """
@@ -64,7 +66,8 @@ def table(path: Path) -> list[dict[str, str]]:
 
 def test_each_part_is_a_row_in_the_order_of_its_number(folder: Path) -> None:
     done = plait_here(folder, "export", "last", "--to", "all.csv")
-    assert (done.code, done.out, done.err) == (0, "", "11 rows in all.csv\n")
+    run_id = plait_here(folder, "runs", "--json").value[0]["run_id"]
+    assert (done.code, done.out, done.err) == (0, "", f"11 rows of run {run_id} (table, failed) in all.csv\n")
     rows = table(folder / "all.csv")
     assert [row["task_id"] for row in rows] == [*(f"part.{n}" for n in range(1, 11)), "rated"]
     assert (rows[1]["item.name"], rows[1]["item.=age"]) == ("p2", "-2")
@@ -83,6 +86,37 @@ def test_no_cell_is_a_formula(folder: Path) -> None:
         for name, cell in row.items():
             assert not name.startswith("="), name
             assert not cell.startswith(("=", "@", "\t")), cell
+
+
+def test_raw_cells_are_as_they_are(folder: Path) -> None:
+    assert plait_here(folder, "export", "last", "--to", "raw.csv", "--raw").code == 0
+    rows = table(folder / "raw.csv")
+    assert rows[0]["text"].startswith("=HYPERLINK")
+    assert (rows[10]["data.why"], rows[1]["item.=age"]) == ("@sum(1)", "-2")
+    done = plait_here(folder, "export", "last", "--otlp", "--raw")
+    assert (done.code, done.err.count("\n")) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "cell"),
+    [
+        ("- one\n- two", "- one\n- two"),
+        ("-- a dash", "-- a dash"),
+        ("\n- one", "\n- one"),
+        ("* one", "* one"),
+        ("+ one", "'+ one"),
+        ("+1.5e3", "+1.5e3"),
+        ("\n=1+1", "'\n=1+1"),
+        ("\t=1+1", "'\t=1+1"),
+        ("@sum(1)", "'@sum(1)"),
+        ("=1+1", "'=1+1"),
+    ],
+)
+def test_a_list_is_no_formula(text: str, cell: str) -> None:
+    file = io.StringIO(as_csv([{"text": text}]), newline="")
+    assert next(csv.DictReader(file)) == {"text": cell}
+    file = io.StringIO(as_csv([{"text": text}], raw=True), newline="")
+    assert next(csv.DictReader(file)) == {"text": text}
 
 
 def test_json_lines_hold_the_values_as_they_are(folder: Path) -> None:

@@ -70,6 +70,19 @@ def test_a_run_reads_as_a_story_with_what_its_agents_did_between_its_events(home
         assert re.fullmatch(pattern, line), f"{line!r} is not {pattern!r}"
 
 
+def test_only_the_last_lines_are_printed(home: Home) -> None:
+    folder = plan(home, TASKS)
+    assert plait_here(folder, "run", "plan.yaml", "-q").code == 0
+    for options in ([], ["--json"], ["-f"]):
+        whole = plait_here(folder, "log", "last", *options).out.splitlines()
+        assert len(whole) > 20
+        for number in (0, 1, 20, 1000):
+            done = plait_here(folder, "log", "last", *options, "-n", str(number))
+            assert (done.code, done.out.splitlines()) == (0, whole[max(len(whole) - number, 0) :])
+    done = plait_here(folder, "log", "last", "-n", "-1")
+    assert (done.code, done.err.count("\n")) == (2, 1)
+
+
 def test_of_one_task_only_its_own_is_told(home: Home) -> None:
     folder = plan(home, TASKS)
     assert plait_here(folder, "run", "plan.yaml", "-q").code == 0
