@@ -90,7 +90,7 @@ class LazyGroup(click.Group):
 def cli() -> None:
     """Run a DAG of LLM subtasks in parallel, store every step, and resume after a crash exactly where the run stopped.
 
-    Name a run by its id, by the beginning of its id, or as `last`.
+    Name a run by its id, by the beginning of its id, or as `last`, the last run that was not a `try`.
     """
     # Without a handler Python would print bare warnings in the middle of the display.
     logging.getLogger("plait").addHandler(logging.NullHandler())

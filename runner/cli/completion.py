@@ -42,7 +42,7 @@ class RunName(StringParamType):
         async def read(store: Store) -> _Items:
             runs = await store.list_runs(_MOST_RUNS)
             items = [CompletionItem(run.run_id, help=f"{run.name} {run.status}".strip()) for run in runs]
-            newest = [CompletionItem("last", help="the newest run")] if runs else []
+            newest = [CompletionItem("last", help="the last run, but for a try")] if runs else []
             return [item for item in (*newest, *items) if item.value.startswith(incomplete)]
 
         return _read_values(ctx, read)

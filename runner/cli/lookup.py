@@ -24,6 +24,7 @@ from plait.runner.domain.status import RUN_REOPENINGS, RunStatus
 from plait.runner.operations.inspect import shown_status
 from plait.runner.operations.list_questions import waiting_tasks
 from plait.runner.state.owner import LEASE_SECONDS, Liveness, liveness
+from plait.runner.state.reusable_answers import is_try
 from plait.runner.state.stored_run import stored_run
 
 if TYPE_CHECKING:
@@ -73,14 +74,26 @@ def _check_default_store(path: Path) -> None:
         )
 
 
-async def find_run(store: Store, word: str) -> RunRecord:
-    """Return the run with the id `word`, the only run whose id begins with `word`, or the newest run for `last`."""
+@dataclass(frozen=True, slots=True)
+class RunsOfPlan:
+    """The runs of a plan: those of the same file, else, for a plan that moved or came from a pipe, of the same name."""
+
+    name: str
+    path: Path | None
+    """The file, absolute; None for a plan from a pipe."""
+
+
+async def find_run(store: Store, word: str, of: RunsOfPlan | None = None) -> RunRecord:
+    """Return the run with the id `word`, the only run whose id begins with `word`, or for `last` the newest run: `of` a
+    plan, or of any. A `try`, which runs one task, is never `last`.
+    """
     if not is_utf8(word):
         raise CliError(f"the store has no run {word!r}; `plait runs` lists all runs", kind="run_not_found")
-    run_id = await _newest_id(store) if word == "last" else word
-    record = await store.get_run(run_id)
+    if word == "last":
+        return await (_last_run(store) if of is None else _last_run_of(store, of))
+    record = await store.get_run(word)
     if record is None:
-        record = await store.get_run(await _id_by_prefix(store, run_id))
+        record = await store.get_run(await _id_by_prefix(store, word))
     if record is None:
         raise CliError(f"run {word} is gone from the store", kind="run_not_found")
     return record
@@ -96,11 +109,35 @@ def print_watch_notice(run: RunRecord) -> None:
         )
 
 
-async def _newest_id(store: Store) -> str:
-    runs = await store.list_runs(1)
-    if not runs:
-        raise CliError("the store has no runs yet; `plait run PLAN` makes one", kind="run_not_found")
-    return runs[0].run_id
+async def _last_run(store: Store) -> RunRecord:
+    for most in (1, MAX_RUNS_SEARCHED):
+        for listed in await store.list_runs(most):
+            if (run := await store.get_run(listed.run_id)) is not None and not is_try(json.loads(run.settings)):
+                return run
+    raise CliError("the store has no runs yet; `plait run PLAN` makes one", kind="run_not_found")
+
+
+async def _last_run_of(store: Store, plan: RunsOfPlan) -> RunRecord:
+    runs = [run for run in await store.list_runs(MAX_RUNS_SEARCHED) if not run.damaged]
+    path, same_name = str(plan.path), None
+    for listed in sorted(
+        runs, key=lambda run: run.name != plan.name
+    ):  # those of the name first, each kind newest first
+        if listed.name != plan.name and (same_name is not None or plan.path is None):
+            break
+        run = await store.get_run(listed.run_id)
+        settings = {} if run is None else json.loads(run.settings)
+        if run is None or is_try(settings):
+            continue
+        if settings.get("plan") == path and not settings.get("posted"):
+            return run
+        if listed.name == plan.name:
+            same_name = same_name or run
+    if same_name is None:
+        named = repr(plan.name) if plan.path is None else plan.path.name
+        hint = "; name the run by its id (`plait runs` lists all runs)" if runs else ""
+        raise CliError(f"the store has no run of {named} yet{hint}", kind="run_not_found")
+    return same_name
 
 
 async def _id_by_prefix(store: Store, prefix: str) -> str:

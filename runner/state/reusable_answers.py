@@ -76,6 +76,13 @@ class Reuse:
         return cls(like, tuple(settings.get(FRESH) or ()), point, bool(settings.get(KEEP_ANSWERS)))
 
 
+def is_try(settings: Mapping[str, Any]) -> bool:
+    """Return whether the run with these settings is an attempt at one task beside an earlier run."""
+    return (
+        (reuse := Reuse.of_settings(settings)) is not None and reuse.fork is not None and reuse.fork.tries is not None
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class ReusableAnswers:
     """The answers of the run `run_id`, by answer key."""

@@ -16,10 +16,10 @@ import click
 from plait.runner import Plan
 from plait.runner.cli.backends import BackendOptions, BackendSet, backend_set_of_plan, required_backends
 from plait.runner.cli.display.follow import follow_run
-from plait.runner.cli.display.reuse import print_reuse, summarize_reuse, with_effects_marked
+from plait.runner.cli.display.reuse import print_reuse, summarize_reuse, tell_paid_again, with_effects_marked
 from plait.runner.cli.exits import print_note, redirect_prints
 from plait.runner.cli.like import NOT_LIKE, LikeOptions, keep_or_ask_again, like_options, list_effects, require_again
-from plait.runner.cli.lookup import find_run, open_store
+from plait.runner.cli.lookup import RunsOfPlan, find_run, open_store
 from plait.runner.cli.options import (
     OutputOptions,
     apply_log_options,
@@ -83,15 +83,16 @@ async def run_plan(plan: Plan, backend_set: BackendSet, options: OutputOptions, 
         runner = backend_set.make_runner(made, store=store, concurrency=concurrency)
         preview, keep = None, False
         if like.run is not None and store is not None:
-            earlier = (await find_run(store, like.run)).run_id
+            earlier = (await find_run(store, like.run, RunsOfPlan(plan.name, backend_set.plan))).run_id
             with _collector_paused():
                 preview, keep = await _preview(runner, plan, earlier, like, is_interactive=not options.quiet)
             effects = [] if like.again else list_effects(preview, backend_set, made)
             if like.dry_run:
                 return print_reuse(with_effects_marked(preview, effects), options.as_json)
             require_again(preview, effects)
-            if not options.quiet:
-                print_note(summarize_reuse(preview))
+            told = tell_paid_again(preview) if options.quiet else summarize_reuse(preview)
+            if told is not None:
+                print_note(told)
         run = runner.start(
             plan.dag,
             settings=backend_set.settings(),

@@ -49,6 +49,25 @@ def summarize_reuse(preview: ReusePreview) -> str:
     return f"like {one_line(preview.like)} of {preview.created_at[:10]}: {', '.join(parts)}"
 
 
+def tell_paid_again(preview: ReusePreview) -> str | None:
+    """Return how many tasks run again although they completed in the earlier run and the caller did not ask for them,
+    and why the first does; None without such tasks.
+    """
+    fresh = () if preview.reuse is None else preview.reuse.fresh
+    again = [
+        step
+        for step in preview.steps(ReuseAction.RUN)
+        if step.was_completed and step.task_id not in fresh and step.task_id.rpartition(".")[0] not in fresh
+    ]
+    if not again:
+        return None
+    first, like = one_line(again[0].task_id), one_line(preview.like)
+    which = f"{first} completed in {like} and runs again"
+    if len(again) > 1:
+        which = f"{len(again):,} tasks completed in {like} and run again, first {first}"
+    return f"{which}: {one_line(again[0].reason, 300)}"
+
+
 def _counted(steps: Sequence[ReuseStep], verb: str) -> str:
     last = cost(sum((step.usage for step in steps), NO_USAGE))
     return f"{len(steps):,} {verb}{f' ({last} last time)' if last else ''}"

@@ -124,13 +124,36 @@ def test_a_task_is_tried_and_its_result_printed(folder: Path) -> None:
     assert (done.code, done.out) == (0, "<shorter <b <a rivers>>>\n")
     assert calls(folder) == ["shorter <b <a rivers>>"]
     assert plait_here(folder, "show", run, "--json").out == before
-    assert f"parent    {run} (tries c)" in plait_here(folder, "show", "last").out
+    tried = plait_here(folder, "runs", "--json").value[0]["run_id"]
+    assert f"parent    {run} (tries c)" in plait_here(folder, "show", tried).out
+
+
+def test_a_try_is_never_last(folder: Path) -> None:
+    run = first(folder)
+    for _ in range(2):
+        assert plait_here(folder, "try", "last", "a", "-q").out == "<a rivers>\n"
+    assert calls(folder) == ["a rivers", "a rivers"]
+    assert plait_here(folder, "show", "last", "--json").value["run_id"] == run
+    assert plait_here(folder, "export", "last", "--to", "all.csv", "--json").value["run_id"] == run
+    assert plait_here(folder, "fork", "last", "--from", "c", "--again", "-q").code == 0
+    assert calls(folder) == ["c <b <a rivers>>", "mail <c <b <a rivers>>>"]
+
+
+def test_with_a_plan_last_is_the_last_run_of_that_plan(folder: Path) -> None:
+    (folder / "other.yaml").write_text((folder / "plan.yaml").read_text())
+    assert plait_here(folder, "run", "other.yaml", "--set", "topic=lakes", "-q").code == 0
+    calls(folder)
+    assert plait_here(folder, "fork", "last", "--plan", "plan.yaml", "--from", "c", "--again", "-q").code == 0
+    assert calls(folder)[0] == "c <b <a rivers>>"
+    assert plait_here(folder, "fork", "last", "--plan", "other.yaml", "--from", "c", "--again", "-q").code == 0
+    assert calls(folder)[0] == "c <b <a lakes>>"
 
 
 def test_a_task_is_tried_on_another_backend(folder: Path) -> None:
     done = plait_here(folder, "try", "last", "part.2", "--backend", "loud", "-q")
     assert (done.code, done.out, calls(folder)) == (0, "DO 2\n", [])
-    assert plait_here(folder, "show", "last", "part.2").out.count("loud") == 2
+    tried = plait_here(folder, "runs", "--json").value[0]["run_id"]
+    assert plait_here(folder, "show", tried, "part.2").out.count("loud") == 2
     done = plait_here(folder, "try", "last", "part.2", "--backend", "louder")
     assert (done.code, "Traceback" in done.err) == (2, False)
 

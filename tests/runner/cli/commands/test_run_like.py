@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes.command import Terminal, plait_here
+from tests.support.processes.command import Terminal, plait, plait_here
 
 FUNCTIONS = """
 def work(prompt):
@@ -69,8 +69,22 @@ def test_a_line_before_the_run_says_how_many_tasks_run(folder: Path) -> None:
 
 
 def test_fresh_runs_an_unchanged_task(folder: Path) -> None:
-    assert plait_here(folder, "run", "plan.yaml", "--like", "last", "--fresh", "c", "-q").code == 0
+    done = plait_here(folder, "run", "plan.yaml", "--like", "last", "--fresh", "c", "-q")
+    assert (done.code, done.err) == (0, "")
     assert calls(folder) == ["c"]
+
+
+def test_a_quiet_run_says_that_completed_tasks_run_again(folder: Path) -> None:
+    write(folder, a="A")
+    done = plait_here(folder, "run", "plan.yaml", "--like", "last", "-q")
+    assert done.err.startswith("a completed in 2")
+    assert done.err.endswith(" and runs again: prompt changed: line 1\n")
+    assert plait_here(folder, "run", "plan.yaml", "--like", "last", "-q").err == ""
+    (folder / "lower.py").write_text(FUNCTIONS)
+    (folder / "plan.yaml").write_text((folder / "plan.yaml").read_text().replace("functions.py", "lower.py"))
+    done = plait_here(folder, "run", "plan.yaml", "--like", "last", "-q")
+    assert "3 tasks completed in 2" in done.err
+    assert " and run again, first a: " in done.err
 
 
 def test_a_task_with_effects_runs_again_only_with_again(folder: Path) -> None:
@@ -106,6 +120,38 @@ def test_a_submitted_run_can_be_taken_from(folder: Path) -> None:
     assert len(calls(folder)) == 3
     assert plait_here(folder, "run", "plan.yaml", "--like", submitted.out.strip(), "-q").code == 0
     assert len(calls(folder)) == 3
+
+
+def test_last_is_the_last_whole_run_of_that_plan(folder: Path) -> None:
+    (folder / "other.yaml").write_text(
+        (folder / "plan.yaml").read_text().replace("id: c, prompt: c", "id: c, prompt: d")
+    )
+    whole = plait_here(folder, "runs", "--json").value[0]["run_id"]
+    assert plait_here(folder, "try", "last", "a", "-q").out == "<a>\n"
+    assert plait_here(folder, "run", "other.yaml", "-q").code == 0
+    assert plait_here(folder, "try", "last", "a", "-q").out == "<a>\n"
+    (folder / "calls").unlink()
+    done = plait_here(folder, "run", "plan.yaml", "--like", "last")
+    assert (done.code, calls(folder)) == (0, [])
+    assert f"like {whole} of " in done.err
+    (folder / "plan.yaml").rename(folder / "third.yaml")
+    done = plait_here(folder, "run", "third.yaml", "--like", "last")
+    assert (done.code, done.err.count("\n"), calls(folder)) == (2, 1, [])
+    assert "no run of third.yaml yet; name the run by its id" in done.err
+
+
+def test_last_finds_the_runs_of_a_plan_that_moved_by_its_name(folder: Path) -> None:
+    text = "name: mine\n" + (folder / "plan.yaml").read_text()
+    (folder / "plan.yaml").write_text(text)
+    assert plait_here(folder, "run", "plan.yaml", "-q").code == 0
+    (folder / "moved.yaml").write_text(text)
+    (folder / "plan.yaml").write_text(text.replace("mine", "other"))
+    assert plait_here(folder, "run", "plan.yaml", "--fresh", "a", "--like", "last", "-q").code == 0
+    (folder / "calls").unlink()
+    assert plait_here(folder, "run", "moved.yaml", "--like", "last", "-q").code == 0
+    assert calls(folder) == []
+    assert plait(folder, "run", "-", "--like", "last", "-q", stdin=folder / "moved.yaml").code == 0
+    assert calls(folder) == []
 
 
 PERSONS = """
