@@ -7,6 +7,7 @@ call is made.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
@@ -17,10 +18,11 @@ from pathlib import Path
 import anyio
 
 from plait.backends.agents.error_kinds import SchemaRefused, hide
+from plait.backends.agents.output_lines import read_line
 from plait.backends.agents.protocol import Call, ProcessEnd, Program, Reader, TurnAnswer
 from plait.backends.agents.session_files import digest
 from plait.backends.agents.session_locks import SessionInUse, Sessions, first_before, since
-from plait.backends.agents.transcript import UnreportedCall, cut_before, feed, mark_reported, parsed
+from plait.backends.agents.transcript import UnreportedCall, cut_before, mark_reported, outputs_of
 from plait.backends.answers.reader import check_answer, read_answer
 from plait.backends.answers.schema import Mismatch, Schema, invalid_output, repair_prompt
 from plait.backends.cancellation import cancel_requested, when_cancelled
@@ -38,6 +40,7 @@ _EARLY = 0.5
 """Seconds (at most a tenth of the timeout) by which a turn ends before the task's timeout, so that its usage is
 recorded.
 """
+_MOST_PLAIN_LINES = 50
 LAST_WORD = 5.0
 """Seconds to wait for the agent to exit after its last event, because the agent may still be writing its session file.
 """
@@ -56,6 +59,8 @@ class CliConversation:
         self._seen: str | None = None
         self._first_call_done = False
         self._calls = 0
+        self._plain_lines = deque[str](maxlen=_MOST_PLAIN_LINES)
+        """The last lines of the current call's output that are no events."""
         self._rewinds = request.resumes_interrupted
         limit = request.timeout
         self._ends = None if limit is None else anyio.current_time() + limit - min(_EARLY, limit / 10)
@@ -147,6 +152,7 @@ class CliConversation:
         if note is not None:
             turn.append(Message("system", note))
         self._calls += 1
+        self._plain_lines.clear()
         call = self._call(self._files.turn / str(self._calls))
         reader = self._program.reader(call)
         cut = self._cut_before(call) if not self._first_call_done else []
@@ -156,7 +162,7 @@ class CliConversation:
             except BaseException:
                 self._read_last_session(call)
                 raise
-            answered = reader.end(ProcessEnd(child.status, child.tail("stderr")))
+            answered = reader.end(ProcessEnd(child.status, child.tail("stderr"), tuple(self._plain_lines)))
         except BackendError as error:
             used = reader.usage if error.usage == NO_USAGE else error.usage
             error.usage = self._unreported_cost(cut) + self._own(call.folder, self._session_id, used)
@@ -300,7 +306,10 @@ class CliConversation:
         return {}
 
     def _on_line(self, reader: Reader, line: bytes) -> None:
-        for output in feed(reader, parsed(line)):
+        told = read_line(line)
+        if told.words:
+            self._plain_lines.append(told.words[:2000])
+        for output in outputs_of(told, reader.read):
             self._request.on_output(output)
         self._note_session(reader.session_id)
 

@@ -7,6 +7,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
+from plait.backends.agents.output_lines import plain
 from plait.backends.agents.protocol import ProcessEnd
 from plait.backends.error_kinds import kind_of
 from plait.backends.errors import BackendError, ErrorKind
@@ -30,7 +31,17 @@ COMMON: Phrases = (
     ("usage policy", ErrorKind.REFUSED),
     ("not logged in", ErrorKind.AUTH),
     ("please run /login", ErrorKind.AUTH),
+    ("please log in", ErrorKind.AUTH),
+    ("log in again", ErrorKind.AUTH),
     ("invalid api key", ErrorKind.AUTH),
+    ("incorrect api key", ErrorKind.AUTH),
+    ("api key not valid", ErrorKind.AUTH),
+    ("missing api key", ErrorKind.AUTH),
+    ("no api key", ErrorKind.AUTH),
+    ("token has expired", ErrorKind.AUTH),
+    ("authentication failed", ErrorKind.AUTH),
+    ("authentication_error", ErrorKind.AUTH),
+    ("unauthorized", ErrorKind.AUTH),
 )
 NETWORK = (
     *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "all_proxy", "no_proxy"),
@@ -38,7 +49,6 @@ NETWORK = (
 )
 """Variables that configure network access. Every agent may have these variables."""
 _KEYS = re.compile(r"\b(?:sk-|AIza|gh[opsu]_|github_pat_|eyJ)[\w.-]{8,}|\bBearer +\S+")
-_COLOURS = re.compile(r"\x1b\[[\d;]*m")
 _BELOW = (" ", "\t", "Node.js v", "Bun v", "note: run with")
 """Starts of lines that say where an error occurred, or in which version, but not its cause."""
 _SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD")
@@ -115,18 +125,35 @@ def no_outcome(
 ) -> tuple[ErrorKind, str]:
     """Return kind and message for a `program` that ended without reporting an outcome.
 
-    The message comes from stderr, where lines that start with `noise` are ignored.
+    The message comes from what the program said, on stderr or as plain text on stdout. Lines that start with `noise`
+    are ignored.
     """
-    told = (line for line in _COLOURS.sub("", ending.stderr).splitlines() if not line.startswith(noise))
-    lines = [line for line in told if any(map(str.isalnum, line))]
+    said, printed = _telling(plain(ending.stderr), noise), _telling("\n".join(ending.stdout), noise)
     if ending.status is None or ending.status >= 0:
-        for line in reversed(lines):
+        for line in (*reversed(said), *reversed(printed)):
             if kind := _by_phrase(line, phrases) or (ErrorKind.RATE_LIMITED if reports_limit(line) else None):
                 return kind, f"{program}: {line}"
-    # Lines added by a runtime follow the error itself.
-    telling = [line for line in lines if not line.startswith(_BELOW)] or lines
-    last = f": {telling[-1]}" if telling else ""
-    return ErrorKind.CRASHED, f"{program} {_how(ending.status)} before its turn was over{last}"
+        for line in reversed(printed):
+            if kind := _by_status(line):
+                return kind, f"{program}: {line}"
+    reasons = [f": {one}" for lines in (said, printed) for one in _cause(lines)]
+    return ErrorKind.CRASHED, f"{program} {_how(ending.status)} before its turn was over{''.join(reasons)}"
+
+
+def _telling(text: str, noise: tuple[str, ...]) -> Sequence[str]:
+    return [line for line in text.splitlines() if not line.startswith(noise) and any(map(str.isalnum, line))]
+
+
+def _cause(lines: Sequence[str]) -> Sequence[str]:
+    """Return the last line that says why: lines added by a runtime follow the error itself."""
+    return ([line for line in lines if not line.startswith(_BELOW)] or lines)[-1:]
+
+
+def _by_status(line: str) -> ErrorKind | None:
+    """Return the kind of an error by the HTTP status or the words of the server in a line; None for other lines."""
+    status = status_in(line)
+    kind = kind_of(status, (), line)
+    return kind if status or kind is not ErrorKind.TRANSIENT else None
 
 
 def _by_phrase(message: str, phrases: Phrases) -> ErrorKind | None:

@@ -10,15 +10,15 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from plait.backends.agents.catalog import ACP, ACP_READER, agent
+from plait.backends.agents.output_lines import read_line
 from plait.backends.agents.placed_output import NAME, PlacedOutputReader
 from plait.backends.agents.protocol import Call, Reader
-from plait.backends.agents.transcript import exchanges, feed, parsed
+from plait.backends.agents.transcript import exchanges, outputs_of
 from plait.backends.process.lines import Lines
 from plait.backends.process.manifest import read_manifest
 from plait.backends.protocol import JsonValue, Output
@@ -98,7 +98,7 @@ class TurnWatch:
             self._call.close()
         folder = calls[self._calls]
         reader = _reader_for(folder)
-        self._call = _CallWatch(folder / "stdout", None if reader is None else partial(feed, reader), self._seen)
+        self._call = _CallWatch(folder / "stdout", None if reader is None else reader.read, self._seen)
         self._calls += 1
         return True
 
@@ -106,12 +106,14 @@ class TurnWatch:
 class _CallWatch:
     """Reads the output of one call of the agent's command, and appends the outputs to `seen`.
 
-    `read` returns the outputs in an event or a line; None for output of an unknown kind.
+    `read` returns the outputs in an event; None for output of an unknown kind.
     """
 
-    def __init__(self, path: Path, read: Callable[[Any], Sequence[Output]] | None, seen: deque[Seen]) -> None:
+    def __init__(
+        self, path: Path, read: Callable[[Mapping[str, JsonValue]], Sequence[Output]] | None, seen: deque[Seen]
+    ) -> None:
         self._path = path
-        self._outputs = read
+        self._outputs_in = read
         self._seen = seen
         self._file: BinaryIO | None = None
         self._lines = Lines(self._more, self._on_line)
@@ -140,13 +142,13 @@ class _CallWatch:
         return (self._file.read(size) or b"") if self._file is not None else b""
 
     def _on_line(self, line: bytes) -> bool:
-        told = parsed(line)
-        if self._outputs is None:
+        if self._outputs_in is None:
             self._show(Output("text", clean_text(line.decode("utf-8", "replace")) + "\n"), None)
             return False
-        at = None if isinstance(told, str) else _time_of(told)
+        told = read_line(line)
+        at = next(filter(None, map(_time_of, told.events)), None)
         self._since = at or self._since
-        for output in self._outputs(told):
+        for output in outputs_of(told, self._outputs_in):
             self._show(output, at)
         return False
 

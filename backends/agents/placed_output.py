@@ -58,10 +58,8 @@ def _fields(output: Output) -> dict[str, Any]:
 class PlacedOutputReader:
     """Reads the lines back. Never raises on any input."""
 
-    def read(self, event: Mapping[str, JsonValue] | str) -> Sequence[Output]:
+    def read(self, event: Mapping[str, JsonValue]) -> Sequence[Output]:
         """Return the output in a line."""
-        if isinstance(event, str):
-            return ()
         kind, used = text(event, "kind"), at(event, "usage")
         if kind not in _KINDS:
             return ()

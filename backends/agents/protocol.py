@@ -48,6 +48,8 @@ class ProcessEnd:
     """Exit status, negative for a signal; None if unknown."""
     stderr: str = ""
     """The last 64 KiB of standard error."""
+    stdout: Sequence[str] = ()
+    """The last lines of standard output that are no events: they may hold the reason."""
 
 
 @value
@@ -102,11 +104,7 @@ class Reader(Protocol):
         ...
 
     def read(self, event: Mapping[str, JsonValue]) -> Sequence[Output]:
-        """Read one line of output, a JSON object, and return the outputs in the line."""
-        ...
-
-    def note(self, line: str) -> None:
-        """Note one line of output that is not a JSON object."""
+        """Read one event of the output, and return the outputs in it."""
         ...
 
     def end(self, ending: ProcessEnd) -> TurnAnswer:

@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from plait.backends.agents.error_kinds import safe_line
+from plait.backends.agents.output_lines import OutputLine, read_line
 from plait.backends.agents.protocol import Reader
 from plait.backends.process.lines import Lines
 from plait.backends.process.manifest import read_manifest
 from plait.backends.protocol import JsonValue, Output
-from plait.backends.text import parse_json
 from plait.backends.values import value
 
 _REPORTED = "reported"
@@ -28,30 +29,18 @@ def exchanges(turn: Path) -> list[Path]:
     return [folder for folder in _numbered(turn) if read_manifest(folder) is not None]
 
 
-def parsed(line: bytes) -> Mapping[str, JsonValue] | str:
-    """Return a line of output as an event (JSON object) or as text; "" for an empty line."""
-    text = line.decode("utf-8", "replace").strip()
-    try:
-        event: JsonValue = parse_json(text) if text.startswith("{") else None
-    except ValueError:
-        event = None
-    return event if isinstance(event, dict) else text
-
-
-def feed(reader: Reader, told: Mapping[str, JsonValue] | str) -> Sequence[Output]:
-    """Pass a line of output to `reader`, and return the outputs in the line."""
-    if not isinstance(told, str):
-        return reader.read(told)
-    if told:
-        reader.note(told)
-    return ()
+def outputs_of(line: OutputLine, read: Callable[[Mapping[str, JsonValue]], Sequence[Output]]) -> Sequence[Output]:
+    """Return the outputs in a line, whose events are passed to `read`."""
+    if line.is_unread_event:
+        return [Output("notice", f"not read, though it looks like an event: {safe_line(line.words)}"[:140])]
+    return [output for event in line.events for output in read(event)]
 
 
 def reread(reader: Reader, folder: Path) -> None:
     """Pass all existing output of a child to `reader`."""
 
     def on_line(line: bytes) -> bool:
-        feed(reader, parsed(line))
+        outputs_of(read_line(line), reader.read)
         return False
 
     try:

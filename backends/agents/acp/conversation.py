@@ -13,11 +13,12 @@ import anyio
 from plait.backends.agents.acp.machine import AcpMachine
 from plait.backends.agents.acp.outbox import Outbox, relayed_command, sent_messages
 from plait.backends.agents.acp.permissions import Grant, marked, unmarked
-from plait.backends.agents.acp.wire import AcpStep, decoded, prompt_of
+from plait.backends.agents.acp.wire import AcpStep, prompt_of
 from plait.backends.agents.conversation import LAST_WORD, CliConversation
+from plait.backends.agents.output_lines import read_line
 from plait.backends.agents.protocol import Call, Program, Reader
 from plait.backends.agents.session_locks import Sessions, first_before, since
-from plait.backends.agents.transcript import UnreportedCall, earlier, exchanges, feed, parsed
+from plait.backends.agents.transcript import UnreportedCall, earlier, exchanges
 from plait.backends.cancellation import when_cancelled
 from plait.backends.errors import BackendError
 from plait.backends.json_fields import at
@@ -80,8 +81,7 @@ class AcpConversation(CliConversation):
         patience = anyio.CancelScope()
 
         def on_line(line: bytes) -> bool:
-            for output in feed(machine, parsed(line)):
-                self._request.on_output(output)
+            self._on_line(machine, line)
             outbox.send(machine.take())
             self._note_session(machine.session_id)
             if machine.permission_request is not None:
@@ -154,8 +154,8 @@ async def _cancel(child: Child, machine: AcpMachine, outbox: Outbox) -> None:
     """Cancel the agent's turn, and wait briefly for the end of the turn."""
 
     def is_over(line: bytes) -> bool:
-        message = decoded(line)
-        return message is not None and "method" not in message and at(message, "id") == AcpStep.PROMPT.value
+        events = read_line(line).events
+        return any("method" not in event and at(event, "id") == AcpStep.PROMPT.value for event in events)
 
     machine.cancel()
     lines = machine.take()

@@ -105,7 +105,6 @@ class AcpMachine:
         self._shown: list[Output] = []
         self._updates = Updates()
         self._denied: list[str] = []
-        self._noise = ""
         self._result: JsonValue = None
         self._failure: BackendError | None = None
         self._sent.send(request(AcpStep.INITIALIZE, "initialize", _INTRODUCTION))
@@ -162,10 +161,6 @@ class AcpMachine:
         """None: ACP has no way to rewind a session."""
         return None
 
-    def note(self, line: str) -> None:
-        """Keep a line that is no message: the line may explain the end of the agent."""
-        self._noise = line
-
     def read(self, event: Mapping[str, JsonValue]) -> Sequence[Output]:
         """Read one message of the agent, and return the outputs in the message."""
         self._shown = []
@@ -184,8 +179,7 @@ class AcpMachine:
             said = "\n\n".join(filter(None, (self._updates.text, f"({question.text})")))
             return self._answer(replace(TurnAnswer(said), question=question))
         if self._result is None:
-            told = replace(ending, stderr=f"{self._noise}\n{ending.stderr}")
-            raise self._failure_of(*no_outcome(self._agent.title, told, PHRASES))
+            raise self._failure_of(*no_outcome(self._agent.title, ending, PHRASES))
         silent = self._updates.is_silent
         wrong = stopped(self._result, self._denied, is_silent=silent)
         wrong = wrong or error_in_text(self._agent.agent, self._result, self._updates, self.goals.prompt)

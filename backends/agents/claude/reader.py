@@ -105,9 +105,6 @@ class ClaudeReader:
         """
         return self._last_whole
 
-    def note(self, line: str) -> None:
-        """Ignore `line`: only events matter."""
-
     def read(self, event: Mapping[str, JsonValue]) -> Sequence[Output]:
         """Read one event."""
         kind, subtype = text(event, "type"), text(event, "subtype")

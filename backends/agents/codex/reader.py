@@ -91,9 +91,6 @@ class CodexReader:
         """None: a session can be continued from its end only."""
         return None
 
-    def note(self, line: str) -> None:
-        """Ignore `line`: only events matter."""
-
     def read(self, event: Mapping[str, JsonValue]) -> Sequence[Output]:
         """Read one event."""
         match text(event, "type"):

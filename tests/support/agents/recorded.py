@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from plait.backends.agents.output_lines import read_line
 from plait.backends.agents.protocol import Call, ProcessEnd, Reader, TurnAnswer
+from plait.backends.agents.transcript import outputs_of
 from plait.backends.errors import BackendError
 from plait.backends.protocol import Output
 
@@ -57,17 +59,11 @@ def replay(make: MakeReader, cli: str, name: str) -> Seen:
 
 def read(reader: Reader, stdout: str, ending: ProcessEnd) -> Seen:
     seen = Seen(reader, [])
-    for line in stdout.splitlines():
-        try:
-            event = json.loads(line)
-        except ValueError:
-            event = None
-        if isinstance(event, dict):
-            seen.outputs += reader.read(event)
-        else:
-            reader.note(line)
+    lines = [read_line(line.encode()) for line in stdout.splitlines()]
+    for line in lines:
+        seen.outputs += outputs_of(line, reader.read)
     try:
-        seen.answered = reader.end(ending)
+        seen.answered = reader.end(replace(ending, stdout=[line.words for line in lines if line.words]))
     except BackendError as error:
         seen.error = error
     return seen
