@@ -421,6 +421,17 @@ class ForkingBackend(Backend, Protocol):
         ...
 
 
+@runtime_checkable
+class StatusBackend(Backend, Protocol):
+    """A backend whose sessions hold the status of their run, for other readers of the sessions."""
+
+    async def note_cancelled(self, session_id: str) -> None:
+        """Note in the session, in which no turn is under way, that its run was cancelled. Harmless if repeated. Any
+        error is logged by the caller.
+        """
+        ...
+
+
 @value
 class AwayHost:
     """A host that attempts of a run wait for, or no longer wait for."""

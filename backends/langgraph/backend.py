@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from plait.backends.extras import require
-from plait.backends.langgraph.thread import CompiledGraph, Thread, UnstoredThread
+from plait.backends.langgraph.thread import CompiledGraph, Thread, UnstoredThread, note_cancelled
 from plait.backends.protocol import Conversation, ConversationRequest
 from plait.backends.text import clean_text
 
@@ -54,6 +54,11 @@ class LangGraphBackend:
     def check(self) -> None:
         """Raise BackendUnavailable if the extra is missing. Imports nothing."""
         require("langgraph", "langgraph")
+
+    async def note_cancelled(self, session_id: str) -> None:
+        """Set `run_status` in the waiting thread of a cancelled run, if the graph declares the field."""
+        if self.can_fork:
+            await note_cancelled(self._graph, session_id)
 
     @asynccontextmanager
     async def open(self, request: ConversationRequest) -> AsyncGenerator[Conversation]:

@@ -38,7 +38,7 @@ class RunFields:
         """The fields that plait fills, without the fields that the graph writes itself."""
         return {name: one for name, one in self._values.items() if name not in self._left}
 
-    def begin(self, run_id: str, session_id: str | None, stored: Any, known: Collection[str | None]) -> None:
+    def begin(self, run_id: str | None, session_id: str | None, stored: Any, known: Collection[str | None]) -> None:
         """Fill the fields for a turn. `stored` are the thread's values. An id in the thread that is neither of this
         conversation nor one of `known` was written by the graph.
         """
@@ -48,6 +48,18 @@ class RunFields:
                 self.write(name, kept[name])
             self._set(name, mine)
         self.rest("running")
+
+    def cancel(self, stored: Any) -> bool:
+        """Fill the fields for a thread with the values `stored` that waits while its run is cancelled. Return False if
+        the status in the thread is not plait's.
+        """
+        kept = cast("Mapping[str, Any]", stored)
+        if "run_status" not in self._values or kept.get("run_status") not in {"running", "waiting_input", "failed"}:
+            return False
+        self.begin(kept.get("run_id"), kept.get("session_id"), kept, ())
+        self._set("current_node", kept.get("current_node"))
+        self.rest("cancelled", at_node=True)
+        return True
 
     def enter(self, node: str, *, same_step: bool) -> None:
         """Note that `node` begins, together with the nodes before it if `same_step`."""

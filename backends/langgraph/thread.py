@@ -281,6 +281,15 @@ class Thread(UnstoredThread):
         return {"configurable": {"thread_id": self._thread}, "metadata": {} if mark is None else {_MARK: mark}}
 
 
+async def note_cancelled(graph: CompiledGraph, session_id: str) -> None:
+    """Write to the thread of the session, if its work is unfinished, that its run was cancelled."""
+    waiting, fields = _WAITING.fullmatch(session_id), RunFields(graph)
+    thread = waiting[1] if waiting else session_id
+    state = await graph.aget_state({"configurable": {"thread_id": thread}})
+    if state.next and fields.cancel(state.values):
+        await fields.save(graph.checkpointer, thread)
+
+
 async def copy_thread(saver: Any, source: str, target: str) -> None:
     """Copy all checkpoints of thread `source` to the new thread `target`: some channels are stored as changes between
     steps.

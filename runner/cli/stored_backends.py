@@ -206,6 +206,10 @@ class StoredBackends:
             f"{spec.api_key_env}"
         )
 
+    def is_of_program(self, name: str) -> bool:
+        """Return whether the backend is named by `call`: a function, or a backend such as a graph."""
+        return isinstance(self._stored_spec(name), FunctionSpec)
+
     def _stored_spec(self, name: str) -> BackendSpec | None:
         if name not in self.specs:
             return None
@@ -273,26 +277,31 @@ async def inspecting_runner(
 
 
 @asynccontextmanager
-async def runner_on_hosts(
+async def cancelling_runner(
     store: Store, record: RunRecord, files: FileOptions = _AS_STORED
 ) -> AsyncGenerator[ParallelRunner]:
-    """Open a runner on `store` that reaches the attempts of the run on other hosts. If the hosts are not known here, a
-    note is printed.
+    """Open a runner on `store` that reaches the attempts of the run on other hosts, and the sessions of a program's
+    backends that wait for an answer. If a backend cannot be used here, a note is printed.
     """
     async with AsyncExitStack() as stack:
         places, tasks = await placed_attempts(store, record.run_id), await store.list_tasks(record.run_id)
         ids = {task_id for task_id, _ in places}
         placed = [one for one in tasks if one.task_id in ids]
+        asking = [one for one in tasks if one.status == TaskStatus.WAITING_INPUT and one.session_id is not None]
         made: dict[str, Backend] = {}
-        if placed:
+        default = ""
+        if placed or (asking and stores_backends(record)):
             try:
                 stored, dag = StoredBackends.of(record, files), decode_dag(record, tasks)
-                names = dict.fromkeys(dag.backend_of(dag[one.task_id]) or stored.default for one in placed)
+                default = stored.default
+                names = dict.fromkeys(dag.backend_of(dag[one.task_id]) or default for one in placed)
+                of_sessions = (dag.backend_of(dag[one.task_id]) or default for one in asking)
+                names |= dict.fromkeys(name for name in of_sessions if stored.is_of_program(name))
                 made = await stack.enter_async_context(stored.select(names).open(names))
             except (CliError, BackendUnavailable) as error:
                 why = error.message if isinstance(error, CliError) else error
-                print_note(f"plait: agents on other hosts cannot be reached: {why}")
-        yield BackendSet({}).make_runner(made, store=store)
+                print_note(f"plait: backends of the run cannot be reached: {why}")
+        yield BackendSet({}, default).make_runner(made, store=store)
 
 
 async def _make_runner(

@@ -11,7 +11,7 @@ from plait.persistence.records import RunRecord, TaskRecord
 from plait.runner.cli.backends import BackendSet
 from plait.runner.cli.commands.resume import select_backends, stored_concurrency
 from plait.runner.cli.exits import CliError
-from plait.runner.cli.stored_backends import FileOptions, StoredBackends, inspecting_runner, runner_on_hosts
+from plait.runner.cli.stored_backends import FileOptions, StoredBackends, cancelling_runner, inspecting_runner
 from plait.runner.engine.inbox import is_to_be_cancelled
 from plait.runner.errors import PlaitError, TaskNotFound
 from plait.runner.parallel import ParallelRunner
@@ -42,7 +42,7 @@ class StoredRunners:
             yield BackendSet({}).make_runner({}, store=self._store, lease=self._lease)
             return
         if task_id is None and await is_to_be_cancelled(self._store, record):
-            async with runner_on_hosts(self._store, record, self._files) as runner:
+            async with cancelling_runner(self._store, record, self._files) as runner:
                 yield runner
             return
         with _raise_plait_errors():

@@ -37,9 +37,10 @@ from plait.runner.domain import events
 from plait.runner.domain.conversation import History
 from plait.runner.domain.policy import Policy
 from plait.runner.domain.result import RunResult
-from plait.runner.domain.status import TASK_DONE, TaskStatus
+from plait.runner.domain.status import TASK_DONE, RunStatus, TaskStatus
 from plait.runner.engine.attempt import RunContext
 from plait.runner.engine.backend_checks import adjustable
+from plait.runner.engine.cancelled_sessions import note_cancelled
 from plait.runner.engine.checkpointer import Checkpointer, EventSink, UnstoredSink, WritePosition
 from plait.runner.engine.config import Config
 from plait.runner.engine.executor import Executor
@@ -264,6 +265,7 @@ async def _execute(
     executor = Executor(run.state, scheduler, growth, context, policy_driver)
     control.attach(executor.end, executor.wind_down, executor.answer)
     last_events: list[events.Event] = []
+    sessions: dict[int, str] = {}
     try:
         claim = run_on_hosts(run.run_id, run.created_at, run.position.epoch, _adopted_on_hosts(run))
         claim = replace(claim, on_away=away_reporter(context.sink, stamp))
@@ -280,11 +282,14 @@ async def _execute(
         try:
             await end_cut()
         finally:
+            sessions = {position: one.session_id for position, one in run.state.continuations.items() if one.session_id}
             last_events = executor.finish()
             context.sink.submit(last_events)
             reached("run.ended")
     last = last_events[-1]
     assert isinstance(last, events.RunEnded)
+    if last.status is RunStatus.CANCELLED:
+        await note_cancelled(config, run.run_id, run.state, sessions)
     summary = run.state.resume_summary() if run.resumed else None
     return run.state.result(run.run_id, last.status, last.error, summary)
 

@@ -11,6 +11,7 @@ from plait.runner.clock import iso
 from plait.runner.domain import events
 from plait.runner.domain.result import RunResult
 from plait.runner.domain.status import RUN_DONE, TASK_DONE, RunStatus
+from plait.runner.engine.cancelled_sessions import note_cancelled
 from plait.runner.engine.config import Config
 from plait.runner.engine.feed import Feed
 from plait.runner.engine.host_connections import end_on_hosts, run_on_hosts
@@ -75,9 +76,12 @@ async def finish_cancelling(
     state, record = run.state, run.record
     at = iso(config.clock.wall())
     new_events: list[events.Event] = []
+    sessions: dict[int, str] = {}
     for position, status in enumerate(state.statuses):
         if status not in TASK_DONE:
             new_events.append(state.cancel(position, at))
+            if session_id := run.tasks[position].session_id:
+                sessions[position] = session_id
     new_events.append(events.RunCancelled(at, record.run_id, RunStatus.CANCELLED))
     owner, written = await acquire(
         config, run.store, record, [change for event in new_events for change in encode_event(event)]
@@ -85,6 +89,7 @@ async def finish_cancelling(
     unregister(owner)
     await kill_orphans(run.store, record.run_id)
     await _end_on_hosts(config, replace(record, epoch=written.epoch), on_unreached)
+    await note_cancelled(config, record.run_id, state, sessions)
     for event in new_events:
         feed.publish(event)
     return state.result(record.run_id, RunStatus.CANCELLED, resume_summary=state.resume_summary())

@@ -19,7 +19,7 @@ from plait.runner.cli.options import (
     json_option,
     store_option,
 )
-from plait.runner.cli.stored_backends import FileOptions, runner_on_hosts
+from plait.runner.cli.stored_backends import FileOptions, cancelling_runner
 from plait.runner.domain.status import RUN_DONE, RunStatus
 from plait.runner.operations.inspect import shown_status
 from plait.runner.parallel import CANCEL_GRACE_SECONDS
@@ -55,7 +55,7 @@ async def cancel_run(word: str, path: StorePlace, as_json: bool, hosts: Path | N
         unreached: dict[str, Sequence[str]] = {}
         if not had_ended:
             print_watch_notice(record)
-        async with runner_on_hosts(store, record, FileOptions(hosts=hosts)) as runner:
+        async with cancelling_runner(store, record, FileOptions(hosts=hosts)) as runner:
             status = await runner.cancel_run(record.run_id, wait=_WAIT, on_unreached=unreached.update)
         record = await find_run(store, record.run_id)
     if as_json:

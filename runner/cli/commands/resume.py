@@ -40,7 +40,7 @@ from plait.runner.cli.options import (
     verbose_option,
 )
 from plait.runner.cli.plan_changes import print_plan_changes, repaired_prompts
-from plait.runner.cli.stored_backends import FileOptions, StoredBackends, inspecting_runner, runner_on_hosts
+from plait.runner.cli.stored_backends import FileOptions, StoredBackends, cancelling_runner, inspecting_runner
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.result import RunResult
 from plait.runner.domain.status import RunStatus, TaskStatus
@@ -128,7 +128,7 @@ async def resume_run(request: ResumeRequest, options: OutputOptions) -> int:
         if has_ended(record, tasks, request.retry_failed):
             return _print_ended(await reader.resume(record.run_id), dag, options)
         if await is_to_be_cancelled(store, record):  # cancelling needs no backend but those on hosts
-            async with runner_on_hosts(store, record, request.files) as ending:
+            async with cancelling_runner(store, record, request.files) as ending:
                 return await follow_run(ending.start_resume(record.run_id), dag, options, store)
         stored = StoredBackends.of(record, request.files)
         backend_set, names, statuses = select_backends(record, dag, tasks, stored, retry_failed=request.retry_failed)

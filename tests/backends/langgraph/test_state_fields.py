@@ -9,14 +9,16 @@ from typing import Annotated, Any, TypedDict
 
 import anyio
 import anyio.lowlevel
+import anyio.to_thread
 import pytest
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 from langgraph.graph import END, START, StateGraph
-from langgraph.types import interrupt
+from langgraph.types import Command, interrupt
 
-from plait import DAG, MemoryStore, ParallelRunner, Retry, RunStatus, Task, cancel_requested
+from plait import DAG, MemoryStore, OpenQuestion, ParallelRunner, Retry, RunStatus, Task, cancel_requested
 from plait.backends import LangGraphBackend
+from tests.support.processes.command import plait
 
 ONE = DAG([Task("t", "p", retry=Retry(1))])
 THREAD = {"configurable": {"thread_id": "r:t"}}
@@ -148,6 +150,100 @@ async def test_a_cancelled_graph_says_so(scene: Scene) -> None:
     assert await scene.thread() == ("r", "r:t", "cancelled", None)
     assert (await graph.aget_state(THREAD)).next == ("b",)
     assert (await graph.ainvoke(None, THREAD))["done"] == ["a", "b"]
+
+
+@pytest.mark.parametrize("how", ["stored", "in the run", "by a resume", "without a store"])
+async def test_a_graph_that_waits_while_its_run_is_cancelled_says_so(scene: Scene, how: str) -> None:
+    async def ask() -> Any:
+        return {"prompt": interrupt("Right?")}
+
+    graph = scene.node("a").node("b", ask).chain("a", "b")
+    asked = anyio.Event()
+
+    async def wait(question: OpenQuestion) -> None:
+        asked.set()
+        await anyio.sleep_forever()
+
+    store = None if how == "without a store" else MemoryStore()
+    runner = ParallelRunner(LangGraphBackend(graph), store=store, on_question=wait)
+    if how in {"stored", "by a resume"}:
+        runner = ParallelRunner(LangGraphBackend(graph), store=store)
+        assert (await runner.run(ONE, "r")).status is RunStatus.WAITING_INPUT
+    if how == "stored":
+        assert await scene.thread() == ("r", "r:t", "waiting_input", "b")
+        assert await runner.cancel_run("r") is RunStatus.CANCELLED
+    else:
+        again = ParallelRunner(LangGraphBackend(graph), store=store, on_question=wait)
+        async with again.start_resume("r") if how == "by a resume" else again.start(ONE, "r") as run:
+            await asked.wait()
+            run.cancel()
+            assert (await run.result()).status is RunStatus.CANCELLED
+    assert await scene.thread() == ("r", "r:t", "cancelled", "b")
+    assert (await graph.aget_state(THREAD)).next == ("b",)
+    assert (await graph.ainvoke(Command(resume="yes"), THREAD))["done"] == ["a", "b"], "the thread can still go on"
+
+
+async def test_the_command_that_cancels_says_so_in_the_thread(tmp_path: Path) -> None:
+    (tmp_path / "work.py").write_text(
+        """
+import aiosqlite
+from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
+from langgraph.types import interrupt
+from plait.backends import LangGraphBackend
+from tests.backends.langgraph.test_state_fields import Scene
+
+def ask(state):
+    return {"prompt": interrupt("Right?")}
+
+scene = Scene(AsyncSqliteSaver(aiosqlite.connect("threads.db")))
+scene.builder.add_node("ask", ask)
+backend = LangGraphBackend(scene.chain("ask"))
+"""
+    )
+    (tmp_path / "plan.yaml").write_text(
+        'backends: {g: {kind: function, call: "work.py:backend"}}\ntasks: [{id: t, prompt: p}]'
+    )
+    asked = await anyio.to_thread.run_sync(plait, tmp_path, "run", "plan.yaml", "--json")
+    run_id = asked.value["run_id"]
+    cancelled = await anyio.to_thread.run_sync(plait, tmp_path, "cancel", "last")
+    assert (asked.code, cancelled.code) == (4, 0), asked.err + cancelled.err
+    async with AsyncSqliteSaver.from_conn_string(str(tmp_path / "threads.db")) as saver:
+        scene = Scene(saver)
+        scene.node("ask").chain("ask")
+        assert await scene.thread(f"{run_id}:t") == (run_id, f"{run_id}:t", "cancelled", "ask")
+
+
+async def test_a_status_that_the_graph_wrote_outlives_a_cancel_of_its_run(scene: Scene) -> None:
+    async def verify() -> Any:
+        return {"run_status": "verified"}
+
+    async def ask() -> Any:
+        return {"prompt": interrupt("Right?")}
+
+    runner = ParallelRunner(
+        LangGraphBackend(scene.node("a", verify).node("b", ask).chain("a", "b")), store=MemoryStore()
+    )
+    await runner.run(ONE, "r")
+    await runner.cancel_run("r")
+    assert (await scene.thread())[2] == "verified"
+
+
+async def test_a_saver_that_refuses_keeps_no_run_from_being_cancelled() -> None:
+    class Refuses(InMemorySaver):
+        async def aget_tuple(self, config: Any) -> Any:
+            if broken:
+                raise OSError("planted")
+            return await super().aget_tuple(config)
+
+    async def ask() -> Any:
+        return {"prompt": interrupt("Right?")}
+
+    broken: list[bool] = []
+    scene = Scene(Refuses())
+    runner = ParallelRunner(LangGraphBackend(scene.node("a", ask).chain("a")), store=MemoryStore())
+    await runner.run(ONE, "r")
+    broken.append(True)
+    assert await runner.cancel_run("r") is RunStatus.CANCELLED
 
 
 async def test_a_continued_conversation_and_a_fork_have_their_own_session(scene: Scene) -> None:
