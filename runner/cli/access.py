@@ -1,8 +1,7 @@
-"""The address of a server on this machine, and the secrets by which programs and browsers may use the server."""
+"""The address of a server on this machine, and the token by which programs and browsers may use the server."""
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import socket
@@ -11,19 +10,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
-from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from plait.runner.cli.exits import CliError
 from plait.runner.cli.options import StorePlace
 from plait.runner.cli.output_files import write_file
 from plait.runner.clock import Clock
-
-if TYPE_CHECKING:
-    from plait.runner.web.sign_in import SignIn
+from plait.runner.web.sign_in import SignIn
 
 _TOKEN_BYTES = 32
-_KEY_FILE = "page.key"
 _ANSWERS_S = 5.0
+_MOST_PROOF_BYTES = 1024
 
 
 @contextmanager
@@ -42,32 +39,29 @@ def listen(host: str, port: int) -> Generator[socket.socket]:
         yield listening
 
 
-def url_of(host: str, listening: socket.socket) -> str:
+def url_of(host: str, port: int) -> str:
     """Return the address of the server."""
-    return f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """The secrets of one server."""
+    """The secret of one server, for one life of it."""
 
     token: str
-    """The token of programs."""
+    """The token of programs, which browsers receive when they sign in."""
     token_path: Path
     """The file of the token."""
     sign_in: SignIn
     """The sign-in of browsers."""
 
 
-def make_access(store: StorePlace, listening: socket.socket, files_root: Path | None) -> Access:
-    """Return a new token, and the sign-in with the key that is kept beside the store. Raises CliError."""
-    from plait.runner.web.sign_in import SignIn  # noqa: PLC0415 - of an extra
-
-    port = listening.getsockname()[1]
-    folder = _folder(store, files_root)
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path = token_path(folder, port)
-    return Access(secrets.token_urlsafe(_TOKEN_BYTES), path, SignIn(_page_key(folder / _KEY_FILE), port, Clock()))
+def make_access(store: StorePlace, url: str, files_root: Path | None) -> Access:
+    """Return a new token for the server at `url`, with its file beside the store."""
+    path = token_path(_folder(store, files_root), url)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    token = secrets.token_urlsafe(_TOKEN_BYTES)
+    return Access(token, path, SignIn(token, urlsplit(url).netloc, Clock()))
 
 
 def _folder(store: StorePlace, files_root: Path | None) -> Path:
@@ -77,27 +71,32 @@ def _folder(store: StorePlace, files_root: Path | None) -> Path:
     return folder
 
 
-def token_path(folder: Path, port: int) -> Path:
-    """Return the file of the token of the server on `port`."""
-    return folder / f"serve-{port}.token"
+def token_path(folder: Path, url: str) -> Path:
+    """Return the file of the token of the server at `url`."""
+    return folder / f"serve-{urlsplit(url).port}.token"
 
 
-def code_of_running_server(store: StorePlace, files_root: Path | None, port: int) -> str | None:
-    """Return a code for the page of a server that runs on the same store on `port`; None without such a server."""
+def page_of_running_server(store: StorePlace, url: str, files_root: Path | None) -> str | None:
+    """Return the address of the page, with a new code, if the server of the same store runs at `url`; None otherwise.
+    Another program may listen there, so the server proves that it holds the token, and nothing secret is sent to it.
+    """
     try:
-        token = token_path(_folder(store, files_root), port).read_text(encoding="utf-8").strip()
+        token = token_path(_folder(store, files_root), url).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError):
         return None
-    connection = HTTPConnection("127.0.0.1", port, timeout=_ANSWERS_S)
+    place = urlsplit(url)
+    sign_in = SignIn(token, place.netloc, Clock())
+    challenge = secrets.token_urlsafe(_TOKEN_BYTES)
+    connection = HTTPConnection(place.hostname or "", place.port, timeout=_ANSWERS_S)
     try:
-        headers = {"authorization": f"Bearer {token}", "content-type": "application/json"}
-        connection.request("POST", "/page/code", "{}", headers)
-        value: dict[str, str] = json.loads(connection.getresponse().read())
-        return value.get("code")
-    except (OSError, HTTPException, ValueError):
+        connection.request("GET", f"/page/proof?challenge={challenge}")
+        proof = connection.getresponse().read(_MOST_PROOF_BYTES)
+    except (OSError, HTTPException):
         return None
     finally:
         connection.close()
+    is_proved = secrets.compare_digest(proof, sign_in.prove(challenge).encode())
+    return page_address(url, sign_in) if is_proved else None
 
 
 @contextmanager
@@ -113,17 +112,3 @@ def token_file(access: Access) -> Generator[None]:
 def page_address(url: str, sign_in: SignIn) -> str:
     """Return the address of the page with a new code, behind `#`: a browser sends this part to no server."""
     return f"{url}/#{sign_in.new_code()}"
-
-
-def _page_key(path: Path) -> str:
-    """Return the key in the file at `path`, which is made if it is missing. A page stays signed in over a restart."""
-    try:
-        key = path.read_text(encoding="utf-8").strip()
-    except FileNotFoundError:
-        key = ""
-    except (OSError, UnicodeDecodeError) as error:
-        raise CliError(f"{path} cannot be read ({error}); remove it, and open browsers sign in again") from None
-    if not key:
-        key = secrets.token_urlsafe(_TOKEN_BYTES)
-        write_file(path, key + "\n", private=True)
-    return key

@@ -63,9 +63,9 @@ class ApiServer:
         self._served = served
         self._listening = listening
         port = listening.getsockname()[1]
-        named = {"127.0.0.1", "localhost", "[::1]", f"[{host}]" if ":" in host else host}
-        hosts = frozenset(f"{name}:{port}" for name in named)
-        page = None if sign_in is None else WebPage(sign_in, frozenset(page_files()), POLICY)
+        own = f"[{host}]" if ":" in host else host
+        hosts = frozenset(f"{name}:{port}" for name in ("127.0.0.1", "localhost", "[::1]", own))
+        page = None if sign_in is None else WebPage(f"{own}:{port}", frozenset(page_files()), POLICY)
         self._connections = Connections()
         self._uvicorn = _Quiet(
             uvicorn.Config(

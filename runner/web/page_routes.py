@@ -9,7 +9,7 @@ from typing import Annotated
 import anyio
 from anyio.abc import ObjectReceiveStream, ObjectSendStream
 from fastapi import APIRouter, Depends, Query, Response
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, PlainTextResponse
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
 from plait.persistence.errors import StoreError
@@ -19,13 +19,7 @@ from plait.runner.service import RunService
 from plait.runner.web import schemas
 from plait.runner.web.json_body import StrictJsonRoute
 from plait.runner.web.security import problem
-from plait.runner.web.sign_in import SignIn
-
-_RECONNECT_MS = 1000
-_EXPIRED = (
-    "the code of this address was used, or is older than a minute; run `plait ui` again on the same store, and open "
-    "the new address"
-)
+from plait.runner.web.sign_in import CodeRefused, SignIn
 
 
 class PageApi:
@@ -40,7 +34,7 @@ class PageApi:
         """Return all routes with their paths."""
         router = APIRouter(prefix="/page", route_class=StrictJsonRoute, include_in_schema=False)
         router.add_api_route("/sign-in", self.sign_in, methods=["POST"])
-        router.add_api_route("/code", self.code, methods=["POST"])
+        router.add_api_route("/proof", self.prove, methods=["GET"])
         router.add_api_route("/runs/{run_id}/graph", self.graph, methods=["GET"])
 
         async def live(
@@ -53,15 +47,15 @@ class PageApi:
         return router
 
     async def sign_in(self, given: schemas.SignInBody) -> Response:
-        """Give the browser its cookie for a code."""
-        cookie = self._sign_in.redeem(given.code)
-        if cookie is None:
-            return JSONResponse(problem("unauthorized", _EXPIRED), 401)
-        return JSONResponse({}, headers={"set-cookie": cookie})
+        """Give the browser the token for a code."""
+        try:
+            return JSONResponse({"token": self._sign_in.redeem(given.code)})
+        except CodeRefused as refusal:
+            return JSONResponse(problem("unauthorized", str(refusal)), 401)
 
-    async def code(self) -> dict[str, str]:
-        """Return a new code, for a program that holds the token."""
-        return {"code": self._sign_in.new_code()}
+    async def prove(self, challenge: str) -> Response:
+        """Prove that this server holds the token."""
+        return PlainTextResponse(self._sign_in.prove(challenge))
 
     async def graph(self, run_id: str) -> Response:
         """Return the picture of the run's graph."""
@@ -97,11 +91,10 @@ class PageApi:
         first: ViewChange,
         changes: AsyncGenerator[ViewChange],
     ) -> None:
-        """Send `first`, then `changes`, then all later changes until the server stops. The browser reconnects after a
+        """Send `first`, then `changes`, then all later changes until the server stops. The page reconnects after a
         failure of the store.
         """
         async with sender:
-            await sender.send(ServerSentEvent(retry=_RECONNECT_MS))
             await sender.send(_event(first.kind, first.value))
             try:
                 while True:

@@ -1,9 +1,9 @@
 """Checks between the socket and the routes: who may ask, from where, and how much.
 
 Listening on the loopback alone does not keep web pages out: a browser on this machine carries the requests of a page to
-the server. So a request has to name this server as its host (a page whose name was pointed at 127.0.0.1 does not), must
-not come from another origin or site, must hold JSON (a form cannot send JSON), and must hold the token, or the cookie
-of a signed-in browser.
+the server. So each request holds the token, which a browser adds by itself to no request of another page: the page of
+this server reads it from the storage of its own origin. A request names this server as its host; a page whose name was
+pointed at 127.0.0.1 does not.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from typing import Any, TypeAlias
 import anyio
 
 from plait.backends.text import clean_text
-from plait.runner.web.sign_in import SignIn
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Message: TypeAlias = MutableMapping[str, Any]
@@ -28,16 +27,16 @@ App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 MOST_HEAD_BYTES = 16 * 1024
 MOST_BODY_BYTES = 4 * 1024 * 1024
 BODY_SECONDS = 30.0
+MOST_OPEN_BODY_BYTES = 4 * 1024
+"""Of a request that needs no token."""
 LINGER_SECONDS = 2.0
 """Seconds during which the rest of a refused request is read and discarded, up to twice the size limit of a body."""
 SIGN_IN = "/page/sign-in"
-"""The path that changes a code into a cookie."""
+"""The path that changes a code into the token."""
+PROOF = "/page/proof"
+"""The path under which the server proves that it holds the token."""
 ADMIT = "admit"
 """The entry of `scope["state"]` that is called, without arguments, once a request has passed the checks of its head."""
-_OWN_SITES = frozenset({"same-origin", "none"})
-"""Values of `Sec-Fetch-Site` for a page of this server and for an address that a person typed. With the request of a
-picture or a script of another site a browser sends no `Origin`, but always this header. Programs do not send it.
-"""
 _NO_PAGE = "default-src 'none'; frame-ancestors 'none'"
 _SECURITY_HEADERS = (
     (b"cache-control", b"no-store"),
@@ -60,25 +59,25 @@ class RequestRefused(Exception):  # noqa: N818 - never leaves this package
 class WebPage:
     """The page that browsers load without the token: it holds no data, and signs in."""
 
-    sign_in: SignIn
+    host: str
+    """The one name of the server, with the port, under which browsers load the page. Under `localhost`, another user's
+    server at ::1 could have the same origin.
+    """
     paths: Collection[str]
     """The paths of the files of the page."""
     policy: str
     """The content security policy of the files."""
 
     def is_open(self, scope: Scope) -> bool:
-        """Return whether the request needs neither token nor cookie. A program that asks for `/` receives no page."""
-        if scope["method"] == "POST":
-            return bool(scope["path"] == SIGN_IN)
-        if scope["method"] != "GET" or scope["path"] not in self.paths:
-            return False
-        return bool(scope["path"] != "/" or "text/html" in (_single_header(scope, b"accept") or ""))
+        """Return whether the request needs no token. A program that asks for `/` receives no page."""
+        method, path = scope["method"], scope["path"]
+        if path == "/":
+            return bool(method == "GET" and "text/html" in (_single_header(scope, b"accept") or ""))
+        return bool((method == "POST" and path == SIGN_IN) or (method == "GET" and path in {PROOF, *self.paths}))
 
 
 class Guard:
-    """`app` behind the checks, for one `token`. `hosts` are all names of this server, each with its port. Browsers that
-    have signed in on `page` send a cookie in place of the token.
-    """
+    """`app` behind the checks, for one `token`. `hosts` are all names of this server, each with its port."""
 
     def __init__(self, app: App, token: str, hosts: frozenset[str], page: WebPage | None = None) -> None:
         self._app = app
@@ -98,51 +97,33 @@ class Guard:
             await send(message)
 
         try:
-            self._check_sender(scope)
+            self._check_head(scope, self._hosts if page is None else {page.host})
             if page is None:
-                self._check_credentials(scope)
+                self._check_token(scope)
             _check_type(scope)
             if page is None and ADMIT in scope.get("state", {}):
                 scope["state"][ADMIT]()
-            body = await _read_body(scope, receive)
+            body = await _read_body(scope, receive, MOST_BODY_BYTES if page is None else MOST_OPEN_BODY_BYTES)
         except RequestRefused as refusal:
             await _send_refusal(refusal, receive, guarded)
         else:
             if body is not None:
                 await self._app(scope, _replay_body(body, receive), guarded)
 
-    def _check_sender(self, scope: Scope) -> None:
+    def _check_head(self, scope: Scope, hosts: Collection[str]) -> None:
         if _head_bytes(scope) > MOST_HEAD_BYTES:
             raise RequestRefused(431, "too_large", f"a request's head may have {MOST_HEAD_BYTES:,} bytes")
         host = _single_header(scope, b"host") or ""
-        if host not in self._hosts:
-            raise RequestRefused(
-                403, "forbidden", f"this server is {' or '.join(sorted(self._hosts))}, not {host[:80]!r}"
-            )
-        origin = _single_header(scope, b"origin")
-        if origin is not None and origin != f"http://{host}":
-            raise RequestRefused(403, "forbidden", f"requests from the origin {origin[:80]!r} are not answered")
-        site = _single_header(scope, b"sec-fetch-site")
-        if site is not None and site not in _OWN_SITES:
-            raise RequestRefused(403, "forbidden", f"requests of other sites ({site[:80]!r}) are not answered")
+        if host not in hosts:
+            raise RequestRefused(403, "forbidden", f"the host here is {' or '.join(sorted(hosts))}, not {host[:80]!r}")
 
-    def _check_credentials(self, scope: Scope) -> None:
-        if self._has_cookie(scope):
-            return
+    def _check_token(self, scope: Scope) -> None:
         scheme, _, token = (_single_header(scope, b"authorization") or "").partition(" ")
         known = hmac.compare_digest(token.strip().encode("latin-1"), self._token)
         if not known or scheme.lower() != "bearer":
             raise RequestRefused(
                 401, "unauthorized", "send the token in the file that this server named at its start: Bearer TOKEN"
             )
-
-    def _has_cookie(self, scope: Scope) -> bool:
-        """Return whether a signed-in browser sent the request. A change needs an `Origin`, which a browser always
-        sends with a change.
-        """
-        if self._page is None or (scope["method"] != "GET" and _single_header(scope, b"origin") is None):
-            return False
-        return self._page.sign_in.knows(_single_header(scope, b"cookie") or "")
 
 
 def _security_headers(page: WebPage | None) -> Iterable[tuple[bytes, bytes]]:
@@ -175,13 +156,13 @@ def _single_header(scope: Scope, name: bytes) -> str | None:
     return None if not values else values[0].decode("latin-1") if len(values) == 1 else "(given more than once)"
 
 
-async def _read_body(scope: Scope, receive: Receive) -> bytes | None:
+async def _read_body(scope: Scope, receive: Receive, most: int) -> bytes | None:
     """Return the whole body; None if the client disconnects before the end. Raises RequestRefused as soon as the body
-    is known to be too long.
+    is known to have more than `most` bytes.
     """
-    too_large = RequestRefused(413, "too_large", f"a request may have {MOST_BODY_BYTES:,} bytes")
+    too_large = RequestRefused(413, "too_large", f"this request may have {most:,} bytes")
     stated = _single_header(scope, b"content-length") or "0"
-    if stated.isdecimal() and int(stated[:20]) > MOST_BODY_BYTES:
+    if stated.isdecimal() and int(stated[:20]) > most:
         raise too_large
     parts: list[bytes] = []
     held = 0
@@ -192,7 +173,7 @@ async def _read_body(scope: Scope, receive: Receive) -> bytes | None:
                 return None
             parts.append(message.get("body", b""))
             held += len(parts[-1])
-            if held > MOST_BODY_BYTES:
+            if held > most:
                 raise too_large
             if not message.get("more_body", False):
                 return b"".join(parts)

@@ -153,16 +153,16 @@ async def serve(backend_set: BackendSet, options: ServeOptions, concurrency: int
             settings = {**backend_set.settings(), "posted": True}
             specs = backend_set.specs
             served = ServedRuns(service, tuple(specs), settings, specs, backend_set.default, starts=not options.queues)
-            access = make_access(options.store, listening, store.files_root)
+            url = url_of(options.host, listening.getsockname()[1])
+            access = make_access(options.store, url, store.files_root)
             with token_file(access):
-                url = url_of(options.host, listening)
                 if options.as_json:
                     # One line, for the program that waits.
                     print_line(json.dumps({"url": url, "token_file": str(access.token_path)}))
                 doing = "queueing runs for workers" if options.queues else "serving runs"
                 print_note(f"{doing} on {url}; `plait ui` opens the web page; Ctrl-C stops")
                 print_note(f"  {'token':<9} {access.token_path}")
-                server = ApiServer(served, listening, access.token, access.sign_in)
+                server = ApiServer(served, listening, access.token, access.sign_in, options.host)
                 await serve_until_signal(server, service, partial(_take_up, service, store, options.takes_up))
             return CANCELLED if service.driven else COMPLETED
 

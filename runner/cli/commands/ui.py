@@ -16,10 +16,10 @@ import anyio.to_thread
 import click
 
 from plait.runner.cli.access import (
-    code_of_running_server,
     listen,
     make_access,
     page_address,
+    page_of_running_server,
     token_file,
     url_of,
 )
@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _EVERYWHERE = frozenset({"", "0.0.0.0", "::", "*"})  # noqa: S104 - refused
-_LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
+_LOOPBACK = frozenset({"127.0.0.1", "::1"})
+_PROOF_S = 10.0
 
 
 @click.command("ui")
@@ -59,14 +60,16 @@ def ui_command(host: str, port: int | None, no_browser: bool, store_path: StoreP
     """Open the web page: runs with their tasks, conversations and costs, live; questions are answered there, and runs
     are resumed and cancelled.
 
-    The address holds a code that can be used once, within a minute. Ctrl-C stops the runs that the page has resumed,
-    and ends the page; other processes and their runs go on.
+    The address holds a code that can be used once, within a minute; the browser is then signed in until the server
+    ends. Ctrl-C stops the runs that the page has resumed, and ends the page; other processes and their runs go on.
     """
     apply_log_options(options["log_style"], options["log_level"])
     if lack := missing_packages("ui"):
         raise CliError(lack)
     if host in _EVERYWHERE:
         raise CliError(f"--host {host!r} names every address; name the one address under which browsers open the page")
+    if host == "localhost":
+        host = "127.0.0.1"  # a browser may look for localhost at ::1, where another user's server may listen
     with redirect_prints():
         return anyio.run(_open_page, UiOptions(host, port, store_path, options["as_json"], not no_browser))
 
@@ -93,11 +96,15 @@ async def _open_page(options: UiOptions) -> int:
             try:
                 listening = stack.enter_context(listen(options.host, _port(options)))
             except CliError:
-                url = f"http://127.0.0.1:{_port(options)}"
-                code = code_of_running_server(options.store, store.files_root, _port(options))
-                if code is not None:
-                    print_note(f"a server runs on this store already; its page: {url}/#{code}")
-                    await _announce(options, {"url": url, "page": f"{url}/#{code}"})
+                url = url_of(options.host, _port(options))
+                page = None
+                with anyio.move_on_after(_PROOF_S):
+                    page = await anyio.to_thread.run_sync(
+                        page_of_running_server, options.store, url, store.files_root, abandon_on_cancel=True
+                    )
+                if page is not None:
+                    print_note("a server runs on this store already; its page:")
+                    await _announce(options, {"url": url, "page": page})
                     return COMPLETED
                 if options.port is not None:
                     raise
@@ -117,24 +124,27 @@ async def _serve(listening: socket.socket, store: AnyStore, options: UiOptions) 
     runner = BackendSet({}).make_runner({}, store=store)
     async with RunService(runner, runners=StoredRunners(store)) as service:
         served = ServedRuns(service, (), {}, creates=False)
-        access = make_access(options.store, listening, store.files_root)
+        url = url_of(options.host, listening.getsockname()[1])
+        access = make_access(options.store, url, store.files_root)
         with token_file(access):
-            url = url_of(options.host, listening)
             address = page_address(url, access.sign_in)
             server = ApiServer(served, listening, access.token, access.sign_in, options.host)
-            print_note(f"the page: {address}; Ctrl-C ends it")
             if options.host not in _LOOPBACK:
                 print_note(
                     f"connections to {options.host} are not encrypted: others in the network can read them, sign-in "
                     "included; a tunnel by ssh is safer"
                 )
+            print_note("the page, until Ctrl-C:")
             told = {"url": url, "page": address, "token_file": str(access.token_path)}
             await serve_until_signal(server, service, partial(_announce, options, told))
         return CANCELLED if service.driven else COMPLETED
 
 
 async def _announce(options: UiOptions, told: Mapping[str, str]) -> None:
-    """Print the addresses for a program that waits, and open the browser of the desktop, if there is one."""
+    """Print the address on a line of its own, and for a program that waits; open the browser of the desktop, if there
+    is one.
+    """
+    print_note(told["page"])
     if options.as_json:
         print_line(json.dumps(dict(told)))
     has_desktop = sys.platform in {"darwin", "win32"} or "DISPLAY" in os.environ or "WAYLAND_DISPLAY" in os.environ

@@ -3,18 +3,22 @@
 const BUDGET_MS = 8;
 const RETRY_MS = 1000;
 
-/** Return the JSON of the answer. Throws an Error with the message of the server and the `status`; 0 without an answer. */
-export async function get(path, given) {
-	const answer = await fetch(path, given).catch(() => null);
+/**
+ * Return the answer. Throws an Error with the message of the server and the `status`; 0 without an answer. The token is
+ * in the storage of this host and port, for one life of the server.
+ */
+async function ask(path, given) {
+	const headers = { authorization: `Bearer ${localStorage.token}`, "content-type": "application/json" };
+	const answer = await fetch(path, { headers, ...given }).catch(() => null);
+	if (answer?.ok) return answer;
 	const value = await answer?.json().catch(() => null);
-	if (answer?.ok) return value;
 	if (answer?.status === 401) window.dispatchEvent(new Event("signed-out"));
 	const message = value?.error?.message || (answer ? `the server answered with status ${answer.status}` : "the server does not answer; is `plait ui` still running?");
 	throw Object.assign(new Error(message), { status: answer?.status || 0 });
 }
 
-export const post = (path, body = {}) => get(path, { method: "POST", body: JSON.stringify(body), headers: { "content-type": "application/json" } });
-export const signedIn = () => get("/api/runs?limit=1");
+export const get = async (path, given) => (await ask(path, given)).json();
+export const post = (path, body = {}) => get(path, { method: "POST", body: JSON.stringify(body) });
 export const runPath = (run) => `/api/runs/${encodeURIComponent(run)}`;
 export const taskPath = (run, task) => `${runPath(run)}/tasks/${encodeURIComponent(task)}`;
 
@@ -25,6 +29,25 @@ export function poll(load, ms, onstate) {
 		load().then(() => isOver || onstate("live"), (error) => isOver || error.status === 401 || onstate("lost", error.message));
 	const timer = setInterval(() => document.hidden || now(), ms);
 	return { now, end: () => ((isOver = true), clearInterval(timer)) };
+}
+
+/** Give the kind and the data of each server-sent event in `body`, up to its end. */
+async function readEvents(body, give) {
+	const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+	let [kind, held] = ["", []];
+	for (;;) {
+		const { value, done } = await reader.read().catch(() => ({ done: true }));
+		if (done) return;
+		const [first, ...rest] = value.split("\n");
+		held.push(first);
+		for (const next of rest) {
+			const line = held.join("");
+			held = [next];
+			if (line.startsWith("event: ")) kind = line.slice(7);
+			else if (kind === "failed") throw new Error(JSON.parse(line.slice(6)).message);
+			else if (line.startsWith("data: ")) give(kind, line.slice(6));
+		}
+	}
 }
 
 /**
@@ -42,25 +65,22 @@ export class Live {
 		this.onvisible();
 	}
 
-	open() {
+	async open() {
 		this.pause();
 		this.onstate("reading");
-		const source = (this.source = new EventSource(this.path));
-		source.onopen = () => {
-			this.queue = [];
-			this.gather("opened", null);
-		};
-		for (const kind of ["run", "rows", "task", "activity"]) source.addEventListener(kind, ({ data }) => this.gather(kind, data));
-		source.addEventListener("failed", ({ data }) => this.onstate("lost", JSON.parse(data).message));
-		source.onerror = () => {
-			this.onstate("lost");
-			if (source.readyState === EventSource.CLOSED) this.retry();
-		};
-	}
-
-	retry() {
-		this.pause();
-		this.timer = setTimeout(() => signedIn().then(() => this.open(), (error) => error.status !== 401 && this.retry()), RETRY_MS);
+		const { signal } = (this.reading = new AbortController());
+		try {
+			const { body } = await ask(this.path, { signal });
+			this.isOpen = true;
+			this.gather("opened", "null");
+			await readEvents(body, (kind, data) => signal.aborted || this.gather(kind, data));
+			throw new Error();
+		} catch (error) {
+			if (signal.aborted) return;
+			this.isOpen = false;
+			this.onstate("lost", error.message);
+			if (error.status !== 401) this.timer = setTimeout(() => this.open(), RETRY_MS);
+		}
 	}
 
 	gather(kind, data) {
@@ -77,7 +97,7 @@ export class Live {
 		}
 		this.queue.splice(0, taken);
 		this.frame = this.queue.length ? requestAnimationFrame(() => this.flush()) : null;
-		if (this.source.readyState === EventSource.OPEN) this.onstate("live");
+		if (this.isOpen) this.onstate("live");
 		this.handlers.drawn();
 	}
 
@@ -86,7 +106,7 @@ export class Live {
 		cancelAnimationFrame(this.frame);
 		this.frame = null;
 		this.queue = [];
-		this.source?.close();
+		this.reading?.abort();
 	}
 
 	close() {

@@ -1,6 +1,6 @@
 // The page: sign-in, the head with its places, and the place that the address names.
 
-import { get, poll, post, signedIn } from "./api.js";
+import { get, poll, post } from "./api.js";
 import { button, h, replace } from "./dom.js";
 import { QuestionsPage } from "./questions.js";
 import { RunPage } from "./run.js";
@@ -48,25 +48,25 @@ function signedOut(message) {
 	place?.close?.();
 	place = null;
 	placeKey = "";
-	replace(main, h("section.notice", h("h1", "Not signed in"), h("p", message),
-		h("p", "Run ", h("code", "plait ui"), " on the same store: it opens this page with a new code."), button("Try again", start)));
+	replace(main, h("section.notice", h("h1", "Not signed in"), h("p", message), button("Try again", start)));
 }
 
 /** Redeem the code of the address, if there is one, and show the place. A browser that has signed in needs no code. */
 async function start() {
 	const code = location.hash.slice(1);
-	const hasCode = code && !code.startsWith("/");
-	if (hasCode) history.replaceState(null, "", "#/");
-	try {
-		await (hasCode ? post("/page/sign-in", { code }) : signedIn());
-	} catch (error) {
-		if (error.status === 401 && !hasCode) return;
-		if (error.status === 401 && !(await signedIn().catch(() => null))) return signedOut(error.message);
+	if (code && !code.startsWith("/")) {
+		history.replaceState(null, "", "#/");
+		try {
+			localStorage.token = (await post("/page/sign-in", { code })).token;
+		} catch (error) {
+			if (!(await get("/api/runs?limit=1").catch(() => null))) return signedOut(error.message);
+		}
 	}
+	if (!localStorage.token) return signedOut("This browser has not signed in to this server; run `plait ui` on the same store, and open the address that it prints.");
 	show();
 	polling.now();
 }
 
-window.addEventListener("signed-out", () => signedOut("This browser has no valid sign-in for this server."));
+window.addEventListener("signed-out", () => signedOut("The server was started anew since this browser signed in; run `plait ui` on the same store, and open the new address."));
 window.addEventListener("hashchange", () => (/^#[^/]/.test(location.hash) ? start() : show()));
 start();

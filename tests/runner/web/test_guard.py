@@ -76,14 +76,6 @@ def changed(**headers: str | None) -> list[tuple[str, str]]:
         (changed(host=HOST[:-1]), 403, "forbidden"),
         (changed(host="localhost"), 403, "forbidden"),
         ([*SENT.items(), ("host", HOST)], 403, "forbidden"),
-        (changed(origin=f"http://{HOST}0"), 403, "forbidden"),
-        (changed(origin="http://localhost"), 403, "forbidden"),
-        (changed(origin=f"https://{HOST}"), 403, "forbidden"),
-        (changed(origin="null"), 403, "forbidden"),
-        (changed(origin=""), 403, "forbidden"),
-        (changed(sec_fetch_site="cross-site"), 403, "forbidden"),
-        (changed(sec_fetch_site="same-site"), 403, "forbidden"),
-        (changed(sec_fetch_site=""), 403, "forbidden"),
         (changed(authorization=None), 401, "unauthorized"),
         (changed(authorization="Bearer "), 401, "unauthorized"),
         (changed(authorization="Bearer t0ke"), 401, "unauthorized"),
@@ -123,9 +115,6 @@ def test_what_does_not_fit_exactly_is_refused(headers: list[tuple[str, str]], st
     [
         changed(),
         changed(host="127.0.0.1:1"),
-        changed(origin=f"http://{HOST}"),
-        changed(sec_fetch_site="same-origin"),
-        changed(sec_fetch_site="none"),
         changed(authorization="bearer  t0ken "),
         changed(content_type="Application/JSON ; charset=utf-8"),
         changed(content_type=None),
@@ -170,7 +159,7 @@ def test_the_rest_of_a_refused_body_is_read_up_to_twice_the_limit() -> None:
     assert Asked(*[piece] * 3, headers=changed(host="other"))._chunks == []
 
 
-@pytest.mark.parametrize("name", ["host", "origin", "sec_fetch_site", "content_type"])
+@pytest.mark.parametrize("name", ["host", "content_type"])
 def test_a_long_value_is_cut_in_the_message(name: str) -> None:
     message = json.loads(Asked(headers=changed(**{name: "=" * 500})).sent[1]["body"])["error"]["message"]
     assert message.count("=") == 80

@@ -12,6 +12,7 @@ import pytest
 from playwright.sync_api import Browser, expect, sync_playwright
 
 from tests.runner.cli.commands.test_continue import TALKER
+from tests.runner.cli.test_access import Listener, running
 from tests.support.processes.browser import LIMIT, Watched, launch, needs_chromium, ui, watched
 from tests.support.processes.command import PLAIT, environment, plait
 
@@ -91,35 +92,54 @@ def test_a_code_signs_in_once(tmp_path: Path, browser: Browser) -> None:
             opened(seen, server.page)
             expect(seen.page.locator(".c-run a")).to_have_text("reviews")
             assert seen.page.url == f"{server.url}/#/"  # the code is gone from the address
-            (cookie,) = seen.page.context.cookies()
-            assert (cookie.get("httpOnly"), cookie.get("sameSite"), cookie.get("path")) == (True, "Strict", "/")
-            assert server.page.rpartition("#")[2] not in str(cookie.get("value"))
             seen.page.reload()
             expect(seen.page.locator(".c-run a")).to_have_text("reviews")
+            seen.page.goto("about:blank")
+            other = seen.page.context.new_page()
+            for address in (server.url, server.page):  # another tab, and the address once more
+                other.goto(address)
+                expect(other.locator(".c-run a")).to_have_text("reviews")
         with watched(browser) as seen:
             opened(seen, server.page)
-            expect(seen.page.locator("main")).to_contain_text("was used, or is older than a minute")
-            assert seen.page.context.cookies() == []
+            expect(seen.page.locator("main")).to_contain_text("the code was used already")
         with watched(browser) as seen:
             opened(seen, server.url)
             expect(seen.page.locator("main h1")).to_have_text("Not signed in")
+            opened(seen, server.new_address())
+            expect(seen.page.locator(".c-run a")).to_have_text("reviews")
         assert server.stop()[0] == 0
 
 
-def test_a_page_stays_signed_in_when_the_server_is_started_anew(tmp_path: Path, browser: Browser) -> None:
+def test_another_port_receives_nothing_of_the_sign_in(tmp_path: Path, browser: Browser) -> None:
+    run(tmp_path, "- {id: a, prompt: hello}\n")
+    with ui(tmp_path) as server, running(Listener("a notebook")) as other:
+        page = browser.new_context().new_page()
+        page.goto(server.page)
+        expect(page.locator(".c-run a")).to_have_text("reviews")
+        assert page.context.cookies() == []
+        page.goto(f"{other.url}/page")
+        assert page.evaluate("document.cookie + localStorage.length + sessionStorage.length") == "00"
+        read = "async ([url, given]) => (await fetch(url, given).catch(() => ({ status: 'refused' }))).status"
+        for given in ({"credentials": "include"}, {"headers": {"authorization": f"Bearer {server.token}"}}):
+            assert page.evaluate(read, [f"{server.url}/api/runs", given]) == "refused"
+        page.context.close()
+        assert "GET /page " in other.seen
+        assert not re.search(f"cookie|authorization|{server.url}|{server.token}", other.seen, re.IGNORECASE)
+
+
+def test_a_sign_in_is_for_one_life_of_the_server(tmp_path: Path, browser: Browser) -> None:
     run(tmp_path, "- {id: a, prompt: hello}\n- {id: bad, prompt: fail, retry: 1}\n")
     with watched(browser) as seen:
         with ui(tmp_path) as server:
             port = urlsplit(server.url).port or 0
             open_run(seen, server.page)
             expect(seen.page.locator(".line")).to_have_count(2)
-            server.stop()
+            server.process.kill()
         expect(seen.page.locator(".link")).to_have_class("link lost")
-        (tmp_path / "go").touch()
-        plait(tmp_path, "resume", "last", "--retry-failed", "-q")
-        with ui(tmp_path, port=port):
-            expect(seen.page.locator(".facts .status")).to_have_text("completed")
-            expect(seen.page.locator(".line")).to_have_count(2)
+        with ui(tmp_path, port=port) as again:
+            expect(seen.page.locator("main")).to_contain_text("The server was started anew")
+            opened(seen, again.page)
+            expect(seen.page.locator(".c-run a")).to_have_text("reviews")
 
 
 def test_a_run_of_another_process_is_shown_live(tmp_path: Path, browser: Browser) -> None:
@@ -247,9 +267,7 @@ def test_a_conversation_is_continued(tmp_path: Path, browser: Browser) -> None:
 def test_two_browsers_see_one_answer(tmp_path: Path, browser: Browser) -> None:
     run(tmp_path, "- {id: who, prompt: ask}\n")
     with ui(tmp_path) as server, watched(browser) as one, watched(browser) as other:
-        with server.client() as client:
-            code = client.post("/page/code", json={}).json()["code"]
-        for seen, address in ((one, server.page), (other, f"{server.url}/#{code}")):
+        for seen, address in ((one, server.page), (other, server.new_address())):
             opened(seen, address)
             seen.page.get_by_role("link", name=re.compile("Questions")).click()
             expect(seen.page.locator(".card")).to_have_count(1)

@@ -92,7 +92,7 @@ def test_the_pages_without_a_run_have_no_violation(tmp_path: Path, browser: Brow
         page.goto(f"{server.url}/#/questions")
         expect(page.locator(".empty")).to_be_visible()
         assert violations(page) == []
-        page.route("**/*", lambda route: route.request.resource_type == "eventsource" or route.continue_())
+        page.route("**/*", lambda route: "/live" in route.request.url or route.continue_())
         page.goto(f"{server.url}/#/run/slow")  # of which nothing has come so far
         expect(page.get_by_role("tab", name="Timeline")).to_be_visible()
         assert violations(page) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +20,7 @@ from tests.runner.cli.commands.test_cancel import until
 from tests.runner.web.test_page import open_run, opened, run, started
 from tests.support.agents.logs import make_log_home, running
 from tests.support.agents.logs import plan as agent_plan
-from tests.support.processes.browser import LIMIT, launch, needs_chromium, ui, watched
+from tests.support.processes.browser import LIMIT, address_of, launch, needs_chromium, ui, watched
 from tests.support.processes.served import served
 
 pytestmark = pytest.mark.slow
@@ -28,7 +29,7 @@ HOSTILE = (
     "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
     "\x1b]0;owned\x07\x1b[31mred\x1b[0m \u202eevil\u202c javascript:alert(1) https://example.org/?q=<b>"
 )
-MOST_BYTES = 80_000
+MOST_BYTES = 35_000  # that a browser receives
 """Bytes of all scripts and style sheets, before compression."""
 
 
@@ -330,10 +331,9 @@ def test_an_agent_is_watched_at_work_also_after_the_death_of_its_runner(
 def test_plait_serve_serves_the_page(tmp_path: Path, browser: Browser) -> None:
     with served(tmp_path) as server, watched(browser) as seen:
         with server.client() as client:
-            code = client.post("/page/code", json={}).json()["code"]
             plan = {"name": "posted", "tasks": [{"id": "a", "prompt": "hello"}]}
             assert client.post("/api/runs", json={"plan": plan}).status_code == 201
-        open_run(seen, f"{server.url}/#{code}")
+        open_run(seen, address_of(server.url, server.token))
         expect(seen.page.locator(".run h1")).to_have_text("posted")
         expect(seen.page.locator(".head .status")).to_have_text("completed", timeout=LIMIT * 1000)
 
@@ -345,5 +345,5 @@ def test_the_page_is_small(tmp_path: Path) -> None:
             answer = client.get(name)
             assert answer.headers["content-encoding"] == "gzip"
             assert answer.content == page_files()[name][0]
-    assert sum(len(page_files()[name][0]) for name in names) < MOST_BYTES
+    assert sum(len(gzip.compress(page_files()[name][0])) for name in names) < MOST_BYTES
     assert len(names) == 15

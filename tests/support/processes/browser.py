@@ -11,11 +11,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Playwright
 
+from plait.runner.cli.access import page_address
+from plait.runner.clock import Clock
+from plait.runner.web.sign_in import SignIn
 from tests.support.processes.command import PLAIT, environment
 from tests.support.processes.warm import Warm
 
@@ -49,16 +53,25 @@ class Ui:
     page: str
     """The address with the code."""
     token_file: Path
+    token: str
 
     def client(self) -> httpx.Client:
-        headers = {"authorization": f"Bearer {self.token_file.read_text().strip()}"}
+        headers = {"authorization": f"Bearer {self.token}"}
         return httpx.Client(base_url=self.url, headers=headers, timeout=LIMIT, trust_env=False)
+
+    def new_address(self) -> str:
+        """The address of the page with another code."""
+        return address_of(self.url, self.token)
 
     def stop(self) -> tuple[int, str]:
         """As Ctrl-C does; the exit code and what it said."""
         self.process.send_signal(signal.SIGINT)
         said = self.process.communicate(timeout=LIMIT)[1]
         return self.process.returncode, said
+
+
+def address_of(url: str, token: str) -> str:
+    return page_address(url, SignIn(token, urlsplit(url).netloc, Clock()))
 
 
 @contextmanager
@@ -72,7 +85,8 @@ def ui(folder: Path, *options: str, port: int = 0) -> Generator[Ui]:
             line = process.stdout.readline()
             assert line, process.communicate()[1]
             told = json.loads(line)
-            yield Ui(process, told["url"], told["page"], Path(told["token_file"]))
+            path = Path(told["token_file"])
+            yield Ui(process, told["url"], told["page"], path, path.read_text().strip())
         finally:
             process.kill()
 

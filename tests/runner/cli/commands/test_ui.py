@@ -1,20 +1,14 @@
-"""`plait ui`: the address, the sign-in, and a server that runs already."""
+"""`plait ui`: the files of the page, the address, and the runs that the page resumes."""
 
 from __future__ import annotations
 
-import json
-import stat
-from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import httpx
 import pytest
 
-from tests.support.processes.browser import Ui, ui
-from tests.support.processes.command import plait, plait_here
-from tests.support.processes.served import served
+from tests.support.processes.browser import ui
+from tests.support.processes.command import plait_here
 
 pytestmark = pytest.mark.slow
 
@@ -39,41 +33,6 @@ def made_run(folder: Path) -> str:
     return str(plait_here(folder, "run", "plan.yaml", "-q", "--json").value["run_id"])
 
 
-@contextmanager
-def signed_in(server: Ui) -> Generator[httpx.Client]:
-    with httpx.Client(base_url=server.url, headers={"origin": server.url}, timeout=30, trust_env=False) as client:
-        assert client.post("/page/sign-in", json={"code": code_of(server.page)}).status_code == 200
-        yield client
-
-
-def code_of(address: str) -> str:
-    return urlsplit(address).fragment
-
-
-def test_the_code_becomes_a_cookie_once(tmp_path: Path) -> None:
-    made_run(tmp_path)
-    with ui(tmp_path) as server:
-        assert urlsplit(server.page)._replace(fragment="").geturl() == f"{server.url}/"
-        with signed_in(server) as client:
-            assert [run["name"] for run in client.get("/api/runs").json()["runs"]] == ["plan"]
-        again = httpx.post(f"{server.url}/page/sign-in", json={"code": code_of(server.page)}, trust_env=False)
-        assert (again.status_code, again.headers.get("set-cookie")) == (401, None)
-        assert "run `plait ui` again" in again.json()["error"]["message"]
-        assert httpx.get(f"{server.url}/api/runs", trust_env=False).status_code == 401
-
-
-def test_a_cookie_changes_nothing_without_the_origin(tmp_path: Path) -> None:
-    run_id = made_run(tmp_path)
-    with ui(tmp_path) as server, signed_in(server) as client:
-        del client.headers["origin"]
-        assert client.get("/api/runs").status_code == 200
-        assert client.post(f"/api/runs/{run_id}/cancel", json={}).status_code == 401
-        for headers in ({"origin": "http://evil.example"}, {"sec-fetch-site": "same-site"}, {"host": "evil.example"}):
-            assert client.get("/api/runs", headers=headers).status_code == 403
-        other = client.cookies.jar
-        assert [cookie.name for cookie in other] == [f"plait-{urlsplit(server.url).port}"]
-
-
 def test_the_files_of_the_page_need_no_sign_in_and_have_its_policy(tmp_path: Path) -> None:
     with ui(tmp_path) as server:
         page = httpx.get(server.url, headers={"accept": "text/html"}, trust_env=False)
@@ -85,30 +44,6 @@ def test_the_files_of_the_page_need_no_sign_in_and_have_its_policy(tmp_path: Pat
         assert (script.status_code, script.headers["content-type"]) == (200, "text/javascript; charset=utf-8")
         for path in ("/page/runs/x/live", "/page/nothing.js", "/page/../routes.py", "/page/"):
             assert httpx.get(server.url + path, trust_env=False).status_code == 401
-
-
-def test_a_second_page_signs_in_to_the_server_that_runs(tmp_path: Path) -> None:
-    with served(tmp_path) as server:
-        port = str(urlsplit(server.url).port)
-        done = plait(tmp_path, "ui", "--port", port, "--no-browser", "--json")
-        assert done.code == 0
-        told = json.loads(done.out)
-        assert told["url"] == server.url
-        answer = httpx.post(f"{server.url}/page/sign-in", json={"code": code_of(told["page"])}, trust_env=False)
-        assert answer.status_code == 200
-        (tmp_path / "other").mkdir()
-        refused = plait(tmp_path, "ui", "--port", port, "--no-browser", "--store", "other/plait.db")
-        assert (refused.code, len(refused.err.splitlines())) == (2, 1)
-        assert "choose another one with --port" in refused.err
-
-
-def test_the_key_is_private_and_kept(tmp_path: Path) -> None:
-    with ui(tmp_path) as server:
-        key = (tmp_path / ".plait" / "page.key").read_text()
-        assert stat.S_IMODE((tmp_path / ".plait" / "page.key").stat().st_mode) == 0o600
-        assert server.stop()[0] == 0
-    with ui(tmp_path):
-        assert (tmp_path / ".plait" / "page.key").read_text() == key
 
 
 def test_an_address_that_other_machines_reach_is_said_to_be_unencrypted(tmp_path: Path) -> None:
