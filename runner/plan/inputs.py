@@ -7,6 +7,7 @@ import json
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,6 +21,8 @@ from plait.runner.plan.source import Source, read_value
 
 _SHORT = 60
 """The maximum length of a value quoted in full in a message."""
+MOST_CHARACTERS = 1_000_000
+"""The size of a text file that is read as a whole."""
 TEXT_SUFFIXES = frozenset({".md", ".txt", ".rst"})
 
 
@@ -162,9 +165,17 @@ def _matches(base: Path, pattern: str) -> list[Path]:
     return sorted((path for path in found if path.is_file()), key=lambda path: (path.name, str(path)))
 
 
-def _read_file(path: Path, base: Path, max_chars: int) -> JsonValue:
+def _read_file(path: Path, base: Path, max_chars: int | None) -> JsonValue:
+    """Return the text of the file, cut only at `max_chars`. Raises ValueError for a file that is too large."""
     with path.open(encoding="utf-8-sig", errors="replace") as file:
-        text = file.read(max_chars)
+        text = file.read(MOST_CHARACTERS + 1 if max_chars is None else max_chars)
+        if max_chars is None and len(text) > MOST_CHARACTERS:
+            size = len(text) + sum(map(len, iter(partial(file.read, MOST_CHARACTERS), "")))
+            named = in_folder(path.name, path.parent)
+            raise ValueError(
+                f"{named} has {size:,} characters, and a file may have {MOST_CHARACTERS:,}; split the file, or set "
+                "max_chars to read only its beginning"
+            )
     shown = path.relative_to(base) if path.is_relative_to(base) else path
     # Names may contain undecodable bytes, and files may contain U+0000; neither can be stored.
     name, where = (str(part).encode("utf-8", "replace").decode() for part in (path.name, shown.as_posix()))

@@ -328,8 +328,8 @@ class FilesInput(_Part):
 
     files: str
     """A glob such as docs/*.md, relative to the plan file, or a folder: all its *.md, *.txt and *.rst files."""
-    max_chars: int = Field(default=20_000, ge=1)
-    """The number of characters kept of each file."""
+    max_chars: int | None = Field(default=None, ge=1)
+    """The number of characters kept of each file; without it all, and a file of more than 1,000,000 is an error."""
     max_files: int = Field(default=50, ge=1, le=10_000)
     """The maximum number of matching files; more are an error."""
 

@@ -58,6 +58,30 @@ def test_text_of_files_is_capped_and_can_be_stored(folder):
     assert texts == {"a.md": "A\ufffd\nx", "b.md": "BBBB", "bad.txt": "\ufffd\ufffd!", "c.txt": "C"}
 
 
+def test_a_file_is_cut_only_at_max_chars(folder):
+    text = "line\n" * 20_000
+    (folder / "sub" / "e.rst").write_text(text)
+    (whole,) = docs(folder, "{files: sub/e.rst}")
+    assert whole["text"] == text
+    (begin,) = docs(folder, "{files: sub/e.rst, max_chars: 20000}")
+    assert begin["text"] == text[:20_000]
+
+
+def test_a_file_that_is_too_large_is_a_mistake_with_both_numbers(folder):
+    (folder / "sub" / "e.rst").write_text("\u00e4" * 1_000_000)
+    (whole,) = docs(folder, "{files: sub/e.rst}")
+    assert len(whole["text"]) == 1_000_000
+    (folder / "sub" / "e.rst").write_text("\u00e4" * 2_345_678)
+    text = "inputs: {docs: {files: sub/*.rst}}\n" + tasks('{id: t, prompt: ""}')
+    (problem,) = mistakes(text, folder=folder)
+    assert problem.message == (
+        f"'e.rst' in {folder / 'sub'} has 2,345,678 characters, and a file may have 1,000,000; split the file, or set "
+        "max_chars to read only its beginning"
+    )
+    (begin,) = docs(folder, "{files: sub/e.rst, max_chars: 2000000}")
+    assert len(begin["text"]) == 2_000_000
+
+
 def test_typed_files_are_relative_to_where_one_is(folder, monkeypatch):
     monkeypatch.chdir(folder)
     assert names(docs(Path("/nowhere"), "{files: nothing}", docs="sub")) == ["e.rst"]
