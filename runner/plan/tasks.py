@@ -56,7 +56,7 @@ class PlanTasks:
         """Return the tasks of the run; None if there would be far too many."""
         parts = self._with_known_names(self._with_unique_ids())
         for index, part in enumerate(parts):
-            self._check_for_each(index, part)
+            parts[index] = self._checked_for_each(index, part)
             check_schema(part.output_schema, ("tasks", index, "output_schema"), self._source)
             self._check_role(index, part)
         families = Families(parts, self._items)
@@ -147,22 +147,41 @@ class PlanTasks:
         self._complain(path, f"unknown task {name!r}{nearest(name, close)}")
         return close
 
-    def _check_for_each(self, index: int, part: TaskPart) -> None:
+    def _checked_for_each(self, index: int, part: TaskPart) -> TaskPart:
+        """Return the part, with the input that its `for_each` probably means."""
         name, path = part.for_each, ("tasks", index, "for_each")
         if name is None:
-            return
-        tasks = self._by_id
-        if name in tasks and name not in self.inputs:
-            if tasks[name].for_each in self.inputs:
-                message = (
-                    f"for_each needs the result of one task, but {name!r} has for_each and one result for each element"
-                )
-                self._complain(path, f"{message}; name the same input here")
-            return
+            return part
+        if name in self._by_id and name not in self.inputs:
+            if (over := self._input_of_family(name)) is None:
+                return part
+            if over in self.inputs:
+                message = f"for_each needs the result of one task, but {name!r} is a task for each element of {over!r}"
+                self._complain(path, f"{message}; write for_each: {over} here, and {name!r} into depends_on")
+            after = part.depends_on if name in part.depends_on else [*part.depends_on, name]
+            return part.model_copy(update={"for_each": over, "depends_on": after})
+        self._check_input_of(index, part, name)
+        return part
+
+    def _input_of_family(self, name: str) -> str | None:
+        """Return the input, known or not, for whose elements the plan makes tasks; None for a single task."""
+        seen: set[str] = set()
+        while name in self._by_id and name not in self.inputs and name not in seen:
+            seen.add(name)
+            if (over := self._by_id[name].for_each) is None:
+                return None
+            name = over
+        return None if name in seen else name
+
+    def _check_input_of(self, index: int, part: TaskPart, name: str) -> None:
+        path = ("tasks", index, "for_each")
         value = self.inputs.get(name)
         self._items.setdefault(name, [""])
         if name not in self.inputs:
-            hint = nearest(name, [*self.inputs, *tasks]) or "; name an input that is a list, or a task that answers one"
+            hint = (
+                nearest(name, [*self.inputs, *self._by_id])
+                or "; name an input that is a list, or a task that answers one"
+            )
             self._complain(path, f"unknown input or task {name!r}{hint}")
         elif isinstance(value, list) and value and None not in value:
             self._items[name] = value

@@ -455,6 +455,36 @@ def test_the_message_has_two_thousand_of_them_and_says_how_many_more_there_are()
     assert (len(caught.value.problems), len(lines), lines[-1]) == (3001, 2001, "and 1,001 more")
 
 
+ROWS = "inputs: {rows: [[1, 2], [3]]}\n"
+FAMILY = '{id: part, prompt: "{{ item }}", for_each: rows}'
+
+
+@pytest.mark.parametrize(
+    "further",
+    [
+        ['{id: b, prompt: "{{ item }}", for_each: part}'],
+        ['{id: b, prompt: "{{ item }} {{ part }}", for_each: part}'],
+        ['{id: b, prompt: "{{ item }}", for_each: part, depends_on: part, continues: part}'],
+        [
+            '{id: b, prompt: "{{ item }}", for_each: part}',
+            '{id: c, prompt: "{{ b }} {{ part }}", depends_on: b, when: "{{ b | length }} > 1"}',
+        ],
+    ],
+)
+def test_a_for_each_over_the_tasks_of_another_is_one_message(further: list[str]) -> None:
+    (problem,) = mistakes(ROWS + tasks(FAMILY, *further))
+    assert (problem.line, problem.where) == (4, "tasks[1].for_each")
+    assert problem.message == (
+        "for_each needs the result of one task, but 'part' is a task for each element of 'rows'; write for_each: rows "
+        "here, and 'part' into depends_on"
+    )
+
+
+def test_a_for_each_over_the_tasks_of_a_broken_one_is_not_reported() -> None:
+    (problem,) = mistakes(tasks(FAMILY, '{id: b, prompt: "{{ item }}", for_each: part}'))
+    assert "unknown input or task 'rows'" in problem.message
+
+
 TASK = "tasks:\n  - id: t\n    for_each: people\n    prompt: |\n"
 
 
