@@ -33,6 +33,7 @@ from plait.backends.process.private import private_folder
 from plait.backends.process.spawn import Launch, adopted, child_environment, running
 from plait.backends.protocol import NO_USAGE, ConversationRequest, Files, JsonValue, Message, Output, Reply, Usage
 from plait.backends.text import clean_text, one_line
+from plait.backends.whole_answer import whole_answer
 
 _PATIENCE = 30.0
 """Seconds to wait until another process releases a session."""
@@ -176,15 +177,20 @@ class CliConversation:
             hide(error, self._given())
             mark_reported(call.folder)
             raise
-        self._first_call_done, self._exists = True, True
         usage = self._unreported_cost(cut)
         if answered.is_total:
             usage += self._total(call, answered.usage)
         else:
             usage += self._own(call.folder, self._session_id, answered.usage)
-        answered = replace(answered, text=clean_text(answered.text))
-        turn.append(Message("assistant", answered.text, usage))
-        return answered
+        try:
+            message = whole_turn(reader, answered, usage)
+        except BackendError as error:
+            turn += [Message("assistant", said.content) for said in error.messages]
+            mark_reported(call.folder)
+            raise
+        self._first_call_done, self._exists = True, True
+        turn.append(message)
+        return replace(answered, text=message.content)
 
     def _call(self, folder: Path) -> Call:
         request, asked = self._request, self._asked
@@ -347,6 +353,24 @@ class CliConversation:
         before = first_before(call.folder, before)
         self._sessions.note_spent(self._session_id, total)
         return since(total, before)
+
+
+def whole_turn(reader: Reader, answered: TurnAnswer, usage: Usage) -> Message:
+    """Return the agent's message in a turn that has ended and used `usage`.
+
+    Raises BackendError if the answer is not whole. The session, if it holds the turn, can be continued then.
+    """
+    try:
+        return whole_answer(
+            answered.text,
+            answered.reasons,
+            usage=usage,
+            raise_limit="raise the limit in the agent's own settings",
+            needs_text=answered.question is None and answered.data is None,
+        )
+    except BackendError as error:
+        error.continues_session = reader.session_id is not None
+        raise
 
 
 async def _read(answered: TurnAnswer, schema: Schema) -> JsonValue:

@@ -54,9 +54,10 @@ class ProcessEnd:
 
 @value
 class TurnAnswer:
-    """The whole answer of a turn."""
+    """The answer of a turn that has ended as it should."""
 
     text: str
+    """The text of the turn's last message."""
     data: JsonValue = None
     """The structured answer, if checked by the program itself."""
     usage: Usage = NO_USAGE
@@ -66,6 +67,8 @@ class TurnAnswer:
     """Actions that the agent was not allowed to perform."""
     question: Question | None = None
     """Question to answer before the session can continue."""
+    reasons: Sequence[str] = ()
+    """The reasons for the end of the answer, if the program reports any."""
 
 
 class Reader(Protocol):
@@ -110,7 +113,7 @@ class Reader(Protocol):
     def end(self, ending: ProcessEnd) -> TurnAnswer:
         """Return the outcome of the turn, once the child has ended or `is_final` holds.
 
-        Raises BackendError if there is no whole answer.
+        Raises BackendError if the turn has failed. Whether the answer is whole is decided by `whole_turn`.
         """
         ...
 

@@ -47,14 +47,6 @@ _BY_CODE: Mapping[int, ErrorKind] = {
     -32601: ErrorKind.INVALID_REQUEST,
     -32602: ErrorKind.INVALID_REQUEST,
 }
-_STOPS: Mapping[str, tuple[ErrorKind, str]] = {
-    "max_tokens": (ErrorKind.TRUNCATED, "the answer or the context is full (max_tokens)"),
-    "max_turn_requests": (
-        ErrorKind.LIMIT_REACHED,
-        "the limit of model requests in one turn is reached (max_turn_requests)",
-    ),
-    "refusal": (ErrorKind.REFUSED, "the model declined to answer"),
-}
 
 
 def error_of(error: JsonValue, *, opens_session: bool = False) -> tuple[ErrorKind, str]:
@@ -77,17 +69,14 @@ def error_of(error: JsonValue, *, opens_session: bool = False) -> tuple[ErrorKin
     return _BY_CODE.get(code) or classify(message, PHRASES), message
 
 
-def stopped(result: JsonValue, denied: Sequence[str], *, is_silent: bool) -> tuple[ErrorKind, str] | None:
-    """Return kind and message of the error in the end of a turn, by its stop reason; None for a proper answer.
+def stopped_by_denial(reason: str, denied: Sequence[str], *, is_silent: bool) -> tuple[ErrorKind, str] | None:
+    """Return kind and message of the error of a turn that a denied action ended, for `reason`; None for another turn.
 
-    `denied` are the actions refused, `is_silent` says that the agent wrote no text afterwards.
+    `is_silent` says that the agent wrote no text after the last of the `denied` actions.
     """
-    reason = text(result, "stopReason")
     if denied and (reason == "cancelled" or (reason == "end_turn" and is_silent)):
         return ErrorKind.INVALID_REQUEST, f"the turn stopped after a denied action: {denied[-1]}; change `permissions`"
-    if reason == "end_turn":
-        return None
-    return _STOPS.get(reason, (ErrorKind.CRASHED, f"the turn ended without an answer ({shown(reason, 40)})"))
+    return None
 
 
 def error_in_text(agent: AcpQuirks, result: JsonValue, updates: Updates, prompt: str) -> tuple[ErrorKind, str] | None:
@@ -106,8 +95,6 @@ def error_in_text(agent: AcpQuirks, result: JsonValue, updates: Updates, prompt:
         # opencode treats a path at the beginning of a prompt as an unknown command.
         hint = "the agent may have taken the prompt for a command; begin the prompt with another character than a slash"
         return ErrorKind.INVALID_REQUEST, f"the answer is empty: {hint}"
-    if not words and not updates.used_tools:
-        return ErrorKind.INVALID_OUTPUT, "the answer is empty"
     return None
 
 

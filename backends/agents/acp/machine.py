@@ -12,7 +12,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
-from plait.backends.agents.acp.error_kinds import PHRASES, error_in_text, error_of, list_login_methods, stopped
+from plait.backends.agents.acp.error_kinds import (
+    PHRASES,
+    error_in_text,
+    error_of,
+    list_login_methods,
+    stopped_by_denial,
+)
 from plait.backends.agents.acp.outbox import SentMessages
 from plait.backends.agents.acp.permissions import (
     Grant,
@@ -180,12 +186,13 @@ class AcpMachine:
             return self._answer(replace(TurnAnswer(said), question=question))
         if self._result is None:
             raise self._failure_of(*no_outcome(self._agent.title, ending, PHRASES))
-        silent = self._updates.is_silent
-        wrong = stopped(self._result, self._denied, is_silent=silent)
-        wrong = wrong or error_in_text(self._agent.agent, self._result, self._updates, self.goals.prompt)
+        reason = text(self._result, "stopReason")
+        wrong = stopped_by_denial(reason, self._denied, is_silent=self._updates.is_silent)
+        if reason == "end_turn":
+            wrong = wrong or error_in_text(self._agent.agent, self._result, self._updates, self.goals.prompt)
         if wrong is not None:
             raise self._failure_of(wrong[0], f"{self._agent.title}: {wrong[1]}")
-        return self._answer(TurnAnswer(self._updates.text))
+        return self._answer(TurnAnswer(self._updates.answer, reasons=[reason or "none given"]))
 
     def _answer(self, answered: TurnAnswer) -> TurnAnswer:
         return replace(answered, usage=self.usage, denied=tuple(self._denied))

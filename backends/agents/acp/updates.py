@@ -26,6 +26,8 @@ class Updates:
         self._messages: dict[str, str] = {}
         """Messages by id, the most recently extended message last."""
         self._notes = 0
+        self._ends_in_text = False
+        """Whether no tool was called since the last piece of text."""
         self._shown: dict[str, str] = {}
         self._counted = NO_USAGE
         self._cost: float | None = None
@@ -40,6 +42,11 @@ class Updates:
         """The last message of the answer. Agents that number their messages insert notes without a number."""
         numbered = (said for known, said in reversed(self._messages.items()) if not known.startswith(_UNNUMBERED))
         return next(numbered, self.last_words)
+
+    @property
+    def answer(self) -> str:
+        """The last message, unless a tool was called after its last piece: text before a tool is no answer."""
+        return self.text if self._ends_in_text else ""
 
     @property
     def usage(self) -> Usage:
@@ -85,7 +92,7 @@ class Updates:
         piece = text(update, "content", "text")
         if not piece:
             return []
-        self.is_silent = False
+        self.is_silent, self._ends_in_text = False, True
         known = text(update, "messageId") or f"{_UNNUMBERED}{self._notes}"
         self._messages[known] = self._messages.pop(known, "") + piece
         return [Output("text", piece, self.usage)]
@@ -97,6 +104,8 @@ class Updates:
         if not (text(update, "title") or at(update, "rawInput")):
             return []
         identity, words = text(update, "toolCallId"), describe(update)
+        if identity not in self._shown:
+            self._ends_in_text = False
         if self._shown.get(identity) == words:
             return []
         self._shown[identity] = words

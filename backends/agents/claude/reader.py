@@ -59,6 +59,8 @@ class ClaudeReader:
         self._pieces: list[str] = []
         self._writing = ""
         """Request of the message in `_pieces`."""
+        self._ends_in_text = False
+        """Whether that message is the last one: no other has begun, and no tool has returned since."""
         self._open_uses: set[str] = set()
         """Tool uses without a result so far."""
         self._in_background = False
@@ -132,7 +134,12 @@ class ClaudeReader:
         used = self.usage
         if not (count(result, "num_turns") or used.input_tokens or used.output_tokens):
             raise self._no_question(text(result, "result"))
-        return TurnAnswer(text(result, "result"), at(result, "structured_output"), used, denied=denied)
+        said = text(result, "result")
+        if not said.strip() and self._ends_in_text:
+            said = self.last_text
+        # Claude Code's own tools, such as the one for structured output, may end a turn.
+        reasons = [reason for reason in [text(result, "stop_reason")] if not reason.startswith("tool_")]
+        return TurnAnswer(said, at(result, "structured_output"), used, denied=denied, reasons=reasons)
 
     def _stream(self, event: Mapping[str, JsonValue]) -> Sequence[Output]:
         agent = text(event, "parent_tool_use_id")
@@ -141,6 +148,7 @@ class ClaudeReader:
                 self._request[agent] = text(event, "event", "message", "id")
                 self._bill(self._request[agent], at(event, "event", "message", "usage"))
                 if not agent:
+                    self._begin(self._request[agent])
                     self._answers(shown(text(event, "event", "message", "model")))
             case "message_delta":
                 self._bill(self._request.get(agent, ""), at(event, "event", "usage"))
@@ -159,6 +167,8 @@ class ClaudeReader:
             self._until = self._end_of_limit(at(event, "api_error_params", "rate_limit_info")) or self._until
             return []
         self._bill(request, at(event, "message", "usage"))
+        if is_main:
+            self._begin(request)
         seen: list[Output] = []
         for block in tables(event, "message", "content"):
             if text(block, "type") == "tool_use":
@@ -172,6 +182,10 @@ class ClaudeReader:
             self._whole(event)
         return seen
 
+    def _begin(self, request: str) -> None:
+        """Record that the message of `request` is the last one."""
+        self._ends_in_text = self._ends_in_text and request == self._writing
+
     def _answers(self, model: str) -> None:
         """Record the answering model. Claude Code's own messages have the model "<synthetic>"."""
         if model and not model.startswith("<"):
@@ -179,7 +193,9 @@ class ClaudeReader:
 
     def _results(self, event: Mapping[str, JsonValue]) -> Sequence[Output]:
         if not text(event, "parent_tool_use_id"):
-            self._open_uses -= {text(block, "tool_use_id") for block in tables(event, "message", "content")}
+            ended = {text(block, "tool_use_id") for block in tables(event, "message", "content")}
+            self._ends_in_text = self._ends_in_text and ended <= {""}
+            self._open_uses -= ended
             self._whole(event)
         return []
 
@@ -294,6 +310,7 @@ class ClaudeReader:
             self._writing = request
             self._pieces.clear()
         self._pieces.append(piece)
+        self._ends_in_text = True
         return self._output("text", piece)
 
     def _output(self, kind: Literal["text", "tool", "waiting", "notice"], words: str) -> Output:

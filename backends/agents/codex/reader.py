@@ -49,7 +49,9 @@ class CodexReader:
         self._now = now
         self._thread: str | None = None
         self._has_said = False
-        self._text: str | None = None
+        self._text = ""
+        self._ends_in_text = False
+        """Whether no tool was called after the last message."""
         self._seen: set[str] = set()
         self._completed: Mapping[str, JsonValue] | None = None
         self._failed: str | None = None
@@ -84,7 +86,7 @@ class CodexReader:
     @property
     def last_text(self) -> str:
         """The last message of the agent."""
-        return self._text or ""
+        return self._text
 
     @property
     def last_whole(self) -> str | None:
@@ -127,20 +129,21 @@ class CodexReader:
             cache_read_tokens=min(read, count(used, "cached_input_tokens")),
             reasoning_tokens=min(written, count(used, "reasoning_output_tokens")),
         )
-        return TurnAnswer(self._text or "", usage=total, is_total=True)
+        return TurnAnswer(self._text if self._ends_in_text else "", usage=total, is_total=True)
 
     def _item(self, item: JsonValue, *, is_whole: bool) -> Sequence[Output]:
         kind, words = text(item, "type"), text(item, "text")
         # An error item is a warning, and may precede all other items.
         self._has_said = self._has_said or kind not in {"", "error"}
         if kind == "agent_message" and is_whole:
-            self._text = words
+            self._text, self._ends_in_text = words, True
             return [Output("text", words)]
         if kind in {"reasoning", "error"} and is_whole:
             return [Output("notice", shown(words or text(item, "message")))]
         if kind not in _TOOLS or text(item, "id") in self._seen:
             return []
         self._seen.add(text(item, "id"))
+        self._ends_in_text = False
         return [Output("tool", _TOOLS[kind](item))]
 
     def _failure(self, message: str) -> BackendError:

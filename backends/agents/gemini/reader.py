@@ -78,7 +78,7 @@ class GeminiReader:
 
     @property
     def last_text(self) -> str:
-        """The text after the last tool result."""
+        """The text after the last tool."""
         return "".join(self._pieces)
 
     @property
@@ -96,9 +96,9 @@ class GeminiReader:
                 return self._message(event)
             case "tool_use":
                 self._has_said, self._error = True, ""
+                self._pieces.clear()  # the answer is the text after the last tool
                 return [Output("tool", describe_tool_call(text(event, "tool_name"), at(event, "parameters")))]
             case "tool_result":
-                # The answer is the text after the last tool result.
                 self._pieces.clear()
             case "error" if message := text(event, "message"):
                 self._error = message
@@ -119,7 +119,8 @@ class GeminiReader:
             raise self._failure(self._result, _EXITS.get(ending.status or 0, 0))
         if self._error:  # a turn stopped by a loop or a hook is reported as a success
             raise failure(classify(self._error, _PHRASES), f"Gemini: {self._error}", usage=self.usage)
-        if not self._pieces:
+        stats = at(self._result, "stats")
+        if not self.last_text.strip() and isinstance(stats, dict) and not count(stats, "total_tokens"):
             raise failure(ErrorKind.CONTEXT_OVERFLOW, f"Gemini: {_SILENT}", usage=self.usage)
         return TurnAnswer(self.last_text, usage=self.usage)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from plait.backends.agents.acp.machine import AcpMachine, TurnGoals
+from plait.backends.agents.conversation import whole_turn
 from plait.backends.agents.protocol import Call, ProcessEnd, TurnAnswer
 from plait.backends.errors import BackendError
 from plait.backends.protocol import Output
@@ -93,7 +94,9 @@ def hold(talk: AcpMachine, messages: list[Any], ending: ProcessEnd = ENDED) -> H
         held.outputs += talk.read(message)
         held.said += talk.take()
     try:
-        held.answered = talk.end(ending)
+        answered = talk.end(ending)
+        whole_turn(talk, answered, answered.usage)
+        held.answered = answered
     except BackendError as error:
         held.error = error
     return held
@@ -122,6 +125,10 @@ def update(kind: str, session: str = "s-1", **more: Any) -> dict[str, Any]:
 
 def chunk(text: str, session: str = "s-1") -> dict[str, Any]:
     return update("agent_message_chunk", session, content={"type": "text", "text": text})
+
+
+def tool(identity: str) -> dict[str, Any]:
+    return update("tool_call", toolCallId=identity, title="Look")
 
 
 def done(reason: str = "end_turn", **more: Any) -> dict[str, Any]:

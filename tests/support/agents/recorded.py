@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from plait.backends.agents.conversation import whole_turn
 from plait.backends.agents.output_lines import read_line
 from plait.backends.agents.protocol import Call, ProcessEnd, Reader, TurnAnswer
 from plait.backends.agents.transcript import outputs_of
@@ -63,7 +64,9 @@ def read(reader: Reader, stdout: str, ending: ProcessEnd) -> Seen:
     for line in lines:
         seen.outputs += outputs_of(line, reader.read)
     try:
-        seen.answered = reader.end(replace(ending, stdout=[line.words for line in lines if line.words]))
+        answered = reader.end(replace(ending, stdout=[line.words for line in lines if line.words]))
+        whole_turn(reader, answered, answered.usage)
+        seen.answered = answered
     except BackendError as error:
         seen.error = error
     return seen

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from plait.backends.agents.acp.error_kinds import error_of, list_login_methods, stopped
+from plait.backends.agents.acp.error_kinds import error_of, list_login_methods, stopped_by_denial
 from plait.backends.protocol import JsonValue
 
 WORDS = {
@@ -44,13 +44,6 @@ LOST = [
     "no previous sessions",
     "service failure",
 ]
-STOPS = {
-    "max_tokens": ("truncated", "max_tokens"),
-    "max_turn_requests": ("limit_reached", "max_turn_requests"),
-    "refusal": ("refused", "declined"),
-    "cancelled": ("crashed", "cancelled"),
-    "": ("crashed", "without an answer"),
-}
 
 
 def test_a_throttle_is_no_limit_of_the_account() -> None:
@@ -112,21 +105,13 @@ def test_the_message_has_the_details_that_do_not_repeat_the_request(error: JsonV
     assert error_of(error)[1] == message
 
 
-@pytest.mark.parametrize("reason", STOPS)
-def test_a_turn_that_stopped_early_is_an_error(reason: str) -> None:
-    kind, says = STOPS[reason]
-    found = stopped({"stopReason": reason}, [], is_silent=True)
-    assert found is not None
-    assert (found[0].value, says in found[1]) == (kind, True)
-
-
 def test_a_denied_action_ends_a_turn_that_was_cancelled_or_silent() -> None:
     for reason, is_silent in (("cancelled", False), ("cancelled", True), ("end_turn", True)):
-        found = stopped({"stopReason": reason}, ["read a", "write b"], is_silent=is_silent)
+        found = stopped_by_denial(reason, ["read a", "write b"], is_silent=is_silent)
         assert found is not None
         assert (found[0].value, "write b" in found[1]) == ("invalid_request", True)
-    assert stopped({"stopReason": "end_turn"}, ["write b"], is_silent=False) is None
-    assert stopped({"stopReason": "end_turn"}, [], is_silent=True) is None
+    assert stopped_by_denial("end_turn", ["write b"], is_silent=False) is None
+    assert stopped_by_denial("end_turn", [], is_silent=True) is None
 
 
 def test_the_login_methods_are_named() -> None:

@@ -19,17 +19,21 @@ from tests.support.agents.acp_talks import (
     hold,
     new_talk,
     start,
+    tool,
 )
 from tests.support.agents.recorded import NOW
 
 # What agents answered to a prompt that failed, and what it is.
 FAILURES: list[tuple[ErrorKind, str, list[dict[str, Any]], str]] = [
-    (ErrorKind.TRUNCATED, "max_tokens", [chunk("half an ans"), done("max_tokens")], ""),
+    (ErrorKind.TRUNCATED, "was cut", [chunk("half an ans"), done("max_tokens")], ""),
     (ErrorKind.LIMIT_REACHED, "max_turn_requests", [done("max_turn_requests")], ""),
-    (ErrorKind.REFUSED, "declined", [chunk("No."), done("refusal")], ""),
-    (ErrorKind.CRASHED, "(cancelled)", [chunk("half"), done("cancelled")], ""),
-    (ErrorKind.CRASHED, "(something new)", [done("something new")], ""),
-    (ErrorKind.INVALID_OUTPUT, "the answer is empty", [done()], ""),
+    (ErrorKind.REFUSED, "refusal", [chunk("No."), done("refusal")], ""),
+    (ErrorKind.TRANSIENT, "'cancelled'", [chunk("half"), done("cancelled")], ""),
+    (ErrorKind.TRANSIENT, "'something new'", [chunk("half"), done("something new")], ""),
+    (ErrorKind.TRANSIENT, "'none given'", [chunk("half"), done("")], ""),
+    (ErrorKind.INVALID_OUTPUT, "answer is empty", [done()], ""),
+    (ErrorKind.INVALID_OUTPUT, "answer is empty", [chunk("I look."), tool("t-1"), done()], ""),
+    (ErrorKind.INVALID_OUTPUT, "nothing but thoughts", [chunk("<think>I look.</think>"), done()], ""),
     (
         ErrorKind.RATE_LIMITED,
         "Request rejected (429)",

@@ -173,9 +173,18 @@ def test_a_result_without_a_reason_is_explained_by_the_error_before(message: str
 SUCCESS = {"type": "result", "status": "success"}
 
 
-@pytest.mark.parametrize("before", [[], [SAID, TOOL, {"type": "tool_result"}]])
+BLANK = {"type": "message", "role": "assistant", "content": " \n"}
+
+
+@pytest.mark.parametrize("before", [[], [BLANK], [SAID, TOOL], [SAID, TOOL, {"type": "tool_result"}]])
 def test_a_success_without_a_word_is_none(before: list[dict[str, Any]]) -> None:
     seen = _read(*before, SUCCESS)
+    assert seen.error is not None and seen.error.kind is ErrorKind.INVALID_OUTPUT
+    assert "answer is empty" in seen.error.message
+
+
+def test_a_success_without_a_request_to_the_model_is_a_prompt_that_is_too_long() -> None:
+    seen = _read(SUCCESS | {"stats": {"total_tokens": 0}})
     assert seen.error is not None and seen.error.kind is ErrorKind.CONTEXT_OVERFLOW
     assert "exceed the model's context" in seen.error.message
 
