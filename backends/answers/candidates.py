@@ -5,27 +5,30 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from itertools import islice
+from typing import NamedTuple
 
 from plait.backends.protocol import JsonValue
 from plait.backends.text import UnreadableNumber, clean_text, json_at, one_line, parse_json
 
-# A line with only the tag is never JSON: strings in JSON have no line breaks.
-_THOUGHTS = re.compile(r"\s*<think>.*?</think>|.*?^[ \t]*</think>[ \t]*$", re.DOTALL | re.MULTILINE)
 _FENCE = re.compile(r"(?:```|~~~)[^\s`~]*[ \t]*\r?\n\s*")
 _FENCES_END = re.compile(r"\s*(?:```|~~~|\Z)")
 _BRACKET = re.compile(r"[\[{]")
-_LINES_END = re.compile(r"[ \t.`~]*(?:[\r\n]|\Z)")
+_LINES_END = re.compile(r"[ \t.`~]*(?:</[\w|]+>[ \t]*)*(?:[\r\n]|\Z)")
+_TOKEN = re.compile(r'"(?:\\.|[^"\\\n])*+"|[\[\]{}]')
+_JSON = re.compile(r'\{\s*["}/]|\[\s*["{\[\]\-0-9tfn/]|[\[{][ \t]*[\r\n]')
+"""A bracket with which JSON may begin, and seldom a remark in prose."""
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")
 """Perhaps half a character, which the validator refuses and the store cannot hold."""
-_MOST_FENCES = 20
+_MOST_PLACES = 200
+"""Most places in an answer at which a value may begin."""
 
 
-def without_thoughts(text: str) -> str:
-    """Return the answer in `text` without the thoughts before it."""
-    text = text.removeprefix("\ufeff")
-    thoughts = _THOUGHTS.match(text) if "</think>" in text else None
-    return text[thoughts.end() :] if thoughts else text
+class Candidate(NamedTuple):
+    """A value found in an answer."""
+
+    value: JsonValue
+    ends_line: bool
+    """Whether nothing follows in the line. A value within a sentence is no answer, but may be the rival of one."""
 
 
 def whole(answer: str) -> JsonValue:
@@ -33,28 +36,57 @@ def whole(answer: str) -> JsonValue:
     return _cleaned(parse_json(answer), answer)
 
 
-def fenced(answer: str) -> Iterator[JsonValue]:
-    """Yield the value of each fenced block that is JSON."""
-    for fence in islice(_FENCE.finditer(answer), _MOST_FENCES):
-        try:
-            value, end = json_at(answer, fence.end())
-        except ValueError:
-            continue
-        if _FENCES_END.match(answer, end):
-            yield _cleaned(value, answer)
+def parts(answer: str, *, brackets: bool) -> Iterator[Candidate]:
+    """Yield the value of each fenced block that is JSON, and with `brackets` of each bracket at the top level, in their
+    order: no part of another value, or of JSON that cannot be read. Within other code, a value begins its line.
+    """
+    here, in_code = 0, False
+    fence = _FENCE.search(answer)
+    for _ in range(_MOST_PLACES):
+        if fence is not None and fence.start() < here:
+            fence = _FENCE.search(answer, here)
+        bracket = _BRACKET.search(answer, here) if brackets else None
+        if fence is not None and (bracket is None or fence.start() < bracket.start()):
+            here = fence.end()
+            found = None if in_code else _value_at(answer, here)
+            end = None if found is None else _FENCES_END.match(answer, found[1])
+            if found is not None and end is not None:
+                here = end.end()
+                yield Candidate(_cleaned(found[0], answer), ends_line=True)
+            else:
+                in_code = not in_code
+        elif bracket is not None:
+            found = _value_at(answer, bracket.start()) if _JSON.match(answer, bracket.start()) else None
+            here = _after(answer, bracket.start()) if found is None else found[1]
+            if found is not None and (not in_code or _begins_line(answer, bracket.start())):
+                yield Candidate(_cleaned(found[0], answer), ends_line=_LINES_END.match(answer, here) is not None)
+        else:
+            return
 
 
-def at_bracket(answer: str) -> Iterator[JsonValue]:
-    """Yield the value, if any, that starts at the first bracket and runs to the end of a line."""
-    bracket = _BRACKET.search(answer)
-    if bracket is None:
-        return
+def _value_at(answer: str, start: int) -> tuple[JsonValue, int] | None:
     try:
-        value, end = json_at(answer, bracket.start())
+        return json_at(answer, start)
     except ValueError:
-        return
-    if _LINES_END.match(answer, end):
-        yield _cleaned(value, answer)
+        return None
+
+
+def _after(answer: str, bracket: int) -> int:
+    """Return the place from which the search goes on after a `bracket` that begins no value: behind its partner, the
+    end without one. Brackets as they stand in prose have no partner to find.
+    """
+    if not _JSON.match(answer, bracket):
+        return bracket + 1
+    depth = 0
+    for token in _TOKEN.finditer(answer, bracket):
+        depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(token[0], 0)
+        if depth == 0:
+            return token.end()
+    return len(answer)
+
+
+def _begins_line(answer: str, place: int) -> bool:
+    return not answer[max(0, place - 200) : place].rpartition("\n")[2].strip()
 
 
 def why_none(answer: str) -> str:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-from plait.backends.answers.candidates import at_bracket, fenced, whole, why_none, without_thoughts
+from plait.backends.answers.candidates import Candidate, parts, whole, why_none
 from plait.backends.answers.cost import Cost, measure
 from plait.backends.answers.validator import SchemaProblem, list_problems, prepare
 from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.protocol import JsonValue
 from plait.backends.text import clean_text, one_line
+from plait.backends.whole_answer import split_thoughts
 
 if TYPE_CHECKING:
     from jsonschema_rs import Validator
@@ -74,37 +75,45 @@ class Schema:
         raise self.mismatch(found.value)
 
     def find(self, text: str) -> Found:
-        """Return the first JSON value in an answer's `text` that fits, or else the first that does not.
+        """Return the only JSON value in an answer's `text` that fits, or else the first that does not.
 
-        The candidates are, in order: the whole answer without the thoughts before it, each fenced block, and the value
-        that starts at the first bracket and runs to the end of a line. Raises Mismatch if there is none, or if a
-        value is nested too deeply. Takes as long as it takes.
+        The candidates are the whole answer without the model's thoughts, or else each fenced block and each value that
+        starts at a bracket and runs to the end of a line. A value that is repeated is one value. Raises Mismatch if
+        there is none, if two different values fit, or if a value is nested too deeply. Takes as long as it takes.
         """
-        answer = without_thoughts(clean_text(text))
+        answer = split_thoughts(clean_text(text))[0].removeprefix("\ufeff")
         may_be_deep = _brackets(answer) > _MAX_NESTING
-        found: Found | None = None
-        for value in self._candidates(answer):
-            if may_be_deep and _is_deeper(value, _MAX_NESTING):
+        fitting: list[Candidate] = []
+        other: Found | None = None
+        for one in self._candidates(answer):
+            if may_be_deep and _is_deeper(one.value, _MAX_NESTING):
                 raise Mismatch("it is nested too deeply")
-            if self._validator.is_valid(value):
-                return Found(value, fits=True)
-            found = found or Found(value, fits=False)
-        if found is None:
+            if not self._validator.is_valid(one.value):
+                other = other or (Found(one.value, fits=False) if one.ends_line else None)
+                continue
+            if fitting and _form(fitting[0].value) != _form(one.value):
+                raise Mismatch("it holds two different values that fit; give only the one that is the answer")
+            fitting.append(one)
+        if any(one.ends_line for one in fitting):
+            return Found(fitting[0].value, fits=True)
+        if other is None:
             raise Mismatch(why_none(answer))
-        return found
+        return other
 
     def mismatch(self, value: JsonValue) -> Mismatch:
         """Return the error that lists the first few places in which `value` does not fit. Takes as long as it takes."""
         return Mismatch("; ".join(one_line(problem) for problem in list_problems(self._validator, value)))
 
-    def _candidates(self, answer: str) -> Iterator[JsonValue]:
+    def _candidates(self, answer: str) -> Iterable[Candidate]:
         try:
-            yield whole(answer)
+            return [Candidate(whole(answer), ends_line=True)]
         except ValueError:
-            yield from fenced(answer)
             # If the schema accepts plain text, brackets in the text have no meaning.
-            if not self._validator.is_valid(answer):
-                yield from at_bracket(answer)
+            return parts(answer, brackets=not self._validator.is_valid(answer))
+
+
+def _form(value: JsonValue) -> str:
+    return json.dumps(value, sort_keys=True)
 
 
 def _brackets(text: str) -> int:

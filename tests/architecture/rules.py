@@ -28,6 +28,7 @@ PURE = (
     "backends/answers/schema.py",
     "backends/answers/validator.py",
     "backends/text.py",
+    "backends/whole_answer.py",
     "backends/values.py",
     "persistence/changes.py",
     "persistence/errors.py",

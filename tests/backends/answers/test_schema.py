@@ -11,7 +11,7 @@ import pytest
 from plait.backends import BackendError, ConversationRequest, FunctionBackend
 
 CODE = {"type": "object", "properties": {"code": {"type": "string"}}, "required": ["code"]}
-GOOD = '{"code": "x"}'
+GOOD, OTHER = '{"code": "x"}', '{"code": "y"}'
 
 
 async def read(answer: str, schema: dict[str, Any]) -> Any:
@@ -38,6 +38,16 @@ async def read(answer: str, schema: dict[str, Any]) -> Any:
         f"```json5\n{GOOD}\n```",
         f"~~~json\n{GOOD}\n~~~",
         f"~~~\r\n  {GOOD}\r\n~~~",
+        f"<thinking>\nMaybe {OTHER}\nNo.\n</thinking>\n{GOOD}",
+        f"Okay.\n<think>first {OTHER}\n</think>{GOOD}",
+        f"<|channel|>analysis<|message|>{OTHER}<|end|><|start|>assistant<|channel|>final<|message|>{GOOD}",
+        f"So [see below] it is:\n{GOOD}",
+        f"The set {{x | x > 0}} gives\n{GOOD}",
+        f"{GOOD}\n\nOnce more:\n```json\n{GOOD}\n```",
+        f"The answer is {GOOD}, that is:\n{GOOD}",
+        f"```python\nx = {OTHER}\n```\n{GOOD}",
+        f"```json\n// the answer\n{GOOD}\n```",
+        f"<answer>{GOOD}</answer>",
     ],
 )
 async def test_forms_of_json_that_models_give(answer: str) -> None:
@@ -58,6 +68,18 @@ async def test_a_fence_within_the_fenced_json(before: str) -> None:
         ("```\n[1] is what I go by.\n```", {"type": "array"}, "its fenced block is not JSON: Extra data"),
         ('```json\n{"code": 1}\n```\n```json\n{"code": 2}\n```', CODE, r"at \$\.code: 1 is not"),
         ('{"code": 1} or\n```json\n{}\n```', CODE, "code. is a required property"),
+        (f"{OTHER}\n{GOOD}", CODE, "two different values that fit"),
+        (f"{OTHER} {GOOD}", CODE, "two different values that fit"),
+        (f"I tried {OTHER} first.\n{GOOD}", CODE, "two different values that fit"),
+        (f"As:\n```json\n{OTHER}\n```\nSo:\n```json\n{GOOD}\n```", CODE, "two different values that fit"),
+        (f"```json\n{OTHER}\n```\n{GOOD}", CODE, "two different values that fit"),
+        (f"```json\n{OTHER}\n{GOOD}\n```", CODE, "two different values that fit"),
+        ('{"code": 1}\n{"code": true}', CODE, r"at \$\.code: 1 is not"),
+        ("[1]\n[true]", {"type": "array"}, "two different values that fit"),
+        (f'{{"list": [\n{GOOD},\n]}}', CODE, "it is not JSON"),
+        (f"[\n// the first\n{GOOD}\n]", CODE, "it is not JSON"),
+        (f'{{"list": [\n{GOOD}\n', CODE, "it is not JSON"),
+        (f"```python\nx = [\n{GOOD},\n]\n```", CODE, "its fenced block is not JSON"),
         ("<think>\n" + GOOD + "\n</think>\nNo.", CODE, "it is not JSON"),
         ("```json\n" * 30_000 + "[" * 30_000, {"type": "array"}, "its fenced block is not JSON"),
     ],
