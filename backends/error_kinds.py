@@ -16,12 +16,17 @@ _BY_STATUS: Mapping[int, ErrorKind] = {
     413: ErrorKind.CONTEXT_OVERFLOW,
     425: ErrorKind.TRANSIENT,
     429: ErrorKind.RATE_LIMITED,
+    498: ErrorKind.OVERLOADED,
     503: ErrorKind.OVERLOADED,
     529: ErrorKind.OVERLOADED,
 }
 _BY_CODE: Mapping[str, ErrorKind] = {
     "context_length_exceeded": ErrorKind.CONTEXT_OVERFLOW,
     "exceed_context_size_error": ErrorKind.CONTEXT_OVERFLOW,
+    "request_too_large": ErrorKind.CONTEXT_OVERFLOW,
+    "json_validate_failed": ErrorKind.INVALID_OUTPUT,
+    "output_parse_failed": ErrorKind.INVALID_OUTPUT,
+    "tool_use_failed": ErrorKind.INVALID_OUTPUT,
     "insufficient_quota": ErrorKind.AUTH,
     "billing_error": ErrorKind.AUTH,
     "content_filter": ErrorKind.REFUSED,
@@ -49,8 +54,10 @@ _OVERFLOW_PHRASES = (
     "maximum prompt length",
     "exceeds the maximum number of tokens",
 )
-_LARGER_THAN_THE_LIMIT = "request too large"
-"""Start of OpenAI's message that a single request exceeds the tokens of a whole minute. Waiting does not help."""
+_TOO_LARGE = "request too large"
+"""In the message that a single request exceeds the tokens of a whole minute. Waiting does not help, whatever the status
+and the code say.
+"""
 _QUOTA_PHRASES = ("credit balance is too low",)
 _OF_SOME_LIMITS = {0, 200, 400, 403, 500}
 """Statuses with which some servers report a used-up limit, and others an error that lasts. The message decides."""
@@ -59,7 +66,7 @@ _OF_SOME_LIMITS = {0, 200, 400, 403, 500}
 def kind_of(status: int, words: Sequence[str], detail: str) -> ErrorKind:
     """Return the kind of an error with HTTP `status` (0 if unknown), machine-readable `words`, and message `detail`."""
     lowered = detail[:2000].lower()
-    if status in {0, 200, 429} and lowered.startswith(_LARGER_THAN_THE_LIMIT):
+    if status == 413 or _TOO_LARGE in lowered:
         return ErrorKind.CONTEXT_OVERFLOW
     for word in words:
         if word in _BY_CODE:

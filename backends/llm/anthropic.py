@@ -7,13 +7,12 @@ from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import Any, ClassVar
 
-from plait.backends.json_fields import at, count, number, parse, tables, text
+from plait.backends.json_fields import at, count, number, tables, text
 from plait.backends.llm.base import PartialAnswer, RemoteBackend, StreamUsage, in_words
 from plait.backends.llm.client import Client
 from plait.backends.llm.endpoint import Endpoint
 from plait.backends.llm.native_schema import native_schema
-from plait.backends.llm.server_errors import broken_off, no_answer
-from plait.backends.llm.sse import ServerEvent
+from plait.backends.llm.server_errors import is_error, no_answer
 from plait.backends.prices import Billing
 from plait.backends.protocol import Attachment, ConversationRequest, JsonValue, Message, ModelOptions, Output, Usage
 from plait.backends.text import clean_text
@@ -69,11 +68,7 @@ class AnthropicBackend(RemoteBackend):
         async with self._sharing(request, texts, repeats=len(messages) > len(request.history) + 1) as shared:
             build = partial(self._request, request, messages, 0 if shared is None else shared.length)
             answer = _Answer(request, spent, self._server, url, shared)
-            async with client.limit():
-                spent.is_open = True
-                with await self._answered(client, url, build, request) as response:
-                    await response.receive(answer.take, answer.take_whole)
-                spent.is_open = not answer.reasons
+            await self._receive(client, build, answer)
         return answer.finish(self.max_tokens)
 
     def _headers(self, server: Endpoint) -> Mapping[str, str]:
@@ -188,50 +183,65 @@ def usage_of(told: JsonValue) -> Usage:
 class _Answer(PartialAnswer):
     """An answer assembled event by event."""
 
-    api = "messages"
+    blocks: dict[int, list[str]] = field(default_factory=dict[int, list[str]])
+    """The text of each block, in pieces, by the block's index."""
+    block: int = 0
+    """The index of the last block that began."""
+    message: JsonValue = None
+    """The id of the message."""
+    api: ClassVar[str] = "messages"
 
-    def take(self, event: ServerEvent) -> bool:
-        """Add `event`. Returns whether the event ends the stream. Raises BackendError for an error."""
-        value = parse(event.data.decode(errors="surrogatepass"))
-        self.pieces += 1
-        kind = at(value, "type") or event.name
-        if kind == "error":
-            self.spent.is_open = self.begun
-            raise broken_off(value, self.server, begun=self.begun)
-        if kind == "message_start":
-            if self.shared is not None:
-                self.shared.begin()
-            self._begin(at(value, "message"))
-        elif kind == "content_block_delta":
-            self.begun = True  # a thought is a part of the answer, too
-            if at(value, "delta", "type") == "text_delta":
-                self._add_text(at(value, "delta", "text"))
-        elif kind == "message_delta":
-            self._end(at(value, "delta"), at(value, "usage"))
-        return kind == "message_stop"
+    @property
+    def text(self) -> str:
+        return "".join(piece for index in sorted(self.blocks) for piece in self.blocks[index])
 
     def take_whole(self, answer: JsonValue) -> None:
-        """Add the whole `answer`, sent in one piece. Raises BackendError if there is none in it."""
-        if at(answer, "content") is None:
+        content = at(answer, "content")
+        if content is None or is_error(answer):
             raise no_answer(answer, self.url, self.server)
         self.pieces += 1
         self._begin(answer)
-        for block in tables(answer, "content"):
-            if block.get("type") == "text":
-                self._add_text(block.get("text"))
+        for index, block in enumerate([{"text": content}] if isinstance(content, str) else tables(answer, "content")):
+            self._add_text(index, block)
         self._end(answer, None)
 
+    def _add(self, event: Mapping[str, JsonValue], name: str) -> bool:
+        kind = at(event, "type") or name
+        if kind == "message_start":
+            if self.shared is not None:
+                self.shared.begin()
+            self._begin(at(event, "message"))
+        elif kind in {"content_block_start", "content_block_delta"}:
+            index = at(event, "index")
+            part = at(event, "content_block" if kind == "content_block_start" else "delta")
+            if kind == "content_block_start":
+                self.block = index if type(index) is int else self.block + bool(self.blocks)
+                self.blocks[self.block] = []
+            else:
+                self.begun = True  # a thought is a part of the answer, too
+            self._add_text(index if type(index) is int else self.block, part)
+        elif kind == "message_delta":
+            self._end(at(event, "delta"), at(event, "usage"))
+        return kind == "message_stop"
+
     def _begin(self, message: JsonValue) -> None:
+        """Begin a message. One with another id comes in place of the message before, such as after a second try."""
+        name = at(message, "id")
+        if name is None or name != self.message:
+            self.blocks, self.block, self.message = {}, 0, name
         self.spent.note(usage_of(at(message, "usage")))
         self.spent.note_model(at(message, "model"))
 
-    def _add_text(self, piece: JsonValue) -> None:
-        if isinstance(piece, str):
-            self.texts.append(piece)
+    def _add_text(self, index: int, part: JsonValue | Mapping[str, JsonValue]) -> None:
+        piece = at(part, "text")
+        if at(part, "type") in {None, "text", "text_delta"} and isinstance(piece, str) and piece:
+            self.begun = True
+            self.blocks.setdefault(index, []).append(piece)
             self.request.on_output(Output("text", clean_text(piece)))
 
     def _end(self, delta: JsonValue, usage: JsonValue) -> None:
-        if reason := text(delta, "stop_reason"):
+        reason = text(delta, "stop_reason")
+        if reason:
             self.reasons.append(reason)
         if reason == "refusal":
             self.refusals.append(text(delta, "stop_details", "explanation"))

@@ -17,13 +17,14 @@ from types import TracebackType
 from typing import Any, ClassVar, Literal, Self
 from urllib.parse import urlsplit
 
-from plait.backends.errors import BackendError, BackendUnavailable
-from plait.backends.json_fields import at_least
+from plait.backends.errors import BackendError, BackendUnavailable, ErrorKind
+from plait.backends.json_fields import at_least, parse
 from plait.backends.llm.allowance import reported_allowance
 from plait.backends.llm.client import Client, Limits, NotConnected, Response
 from plait.backends.llm.endpoint import Endpoint, environment_headers, find_server, is_environments
 from plait.backends.llm.prompt_cache import PATIENCE_S, SHORTEST, PromptCache, SharedBeginning
-from plait.backends.llm.server_errors import status_error
+from plait.backends.llm.server_errors import broken_off, is_error, status_error
+from plait.backends.llm.sse import ServerEvent
 from plait.backends.placeable import Placeable
 from plait.backends.protocol import NO_USAGE, Conversation, ConversationRequest, JsonValue, Message, Output, Usage
 from plait.backends.replay import ReplayConversation
@@ -233,10 +234,28 @@ class RemoteBackend(Placeable, ABC):
                 return response
             with response:
                 said = json_or_text(await response.read())
-            avoided |= self._to_avoid(_complaint(response.status, said), request)
+            error = status_error(response.status, response.headers, said, url, self._server)
+            avoided |= self._to_avoid(_complaint(error, said), request)
             if build(avoided) == body:
-                raise status_error(response.status, response.headers, said, url, self._server)
+                raise error
             request.on_output(Output("notice", "the server refuses a part of the request; asking without it"))
+
+    async def _receive(
+        self,
+        client: Client,
+        build: Callable[[Set[str]], dict[str, Any]],
+        answer: PartialAnswer,
+    ) -> None:
+        """Send the request made by `build`, and add what arrives to `answer`. Raises BackendError, and the exceptions
+        of the client.
+        """
+        spent = answer.spent
+        async with client.limit():
+            spent.is_open = True
+            with await self._answered(client, answer.url, build, answer.request) as response:
+                await response.receive(answer.take, answer.take_whole, lambda: bool(answer.reasons))
+                is_counted = response.failure is None or spent.usage.input_tokens > 0
+            spent.is_open = not answer.reasons or not is_counted
 
     def _sharing(
         self, request: ConversationRequest, texts: Sequence[str], *, repeats: bool
@@ -320,7 +339,7 @@ def _is_vendors(url: str, default_url: str) -> bool:
 
 
 @dataclass(eq=False)
-class PartialAnswer:
+class PartialAnswer(ABC):
     """The part of an answer that has arrived. Base of the answers of each API."""
 
     request: ConversationRequest
@@ -328,25 +347,72 @@ class PartialAnswer:
     server: Endpoint
     url: str
     shared: SharedBeginning | None
-    texts: list[str] = field(default_factory=list[str])
     reasons: list[str] = field(default_factory=list[str])
     """The reasons for the end of the answer, as the server names them, in order; empty before the end."""
     refusals: list[str] = field(default_factory=list[str])
     """The words with which the model declined to answer."""
     pieces: int = 0
     """The number of events, or chunks, that have arrived."""
+    noise: str = ""
+    """The last line of the stream that was neither an event nor empty."""
     begun: bool = False
     """Whether the server has begun the answer: an error from then on is a broken answer, not a refused request."""
     api: ClassVar[str]
     """The kind of API, for a hint about a wrong URL."""
+
+    @property
+    @abstractmethod
+    def text(self) -> str:
+        """The text that has arrived, not cleaned: a surrogate pair may be split over two pieces."""
+
+    @abstractmethod
+    def _add(self, event: Mapping[str, JsonValue], name: str) -> bool:
+        """Add an event, with the name of the event if it has one. Returns whether the event ends the stream."""
+
+    @abstractmethod
+    def take_whole(self, answer: JsonValue) -> None:
+        """Add the whole `answer`, sent in one piece. Raises BackendError if there is none in it."""
+
+    def take(self, event: ServerEvent) -> bool:
+        """Add an event of the stream. Returns whether the event ends the stream. Raises BackendError for an error.
+
+        A line of data that is empty, or not meant to be JSON, is noise that keeps the connection alive. Half a piece of
+        JSON is none: a part of the answer is lost (ValueError).
+        """
+        data = event.data.strip()
+        if data.startswith(b"[DONE]"):
+            return True
+        try:
+            value = parse(data.decode(errors="surrogatepass")) if data else None
+        except ValueError:
+            if b"\n" in data:  # a server that separates its events by single line ends
+                return any(self.take(ServerEvent(event.name, line)) for line in data.split(b"\n"))
+            if data.startswith((b"{", b"[")):
+                raise
+            value = data.decode(errors="replace")
+            if event.name != "error" and not value.lower().startswith("error"):
+                self.noise = value
+                return False
+            event = ServerEvent("error", event.data)
+        if isinstance(value, list):
+            value = next((one for one in value if isinstance(one, dict)), None)
+        if event.name == "error" or is_error(value):
+            self.spent.is_open = self.begun
+            raise broken_off(value, self.server, begun=self.begun)
+        if not isinstance(value, dict) and not event.name:
+            return False
+        self.pieces += 1
+        return self._add(value if isinstance(value, dict) else {}, event.name)
 
     def finish(self, max_tokens: int | None) -> Message:
         """Return the whole message. Raises BackendError if the answer is not whole."""
         missing = f"the answer broke off after {self.pieces} events, without a finish reason"
         if not self.pieces:
             missing = f"the server's answer held no events; is base_url the URL of a {self.api} API?"
+        if self.noise:
+            missing = self.server.safe_text(f"{missing}: {self.noise}")
         return whole_answer(
-            "".join(self.texts),  # joined before cleaning: a surrogate pair may be split over two pieces
+            self.text,
             self.reasons,
             missing=missing,
             refusal="".join(self.refusals),
@@ -389,6 +455,9 @@ def json_or_text(body: bytes) -> JsonValue:
     return value
 
 
-def _complaint(status: int, body: JsonValue) -> str:
-    """Return the server's whole error text in lower case if the server rejected the request; empty otherwise."""
-    return json.dumps(body, ensure_ascii=False).lower() if status in {400, 422} else ""
+def _complaint(error: BackendError, body: JsonValue) -> str:
+    """Return the server's whole error text in lower case if the server rejected the request; empty otherwise, also if
+    the server rejected the model's answer.
+    """
+    is_rejected = error.status in {400, 422} and error.kind is not ErrorKind.INVALID_OUTPUT
+    return json.dumps(body, ensure_ascii=False).lower() if is_rejected else ""

@@ -17,7 +17,7 @@ import weakref
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, cast
 
 import anyio
 
@@ -39,6 +39,9 @@ next request would meet a closed connection.
 """
 _TAIL_LIMIT = 0.1
 """Seconds to wait for the end of a stream after its last event, so that the connection can be used again."""
+_LONGEST_HEADER = 64 * 1024
+"""Bytes of one field of a response's head."""
+_MOST_HEADERS = 1_000
 
 _OWN_HEADERS = {"content-type": "application/json", "user-agent": "plait", "accept-encoding": "identity"}
 """No compression: a compressor on the way would hold events back."""
@@ -77,6 +80,8 @@ class Response:
         self.headers: Mapping[str, str] = raw.headers
         self.hangs_up = self.headers.get("server") == _HANGS_UP
         """Whether the server closes the connection after the response, whatever it says."""
+        self.failure: Exception | None = None
+        """The failure of the connection in the middle of the body; None without one."""
         connection = raw.connection
         if self.hangs_up and connection is not None and connection.protocol is not None:
             connection.protocol.force_close()
@@ -88,22 +93,34 @@ class Response:
         self._raw.close()
 
     async def read(self) -> bytes:
-        """Return the whole body."""
-        return await self._raw.read()
+        """Return the body: of an answer with a good status the whole one, of an error what arrives."""
+        pieces: list[bytes] = []
+        while piece := await self._piece():
+            pieces.append(piece)
+        if self.failure is not None and self.status < 300 and not _is_json(b"".join(pieces)):
+            raise self.failure
+        return b"".join(pieces)
 
-    async def receive(self, take: Take, take_whole: Callable[[Any], None]) -> None:
+    async def receive(self, take: Take, take_whole: Callable[[Any], None], is_over: Callable[[], bool]) -> None:
         """Pass the body to `take`, event by event as they arrive, or to `take_whole` if it is a single JSON value.
 
         The body itself decides: servers and gateways send JSON under many content types, and events as well. Returns at
-        the end of the body, or shortly after the event for which `take` returns true.
+        the end of the body, or shortly after the event for which `take` returns true. A connection that fails after
+        that, after the whole value, or while `is_over` says that the end of the answer has arrived, is closed, and its
+        failure is no failure of the answer.
         """
-        decoder = EventDecoder()
-        content = self._raw.content
-        piece = await content.readany()
+        decoder, content = EventDecoder(), self._raw.content
+        piece = await self._piece()
         while piece.isspace():
-            piece = await content.readany()
+            piece = await self._piece()
         if piece.lstrip().startswith((b"{", b"[", b'"')):  # no event begins so
-            take_whole(json.loads(piece + await content.read()))
+            pieces = [piece]
+            while piece := await self._piece():
+                pieces.append(piece)
+            body = b"".join(pieces)
+            if self.failure is not None and not _is_json(body):
+                raise self.failure
+            take_whole(json.loads(body))
             return
         while piece:
             for event in decoder.feed(piece):
@@ -111,12 +128,31 @@ class Response:
                     if not content.is_eof():
                         await self._finish()
                     return
-            piece = await content.readany()
-        any(take(event) for event in decoder.end())
+            piece = await self._piece()
+        if any(take(event) for event in decoder.end()) or self.failure is None or is_over():
+            return
+        raise self.failure
+
+    async def _piece(self) -> bytes:
+        """Return the next bytes of the body; empty at its end, and where the connection fails (`failure`)."""
+        content = self._raw.content
+        if self.failure is not None:
+            return b""
+        try:
+            return await content.readany()
+        except Exception as error:
+            import aiohttp  # noqa: PLC0415 - imported by the client before
+
+            if not isinstance(error, aiohttp.ClientError | OSError):
+                raise
+            self.failure = error
+        # What arrived before the failure, and was not read yet, is still in the buffer.
+        content.set_exception(cast("BaseException", None))
+        return content.read_nowait()
 
     async def _finish(self) -> None:
         with anyio.move_on_after(_TAIL_LIMIT):
-            while await self._raw.content.readany():
+            while await self._piece():
                 pass
 
 
@@ -273,11 +309,22 @@ async def _open_session(
     import aiohttp  # noqa: PLC0415 - imported by the client before
 
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_LIMIT, ssl=tls)
-    session = aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar(), **options)
+    head: dict[str, Any] = {"max_line_size": _LONGEST_HEADER, "max_field_size": _LONGEST_HEADER}
+    if "max_headers" in (aiohttp.ClientSession.__init__.__kwdefaults__ or ()):  # older versions have no limit
+        head["max_headers"] = _MOST_HEADERS
+    session = aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar(), **head, **options)
     try:
         yield session
     finally:
         await session.close()
+
+
+def _is_json(body: bytes) -> bool:
+    try:
+        json.loads(body)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def _close_at_exit(sessions: _Sessions) -> None:

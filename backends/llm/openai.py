@@ -10,16 +10,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 from urllib.parse import quote, urlencode
 
 from plait.backends.errors import BackendError, ErrorKind
-from plait.backends.json_fields import at, count, number, parse, tables
+from plait.backends.json_fields import at, count, number, tables
 from plait.backends.llm.base import PartialAnswer, RemoteBackend, StreamUsage, in_words, json_or_text
 from plait.backends.llm.client import Client
 from plait.backends.llm.endpoint import Endpoint
-from plait.backends.llm.server_errors import broken_off, no_answer, status_error
-from plait.backends.llm.sse import ServerEvent
+from plait.backends.llm.server_errors import broken_off, is_error, no_answer, status_error
 from plait.backends.prices import Billing
 from plait.backends.protocol import Attachment, ConversationRequest, JsonValue, Message, ModelOptions, Output, Usage
 from plait.backends.text import clean_text, one_line
@@ -27,6 +26,8 @@ from plait.backends.text import clean_text, one_line
 DEFAULT_MODEL = "gpt-5.4-mini"
 """Model used if no model is named and the server is OpenAI's own."""
 _OLD_LIMIT = "max_tokens"
+_USAGE = "stream_options"
+"""The field that asks for the usage in the stream."""
 # Parts of the names of listed models that do not answer prompts.
 _NO_CHAT = ("embed", "whisper", "tts", "rerank")
 
@@ -87,11 +88,7 @@ class OpenAIBackend(RemoteBackend):
         texts = [options.system or "", *(message.content for message in messages)]
         async with self._sharing(request, texts, repeats=len(messages) > len(request.history) + 1) as shared:
             answer = _Answer(request, spent, self._server, url, shared)
-            async with client.limit():
-                spent.is_open = True
-                with await self._answered(client, url, build, request) as response:
-                    await response.receive(answer.take, answer.take_whole)
-                spent.is_open = not answer.reasons
+            await self._receive(client, build, answer)
         return answer.finish(self.max_tokens)
 
     def _headers(self, server: Endpoint) -> Mapping[str, str]:
@@ -158,8 +155,8 @@ class OpenAIBackend(RemoteBackend):
             "stream": self.stream,
             **(self.extra or {}),
         }
-        if self.stream:
-            body["stream_options"] = {"include_usage": True}
+        if self.stream and _USAGE not in avoided:
+            body[_USAGE] = {"include_usage": True}
         if options.temperature is not None:
             body["temperature"] = options.temperature
         if self.max_tokens is not None:
@@ -170,6 +167,8 @@ class OpenAIBackend(RemoteBackend):
         return body
 
     def _to_avoid(self, complaint: str, request: ConversationRequest) -> set[str]:
+        if _USAGE in complaint:
+            return {_USAGE}
         limit = {_OLD_LIMIT} if "max_completion_tokens" in complaint else set[str]()
         return limit | super()._to_avoid(complaint, request)
 
@@ -178,54 +177,79 @@ class OpenAIBackend(RemoteBackend):
 class _Answer(PartialAnswer):
     """An answer assembled chunk by chunk. Lenient servers omit fields, so every field is treated as optional."""
 
-    api = "chat completions"
+    texts: list[str] = field(default_factory=list[str])
+    choice: int | None = None
+    """The index of the choice that is the answer: the lowest one of the first chunk with choices."""
+    has_deltas: bool = False
+    """Whether a piece of text has arrived as `delta`."""
+    api: ClassVar[str] = "chat completions"
 
-    def take(self, event: ServerEvent) -> bool:
-        """Add the chunk in `event`. Returns whether the event ends the stream. Raises BackendError for an error."""
-        if event.data.startswith(b"[DONE]"):
-            return True
-        chunk = parse(event.data.decode())
-        if isinstance(chunk, dict):
-            # An object "error": vLLM.
-            if chunk.get("error") or chunk.get("object") == "error" or event.name == "error":
-                self.spent.is_open = self.begun
-                raise broken_off(chunk, self.server, begun=self.begun)
-            self._add(chunk)
-        return False
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
 
     def take_whole(self, answer: JsonValue) -> None:
-        """Add the whole `answer`, sent in one piece. Raises BackendError if there is none in it."""
-        if not isinstance(answer, dict) or not answer.get("choices"):
+        if not isinstance(answer, dict) or not answer.get("choices") or is_error(answer):
             raise no_answer(answer, self.url, self.server)
-        self._add(answer)
-
-    def _add(self, chunk: Mapping[str, JsonValue]) -> None:
         self.pieces += 1
+        self._add(answer, "")
+
+    def _add(self, event: Mapping[str, JsonValue], name: str) -> bool:  # noqa: ARG002 - a chunk has no name
         if self.shared is not None:
             self.shared.begin()
-        if chunk.get("usage"):
-            self.spent.note(_usage(chunk["usage"]))
         if self.spent.model is None:
-            self.spent.note_model(chunk.get("model"))
-        choices = chunk.get("choices")
-        for choice in choices if isinstance(choices, list) else ():
-            if not isinstance(choice, dict):
-                continue
-            # An answer in one piece holds a message.
-            delta = choice.get("delta") or choice.get("message")
-            if isinstance(delta, dict):
-                # Thoughts are a part of the answer, too, under many names; the role alone is none.
-                if not self.begun:
-                    self.begun = any(value for name, value in delta.items() if name != "role")
-                content = delta.get("content")
-                text = content if isinstance(content, str) else _text(content)
-                if text:
-                    self.texts.append(text)
-                    self.request.on_output(Output("text", clean_text(text)))
-                if delta.get("refusal"):
-                    self.refusals.append(_text(delta["refusal"]))
-            if choice.get("finish_reason"):
-                self.reasons.append(str(choice["finish_reason"]))
+            self.spent.note_model(event.get("model"))
+        choices = event.get("choices")
+        found = (
+            {_index(one, place): one for place, one in enumerate(choices) if isinstance(one, dict)}
+            if isinstance(choices, list)
+            else {}
+        )
+        if found and self.choice is None:
+            self.choice = min(found)
+        choice = None if self.choice is None else found.get(self.choice)
+        for told in (event.get("usage"), at(event, "x_groq", "usage"), at(choice, "usage")):
+            if told:
+                self.spent.note(_usage(told))
+        if choice is not None:
+            self._choose(choice, is_whole=event.get("object") == "chat.completion")
+        return False
+
+    def _choose(self, choice: Mapping[str, JsonValue], *, is_whole: bool) -> None:
+        """Add a chunk of the choice. A `delta` holds a piece, a `message` the whole text, or all of it so far."""
+        if choice.get("error"):
+            self.spent.is_open = self.begun
+            raise broken_off(dict(choice), self.server, begun=self.begun)
+        delta, message = choice.get("delta"), choice.get("message")
+        for part in (delta, message):
+            # Thoughts are a part of the answer, too, under many names; the role alone is none.
+            if isinstance(part, dict):
+                self.begun = self.begun or any(value for name, value in part.items() if name != "role")
+                if part.get("refusal"):
+                    self.refusals.append(_text(part["refusal"]))
+        if piece := _text(at(delta, "content")):
+            self.has_deltas = True
+            self._say(piece)
+        elif whole := _text(at(message, "content")):
+            before = self.text
+            if whole.startswith(before):
+                self._say(whole[len(before) :])
+            elif is_whole or self.has_deltas:
+                self.texts = [whole]
+            else:  # pieces that are called messages
+                self._say(whole)
+        if choice.get("finish_reason"):
+            self.reasons.append(str(choice["finish_reason"]))
+
+    def _say(self, piece: str) -> None:
+        if piece:
+            self.texts.append(piece)
+            self.request.on_output(Output("text", clean_text(piece)))
+
+
+def _index(choice: Mapping[str, JsonValue], place: int) -> int:
+    index = choice.get("index")
+    return index if type(index) is int else place
 
 
 def _part(file: Attachment) -> dict[str, Any]:
@@ -234,6 +258,18 @@ def _part(file: Attachment) -> dict[str, Any]:
     if file.media_type.startswith("image/"):
         return {"type": "image_url", "image_url": {"url": url}}
     return {"type": "file", "file": {"filename": file.name, "file_data": url}}
+
+
+def _cost(told: JsonValue) -> float | None:
+    """Return the cost in a server's `usage`; None if unknown. With a key of the user's own (`is_byok`), the cost of
+    OpenRouter is its fee, beside the cost of the provider.
+    """
+    cost = at(told, "cost")
+    cost = number(told, "cost", "total_cost") if isinstance(cost, dict) else number(told, "cost")
+    if at(told, "is_byok") is not True:
+        return cost
+    upstream = number(told, "cost_details", "upstream_inference_cost")
+    return None if upstream is None else upstream + (cost or 0.0)
 
 
 def _usage(told: JsonValue) -> Usage:
@@ -249,7 +285,7 @@ def _usage(told: JsonValue) -> Usage:
     return Usage(
         read,
         written + beside,
-        number(told, "cost"),
+        _cost(told),
         cache_read_tokens=cached,
         cache_write_tokens=min(count(told, "prompt_tokens_details", "cache_write_tokens"), read - cached),
         reasoning_tokens=min(
@@ -258,10 +294,12 @@ def _usage(told: JsonValue) -> Usage:
     )
 
 
-def _text(content: Any) -> str:
+def _text(content: JsonValue) -> str:
     """Return the text of a delta's content. Mistral's thinking models send a list of parts, including thoughts."""
     if isinstance(content, str):
         return content
-    parts = cast("list[object]", content) if isinstance(content, list) else [content]
-    texts = [at(cast("JsonValue", part), "text") if isinstance(part, dict) else part for part in parts]
+    texts: list[JsonValue] = []
+    for part in content if isinstance(content, list) else [content]:
+        is_text = isinstance(part, dict) and part.get("type", "text") in {"text", "output_text"}
+        texts.append(at(part, "text") if is_text else part)
     return "".join(text for text in texts if isinstance(text, str))

@@ -19,6 +19,24 @@ from plait.backends.limit_resets import seconds_left
 from plait.backends.llm.endpoint import Endpoint
 from plait.backends.text import parse_json
 
+_TEXTS = ("message", "detail", "error", "msg", "errors", "status_msg", "error_msg", "reason")
+"""Fields of an error with its text, or with further errors."""
+_DEEPEST, _MOST = 4, 3
+"""Levels of an error that are read, and the members of a list."""
+_MINIMAX: Mapping[int, str] = {
+    1002: "rate_limit_error",
+    1039: "rate_limit_error",
+    1041: "rate_limit_error",
+    2045: "rate_limit_error",
+    1004: "authentication_error",
+    2049: "authentication_error",
+    1008: "insufficient_quota",
+    1026: "content_filter",
+    1027: "content_filter",
+    2013: "invalid_request_error",
+}
+"""The codes of `base_resp`, which MiniMax sends with status 200, in the words of others."""
+
 
 def status_error(status: int, headers: Mapping[str, str], body: Any, url: str, server: Endpoint) -> BackendError:
     """Return the BackendError for an answer with an error `status` to a request of `url`.
@@ -49,6 +67,16 @@ def broken_off(body: Any, server: Endpoint, *, begun: bool) -> BackendError:
         error = _without_status(body, f"{server.name} broke off the answer it had begun ({why})", server)
         error.kind = ErrorKind.TRANSIENT
     return error
+
+
+def is_error(body: Any) -> bool:
+    """Return whether a JSON value that came with status 200, or in a stream, is an error."""
+    if not isinstance(body, dict):
+        return False
+    told = cast("dict[str, Any]", body)
+    if told.get("error") or told.get("object") == "error" or told.get("type") == "error":  # an object "error": vLLM
+        return True
+    return "base_resp" in told and bool(_as_dict(told["base_resp"]).get("status_code"))
 
 
 def no_answer(body: Any, url: str, server: Endpoint) -> BackendError:
@@ -96,8 +124,25 @@ def _read_body(body: Any) -> tuple[list[str], str]:
 
 def _words_and_text(error: Mapping[str, Any]) -> tuple[list[str], str]:
     words = [str(error[key]) for key in ("code", "type") if error.get(key)]
-    # Never the whole body: servers that validate fields return the request, including the prompt.
-    return words, next((error[key] for key in ("message", "detail", "error") if isinstance(error.get(key), str)), "")
+    number = error.get("status_code")
+    if number and "status_msg" in error:
+        words.append(_MINIMAX.get(number, str(number)))
+    return words, _said(error, 0)
+
+
+def _said(value: Any, depth: int) -> str:
+    """Return the text for a person in an error, which may be a list, or an object for each field that is wrong.
+
+    Never the whole of it: servers that validate fields return the request, including the prompt.
+    """
+    if isinstance(value, str) or depth > _DEEPEST:
+        return value if isinstance(value, str) else ""
+    if isinstance(value, list):
+        return "; ".join(filter(None, (_said(one, depth + 1) for one in _as_list(value)[:_MOST])))
+    parts = _as_dict(value)
+    said = next(filter(None, (_said(parts.get(key), depth + 1) for key in _TEXTS)), "")
+    place = ".".join(str(step) for step in _as_list(parts.get("loc")) if isinstance(step, str | int))
+    return f"{place}: {said}" if place and said else said
 
 
 def _asked_delay(body: Any, message: str) -> float | None:
@@ -112,7 +157,7 @@ def _asked_delay(body: Any, message: str) -> float | None:
 def _error_in(body: Any) -> dict[str, Any]:
     # Gemini returns a list.
     error = next((_as_dict(part) for part in _as_list(body) if isinstance(part, dict)), _as_dict(body))
-    return _as_dict(error.get("error")) or error
+    return _as_dict(error.get("error")) or (is_error(error) and _as_dict(error.get("base_resp"))) or error
 
 
 def _parsed(raw: Any) -> Any:

@@ -2,7 +2,8 @@
 
 The format (WHATWG HTML, "Server-sent events"): lines `field: value`, ended by LF, CR LF or CR; a blank line ends an
 event. Only `event` and `data` matter here. Deviating from the format, an event without a blank line at the end of the
-stream counts, because some servers forget the line, and an event cut within its JSON is unreadable anyway.
+stream counts, because some servers forget the line, and an event cut within its JSON is unreadable anyway. A field
+`error`, in which llama.cpp sends its errors, is read as the data of an event named `error`.
 """
 
 from __future__ import annotations
@@ -71,6 +72,9 @@ class EventDecoder:
             else:
                 field, _, value = line.partition(b":")
                 if field == b"data":
+                    self._data.append(value.removeprefix(b" "))
+                elif field == b"error":
+                    self._name = field
                     self._data.append(value.removeprefix(b" "))
                 elif field == b"event":
                     self._name = value.removeprefix(b" ")

@@ -19,6 +19,7 @@ STATUSES = {
     425: "transient",
     426: "invalid_request",
     429: "rate_limited",
+    498: "overloaded",
     499: "invalid_request",
     500: "transient",
     501: "transient",
@@ -39,6 +40,8 @@ CODES = {
     "overloaded_error": "overloaded",
     "rate_limit_error": "rate_limited",
     "rate_limit_exceeded": "rate_limited",
+    "json_validate_failed": "invalid_output",
+    "tool_use_failed": "invalid_output",
 }
 STREAMED = {
     "authentication_error": "auth",
@@ -82,11 +85,15 @@ def test_a_full_context_is_known_by_the_message(status: int, message: str) -> No
     assert kind_of(500, [], message).value == "transient"
 
 
-@pytest.mark.parametrize("status", [0, 200, 429])
+@pytest.mark.parametrize("status", [0, 200, 400, 413, 429])
 def test_a_request_larger_than_the_limit_of_a_minute_is_not_waited_for(status: int) -> None:
     assert kind_of(status, ["rate_limit_exceeded"], "Request too large for gpt").value == "context_overflow"
-    assert kind_of(status, ["rate_limit_exceeded"], "Your request: request too large").value == "rate_limited"
-    assert kind_of(400, ["rate_limit_exceeded"], "Request too large for gpt").value == "rate_limited"
+    wrapped = "Provider returned error: Request too large for gpt"
+    assert kind_of(status, ["rate_limit_exceeded"], wrapped).value == "context_overflow"
+
+
+def test_a_body_too_large_is_not_waited_for_whatever_the_code() -> None:
+    assert kind_of(413, ["rate_limit_exceeded"], "Too many tokens").value == "context_overflow"
 
 
 def test_no_credit_is_no_mistake_in_the_request() -> None:

@@ -263,7 +263,14 @@ async def test_a_gateway_that_talks_html(dialect: Dialect) -> None:
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        ({"detail": [{"msg": "no", "input": {"messages": ["the-prompt-itself"]}}]}, "answered 422: no reason given"),
+        ({"detail": [{"msg": "no", "input": {"messages": ["the-prompt-itself"]}}]}, "answered 422: no"),
+        (
+            {"message": {"detail": [{"loc": ["body", "n", 0], "msg": "not permitted", "input": "the-prompt-itself"}]}},
+            "answered 422: body.n.0: not permitted",
+        ),
+        ({"message": ["a should not exist", "b has to be a number"]}, "422: a should not exist; b has to be a number"),
+        ({"errors": [{"code": 7003, "message": "No route"}]}, "answered 422: No route"),
+        ({"error": {"detail": {"prompt": "the-prompt-itself"}}}, "answered 422: no reason given"),
         ({"detail": "Not like this"}, "answered 422: Not like this"),
         ({"error": "Not like this"}, "answered 422: Not like this"),
         ({"error": {"message": None}}, "answered 422: no reason given"),
