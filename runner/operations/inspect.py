@@ -18,10 +18,12 @@ from plait.runner.domain.events import OWN_LIMITS, BackendThrottled, HostAway
 from plait.runner.domain.question import AnsweredQuestion, OpenQuestion, answers_of, asking_of, parse_time
 from plait.runner.domain.status import RUN_DONE, TASK_DONE, UNDER_WAY, RunStatus, TaskStatus
 from plait.runner.domain.waiting import WaitingRun, WaitReason, Waits, stored_limits
+from plait.runner.engine.policy_driver import read_policy_state
 from plait.runner.errors import RunNotFound
+from plait.runner.policies.orchestrator.policy import Loop, OrchestratorPolicy
 from plait.runner.state.codec import decode_dag, decode_usage
 from plait.runner.state.owner import liveness, seems_free
-from plait.runner.state.stored_run import next_tries
+from plait.runner.state.stored_run import StoredPolicy, next_tries
 
 _LOOKS_A_RECORD = 25
 
@@ -145,6 +147,8 @@ class RunInfo:
     """Every task by id, in the order of the DAG; empty in lists of runs."""
     throttled: tuple[BackendThrottled, ...] = ()
     """The throttled backends of a running run, each with its last event; empty in lists of runs."""
+    loop: Loop | None = None
+    """The progress towards the goal, for a run of `Orchestrator`; None for every other run."""
 
     @property
     def done(self) -> int:
@@ -155,13 +159,15 @@ class RunInfo:
     def reason(self) -> str | None:
         """The reason for the status, in a few words; None if the status needs none."""
         asking = self.counts.get(TaskStatus.WAITING_INPUT, 0)
+        loop = None if self.loop is None else self.loop.description
         asks = None if not asking else "1 task asks a person" if asking == 1 else f"{asking:,} tasks ask a person"
         owner = "" if self.owner is None else f" (process {self.owner.pid} on {self.owner.host})"
         reasons = {
             RunStatus.QUEUED: "no process has started the run",
             RunStatus.INTERRUPTED: f"owner dead{owner}; resume the run",
             RunStatus.CANCELLING: "running attempts may end by themselves for a grace time",
-            RunStatus.RUNNING: asks,
+            RunStatus.RUNNING: asks or loop,
+            RunStatus.COMPLETED: loop,
             RunStatus.WAITING_INPUT: asks or "no process runs the run; resume it",
             RunStatus.FAILED: self.error,
         }
@@ -182,6 +188,7 @@ class RunInfo:
             "done": self.done,
             "total": sum(self.counts.values()),
             "counts": {status.value: number for status, number in self.counts.items()},
+            "loop": None if self.loop is None else loop_as_json(self.loop),
             **usage_as_json(self.usage),
         }
 
@@ -215,6 +222,24 @@ class StoredEvent:
     def is_last(self) -> bool:
         """Whether it ends the run: nothing follows, unless a person reopens the run."""
         return self.kind in RUN_ENDS
+
+
+def loop_as_json(loop: Loop) -> dict[str, Any]:
+    """Return the progress towards a goal as a JSON object."""
+    return {"phase": loop.phase.value, "iteration": loop.iteration, "ended_by": loop.ended_by}
+
+
+def _loop_of(run: RunRecord) -> Loop | None:
+    """Return the loop of a run that plans towards a goal; None for every other run, and if the state is damaged. In a
+    list of runs, whose records have no settings, a loop is known once its planner has answered.
+    """
+    if run.policy_state is None:
+        policy = StoredPolicy.of(run) if run.settings else None
+        return Loop() if policy is not None and policy.kind == OrchestratorPolicy.kind else None
+    try:
+        return Loop.found_in(read_policy_state(run.policy_state).state)
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 def _owner_as_json(owner: Owner) -> dict[str, Any]:
@@ -368,6 +393,7 @@ def run_info(
         run.owner,
         tasks or {},
         throttled,
+        _loop_of(run),
     )
 
 

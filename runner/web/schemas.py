@@ -17,6 +17,7 @@ from plait.runner.engine.live_text import TextPiece
 from plait.runner.operations.answer_task import How
 from plait.runner.operations.create_run import MOST_KEY_CHARACTERS
 from plait.runner.operations.inspect import RunInfo, StoredEvent
+from plait.runner.policies.orchestrator.policy import Phase
 
 MOST_SEQ = 2**53
 
@@ -190,6 +191,16 @@ class OwnerShape(_Sent):
     """As far as this host can determine."""
 
 
+class LoopShape(_Sent):
+    """The progress of a run that plans its tasks towards a goal."""
+
+    phase: Phase
+    iteration: int
+    """Number of executed tasks."""
+    ended_by: Literal["goal_reached", "max_iterations", "max_tasks", "no_progress"] | None
+    """Why no further task is planned; null while the loop goes on."""
+
+
 class RunShape(RunStatusShape):
     """A run in a list."""
 
@@ -208,6 +219,8 @@ class RunShape(RunStatusShape):
     total: int
     counts: dict[str, int]
     """Number of tasks by status; statuses without tasks are left out."""
+    loop: LoopShape | None
+    """Null for a run without a goal."""
     input_tokens: int
     output_tokens: int
     cache_read_tokens: int

@@ -17,7 +17,7 @@ import click
 from plait.backends.protocol import NO_USAGE
 from plait.persistence.protocol import Store
 from plait.persistence.records import AttemptRecord, EventRecord, MessageRecord, RunRecord, Spent, TaskRecord
-from plait.runner.cli.display.report import WHY_STOPPED, parse_stop, print_json
+from plait.runner.cli.display.report import WHY_STOPPED, print_json
 from plait.runner.cli.display.sections import print_answers, print_field, print_question, print_section, print_table
 from plait.runner.cli.display.text import coloured, counted, one_line, seconds, tokens, visible
 from plait.runner.cli.display.waits import throttling_line
@@ -41,11 +41,9 @@ from plait.runner.domain.groups import group_of, groups_of
 from plait.runner.domain.spending import cost, token_parts
 from plait.runner.domain.status import TASK_DONE, RunStatus, TaskStatus
 from plait.runner.domain.waiting import WaitKind, WaitReason
-from plait.runner.engine.policy_driver import read_policy_state
 from plait.runner.operations.compare_runs import cut_offs
 from plait.runner.operations.inspect import TaskInfo, run_info, shown_status, task_infos, throttled_backends
 from plait.runner.operations.task_detail import TaskDetail
-from plait.runner.policies.orchestrator.policy import Stop
 from plait.runner.state.kept_answers import KEPT
 from plait.runner.state.placements import placed_attempts
 from plait.runner.state.reusable_answers import REUSED, Reuse
@@ -138,7 +136,7 @@ async def show_run(path: StorePlace, word: str, as_json: bool, choice: TaskChoic
     shown_tasks = choice.of(infos)
     if as_json:
         shown = run_info(run, shown_tasks, throttled).as_json_with_tasks()
-        print_json({**shown, "stopped": _stop_reason(run), "settings": json.loads(run.settings)})
+        print_json({**shown, "settings": json.loads(run.settings)})
         return COMPLETED
     _print_run(run, tasks, throttled, (reused, cut_off))
     if choice.is_given and not shown_tasks:
@@ -240,8 +238,9 @@ def _print_run(
     print_field("name", one_line(run.name))
     print_line(f"{'status':<9} {coloured(status.value, status, sys.stdout)}, {_describe_progress(run)}")
     _print_field("error", run.error)
-    stopped = _stop_reason(run)
-    _print_field("stopped", None if stopped is None else WHY_STOPPED[stopped])
+    if (loop := run_info(run).loop) is not None:
+        _print_field("goal", loop.description)
+        _print_field("stopped", None if loop.stopped is None else WHY_STOPPED[loop.stopped])
     _print_field("backends" if settings.get("posted") else "plan", plan if isinstance(plan, str) else None)
     _print_field("parent", _parent(settings))
     _print_field("reused", f"{counted(len(reused), 'result')} of the parent, at no cost" if reused else None)
@@ -278,13 +277,6 @@ def _print_tokens(spent: Spent) -> None:
 def _print_cost(spent: Spent) -> None:
     named = f" for model {spent.model}" if spent.cost_is_unknown and spent.model else ""
     _print_field("cost", cost(spent).removeprefix("cost ") + named)
-
-
-def _stop_reason(run: RunRecord) -> Stop | None:
-    try:
-        return parse_stop(read_policy_state(run.policy_state).state)
-    except (ValueError, KeyError, TypeError):  # damaged; everything else can still be shown
-        return None
 
 
 def _describe_progress(run: RunRecord) -> str:

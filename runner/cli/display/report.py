@@ -25,7 +25,7 @@ from plait.runner.domain.result import RunResult, TaskResult
 from plait.runner.domain.spending import cost, lacks_price, token_parts
 from plait.runner.domain.status import RunStatus, TaskStatus
 from plait.runner.operations.inspect import usage_as_json
-from plait.runner.policies.orchestrator.policy import Stop
+from plait.runner.policies.orchestrator.policy import Loop, Stop
 
 _MOST_FAILURES = 10
 _MOST_MODELS = 3
@@ -148,7 +148,7 @@ def print_summary(ending: FinishedRun, store: StorePlace | None, waiting: Sequen
     questions = _questions(result, store, waiting)
     problems = (*_failures(result), *_token_parts(result), *_unknown_costs(ending))
     left = [unreached_line(host, tasks) for host, tasks in ending.left.items()]
-    for line in (*_stopped(ending.policy_state), *problems, *questions, *left, *store_failures(result)):
+    for line in (*_goal(ending.policy_state), *problems, *questions, *left, *store_failures(result)):
         exits.print_note(line)
     if store is not None:
         for what, line in _next_commands(ending.dag, result, store):
@@ -190,18 +190,12 @@ def _summary_parts(ending: FinishedRun) -> Iterator[str]:
         yield paid
 
 
-def parse_stop(policy_state: JsonValue) -> Stop | None:
-    """Return why an orchestrator ended before its reflector reported success, from the last state of the policy; None
-    for every other run.
-    """
-    stopped = policy_state.get("stopped") if isinstance(policy_state, dict) else None
-    return Stop(stopped) if isinstance(stopped, str) and stopped in set(Stop) else None
-
-
-def _stopped(policy_state: JsonValue) -> Iterator[str]:
-    stopped = parse_stop(policy_state)
-    if stopped is not None:
-        yield f"  stopped   {WHY_STOPPED[stopped]}"
+def _goal(policy_state: JsonValue) -> Iterator[str]:
+    """Yield how far an orchestrator came, and why it stopped, from the last state of the run's policy."""
+    if (loop := Loop.found_in(policy_state)) is not None:
+        yield f"  goal      {loop.description}"
+        if loop.stopped is not None:
+            yield f"  stopped   {WHY_STOPPED[loop.stopped]}"
 
 
 def _failures(result: RunResult) -> Iterator[str]:

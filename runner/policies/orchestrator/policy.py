@@ -44,6 +44,10 @@ class Stop(StrEnum):
     NO_PROGRESS = "no_progress"
 
 
+GOAL_REACHED = "goal_reached"
+"""`Loop.ended_by` if the reflector declared the goal reached."""
+
+
 @dataclass(frozen=True, slots=True)
 class LoopLimits:
     """Limits of the orchestrator. Raises ValueError for a number below 1."""
@@ -94,6 +98,21 @@ class Loop:
     cut: bool = False
     """True if tasks were cancelled because of `max_iterations`."""
 
+    @property
+    def ended_by(self) -> str | None:
+        """Why no further task is planned: GOAL_REACHED or the value of `stopped`; None while the loop goes on."""
+        if self.stopped is not None:
+            return self.stopped.value
+        return GOAL_REACHED if self.phase is Phase.DONE or self.asked == ANSWER_ID else None
+
+    @property
+    def description(self) -> str:
+        """The progress in a few words."""
+        executed = f"{self.iteration} task{'' if self.iteration == 1 else 's'} executed"
+        if self.stopped is not None:
+            return f"goal not reached ({self.stopped.value}), {executed}"
+        return f"{'goal reached' if self.ended_by else self.phase.value}, {executed}"
+
     @classmethod
     def of(cls, state: JsonInput) -> Loop:
         """Return the loop stored as `state`; a new loop without a state."""
@@ -108,6 +127,14 @@ class Loop:
             "plans": tuple(given["plans"]),
         }
         return cls(**known)
+
+    @classmethod
+    def found_in(cls, state: JsonInput) -> Loop | None:
+        """Return the loop if `state` is that of an OrchestratorPolicy; None for the state of any other policy."""
+        try:
+            return cls.of(state) if isinstance(state, dict) else None
+        except (KeyError, TypeError, ValueError):
+            return None
 
     def to_json(self) -> JsonValue:
         """Return the loop as JSON."""
@@ -213,7 +240,8 @@ class OrchestratorPolicy:
     def _executed(self, loop: Loop, evidence: WorkState, status: TaskStatus) -> Decision:
         loop = replace(loop, iteration=loop.iteration + (status in EXECUTED))
         cancel: tuple[str, ...] = ()
-        if loop.iteration >= self.limits.max_iterations and ((cancel := evidence.not_begun()) or loop.cut):
+        is_last = loop.iteration >= self.limits.max_iterations
+        if is_last and ((cancel := evidence.not_begun()) or loop.cut) and loop.ended_by is None:
             loop = replace(loop, stopped=Stop.MAX_ITERATIONS)
         if loop.asked is not None:
             return _only(loop, cancel=cancel)

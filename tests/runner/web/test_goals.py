@@ -73,11 +73,15 @@ def test_a_posted_goal_is_reached_after_the_server_was_killed(tmp_path: Path) ->
         again = post(client, "/api/runs", {"plan": GOAL, "inputs": {"what": "a {{ lamp }}"}, "key": "k"})
         assert (again.status_code, again.json()["run_id"]) == (200, run_id)
         events(client, run_id, until_="task_completed do.b")
+        loop = {"phase": "executing", "iteration": 1, "ended_by": None}
+        (listed,) = client.get("/api/runs").json()["runs"]
+        assert client.get(f"/api/runs/{run_id}").json()["loop"] == listed["loop"] == loop
         server.kill()
     (tmp_path / "go").touch()
     with served(tmp_path, backends=BACKENDS, work=WORK) as server, server.client() as client:
         assert post(client, f"/api/runs/{run_id}/resume").status_code == 200
         assert events(client, run_id)[-1].event == "run_completed"
+        assert client.get(f"/api/runs/{run_id}").json()["loop"]["ended_by"] == "goal_reached"
         run = client.get(f"/api/runs/{run_id}").json()
         assert (run["status"], run["name"]) == ("completed", "Find a {{ lamp }}")
         done = texts(run)

@@ -22,8 +22,8 @@ PLAN = {
         {"id": "q", "prompt": "ask me"},
     ]
 }
-OF_THE_COMMAND = {"settings", "stopped"}
-"""Fields that only the command shows: settings name files and servers of the machine, `stopped` is of orchestrators."""
+OF_THE_COMMAND = {"settings"}
+"""Fields that only the command shows: settings name files and servers of the machine."""
 
 
 def test_the_command_and_http_give_the_same_json(tmp_path: Path) -> None:

@@ -62,8 +62,11 @@ async def test_the_answer_goes_to_standard_output_and_the_way_there_to_standard_
         assert cast.calls == CALLS
         assert "3 tasks added: do.a, do.c, do.b\n" in done.err
         assert "8 of 8 tasks completed" in done.err
+        assert "  goal      goal reached, 4 tasks executed\n" in done.err
         assert "stopped" not in done.err
         shown = await plait(tmp_path, server, "show", "last", "--json")
+        assert shown.value["loop"] == {"phase": "done", "iteration": 4, "ended_by": "goal_reached"}
+        assert shown.value["reason"] == "goal reached, 4 tasks executed"
         assert len(shown.value["tasks"]) == 8
         assert "do.d" in (await plait(tmp_path, server, "graph", "last")).out
 
@@ -87,7 +90,8 @@ async def test_it_says_at_which_limit_it_stopped(tmp_path: Path) -> None:
         shown = (await plait(tmp_path, server, "show", "last")).out
         assert "stopped   no further task was started: max_iterations is reached\n" in shown
         value = (await plait(tmp_path, server, "show", "last", "--json")).value
-        assert value["stopped"] == "max_iterations"
+        assert value["loop"] == {"phase": "done", "iteration": 2, "ended_by": "max_iterations"}
+        assert value["reason"] == "goal not reached (max_iterations), 2 tasks executed"
         done = await plait(tmp_path, server, *orchestrate("--max-tasks", "3", "--json", "--no-store"))
     assert done.value["policy_state"]["stopped"] == "max_tasks"
     assert done.value["policy_state"]["phase"] == "done"

@@ -211,6 +211,16 @@ def test_what_ended_during_a_reflection_is_reflected_on_before_giving_up() -> No
     assert loop_of(run.run()).stopped is None
 
 
+def test_a_goal_that_was_reached_stays_reached_while_the_last_tasks_end() -> None:
+    script = Script([plan(*map(task, "abcd"))], [DONE])
+    run = simulation(script, concurrency=4, reflect_every=1, max_iterations=3)
+    assert run.end("plan.1").cancel == ("do.d",)
+    for one in ("do.a", "reflect.1", "do.b", "do.c"):
+        run.end(one)
+    assert (loop_of(run).iteration, loop_of(run).stopped, loop_of(run).ended_by) == (3, None, "goal_reached")
+    assert loop_of(run.run()).ended_by == "goal_reached"
+
+
 def test_a_refused_run_that_is_resumed_fails_for_the_same_reason() -> None:
     run = simulation(Script([plan()])).run()
     view = RunView(tuple(run.tasks), run.results.__getitem__, run.state, None)
