@@ -35,6 +35,7 @@ _REACHED = re.compile(
 """A used-up limit, whose end may be missing: "hit your weekly limit", "reached your Fable 5 limit", "5-hour limit
 reached". Not any "limit reached": the limit of a context, or of turns, does not end by waiting.
 """
+_QUOTA = re.compile(r"\bquotas?\b|\b(?:daily|weekly|monthly) (?:usage |request |token )?limits?\b", re.IGNORECASE)
 _MINUTE, _JUST_OVER = timedelta(minutes=1), timedelta(minutes=10)
 """A time of day without seconds covers a whole minute. A time that passed less than ten minutes ago means today, not
 tomorrow: clocks differ, and a limit may end a moment later than announced.
@@ -46,6 +47,11 @@ def reports_limit(text: str) -> bool:
     text = text[:2000]
     states_end = any(form.search(text) for form in (_SPAN, _EPOCH, _DATE, _CLOCK))
     return bool(_REACHED.search(text) or (states_end and _NAMED.search(text)))
+
+
+def names_quota(text: str) -> bool:
+    """Return whether the `text` of a refused call names a limit that all calls of the account have reached."""
+    return bool(_REACHED.search(text[:2000]) or _QUOTA.search(text[:2000]))
 
 
 def seconds_left(text: str, now: float) -> float | None:

@@ -176,7 +176,7 @@ class Files:
 
 @value
 class Allowance:
-    """A server's own limits of rate, as reported with an answer; None for unknown."""
+    """A server's own limits of rate, as reported at the beginning of a response; None for unknown."""
 
     requests_per_minute: float | None = None
     requests_left: float | None = None
@@ -184,6 +184,8 @@ class Allowance:
     tokens_per_minute: float | None = None
     tokens_left: float | None = None
     """The tokens that the server would accept now."""
+    accepted: bool = True
+    """Whether the server accepts the request: an answer follows. False for the response of an error."""
 
 
 @value
@@ -295,7 +297,7 @@ class ConversationRequest:
     goes_on: bool = False
     """Whether another task is known to continue the conversation, so that a server's cache is worth filling."""
     on_allowance: Callable[[Allowance], None] | None = None
-    """Callback for the limits that the server reports. Never blocks, never raises. None if nobody needs the limits."""
+    """Callback for the head of each response, with the server's limits. Never blocks, never raises. None: not needed."""
     traceparent: str | None = None
     """The W3C trace context of the attempt, for a process that sends spans of its own. None if no trace can be made."""
     options: ModelOptions = OWN_OPTIONS

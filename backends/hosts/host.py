@@ -20,7 +20,7 @@ import tempfile
 import traceback
 from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager, suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
@@ -322,8 +322,7 @@ class _Host:
             report("session", {"session_id": session_id})
 
         def on_allowance(allowance: Allowance) -> None:
-            names = ("requests_per_minute", "requests_left", "tokens_per_minute", "tokens_left")
-            report("allowance", {"limits": {name: getattr(allowance, name) for name in names}})
+            report("allowance", {"limits": asdict(allowance)})
 
         return ConversationRequest(
             **read_request(parts),

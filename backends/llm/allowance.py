@@ -13,11 +13,11 @@ from plait.backends.protocol import Allowance
 _FORMS = ("x-ratelimit-{what}-{unit}", "anthropic-ratelimit-{unit}-{what}")
 
 
-def reported_allowance(headers: Mapping[str, str]) -> Allowance:
+def reported_allowance(headers: Mapping[str, str], *, accepted: bool = True) -> Allowance:
     """Return the limits in `headers`. Values that are not numbers, and limits that are not positive, are unknown."""
     requests, requests_left = _limit(headers, "requests")
     tokens, tokens_left = _limit(headers, "tokens")
-    return Allowance(requests, requests_left, tokens, tokens_left)
+    return Allowance(requests, requests_left, tokens, tokens_left, accepted)
 
 
 def _limit(headers: Mapping[str, str], unit: str) -> tuple[float | None, float | None]:

@@ -228,7 +228,7 @@ class RemoteBackend(Placeable, ABC):
             body = build(avoided)
             response = await client.post(url, body)
             if request.on_allowance is not None:
-                request.on_allowance(reported_allowance(response.headers))
+                request.on_allowance(reported_allowance(response.headers, accepted=response.status < 300))
             if response.status < 300:
                 self._avoided |= avoided
                 return response

@@ -46,12 +46,12 @@ class Retry:
     request is shorter than `base_delay`. Requested waits are never shortened, not even by a resume, and may last for
     weeks; a request of more than a year counts as none.
 
-    While a backend reports a rate limit or an overload, no further task starts on the backend; afterwards, fewer tasks
-    run at once, and after a pause of more than a minute a single task goes first. Such reports do not
-    count as attempts. After 20, per task or as consecutive waits of the backend without any other response, an overload
-    counts. A rate limit counts only if other tasks complete meanwhile, because the task may be too large for the limit;
-    otherwise, without a time from the server, the waits grow beyond `max_delay`, up to an hour. With `attempts` 1, such
-    a report fails the task at once. A backend unavailable on this machine is never retried.
+    After a rate limit or an overload, one other task at a time shows whether the backend accepts calls: after two more
+    refusals it is paused, and fewer tasks run at once. Such reports do not count as attempts. After 20, per task, or 20
+    pauses in a row of the backend without any other response, an overload counts. A rate limit counts only if other
+    tasks complete meanwhile, because the task may be too large for the limit; otherwise, without a time from the
+    server, the waits grow beyond `max_delay`, up to an hour. With `attempts` 1, such a report fails the task at once. A
+    backend unavailable on this machine is never retried.
 
     `resume` runs a task interrupted by the death of its process again. After three such deaths the task runs alone.
     Once the process has died `max_crashes` more times with the task alone, each time after the process had lived for

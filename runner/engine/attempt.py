@@ -15,6 +15,7 @@ from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.prices import Price
 from plait.backends.protocol import (
     NO_USAGE,
+    Allowance,
     Answer,
     Backend,
     ConversationRequest,
@@ -106,6 +107,8 @@ _ATTACH_SECONDS = 1.0
 """Least time for an adopted attempt, in seconds, even after the timeout: enough to attach to the attempt and end the
 attempt.
 """
+_OF_AN_ANSWER = frozenset({"text", "tool"})
+"""The kinds of an Output that show that the model answers."""
 INTERRUPTED = (
     "You were interrupted while you worked on the request above: the program that asked you ended before your answer "
     "was written down. Look at what you have done already, do what is missing, and give your whole answer again."
@@ -142,6 +145,10 @@ class Attempt:
     """The number of waits for the store so far, for a task marked at_most_once."""
     over: bool = False
     """True once the call has ended."""
+    accepted: Callable[[], object] = _nothing
+    """Is called when the backend has accepted the call: a response, or a part of an answer, is there."""
+    exhausted: bool = False
+    """True if the backend's last response reported that nothing is left of a limit."""
     waits_for_host: bool = False
     """True while the attempt is to run on another host, and no host may begin yet."""
     place: str | None = None
@@ -177,7 +184,6 @@ class AttemptRunner:
         self._log = logger(run=context.run_id)
         self._pricing = Pricing(context.backends, context.prices, context.clock)
         # Computed once: isinstance with a protocol costs more than the rest of an attempt's start.
-        self._lower = {name: gate.lower for name, gate in context.gates.items()}
         self._takes_files = {
             name: backend.takes_files for name, backend in context.backends.items() if isinstance(backend, FileBackend)
         }
@@ -354,7 +360,7 @@ class AttemptRunner:
             partial(self._session, attempt),
             self._time_left(attempt),
             self._state.times_continued(attempt.position) > 0,
-            self._lower.get(name),
+            partial(self._allowance, attempt),
             None if files is None and placement is None else traceparent(self._context.run_id, task.id, attempt.number),
             task.options,
             placement,
@@ -401,6 +407,8 @@ class AttemptRunner:
             node = clean_text(str(output.text))
             self._context.sink.submit([events.NodeStarted(self._stamp(), attempt.task.id, attempt.number, node)])
         else:
+            if output.kind in _OF_AN_ANSWER and output.text:
+                attempt.accepted()
             usage = output.usage
             if usage is not NO_USAGE:
                 usage = kept_usage(usage)
@@ -414,6 +422,13 @@ class AttemptRunner:
                 self._stamp(), attempt.task.id, attempt.number, output.kind, str(output.text), usage
             )
             self._context.feed.publish(event)
+
+    def _allowance(self, attempt: Attempt, allowance: Allowance) -> None:
+        if (gate := self._context.gates.get(self._context.task_backends[attempt.position])) is not None:
+            gate.lower(allowance)
+        if allowance.accepted:
+            attempt.accepted()
+        attempt.exhausted = not allowance.accepted and 0 in (allowance.requests_left, allowance.tokens_left)
 
     def _session(self, attempt: Attempt, session_id: str, *, last: bool = False) -> None:
         """Record a new, changed or confirmed session id. A call after the end of the attempt, or with an id that is

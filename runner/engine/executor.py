@@ -29,6 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from math import inf
 from typing import Literal
 
 import anyio
@@ -309,6 +310,8 @@ class Executor:
         while attempt is not None and not self._winding_down:
             began = self._context.clock.monotonic() - self._attempt_runner.earlier_duration(attempt)
             self._calls += 1
+            if (moment := self._scheduler.moment(attempt.position)) is not None:
+                self._watch_probe(attempt, moment)
             stored, attempts = self._conclude(attempt, await self._attempt_runner.run(attempt), began)
             # If nothing follows the submission, the worker need not wait for the submission.
             if attempts or self.ended_by is not None or self._scheduler.exhausted:
@@ -326,11 +329,14 @@ class Executor:
         and the attempts to run once the commit is set.
         """
         self._calls -= 1
+        attempt.over = True
+        attempt.accepted()  # ends the watch, if the attempt is a probe
         if attempt.position in self._metered:
             self._settle_rate(attempt, outcome)
         if self._winding_down and outcome.error is not None:
             # No failure of the task: the attempt was asked to end. `finish` cancels the task.
             self._state.spend(attempt.position, outcome.error.usage)
+            self._scheduler.withdraw(attempt.position)
             self._log.debug("attempt_cancelled", outcome.error, task=attempt.task.id, attempt=attempt.number)
             return self._context.sink.submit([]), []
         new_events = self._outcomes.handle(attempt, outcome, self._context.clock.monotonic() - began)
@@ -341,6 +347,21 @@ class Executor:
         stored = self._context.sink.submit(new_events)
         stored.then(partial(self._outcomes.stored, attempt))
         return stored, attempts
+
+    def _watch_probe(self, attempt: Attempt, moment: float) -> None:
+        """Let further tasks start on the backend once it has accepted `attempt`, or has not answered for `moment`
+        seconds.
+        """
+        assert self._workers is not None
+        silence = anyio.CancelScope()
+        attempt.accepted = silence.cancel
+        self._workers.start_soon(self._accept_probe, attempt, moment, silence)
+
+    async def _accept_probe(self, attempt: Attempt, moment: float, silence: anyio.CancelScope) -> None:
+        with silence:
+            await (anyio.sleep_forever() if moment == inf else self._context.clock.sleep(moment))
+        if not attempt.over and self._scheduler.accept(attempt.position):
+            self._take_offered()
 
     def _settle_rate(self, attempt: Attempt, outcome: CallOutcome) -> None:
         """Settle the attempt's share of a limit of rate with the real usage."""

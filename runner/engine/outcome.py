@@ -98,15 +98,18 @@ class OutcomeHandler:
             return self._retry(attempt, error, duration, STORE_WAITS_S[attempt.waits])
         if attempt.task.at_most_once and attempt.place is not None and error.kind is ErrorKind.CRASHED:
             return self._wait_for_decision(attempt, error)
-        throttled = self._state.count_failure(attempt.position, error.kind, self._scheduler.closings(attempt.position))
+        throttled = self._state.count_failure(attempt.position, error.kind, self._scheduler.refusals(attempt.position))
         failures = self._state.failures(attempt.position)
         retry = attempt.task.retry_policy
         if not attempt.task.at_most_once and deserves_retry(retry, failures, error):
             limited = error.kind is ErrorKind.RATE_LIMITED
             delay = retry_delay(retry, max(failures, throttled), error.retry_after, self._context.rng, limited=limited)
             continuation = _continuation_after(attempt, error)
-            pause = pause_of(error, delay, self._context.clock.wall()) if throttled else None
+            now, exhausted = self._context.clock.wall(), attempt.exhausted
+            pause = pause_of(error, delay, now, duration, exhausted=exhausted) if throttled else None
             return self._retry(attempt, error, duration, delay, continuation, pause=pause)
+        if throttled:
+            self._scheduler.refuse_for_good(attempt.position, duration)
         return self._fail(attempt, error, duration)
 
     def _wait_for_decision(self, attempt: Attempt, error: BackendError) -> events.TaskWaiting:

@@ -1,8 +1,9 @@
 """`ThrottlingReporter`: the event BackendThrottled whenever the throttling of a backend of the run changes.
 
-A change of another run with the same slots counts as well: it holds the tasks of this run back. Calls that are refused
-while the backend is paused change nothing, unless the pause becomes longer, so a refusal of many tasks at once is one
-event. The end of a short pause needs no event: the event of the pause names its end.
+A change of another run with the same slots counts as well: it holds the tasks of this run back. A refusal that delays
+only its own task is no event. Calls that are refused while the backend is paused change nothing, unless the pause
+becomes longer, so a refusal of many tasks at once is one event. The end of a short pause needs no event: the event of
+the pause names its end.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 from plait.backends.errors import BackendError
+from plait.backends.limit_resets import names_quota
 from plait.runner.clock import iso
 from plait.runner.domain import events
 from plait.runner.engine.checkpointer import EventSink
@@ -22,10 +24,14 @@ _LONGER_S = 1.0
 """Seconds by which a pause becomes longer before the pause is reported again."""
 
 
-def pause_of(error: BackendError, delay: float, now: float) -> Pause:
-    """Return the pause of a backend that refused a call at Unix time `now`, for `delay` seconds."""
+def pause_of(error: BackendError, delay: float, now: float, took: float, *, exhausted: bool) -> Pause:
+    """Return the pause of a backend that refused a call at Unix time `now`, for `delay` seconds, after `took` seconds.
+
+    `exhausted` if the response reported that nothing is left of a limit.
+    """
     cause = error.kind.value if error.status is None else str(error.status)
-    return Pause(now + delay, cause, probe=delay > LONG_S)
+    at_once = exhausted or names_quota(error.message)
+    return Pause(now + delay, cause, probe=delay > LONG_S, at_once=at_once, took=took)
 
 
 class ThrottlingReporter:

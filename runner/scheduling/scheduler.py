@@ -17,6 +17,7 @@ import heapq
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf
 
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.status import TASK_DONE, TaskStatus
@@ -320,19 +321,52 @@ class Scheduler:
         self._slots.offer(self)
 
     def throttle(self, position: int, pause: Pause = _UNKNOWN) -> None:
-        """Set the started task aside after its backend reported a limit. The task is back at the end of `pause`.
+        """Set the started task aside after its backend refused the call. The task is back at the end of `pause`.
 
-        No task starts on the backend until all throttled tasks are back. Then fewer tasks run at once: see
-        `BackendLimiter`.
+        Other tasks start on the backend as far as it accepts calls: see `slots`.
         """
         queue = self._queue_of[position]
         queue.throttle(position, pause)
-        queue.limiter.announce()
+        if queue.limiter.throttled:
+            queue.limiter.announce()
         self.set_aside(position)
 
-    def closings(self, position: int) -> int:
-        """Return `ReadyQueue.closings` for the backend of the task."""
-        return self._queue_of[position].closings
+    def refuse_for_good(self, position: int, took: float) -> None:
+        """Record that the backend refused, after `took` seconds, the call of a started task that is not retried."""
+        self._queue_of[position].refuse(position, took)
+
+    def moment(self, position: int) -> float | None:
+        """Return the seconds after which the call of the started task counts as accepted, without a response; infinite
+        after a long pause. None if the task is not a probe.
+        """
+        queue = self._queue_of[position]
+        if not queue.is_probe(position):
+            return None
+        return inf if queue.limiter.probing else queue.limiter.moment
+
+    def accept(self, position: int) -> bool:
+        """Let further tasks start on the backend, which has accepted the call of the started task. Return False, with
+        no effect, if the task is not a probe.
+        """
+        queue = self._queue_of[position]
+        if not queue.is_probe(position):
+            return False
+        queue.limiter.end_probe()
+        self._slots.offer(self)
+        return True
+
+    def withdraw(self, position: int) -> None:
+        """Let another task be the probe of the backend, if the task at `position` is: its call ended, and told nothing.
+        The task keeps its slot.
+        """
+        queue = self._queue_of[position]
+        if queue.is_probe(position):
+            queue.limiter.probe = None
+            self._slots.offer(self)
+
+    def refusals(self, position: int) -> int:
+        """Return `ReadyQueue.refusals` for the backend of the task."""
+        return self._queue_of[position].refusals
 
     def requeue(self, position: int) -> None:
         """Make a task that was set aside eligible again, unless it was dropped meanwhile."""
@@ -412,7 +446,7 @@ class Scheduler:
         queue = self._queue_of[position]
         queue.free()
         self.taken -= 1
-        if queue.limiter.probe == (queue, position):
+        if queue.is_probe(position):
             queue.limiter.end_probe()
         if position in self._exclusive:
             self._exclusive.remove(position)

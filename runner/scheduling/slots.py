@@ -1,5 +1,16 @@
 """`SlotPool`: slots for running tasks, in total and per backend. Pure: no await, no clock, no I/O.
 
+A refused call (a rate limit, an overload) delays its own task; whether the backend refuses the others too is found out:
+
+    open      tasks start while fewer than `limit` run; a refusal leads to held
+    held      no task starts but one, the probe. A probe that is accepted opens the backend at the same width. If it is
+              refused, another goes. After PROBES refused probes, or if most of the calls under way are refused as well,
+              the backend is paused and its width is halved
+    paused    no task starts until the task with the last refusal may return; then the backend is open
+
+A refusal that holds for all tasks alike (`Pause.at_once`) pauses the backend without probes. After a long pause the
+backend is held first.
+
 Slots belong to a single run, or are shared by several runs of an event loop. A released shared slot, or a reopened
 backend, is first offered to the waiting runs, longest wait first, before the releasing run may use the slot again. A
 wide run therefore cannot starve the others. Each backend has a queue of its own: a run served in one queue keeps its
@@ -16,10 +27,10 @@ from itertools import count
 
 from plait.runner.scheduling.rate_gate import RateGate
 
-_MORE = 0.25
-"""Increase of a throttled backend's limit per completed task. Large enough to recover soon from a temporary limit,
-small enough to be throttled rarely under a permanent limit.
-"""
+PROBES = 2
+"""Probes that have to be refused, after a first refusal, before the backend is paused."""
+_SHORTEST_MOMENT_S, _LONGEST_MOMENT_S = 0.03, 60.0
+"""Bounds of `BackendLimiter.moment`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,15 +42,18 @@ class Pause:
     cause: str = ""
     """The cause, for display."""
     probe: bool = False
-    """Whether a single task runs on the backend after the pause, and the others once that task has ended."""
+    """Whether a single task runs on the backend after the pause, and the others once that call is accepted."""
+    at_once: bool = False
+    """Whether the refusal alone pauses the backend, without probes."""
+    took: float = 0.0
+    """The seconds from the start of the call to its refusal."""
 
 
 @dataclass(slots=True, eq=False)
 class BackendLimiter:
     """The slots of a backend: a fixed `ceiling`, and an adaptive `limit`.
 
-    A throttling backend is closed while any throttled task is waiting. Afterwards the limit is derived from the number
-    of tasks that got through.
+    The limit is halved by each pause, and raised by about one for as many completed tasks as run at once.
     """
 
     ceiling: float
@@ -48,13 +62,19 @@ class BackendLimiter:
     """The number of slots of a backend that is not throttled."""
     taken: int = 0
     throttled: int = 0
-    """The number of throttled tasks. No task starts on the backend until all of them are back."""
-    running_at_throttle: int = 0
-    """The number of tasks running on the backend when the first of the `throttled` tasks was throttled."""
-    closings: int = 0
-    """The number of times the backend began to throttle."""
-    closings_before: int = 0
-    """The value of `closings` at the last completion of a task on the backend."""
+    """The number of tasks that keep the backend paused. No task starts on the backend until all of them are back."""
+    in_a_row: int = 0
+    """The refusals of a held backend: of a call, then of the probes. 0 for a backend that is open or paused."""
+    running: int = 0
+    """The number of tasks running on the backend when it was last open and refused a call."""
+    refused: int = 0
+    """The number of refusals since then, those of calls under way included."""
+    moment: float = _SHORTEST_MOMENT_S
+    """The seconds after which a probe without a response counts as accepted: twice as long as the last refusal took."""
+    refusals: int = 0
+    """The number of refusals so far, without those of calls that were under way when the backend was held or paused."""
+    refusals_before: int = 0
+    """The value of `refusals` at the last completion of a task on the backend."""
     gate: RateGate | None = None
     """The backend's limit of rate, if any."""
     queue: dict[object, tuple[int, Callable[[], None]]] = field(
@@ -65,9 +85,9 @@ class BackendLimiter:
     pause: Pause | None = None
     """The last pause, of several at once the longest; None while the backend has all its slots."""
     probing: bool = False
-    """Whether a single task, the probe, is to run before others may start: see `Pause.probe`."""
+    """Whether the backend is held after a long pause: see `Pause.probe`."""
     probe: tuple[object, int] | None = None
-    """The probe while it runs: the queue of its run, and its position. None for a task that ran before the pause."""
+    """The probe of a held backend while it runs: the queue of its run, and its position."""
     watchers: dict[object, Callable[[], None]] = field(default_factory=dict[object, Callable[[], None]], repr=False)
     """Functions to call when the backend is paused, opened, or has all its slots again, by run."""
 
@@ -76,9 +96,14 @@ class BackendLimiter:
         """Whether another task may start on the backend."""
         if self.throttled:
             return False
-        if self.probing:
+        if self.is_held:
             return self.probe is None and self.taken < self.ceiling
         return self.taken + 1 <= self.limit
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the next task to start on the backend is a probe, unless the backend is paused."""
+        return self.probing or self.in_a_row > 0
 
     @property
     def slots(self) -> int:
@@ -87,16 +112,28 @@ class BackendLimiter:
 
     def completed(self) -> None:
         """Record the completion of a task on the backend."""
-        self.closings_before = self.closings
-        if self.limit < self.ceiling:
-            self.limit = min(self.ceiling, self.limit + _MORE)
+        self.refusals_before = self.refusals
+        if self.limit < self.ceiling and not self.throttled:
+            self.limit = min(self.ceiling, self.limit + 1 / self.limit)
             if self.pause is not None and self.slots >= self.total:
                 self.announce()
 
+    def begin_refusals(self) -> bool:
+        """Note how many tasks run, if the backend is open. Return whether it is."""
+        if self.is_held or self.throttled:
+            return False
+        self.running, self.refused = self.taken, 0
+        return True
+
+    def narrow(self) -> None:
+        """Halve the limit for a pause, or set it to the number of tasks that were not refused if that is lower."""
+        self.limit = max(1.0, min(self.limit, self.running // 2, self.running - self.refused))
+
     def end_probe(self) -> None:
-        """Let further tasks run, because the probe has been answered."""
+        """Let further tasks run, because the backend has accepted the probe."""
         self.probe = None
-        if not self.throttled:
+        self.in_a_row = 0
+        if self.probing and not self.throttled:
             self.probing = False
             self.announce()
 
@@ -205,18 +242,16 @@ class ReadyQueue:
     heap: list[tuple[float, int]] = field(default_factory=list[tuple[float, int]])
     taken: int = 0
     throttled: set[int] = field(default_factory=set[int])
-    closings_before: int = field(init=False)
-    """The value of `BackendLimiter.closings` when the run first used the backend."""
+    refusals_before: int = field(init=False)
+    """The value of `BackendLimiter.refusals` when the run first used the backend."""
 
     def __post_init__(self) -> None:
-        self.closings_before = self.limiter.closings
+        self.refusals_before = self.limiter.refusals
 
     @property
-    def closings(self) -> int:
-        """The number of times the backend began to throttle since its last completed task, counted from the start of
-        the run.
-        """
-        return self.limiter.closings - max(self.limiter.closings_before, self.closings_before)
+    def refusals(self) -> int:
+        """The number of the backend's refusals since its last completed task, counted from the start of the run."""
+        return self.limiter.refusals - max(self.limiter.refusals_before, self.refusals_before)
 
     @property
     def may_take(self) -> bool:
@@ -230,10 +265,14 @@ class ReadyQueue:
         self.slots.taken += 1
 
     def start(self, position: int) -> None:
-        """Assign a slot to the task at `position`, which starts now. After a long pause it is the probe."""
+        """Assign a slot to the task at `position`, which starts now: on a held backend as the probe."""
         self.take()
-        if self.limiter.probing:
+        if self.limiter.is_held:
             self.limiter.probe = self, position
+
+    def is_probe(self, position: int) -> bool:
+        """Return whether the running task is the probe of its backend."""
+        return self.limiter.probe == (self, position)
 
     def free(self) -> None:
         """Release the slot of a task."""
@@ -241,27 +280,38 @@ class ReadyQueue:
         self.limiter.taken -= 1
         self.slots.taken -= 1
 
-    def throttle(self, position: int, pause: Pause) -> None:
-        """Record that the backend throttled a running task until the end of `pause`, and lower the limit.
-
-        The new limit is half of the tasks then running, or the number of tasks not throttled if lower. Every four
-        completed tasks raise the limit by 1.
+    def refuse(self, position: int, took: float) -> bool:
+        """Record that the backend refused the call of a running task, after `took` seconds. Return whether the backend,
+        unless it is paused, refuses all calls.
         """
         limiter = self.limiter
-        if not limiter.throttled:
-            limiter.closings += 1
-        self.close_for(position, pause)
-        limiter.limit = max(
-            1.0, min(limiter.ceiling, limiter.running_at_throttle // 2, limiter.running_at_throttle - limiter.throttled)
-        )
+        is_first = limiter.begin_refusals()
+        limiter.refused += 1
+        if is_first or self.is_probe(position):
+            limiter.probe = None
+            limiter.in_a_row += 1
+            limiter.refusals += 1
+            limiter.moment = min(max(2 * took, _SHORTEST_MOMENT_S), _LONGEST_MOMENT_S)
+        if limiter.throttled:
+            limiter.narrow()
+            return False
+        return limiter.in_a_row > PROBES or (limiter.refused > PROBES and 2 * limiter.refused > limiter.running)
+
+    def throttle(self, position: int, pause: Pause) -> None:
+        """Record that the backend refused the call of a running task, and pause the backend until the end of `pause` if
+        it refuses all calls.
+        """
+        if self.refuse(position, pause.took) or pause.at_once or pause.probe:
+            self.close_for(position, pause)
+            self.limiter.narrow()
 
     def close_for(self, position: int, pause: Pause) -> None:
         """Close the backend until the task at `position` may return, at the end of `pause`."""
         limiter = self.limiter
-        if not limiter.throttled:
-            limiter.running_at_throttle = limiter.taken
+        limiter.begin_refusals()
         if not limiter.throttled or limiter.pause is None or pause.until > limiter.pause.until:
             limiter.pause = pause
+        limiter.in_a_row = 0
         limiter.probing = limiter.probing or pause.probe
         limiter.probe = None  # a task started before this pause does not show whether the pause is over
         self.throttled.add(position)

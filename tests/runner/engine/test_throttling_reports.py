@@ -118,7 +118,7 @@ async def test_a_refusal_of_many_at_once_is_one_event() -> None:
     assert len(server.refused) == 64
     throttled = [event for event in told if isinstance(event, events.BackendThrottled)]
     assert [event.until is not None for event in throttled] == [True, False], "paused, then with fewer slots"
-    assert (throttled[0].slots, throttled[1].slots, throttled[1].total) == (32, 1, 64)
+    assert (throttled[0].slots, throttled[1].slots, throttled[1].total) == (31, 1, 64)
 
 
 async def test_a_longer_pause_is_reported_again() -> None:
@@ -132,7 +132,9 @@ async def test_a_longer_pause_is_reported_again() -> None:
         if len(hints) == 2:
             await meeting.wait() if prompt == "b" else await anyio.lowlevel.checkpoint()
         meeting.set()
-        raise too_many(hints.pop(prompt), None)
+        error = too_many(hints.pop(prompt), None)
+        error.message = "your quota is used up"
+        raise error
 
     dag = DAG(Task(name, prompt=name, retry=Retry(base_delay=0.0)) for name in "ab")
     async with ParallelRunner(server, clock=clock).start(dag) as run:

@@ -12,6 +12,8 @@ from plait.runner.scheduling.scheduler import InitialState, Scheduler
 from plait.runner.scheduling.slots import Pause, SlotPool
 from tests.support.sharing import COMPLETED, run_all, wide
 
+AT_ONCE = Pause(at_once=True)
+
 
 class Pair:
     """Two schedules that share two places: the first one has both, and both stand in line."""
@@ -38,7 +40,7 @@ def test_what_comes_free_is_offered_to_others_before_the_one_who_had_it(frees: C
 
 def test_a_backend_that_may_be_asked_again_is_offered_to_others_first() -> None:
     pair = Pair()
-    pair.first.throttle(0, Pause())
+    pair.first.throttle(0, AT_ONCE)
     assert pair.second.take() is None
     pair.first.finish(1, TaskStatus.COMPLETED)
     pair.got.clear()
@@ -63,7 +65,7 @@ def test_a_backend_has_never_more_than_its_limit_whoever_held_turns_on_it_before
     places = SlotPool(8, {"x": 2}, shared=True)
     statuses = [TaskStatus.RUNNING] * 8 + [TaskStatus.PENDING] * 12
     resumed = Scheduler(wide("a", 20), ["x"] * 20, places, InitialState(statuses, held=range(8)))
-    resumed.throttle(0)
+    resumed.throttle(0, AT_ONCE)
     for position in range(1, 8):
         resumed.finish(position, TaskStatus.COMPLETED)
     resumed.requeue(0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import anyio
 import pytest
@@ -11,7 +12,7 @@ from plait.backends import BackendError, ConversationRequest, ErrorKind, Reply
 from plait.persistence import Store
 from plait.runner import DAG, ParallelRunner, Retry, RunStatus, Task, TaskStatus
 from plait.runner.scheduling.scheduler import InitialState, Scheduler
-from plait.runner.scheduling.slots import Pause, SlotPool
+from plait.runner.scheduling.slots import PROBES, BackendLimiter, Pause, SlotPool
 from tests.support.fakes import QuickClock, Talker, failing
 
 DONE = TaskStatus.COMPLETED
@@ -56,27 +57,180 @@ def taken(plan: Scheduler) -> list[int]:
     return positions
 
 
-def test_nothing_starts_on_a_throttling_backend_until_all_it_sent_away_are_back_and_then_half_as_many() -> None:
-    plan = Scheduler(DAG(Task(f"t{number}") for number in range(30)), ["one"] * 20 + ["two"] * 10, SlotPool(12))
+AT_ONCE = Pause(9.0, "429", at_once=True)
+
+
+def schedule(count: int = 99, width: int = 8, slots: SlotPool | None = None) -> Scheduler:
+    """Return a schedule whose tasks hold all `width` slots of the backend."""
+    pool = slots or SlotPool(width)
+    plan = Scheduler(DAG(Task(f"t{number}") for number in range(count)), ["one"] * count, pool)
+    assert taken(plan) == list(range(width))
+    return plan
+
+
+def limiter(plan: Scheduler) -> BackendLimiter:
+    return plan._queue("one").limiter  # pyright: ignore[reportPrivateUsage]
+
+
+def test_a_refusal_delays_its_task_and_one_other_goes_ahead() -> None:
+    names = ["one"] * 20 + ["two"] * 10
+    plan = Scheduler(DAG(Task(f"t{number}") for number in range(30)), names, SlotPool(12))
     assert taken(plan) == list(range(12))
     plan.throttle(3)
-    plan.throttle(4)
+    assert taken(plan) == [12]
+    plan.finish(5, DONE)
+    plan.finish(6, DONE)
     assert taken(plan) == [20, 21], "the places are free for other backends"
-    plan.finish(20, DONE)
-    plan.finish(21, DONE)
     plan.requeue(3)
-    assert taken(plan) == [22, 23]
-    for position in (22, 23, *range(5, 12)):
+    assert taken(plan) == [], "one at a time"
+    assert not limiter(plan).pause
+
+
+Ending = Callable[[Scheduler, int], object]
+ACCEPTED: dict[str, Ending] = {
+    "its response begins, or nothing came for a moment": lambda plan, probe: plan.accept(probe),
+    "it is answered": lambda plan, probe: plan.finish(probe, DONE),
+    "another error fails it": lambda plan, probe: plan.finish(probe, TaskStatus.FAILED),
+    "another error delays it": lambda plan, probe: plan.set_aside(probe),
+    "it asks a person": lambda plan, probe: plan.park(probe),
+}
+
+
+@pytest.mark.parametrize("ending", ACCEPTED.values(), ids=list(ACCEPTED))
+@pytest.mark.parametrize("refused", [0, 1], ids=["the first probe", "the second probe"])
+def test_an_accepted_probe_opens_the_backend_at_the_same_width(ending: Ending, refused: int) -> None:
+    plan = schedule()
+    plan.throttle(0)
+    for _ in range(refused):
+        (probe,) = taken(plan)
+        plan.throttle(probe)
+    (probe,) = taken(plan)
+    for position in (1, 2, 3):
         plan.finish(position, DONE)
-    plan.requeue(4)  # three are at work still, of 12 that were; seven have completed since
-    assert taken(plan)[:4] == [3, 4, 12, 13]
-    assert plan.closings(0) == 0, "as some have completed"
+    assert taken(plan) == []
+    ending(plan, probe)
+    taken(plan)
+    assert limiter(plan).taken == 8
+    assert not limiter(plan).pause
 
 
-def test_with_every_four_that_complete_one_more_may_run_up_to_the_limit() -> None:
+def test_as_many_refused_probes_as_it_takes_pause_the_backend_and_halve_its_width() -> None:
+    plan = schedule()
+    plan.throttle(0, Pause(5.0, "429"))
+    for number in range(PROBES):
+        assert limiter(plan).pause is None, f"{number} probes are refused"
+        (probe,) = taken(plan)
+        plan.throttle(probe, Pause(6.0 + number, "429"))
+    assert limiter(plan).pause == Pause(5.0 + PROBES, "429"), "for as long as the last refusal said"
+    for position in range(1, 8):
+        plan.finish(position, TaskStatus.FAILED)
+    plan.requeue(0)
+    assert taken(plan) == []
+    plan.requeue(probe)
+    assert len(taken(plan)) == 4
+
+
+def test_refusals_of_calls_that_were_under_way_are_no_probes() -> None:
+    plan = schedule(width=20)
+    plan.throttle(0)
+    (probe,) = taken(plan)
+    for position in range(1, 9):
+        plan.throttle(position)
+        assert taken(plan) == []
+    plan.accept(probe)
+    assert len(taken(plan)) == 8, "the width is as before"
+    assert not limiter(plan).pause
+    assert plan.refusals(0) == 1
+
+
+@pytest.mark.parametrize(("width", "most"), [(20, 10), (5, 2), (4, 2), (3, 2), (2, 2)])
+def test_refusals_of_most_calls_under_way_pause_the_backend_like_refused_probes(width: int, most: int) -> None:
+    plan = schedule(count=width, width=width)
+    for position in range(most):
+        plan.throttle(position)
+    assert not limiter(plan).pause
+    if width > 2:
+        plan.throttle(most)
+        assert limiter(plan).pause
+        assert limiter(plan).slots == max(1, width - most - 1), "as many as got through"
+
+
+def test_a_refusal_that_holds_for_all_pauses_at_once() -> None:
+    plan = schedule()
+    plan.throttle(0, AT_ONCE)
+    assert limiter(plan).pause == AT_ONCE
+    assert taken(plan) == []
+    plan.throttle(1, AT_ONCE)
+    plan.requeue(0)
+    assert taken(plan) == [], "until all that it sent away are back"
+    for position in range(2, 8):
+        plan.finish(position, TaskStatus.FAILED)
+    plan.requeue(1)
+    assert len(taken(plan)) == 4
+    assert plan.refusals(0) == 1
+
+
+def test_a_probe_that_tells_nothing_leaves_the_place_to_another() -> None:
+    slots = SlotPool(8, shared=True)
+    plan = schedule(width=8, slots=slots)
+    plan.throttle(0)
+    (probe,) = taken(plan)
+    plan.finish(1, DONE)
+    plan.withdraw(probe)
+    assert taken(plan) == [9]
+    other = Scheduler(DAG(Task(f"t{number}") for number in range(9)), ["one"] * 9, slots)
+    assert taken(other) == []
+    plan.release_all()  # the run ends while its task is the probe
+    assert taken(other) == [0]
+    other.throttle(0)
+    assert taken(other) == [1]
+    other.throttle(1, Pause(3.0, "429"))
+    assert limiter(other).pause, "two runs, one row: a refusal and two probes"
+
+
+def test_a_probe_accepted_in_one_run_opens_the_backend_for_the_others() -> None:
+    slots = SlotPool(8, shared=True)
+    plan = schedule(width=8, slots=slots)
+    other = Scheduler(DAG(Task(f"t{number}") for number in range(9)), ["one"] * 9, slots)
+    got: list[int | None] = []
+    assert other.enqueue(lambda: got.append(other.take()))
+    plan.throttle(0)
+    assert got == [0], "the other run's task is the probe"
+    for position in (1, 2, 3):
+        plan.finish(position, DONE)
+    assert (taken(plan), plan.accept(1), got) == ([], False, [0])
+    assert other.accept(0)
+    assert len(taken(plan)) == 3
+    assert not other.accept(0), "once"
+
+
+def test_a_task_that_is_refused_for_good_is_no_accepted_probe() -> None:
+    plan = schedule(count=12)
+    plan.throttle(0)
+    refused: list[int] = []
+    for _ in range(4):
+        (probe,) = taken(plan)
+        refused.append(probe)
+        plan.refuse_for_good(probe, 0.0)
+        plan.finish(probe, TaskStatus.FAILED)
+    assert refused == [8, 9, 10, 11]
+    plan.requeue(0)
+    assert taken(plan) == [0]
+
+
+@pytest.mark.parametrize(("took", "moment"), [(0.0, 0.03), (0.25, 0.5), (2.0, 4.0), (600.0, 60.0)])
+def test_a_probe_counts_as_accepted_after_twice_the_time_of_a_refusal(took: float, moment: float) -> None:
+    plan = schedule()
+    plan.throttle(0, Pause(took=took))
+    assert plan.moment(1) is None
+    (probe,) = taken(plan)
+    assert plan.moment(probe) == moment
+
+
+def test_with_every_round_that_completes_one_more_may_run_up_to_the_limit() -> None:
     plan = Scheduler(DAG(Task(f"t{number}") for number in range(99)), ["one"] * 99, SlotPool(99, {"one": 4}))
     assert taken(plan) == [0, 1, 2, 3]
-    plan.throttle(0)
+    plan.throttle(0, AT_ONCE)
     plan.requeue(0)
     at_once: list[int] = []
     running = [1, 2, 3]
@@ -171,13 +325,13 @@ def test_one_task_goes_first_in_a_resumed_run_beside_the_attempts_that_still_run
     assert taken(plan) == [4, 5, 6, 7]
 
 
-async def test_a_backend_that_only_throttles_is_given_up_for_all_tasks_together() -> None:
+async def test_a_backend_that_only_throttles_is_given_up_after_as_many_pauses_as_patience_says() -> None:
     clock, busy = QuickClock(), Talker(lambda *_: BackendError(ErrorKind.OVERLOADED, "529"))
     retry = Retry(attempts=3, base_delay=2.0, max_delay=30.0)
     dag = DAG(Task(name, prompt=name, retry=retry) for name in "abc")
     result = await ParallelRunner(busy, clock=clock, concurrency=1).run(dag)
     assert {task.error_kind for task in result.tasks.values()} == {"overloaded"}
-    assert [result[name].attempts for name in "abc"] == [23, 3, 3]
+    assert [result[name].attempts for name in "abc"] == [23, 23, 20]
     assert max(clock.slept) <= 30.0
 
 
