@@ -11,20 +11,21 @@ from plait.backends.function import as_backend
 from plait.backends.prices import Price
 from plait.backends.protocol import Backend, JsonInput, Reply
 from plait.persistence.changes import RunClaimed
+from plait.persistence.errors import StoreError
 from plait.persistence.protocol import Store
 from plait.runner.clock import Clock, iso, new_run_id
 from plait.runner.domain import events
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.policy import Policy
 from plait.runner.domain.question import OnQuestion, OpenQuestion
-from plait.runner.domain.result import RunResult
+from plait.runner.domain.result import Degradation, RunResult
 from plait.runner.domain.status import RunStatus
 from plait.runner.domain.task import GrowthLimits
 from plait.runner.engine.backend_checks import backend_names
 from plait.runner.engine.config import DEFAULT_BACKEND, Config, answer_keys, default_backend
 from plait.runner.engine.feed import Feed
 from plait.runner.engine.inbox import is_to_be_cancelled
-from plait.runner.engine.lifecycle import PreparedRun, execute_run
+from plait.runner.engine.lifecycle import Diverged, PreparedRun, execute_run
 from plait.runner.engine.run_control import Control
 from plait.runner.engine.task_files import with_digests
 from plait.runner.errors import RunOwned
@@ -428,14 +429,37 @@ class ParallelRunner:
             prepared = PreparedRun(
                 run_id, state, names, owner, first, (claim,), policy=policy, answers=answers, cache=cache, created_at=at
             )
-            return await execute_run(prepared, config, feed, control)
+            return await self._go_on(await execute_run(prepared, config, feed, control), policy, feed, control)
 
         return run_id, drive_new
 
     def _resume(self, run_id: str, how: ResumeOptions) -> _Drive:
+        async def drive_stored(feed: Feed, control: Control) -> RunResult:
+            return await self._go_on(await self._resume_once(run_id, how, feed, control), how.policy, feed, control)
+
+        return drive_stored
+
+    async def _go_on(
+        self, outcome: RunResult | Diverged, policy: Policy | None, feed: Feed, control: Control
+    ) -> RunResult:
+        """Return the result of a run. If the store has refused a part of it, first continue with what is stored."""
+        earlier: tuple[Degradation, ...] = ()
+        while isinstance(outcome, Diverged):
+            interrupted = outcome.result
+            earlier += interrupted.degraded
+            try:
+                outcome = await self._resume_once(interrupted.run_id, ResumeOptions(policy=policy), feed, control)
+            except StoreError as error:
+                at = iso(self._config.clock.wall())
+                earlier += (Degradation(at, None, str(error)),)
+                feed.publish(events.RunInterrupted(at, interrupted.run_id, RunStatus.INTERRUPTED, str(error)))
+                return replace(interrupted, degraded=earlier, error=str(error))
+        return replace(outcome, degraded=(*earlier, *outcome.degraded)) if earlier else outcome
+
+    async def _resume_once(self, run_id: str, how: ResumeOptions, feed: Feed, control: Control) -> RunResult | Diverged:
         config = self._config
 
-        async def prepared_or_result(feed: Feed, control: Control) -> PreparedRun | RunResult:
+        async def prepared_or_result() -> PreparedRun | RunResult:
             run = await stored_run(config.store, run_id)
             feed.status = run.status
             for task_id in how.answers or ():
@@ -455,20 +479,17 @@ class ParallelRunner:
                 return replace(prepared, answers=answers, cache=cache, created_at=run.record.created_at)
             return run.state.result(run_id, run.status, resume_summary=run.state.resume_summary())
 
-        async def drive_stored(feed: Feed, control: Control) -> RunResult:
-            tries = 0
-            while True:
-                try:
-                    prepared = await prepared_or_result(feed, control)
-                    break
-                except RunOwned:
-                    tries += 1
-                    store = config.store
-                    if store is None or tries == _MOST_CLAIMS or not await short_claim_ends(config, store, run_id):
-                        raise
-            return await execute_run(prepared, config, feed, control) if isinstance(prepared, PreparedRun) else prepared
-
-        return drive_stored
+        tries = 0
+        while True:
+            try:
+                prepared = await prepared_or_result()
+                break
+            except RunOwned:
+                tries += 1
+                store = config.store
+                if store is None or tries == _MOST_CLAIMS or not await short_claim_ends(config, store, run_id):
+                    raise
+        return await execute_run(prepared, config, feed, control) if isinstance(prepared, PreparedRun) else prepared
 
 
 def _resume_options(

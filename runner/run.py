@@ -71,6 +71,12 @@ class Run:
         """The stored status of the run. The value changes once a change is stored; events report each change."""
         return self._feed.status
 
+    def require_record(self) -> None:
+        """Do not begin a new run whose creation cannot be stored: `result` then raises the StoreError, and nothing is
+        called. Later failures of the store are not fatal. To be called before the block is entered.
+        """
+        self._control.requires_record = True
+
     @property
     def is_storing(self) -> bool:
         """Whether the execution has ended, and only its last changes are left to be stored. `stop` then ends the wait

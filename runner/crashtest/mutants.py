@@ -76,15 +76,15 @@ class Mutant:
 
 
 async def _publish_first(write_group: Original, self: Any) -> None:
-    for event in self._groups[0].events if self._groups else ():
-        self._feed.publish(event)
+    for unit in self._groups[0].units if self._groups else ():
+        self._feed.publish(unit.event)
     await _loop_cycles()
     await write_group(self)
 
 
 async def _wake_first(write_group: Original, self: Any) -> None:
     if self._groups:
-        self._groups[0].settled.set()
+        self._groups[0].commit.set()
     await _loop_cycles()
     await write_group(self)
 

@@ -58,7 +58,9 @@ class Degradation:
     error: str
     """The error of the store."""
     lost: int = 0
-    """The number of changes not stored: the last changes of the run, or changes the store would never have accepted."""
+    """The number of changes not stored: the last changes of the run, or changes that the store refused for good. The
+    run is then not stored as ended.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +88,7 @@ class RunResult:
     tasks: Mapping[str, TaskResult]
     """The result of every task by id, in the order of the DAG. `result["a"]` is `result.tasks["a"]`."""
     error: str | None = None
-    """The reason for a failure, in one line."""
+    """The reason for a failure, or for an end that is not stored, in one line."""
     degraded: tuple[Degradation, ...] = ()
     """The periods during which the store failed; empty for a healthy store."""
     resume_summary: ResumeSummary | None = None

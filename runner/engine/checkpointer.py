@@ -13,6 +13,13 @@ exception the result of a write is unknown, not failed.
 A store on a server (`ServerStore`) may come back without its last changes. It then answers with Gap, and the writer
 writes again what it has kept (kept_changes.py). If too little is kept, the gap counts as an outage: changes stay in
 memory, and what is still missing at the end is reported as lost.
+
+A store may refuse a change for good (Conflict): a value is too large, a constraint of the database's owner fails. The
+writer then writes event by event. An attempt whose end is refused fails in its place, with the reason; any other
+refused change is lost. Either way the executor is ahead of what is stored. So nothing that was not told yet begins:
+the writer forgets the starts behind the refusal, with all that follows from them, and calls `on_refused`, so that the
+executor starts nothing more. The run then goes on from what is stored, as after a crash (`Diverged` of lifecycle.py).
+If a change is lost, the end of the run is not stored either: the run stays resumable.
 """
 
 from __future__ import annotations
@@ -32,11 +39,11 @@ from plait.persistence.errors import Conflict, Fenced, Gap, StoreBusy, StoreErro
 from plait.persistence.failpoints import reached
 from plait.persistence.protocol import Store, server_of
 from plait.persistence.records import RunRecord
-from plait.persistence.rules import split_completion
 from plait.runner.asyncio_cancellation import outlasting_cancellation
 from plait.runner.clock import Clock, iso
 from plait.runner.domain import events
 from plait.runner.domain.result import Degradation
+from plait.runner.domain.status import RunStatus, TaskStatus
 from plait.runner.engine.commit import COMMITTED, Commit
 from plait.runner.engine.feed import Feed
 from plait.runner.engine.kept_changes import KeptChanges
@@ -54,23 +61,59 @@ BUSY_PATIENCE_S = 60.0
 SERVER_PATIENCE_S = 300.0
 """Seconds that the end of a run waits for a store on a server, as during a failover. A stop ends the wait."""
 BATCH_LIMIT = 20_000
-"""Most changes in one transaction, so that the writer catches up in steps after a long outage."""
+"""Most events in one transaction, so that the writer catches up in steps after a long outage."""
+NOT_STORED = "not_stored"
+"""The kind of error of a task whose end the store refused."""
+
+_LONGEST_REASON = 1000
+_ENDS_OF_ATTEMPTS = events.TaskCompleted | events.TaskFailed | events.TaskRetried | events.TaskWaiting
+_ENDS_OF_RUNS = events.RunCompleted | events.RunFailed | events.RunWaitingInput | events.RunInterrupted
+_INFORMATIVE = frozenset(
+    {
+        stored.SessionOpened,
+        stored.TaskAdopted,
+        stored.TaskPlaced,
+        stored.NodeStarted,
+        stored.BackendThrottled,
+        stored.HostAway,
+        LeaseRenewed,
+    }
+)
+"""The changes without which the stored statuses are still those of the executor."""
+
+
+class _Unit:
+    """The changes of one event, which are stored together or not at all."""
+
+    __slots__ = ("changes", "event", "is_told", "replaces")
+
+    def __init__(self, event: events.Event | None, changes: tuple[Change, ...]) -> None:
+        self.event = event
+        """None for changes without an event."""
+        self.changes = changes
+        self.is_told = False
+        """Whether the event is published, or there is none to publish."""
+        self.replaces = False
+        """Whether the changes stand in the place of refused ones."""
+
+    def forget(self) -> None:
+        """Neither store nor publish the event."""
+        self.event, self.changes = None, ()
 
 
 @dataclass(frozen=True, slots=True)
 class _Group:
     """Submissions that are written together."""
 
-    changes: list[Change]
-    events: list[events.Event]
-    """The events to publish once the changes are stored."""
+    units: list[_Unit]
     commit: Commit
     """The commit returned for each of the submissions."""
 
     @property
     def ending(self) -> bool:
         """True if the group ends the run. The group is then written at once, because no later write follows."""
-        return bool(self.changes) and type(self.changes[-1]) is RunReleased
+        last = self.units[-1].changes if self.units else ()
+        return bool(last) and type(last[-1]) is RunReleased
 
 
 class Checkpointer:
@@ -89,8 +132,8 @@ class Checkpointer:
         self._log = logger(run=run_id)
         self._position = WritePosition()
         self._owner_id = ""
-        self._unstored: deque[Change] = deque()
-        """Changes not known to be stored, oldest first. The first change has the number `next_seq`."""
+        self._unstored: deque[_Unit] = deque()
+        """Events not known to be stored, oldest first. Their first change has the number `next_seq`."""
         self._groups: deque[_Group] = deque()
         """Groups waiting for the store, oldest first. Only the last group takes further submissions."""
         self._wake = anyio.Event()
@@ -112,6 +155,20 @@ class Checkpointer:
         self.on_fatal: Callable[[], None] = lambda: None
         self.on_gap: Callable[[], None] = lambda: None
         """Called when changes that the store has lost are about to be written again."""
+        self.on_refused: Callable[[], None] = lambda: None
+        """See EventSink."""
+        self.status_of_failure: Callable[[str], TaskStatus] = lambda _task_id: TaskStatus.FAILED
+        """Returns the status of the task after a failure, see `failed_status`."""
+        self.requires_start = False
+        """Whether a run whose creation is not stored must not begin, as with `strict`."""
+        self._settled: set[str] = set()
+        """The tasks that failed in the store because the end of an attempt was refused."""
+        self._unbegun: set[str] = set()
+        """The tasks whose start was forgotten after a refusal."""
+        self._has_diverged = False
+        """Whether the executor is ahead of what is stored, since a change was refused."""
+        self.loss: str | None = None
+        """Why the end of the run is not stored: a change was refused and is lost."""
 
     def begin_at(self, position: WritePosition, owner_id: str) -> None:
         """Continue a stored run at `position`, as `owner_id`. To be called before the first submission."""
@@ -124,30 +181,30 @@ class Checkpointer:
         return group.commit
 
     def _group_with(self, new_events: Sequence[events.Event], plain: Sequence[Change]) -> _Group:
+        units = [_Unit(event, encode_event(event)) for event in new_events]
+        if plain:
+            units.append(_Unit(None, tuple(plain)))
+        if self._has_diverged:
+            self._forget_unbegun(units)
         if not self._groups:
             if self.away:
-                return self._keep_in_memory(new_events, plain)
-            self._groups.append(_Group([], [], Commit()))
+                return self._keep_in_memory(units)
+            self._groups.append(_Group([], Commit()))
             self._wake.set()
         group = self._groups[-1]
-        for event in new_events:
-            group.changes.extend(encode_event(event))
-        group.changes.extend(plain)
-        group.events.extend(new_events)
+        group.units.extend(units)
         return group
 
-    def _keep_in_memory(self, new_events: Sequence[events.Event], plain: Sequence[Change]) -> _Group:
+    def _keep_in_memory(self, units: list[_Unit]) -> _Group:
         """Keep the changes in memory while the store is away, and set the commit at once, even during a retry. Only the
         group that ends the run waits for the store.
         """
-        group = _Group(
-            [*(one for event in new_events for one in encode_event(event)), *plain], list(new_events), Commit()
-        )
+        group = _Group(units, Commit())
         if group.ending:
             self._groups.append(group)
             self._wake.set()
         else:
-            self._unstored += group.changes
+            self._unstored += group.units
             self._publish(group)
         return group
 
@@ -164,7 +221,7 @@ class Checkpointer:
                 if self._closing and not self._groups:
                     break
             if self._unstored and self.away:
-                self.degraded[-1] = replace(self.degraded[-1], lost=len(self._unstored))
+                self.degraded[-1] = replace(self.degraded[-1], lost=self._count_unstored())
 
     async def renew_lease(self, lease: float) -> None:
         """Renew the lease of `lease` seconds until cancelled, or until the release of the run is submitted."""
@@ -188,6 +245,13 @@ class Checkpointer:
         self._pause.cancel()
 
     @property
+    def goes_on(self) -> bool:
+        """True if the run has to go on from what is stored: attempts failed in the store alone, and no change is
+        lost.
+        """
+        return self._has_diverged and self.loss is None and self.fatal is None and not self._unstored
+
+    @property
     def away(self) -> bool:
         """True while the store fails."""
         return bool(self.degraded) and self.degraded[-1].until is None
@@ -206,17 +270,18 @@ class Checkpointer:
             await self._wake.wait()
 
     async def _write_group(self) -> None:
-        group = self._groups.popleft() if self._groups else _Group([], [], Commit())
-        self._unstored += group.changes
-        is_time = group.ending or not self.away or self._clock.monotonic() >= self._retry_at
+        group = self._groups.popleft() if self._groups else _Group([], Commit())
+        self._unstored += group.units
+        ending = group.ending
+        is_time = ending or not self.away or self._clock.monotonic() >= self._retry_at
         if self._unstored and self.fatal is None and is_time:
             await self._write_unstored()
-        if group.ending:
+        if ending:
             await self._retry_at_end()
         self._publish(group)
         while self.away and self._groups and not self._groups[0].ending:
             waiting = self._groups.popleft()
-            self._unstored += waiting.changes
+            self._unstored += waiting.units
             self._publish(waiting)
 
     async def _retry_at_end(self) -> None:
@@ -231,8 +296,8 @@ class Checkpointer:
             if not self.away or self.fatal or is_enough:
                 return
             if patience is not None and tries == len(LAST_TRIES_S):
-                self._log.warning("waiting_for_store", seconds=patience, unstored=len(self._unstored))
-                self._feed.publish(events.StoreAwaited(iso(self._clock.wall()), len(self._unstored), patience))
+                self._log.warning("waiting_for_store", seconds=patience, unstored=self._count_unstored())
+                self._feed.publish(events.StoreAwaited(iso(self._clock.wall()), self._count_unstored(), patience))
             with outlasting_cancellation(), anyio.CancelScope() as self._pause:
                 await self._clock.sleep(delay)
             await self._write_unstored()
@@ -247,39 +312,113 @@ class Checkpointer:
     def _publish(self, group: _Group) -> None:
         """Publish the events and set the commit of the group. After a fatal error no events are published."""
         if self.fatal is None:
-            for event in group.events:
-                self._feed.publish(event)
+            for unit in group.units:
+                if unit.event is not None:
+                    self._feed.publish(unit.event)
+                unit.is_told = True
             reached("events.published")
         group.commit.set()
 
     async def _write_unstored(self) -> None:
-        limit, count = BATCH_LIMIT, 0
+        limit: int = BATCH_LIMIT
+        count = 0
         while self._unstored:
             head = self._next_batch(limit)
-            error = await self._try_write(head)
+            self._withhold_end(head[-1])
+            changes = tuple(chain.from_iterable(unit.changes for unit in head))
+            error = await self._try_write(changes) if changes else None
             if isinstance(error, Gap) and self._kept is not None and self.began and not self._strict:
                 error = await self._close_gap(error, self._kept)
                 if error is None:
                     continue
                 self._record_failure(error)
                 return
-            if isinstance(error, Conflict) and self.began and not self._strict:
-                # A retry cannot help. Written singly, all changes except the refused change are stored.
+            if isinstance(error, Conflict) and not isinstance(error, Gap) and self.began and not self._strict:
+                # A retry cannot help. Written singly, all events except the refused event are stored.
                 if limit == 1:
-                    for _ in head:
-                        self._unstored.popleft()
-                    if len(apart := split_completion(head[0])) > 1:  # maybe only the prompt is refused
-                        self._unstored.extendleft(reversed((*apart, *head[1:])))
-                    else:
-                        self._record_loss(error, len(head))
-                limit = 1
+                    self._settle_refusal(head, error)
+                limit = BATCH_LIMIT if limit == 1 else 1
                 continue
             if error is not None:
                 self._record_failure(error)
                 return
-            self._record_stored(head)
-            count += len(head)
+            self._record_stored(len(head), changes)
+            count += len(changes)
         self._record_recovery(count)
+
+    def _settle_refusal(self, head: Sequence[_Unit], error: Conflict) -> None:
+        """Let the attempt whose end is refused fail in its place, or record the loss of `head`. Forget what follows."""
+        refused = head[0]
+        if isinstance(refused.event, _ENDS_OF_ATTEMPTS) and not refused.replaces:
+            self._fail_in_place(refused, refused.event, error)
+        else:
+            for _ in head:
+                self._unstored.popleft()
+            changes = [change for unit in head for change in unit.changes]
+            self._unbegun |= {unit.event.task_id for unit in head if isinstance(unit.event, events.TaskStarted)}
+            self._record_loss(error, len(changes))
+            if _INFORMATIVE.issuperset(map(type, changes)):
+                return
+        self._has_diverged = True
+        self._forget_unbegun([*self._unstored, *(unit for group in self._groups for unit in group.units)])
+        self.on_refused()
+
+    def _fail_in_place(self, unit: _Unit, ended: _ENDS_OF_ATTEMPTS, error: Conflict) -> None:
+        # The words of the store may quote the very value that it refuses.
+        reason = str(error)[:_LONGEST_REASON].encode("ascii", "backslashreplace").decode()
+        failed = events.TaskFailed(
+            ended.at,
+            ended.task_id,
+            ended.attempt,
+            self.status_of_failure(ended.task_id),
+            NOT_STORED,
+            f"the store refused the end of the attempt: {reason}",
+            ended.duration_s or 0.0,
+            ended.usage,
+        )
+        self._log.error("result_not_stored", task=ended.task_id, attempt=ended.attempt, error=reason)
+        self._settled.add(ended.task_id)
+        unit.event, unit.changes, unit.replaces = failed, encode_event(failed), True
+        if unit.is_told:  # during an outage
+            self._feed.publish(failed)
+
+    def _forget_unbegun(self, units: Sequence[_Unit]) -> None:
+        """Forget the starts among `units` that nobody was told of, and what follows from them or from a refused change:
+        no backend was called, and the policy is asked again.
+        """
+        is_cancelled = any(isinstance(unit.event, events.RunCancelled) for unit in units)
+        ended: set[str] = set()
+        for unit in units:
+            if unit.is_told or unit.replaces:
+                continue
+            match unit.event:
+                case events.TaskStarted(task_id=task_id, adopted=False):
+                    self._unbegun.add(task_id)
+                    unit.forget()
+                case events.TasksAdded(added_by=added_by) if added_by not in ended:
+                    unit.forget()
+                case events.PolicyDecided():
+                    unit.forget()
+                case events.TaskCancelled(task_id=task_id):
+                    if not is_cancelled or task_id in self._settled:
+                        unit.forget()
+                case events.TaskEvent(task_id=task_id) if task_id in self._settled or task_id in self._unbegun:
+                    unit.forget()
+                case events.TaskCompleted(task_id=task_id):
+                    ended.add(task_id)
+                case _:
+                    pass
+
+    def _withhold_end(self, unit: _Unit) -> None:
+        """Do not store the end of a run of which a change is lost, or which goes on from what is stored."""
+        if not isinstance(unit.event, _ENDS_OF_RUNS) or not (self.loss or self._has_diverged):
+            return
+        if self.loss is None:
+            unit.forget()  # without the release as well: no other process takes the run over in between
+            return
+        at, run_id = unit.event.at, unit.event.run_id
+        unit.event = events.RunInterrupted(at, run_id, RunStatus.INTERRUPTED, self.loss)
+        unit.changes = encode_event(unit.event)
 
     async def _close_gap(self, gap: Gap, kept: KeptChanges) -> StoreError | None:
         """Put the changes that the store has lost before the unstored changes. Return None, or the error if the store
@@ -307,30 +446,36 @@ class Checkpointer:
         self.on_gap()
         self._note_outage(gap)
         self._log.warning("changes_written_again", next_seq=next_seq, changes=len(again))
-        self._unstored.extendleft(reversed(again))
+        self._unstored.extendleft(_Unit(None, (change,)) for change in reversed(again))
         self._position = WritePosition(epoch, next_seq)
         return None
 
-    def _next_batch(self, limit: int) -> tuple[Change, ...]:
-        """Return the first `limit` unstored changes, and the following changes that belong to the last of the first."""
-        head = islice(self._unstored, limit)
+    def _next_batch(self, limit: int) -> list[_Unit]:
+        """Return the first `limit` unstored events, and the following events that belong to the last of the first."""
+        head = list(islice(self._unstored, limit))
         following = 0
-        for number, change in enumerate(islice(self._unstored, limit, None), 1):
-            if isinstance(change, stored.TasksAdded | stored.PolicyDecided):
+        for number, unit in enumerate(islice(self._unstored, limit, None), 1):
+            first = unit.changes[0] if unit.changes else None
+            if isinstance(first, stored.TasksAdded | stored.PolicyDecided):
                 following = number
-            elif type(change) is not stored.TaskCancelled:  # cancellations precede the decision of the policy
+            elif type(first) is not stored.TaskCancelled:  # cancellations precede the decision of the policy
                 break
-        return (*head, *islice(self._unstored, limit, limit + following))
+        return [*head, *islice(self._unstored, limit, limit + following)]
 
-    def _record_stored(self, head: tuple[Change, ...]) -> None:
-        claims = [type(change) for change in head].count(RunClaimed)
+    def _count_unstored(self) -> int:
+        return sum(len(unit.changes) for unit in self._unstored)
+
+    def _record_stored(self, count: int, changes: tuple[Change, ...]) -> None:
+        """Record that the first `count` unstored events, which have `changes`, are stored."""
+        claims = [type(change) for change in changes].count(RunClaimed)
         if self._kept is not None:
-            self._kept.add(self._position.next_seq, head, self._clock.monotonic())
-        self._position = WritePosition(self._position.epoch + claims, self._position.next_seq + len(head))
-        for _ in head:
+            self._kept.add(self._position.next_seq, changes, self._clock.monotonic())
+        self._position = WritePosition(self._position.epoch + claims, self._position.next_seq + len(changes))
+        for _ in range(count):
             self._unstored.popleft()
 
     def _record_loss(self, error: Conflict, count: int) -> None:
+        self.loss = f"the store refused a change of the run for good, so its end is not stored: {error}"
         at, place = iso(self._clock.wall()), len(self.degraded) - self.away  # an open outage stays last
         before = self.degraded[place - 1] if place else None
         if before is not None and before.lost and before.error == str(error):  # likely a consequence of the last loss
@@ -339,8 +484,8 @@ class Checkpointer:
         self.degraded.insert(place, Degradation(at, at, str(error), lost=count))
         self._log.error("change_not_stored", error=str(error))
 
-    async def _try_write(self, head: tuple[Change, ...]) -> StoreError | None:
-        batch = Batch(self._run_id, self._position.epoch, self._position.next_seq, head)
+    async def _try_write(self, changes: tuple[Change, ...]) -> StoreError | None:
+        batch = Batch(self._run_id, self._position.epoch, self._position.next_seq, changes)
         while True:  # the result of a cancelled write is unknown, and the store is not away: write again
             reached("batch.before_write")
             with outlasting_cancellation():
@@ -355,7 +500,8 @@ class Checkpointer:
         self._error = error
         refused = isinstance(error, Conflict) and not self.began
         never_opened = isinstance(error, StoreNotOpen) and not self.began and not self.degraded
-        if isinstance(error, Fenced) or self._strict or refused or never_opened:
+        is_required = self.requires_start and not self.began
+        if isinstance(error, Fenced) or self._strict or refused or never_opened or is_required:
             self.fatal = error
             self.on_fatal()
             return
@@ -371,7 +517,7 @@ class Checkpointer:
         if self.away:
             self.degraded[-1] = replace(self.degraded[-1], until=at)
         self.degraded.append(Degradation(at, None, str(error)))
-        self._log.warning("store_degraded", error=str(error), unstored=len(self._unstored))
+        self._log.warning("store_degraded", error=str(error), unstored=self._count_unstored())
         self._feed.publish(events.StoreDegraded(at, str(error)))
 
     @property
@@ -411,6 +557,9 @@ class EventSink(Protocol):
         """True while events are not stored because the store fails."""
         ...
 
+    on_refused: Callable[[], None]
+    """Called when the store has refused a change for good, so that the execution is ahead of what is stored."""
+
     def submit(self, new_events: Sequence[events.Event]) -> Commit:
         """Submit `new_events` for storage in one transaction and for publication afterwards. Never waits.
 
@@ -426,6 +575,7 @@ class UnstoredSink:
 
     def __init__(self, feed: Feed) -> None:
         self._feed = feed
+        self.on_refused: Callable[[], None] = lambda: None
 
     def submit(self, new_events: Sequence[events.Event]) -> Commit:
         """Publish `new_events` at once. Return a commit that is set already."""

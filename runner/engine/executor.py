@@ -84,8 +84,10 @@ class Executor:
         self._delays = Delays(context.clock, self._try_again)
         self._at_most_once: dict[int, Attempt] = {}
         """The last attempt of every task marked at_most_once."""
-        self.ended_by: Literal["stop", "cancel", "policy"] | None = None
-        """The reason for an early end. A stopped run can be resumed; the other reasons are final."""
+        self.ended_by: Literal["stop", "cancel", "policy", "refusal"] | None = None
+        """The reason for an early end. A stopped run can be resumed, and after a refusal of the store the run goes on
+        from what is stored; the other reasons are final.
+        """
         self._winding_down = False
         self._closed = False
         self._calls = 0
@@ -149,6 +151,15 @@ class Executor:
         self.ended_by, self._winding_down = "cancel", True
         self._context.sink.submit([events.RunCancelling(self._stamp(), self._context.run_id)])
         self._context.cancellation.request()
+        self._end_when_quiet()
+
+    def settle(self) -> None:
+        """Start nothing more, let the attempts under way end, and store their outcomes: the store has refused a change,
+        so that the execution is ahead of what is stored.
+        """
+        if self._closed or self.ended_by in {"stop", "cancel"}:
+            return
+        self.ended_by, self._winding_down = "refusal", True
         self._end_when_quiet()
 
     def answer(self, task_id: str, attempt: int, value: JsonInput, by: str) -> bool:
@@ -333,7 +344,7 @@ class Executor:
         attempt.accepted()  # ends the watch, if the attempt is a probe
         if attempt.position in self._metered:
             self._settle_rate(attempt, outcome)
-        if self._winding_down and outcome.error is not None:
+        if self._winding_down and self.ended_by == "cancel" and outcome.error is not None:
             # No failure of the task: the attempt was asked to end. `finish` cancels the task.
             self._state.spend(attempt.position, outcome.error.usage)
             self._scheduler.withdraw(attempt.position)

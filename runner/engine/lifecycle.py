@@ -38,6 +38,7 @@ from plait.runner.domain.conversation import History
 from plait.runner.domain.policy import Policy
 from plait.runner.domain.result import RunResult
 from plait.runner.domain.status import TASK_DONE, RunStatus, TaskStatus
+from plait.runner.domain.task import failed_status
 from plait.runner.engine.attempt import RunContext
 from plait.runner.engine.backend_checks import adjustable
 from plait.runner.engine.cancelled_sessions import note_cancelled
@@ -105,7 +106,19 @@ class PreparedRun:
         return self.position.next_seq > 1
 
 
-async def execute_run(run: PreparedRun, config: Config, feed: Feed, control: Control) -> RunResult:
+@dataclass(frozen=True, slots=True)
+class Diverged:
+    """The outcome of an execution that got ahead of what is stored, because the store refused results for good.
+
+    In the store their tasks have failed, and the run still belongs to this process. It goes on from there, as in a
+    resume.
+    """
+
+    result: RunResult
+    """The result if the run cannot go on, as interrupted."""
+
+
+async def execute_run(run: PreparedRun, config: Config, feed: Feed, control: Control) -> RunResult | Diverged:
     """Execute `run` to its end in this process. Raise as `ParallelRunner.run`."""
     require_asyncio()
     try:
@@ -115,16 +128,20 @@ async def execute_run(run: PreparedRun, config: Config, feed: Feed, control: Con
             return await _execute(run, config, _context(run, config, sink, feed), control, _nothing)
         return await _execute_stored(run, config, config.store, feed, control)
     finally:
-        feed.close()
         if run.owner is not None:
             unregister(run.owner)
 
 
-async def _execute_stored(run: PreparedRun, config: Config, store: Store, feed: Feed, control: Control) -> RunResult:
+async def _execute_stored(
+    run: PreparedRun, config: Config, store: Store, feed: Feed, control: Control
+) -> RunResult | Diverged:
+    control.on_late_end = None
     checkpointer = Checkpointer(store, run.run_id, feed, config.clock, config.strict)
     assert run.owner is not None
     checkpointer.begin_at(run.position, run.owner.owner_id)
     checkpointer.on_fatal = lambda: control.end("stop")
+    checkpointer.requires_start = control.requires_record
+    checkpointer.status_of_failure = lambda task_id: failed_status(run.state.dag[task_id].failure_mode)
     inbox = Inbox(store, run.run_id, config.clock, lambda: checkpointer.away, control.answer)
     checkpointer.on_gap = inbox.read_again
     context = replace(_context(run, config, checkpointer, feed), look_for_answer=inbox.look_for_answer)
@@ -158,7 +175,14 @@ async def _execute_stored(run: PreparedRun, config: Config, store: Store, feed: 
                 control.on_late_end = checkpointer.end_wait
     await _raise_if_fatal(run.run_id, store, checkpointer)
     assert result is not None
-    return replace(result, degraded=tuple(checkpointer.degraded))
+    result = replace(result, degraded=tuple(checkpointer.degraded))
+    if result.status is RunStatus.CANCELLED:
+        return result
+    if checkpointer.goes_on:
+        return Diverged(replace(result, status=RunStatus.INTERRUPTED))
+    if checkpointer.loss is not None:
+        return replace(result, status=RunStatus.INTERRUPTED, error=checkpointer.loss)
+    return result
 
 
 async def _write(checkpointer: Checkpointer) -> None:
@@ -264,6 +288,7 @@ async def _execute(
         )
     executor = Executor(run.state, scheduler, growth, context, policy_driver)
     control.attach(executor.end, executor.wind_down, executor.answer)
+    context.sink.on_refused = executor.settle
     last_events: list[events.Event] = []
     sessions: dict[int, str] = {}
     try:
@@ -296,6 +321,8 @@ async def _execute(
 
 def _is_over(run: PreparedRun, executor: Executor) -> bool:
     """Return whether no later owner collects the answer of an attempt."""
+    if executor.ended_by == "refusal":
+        return False
     return executor.ended_by == "cancel" or all(status in TASK_DONE for status in run.state.statuses)
 
 

@@ -319,7 +319,7 @@ def _earlier_messages(attempt: Attempt) -> tuple[Message, ...]:
 class RunEnd:
     """The status of a run when all workers have ended."""
 
-    by: Literal["stop", "cancel", "policy"] | None
+    by: Literal["stop", "cancel", "policy", "refusal"] | None
     """The reason for an early end, if any."""
     exhausted: bool
     """True if nothing was left to run."""
@@ -357,7 +357,7 @@ def _last_event(run_id: str, state: RunState, ending: RunEnd, at: str) -> events
         if _fails(ending):
             return events.RunFailed(at, run_id, RunStatus.FAILED, ending.decided.error)
         return events.RunCompleted(at, run_id, RunStatus.COMPLETED)
-    if not ending.exhausted:
+    if ending.by == "refusal" or not ending.exhausted:
         return events.RunInterrupted(at, run_id, RunStatus.INTERRUPTED)
     if TaskStatus.WAITING_INPUT in state.statuses:
         deadlines = (parse_time(one.deadline_at) for one in state.asking.values() if one.deadline_at is not None)

@@ -24,6 +24,8 @@ class Control:
         self._wind_down: Callable[[], None] | None = None
         self._answer: AnswerHandler | None = None
         self._cancelled = anyio.Event()
+        self.requires_record = False
+        """Whether a new run must not begin unless its creation is stored."""
         self.on_late_end: Callable[[], None] | None = None
         """Called by `end` once the execution has ended and only the writing of the last changes is left."""
 

@@ -101,7 +101,8 @@ async def continue_task(config: Config, run: StoredRun, task_id: str, message: s
                 turns = _message_changes(iso(config.clock.wall()), task, request, message, reply)
         finally:
             unregister(owner)
-            checkpointer.submit((), *turns, RunReleased(iso(config.clock.wall()), run.record.lease_expires_at))
+            checkpointer.submit((), *turns)
+            checkpointer.submit((), RunReleased(iso(config.clock.wall()), run.record.lease_expires_at))
             checkpointer.close()
     if failure is not None:
         raise failure

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from plait.backends.errors import ErrorKind
+from plait.runner.engine.checkpointer import NOT_STORED
 from plait.runner.operations.answer_task import DECLARED_FAILED
 
 _LATER = "The cause is usually gone after a while: retry the failed tasks."
@@ -24,6 +25,7 @@ REMEDIES: Mapping[str, str] = {
     ErrorKind.INVALID_OUTPUT: "Simplify the `output_schema` or take another model, then retry the failed tasks.",
     ErrorKind.UNAVAILABLE: "Install or set what the message names, then retry the failed tasks.",
     ErrorKind.UNEXPECTED: "Correct the code that the traceback names, then retry the failed tasks.",
+    NOT_STORED: "Mend the database, or shorten the result, as the message says, then retry the failed tasks.",
     DECLARED_FAILED: "Retry the failed tasks to run the task again.",
 }
 """For each kind of error, the next step."""

@@ -41,6 +41,10 @@ class Talker:
         self.requests.append(request)
         return _Talk(self, request)
 
+    async def before_send(self) -> None:
+        """Called once a prompt has arrived."""
+        await anyio.lowlevel.checkpoint()
+
 
 class _Talk:
     def __init__(self, backend: Talker, request: ConversationRequest) -> None:
@@ -58,7 +62,7 @@ class _Talk:
 
     async def send(self, prompt: str) -> Reply:
         self._backend.prompts.append(prompt)
-        await anyio.lowlevel.checkpoint()
+        await self._backend.before_send()
         if self._backend.own_ids and self.session_id is None:
             self._backend.made += 1
             self.session_id = f"own-{self._backend.made}"

@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from plait.persistence import Batch, Conflict, MemoryStore, StoreError, failpoints
-from plait.persistence.changes import Change, PolicyDecided, TaskCancelled, TaskCompleted
+from plait.persistence.changes import Change, PolicyDecided, SessionOpened, TaskCancelled
 from plait.runner import DAG, Decision, ParallelRunner, RunResult, RunStatus, Task
 from plait.runner.domain.events import StoreDegraded, StoreRecovered
 from plait.runner.domain.question import parse_time
@@ -102,24 +102,27 @@ def test_a_store_that_is_away_is_tried_at_growing_intervals_of_five_seconds_at_m
 
 
 def refused(reasons: dict[str, str]) -> RunResult:
-    """The result of a chain of four tasks of 10 virtual seconds, whose completions are refused for `reasons`."""
+    """The result of a chain of four tasks of 10 virtual seconds, whose session ids are refused for `reasons`."""
 
     class Refuses(FaultyStore):
         async def write(self, batch: Batch) -> None:
             for change in batch.changes:
-                if isinstance(change, TaskCompleted) and change.task_id in reasons:
+                if isinstance(change, SessionOpened) and change.task_id in reasons:
                     raise Conflict(reasons[change.task_id])
             await super().write(batch)
 
+    class Slow(Talker):
+        def __init__(self, clock: VirtualClock) -> None:
+            super().__init__(own_ids=True)
+            self._clock = clock
+
+        async def before_send(self) -> None:
+            await self._clock.sleep(10)
+
     async def main() -> RunResult:
         clock = VirtualClock()
-
-        async def work(prompt: str) -> str:
-            await clock.sleep(10)
-            return prompt
-
         chain = DAG([Task("a", "a"), Task("b", "b", ["a"]), Task("c", "c", ["b"]), Task("d", "d", ["c"])])
-        return await ParallelRunner(work, store=Refuses(MemoryStore()), clock=clock).run(chain, "r")
+        return await ParallelRunner(Slow(clock), store=Refuses(MemoryStore()), clock=clock).run(chain, "r")
 
     return run_seeded(main, 1)
 

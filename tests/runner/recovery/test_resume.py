@@ -265,7 +265,7 @@ async def test_a_damaged_result_is_never_handed_on(tmp_path: Path) -> None:
     assert result.blocked == ("b", "c", "d")
 
 
-async def test_a_change_that_cannot_be_stored_costs_itself_and_nothing_else() -> None:
+async def test_a_prompt_that_cannot_be_stored_fails_its_task_and_nothing_else() -> None:
     class Picky(FaultyStore):
         async def write(self, batch: Batch) -> None:
             told = {getattr(one, name, "") for one in batch.changes for name in ("content", "prompt")}
@@ -276,11 +276,11 @@ async def test_a_change_that_cannot_be_stored_costs_itself_and_nothing_else() ->
     inner = MemoryStore()
     dag = DAG([Task("a", prompt="a"), Task("b", prompt="poison", depends_on=["a"]), Task("c", depends_on=["b"])])
     result = await ParallelRunner(Talker(), store=Picky(inner)).run(dag)
-    assert [(one.lost, one.until is not None) for one in result.degraded] == [(1, True)]
+    assert (result.degraded, result.failed, result.blocked) == ((), ("b",), ("c",))
+    assert result["b"].error == "the store refused the end of the attempt: cannot keep this"
     record = await inner.get_run(result.run_id)
     assert record is not None
-    assert (record.status, record.counts) == ("completed", {"completed": 3})
-    assert [one.content for one in await inner.list_messages(result.run_id, "b")] == ["re: poison"]
+    assert (record.status, record.counts) == ("failed", {"completed": 1, "failed": 1, "pending": 1})
 
 
 async def test_a_completed_run_with_a_damaged_result_does_not_count_as_completed(tmp_path: Path) -> None:

@@ -129,9 +129,8 @@ async def test_tasks_that_the_store_refuses_take_their_completion_with_them() ->
     inner = MemoryStore()
     backend = talker({"plan": plan(spec("a"))})
     result = await ParallelRunner(backend, store=Refusing(inner)).run(DAG([Task("plan", "plan", adds_tasks=True)]), "r")
-    assert result.status is RunStatus.COMPLETED
-    assert result.degraded
-    assert [(task.task_id, task.status) for task in await inner.list_tasks("r")] == [("plan", "running")]
+    assert (result.status, result.failed) == (RunStatus.FAILED, ("plan",))
+    assert [(task.task_id, task.status) for task in await inner.list_tasks("r")] == [("plan", "failed")]
 
 
 async def test_a_correction_is_not_sent_about_results_that_are_made_anew(store: Store) -> None:
