@@ -33,6 +33,7 @@ from plait.backends.pydantic_ai.values import (
     stated,
 )
 from plait.backends.text import clean_text
+from plait.backends.whole_answer import whole_answer
 
 if TYPE_CHECKING:
     from pydantic_ai.messages import ModelMessage
@@ -127,7 +128,8 @@ class AgentConversation:
     async def _answered(self, prompt: str | None, schema: Schema | None) -> tuple[str, JsonValue]:
         output = await self._run(prompt, schema)
         if schema is None:
-            return stated(output)
+            text, data = stated(output)
+            return whole_answer(text, (), needs_text=data is None).content, data
         try:
             return await _checked(output, schema)
         except Mismatch as mismatch:
@@ -217,7 +219,7 @@ class AgentConversation:
         if self._history is None:
             return failure
         history = self._known()
-        failure.usage += spent(history.messages[history.counted :])
+        failure.usage = spent(history.messages[history.counted :])
         if self._is_reported and failure.kind in _GOES_ON:
             # What the failed step left, such as half an answer, is no place to go on from.
             self._history = replace(history, messages=self._noted, counted=len(self._noted))

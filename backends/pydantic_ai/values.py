@@ -10,6 +10,7 @@ from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.json_fields import describe_tool_call
 from plait.backends.protocol import NO_USAGE, JsonValue, Message, Output, Usage
 from plait.backends.text import clean_text, one_line, parse_json, shown
+from plait.backends.whole_answer import split_thoughts, whole_answer
 
 if TYPE_CHECKING:
     from pydantic_ai.messages import ModelMessage
@@ -53,28 +54,45 @@ def stated(output: Any) -> tuple[str, JsonValue]:
 
 
 def clean_parts(response: Any) -> None:
-    """Join the halves of characters that a stream delivered in two parts: a history with halves cannot be written."""
+    """Cut the thoughts out of the text of a response, which is the answer and is sent again as history, and join the
+    halves of characters that a stream delivered in two parts: a history with halves cannot be written.
+    """
     for part in response.parts:
         if part.part_kind in {"text", "thinking"}:
             part.content = clean_text(part.content)
+        if part.part_kind == "text":  # a part of its own would be sent again in `<think>` by some of the models
+            part.content = split_thoughts(part.content)[0]
 
 
 def check_whole(response: Any) -> None:
-    """Raise BackendError if a response of the model was cut off, or ended without a reason."""
-    if response.finish_reason == "length":
-        usage = _usage(response)
-        advice = "set a higher `max_tokens` of the backend (in Python in the agent's model_settings)"
-        problem = f"the answer was cut after {usage.output_tokens} tokens: {advice}, or ask for a shorter answer"
-        text = clean_text("".join(part.content for part in response.parts if part.part_kind == "text"))
-        messages = (Message("assistant", text, usage),) if text else ()
-        raise BackendError(ErrorKind.TRUNCATED, problem, messages=messages)
-    # The server's own word is in the details. Without it, pydantic-ai takes a stream of chat completions as complete;
-    # a server that also reports no usage was cut off. The library's models for tests report nothing.
-    details: dict[str, Any] = response.provider_details or {}
-    told = details.get("finish_reason")
+    """Raise BackendError if a response of the model is not whole: an answer, or a call of tools."""
+    reasons = [reason for reason in [response.finish_reason or _told_reason(response)] if reason]
+    if any(part.part_kind == "tool-call" for part in response.parts):
+        reasons = [reason for reason in reasons if reason != "tool_call"]
+    whole_answer(
+        "".join(part.content for part in response.parts if part.part_kind == "text"),
+        reasons if _says_why(response) else (),
+        missing="" if _says_why(response) else "the model's answer broke off: it ended without a reason",
+        usage=_usage(response),
+        raise_limit="set a higher `max_tokens` of the backend (in Python in the agent's model_settings)",
+        needs_text=False,  # pydantic-ai asks again for an answer without text
+    )
+
+
+def _told_reason(response: Any) -> str:
+    """Return the server's own word for the reason, which pydantic-ai keeps in the details."""
+    told = (response.provider_details or {}).get("finish_reason")
+    return told if isinstance(told, str) else ""
+
+
+def _says_why(response: Any) -> bool:
+    """Return whether the server said why the answer ended.
+
+    Without a word, pydantic-ai takes a stream of chat completions as complete; a server that also reports no usage was
+    cut off. The library's models for tests report nothing.
+    """
     counted = response.finish_reason and not getattr(response.usage, "unmeasured_requests", 0)
-    if response.provider_name not in {None, "test"} and not (told or counted):
-        raise BackendError(ErrorKind.TRANSIENT, "the model's answer broke off: it ended without a reason")
+    return response.provider_name in {None, "test"} or bool(_told_reason(response) or counted)
 
 
 def spent(messages: Sequence[ModelMessage]) -> Usage:

@@ -229,16 +229,34 @@ async def test_a_limit_and_its_end_told_in_words_only(status: int, words: str, w
         (events(CHAT.parts("It is", reason=None)), ErrorKind.TRANSIENT),
         (events(CHAT.parts("It is", reason="length")), ErrorKind.TRUNCATED),
         (events(CHAT.parts("", reason="content_filter")), ErrorKind.REFUSED),
+        (events(CHAT.parts("It is", reason="content_filter")), ErrorKind.REFUSED),
+        (events(CHAT.parts("It is", reason="error")), ErrorKind.TRANSIENT),
         (events([CHAT.error_event("overloaded_error", "no room")]), ErrorKind.OVERLOADED),
         (plain(200, b"<html>a proxy's page</html>"), ErrorKind.INVALID_OUTPUT),
     ],
-    ids=["hang-up", "cut", "no-end", "length", "filter", "error-event", "html"],
+    ids=["hang-up", "cut", "no-end", "length", "filter", "half-filter", "half-error", "error-event", "html"],
 )
 async def test_an_answer_that_is_not_whole_is_an_error(answer: Answer, kind: ErrorKind) -> None:
     error, server = await failure(answer)
     assert error.kind is kind, error
     assert "\n" not in error.message
     assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("text", [" \n", "<think>It is Monday.</think>", "<thinking>It is Monday.</thinking>\n"])
+async def test_an_answer_without_text_is_an_error_after_the_tries_of_the_agent(text: str) -> None:
+    error, _ = await failure(events(CHAT.parts(text)), retries=0)
+    assert error.kind is ErrorKind.INVALID_OUTPUT
+
+
+async def test_thoughts_in_the_text_are_no_part_of_the_answer_nor_of_the_next_prompt() -> None:
+    async with serve(events(CHAT.parts("[THINK]Monday?[/THINK]It is Monday.")), events(CHAT.parts("Yes."))) as server:
+        backend = PydanticAIBackend(wired_agent(server.url))
+        async with backend.open(ConversationRequest(session_id="s")) as conversation:
+            assert (await conversation.send("Which day is it?")).text == "It is Monday."
+            assert (await conversation.send("Sure?")).text == "Yes."
+    said = [message["content"] for message in server.bodies[1]["messages"] if message["role"] == "assistant"]
+    assert said == ["It is Monday."]
 
 
 async def test_the_text_of_a_cut_answer_is_kept() -> None:
