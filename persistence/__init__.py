@@ -32,7 +32,16 @@ from plait.persistence.changes import (
     TaskStarted,
     TaskWaiting,
 )
-from plait.persistence.errors import Conflict, Fenced, Gap, StoreBusy, StoreError, StoreNotOpen, StoreUnusable
+from plait.persistence.errors import (
+    Conflict,
+    Fenced,
+    Gap,
+    StoreBusy,
+    StoreError,
+    StoreNotOpen,
+    StoreRefused,
+    StoreUnusable,
+)
 from plait.persistence.memory.store import MemoryStore
 from plait.persistence.protocol import ContextStore, FilesStore, RunStore, ServerStore, Store, TaskStore
 from plait.persistence.records import (
@@ -94,6 +103,7 @@ __all__ = [
     "StoreBusy",
     "StoreError",
     "StoreNotOpen",
+    "StoreRefused",
     "StoreUnusable",
     "TaskAdopted",
     "TaskAnswered",

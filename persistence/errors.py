@@ -24,6 +24,14 @@ class StoreBusy(StoreError):  # noqa: N818 - the name states the condition
     """
 
 
+class StoreRefused(StoreError):  # noqa: N818 - the name states the condition
+    """The store lets this process write nothing until a person changes something: a right, a password, a database that
+    is gone or read-only, a full disk. Nothing of the batch was applied.
+
+    The batch can be applied afterwards. A run goes on, but does not wait for the store at its end.
+    """
+
+
 class StoreUnusable(StoreError):  # noqa: N818 - the name states the condition
     """The store cannot be opened: missing, empty, foreign, damaged, in another format, or not permitted.
 

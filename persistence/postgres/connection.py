@@ -16,7 +16,7 @@ from uuid import uuid4
 import anyio
 
 from plait.persistence.address import MASK, has_unescaped_password, masked, passwords
-from plait.persistence.errors import Conflict, StoreBusy, StoreError, StoreUnusable
+from plait.persistence.errors import Conflict, StoreBusy, StoreError, StoreRefused, StoreUnusable
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -43,6 +43,19 @@ _SETTINGS: Final = {
 _SCHEMA_LOCK: Final = 0x706C616974  # "plait"
 
 
+_REMEDIES: Final = {
+    "42501": "let the owner of the tables GRANT the rights to this role",
+    "25006": "let this role write (default_transaction_read_only), or name the primary server",
+    "3D000": "create the database, or correct the address",
+    "3F000": "create the schema, or correct the address",
+    "42P01": "put the tables of plait back, or name another database",
+    "28000": "correct the role, or the server's pg_hba.conf",
+    "28P01": "correct the password",
+    "53100": "make room on the disk of the server",
+}
+"""For each SQLSTATE with which the server refuses every write until a person changes something: what to change."""
+
+
 def require_driver() -> None:
     """Raise StoreUnusable if asyncpg cannot be imported."""
     try:
@@ -52,8 +65,8 @@ def require_driver() -> None:
         raise StoreUnusable(why) from error
 
 
-def explained(dsn: str, error: Exception) -> StoreError:
-    """Return the error of a call in terms of a store."""
+def explained(dsn: str, error: Exception, *, on_standby: bool = False) -> StoreError:
+    """Return the error of a call in terms of a store. A standby refuses writes until it is promoted, which passes."""
     if isinstance(error, StoreError):
         return error
     import asyncpg  # noqa: PLC0415 - of an extra
@@ -62,6 +75,8 @@ def explained(dsn: str, error: Exception) -> StoreError:
         asyncpg.IntegrityConstraintViolationError,
         asyncpg.DataError,
         asyncpg.ProgramLimitExceededError,
+        asyncpg.PLPGSQLError,  # a trigger raises
+        asyncpg.UnknownPostgresError,  # with a code of its own
         UnicodeEncodeError,
         OverflowError,
         struct.error,
@@ -73,6 +88,9 @@ def explained(dsn: str, error: Exception) -> StoreError:
     text = " ".join(text.split())
     if isinstance(error, refused_values):
         return Conflict(f"a value cannot be stored: {text}")
+    remedy = _REMEDIES.get(getattr(error, "sqlstate", None) or "")
+    if remedy is not None and not on_standby:
+        return StoreRefused(f"the store {masked(dsn)} refused: {text}; {remedy}")
     kind = StoreBusy if isinstance(error, busy) else StoreError
     return kind(f"the store {masked(dsn)} failed: {text}")
 
@@ -121,10 +139,15 @@ async def connect(dsn: str) -> Connection:
 
 
 async def prepare(connection: Connection, mode: Mode, shown: str) -> str:
-    """Create the tables if `mode` is create and there are none. Return the id of the store. Raises StoreUnusable."""
-    if await connection.fetchval(_LACKS_TABLES):
-        if mode != "create":
-            raise StoreUnusable(f"the database {shown} has no tables of plait; `plait run PLAN --store ...` makes them")
+    """Create the tables if `mode` is create and there are none. Return the id of the store. Raises StoreUnusable, also
+    if no run can be stored, unless the mode is read.
+    """
+    lacks_tables = await connection.fetchval(_LACKS_TABLES)
+    if lacks_tables and mode != "create":
+        raise StoreUnusable(f"the database {shown} has no tables of plait; `plait run PLAN --store ...` makes them")
+    if mode != "read" and (reason := await obstacle(connection, shown)) is not None:
+        raise StoreUnusable(reason)
+    if lacks_tables:
         async with connection.transaction():
             # CREATE ... IF NOT EXISTS fails if two processes create at once.
             await connection.execute("SELECT pg_advisory_xact_lock($1)", _SCHEMA_LOCK)
@@ -155,6 +178,53 @@ async def _create_tables(connection: Connection, shown: str) -> None:
     await connection.execute("INSERT INTO plait_store (format, store_id) VALUES ($1, $2)", FORMAT, uuid4().hex)
 
 
+_RIGHTS: Final = """
+SELECT current_setting('server_encoding') AS encoding, current_user AS role, current_schema() AS schema,
+    current_setting('transaction_read_only') = 'on' AS is_read_only, pg_is_in_recovery() AS is_standby,
+    ARRAY(
+        SELECT needed.right || ' on ' || needed.name
+        FROM unnest($1::text[], $2::text[]) AS needed (name, "right")
+        WHERE NOT has_any_column_privilege(to_regclass(needed.name), needed.right)
+    ) AS missing
+"""
+_INSERTED: Final = (
+    *("blobs", "runs", "settings_pieces", "given_tasks", "starts", "ends", "tracebacks", "other_messages"),
+    *("sessions", "other_events", "notes"),
+)
+_UPDATED: Final = ("blobs", "runs", "given_tasks", "starts", "ends", "sessions")
+
+
+async def obstacle(connection: Connection, shown: str) -> str | None:
+    """Return why no run can be stored over the connection, in one line with the remedy; None if runs can be stored."""
+    needed = [*((name, "INSERT") for name in _INSERTED), *((name, "UPDATE") for name in _UPDATED)]
+    found = await connection.fetchrow(_RIGHTS, *map(list, zip(*needed, strict=True)))
+    if found["encoding"] != "UTF8":
+        return (
+            f"the database {shown} has the encoding {found['encoding']}, which cannot store every character; make one "
+            "with UTF8: CREATE DATABASE name ENCODING 'UTF8' TEMPLATE template0"
+        )
+    if found["is_standby"]:
+        return f"the server of {shown} is a standby, which can only be read; name the primary server"
+    only_reads = "`plait runs`, `plait show` and `plait log` only read"
+    if found["is_read_only"]:
+        return (
+            f"the role {found['role']} may only read in {shown}, because default_transaction_read_only is on; name "
+            f"another role, or switch it off; {only_reads}"
+        )
+    if found["missing"]:
+        lacks = ", ".join(found["missing"][:3]) + (", ..." if len(found["missing"]) > 3 else "")
+        return (
+            f"the role {found['role']} may not write to {shown}: it lacks {lacks}; let the owner GRANT SELECT, INSERT, "
+            f"UPDATE, DELETE ON ALL TABLES IN SCHEMA {found['schema']} TO {found['role']}; {only_reads}"
+        )
+    return None
+
+
+def _is_standby(connection: Connection) -> bool:
+    """Return whether the server was a standby at its last report, which PostgreSQL 14 and later make."""
+    return getattr(connection.get_settings(), "in_hot_standby", "off") == "on"
+
+
 class ReconnectingConnection:
     """One connection, used by one call at a time. A call that was cut or failed may have left the connection in doubt:
     the next call gets a new connection.
@@ -176,10 +246,11 @@ class ReconnectingConnection:
             except StoreError:
                 raise
             except BaseException as error:
+                on_standby = connection is not None and _is_standby(connection)
                 self.drop()
                 # Any error may come from a connection that breaks, those of the driver's own bugs included.
                 if isinstance(error, Exception):
-                    raise explained(self._dsn, error) from None
+                    raise explained(self._dsn, error, on_standby=on_standby) from None
                 raise
 
     def drop(self) -> None:

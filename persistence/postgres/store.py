@@ -7,9 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, Self, TypeVar
 
 from plait.persistence.address import SCHEMES, masked
-from plait.persistence.errors import Conflict, Gap, StoreError, StoreNotOpen, StoreUnusable
+from plait.persistence.errors import Conflict, Gap, StoreError, StoreNotOpen, StoreRefused, StoreUnusable
 from plait.persistence.postgres import purge, reader
-from plait.persistence.postgres.connection import ReconnectingConnection, connect, explained, prepare, require_driver
+from plait.persistence.postgres.connection import (
+    ReconnectingConnection,
+    connect,
+    explained,
+    obstacle,
+    prepare,
+    require_driver,
+)
 from plait.persistence.postgres.listener import Listener
 from plait.persistence.postgres.writer import BatchCounts, send_note, write_batch
 
@@ -95,8 +102,12 @@ class PostgresStore:
             connection = await connect(self._dsn)
         except Exception as error:
             # Without the cause, which may show the address with its password.
-            advice = "check the address, the password, and that the server is running"
-            raise StoreUnusable(f"cannot open the store: {explained(self._dsn, error)}; {advice}") from None
+            why, advice = (
+                explained(self._dsn, error),
+                "; check the address, the password, and that the server is running",
+            )
+            advice = "" if isinstance(why, StoreRefused) else advice
+            raise StoreUnusable(f"cannot open the store: {why}{advice}") from None
         try:
             self._store_id = await prepare(connection, self.mode, self.address)
             self.server_version = ".".join(map(str, connection.get_server_version()[:2]))
@@ -195,6 +206,12 @@ class PostgresStore:
         Unknown ids are ignored. The server frees space by its own VACUUM. `Purged.remains` says where copies stay.
         """
         return await self._write(purge.purge, tuple(run_ids))
+
+    async def obstacle(self) -> str | None:
+        """Return why no run can be stored here, in one line with the remedy; None if runs can be stored. Opening the
+        store in another mode than "read" raises StoreUnusable with the same line.
+        """
+        return await self._read(obstacle, self.address)
 
     async def warnings(self) -> tuple[str, ...]:
         """Return a line for each setting of the server under which acknowledged batches may be lost."""

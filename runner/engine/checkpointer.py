@@ -35,7 +35,7 @@ import anyio.lowlevel
 
 from plait.persistence import changes as stored
 from plait.persistence.changes import Batch, Change, LeaseRenewed, RunClaimed, RunReleased
-from plait.persistence.errors import Conflict, Fenced, Gap, StoreBusy, StoreError, StoreNotOpen
+from plait.persistence.errors import Conflict, Fenced, Gap, StoreBusy, StoreError, StoreNotOpen, StoreRefused
 from plait.persistence.failpoints import reached
 from plait.persistence.protocol import Store, server_of
 from plait.persistence.records import RunRecord
@@ -286,8 +286,8 @@ class Checkpointer:
 
     async def _retry_at_end(self) -> None:
         """Retry at the end of the run, because no later write follows: up to BUSY_PATIENCE_S seconds if the store is
-        busy, up to SERVER_PATIENCE_S seconds if the store is a server; otherwise for the waits of LAST_TRIES_S, but for
-        at most about a second.
+        busy, up to SERVER_PATIENCE_S seconds if the store is a server that does not refuse; otherwise for the waits of
+        LAST_TRIES_S, but for at most about a second.
         """
         began = self._clock.monotonic()
         for tries, delay in enumerate(chain(LAST_TRIES_S, repeat(1.0))):
@@ -306,8 +306,9 @@ class Checkpointer:
         """Return the longest wait of the end for the store, in seconds; None for the short waits of LAST_TRIES_S."""
         if isinstance(self._error, StoreBusy):
             return BUSY_PATIENCE_S
-        is_gap = isinstance(self._error, Gap)  # nothing that is still to come would close the gap
-        return SERVER_PATIENCE_S if self._kept is not None and self._waits and not is_gap else None
+        if isinstance(self._error, Gap | StoreRefused):  # nothing to come closes the gap; a refusal does not pass
+            return None
+        return SERVER_PATIENCE_S if self._kept is not None and self._waits else None
 
     def _publish(self, group: _Group) -> None:
         """Publish the events and set the commit of the group. After a fatal error no events are published."""

@@ -21,7 +21,7 @@ _EVENTS_AT_ONCE = 1000
 
 def check_server(place: ServerAddress) -> list[Finding]:
     """Check the server, the settings under which the server keeps every acknowledged batch, and the checksums. The
-    check `store` is bad if the server does not answer.
+    check `store` is bad if the server does not answer, or lets this role store no run.
     """
     return anyio.run(_check_server, place)
 
@@ -30,6 +30,8 @@ async def _check_server(place: ServerAddress) -> list[Finding]:
     try:
         async with open_server(place, "read") as store:
             fit = Finding("store", Fitness.OK, f"{place}, PostgreSQL {store.server_version}")
+            if (reason := await store.obstacle()) is not None:
+                fit = Finding("store", Fitness.BAD, reason)
             durability = [Finding("durability", Fitness.WARNING, warning) for warning in await store.warnings()]
             return [fit, *durability, await _check_rows(store)]
     except StoreError as error:

@@ -185,3 +185,38 @@ def test_serve_keeps_its_token_in_the_folder_of_the_store(tmp_path: Path, dsn: s
     token = Path(json.loads(line)["token_file"])
     assert token.is_relative_to(tmp_path / "state" / "plait")
     assert not token.exists()
+
+
+def test_a_role_that_may_only_read_is_refused_before_anything_is_paid_and_still_reads(tmp_path: Path, dsn: str) -> None:
+    (tmp_path / "plan.yaml").write_text(PLAN)
+    (tmp_path / "answers.py").write_text(
+        "from pathlib import Path\n\nasync def answer(prompt: str) -> str:\n    Path('called').touch()\n    return 'done'\n"
+    )
+    state = {"XDG_STATE_HOME": str(tmp_path / "state")}
+    assert plait_here(tmp_path, "run", "plan.yaml", "--store", dsn, "-q", **state).code == 4
+    (tmp_path / "called").unlink()
+    role = "only_reads"
+    in_database(dsn, f"CREATE ROLE {role} LOGIN", f"GRANT SELECT ON ALL TABLES IN SCHEMA public TO {role}")
+    try:
+        place = {"PLAIT_STORE": dsn.replace("postgres@", f"{role}@"), **state}
+        for command in (("run", "plan.yaml", "-q"), ("resume", "last"), ("answer", "last", "c", "this")):
+            done = plait_here(tmp_path, *command, **place)
+            assert (done.code, len(done.err.splitlines())) == (3, 1), done.err
+            assert f"the role {role} may not write to" in done.err and "GRANT" in done.err
+        for command in (("show", "last"), ("log", "last"), ("runs",), ("questions",)):
+            assert plait_here(tmp_path, *command, **place).code == 0
+        examined = plait_here(tmp_path, "doctor", **place)
+        assert examined.code == 3 and f"the role {role} may not write to" in examined.out
+    finally:
+        in_database(dsn, f"DROP OWNED BY {role}", f"DROP ROLE {role}")
+    assert not (tmp_path / "called").exists()
+
+
+def in_database(dsn: str, *statements: str) -> None:
+    async def execute() -> None:
+        opened = await asyncpg.connect(dsn)
+        for statement in statements:
+            await opened.execute(statement)
+        await opened.close()
+
+    asyncio.run(execute())
