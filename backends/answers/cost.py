@@ -52,7 +52,10 @@ _CLASS_SIZE = 2_000
 """A class such as \\p{L} stands for some hundreds of ranges: as much work as this many characters."""
 _PATTERN_UNITS = 100
 """A character of a pattern costs for each character of a text as little as a hundredth part of a visit."""
-_TOKEN = re.compile(r"\\[pP](?:\{[^}]*\}|.)|\\.|\[(?:\\.|[^\]\\])*\]|\{(\d+)(?:,(\d*))?\}|.", re.DOTALL)
+_TOKEN = re.compile(
+    r"\\[pP](?:\{[^}]*(?:\}|\Z)|.)|\\.|\[(?:\\.|[^\]\\])*(?:\]|\\?\Z)|\{(\d+)(?:,(\d*))?\}|.", re.DOTALL
+)
+"""A brace or bracket without an end runs to the end of the pattern, and is not looked at again."""
 
 
 class Cost(NamedTuple):

@@ -38,7 +38,7 @@ def _wrapped(line: str, indent: int) -> list[str]:
     if width is None or cells(line) <= width:
         return [line]
     lines, taken = [""], 0
-    for word in re.findall(r"\s*\S+", line):
+    for word in re.findall(r"\s*\S+", line.rstrip()):  # without an end that is tried at each of its spaces
         if taken and taken + cells(word) > width:
             lines.append(" " * indent + word.lstrip())
             taken = indent + cells(word.lstrip())

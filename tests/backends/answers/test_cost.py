@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import subprocess
+from contextlib import suppress
 from typing import Any
 
 import pytest
 from pydantic import BaseModel, Field
 
 from plait.backends import BackendError, ConversationRequest, ErrorKind, FunctionBackend
-from plait.backends.answers.cost import MAX_DEPTH, MAX_VALUES
+from plait.backends.answers.cost import MAX_DEPTH, MAX_VALUES, SchemaProblem, measure
+from tests.support.growth import check_linear
 
 DATE = {"type": "string", "pattern": r"^\d{4}-\d{2}-\d{2}$"}
 UUID = {"type": "string", "pattern": "^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$"}
@@ -134,3 +136,12 @@ async def test_schemas_that_are_refused(schema: dict[str, Any], words: str) -> N
 async def test_doubtful_checks_are_left_to_a_process(schema: dict[str, Any], answer: Any) -> None:
     with pytest.raises(AssertionError, match="a process was started"):
         await read(json.dumps(answer), schema)
+
+
+@pytest.mark.parametrize("unit", ["[", "[a", "[\\", "\\p{", "\\p", "(", "{1", "a{9}", "\\"])
+def test_a_pattern_is_measured_in_a_time_that_grows_with_its_length(unit: str) -> None:
+    def of(pattern: str) -> None:
+        with suppress(SchemaProblem):  # too large
+            measure({"type": "string", "pattern": pattern})
+
+    check_linear(of, unit, 4000)

@@ -116,6 +116,48 @@ def test_hostile_text_stays_text(tmp_path: Path, browser: Browser) -> None:
         assert "owned" not in page.title()
 
 
+TIMES = """
+async (units) => {
+  const { clean, linked } = await import("/page/dom.js");
+  return units.map((unit) => {
+    const text = unit.repeat(100_000 / unit.length);
+    const before = performance.now();
+    clean(text);
+    linked(text);
+    return [unit, performance.now() - before];
+  }).filter(([, took]) => took > 3000);
+}
+"""
+
+
+@needs_chromium
+def test_the_time_to_clean_a_text_grows_with_the_text_alone(tmp_path: Path, browser: Browser) -> None:
+    """A quadratic pattern takes 21 s for 100,000 characters, a linear one milliseconds."""
+    characters = [chr(code) for code in [*range(0x21), *range(0x7F, 0xA0), 0x202E, 0x2028, 0xFEFF]]
+    pieces = [
+        "\x1b[",
+        "\x1b]",
+        "\x1b[0;",
+        "\x1b]\x9d",
+        "\x1bP\x1b",
+        "\x9da",
+        "http://",
+        "https://a.",
+        "a)",
+        "\x1b ",
+        "\r\n",
+    ]
+    with ui(tmp_path) as server, watched(browser) as seen:
+        opened(seen, server.page)
+        assert seen.page.evaluate(TIMES, [*characters, *pieces]) == []
+        assert (
+            seen.page.evaluate(
+                "async () => (await import('/page/dom.js')).clean('a\\u009d0;b\\u0007c\\u001b]x\\u009cd')"
+            )
+            == "acd"
+        )
+
+
 @needs_chromium
 def test_ten_thousand_tasks_scroll_and_are_filtered(tmp_path: Path, browser: Browser) -> None:
     store_run(tmp_path, many(10_000))

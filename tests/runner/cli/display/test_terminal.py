@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import sys
 import unicodedata
 from pathlib import Path
 
@@ -9,7 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from plait.runner.cli.display.sections import print_field, print_section
 from plait.runner.cli.display.text import age, columns, command, one_line, seconds, visible, without_controls
+from tests.support.growth import check_linear
 from tests.support.processes.command import Terminal, plait
 
 # Each as a terminal must never get it. The words behind the controls make every one findable.
@@ -174,3 +178,17 @@ def test_numbers_read_well() -> None:
     assert [age(value) for value in (-1, 5, 90, 7200, 200_000)] == ["0s", "5s", "1m", "2h", "2d"]
     assert columns([("a", "1"), ("東京", "22")], frozenset({1})) == [["a   ", " 1"], ["東京", "22"]]
     assert command("plait", "show", "it's", "\x1b") == "plait show 'it'\"'\"'s' '\\x1b'"
+
+
+class Screen(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("unit", [*map(chr, [*range(33), *range(0x7F, 0xA0), 0x2028]), "a ", " \n", "\x1b[", "\x1b]"])
+def test_the_time_grows_with_the_text_alone(monkeypatch: pytest.MonkeyPatch, unit: str) -> None:
+    monkeypatch.setattr(sys, "stdout", Screen())
+    for show in (visible, without_controls, one_line):
+        check_linear(show, unit)
+    check_linear(lambda text: print_field("error", text), unit)
+    check_linear(lambda text: print_section("result", text), unit)
