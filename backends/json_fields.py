@@ -56,6 +56,12 @@ def number(value: JsonValue | Mapping[str, JsonValue], *path: str) -> float | No
     return float(found) if 0 <= found <= _MOST else None
 
 
+def is_impossible(value: JsonValue | Mapping[str, JsonValue], *path: str) -> bool:
+    """Return whether there is a number under `path` that counts nothing: negative, too large, or NaN."""
+    found = at(value, *path)
+    return isinstance(found, int | float) and not isinstance(found, bool) and not 0 <= found <= _MOST
+
+
 def count(value: JsonValue | Mapping[str, JsonValue], *path: str) -> int:
     """Return the whole number under `path`; 0 if missing."""
     found = at(value, *path)

@@ -7,7 +7,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import Any, ClassVar
 
-from plait.backends.json_fields import at, count, number, tables, text
+from plait.backends.json_fields import at, count, is_impossible, number, tables, text
 from plait.backends.llm.base import PartialAnswer, RemoteBackend, StreamUsage, in_words
 from plait.backends.llm.client import Client
 from plait.backends.llm.endpoint import Endpoint
@@ -229,7 +229,7 @@ class _Answer(PartialAnswer):
         name = at(message, "id")
         if name is None or name != self.message:
             self.blocks, self.block, self.message = {}, 0, name
-        self.spent.note(usage_of(at(message, "usage")))
+        self._count(at(message, "usage"))
         self.spent.note_model(at(message, "model"))
 
     def _add_text(self, index: int, part: JsonValue | Mapping[str, JsonValue]) -> None:
@@ -245,4 +245,8 @@ class _Answer(PartialAnswer):
             self.reasons.append(reason)
         if reason == "refusal":
             self.refusals.append(text(delta, "stop_details", "explanation"))
-        self.spent.note(usage_of(usage))
+        self._count(usage)
+
+    def _count(self, usage: JsonValue) -> None:
+        odd = is_impossible(usage, "input_tokens") or is_impossible(usage, "output_tokens")
+        self.spent.note(usage_of(usage), is_impossible=odd)

@@ -52,6 +52,7 @@ class StreamUsage:
 
     def __init__(self) -> None:
         self._counts = NO_USAGE
+        self._is_unknown = False
         self.model: str | None = None
         """The name of the answering model; None while unknown."""
         self.is_open = False
@@ -60,13 +61,16 @@ class StreamUsage:
     @property
     def usage(self) -> Usage:
         """The usage so far. The cost of a request under way is partial."""
-        if self.is_open or self.model is not None:
-            return replace(self._counts, model=self.model, cost_is_partial=self.is_open)
+        if self.is_open or self._is_unknown or self.model is not None:
+            return replace(self._counts, model=self.model, cost_is_partial=self.is_open or self._is_unknown)
         return self._counts
 
-    def note(self, used: Usage) -> None:
-        """Raise the usage to the counts in `used`, as reported by the server."""
+    def note(self, used: Usage, *, is_impossible: bool = False) -> None:
+        """Raise the usage to the counts in `used`, as reported by the server; `is_impossible` if the server also
+        reported a number that counts nothing: the usage is then known in part.
+        """
         self._counts = at_least(self._counts, used)
+        self._is_unknown = self._is_unknown or is_impossible
 
     def note_model(self, name: Any) -> None:
         """Record the name of the answering model. Values that are not names are ignored."""

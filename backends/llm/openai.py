@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from urllib.parse import quote, urlencode
 
 from plait.backends.errors import BackendError, ErrorKind
-from plait.backends.json_fields import at, count, number, tables
+from plait.backends.json_fields import at, count, is_impossible, number, tables
 from plait.backends.llm.base import PartialAnswer, RemoteBackend, StreamUsage, in_words, json_or_text
 from plait.backends.llm.client import Client
 from plait.backends.llm.endpoint import Endpoint
@@ -210,7 +210,8 @@ class _Answer(PartialAnswer):
         choice = None if self.choice is None else found.get(self.choice)
         for told in (event.get("usage"), at(event, "x_groq", "usage"), at(choice, "usage")):
             if told:
-                self.spent.note(_usage(told))
+                odd = is_impossible(told, "prompt_tokens") or is_impossible(told, "completion_tokens")
+                self.spent.note(_usage(told), is_impossible=odd)
         if choice is not None:
             self._choose(choice, is_whole=event.get("object") == "chat.completion")
         return False

@@ -176,15 +176,19 @@ def _checked(reply: Reply) -> CallOutcome:
         except (TypeError, ValueError, RecursionError) as error:
             raise BackendError(ErrorKind.INVALID_OUTPUT, f"the reply's data is not JSON: {error}") from error
     usage = reply.usage if plain else kept_usage(reply.usage)
-    storable = reply.text.isascii() and (plain or all(message.content.isascii() for message in reply.messages))
+    storable = reply.text.isascii() and (plain or all(map(_is_storable, reply.messages)))
     if storable and usage is reply.usage:
         return CallOutcome(reply, data_json, None)
     clean = replace(reply, text=clean_text(reply.text), messages=_clean(reply.messages), usage=usage)
     return CallOutcome(clean, data_json, None)
 
 
+def _is_storable(message: Message) -> bool:
+    return message.content.isascii() and message.thoughts.isascii() and _countable(message.usage)
+
+
 def _clean(messages: Sequence[Message]) -> tuple[Message, ...]:
-    return tuple(Message(m.role, clean_text(m.content), m.usage) for m in messages)
+    return tuple(Message(m.role, clean_text(m.content), kept_usage(m.usage), clean_text(m.thoughts)) for m in messages)
 
 
 _MOST_TOKENS = 10**12
@@ -220,7 +224,7 @@ def _reply_problem(reply: object) -> str | None:
         return "the reply has both a question and tasks; return one of the two"
     if reply.question is not None and (wrong := _question_problem(reply.question)):
         return f"the question has {wrong}"
-    return None if _countable(reply.usage) else f"field 'usage' is {reply.usage!r}"
+    return None if _is_usage(reply.usage) else f"field 'usage' is {reply.usage!r}"
 
 
 def _is_plain(reply: object) -> bool:
@@ -260,15 +264,22 @@ def _question_problem(question: Question) -> str | None:
 
 def _are_messages(messages: object) -> TypeGuard[tuple[Message, ...]]:
     return isinstance(messages, tuple) and all(
-        isinstance(one, Message) and isinstance(one.content, str) and one.role in _ROLES and _countable(one.usage)  # pyright: ignore[reportUnnecessaryIsInstance]
+        isinstance(one, Message)
+        and isinstance(one.content, str)  # pyright: ignore[reportUnnecessaryIsInstance]
+        and isinstance(one.thoughts, str)  # pyright: ignore[reportUnnecessaryIsInstance]
+        and one.role in _ROLES
+        and _is_usage(one.usage)
         for one in cast("tuple[object, ...]", messages)
     )
 
 
 def kept_usage(usage: object) -> Usage:
-    """Return `usage` with a printable model name; NO_USAGE if `usage` cannot be stored."""
-    if not isinstance(usage, Usage) or not _countable(usage):
+    """Return `usage` with a printable model name; an unknown usage if its numbers are impossible, such as a negative
+    count, and NO_USAGE if `usage` is none.
+    """
+    if not _is_usage(usage):
         return NO_USAGE
+    usage = usage if _countable(usage) else Usage(model=usage.model, cost_is_partial=True)
     return usage if usage.model is None else _named(usage, usage.model)
 
 
@@ -277,24 +288,29 @@ def _named(usage: Usage, model: str) -> Usage:
     return usage if name and name == model else replace(usage, model=name or None)
 
 
-def _countable(usage: object) -> bool:
-    """Return whether `usage` can be stored: third-party backends may report anything."""
+def _is_usage(usage: object) -> TypeGuard[Usage]:
+    """Return whether `usage` is a usage with fields of the right types: third-party backends may report anything."""
     if usage is NO_USAGE:
         return True
-    if not isinstance(usage, Usage):
+    if not isinstance(usage, Usage) or type(usage.cost_is_partial) is not bool:
         return False
-    read, written, reasoning, cost = usage.input_tokens, usage.output_tokens, usage.reasoning_tokens, usage.cost_usd
-    cache_read, cache_write, for_an_hour = (
-        usage.cache_read_tokens,
-        usage.cache_write_tokens,
-        usage.cache_write_1h_tokens,
-    )
-    counts = (read, written, reasoning, cache_read, cache_write, for_an_hour)
+    numbers = (*_counts(usage), 0 if usage.cost_usd is None else usage.cost_usd)
+    is_named = usage.model is None or isinstance(usage.model, str)  # pyright: ignore[reportUnnecessaryIsInstance]
+    return is_named and set(map(type, numbers)) <= {int, float}
+
+
+def _counts(usage: Usage) -> tuple[int, ...]:
+    read, written, reasoning = usage.input_tokens, usage.output_tokens, usage.reasoning_tokens
+    return read, written, reasoning, usage.cache_read_tokens, usage.cache_write_tokens, usage.cache_write_1h_tokens
+
+
+def _countable(usage: Usage) -> bool:
+    """Return whether the numbers of `usage` are possible, and can be added up and stored."""
+    counts, cost = _counts(usage), usage.cost_usd
+    read, written, reasoning, cache_read, cache_write, for_an_hour = counts
     whole = set(map(type, counts)) == {int} and min(counts) >= 0 and max(counts) <= _MOST_TOKENS
     whole = whole and cache_read + cache_write <= read and for_an_hour <= cache_write and reasoning <= written
-    whole = whole and type(usage.cost_is_partial) is bool
-    whole = whole and (usage.model is None or isinstance(usage.model, str))  # pyright: ignore[reportUnnecessaryIsInstance]
-    return whole and (cost is None or (type(cost) in {int, float} and 0 <= cost <= _MOST_USD))
+    return whole and (cost is None or 0 <= cost <= _MOST_USD)
 
 
 def _deeper_than(value: JsonValue, levels: int) -> bool:

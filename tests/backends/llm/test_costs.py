@@ -105,9 +105,10 @@ TOLD = {"prompt_tokens": 11, "completion_tokens": 7}
     ("usages", "cost"),
     [
         ([{"prompt_tokens": 11.0, "completion_tokens": 7.0}], Usage(11, 7, model="m")),
-        ([{"prompt_tokens": -1, "completion_tokens": 7}], Usage(0, 7, model="m")),
+        ([{"prompt_tokens": -1, "completion_tokens": 7}], Usage(0, 7, model="m", cost_is_partial=True)),
+        ([{"prompt_tokens": float("nan")}, TOLD], Usage(11, 7, model="m", cost_is_partial=True)),
         ([{"prompt_tokens": "11", "completion_tokens": None}], Usage(model="m")),
-        ([{"prompt_tokens": True, "completion_tokens": 1e300}], Usage(model="m")),
+        ([{"prompt_tokens": True, "completion_tokens": 1e300}], Usage(model="m", cost_is_partial=True)),
         (["much"], Usage(model="m")),
         ([[]], Usage(model="m")),
         ([{}], Usage(model="m")),
@@ -237,6 +238,32 @@ async def test_costs_in_dollars_where_the_server_tells_them(said: Any, cost: flo
     assert await cost_of([{**TOLD, "cost": said}]) == Usage(11, 7, cost, "m")
 
 
+UPSTREAM = {"is_byok": True, "cost_details": {"upstream_inference_cost": 0.036}}
+
+
+@pytest.mark.parametrize(
+    ("told", "cost"),
+    [
+        ({"cost": 0, **UPSTREAM}, 0.036),
+        ({"cost": 0.004, **UPSTREAM}, 0.04),
+        ({"cost": 0.04, **UPSTREAM, "is_byok": False}, 0.04),
+        ({"cost": 0, "is_byok": True, "cost_details": {"upstream_inference_cost": None}}, None),
+        ({"cost": {"request_cost": 0.005, "total_cost": 0.006}}, 0.006),
+        ({"cost": {"currency": "USD"}}, None),
+    ],
+)
+async def test_costs_in_the_forms_of_routers(told: dict[str, Any], cost: float | None) -> None:
+    assert await cost_of([{**TOLD, **told}]) == Usage(11, 7, pytest.approx(cost) if cost else cost, "m")
+
+
+@pytest.mark.parametrize("more", [{"choices": [{"index": 0, "delta": {}, "usage": TOLD}]}, {"x_groq": {"usage": TOLD}}])
+async def test_counts_within_the_choice_or_beside_it(more: dict[str, Any]) -> None:
+    wire = ChatCompletions()
+    parts = [wire.chunk({"delta": {"content": "hi"}, "finish_reason": "stop"}), wire.chunk(None, **more)]
+    async with serve(events(parts)) as server, make(wire, server.url).open(ConversationRequest()) as conversation:
+        assert (await conversation.send("Hello.")).usage == Usage(11, 7, model="m")
+
+
 async def test_odd_counts_of_the_messages_api_cost_no_answer() -> None:
     wire = Messages()
     begun = {"id": "m1", "type": "message", "role": "assistant", "content": []}
@@ -246,4 +273,4 @@ async def test_odd_counts_of_the_messages_api_cost_no_answer() -> None:
         wire.event("message_delta", delta={"stop_reason": "end_turn"}, usage={"output_tokens": -7}),
     ]
     async with serve(events(parts)) as server, make(wire, server.url).open(ConversationRequest()) as conversation:
-        assert (await conversation.send("Hello.")).usage == Usage(3, 0, cache_read_tokens=3)
+        assert (await conversation.send("Hello.")).usage == Usage(3, 0, None, None, 3, cost_is_partial=True)

@@ -8,7 +8,7 @@ import pytest
 
 from plait.backends import BackendError, ConversationRequest, ErrorKind
 from tests.support.remotes import Remote, dialect, make
-from tests.support.wire import Answer, ChatCompletions, Dialect, Exchange, events, serve
+from tests.support.wire import Answer, ChatCompletions, Dialect, Exchange, events, plain, serve
 
 __all__ = ["dialect"]
 SCHEMA: dict[str, Any] = {
@@ -79,6 +79,37 @@ async def test_a_schema_already_in_words_is_not_asked_for_twice(dialect: Dialect
         with pytest.raises(BackendError):
             await ask_for(make(dialect, server.url), {"type": "object", "properties": {"a": {}}})
     assert [carries_schema(body) for body in server.bodies] == ([True, False] if dialect.name == "openai" else [False])
+
+
+NO_USAGE_ASKED = {"loc": ["body", "stream_options", "include_usage"], "msg": "Extra inputs are not permitted"}
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        plain(422, {"message": {"detail": [NO_USAGE_ASKED]}, "type": "invalid_request_error"}),
+        plain(400, {"error": {"message": "Unrecognized request argument supplied: stream_options"}}),
+    ],
+)
+async def test_a_server_that_counts_nothing_in_a_stream_is_not_asked_to(refusal: Answer) -> None:
+    wire = ChatCompletions()
+    async with serve(refusal, events(wire.parts('{"n": 3}'))) as server:
+        backend = make(wire, server.url)
+        for _ in range(2):
+            assert await ask_for(backend, SCHEMA) == {"n": 3}
+    assert ["stream_options" in body for body in server.bodies] == [True, False, False]
+    assert all(map(carries_schema, server.bodies))
+
+
+@pytest.mark.parametrize("code", ["json_validate_failed", "tool_use_failed"])
+async def test_an_answer_that_the_server_refuses_is_no_fault_of_the_request(code: str) -> None:
+    wire = ChatCompletions()
+    said = "Generated JSON does not match the expected schema. See 'failed_generation'."
+    async with serve(wire.error(400, code, said)) as server:
+        with pytest.raises(BackendError, match="does not match") as caught:
+            await ask_for(make(wire, server.url), SCHEMA)
+    assert caught.value.kind is ErrorKind.INVALID_OUTPUT
+    assert [carries_schema(body) for body in server.bodies] == [True]
 
 
 NEW_NAME = "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead."
