@@ -42,6 +42,13 @@ def test_what_the_cache_keeps_for_an_hour_has_a_price_of_its_own(price: Price, d
     assert price.cost(used) == pytest.approx(dollars)
 
 
+def test_two_requests_of_a_turn_cost_what_each_of_them_costs() -> None:
+    price = Price(3, 15, cache_read=0.3, cache_write=3.75, cache_write_1h=6, reasoning=20)
+    first = Usage(900_000, 10_000, None, "m", 100_000, 400_000, 1_000, cache_write_1h_tokens=300_000)
+    second = Usage(500_000, 20_000, None, "m", 200_000, 200_000, 2_000, cache_write_1h_tokens=100_000)
+    assert price.cost(first + second) == pytest.approx(price.cost(first) + price.cost(second))
+
+
 @pytest.mark.parametrize(
     ("model", "expected"),
     [
