@@ -130,6 +130,10 @@ def concurrency_option(source: str = "") -> Callable[[F], F]:
 
 quiet_option = click.option("-q", "--quiet", is_flag=True, help="Print only the result.")
 
+strict_option = click.option(
+    "--strict", is_flag=True, help="End the run as soon as the store fails; otherwise the run goes on and catches up."
+)
+
 verbose_option = click.option(
     "-v", "--verbose", is_flag=True, help="Also print each tool that an agent uses, and each wait."
 )
@@ -269,6 +273,8 @@ class OutputOptions:
     """Number of tasks at once; None for the default."""
     result_of: str | None = None
     """Id of the task whose result is printed; None for the final tasks."""
+    strict: bool = False
+    """End the run if the store fails."""
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> OutputOptions:
@@ -280,4 +286,5 @@ class OutputOptions:
             as_json=options["as_json"],
             logs=options["log_style"] is not None,
             concurrency=options.get("concurrency"),
+            strict=options.get("strict", False),
         )

@@ -37,6 +37,7 @@ from plait.runner.cli.options import (
     plan_option,
     quiet_option,
     store_option,
+    strict_option,
     verbose_option,
 )
 from plait.runner.cli.plan_changes import print_plan_changes, repaired_prompts
@@ -67,6 +68,7 @@ from plait.runner.state.stored_run import StoredPolicy, has_ended
 @hosts_option
 @concurrency_option("as stored with the run")
 @store_option
+@strict_option
 @json_option
 @quiet_option
 @verbose_option
@@ -136,7 +138,7 @@ async def resume_run(request: ResumeRequest, options: OutputOptions) -> int:
         print_plan_changes(record, tasks, stored, prompts)
         async with backend_set.open(names) as made:
             concurrency = options.concurrency or stored_concurrency(record) or backend_set.concurrency()
-            runner = backend_set.make_runner(made, store=store, concurrency=concurrency)
+            runner = backend_set.make_runner(made, store=store, concurrency=concurrency, strict=options.strict)
             run = runner.start_resume(record.run_id, retry_failed=request.retry_failed, prompts=prompts)
             return await follow_run(run, dag, replace(options, concurrency=concurrency), store, statuses)
 

@@ -17,7 +17,7 @@ from plait.runner import Plan
 from plait.runner.cli.backends import BackendOptions, BackendSet, backend_set_of_plan, required_backends
 from plait.runner.cli.display.follow import follow_run
 from plait.runner.cli.display.reuse import print_reuse, summarize_reuse, tell_paid_again, with_effects_marked
-from plait.runner.cli.exits import print_note, redirect_prints
+from plait.runner.cli.exits import CliError, print_note, redirect_prints
 from plait.runner.cli.like import NOT_LIKE, LikeOptions, keep_or_ask_again, like_options, list_effects, require_again
 from plait.runner.cli.lookup import RunsOfPlan, find_run, open_store
 from plait.runner.cli.options import (
@@ -32,6 +32,7 @@ from plait.runner.cli.options import (
     read_plan,
     set_option,
     store_option,
+    strict_option,
     verbose_option,
 )
 from plait.runner.operations.preview_reuse import ReusePreview
@@ -49,6 +50,7 @@ from plait.runner.policies.orchestrator.prompts import ANSWER_ID
 @store_option
 @like_options
 @click.option("--no-store", is_flag=True, help="Store nothing; the run cannot be resumed.")
+@strict_option
 @json_option
 @quiet_option
 @verbose_option
@@ -60,6 +62,8 @@ def run_command(plan: Path, inputs: dict[str, str], **options: Any) -> int:
     Ctrl-C stops the run, and `plait resume` continues the run later; a second Ctrl-C exits at once.
     """
     apply_log_options(options["log_style"], options["log_level"])
+    if options["strict"] and options["no_store"]:
+        raise CliError("--strict ends the run if the store fails, and --no-store uses none; leave one of them out")
     loaded = read_plan(plan, inputs)
     chosen = BackendOptions(options["backend"], options["model"], options["base_url"])
     backend_set = backend_set_of_plan(loaded, chosen, options["hosts"])
@@ -80,7 +84,7 @@ async def run_plan(plan: Plan, backend_set: BackendSet, options: OutputOptions, 
     # The store is opened last, so that a missing backend leaves no empty store behind.
     async with backend_set.open(names) as made, store or nullcontext():
         concurrency = options.concurrency or plan.concurrency or backend_set.concurrency()
-        runner = backend_set.make_runner(made, store=store, concurrency=concurrency)
+        runner = backend_set.make_runner(made, store=store, concurrency=concurrency, strict=options.strict)
         preview, keep = None, False
         if like.run is not None and store is not None:
             earlier = (await find_run(store, like.run, RunsOfPlan(plan.name, backend_set.plan))).run_id

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from types import FrameType
 
 import anyio
@@ -21,8 +22,9 @@ from plait.runner.cli.display import report
 from plait.runner.cli.display.plain import Display, NoDisplay, PlainDisplay
 from plait.runner.cli.display.progress import Progress, grow
 from plait.runner.cli.display.report import FinishedRun
-from plait.runner.cli.lookup import WaitingQuestion, list_waiting
-from plait.runner.cli.options import OutputOptions
+from plait.runner.cli.exits import CliError
+from plait.runner.cli.lookup import WaitingQuestion, list_waiting, read_only_store
+from plait.runner.cli.options import OutputOptions, StorePlace
 from plait.runner.cli.signals import end_at_second
 from plait.runner.domain import events
 from plait.runner.domain.dag import DAG
@@ -39,8 +41,13 @@ _SHOW_CURSOR = b"\x1b[?25h"
 async def follow_run(
     run: Run, dag: DAG, options: OutputOptions, store: Store | None, statuses: Mapping[str, TaskStatus] | None = None
 ) -> int:
-    """Show `run` to its end and print the result; `store` holds the run. Return the exit code."""
+    """Show `run` to its end and print the result; `store` holds the run. Return the exit code. Raises StoreError, with
+    nothing called, if the store cannot take a new run.
+    """
+    if store is not None:
+        run.require_record()
     ending = await _drive(run, dag, _make_display(dag, options, statuses))
+    ending = replace(ending, result=report.as_stored(ending.result))
     result = ending.result
     try:
         if options.as_json:
@@ -49,10 +56,22 @@ async def follow_run(
             report.print_result(ending.dag, result, options.result_of)
     finally:  # also if the result cannot be written: the summary says how to find it
         if not options.quiet:
-            report.print_summary(ending, options.store, await _list_waiting(result, store))
+            place = options.store if await _is_stored(result, options.store) else None
+            report.print_summary(ending, place, await _list_waiting(result, store))
         elif result.status is not RunStatus.COMPLETED:
             report.print_failure(result)
     return report.exit_code(result)
+
+
+async def _is_stored(result: RunResult, place: StorePlace | None) -> bool:
+    """Return whether other commands find the run: a store that failed may be another one by now."""
+    if place is None or not result.degraded:
+        return place is not None
+    try:
+        async with read_only_store(place) as store:
+            return await store.get_run(result.run_id) is not None
+    except (StoreError, CliError):
+        return False
 
 
 async def _list_waiting(result: RunResult, store: Store | None) -> list[WaitingQuestion]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
@@ -64,8 +64,19 @@ class FinishedRun:
     """The ids of the tasks that waited for a host that was away when the run was stopped or cancelled, by host."""
 
 
+def as_stored(result: RunResult) -> RunResult:
+    """Return the result with the status that is stored: a run of which changes are lost has not ended in the store."""
+    lost = [one for one in result.degraded if one.lost]
+    if not lost or result.status is RunStatus.CANCELLED:
+        return result
+    error = f"{counted(sum(one.lost for one in lost), 'change')} not stored: {one_line(lost[-1].error, 300)}"
+    return replace(result, status=RunStatus.INTERRUPTED, error=error)
+
+
 def exit_code(result: RunResult) -> int:
     """Return the exit code of the command for the result of a run."""
+    if any(one.lost for one in result.degraded):
+        return exits.STORE
     return EXIT_CODES.get(result.status, exits.CANCELLED)
 
 

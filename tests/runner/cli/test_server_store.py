@@ -190,7 +190,7 @@ def test_serve_keeps_its_token_in_the_folder_of_the_store(tmp_path: Path, dsn: s
 def test_a_role_that_may_only_read_is_refused_before_anything_is_paid_and_still_reads(tmp_path: Path, dsn: str) -> None:
     (tmp_path / "plan.yaml").write_text(PLAN)
     (tmp_path / "answers.py").write_text(
-        "from pathlib import Path\n\nasync def answer(prompt: str) -> str:\n    Path('called').touch()\n    return 'done'\n"
+        "from pathlib import Path\n\nasync def answer(prompt):\n    Path('called').touch()\n    return prompt"
     )
     state = {"XDG_STATE_HOME": str(tmp_path / "state")}
     assert plait_here(tmp_path, "run", "plan.yaml", "--store", dsn, "-q", **state).code == 4

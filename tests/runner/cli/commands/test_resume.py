@@ -292,7 +292,7 @@ def test_a_store_that_goes_away_costs_no_result_and_is_told(tmp_path: Path) -> N
         (tmp_path / ".plait").rename(tmp_path / "away")
         process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=40)
-    assert process.returncode == 6
+    assert process.returncode == 3
     (degraded,) = json.loads(out)["degraded"]
     assert degraded["lost"] > 0
     assert "removed or replaced" in degraded["error"]

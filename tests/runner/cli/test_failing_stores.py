@@ -1,0 +1,141 @@
+"""Stores that fail under the command: what is paid, what is said, the exit code, and the commands that are offered."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sqlite3
+import subprocess
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.support.processes.command import PLAIT, environment, plait, plait_here
+
+PLAN = """
+backends: {f: {kind: function, call: "work.py:work"}}
+tasks:
+  - {id: a, prompt: one}
+  - {id: b, prompt: "two {{ a }}", depends_on: a}
+"""
+WORK = """
+import resource
+from pathlib import Path
+
+async def work(prompt):
+    Path(f"call {len(list(Path().glob('call *')))} {prompt[:10]}").touch()
+    %s
+    return "done"
+"""
+FULL = "resource.setrlimit(resource.RLIMIT_FSIZE, (1, -1))"
+"""No file grows any more, as on a full disk."""
+REFUSING = """
+CREATE TRIGGER refusing BEFORE INSERT ON ends BEGIN SELECT RAISE(ABORT, 'no result is good enough'); END
+"""
+
+
+def make(folder: Path, fault: str = "", plan: str = PLAN) -> None:
+    (folder / "plan.yaml").write_text(plan)
+    (folder / "work.py").write_text(WORK % (fault or "pass"))
+
+
+def calls(folder: Path) -> list[str]:
+    """The prompts of all calls, in their order."""
+    return [path.name.split(maxsplit=2)[2] for path in sorted(folder.glob("call *"))]
+
+
+def forget_calls(folder: Path) -> None:
+    for path in folder.glob("call *"):
+        path.unlink()
+
+
+@pytest.mark.parametrize("words", [("-q",), (), ("--json",)])
+def test_what_a_full_disk_did_not_take_is_told_and_resumed(tmp_path: Path, words: tuple[str, ...]) -> None:
+    make(tmp_path, FULL)
+    done = plait(tmp_path, "run", "plan.yaml", *words)
+    assert done.code == 3
+    if words == ("-q",):
+        assert re.fullmatch(r"plait: run \S+ is interrupted: \d+ changes not stored: .+\n", done.err)
+        assert done.out == "done\n", "what was paid for is printed"
+    elif words == ("--json",):
+        assert (done.value["status"], done.value["degraded"][0]["lost"] > 0) == ("interrupted", True)
+    else:
+        assert re.search(r"^  store +it failed .* changes not stored: ", done.err, re.MULTILINE)
+        assert re.search(r"^  resume +plait resume \S+$", done.err, re.MULTILINE)
+    make(tmp_path)
+    [run] = plait_here(tmp_path, "runs", "--json").value
+    assert run["status"] == "interrupted"
+    again = plait_here(tmp_path, "resume", "last", "-q")
+    assert (again.code, again.out) == (0, "done\n")
+    assert calls(tmp_path) == ["one", "two done", "one", "two done"]
+
+
+def test_a_run_that_cannot_be_stored_does_not_begin(tmp_path: Path) -> None:
+    make(tmp_path, plan=PLAN.replace("one", "x" * 400_000))
+    assert plait_here(tmp_path, "run", "plan.yaml", "-q").code == 0  # makes the store
+    forget_calls(tmp_path)
+    make(tmp_path, plan=PLAN.replace("one", "y" * 400_000))
+    words = ["bash", "-c", f"trap '' XFSZ; ulimit -f 128; exec {' '.join(PLAIT)} run plan.yaml"]  # KiB of each file
+    done = subprocess.run(words, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
+    assert (done.returncode, calls(tmp_path), done.stdout) == (3, [], "")
+    assert len(done.stderr.splitlines()) == 1 and done.stderr.startswith("plait: "), done.stderr
+    assert len(plait_here(tmp_path, "runs", "--json").value) == 1
+
+
+def test_no_command_is_offered_for_a_run_that_is_gone_from_the_store(tmp_path: Path) -> None:
+    make(tmp_path)
+    assert plait_here(tmp_path, "run", "plan.yaml", "-q").code == 0
+    shutil.copytree(tmp_path / ".plait", tmp_path / "older")
+    make(tmp_path, "Path('older').exists() and (Path('.plait').rename('newer'), Path('older').rename('.plait'))")
+    done = plait(tmp_path, "run", "plan.yaml")
+    assert done.code == 3
+    assert "not stored" in done.err
+    assert "plait show" not in done.err and "plait resume" not in done.err
+
+
+def test_a_result_that_the_store_refuses_is_a_failed_task(tmp_path: Path) -> None:
+    make(tmp_path)
+    assert plait_here(tmp_path, "run", "plan.yaml", "-q").code == 0
+    with closing(sqlite3.connect(tmp_path / ".plait" / "plait.db")) as database:
+        database.execute(REFUSING.replace("ON ends", "ON ends WHEN NEW.text IS NOT NULL"))
+    done = plait_here(tmp_path, "run", "plan.yaml")
+    assert (done.code, calls(tmp_path)) == (1, ["one", "two done", "one"])
+    assert re.search(r"^  failed +a: not_stored: .*no result is good enough", done.err, re.MULTILINE)
+    newest = plait_here(tmp_path, "runs", "--json").value[0]
+    assert newest["status"] == "failed"
+
+
+def test_a_store_that_takes_no_end_of_any_attempt_leaves_the_run_to_be_resumed(tmp_path: Path) -> None:
+    make(tmp_path)
+    assert plait_here(tmp_path, "run", "plan.yaml", "-q").code == 0
+    with closing(sqlite3.connect(tmp_path / ".plait" / "plait.db")) as database:
+        database.execute(REFUSING)
+    done = plait_here(tmp_path, "run", "plan.yaml", "-q")
+    assert done.code == 3
+    assert "1 change not stored" in done.err and "no result is good enough" in done.err
+    assert plait_here(tmp_path, "runs", "--json").value[0]["status"] == "interrupted"
+    with closing(sqlite3.connect(tmp_path / ".plait" / "plait.db")) as database:
+        database.execute("DROP TRIGGER refusing")
+    assert plait_here(tmp_path, "resume", "-q").code == 0
+
+
+@pytest.mark.parametrize("command", ["run", "resume"])
+def test_strict_ends_the_run_once_the_store_fails(tmp_path: Path, command: str) -> None:
+    make(tmp_path, "raise OSError('no')" if command == "resume" else FULL)
+    words = ["run", "plan.yaml"]
+    if command == "resume":
+        assert plait_here(tmp_path, "run", "plan.yaml", "-q").code == 1
+        forget_calls(tmp_path)
+        make(tmp_path, FULL)
+        words = ["resume", "last", "--retry-failed"]
+    done = plait(tmp_path, *words, "-q", "--strict")
+    assert (done.code, calls(tmp_path), done.out) == (3, ["one"], "")
+    assert len(done.err.splitlines()) == 1 and done.err.startswith("plait: ")
+
+
+def test_strict_without_a_store_is_a_mistake(tmp_path: Path) -> None:
+    make(tmp_path)
+    done = plait_here(tmp_path, "run", "plan.yaml", "--strict", "--no-store")
+    assert (done.code, calls(tmp_path)) == (2, [])
+    assert "leave one of them out" in done.err
