@@ -293,7 +293,9 @@ class TaskInterrupted:
     attempt: int
     reason: str
     crashed: bool = False
-    """The owner died, did not stop by itself, and the death counts for the task, in `TaskRecord.crashes`."""
+    """The owner died, and did not stop by itself. `TaskRecord.crashes` counts the deaths."""
+    delay_s: float = 0.0
+    """Seconds from `at` until the next attempt may start."""
 
 
 @value

@@ -108,7 +108,11 @@ def _task_retried(change: changes.TaskRetried) -> EventParts:
 
 
 def _task_interrupted(change: changes.TaskInterrupted) -> EventParts:
-    return change.at, EventKind.TASK_INTERRUPTED, change.task_id, change.attempt, _pair("reason", change.reason)
+    values: dict[str, str | float] = {"reason": change.reason}
+    if change.crashed:
+        values["delay_s"] = change.delay_s
+    detail = json.dumps(values, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return change.at, EventKind.TASK_INTERRUPTED, change.task_id, change.attempt, detail
 
 
 def _task_waiting(change: changes.TaskWaiting) -> EventParts:

@@ -202,7 +202,7 @@ class WaitingQuestion:
     text: str
     """The question, or why a task marked at_most_once waits."""
     question: OpenQuestion | None
-    """The question of the task; None for a task marked at_most_once that was interrupted."""
+    """The question of the task; None if the process of the task died, and a person decides."""
 
     def answer_command(self, path: StorePlace) -> str:
         """Return the command that answers, with a placeholder for the answer."""

@@ -15,8 +15,6 @@ from plait.runner.domain.task import FailureMode, Retry, Task
 
 NEVER = 1_000_000
 """More failures than any retry policy allows."""
-MANY = 1_000_000
-"""More crashes than kills in a trial, so that no task fails because of kills by the harness."""
 GROWING = (2, 3)
 """Remainders of `seed % 4` for cases that grow."""
 _BACKENDS = ("one", "two", "three")
@@ -115,7 +113,7 @@ def _task(rng: random.Random, number: int, before: list[Task], parts: Mapping[st
     continues = rng.choice(before).id if before and rng.random() < 0.25 else None
     mode = rng.choices([FailureMode.HARD, FailureMode.SOFT, FailureMode.SKIP], [6, 2, 2])[0]
     backend = None if continues is not None else rng.choice(_BACKENDS)
-    retry = Retry(3, rng.choice([0.0, 1.0, 5.0]), 5.0, max_crashes=MANY)
+    retry = Retry(3, rng.choice([0.0, 1.0, 5.0]), 5.0)
     name = f"t{number}"
     limit = rng.choice([None, 30.0])
     task = Task(name, "", needed, backend, continues, mode, retry, limit, at_most_once=rng.random() < 0.07)
@@ -179,7 +177,6 @@ def plan_case(dag: DAG, default: str, concurrency: int, seed: int) -> Case:
         replace(
             task,
             prompt=prompt_of(task, parts),
-            retry=replace(task.retry_policy, max_crashes=MANY),
             adds_tasks=False,  # the reply adds the tasks itself
             output_schema=None,
             item=None,
@@ -214,14 +211,14 @@ def digest(text: str, data: JsonValue) -> str:
 
 
 def with_a_crasher(case: Case, seed: int) -> Case:
-    """Return the case with a random crashing task among the tasks without dependencies: up to five crashes end it."""
+    """Return the case with a random crashing task among the tasks without dependencies."""
     rng = random.Random(f"crasher {seed}")  # noqa: S311 - no secrets
     chosen = rng.choice([task.id for task in case.dag if not task.upstream])
     parts = {**case.parts, chosen: TaskBehaviour(crashes=True)}
     tasks = [replace(task, prompt=prompt_of(task, parts)) for task in case.dag]
     for i, task in enumerate(tasks):
         if task.id == chosen:
-            tasks[i] = replace(task, retry=replace(task.retry_policy, max_crashes=1), at_most_once=False)
+            tasks[i] = replace(task, at_most_once=False)
     return replace(case, dag=DAG(tasks, name=case.dag.name), parts=parts)
 
 
@@ -235,7 +232,7 @@ def chain_case() -> Case:
     """Return a chain of three tasks; each prompt holds the results of all earlier tasks."""
     before = [[], ["a"], ["a", "b"]]
     parts = {name: TaskBehaviour(seconds=0.001) for name in "abc"}
-    plain = [Task(name, "", needed, retry=Retry(max_crashes=MANY)) for name, needed in zip("abc", before, strict=True)]
+    plain = [Task(name, "", needed) for name, needed in zip("abc", before, strict=True)]
     tasks = [replace(task, prompt=prompt_of(task, parts)) for task in plain]
     return Case(DAG(tasks, name="chain"), parts, _BACKENDS, 1, {})
 
@@ -244,7 +241,7 @@ LAST = "last"
 """The id of the task added by the policy when no task is left. The prompt lists all tasks reported to the policy."""
 
 
-_SPEC_RETRY: JsonValue = {"attempts": 3, "base_delay": 1.0, "max_delay": 5.0, "max_crashes": 1000}
+_SPEC_RETRY: JsonValue = {"attempts": 3, "base_delay": 1.0, "max_delay": 5.0}
 
 
 class CasePolicy:
@@ -285,7 +282,7 @@ def last_task(asked: Iterable[str]) -> Task:
 
 def own_task(name: str, prompt: str) -> Task:
     """Return a task without dependencies."""
-    return Task(name, prompt, retry=Retry(3, 1.0, 5.0, max_crashes=MANY))
+    return Task(name, prompt, retry=Retry(3, 1.0, 5.0))
 
 
 def grown(case: Case, seed: int) -> Case:
@@ -304,17 +301,17 @@ def grown(case: Case, seed: int) -> Case:
         parts[over] = replace(parts[over], items=items, structured=True, failures=0, refused=False)
         name = f"m{number}"
         needed = rng.sample(before, rng.randrange(2))
-        tasks.append(Task(name, "", needed, for_each=over, retry=Retry(max_crashes=MANY)))
+        tasks.append(Task(name, "", needed, for_each=over))
         parts[name] = TaskBehaviour(seconds=rng.choice([0.0, 0.002]), failures=rng.choice([0, 0, 0, 1]))
         if rng.random() < 0.4:
             parts[name] = lasting(tasks[-1], replace(parts[name], failures=NEVER))
             tasks[-1] = replace(tasks[-1], failure_mode=rng.choice(list(FailureMode)))
     if seed % 8 < 4:
         tasks.append(_paired(seed, tasks, parts))
-    tasks.append(Task("u", "", ["m0"], retry=Retry(max_crashes=MANY)))
+    tasks.append(Task("u", "", ["m0"]))
     parts["u"] = TaskBehaviour()
     if not small:
-        tasks.append(Task("mm", "", for_each="m0", retry=Retry(max_crashes=MANY)))
+        tasks.append(Task("mm", "", for_each="m0"))
         parts["mm"] = TaskBehaviour()
     reviewed = tuple(rng.sample([*before, "m0"], 1 if small else 3))
     parts |= {f"r_{name}": TaskBehaviour() for name in reviewed} | {LAST: TaskBehaviour()}
@@ -332,7 +329,7 @@ def _paired(seed: int, tasks: Sequence[Task], parts: dict[str, TaskBehaviour]) -
     parts["p"] = TaskBehaviour(seconds=rng.choice([0.0, 0.002]))
     goes_on, others = rng.random() < 0.5, [task.id for task in tasks if task.for_each is None]
     needed = [*([] if goes_on else ["m0"]), *rng.sample(others, rng.randrange(2))]  # others delay the expansion
-    return Task("p", "", needed, continues="m0" if goes_on else None, for_each=over, retry=Retry(max_crashes=MANY))
+    return Task("p", "", needed, continues="m0" if goes_on else None, for_each=over)
 
 
 def _specs(

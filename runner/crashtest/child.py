@@ -158,7 +158,7 @@ async def _live(start: ProcessStart, ledger: Ledger) -> None:
         )
         result = await _run(run, ledger)
         while result.status is RunStatus.WAITING_INPUT:
-            await _answer(runner, result, ledger)
+            await _answer(runner, start.case, result, ledger)
             result = await _run(runner.start_resume(start.run_id, policy=policy), ledger)
         ledger.write(words.END, result.status.value, await snapshot(store, start.run_id, whole=True))
 
@@ -177,11 +177,11 @@ async def _run(run: Run, ledger: Ledger) -> RunResult:
     return await run.result()
 
 
-async def _answer(runner: ParallelRunner, result: RunResult, ledger: Ledger) -> None:
+async def _answer(runner: ParallelRunner, case: Case, result: RunResult, ledger: Ledger) -> None:
     for task in result.tasks.values():
         if task.status is TaskStatus.WAITING_INPUT:
             ledger.write(words.ANSWER, task.id)
-            await runner.answer(result.run_id, task.id, "again")
+            await runner.answer(result.run_id, task.id, "fail" if case.part(task.id).crashes else "again")
 
 
 async def _no_store_is_made_to_resume(start: ProcessStart, ledger: Ledger) -> None:

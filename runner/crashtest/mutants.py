@@ -153,8 +153,8 @@ def _queue_completed(load: Original, state: Any, position: int, record: Any) -> 
         del state._results[position]
 
 
-def _forget_crashes(crashes_with: Original, record: Any, observed: str | None) -> Any:
-    return crashes_with(replace(record, crashes=0), observed)
+def _forget_crashes(deaths_with: Original, record: Any) -> Any:
+    return deaths_with(replace(record, crashes=0))
 
 
 def _ignore_the_epoch(count_applied: Original, batch: Batch, head: Any) -> Any:
@@ -205,7 +205,7 @@ MUTANTS = (
         Kind.UNSURE,
         seed=1,
     ),
-    Mutant("an attempt's number used twice", takeover, "_apply_step", _use_the_number_again, seed=1),
+    Mutant("an attempt's number used twice", takeover, "_settle", _use_the_number_again, seed=1),
     Mutant(
         "added tasks stored after their planner's end",
         Checkpointer,
@@ -231,7 +231,7 @@ MUTANTS = (
         "a list expanded again by resume", RunState, "_load", _forget_parts, hits=range(7, 11), fits=_grows, seed=42
     ),
     Mutant("completed tasks queued again", RunState, "_load", _queue_completed, seed=1),
-    Mutant("crashes not counted", verdict, "crashes_with", _forget_crashes, kind=Kind.CRASHER),
+    Mutant("crashes not counted", verdict, "deaths_with", _forget_crashes, kind=Kind.CRASHER),
     Mutant("no epoch check", rules, "count_applied", _ignore_the_epoch, _STOP, range(2, 11), Kind.RIVAL),
     Mutant("claimed beside a living owner", parallel, "wait_for_expiry", _do_not_wait, _STOP, range(2, 11), Kind.RIVAL),
     Mutant(

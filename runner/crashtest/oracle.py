@@ -12,9 +12,9 @@ from plait.backends.protocol import JsonValue
 from plait.runner.crashtest.cases import LAST, Case, answer, digest, follows, last_task, tries
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.status import TASK_DONE, RunStatus, TaskStatus
-from plait.runner.domain.suspects import SUSPECTED_AFTER
 from plait.runner.domain.task import FailureMode, Task
 from plait.runner.plan.added_tasks import tasks_of
+from plait.runner.recovery.resume_plan import MOST_DEATHS
 
 _USE = re.compile(r'\{\{ (?:results\["([^"]+)"\](?:\.mark)?|item) \}\}')
 """A template expression made by `use_of`; without a matched group, the item of a `for_each` part."""
@@ -151,7 +151,7 @@ class _Prediction:
         part = self.case.part(task.id)
         most = tries(task, ErrorKind.REFUSED if part.refused else ErrorKind.TRANSIENT)
         if part.crashes:
-            most = SUSPECTED_AFTER + task.retry_policy.max_crashes
+            most = MOST_DEATHS
         if part.crashes or part.refused or part.failures >= most:
             skipped = task.failure_mode is FailureMode.SKIP
             return Expected(TaskStatus.SKIPPED if skipped else TaskStatus.FAILED, most)

@@ -20,8 +20,8 @@ from plait.runner.crashtest.trial import Kind, Point, Trial
 
 LAST_WORDS = 2000
 """The maximum number of characters of output kept."""
-MOST_CRASHES = 6
-"""More than the crashes after which a crasher fails."""
+MOST_CRASHES = 12
+"""More than the crashes after which a person is asked about a crasher."""
 
 
 @dataclass(slots=True)

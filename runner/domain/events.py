@@ -314,6 +314,8 @@ class TaskInterrupted(TaskEvent):
     reason: str
     crashed: bool = False
     """True if the owner died, False if the owner stopped."""
+    delay_s: float = 0.0
+    """As in TaskRetried."""
 
 
 @value

@@ -53,10 +53,6 @@ class Retry:
     server, the waits grow beyond `max_delay`, up to an hour. With `attempts` 1, such a report fails the task at once. A
     backend unavailable on this machine is never retried.
 
-    `resume` runs a task interrupted by the death of its process again. After three such deaths the task runs alone.
-    Once the process has died `max_crashes` more times with the task alone, each time after the process had lived for
-    15 seconds before the task began, the task fails as crashed. Deaths with several tasks under way fail no task.
-
     Raises ValueError for unknown error kinds and invalid numbers.
     """
 
@@ -68,14 +64,10 @@ class Retry:
     """The maximum backoff, in seconds, unless the server asks for a longer wait."""
     on: Collection[str] = DEFAULT_RETRY_ON
     """The error kinds to retry: any collection of `ErrorKind` values, stored as a frozenset."""
-    max_crashes: int = 2
-    """The number of process deaths with the task alone after which the task fails."""
 
     def __post_init__(self) -> None:
         if self.attempts < 1:
             raise ValueError(f"retry attempts must be at least 1, not {self.attempts}; 1 means no retry")
-        if self.max_crashes < 1:
-            raise ValueError(f"max_crashes must be at least 1, not {self.max_crashes}")
         if not (self.base_delay >= 0 and self.max_delay >= 0):
             raise ValueError(f"retry delays must be at least 0 s, not {self.base_delay} and {self.max_delay}")
         if max(self.base_delay, self.max_delay) == float("inf"):
@@ -245,6 +237,11 @@ def at_most_once_question(attempt: int) -> str:
         f"the process ended during attempt {attempt}, and the task is marked at_most_once: "
         f"did the attempt take effect? Answer --done TEXT, --again or --fail"
     )
+
+
+def crash_question(deaths: int) -> str:
+    """Return the question for a person about a task during which the process died `deaths` times."""
+    return f"the process died {deaths} times during this task: run it once more? Answer --again or --fail REASON"
 
 
 def failed_status(mode: Mode) -> TaskStatus:

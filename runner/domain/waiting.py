@@ -39,7 +39,7 @@ class WaitKind(StrEnum):
     HOST = "host"
     """The attempt of the task needs a host that is away."""
     RETRY = "retry"
-    """The last attempt failed, and the next attempt starts at `until`."""
+    """The last attempt failed, or its process died, and the next attempt starts at `until`."""
     QUESTION = "question"
     """A person has to answer a question, or to decide about an interrupted task."""
     OWNER_DEAD = "owner_dead"

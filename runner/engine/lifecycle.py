@@ -246,24 +246,17 @@ def _context(run: PreparedRun, config: Config, sink: EventSink, feed: Feed) -> R
 
 
 def _scheduler(run: PreparedRun, config: Config) -> Scheduler:
-    scheduler = Scheduler(
+    return Scheduler(
         run.state.dag,
         run.task_backends,
         config.slot_pool(),
         InitialState(
             run.state.statuses,
-            alone=run.state.suspects(),
             later=run.handover.next_tries.keys(),
             throttled=_throttled(run),
             held=run.handover.adopted.keys(),
         ),
     )
-    if alone := run.state.suspects():
-        first = [run.state.dag.tasks[position].id for position in alone[:20]]
-        logger(run=run.run_id).warning(
-            "tasks_run_alone", count=len(alone), tasks=first, why="the process died often during each of these tasks"
-        )
-    return scheduler
 
 
 async def _execute(

@@ -25,6 +25,7 @@ from plait.runner.errors import AnswerConflict, PlaitError, RunOwned
 from plait.runner.recovery.adoption import with_detached_turns
 from plait.runner.recovery.answers import first_notes, given_answers, open_questions, question_of, too_late
 from plait.runner.recovery.lease import wait_for_expiry, with_lease
+from plait.runner.recovery.resume import owner_died
 from plait.runner.recovery.resume_plan import Evidence, ResumeAction, plan_resume
 from plait.runner.state.codec import encode_event, message_changes, to_json
 from plait.runner.state.orphans import under_way
@@ -84,7 +85,8 @@ async def _apply(config: Config, run: StoredRun, task_id: str, decision: PersonD
     run.require_task(task_id)
     await wait_for_expiry(config, run, Feed())
     position, run = dag.position(task_id), await with_detached_turns(config, run)
-    record, step = run.tasks[position], plan_resume(dag, run.tasks, evidence=Evidence(detached=run.detached))[position]
+    evidence = Evidence(detached=run.detached, died=owner_died(run))
+    record, step = run.tasks[position], plan_resume(dag, run.tasks, evidence=evidence)[position]
     if position in run.state.asking:
         await _require_decidable(config, run, task_id, decision)
     if step.action is ResumeAction.ADOPT:
@@ -94,7 +96,7 @@ async def _apply(config: Config, run: StoredRun, task_id: str, decision: PersonD
     at = iso(config.clock.wall())
     then: list[Change] = []
     if TaskStatus(record.status) is not TaskStatus.WAITING_INPUT:  # the process died and the run was not resumed
-        then.append(TaskWaiting(at, task_id, record.attempt, step.reason, crashed=True))
+        then.append(TaskWaiting(at, task_id, record.attempt, step.reason, crashed=evidence.died))
     then += await _outcome(run, dag[task_id], record, decision, at)
     await with_lease(config, run, then, under_way(run.tasks, but=task_id))
 

@@ -27,11 +27,11 @@ class WaitingTask:
     attempt: int
     """The number of the attempt that asked or was cut."""
     text: str
-    """The question, or the reason for which a task marked `at_most_once` waits."""
+    """The question, or the reason for which a task waits for a decision."""
     since: str | None
     """The start of the attempt that asked."""
     asks: OpenQuestion | None
-    """The question; None for a task marked `at_most_once` that was interrupted: a person decides."""
+    """The question; None if the process of the task died, and a person decides."""
 
     def as_json(self) -> dict[str, Any]:
         """Return the task as a JSON object."""

@@ -22,6 +22,7 @@ from plait.runner.state.failures import THROTTLING
 
 _KINDS: Final = (
     EventKind.TASK_RETRIED,
+    EventKind.TASK_INTERRUPTED,
     EventKind.TASK_WAITING_INPUT,
     EventKind.TASK_ANSWERED,
     EventKind.TASK_REOPENED,
@@ -166,6 +167,9 @@ class PastWaits:
             case EventKind.TASK_RETRIED:
                 kind = WaitKind.THROTTLED if detail["error_kind"] in THROTTLING else WaitKind.RETRY
                 self._retries[name] = kind, at + detail["delay_s"]
+            case EventKind.TASK_INTERRUPTED:
+                if "delay_s" in detail:
+                    self._retries[name] = WaitKind.RETRY, at + detail["delay_s"]
             case EventKind.TASK_WAITING_INPUT:
                 self._asked.add(name)
             case _:

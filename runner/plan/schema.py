@@ -161,8 +161,6 @@ class RetryPart(_Part):
     """The maximum wait in seconds, unless the server asks for a longer wait."""
     on: list[Kind] = Field(default_factory=lambda: sorted(DEFAULT_RETRY_ON))
     """The kinds of errors to retry."""
-    max_crashes: int = Field(default=DEFAULT_RETRY.max_crashes, ge=1, le=1000)
-    """The number of process deaths with the task alone after which the task fails as crashed."""
 
 
 class DefaultsPart(_Part):

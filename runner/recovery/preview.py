@@ -8,7 +8,7 @@ from typing import Any
 
 from plait.runner.clock import iso
 from plait.runner.domain.html_table import html_table
-from plait.runner.domain.status import UNDER_WAY, RunStatus
+from plait.runner.domain.status import TASK_STATUSES, UNDER_WAY, RunStatus, TaskStatus
 from plait.runner.engine.config import Config
 from plait.runner.engine.feed import Feed
 from plait.runner.engine.inbox import is_to_be_cancelled
@@ -17,18 +17,19 @@ from plait.runner.recovery.adoption import with_detached_turns
 from plait.runner.recovery.answers import ReceivedAnswers, given_answers
 from plait.runner.recovery.lease import wait_for_expiry
 from plait.runner.recovery.resume import (
-    crashes_of_suspects,
     evidence_of,
     later_tries,
+    owner_died,
     policy_state_of,
     require_no_damaged_dependency,
-    with_watch,
 )
 from plait.runner.recovery.resume_plan import (
     ANSWERED,
     RUNS,
     ResumeAction,
     ResumeStep,
+    deaths_with,
+    longest_delay,
     plan_resume,
     steps_of_cancelled,
     steps_of_decided,
@@ -116,12 +117,13 @@ async def preview(config: Config, run: StoredRun, retry_failed: bool) -> Preview
         await wait_for_expiry(config, run, Feed())
     steps = await _steps(config, run, ended, retry_failed)
     later = await later_tries(run, steps, config.clock.wall())
-    suspects = crashes_of_suspects(run, steps)
-    for position, until in with_watch(run, suspects, later, config.clock.wall()).items():
+    for position, until in later.items():
         steps[position] = replace(steps[position], reason=f"{steps[position].reason}; not before {iso(until)}")
-    for position, crashes in suspects.items():
-        reason = f"{steps[position].reason}; runs alone, because the process died {crashes} times during the task"
-        steps[position] = replace(steps[position], reason=reason)
+    for position, record in enumerate(run.tasks):
+        is_cut = TASK_STATUSES[record.status] is TaskStatus.RUNNING and steps[position].action in RUNS
+        if is_cut and owner_died(run):
+            within = f"starts within {longest_delay(deaths_with(record)):g} s"
+            steps[position] = replace(steps[position], reason=f"{steps[position].reason}; {within}")
     weighed = [await _with_input_tokens(run, step) if step.repeats else step for step in steps]
     status = RunStatus.INTERRUPTED if run.status in UNDER_WAY else run.status
     kept = zip(run.tasks, weighed, strict=True)

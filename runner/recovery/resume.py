@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+import random
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from plait.backends.errors import BackendError, ErrorKind
@@ -14,8 +15,7 @@ from plait.runner.domain import events
 from plait.runner.domain.conversation import Continuation, History
 from plait.runner.domain.policy import Policy
 from plait.runner.domain.question import Way, parse_time
-from plait.runner.domain.status import RUN_DONE, TASK_DONE, TASK_REOPENINGS, TASK_STATUSES, RunStatus, TaskStatus
-from plait.runner.domain.suspects import WATCH_S, is_suspect, watches
+from plait.runner.domain.status import RUN_DONE, TASK_DONE, TASK_REOPENINGS, RunStatus, TaskStatus
 from plait.runner.domain.task import Task
 from plait.runner.engine.backend_checks import backend_names, require_policy_backends
 from plait.runner.engine.config import Config, answer_keys
@@ -33,13 +33,15 @@ from plait.runner.recovery.resume_plan import (
     Evidence,
     ResumeAction,
     ResumeStep,
-    crashes_with,
+    deaths_with,
     find_damaged_dependency,
     is_to_be_corrected,
+    longest_delay,
     plan_resume,
 )
 from plait.runner.state.codec import encode_event
 from plait.runner.state.conversations import load_answered_messages, load_continuation, load_history
+from plait.runner.state.owner import Liveness, liveness
 from plait.runner.state.reusable_answers import ReusableAnswers, Reuse, load_answers
 from plait.runner.state.stored_run import StoredPolicy, StoredRun, next_tries
 
@@ -62,15 +64,19 @@ async def prepare_resume(config: Config, run: StoredRun, how: ResumeOptions, con
     require_no_damaged_dependency(run, steps, decides=policy is not None and decided.end is None)
     at = iso(config.clock.wall())
     new_events: list[events.Event] = []
-    suspects = crashes_of_suspects(run, steps)
+    delayed: dict[int, float] = {}
     for position, step in enumerate(steps):
         if step.action is ResumeAction.ADOPT:
             continue
         event: events.Event | None
         if answer := given.answers.get(step.task_id):
             event = state.answer(position, at, answer.value, answer.by)
+        elif state.statuses[position] is TaskStatus.RUNNING:
+            event = _settle(run, position, step, evidence, at, config.rng)
+            if isinstance(event, events.TaskInterrupted) and step.action in RUNS:
+                delayed[position] = parse_time(at) + event.delay_s
         else:
-            event = _apply_step(run, position, step, evidence, at, how.prompts.get(step.task_id))
+            event = _apply_step(run, position, step, at, how.prompts.get(step.task_id))
         if event is not None:
             new_events += [*session_event(run, position, at), event]
     is_unchanged = not new_events
@@ -99,10 +105,10 @@ async def prepare_resume(config: Config, run: StoredRun, how: ResumeOptions, con
     owner, next_write = await acquire(
         config, run.store, record, [change for e in new_events for change in encode_event(e)]
     )
-    new_events += [_retried(run, position, until, at) for position, until in later.items()]
+    new_events += [_waits(run, position, until, at) for position, until in later.items()]
     if decided.failed_on is not None and decided.end is None:
         backlog.insert(0, decided.failed_on)
-    handover = Handover(backlog, with_watch(run, suspects, later, config.clock.wall()), adopted)
+    handover = Handover(backlog, later | delayed, adopted)
     return PreparedRun(record.run_id, state, names, owner, new_events, (), next_write, policy, decided, handover)
 
 
@@ -156,13 +162,12 @@ def require_no_damaged_dependency(run: StoredRun, steps: Sequence[ResumeStep], *
 def evidence_of(run: StoredRun, given: ReceivedAnswers) -> Evidence:
     """Return the facts beside the task records on which the steps depend."""
     ways = {task_id: run.state.asking[run.state.dag.position(task_id)].way for task_id in given.answers}
-    return Evidence(ways, given.late, run.detached, observed_task(run))
+    return Evidence(ways, given.late, run.detached, owner_died(run))
 
 
-def observed_task(run: StoredRun) -> str | None:
-    """Return the id of the only task under way when the owner died, if the owner was one that watches."""
-    under_way = [record for record in run.tasks if TASK_STATUSES[record.status] is TaskStatus.RUNNING]
-    return under_way[0].task_id if len(under_way) == 1 and watches(run.record.epoch) else None
+def owner_died(run: StoredRun) -> bool:
+    """Return whether the last owner of the run died, for all that is known here. Otherwise it only lost the lease."""
+    return run.record.owner is None or liveness(run.record.owner) is not Liveness.ALIVE
 
 
 def _policy(run: StoredRun, own: Policy | None) -> Policy | None:
@@ -196,22 +201,25 @@ async def _policy_backlog(run: StoredRun, new_events: Sequence[events.Event]) ->
     return [task_id for task_id in ended if run.state.statuses[run.state.dag.position(task_id)] in TASK_DONE]
 
 
-def _apply_step(
-    run: StoredRun, position: int, step: ResumeStep, evidence: Evidence, at: str, prompt: str | None
-) -> events.Event | None:
+def _settle(
+    run: StoredRun, position: int, step: ResumeStep, evidence: Evidence, at: str, rng: random.Random
+) -> events.Event:
+    """End the attempt under way, as `step` says, and return the event."""
+    if step.action is ResumeAction.ASK:
+        return run.state.wait_for_decision(position, at, step.reason, crashed=evidence.died)
+    if not evidence.died:
+        return run.state.interrupt(position, at, "the process lost the run")
+    delay_s = rng.uniform(0, longest_delay(deaths_with(run.tasks[position])))
+    return run.state.interrupt(position, at, "the process ended", crashed=True, delay_s=delay_s)
+
+
+def _apply_step(run: StoredRun, position: int, step: ResumeStep, at: str, prompt: str | None) -> events.Event | None:
     """Apply `step` to the state of the task, `prompt` being the new prompt, if any. Return the event of the change, or
     None without a change.
     """
-    state, record = run.state, run.tasks[position]
-    under_way = state.statuses[position] is TaskStatus.RUNNING
+    state = run.state
     if step.action is ResumeAction.FAIL:
-        kind = ErrorKind.CRASHED if under_way else ErrorKind.TIMEOUT
-        return state.fail(position, at, BackendError(kind, step.reason))
-    if under_way and step.action is ResumeAction.ASK:
-        return state.wait_for_decision(position, at, step.reason, crashed=True)
-    if under_way:
-        crashed = crashes_with(record, evidence.observed) > record.crashes
-        return state.interrupt(position, at, "the process ended", crashed=crashed)
+        return state.fail(position, at, BackendError(ErrorKind.TIMEOUT, step.reason))
     if step.action is ResumeAction.START_OVER and state.statuses[position] in TASK_REOPENINGS:
         return state.reopen(position, at, prompt=prompt)
     return None
@@ -285,33 +293,19 @@ async def later_tries(run: StoredRun, steps: Sequence[ResumeStep], now: float) -
     }
 
 
-def crashes_of_suspects(run: StoredRun, steps: Sequence[ResumeStep]) -> dict[int, int]:
-    """Return the crashes of the tasks that the resume executes as suspects, by position."""
-    observed = observed_task(run)
-    crashes = [crashes_with(record, observed) for record in run.tasks]
-    return {i: crashes[i] for i, step in enumerate(steps) if step.action in RUNS and is_suspect(crashes[i])}
-
-
-def with_watch(
-    run: StoredRun, suspects: Collection[int], later: Mapping[int, float], now: float
-) -> Mapping[int, float]:
-    """Return the times of the next attempts: `later`, and those of suspects if the next owner of the run watches."""
-    if not watches(run.record.epoch + 1):
-        return later
-    return {**later, **{position: max(now + WATCH_S, later.get(position, now)) for position in suspects}}
-
-
-def _retried(run: StoredRun, position: int, until: float, at: str) -> events.TaskRetried:
-    """Return the event for listeners of this process: the failure that an earlier process reported. Not stored."""
+def _waits(run: StoredRun, position: int, until: float, at: str) -> events.TaskEvent:
+    """Return the event for listeners of this process: the end of the last attempt, as stored. Not stored again."""
     record, continues = run.tasks[position], position in run.state.continuations
-    kind, error = record.error_kind or "", record.error or ""
+    kind, error, delay_s = record.error_kind, record.error or "", until - parse_time(at)
+    if kind is None:
+        return events.TaskInterrupted(at, record.task_id, record.attempt, error, crashed=True, delay_s=delay_s)
     return events.TaskRetried(
         at,
         record.task_id,
         record.attempt,
         kind,
         error,
-        until - parse_time(at),
+        delay_s,
         record.duration_s or 0.0,
         continues_session=continues,
     )

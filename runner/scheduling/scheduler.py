@@ -33,8 +33,6 @@ class InitialState:
 
     statuses: Sequence[TaskStatus] = ()
     """The status of each task; empty if all tasks are pending."""
-    alone: Collection[int] = ()
-    """Tasks to run last, with no other task of the run running, and no such task of a run with the same slots."""
     later: Collection[int] = ()
     """Tasks to set aside at the start although eligible."""
     throttled: Mapping[int, Pause] = field(default_factory=dict[int, Pause])
@@ -71,13 +69,9 @@ class Scheduler:
         """The calls of this run on backends with limits of rate."""
         self._queue_of = [self._queue(name) for name in backends]
         self._for_each = ForEachQueue(dag)
-        self._alone = frozenset(initial.alone)
-        self._alone_heap: list[tuple[float, int]] = []
         self._dropped: set[int] = set()
         self._admitted: set[int] = set()
         """Tasks with a condition that is true."""
-        self._exclusive: set[int] = set()
-        """Running tasks that must run alone: at most one, or several held at the start."""
         self._missing = [len(dag.needed(position)) for position in range(len(dag))]
         self.taken = 0
         """The number of tasks holding a slot."""
@@ -87,7 +81,7 @@ class Scheduler:
         """Tasks set aside at the start."""
         for position in initial.held:
             self._queue_of[position].take()
-            self._count_taken(position)
+            self.taken += 1
         self._load(initial.statuses or [TaskStatus.PENDING] * len(dag), initial)
 
     def _queue(self, name: str) -> ReadyQueue:
@@ -170,7 +164,7 @@ class Scheduler:
         """
         best = self._best()
         if best is None:
-            return self._take_alone() if self._may_take_alone else None
+            return None
         best.start(best.heap[0][1])
         self.taken += 1
         if best.limiter.gate is not None:
@@ -178,7 +172,7 @@ class Scheduler:
         return self._pop(best.heap)
 
     def _best(self) -> ReadyQueue | None:
-        if self._slots.taken >= self._slots.most or self._exclusive:
+        if self._slots.taken >= self._slots.most:
             return None
         best: ReadyQueue | None = None
         for queue in self._queues.values():
@@ -188,31 +182,9 @@ class Scheduler:
         return best
 
     @property
-    def _may_take_alone(self) -> bool:
-        if not self._alone_heap or self.taken or self._slots.alone or self._slots.taken >= self._slots.most:
-            return False
-        queue, position = self._queue_of[self._alone_heap[0][1]], self._alone_heap[0][1]
-        gate = queue.limiter.gate
-        return queue.may_take and (gate is None or self.rates.admitted(gate, position))
-
-    def _take_alone(self) -> int:
-        position = self._pop(self._alone_heap)
-        self._queue_of[position].start(position)
-        self._count_taken(position)
-        if (gate := self._queue_of[position].limiter.gate) is not None:
-            self.rates.reserve(gate, position)
-        return position
-
-    def _count_taken(self, position: int) -> None:
-        self.taken += 1
-        if position in self._alone:
-            self._exclusive.add(position)
-            self._slots.alone += 1
-
-    @property
     def may_take(self) -> bool:
         """Whether `take` would return a task."""
-        return self._best() is not None or self._may_take_alone
+        return self._best() is not None
 
     def enqueue(self, take: Callable[[], None]) -> bool:
         """Request slots held by other runs, and turns at the limits of rate. Return whether eligible tasks wait for
@@ -222,8 +194,6 @@ class Scheduler:
         if not self._slots.shared:
             return waits
         waiting = [queue for queue in self._queues.values() if queue.heap]
-        if self._alone_heap:
-            waiting.append(self._queue_of[self._alone_heap[0][1]])
         for queue in waiting:
             self._slots.enqueue(self, queue.limiter, partial(self._offered, queue, take))
         return bool(waiting)
@@ -237,9 +207,7 @@ class Scheduler:
         if gate is None:
             return False
         position = queue.heap[0][1] if queue.heap else None
-        if position is None and self._alone_heap and self._queue_of[self._alone_heap[0][1]] is queue:
-            position = None if self.taken or self._slots.alone else self._alone_heap[0][1]
-        is_free = self._slots.taken < self._slots.most and not self._exclusive
+        is_free = self._slots.taken < self._slots.most
         if position is None or not is_free or not queue.may_take:
             gate.leave(self)
             return False
@@ -250,7 +218,7 @@ class Scheduler:
         if self.may_take:
             del queue.limiter.queue[self]
             take()
-        elif not queue.heap and not self._alone_heap:
+        elif not queue.heap:
             del queue.limiter.queue[self]  # all its tasks have been started meanwhile
         else:
             self._join(queue, take)
@@ -258,8 +226,6 @@ class Scheduler:
     def release_all(self) -> None:
         """Release all slots and requests at the end of the run's execution."""
         self._slots.dequeue(self)
-        self._slots.alone -= len(self._exclusive)
-        self._exclusive.clear()
         for queue in self._queues.values():
             del queue.limiter.watchers[self]
             queue.release_all()
@@ -311,7 +277,6 @@ class Scheduler:
         self._missing[position] = -1
         self._dropped.add(position)
         self._discard_dropped(self._queue_of[position].heap)
-        self._discard_dropped(self._alone_heap)
         self._for_each.discard_dropped(self._dropped)
 
     def set_aside(self, position: int) -> None:
@@ -381,7 +346,7 @@ class Scheduler:
     @property
     def exhausted(self) -> bool:
         """True at the end of the run: no task holds a slot, is set aside, or is eligible."""
-        if self.taken or self.aside or self._alone_heap or self._for_each.ready:
+        if self.taken or self.aside or self._for_each.ready:
             return False
         return not any(queue.heap for queue in self._queues.values())
 
@@ -429,8 +394,7 @@ class Scheduler:
         if task.for_each is not None or (task.when is not None and position not in self._admitted):
             self._for_each.ready.append(position)
             return
-        heap = self._alone_heap if position in self._alone else self._queue_of[position].heap
-        heapq.heappush(heap, (-self._priorities[position], position))
+        heapq.heappush(self._queue_of[position].heap, (-self._priorities[position], position))
 
     def _pop(self, heap: list[tuple[float, int]]) -> int:
         position = heapq.heappop(heap)[1]
@@ -448,6 +412,3 @@ class Scheduler:
         self.taken -= 1
         if queue.is_probe(position):
             queue.limiter.end_probe()
-        if position in self._exclusive:
-            self._exclusive.remove(position)
-            self._slots.alone -= 1

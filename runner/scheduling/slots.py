@@ -166,8 +166,6 @@ class SlotPool:
         self._gates = gates or {}
         self._limiters: dict[str, BackendLimiter] = {}
         self.taken = 0
-        self.alone = 0
-        """The number of running tasks that run alone in their runs: at most one, or several held at the start."""
         self.only: BackendLimiter | None = None
         """The only backend on which a slot may be taken now; None if there is no restriction."""
         self._numbers = count()

@@ -190,7 +190,7 @@ def _task_failed(event: events.TaskFailed) -> tuple[stored.Change, ...]:
 
 
 def _task_interrupted(event: events.TaskInterrupted) -> tuple[stored.Change, ...]:
-    return (stored.TaskInterrupted(event.at, event.task_id, event.attempt, event.reason, event.crashed),)
+    return (stored.TaskInterrupted(event.at, event.task_id, event.attempt, event.reason, event.crashed, event.delay_s),)
 
 
 def _task_waiting(event: events.TaskWaiting) -> tuple[stored.Change, ...]:
@@ -278,7 +278,6 @@ def _spec(task: Task) -> str:
             "base_delay": retry.base_delay,
             "max_delay": retry.max_delay,
             "on": sorted(retry.on),
-            "max_crashes": retry.max_crashes,
         }
     spec |= _set(task, "timeout", "output_schema")
     if task.weight != 1.0:

@@ -20,7 +20,6 @@ from plait.runner.domain.prompt_values import is_wanted, rendered
 from plait.runner.domain.question import AnsweredQuestion, Asking, Way, answers_of, asking_of
 from plait.runner.domain.result import ResumeSummary, RunResult, TaskResult
 from plait.runner.domain.status import TASK_DONE, TASK_STATUSES, RunStatus, TaskStatus
-from plait.runner.domain.suspects import is_suspect
 from plait.runner.domain.task import Task
 from plait.runner.state.codec import decode_usage
 from plait.runner.state.failures import Failures
@@ -70,8 +69,6 @@ class ReadableState:
         self._parts: dict[int, list[int]] = {}
         self.parts: Final[Mapping[int, Sequence[int]]] = self._parts
         """The parts of each expanded task with `for_each`."""
-        self._crashes: dict[int, int] = {}
-        """The number of deaths of owners that count for the task, if any: see `domain.suspects`."""
         self._questions: dict[int, str] = {}
         self.questions: Final[Mapping[int, str]] = self._questions
         """The question to a person, for each task that waits for input."""
@@ -97,8 +94,6 @@ class ReadableState:
     def _load(self, position: int, record: TaskRecord) -> None:
         status = TASK_STATUSES[record.status]
         self._attempts[position] = record.attempt
-        if record.crashes:
-            self._crashes[position] = record.crashes
         if record.answers is not None:
             self._answers[position] = answers_of(record.answers)
         if record.added_by is not None:
@@ -163,14 +158,6 @@ class ReadableState:
         """Return the numbers of the task's attempts with a reply that ended with an answered question."""
         answers = self._answers.get(self.dag.position(task_id), ())
         return {answered.attempt for answered in answers if answered.way is Way.REPLY}
-
-    def suspects(self) -> list[int]:
-        """Return the positions of unfinished tasks to run alone, because the process died often during the task."""
-        return [
-            position
-            for position, crashes in self._crashes.items()
-            if is_suspect(crashes) and self._statuses[position] not in TASK_DONE
-        ]
 
     def resume_summary(self) -> ResumeSummary:
         """Return the summary of a resume."""

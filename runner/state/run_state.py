@@ -174,14 +174,13 @@ class RunState(ReadableState):
             at, task_id, number, kind, message, delay_s, duration_s, error.usage, said, goes_on, traceback
         )
 
-    def interrupt(self, position: int, at: str, reason: str, *, crashed: bool = False) -> events.TaskInterrupted:
+    def interrupt(
+        self, position: int, at: str, reason: str, *, crashed: bool = False, delay_s: float = 0.0
+    ) -> events.TaskInterrupted:
         """Make the running task pending again, because the attempt ended with the owner of the run."""
         self._move(position, _RUNNING, _PENDING)
-        if crashed:
-            self._crashes[position] = self._crashes.get(position, 0) + 1
-        return events.TaskInterrupted(
-            at, self.dag.tasks[position].id, self._attempts[position], reason, crashed=crashed
-        )
+        task_id, number = self.dag.tasks[position].id, self._attempts[position]
+        return events.TaskInterrupted(at, task_id, number, reason, crashed=crashed, delay_s=delay_s)
 
     def wait_for_answer(
         self,

@@ -158,21 +158,26 @@ def ended_result(run: StoredRun) -> RunResult:
 async def next_tries(
     store: Store, run_id: str, tasks: Collection[TaskRecord], now: float = math.inf
 ) -> dict[str, float]:
-    """Return the Unix time of the next attempt, by task id, for each task that waits for a retry.
+    """Return the Unix time of the next attempt, by task id, for each task that waits for a retry, or after the death of
+    its process.
 
     The time may be in the past. If the clock was set back, the delay counts from `now` and is thus never longer than
     recorded. Raises StoreError.
     """
-    failed = {task.task_id: task.attempt for task in tasks if _waits_to_be_tried_again(task)}
+    pending = [task for task in tasks if TASK_STATUSES[task.status] is TaskStatus.PENDING]
+    waiting = {
+        EventKind.TASK_RETRIED: {task.task_id: task.attempt for task in pending if task.error_kind is not None},
+        EventKind.TASK_INTERRUPTED: {
+            task.task_id: task.attempt for task in pending if task.crashes and task.error_kind is None
+        },
+    }
     times: dict[str, float] = {}
-    after = 0
-    while failed and (page := await store.list_events(run_id, after, kind=EventKind.TASK_RETRIED)):
-        for event in page:
-            if event.task_id and failed.get(event.task_id) == event.attempt:
-                times[event.task_id] = min(parse_time(event.at), now) + json.loads(event.detail)["delay_s"]
-        after = page[-1].seq
+    for kind, attempts in waiting.items():
+        after = 0
+        while attempts and (page := await store.list_events(run_id, after, kind=kind)):
+            for event in page:
+                delay_s = json.loads(event.detail).get("delay_s")
+                if delay_s is not None and event.task_id and attempts.get(event.task_id) == event.attempt:
+                    times[event.task_id] = min(parse_time(event.at), now) + delay_s
+            after = page[-1].seq
     return times
-
-
-def _waits_to_be_tried_again(task: TaskRecord) -> bool:
-    return TASK_STATUSES[task.status] is TaskStatus.PENDING and task.error_kind is not None

@@ -73,13 +73,14 @@ async def _list_waiting_runs(store: Store) -> list[RunRecord]:
 
 
 async def _list_interrupted(store: Store, run: RunRecord) -> list[WaitingQuestion]:
-    """Return the tasks marked at_most_once that were running when the process of the run died. Each waits for a person
-    from then on; the next resume stores the status.
+    """Return the tasks that wait for a person since the process of the run died: tasks marked at_most_once, and tasks
+    during which a process died often. The next resume stores the status.
     """
     if shown_status(run) is not RunStatus.INTERRUPTED or (run.owner and liveness(run.owner) is not Liveness.DEAD):
         return []
     tasks = await store.list_tasks(run.run_id)
-    cut = {one.task_id: one for one in tasks if one.status == TaskStatus.RUNNING and decode_task(one).at_most_once}
+    running = [one for one in tasks if one.status == TaskStatus.RUNNING]
+    cut = {one.task_id: one for one in running if one.crashes or decode_task(one).at_most_once}
     whole = await store.get_run(run.run_id) if cut else None
     if whole is None:
         return []

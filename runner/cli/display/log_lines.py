@@ -82,6 +82,11 @@ def _retry_line(detail: Detail) -> str:
     return f"{line} ({spent})" if (spent := _spent(detail)) else line
 
 
+def _interruption_line(detail: Detail) -> str:
+    again = f", starts again in {seconds(_number(detail, 'delay_s'))}" if detail.get("delay_s") else ""
+    return f"interrupted: {one_line(_text(detail, 'reason'), _LONGEST)}{again}"
+
+
 def _error_text(detail: Detail) -> str:
     return ": ".join(filter(None, (_text(detail, "error_kind"), one_line(_text(detail, "error"), _LONGEST))))
 
@@ -135,7 +140,7 @@ _WORDS: Mapping[str, Callable[[Detail], str]] = {
     EventKind.TASK_SKIPPED: partial(_end_line, TaskStatus.SKIPPED),
     EventKind.TASK_CANCELLED: partial(_end_line, TaskStatus.CANCELLED),
     EventKind.TASK_RETRIED: _retry_line,
-    EventKind.TASK_INTERRUPTED: lambda detail: f"interrupted: {one_line(_text(detail, 'reason'), _LONGEST)}",
+    EventKind.TASK_INTERRUPTED: _interruption_line,
     EventKind.TASK_WAITING_INPUT: lambda detail: f"waits for a person{_suffix(_text(detail, 'question'))}",
     EventKind.TASK_ANSWERED: _answer_line,
     EventKind.TASK_REOPENED: lambda _: "is to run again",

@@ -125,7 +125,8 @@ def _task_words(event: events.TaskEvent) -> str:
             word = "skipped" if event.status is TaskStatus.SKIPPED else "failed"
             line = f"{word} {seconds(event.duration_s)} {event.error_kind}: {_shorten(event.error)}"
         case events.TaskInterrupted():
-            line = f"interrupted: {_shorten(event.reason)}"
+            again = f", starts again in {seconds(event.delay_s)}" if event.delay_s else ""
+            line = f"interrupted: {_shorten(event.reason)}{again}"
         case events.TaskWaiting():
             line = f"waits for a person: {_shorten(event.question)}"
         case events.TaskAnswered():

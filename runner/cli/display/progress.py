@@ -148,7 +148,7 @@ class Progress:
             self.questions[event.task_id] = event.question
             self._set_status(event.task_id, TaskStatus.WAITING_INPUT)
         else:
-            if isinstance(event, events.TaskRetried):
+            if isinstance(event, events.TaskRetried) or (isinstance(event, events.TaskInterrupted) and event.delay_s):
                 self.retries[event.task_id] = self.clock() + event.delay_s
             self._set_status(event.task_id, TaskStatus.PENDING)
 

@@ -24,7 +24,7 @@ DIAMOND: Final = DAG(
     [
         Task("a", prompt="a"),
         Task("b", prompt="b {{ a }}", depends_on=["a"], continues="a"),
-        Task("c", prompt="c {{ a }}", depends_on=["a"], retry=Retry(attempts=9, base_delay=0, max_crashes=9)),
+        Task("c", prompt="c {{ a }}", depends_on=["a"], retry=Retry(attempts=9, base_delay=0)),
         Task("d", prompt="d {{ b }} {{ c }}", depends_on=["b", "c"], at_most_once=True),
     ],
     name="cancelled",

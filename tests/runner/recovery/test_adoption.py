@@ -98,7 +98,7 @@ async def test_at_most_once_is_adopted_and_only_asked_about_once_it_is_dead(worl
 
 
 async def test_no_crash_is_held_against_a_turn_that_outlives_it(world: World) -> None:
-    world.plan({"id": "a", "prompt": "work [[until go]]", "retry_max_crashes": 1})
+    world.plan({"id": "a", "prompt": "work [[until go]]"})
     for _ in range(3):
         await world.killed(1)
     result, _ = await resumed(world, allow_once_adopted(world, "go"))

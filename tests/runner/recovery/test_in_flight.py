@@ -1,23 +1,23 @@
-"""Tasks that were under way when their process died: continued, started over, asked about, or failed as crashers."""
+"""Tasks that were under way when their process died: continued, started over later, or asked about."""
 
 from __future__ import annotations
 
-import logging
-import re
+import random
 import sqlite3
+import time
 from contextlib import closing
 from pathlib import Path
-from unittest.mock import patch
+from typing import Literal
 
 import pytest
 
-from plait.backends import BackendError, ErrorKind, Reply
+from plait.backends import BackendError, ErrorKind
 from plait.backends.protocol import ConversationRequest
 from plait.persistence import Batch, MemoryStore, SQLiteStore, Store, StoreError, TaskPlaced
-from plait.runner import DAG, FailureMode, ParallelRunner, PlaitError, ResumeAction, Retry, RunStatus, Task, TaskStatus
-from plait.runner.domain.suspects import WATCH_S
+from plait.runner import DAG, ParallelRunner, PlaitError, ResumeAction, RunStatus, Task, TaskStatus
+from plait.runner.domain import events
 from plait.runner.engine.attempt import INTERRUPTED
-from plait.runner.state.run_state import RunState
+from plait.runner.errors import OwnershipLost
 from tests.support.crashed import Dying, die
 from tests.support.fakes import QuickClock, Talker
 from tests.support.hosts import functions
@@ -187,94 +187,123 @@ CRASHER = DAG(
 )
 
 
-async def test_a_crasher_fails_and_those_beside_it_do_not(store: Store) -> None:
-    # Three times `long` is under way beside it; then each runs alone, and only one of them dies.
-    for dag in (CRASHER, None, None):
-        await die(store, Dying(hangs_on("bad", "long")), dag)
-    assert [task.crashes for task in await store.list_tasks("r")][:2] == [2, 2]  # the third death is not settled yet
-    alone: list[str] = []
-    deaths: list[str] = []
-    runner = ParallelRunner(Talker(), store=store)
-    while (step := (await runner.preview_resume("r")).tasks["bad"]).repeats:
-        deaths += re.findall(r"died (\d) times", step.reason)
-        backend = Dying(hangs_on("bad"))
-        assert not await die(store, backend)
-        alone += backend.hanging
-    # The owners with even epochs watch: those of the first and the third of the deaths alone.
-    assert (alone, deaths) == (["bad"] * 3, ["3", "4", "4"])
-    result = await ParallelRunner(Talker(), store=store).resume("r")
-    assert (result["bad"].status, result["bad"].error_kind) == (TaskStatus.FAILED, "crashed")
-    assert "died 5 times during the task, 2 of them with the task alone" in (result["bad"].error or "")
-    assert (result["good"].status, result.blocked) == (TaskStatus.COMPLETED, ("after",))
+class Longest(random.Random):
+    """Draws the longest delays."""
+
+    def uniform(self, a: float, b: float) -> float:
+        return b
 
 
-async def test_deaths_with_several_tasks_under_way_convict_none(store: Store) -> None:
-    dag = DAG([Task(name, prompt=name, retry=Retry(max_crashes=1)) for name in "ab"])
-    await die(store, Dying(hangs_on("a", "b")), dag)
-    for _ in range(11):
-        # A rival that knows no suspects begins both, as a process of an earlier version would.
-        with patch.object(RunState, "suspects", return_value=[]):
-            await die(store, Dying(hangs_on("a", "b")))
-    assert [task.crashes for task in await store.list_tasks("r")] == [3, 3]
-    assert (await ParallelRunner(Talker(), store=store).resume("r")).status is RunStatus.COMPLETED
+async def die_often(store: Store, times: int, *, beside: tuple[str, ...] = (), dag: DAG | None = CRASHER) -> None:
+    for _ in range(times):
+        assert not await die(store, Dying(hangs_on("bad", *beside)), dag)
+        dag = None
 
 
-async def test_a_task_alone_is_not_convicted_where_the_process_has_not_waited(store: Store) -> None:
-    # Of a single task, every death is one with the task alone: only those of the owners that watch count.
-    dag = DAG([Task("a", prompt="a", retry=Retry(max_crashes=2))])
-    await die(store, Dying(hangs_on("a")), dag)
-    counted: list[int] = []
-    for _ in range(5):
-        await die(store, Dying(hangs_on("a")))
-        counted.append((await store.list_tasks("r"))[0].crashes)
-    assert counted == [1, 2, 3, 4, 4]
-    assert (await ParallelRunner(Talker(), store=store).resume("r"))["a"].error_kind == "crashed"
-
-
-async def test_a_suspect_runs_with_nothing_beside_it(store: Store, caplog: pytest.LogCaptureFixture) -> None:
-    dag = DAG([*(Task(name, prompt=name) for name in "abc"), Task("d", prompt="d", depends_on=["a"])])
-    for plan in (dag, None, None):
-        await die(store, Dying(hangs_on("a", "b")), plan)
-    running: list[str] = []
-    together: list[tuple[str, ...]] = []
-
-    class Watching(Talker):
-        def open(self, request: ConversationRequest):
-            running.append(request.idempotency_key[-1])
-            together.append(tuple(running))
-            return super().open(request)
-
-    def answer(prompt: str, request: ConversationRequest) -> Reply:
-        running.remove(request.idempotency_key[-1])
-        return Reply(prompt)
-
-    clock = QuickClock()
-    runner = ParallelRunner(Watching(answer), store=store, clock=clock)
-    foretold = {name: step.reason for name, step in (await runner.preview_resume("r")).tasks.items()}
-    alone = "; runs alone, because the process died 3 times during the task"
-    assert [name for name, reason in foretold.items() if reason.endswith(alone)] == ["a", "b"]
-    assert "not before" in foretold["a"]  # the fourth owner waits, to see whether the machine kills its processes
-    began = clock.monotonic()
-    with caplog.at_level(logging.WARNING):
-        result = await runner.resume("r")
-    assert clock.monotonic() - began >= WATCH_S
-    assert "tasks_run_alone" in caplog.text
-    assert result.status is RunStatus.COMPLETED
-    assert all(len(these) == 1 for these in together if set(these) & {"a", "b"})
-
-
-async def test_a_crasher_that_is_to_be_skipped_is_skipped(store: Store) -> None:
-    dag = DAG(
-        [
-            Task("bad", prompt="bad", retry=Retry(max_crashes=1), failure_mode=FailureMode.SKIP),
-            Task("after", prompt="after[{{ bad }}]", depends_on=["bad"]),
-        ]
+@pytest.mark.parametrize("how", ["again", "fail"])
+async def test_after_ten_deaths_a_person_is_asked(store: Store, how: Literal["again", "fail"]) -> None:
+    await die_often(store, 1, beside=("long",))
+    await die_often(store, 8, dag=None)
+    assert (await ParallelRunner(Talker(), store=store).preview_resume("r")).tasks["bad"].action is not ResumeAction.ASK
+    await die_often(store, 1, dag=None)
+    backend = Talker()
+    runner = ParallelRunner(backend, store=store)
+    assert (await runner.preview_resume("r")).tasks["bad"].action is ResumeAction.ASK
+    result = await runner.resume("r")
+    assert (result.status, result.waiting, result["good"].status) == (
+        RunStatus.WAITING_INPUT,
+        ("bad",),
+        TaskStatus.COMPLETED,
     )
-    await die(store, Dying(hangs_on("bad")), dag)
-    for _ in range(3):
-        await die(store, Dying(hangs_on("bad")))
-    result = await ParallelRunner(Talker(), store=store).resume("r")
-    assert (result["bad"].status, result["after"].text) == (TaskStatus.SKIPPED, "re: after[]")
+    assert "died 10 times during this task" in (result["bad"].question or "")
+    assert [task.crashes for task in await store.list_tasks("r")][:2] == [10, 1]
+    await runner.answer("r", "bad", how, "it kills")
+    result = await runner.resume("r")
+    if how == "again":
+        assert (result.status, backend.prompts[-2:]) == (RunStatus.COMPLETED, ["bad", "after re: bad"])
+    else:
+        assert (result.status, result["bad"].error, result.blocked) == (RunStatus.FAILED, "it kills", ("after",))
+
+
+async def test_a_person_may_answer_before_any_resume(store: Store) -> None:
+    await die_often(store, 10)
+    runner = ParallelRunner(Talker(), store=store)
+    await runner.answer("r", "bad", "again")
+    assert (await store.list_tasks("r"))[0].crashes == 10
+    assert (await runner.resume("r")).status is RunStatus.COMPLETED
+
+
+async def test_after_an_answer_ten_further_deaths_ask_again(store: Store) -> None:
+    await die_often(store, 10)
+    await ParallelRunner(Talker(), store=store).answer("r", "bad", "again")
+    await die_often(store, 1, dag=None)
+    runner = ParallelRunner(Talker(), store=store, clock=QuickClock())
+    assert (await runner.preview_resume("r")).tasks["bad"].reason.endswith("; starts within 2 s")
+    await die_often(store, 9, dag=None)
+    assert (await runner.resume("r")).waiting == ("bad",)
+
+
+async def test_the_delay_doubles_with_each_death_up_to_a_minute(store: Store) -> None:
+    dag: DAG | None = DAG([Task("bad", prompt="bad"), Task("other", prompt="other")])
+    foretold: list[str] = []
+    for _ in range(9):
+        await die_often(store, 1, dag=dag)
+        dag = None
+        step = (await ParallelRunner(Talker(), store=store).preview_resume("r")).tasks["bad"]
+        foretold.append(step.reason.partition("; starts within ")[2])
+    assert foretold == ["2 s", "4 s", "8 s", "16 s", "32 s", "60 s", "60 s", "60 s", "60 s"]
+    clock = QuickClock()
+    began = clock.monotonic()
+    result = await ParallelRunner(Talker(), store=store, clock=clock, rng=Longest()).resume("r")
+    assert result.status is RunStatus.COMPLETED
+    assert 60 <= clock.monotonic() - began < 61
+
+
+async def test_only_the_tasks_under_way_wait(store: Store) -> None:
+    await die_often(store, 1)
+    began: dict[str, float] = {}
+    clock = QuickClock()
+
+    def answer(prompt: str, request: ConversationRequest) -> str:
+        began[prompt] = clock.monotonic()
+        return f"re: {prompt}"
+
+    first = clock.monotonic()
+    await ParallelRunner(Talker(answer), store=store, clock=clock, rng=Longest()).resume("r")
+    assert began["bad"] - first == 2.0
+
+
+async def test_a_stop_during_the_delay_does_not_shorten_it(store: Store) -> None:
+    await die_often(store, 5)
+    async with ParallelRunner(Talker(), store=store, rng=Longest()).start_resume("r") as run:
+        async for event in run.events():
+            if event.kind == "task_interrupted":
+                run.stop()
+    clock = QuickClock()
+    clock.now = time.time()
+    [record, *_] = await store.list_tasks("r")
+    assert (record.status, record.crashes, record.attempt) == ("pending", 5, 5)
+    runner = ParallelRunner(Talker(), store=store, clock=clock)
+    assert "not before" in (await runner.preview_resume("r")).tasks["bad"].reason
+    began = clock.monotonic()
+    async with runner.start_resume("r") as run:
+        told = [event async for event in run.events() if isinstance(event, events.TaskInterrupted)]
+    assert [event.task_id for event in told] == ["bad"]
+    assert clock.monotonic() - began == pytest.approx(told[0].delay_s, abs=0.1) == pytest.approx(32, abs=2)
+    assert (await store.list_tasks("r"))[0].crashes == 5
+
+
+async def test_a_lost_lease_is_no_death(store: Store) -> None:
+    backend = Dying(hangs_on("bad"))
+    async with ParallelRunner(backend, store=store).start(DAG([Task("bad", prompt="bad")]), "r") as run:
+        async for event in run.events():
+            if event.kind == "task_started":
+                break
+        result = await ParallelRunner(Talker(), store=store, clock=QuickClock(), lease=6).resume("r")
+        run.stop()
+        with pytest.raises(OwnershipLost):
+            await run.result()
+    assert (result.status, (await store.list_tasks("r"))[0].crashes) == (RunStatus.COMPLETED, 0)
 
 
 async def test_a_passing_failure_of_the_store_only_delays_at_most_once() -> None:

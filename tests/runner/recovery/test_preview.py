@@ -55,7 +55,7 @@ def random_dag(rng: random.Random) -> DAG:
                 depends_on=needs,
                 continues=rng.choice(needs) if needs and rng.random() < 0.2 else None,
                 failure_mode=rng.choice(list(FailureMode)),
-                retry=Retry(attempts=1, max_crashes=rng.randint(1, 2)),
+                retry=Retry(attempts=1),
                 at_most_once=rng.random() < 0.15,
             )
         )

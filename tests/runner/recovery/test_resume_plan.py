@@ -12,14 +12,14 @@ import pytest
 from plait.backends.protocol import DetachedTurn, Files
 from plait.persistence import Batch, MemoryStore, PolicyDecided
 from plait.persistence.records import TaskRecord
-from plait.runner import DAG, Decision, ParallelRunner, ResumeAction, Retry, RunStatus, Task
+from plait.runner import DAG, Decision, ParallelRunner, ResumeAction, RunStatus, Task
 from plait.runner.domain.question import AnsweredQuestion, Way, encode_answers
 from plait.runner.recovery.resume_plan import Evidence, ResumeStep, plan_resume, steps_of_cancelled, steps_of_decided
 from tests.support.fakes import QuickClock, Talker
 from tests.support.growth import Scripted, by_end
 from tests.support.stores.faulty_store import Fault, FaultyStore, on_write
 
-DAG_OF_TWO = DAG([Task("a", "a"), Task("b", "b", ["a"], retry=Retry(max_crashes=1), at_most_once=True)])
+DAG_OF_TWO = DAG([Task("a", "a"), Task("b", "b", ["a"], at_most_once=True)])
 ALIVE = DetachedTurn("alive", "s", about="agent, pid 7")
 
 

@@ -160,16 +160,6 @@ def test_what_is_dropped_is_never_given_out_and_does_not_keep_the_run_from_its_e
     assert (plan.take_slotless(), plan.take(), plan.exhausted) == (None, None, True)
 
 
-def test_what_was_to_run_alone_is_dropped_too() -> None:
-    dag = DAG([Task("a"), Task("b"), Task("c")])
-    plan = Scheduler(dag, ["default"] * 3, SlotPool(9), InitialState(alone=[0, 1, 2]))
-    plan.drop(1)
-    plan.drop(0)
-    assert taken(dag, plan) == ["c"]
-    plan.finish(2, DONE)
-    assert plan.exhausted
-
-
 def test_what_is_at_work_already_holds_places_even_more_than_there_are() -> None:
     dag = DAG([*(Task(f"old{i}", backend="deep") for i in range(3)), Task("new", backend="deep"), Task("other")])
     names, running = ["deep"] * 4 + ["default"], [TaskStatus.RUNNING] * 3 + [TaskStatus.PENDING] * 2
@@ -184,54 +174,6 @@ def test_what_is_at_work_already_holds_places_even_more_than_there_are() -> None
     plan.finish(3, DONE)
     plan.finish(4, DONE)
     assert plan.exhausted
-
-
-def test_nothing_starts_beside_a_task_at_work_that_is_to_be_alone() -> None:
-    dag = DAG([Task("suspect"), Task("other"), Task("fresh")])
-    running = [TaskStatus.RUNNING] * 2 + [TaskStatus.PENDING]
-    plan = Scheduler(dag, ["default"] * 3, SlotPool(9), InitialState(running, alone=[0, 1], held=[0, 1]))
-    assert taken(dag, plan) == []
-    plan.finish(1, DONE)
-    assert taken(dag, plan) == []
-    plan.finish(0, DONE)
-    assert taken(dag, plan) == ["fresh"]
-
-
-def test_of_two_runs_with_the_same_slots_one_runs_a_task_alone_at_a_time() -> None:
-    # Otherwise the death by the task of one run would count against that of the other.
-    pool = SlotPool(9, shared=True)
-    dags = [DAG([Task("suspect"), Task("other")]) for _ in range(2)]
-    one, two = (Scheduler(dag, ["default"] * 2, pool, InitialState(alone=[0])) for dag in dags)
-    assert (taken(dags[0], one), taken(dags[1], two)) == (["other"], ["other"])
-    one.finish(1, DONE)
-    two.finish(1, DONE)
-    assert (taken(dags[0], one), taken(dags[1], two)) == (["suspect"], [])
-    assert two.enqueue(lambda: offered.extend(taken(dags[1], two)))
-    offered: list[str] = []
-    one.finish(0, DONE)
-    assert offered == ["suspect"]
-    two.release_all()
-    assert pool.alone == 0
-
-
-def test_a_task_alone_waits_for_a_slot_that_another_run_holds() -> None:
-    pool = SlotPool(1, shared=True)
-    dag = DAG([Task("suspect")])
-    one, two = schedule_in(pool, DAG([Task("other")])), Scheduler(dag, ["default"], pool, InitialState(alone=[0]))
-    assert one.take() == 0
-    assert (two.may_take, taken(dag, two), pool.taken) == (False, [], 1)
-    one.finish(0, DONE)
-    assert (two.may_take, taken(dag, two), pool.taken) == (True, ["suspect"], 1)
-
-
-def test_no_run_runs_a_task_alone_while_another_run_still_has_such_a_task_at_work() -> None:
-    pool, dags = SlotPool(9, shared=True), (DAG([Task("a"), Task("b")]), DAG([Task("suspect")]))
-    one = Scheduler(dags[0], ["default"] * 2, pool, InitialState([TaskStatus.RUNNING] * 2, alone=[0, 1], held=[0, 1]))
-    two = Scheduler(dags[1], ["default"], pool, InitialState(alone=[0]))
-    for position in (0, 1):
-        assert taken(dags[1], two) == []
-        one.finish(position, DONE)
-    assert taken(dags[1], two) == ["suspect"]
 
 
 def test_added_tasks_keep_to_the_limits_of_their_backends() -> None:

@@ -261,24 +261,10 @@ def test_retry_alone_leaves_what_is_to_be_said_as_it_is() -> None:
     assert state.continuations == {0: Continuation("s", SAID, ANSWERED)}
 
 
-def test_interrupt_counts_crashes_alone() -> None:
-    state = at(RUNNING, crashes=1)
-    assert state.interrupt(0, AT, "stopped") == events.TaskInterrupted(AT, "a", 2, "stopped")
-    assert state._crashes == {0: 1}
-    for crashes in (2, 3):
-        state.start(0, AT, "fake")
-        died = state.interrupt(0, AT, "died", crashed=True)
-        assert died == events.TaskInterrupted(AT, "a", crashes + 1, "died", crashed=True)
-        assert state._crashes == {0: crashes}
-    assert (state.suspects(), at(RUNNING).suspects()) == ([0], [])
-
-
-def test_the_third_crash_makes_a_suspect() -> None:
-    state = at(PENDING)
-    for suspects in ([], [], [0]):
-        state.start(0, AT, "fake")
-        state.interrupt(0, AT, "died", crashed=True)
-        assert state.suspects() == suspects
+def test_a_crash_delays_the_next_attempt() -> None:
+    assert at(RUNNING).interrupt(0, AT, "stopped") == events.TaskInterrupted(AT, "a", 2, "stopped")
+    died = at(RUNNING).interrupt(0, AT, "died", crashed=True, delay_s=3.5)
+    assert died == events.TaskInterrupted(AT, "a", 2, "died", crashed=True, delay_s=3.5)
 
 
 def test_waiting_for_an_answer_keeps_the_question_and_the_conversation() -> None:

@@ -101,25 +101,26 @@ def test_the_receipt_says_what_may_be_billed_twice(tmp_path: Path) -> None:
     assert (over.code, "is completed; nothing is left to do" in over.out) == (0, True)
 
 
-def test_a_task_that_kills_its_process_each_time_fails_as_a_crasher(tmp_path: Path) -> None:
+def test_a_person_is_asked_about_a_task_that_kills_its_process_each_time(tmp_path: Path) -> None:
     plan = """
 backends:
   bad: {kind: function, call: "work.py:bad"}
   note: {kind: function, call: "work.py:note"}
 tasks:
-  - {id: bad, prompt: x, backend: bad, retry: {max_crashes: 1}}
+  - {id: bad, prompt: x, backend: bad}
   - {id: good, prompt: fine, backend: note, depends_on: [hold]}
   - {id: hold, prompt: y, backend: note}
 """
-    killed(tmp_path, plan, f"{WORK}\nfrom plait.runner.recovery import resume\nresume.WATCH_S = 0.5\n")
-    codes = [plait(tmp_path, "resume").code]
-    while codes[-1] == -signal.SIGKILL and len(codes) < 5:
-        codes.append(plait(tmp_path, "resume").code)
-    assert (codes[:2], codes[-1]) == ([-signal.SIGKILL] * 2, 1)
-    last = plait(tmp_path, "show", "last", "--json")
-    tasks = {task["task_id"]: task for task in last.value["tasks"]}
-    assert (tasks["bad"]["error_kind"], tasks["good"]["status"]) == ("crashed", "completed")
-    assert tasks["bad"]["attempts"] == len(codes)
+    soon = "from plait.runner.recovery import resume\nresume.longest_delay = lambda deaths: 0.3"
+    killed(tmp_path, plan, f"{WORK}\n{soon}\n")
+    assert [plait(tmp_path, "resume").code for _ in range(9)] == [-signal.SIGKILL] * 9
+    (one,) = plait_here(tmp_path, "questions", "--json").value
+    assert (one["task_id"], "died 10 times" in one["question"]) == ("bad", True)
+    assert plait(tmp_path, "resume").code == 4
+    tasks = {task["task_id"]: task for task in plait(tmp_path, "show", "last", "--json").value["tasks"]}
+    assert (tasks["bad"]["status"], tasks["good"]["status"]) == ("waiting_input", "completed")
+    assert plait(tmp_path, "answer", "last", "bad", "--fail", "it kills").code == 0
+    assert plait(tmp_path, "resume").code == 1
 
 
 def test_an_owner_that_slept_past_its_take_over_leaves_with_its_own_exit_code(tmp_path: Path) -> None:
