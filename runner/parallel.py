@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import replace
+from types import EllipsisType
 from typing import Any, TypeAlias
 
 from plait.backends.function import as_backend
@@ -15,6 +16,7 @@ from plait.persistence.errors import StoreError
 from plait.persistence.protocol import Store
 from plait.runner.clock import Clock, iso, new_run_id
 from plait.runner.domain import events
+from plait.runner.domain.concurrency import default_concurrency
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.policy import Policy
 from plait.runner.domain.question import OnQuestion, OpenQuestion
@@ -72,8 +74,9 @@ class ParallelRunner:
     - `backends`: further backends, by name.
     - `default`: the name of the default backend among `backends`. A single backend is the default by itself.
     - `store`: the place for checkpoints. With None, nothing is stored and nothing can be resumed.
-    - `concurrency`: the number of tasks running at once. With None it is the number of slots of the hosts on which the
-      backends are placed, and grows when hosts join.
+    - `concurrency`: the number of tasks running at once. By default the sum of `limits`, and 8 for all backends without
+      a limit together. With None it is the number of slots of the hosts on which the backends are placed, and grows
+      when hosts join.
     - `limits`: the number of tasks running at once per backend, by backend name.
     - `rates`: the requests and tokens per minute per backend, by backend name. They are kept before the server has to
       refuse, and hold for all runs of this process that use the same backend name, server and key.
@@ -102,7 +105,7 @@ class ParallelRunner:
         backends: Mapping[str, Backend | Callable[[str], Any]] | None = None,
         default: str | None = None,
         store: Store | None = None,
-        concurrency: int | None = 8,
+        concurrency: int | EllipsisType | None = ...,
         limits: Mapping[str, int] | None = None,
         rates: Mapping[str, RateLimits] | None = None,
         shared_limits: bool = False,
@@ -121,6 +124,8 @@ class ParallelRunner:
         named = {name: as_backend(one) for name, one in (backends or {}).items()}
         if backend is not None:
             named[DEFAULT_BACKEND] = as_backend(backend)
+        if concurrency is ...:
+            concurrency = default_concurrency((limits or {}).get(name) for name in named)
         self._config = Config(
             named,
             default_backend(named, default, given=backend is not None),
@@ -260,7 +265,8 @@ class ParallelRunner:
         another DAG, other settings or another policy. Raises StoreRequired, BackendMissing, DAGError, RunExists if
         `run_id` is taken, and StoreError. After a StoreError the run may or may not be stored.
         """
-        return await create_run(self._config, dag, run_id, key, with_policy(self._config, dag, settings, policy))
+        kept = with_policy(self._config, dag, settings, policy)
+        return (await create_run(self._config, dag, run_id, key, kept))[0]
 
     @property
     def config(self) -> Config:

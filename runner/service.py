@@ -27,6 +27,7 @@ from plait.runner.errors import PlaitError, RunOwned, StoreRequired
 from plait.runner.log import logger
 from plait.runner.operations.answer_task import How
 from plait.runner.operations.await_answer import wait_for_answer
+from plait.runner.operations.create_run import create_run, with_policy
 from plait.runner.operations.find_runs import RunFilter, find_runs
 from plait.runner.operations.inspect import RunInfo, StoredEvent, history, look_up
 from plait.runner.operations.list_questions import WaitingTask, list_questions
@@ -157,7 +158,21 @@ class RunService:
         policy: Policy | None = None,
     ) -> str:
         """Store a run of `dag` as queued and return its id. See `ParallelRunner.create_run`."""
-        return await self._runner.create_run(dag, key=key, settings=settings, policy=policy)
+        return (await self.find_or_create_run(dag, key=key, settings=settings, policy=policy))[0]
+
+    async def find_or_create_run(
+        self,
+        dag: DAG,
+        *,
+        key: str | None = None,
+        settings: Mapping[str, JsonInput] | None = None,
+        policy: Policy | None = None,
+    ) -> tuple[str, bool]:
+        """Do as `create_run`. Return the id, and whether this call stored the run: False if the key had a run already,
+        and for all but one of several calls with the key at the same time.
+        """
+        config = self._runner.config
+        return await create_run(config, dag, None, key, with_policy(config, dag, settings, policy))
 
     async def start_run(self, run_id: str, *, policy: Policy | None = None) -> None:
         """Begin or continue the run here. Return once the store records this process as the owner.

@@ -52,7 +52,7 @@ RESERVED_SETTINGS = (
     "ticket",
 )
 """Keys of the stored settings reserved by plait."""
-_NOT_COMPARED = frozenset({"answer_keys", "concurrency", "digest", "slots"})
+_NOT_COMPARED = frozenset({"answer_keys", "concurrency", "digest", "slots", "ticket"})
 """Keys of the stored settings that are no part of the digest."""
 _RUN_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 
@@ -98,8 +98,10 @@ def with_policy(
 
 async def create_run(
     config: Config, dag: DAG, run_id: str | None, key: str | None, settings: Mapping[str, JsonInput]
-) -> str:
-    """Store a queued run; `settings` come from `with_policy`. See `ParallelRunner.create_run`."""
+) -> tuple[str, bool]:
+    """Store a queued run; `settings` come from `with_policy`. Return its id, and whether this call made it: of several
+    calls with one key at the same time, one did. See `ParallelRunner.create_run`.
+    """
     run_id, store = checked_run_id(run_id), config.store
     if key is not None and run_id is not None:
         raise ValueError("give a run id or a key, not both: the id of a run with a key is made from the key")
@@ -111,9 +113,9 @@ async def create_run(
     if key is not None:
         run_id = run_id_of(key)
         kept |= {"key": key, "digest": _digest(_change(events.RunCreated(at, run_id, dag, settings)))}
-    elif run_id is not None:
-        # Writing an identical RunCreated twice is idempotent, so two callers with the same explicit id would not notice
-        # each other. A random ticket makes each request distinct.
+    if run_id is not None:
+        # Writing an identical RunCreated twice is idempotent, so two callers with the same id would not notice each
+        # other. A random ticket makes each request distinct.
         kept["ticket"] = secrets.token_hex(8)
     run_id = run_id or new_run_id(config.clock)
     created = _change(events.RunCreated(at, run_id, dag, kept))
@@ -131,7 +133,8 @@ async def create_run(
                 f"key {key!r} was used at {there.created_at} for run {run_id}, with another DAG or other settings "
                 f"({await _difference(store, created, there)}); give a new run a new key"
             ) from error
-    return run_id
+        return run_id, False
+    return run_id, True
 
 
 def run_id_of(key: str) -> str:

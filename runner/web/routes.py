@@ -17,8 +17,7 @@ from plait.backends.protocol import JsonValue
 from plait.backends.spec.build import BackendSpec
 from plait.runner.domain.status import RUN_DONE, RunStatus
 from plait.runner.engine.config import DEFAULT_BACKEND
-from plait.runner.errors import RunNotFound, RunNotResumable, RunOwned
-from plait.runner.operations.create_run import run_id_of
+from plait.runner.errors import RunNotResumable, RunOwned
 from plait.runner.operations.inspect import RunInfo, usage_as_json
 from plait.runner.operations.task_detail import TaskDetail
 from plait.runner.service import RunService
@@ -109,9 +108,11 @@ class Api:
         served = self._served
         plan = await anyio.to_thread.run_sync(posted_plan, new.plan, new.inputs, served.backends)
         plan = plan.fitted_to(served.specs, served.default)
-        if new.key is not None and await self._exists(run_id_of(new.key)):
+        run_id, is_new = await self._runs.find_or_create_run(
+            plan.dag, key=new.key, settings=served.settings, policy=plan.policy
+        )
+        if not is_new:
             response.status_code = 200
-        run_id = await self._runs.create_run(plan.dag, key=new.key, settings=served.settings, policy=plan.policy)
         status = await self._status(run_id)
         if served.starts and status in _TO_START:
             with suppress(RunOwned, RunNotResumable):  # another process has started the run
@@ -212,12 +213,6 @@ class Api:
 
     async def _status(self, run_id: str) -> RunStatus:
         return (await self._runs.get_run(run_id, tasks=False)).status
-
-    async def _exists(self, run_id: str) -> bool:
-        try:
-            return bool(await self._status(run_id))
-        except RunNotFound:
-            return False
 
 
 def _detail(run: RunInfo) -> str:

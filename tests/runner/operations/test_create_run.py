@@ -17,13 +17,14 @@ from plait.runner import (
     KeyConflict,
     ParallelRunner,
     RunExists,
+    RunService,
     RunStatus,
     StoreRequired,
     Task,
     load_plan,
 )
 from plait.runner.cli.backends import BackendOptions, backend_set_of_plan
-from tests.support.fakes import Talker
+from tests.support.fakes import QuickClock, Talker
 from tests.support.processes.command import plait
 from tests.support.stores.faulty_store import Fault, FaultyStore, by_number
 
@@ -117,6 +118,24 @@ async def test_callers_who_race_get_one_run(path: Path) -> None:
                 group.start_soon(create)
         assert [run.run_id for run in await store.list_runs()] == list(set(ids))
     assert len(ids) == 8
+
+
+async def test_of_services_that_race_one_makes_the_run(store: Store) -> None:
+    made: list[tuple[str, bool]] = []
+    clock = QuickClock()  # whose time stands still: the requests are alike
+
+    async def create(service: RunService) -> None:
+        made.append(await service.find_or_create_run(dag(), key="k"))
+
+    services = [RunService(ParallelRunner(Talker(), store=store, clock=clock)) for _ in range(6)]
+    async with anyio.create_task_group() as group:
+        for service in services:
+            group.start_soon(create, service)
+    assert len({run_id for run_id, _ in made}) == 1
+    assert sorted(is_new for _, is_new in made) == [False] * 5 + [True]
+    assert await services[0].create_run(dag(), key="k") == made[0][0]
+    assert not (await services[1].find_or_create_run(dag(), key="k"))[1]
+    assert (await services[1].find_or_create_run(dag()))[1]
 
 
 @pytest.mark.parametrize("fault", [Fault.BEFORE, Fault.AFTER])

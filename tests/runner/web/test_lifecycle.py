@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import sqlite3
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import httpx
@@ -15,6 +18,7 @@ from tests.runner.cli.commands.test_cancel import until
 from tests.support.processes.command import PLAIT, environment, plait
 from tests.support.processes.served import BACKENDS, Heard, heard, served
 from tests.support.processes.warm import Warm
+from tests.support.stores.postgres import empty, worker_dsn
 
 pytestmark = pytest.mark.slow
 
@@ -104,6 +108,30 @@ def test_the_same_key_is_the_same_run(tmp_path: Path) -> None:
         assert len(client.get("/api/runs").json()["runs"]) == 1
 
 
+@pytest.mark.parametrize("on", ["SQLite", "PostgreSQL"])
+def test_of_six_posts_of_one_key_at_once_one_makes_the_run(tmp_path: Path, on: str) -> None:
+    words: list[str] = []
+    if on == "PostgreSQL":
+        asyncio.run(empty(dsn := worker_dsn()))
+        words = ["--store", dsn]
+    with served(tmp_path, *words) as server, ThreadPoolExecutor(6) as threads:
+        for number in range(5):
+            together = Barrier(6)
+
+            def send(wanted: dict[str, Any], together: Barrier = together) -> httpx.Response:
+                with server.client() as client:
+                    client.get("/api/runs")  # connects
+                    together.wait(30)
+                    return post(client, "/api/runs", wanted)
+
+            wanted = {"plan": PLAN, "inputs": {"who": "Ada"}, "key": f"order {number}"}
+            answers = list(threads.map(send, [wanted] * 6))
+            assert sorted(one.status_code for one in answers) == [200] * 5 + [201]
+            assert len({one.json()["run_id"] for one in answers}) == 1
+        with server.client() as client:
+            assert len(client.get("/api/runs").json()["runs"]) == 5
+
+
 def test_a_run_is_cancelled_and_stays_so(tmp_path: Path) -> None:
     with served(tmp_path) as server, server.client() as client:
         run_id = created(client, HELD)
@@ -118,8 +146,9 @@ def test_a_run_is_cancelled_and_stays_so(tmp_path: Path) -> None:
         assert (refused.status_code, refused.json()["error"]["kind"]) == (409, "run_not_resumable")
 
 
-def test_the_server_has_a_grace_time_of_its_own(tmp_path: Path) -> None:
-    with served(tmp_path, "--cancel-grace", "0") as server, server.client() as client:
+@pytest.mark.parametrize("seconds", ["0", "0.05"])
+def test_the_server_has_a_grace_time_of_its_own(tmp_path: Path, seconds: str) -> None:
+    with served(tmp_path, "--cancel-grace", seconds) as server, server.client() as client:
         run_id = created(client, HELD)
         events(client, run_id, until_="task_started held")
         post(client, f"/api/runs/{run_id}/cancel")
