@@ -297,7 +297,9 @@ class ConversationRequest:
     goes_on: bool = False
     """Whether another task is known to continue the conversation, so that a server's cache is worth filling."""
     on_allowance: Callable[[Allowance], None] | None = None
-    """Callback for the head of each response, with the server's limits. Never blocks, never raises. None: not needed."""
+    """Callback for the beginning of each response, with the limits that the server reports. Never blocks, never raises.
+    None if nobody needs it.
+    """
     traceparent: str | None = None
     """The W3C trace context of the attempt, for a process that sends spans of its own. None if no trace can be made."""
     options: ModelOptions = OWN_OPTIONS

@@ -24,7 +24,7 @@ from plait.backends.spec.described import placed
 from plait.backends.spec.hosts import HostsPart
 from plait.runner import DAG, ParallelRunner, Plan, RateLimits
 from plait.runner.cli.exits import CliError
-from plait.runner.cli.options import DEFAULT_CONCURRENCY
+from plait.runner.domain.concurrency import default_concurrency
 from plait.runner.domain.dag import nearest
 from plait.runner.domain.policy import Policy
 from plait.runner.domain.status import TASK_DONE, TaskStatus
@@ -127,14 +127,16 @@ class BackendSet:
         return limits
 
     def concurrency(self) -> int | None:
-        """Return the default number of tasks at once: the sum of the slots of the hosts, else DEFAULT_CONCURRENCY.
+        """Return the default number of tasks at once: see `default_concurrency`. Backends on hosts count as many as
+        their hosts have slots.
 
         None if a run finds the sum only once the hosts are connected.
         """
         used = {spec.on for spec in self.specs.values() if spec.on is not None}
         slots = [self.hosts[name].slots for name in used if name in self.hosts]
-        known = [one for one in slots if one is not None]
-        return None if len(known) < len(slots) else sum(known) or DEFAULT_CONCURRENCY
+        if None in slots:
+            return None
+        return default_concurrency([*slots, *(spec.concurrency for spec in self.specs.values() if spec.on is None)])
 
     def rates(self) -> dict[str, RateLimits]:
         """Return the limits of rate of each backend that has one."""

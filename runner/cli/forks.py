@@ -17,8 +17,9 @@ from plait.runner.cli.display.reuse import print_reuse, summarize_reuse, with_ef
 from plait.runner.cli.exits import CliError, print_note
 from plait.runner.cli.like import list_effects, require_again
 from plait.runner.cli.lookup import RunsOfPlan, existing_store, find_run, read_only_store
-from plait.runner.cli.options import DEFAULT_CONCURRENCY, OutputOptions, is_utf8
+from plait.runner.cli.options import OutputOptions, is_utf8
 from plait.runner.cli.stored_backends import FileOptions, StoredBackends
+from plait.runner.domain.concurrency import DEFAULT_CONCURRENCY
 from plait.runner.operations.fork_run import Fork
 from plait.runner.parallel import ParallelRunner
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import sys
@@ -15,6 +16,7 @@ import click
 
 from plait.runner.cli.display.text import command
 from plait.runner.cli.exits import CliError
+from plait.runner.domain.concurrency import DEFAULT_CONCURRENCY
 
 if TYPE_CHECKING:
     from plait.runner import Plan
@@ -25,7 +27,6 @@ KINDS = "openai, anthropic, local, claude-code, codex or gemini"
 """The kinds for the help of `--backend`; `plait.backends.spec.build.KINDS` takes long to import, and a test compares
 both.
 """
-DEFAULT_CONCURRENCY = 8
 PLAN_SUFFIXES = frozenset({".yaml", ".yml", ".json", ".toml"})
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -117,9 +118,23 @@ disk_option = _store_option("Make the databases on the disk of this file.")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
 
 
+class Seconds(click.FloatRange):
+    """A number of seconds in a range, with or without a fraction."""
+
+    name = "number of seconds"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the number. Fails with click's BadParameter for anything else, `nan` included."""
+        seconds: float = super().convert(value, param, ctx)
+        if math.isnan(seconds):
+            self.fail(f"{value!r} is not a valid {self.name}.", param, ctx)
+        return seconds
+
+
 def concurrency_option(source: str = "") -> Callable[[F], F]:
     """Return the option `-j`. `source` is the place of a number that comes before the default."""
-    default = f"{source}, else {DEFAULT_CONCURRENCY}" if source else str(DEFAULT_CONCURRENCY)
+    sum_of = f"the sum of the backends' `concurrency`, and {DEFAULT_CONCURRENCY} for all without one"
+    default = f"{source}, else {sum_of}" if source else sum_of
     return click.option(
         "-j",
         "--concurrency",

@@ -12,7 +12,6 @@ from plait.persistence.failpoints import FAILPOINTS
 from plait.runner.cli.display.report import print_json
 from plait.runner.cli.exits import COMPLETED, FAILED, STORE, CliError, print_line, print_note
 from plait.runner.cli.options import (
-    DEFAULT_CONCURRENCY,
     StorePlace,
     command_line,
     disk_option,
@@ -24,6 +23,7 @@ from plait.runner.crashtest.campaign import Campaign, PlanShape
 from plait.runner.crashtest.certificate import as_lines, as_value
 from plait.runner.crashtest.tally import Tally
 from plait.runner.crashtest.trial import parse_trial
+from plait.runner.domain.concurrency import DEFAULT_CONCURRENCY
 from plait.runner.policies.follow_ups import FollowUps
 
 _PATH = click.Path(path_type=Path)

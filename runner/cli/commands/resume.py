@@ -25,7 +25,6 @@ from plait.runner.cli.lookup import (
     read_only_store,
 )
 from plait.runner.cli.options import (
-    DEFAULT_CONCURRENCY,
     OutputOptions,
     apply_log_options,
     backends_option,
@@ -42,6 +41,7 @@ from plait.runner.cli.options import (
 )
 from plait.runner.cli.plan_changes import print_plan_changes, repaired_prompts
 from plait.runner.cli.stored_backends import FileOptions, StoredBackends, cancelling_runner, inspecting_runner
+from plait.runner.domain.concurrency import DEFAULT_CONCURRENCY
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.result import RunResult
 from plait.runner.domain.status import RunStatus, TaskStatus

@@ -26,6 +26,7 @@ from plait.runner.cli.display.text import one_line
 from plait.runner.cli.exits import CANCELLED, COMPLETED, CliError, print_line, print_note, redirect_prints
 from plait.runner.cli.lookup import MAX_RUNS_SEARCHED, open_store
 from plait.runner.cli.options import (
+    Seconds,
     StorePlace,
     apply_log_options,
     backend_options,
@@ -76,8 +77,8 @@ DEFAULT_PORT = 8377
 @click.option(
     "--cancel-grace",
     metavar="SECONDS",
-    type=click.IntRange(0, 86_400),
-    default=int(CANCEL_GRACE_SECONDS),
+    type=Seconds(0, 86_400),
+    default=CANCEL_GRACE_SECONDS,
     show_default=True,
     help="Let running tasks of a cancelled run go on for this long; 0 ends them at once.",
 )
@@ -131,7 +132,7 @@ class ServeOptions:
     port: int
     store: StorePlace
     as_json: bool
-    cancel_grace: int
+    cancel_grace: float
     takes_up: bool = False
     """Continue posted runs of earlier servers."""
     queues: bool = False

@@ -19,7 +19,15 @@ from tests.support.processes.command import plait_here
         ("show a b --events", "--events is for a whole run; leave TASK out; see `plait show --help`"),
         (
             "serve --cancel-grace x",
-            "invalid value for '--cancel-grace': 'x' is not a whole number; see `plait serve --help`",
+            "invalid value for '--cancel-grace': 'x' is not a valid number of seconds; see `plait serve --help`",
+        ),
+        (
+            "serve --cancel-grace nan",
+            "invalid value for '--cancel-grace': 'nan' is not a valid number of seconds; see `plait serve --help`",
+        ),
+        (
+            "serve --cancel-grace -0.5",
+            "invalid value for '--cancel-grace': -0.5 is not in the range 0<=x<=86400; see `plait serve --help`",
         ),
         (
             "serve --port 65536",

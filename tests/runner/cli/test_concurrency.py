@@ -1,0 +1,107 @@
+"""How many tasks of a run are under way at once, if nobody gives the number: as many as the backends say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import anyio
+import pytest
+
+from plait import ParallelRunner, SQLiteStore
+from plait.runner.domain.concurrency import default_concurrency
+from tests.support.processes.command import plait_here
+from tests.support.sharing import COMPLETED, Meter, wide
+
+STORE = Path(".plait/plait.db")
+WORK = """
+from pathlib import Path
+
+import anyio
+
+running = most = 0
+
+async def meet(prompt):
+    '''Return once no further call begins, and note the most calls at once.'''
+    global running, most
+    running += 1
+    most = max(most, running)
+    before = 0
+    while before < most:
+        before = most
+        await anyio.sleep(0.3)
+    running -= 1
+    Path("most").write_text(str(most))
+    return "met"
+"""
+PLAN = """
+{top}
+backends:
+{backends}
+defaults: {{backend: one}}
+tasks: [{tasks}]
+"""
+TASKS = ", ".join(f"{{id: t{number}, prompt: x}}" for number in range(20))
+ONE = '  one: {{kind: function, call: "work.py:meet"{0}}}\n'
+TWO = '  two: {{kind: function, call: "work.py:meet"{0}}}\n'
+
+
+def plan_of(folder: Path, backends: str, top: str = "") -> None:
+    (folder / "work.py").write_text(WORK)
+    (folder / "plan.yaml").write_text(PLAN.format(top=top, backends=backends, tasks=TASKS))
+
+
+@pytest.mark.parametrize(
+    ("stated", "number"),
+    [([], 8), ([None], 8), ([None, None], 8), ([32], 32), ([1], 1), ([32, 4], 36), ([32, None, None], 40)],
+)
+def test_the_default_is_the_sum_of_what_is_stated_and_8_for_the_rest(stated: list[int | None], number: int) -> None:
+    assert default_concurrency(stated) == number
+
+
+@pytest.mark.parametrize(
+    ("backends", "top", "words", "number"),
+    [
+        (ONE.format(", concurrency: 16"), "", (), 16),
+        (ONE.format(", concurrency: 2") + TWO.format(", concurrency: 3"), "", (), 5),
+        (ONE.format(", concurrency: 16") + TWO.format(""), "", (), 24),
+        (ONE.format(""), "", (), 8),
+        (ONE.format(", concurrency: 16"), "concurrency: 5", (), 5),
+        (ONE.format(", concurrency: 16"), "concurrency: 5", ("-j", "7"), 7),
+    ],
+)
+def test_a_submitted_plan_stores_the_number(
+    tmp_path: Path, backends: str, top: str, words: tuple[str, ...], number: int
+) -> None:
+    plan_of(tmp_path, backends, top)
+    done = plait_here(tmp_path, "submit", "plan.yaml", *words)
+    assert done.code == 0, done.err
+
+    async def read() -> object:
+        async with SQLiteStore(tmp_path / STORE, mode="read") as store:
+            run = await store.get_run(done.out.strip())
+            assert run is not None
+            return json.loads(run.settings)["concurrency"]
+
+    assert anyio.run(read) == number
+
+
+@pytest.mark.parametrize(("backends", "most"), [(ONE.format(", concurrency: 12"), "12"), (ONE.format(""), "8")])
+def test_as_many_tasks_of_a_plan_run_at_once_as_its_backends_say(tmp_path: Path, backends: str, most: str) -> None:
+    plan_of(tmp_path, backends)
+    done = plait_here(tmp_path, "run", "plan.yaml", "-q", "--no-store")
+    assert done.code == 0, done.err
+    assert (tmp_path / "most").read_text() == most
+
+
+async def test_a_runner_has_the_sum_of_its_limits() -> None:
+    async def most_of(**options: object) -> int:
+        meter = Meter()
+        runner = ParallelRunner(backends={"a": meter, "b": meter}, default="a", **options)  # type: ignore[arg-type]
+        assert (await runner.run(wide("r", 60))).status is COMPLETED
+        assert runner.config.concurrency is not None
+        return meter.most
+
+    assert await most_of(limits={"a": 20, "b": 1}) == 20
+    assert await most_of(limits={"a": 20}, concurrency=3) == 3
+    assert await most_of() == 8
