@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field
 
 from plait.backends import BackendError, ConversationRequest, ErrorKind, FunctionBackend
 from plait.backends.answers.cost import MAX_DEPTH, MAX_VALUES, SchemaProblem, measure
-from tests.support.growth import check_linear
+from tests.support.linear import check_linear
 
 DATE = {"type": "string", "pattern": r"^\d{4}-\d{2}-\d{2}$"}
 UUID = {"type": "string", "pattern": "^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$"}

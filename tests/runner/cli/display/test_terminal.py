@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from plait.runner.cli.display.sections import print_field, print_section
 from plait.runner.cli.display.text import age, columns, command, one_line, seconds, visible, without_controls
-from tests.support.growth import check_linear
+from tests.support.linear import check_linear
 from tests.support.processes.command import Terminal, plait
 
 # Each as a terminal must never get it. The words behind the controls make every one findable.
