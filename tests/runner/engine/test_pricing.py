@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from plait import DAG, OpenAIBackend, ParallelRunner, Price, Reply, Retry, RunStatus, SQLiteStore, Task, Usage
+from plait import DAG, Message, OpenAIBackend, ParallelRunner, Price, Reply, Retry, RunStatus, SQLiteStore, Task, Usage
 from plait.backends import BackendError, Billing, ConversationRequest, ErrorKind
 from plait.backends.prices import UNBILLED
+from plait.backends.protocol import NO_USAGE
 from tests.support.wire import ChatCompletions, Script, events, serve
 
 if TYPE_CHECKING:
@@ -75,11 +76,11 @@ async def test_the_list_prices_a_task_and_is_loaded_by_the_first_that_needs_it(t
 
 
 class Says:
-    """A backend whose calls end, one after the other, with these usages or errors."""
+    """A backend whose calls end, one after the other, with these usages, replies or errors."""
 
     session_id = None
 
-    def __init__(self, *ends: Usage | BackendError, billing: Billing = UNBILLED) -> None:
+    def __init__(self, *ends: Usage | Reply | BackendError, billing: Billing = UNBILLED) -> None:
         self._ends = list(ends)
         self.billing = billing
 
@@ -94,7 +95,22 @@ class Says:
         end = self._ends.pop(0)
         if isinstance(end, BackendError):
             raise end
-        return Reply("hi", usage=end)
+        return end if isinstance(end, Reply) else Reply("hi", usage=end)
+
+
+@pytest.mark.parametrize("lengths", [(100_000, 300_000), (300_000, 100_000)])
+async def test_a_turn_with_one_long_prompt_has_the_price_of_long_prompts(lengths: tuple[int, ...]) -> None:
+    def turn(*lengths: int) -> Reply:
+        used = [Usage(length, 0, model="gpt-5.4") for length in lengths]
+        messages = tuple(Message("assistant", "hi", one) for one in used)
+        return Reply("hi", usage=sum(used, NO_USAGE), messages=messages)
+
+    backend = Says(turn(100_000), turn(100_000, 300_000), turn(*lengths), billing=Billing("openai"))
+    dag = DAG([Task("short", "x"), Task("a", "x"), Task("b", "x")])
+    result = await ParallelRunner(backend, concurrency=1).run(dag)
+    short, one, other = (result[name].usage.cost_usd for name in ("short", "a", "b"))
+    assert short is not None
+    assert one == other == pytest.approx(2 * 4 * short)  # a token of a long prompt costs twice as much
 
 
 async def test_the_cost_that_the_server_reports_stays() -> None:
@@ -115,7 +131,7 @@ async def test_a_sum_with_an_unknown_cost_says_that_it_is_partial(tmp_path: Path
 
 
 async def test_a_failed_attempt_costs_what_it_used(tmp_path: Path) -> None:
-    retry = Retry(attempts=2, base_delay=0, on=frozenset({ErrorKind.CONTEXT_OVERFLOW, ErrorKind.UNEXPECTED}))
+    retry = Retry(attempts=2, base_delay=0, on=frozenset({ErrorKind.INVALID_OUTPUT}))
     async with server(DETAILS, reason="tool_calls") as (_, backend), SQLiteStore(tmp_path / "runs.db") as store:
         runner = ParallelRunner(backend, store=store, prices={"m": LINE})
         result = await runner.run(DAG([Task("a", "x", retry=retry)]), run_id="r")
