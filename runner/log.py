@@ -1,4 +1,5 @@
-"""Logging through structlog, on the standard logger `plait`. Silent until a caller configures a handler.
+"""Logging through structlog, on the standard logger `plait`. Without a handler of a caller, Python prints warnings and
+errors as the text of `_Line`.
 
 Prompts, answers and keys are never logged above debug level.
 """
@@ -15,6 +16,30 @@ if TYPE_CHECKING:
     import structlog
 
 LogFormat = Literal["console", "json"]
+
+
+class _Line(dict[str, Any]):
+    """The values of a log line. As text, it is one line for a person: `store_degraded run=r error='disk is full'`."""
+
+    def __str__(self) -> str:
+        values = (f"{name}={_shown(value)}" for name, value in self.items() if name not in _OF_THE_RECORD)
+        return " ".join((str(self.get("event")), *values))
+
+
+_OF_THE_RECORD = frozenset({"event", "level", "timestamp"})
+
+
+def _shown(value: object) -> str:
+    """Return `value` as a word, or as Python writes it, without control characters."""
+    text = str(value)
+    return text if text.isprintable() and text and " " not in text else repr(value)
+
+
+def _as_line(log: Any, name: str, values: Any) -> tuple[tuple[_Line], dict[str, Any]]:
+    import structlog  # noqa: PLC0415
+
+    (given,), more = structlog.stdlib.ProcessorFormatter.wrap_for_formatter(log, name, values)
+    return (_Line(given),), more
 
 
 class Log:
@@ -57,7 +82,7 @@ class Log:
             processors=[
                 structlog.stdlib.add_log_level,
                 structlog.processors.TimeStamper(fmt="iso", utc=True),
-                structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
+                _as_line,
             ],
         )
         return bound.bind(**self._context)

@@ -407,7 +407,7 @@ async def test_an_older_copy_in_the_place_of_the_store_is_told_once(caplog: pyte
     [lost] = result.degraded
     assert lost.lost > 2 * 10, "start and end of the tasks that came after it"
     assert "stop this run, and resume the run in the copy" in lost.error
-    assert caplog.text.count("'event': 'store_degraded'") == 1
+    assert caplog.text.count("store_degraded run=") == 1
 
 
 async def test_an_outage_ends_also_where_a_change_of_it_is_refused() -> None:
