@@ -107,8 +107,15 @@ class Guard:
         except RequestRefused as refusal:
             await _send_refusal(refusal, receive, guarded)
         else:
-            if body is not None:
-                await self._app(scope, _replay_body(body, receive), guarded)
+            if body is None:
+                return
+            has_gone = anyio.Event()
+            try:
+                await self._app(scope, _replay_body(body, receive, has_gone), guarded)
+            except* anyio.BrokenResourceError:
+                # Of a client that has gone, FastAPI closes a stream into which its own task is still sending.
+                if not has_gone.is_set():
+                    raise
 
     def _check_head(self, scope: Scope, hosts: Collection[str]) -> None:
         if _head_bytes(scope) > MOST_HEAD_BYTES:
@@ -180,14 +187,19 @@ async def _read_body(scope: Scope, receive: Receive, most: int) -> bytes | None:
     raise RequestRefused(408, "too_slow", f"the request was not whole after {BODY_SECONDS:g} s")
 
 
-def _replay_body(body: bytes, receive: Receive) -> Receive:
-    """Return a `receive` that first hands out `body`, which has been read already."""
+def _replay_body(body: bytes, receive: Receive, has_gone: anyio.Event) -> Receive:
+    """Return a `receive` that first hands out `body`, which has been read already, and sets `has_gone` when the client
+    disconnects.
+    """
     waiting = [body]
 
     async def receive_again() -> Message:
         if waiting:
             return {"type": "http.request", "body": waiting.pop(), "more_body": False}
-        return await receive()
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            has_gone.set()
+        return message
 
     return receive_again
 
