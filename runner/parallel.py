@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from contextlib import AsyncExitStack
 from dataclasses import replace
-from types import EllipsisType
-from typing import Any, TypeAlias
+from types import EllipsisType, TracebackType
+from typing import Any, Self, TypeAlias
 
 from plait.backends.function import as_backend
 from plait.backends.prices import Price
 from plait.backends.protocol import Backend, JsonInput, Reply
 from plait.persistence.changes import RunClaimed
 from plait.persistence.errors import StoreError
-from plait.persistence.protocol import Store
 from plait.runner.clock import Clock, iso, new_run_id
 from plait.runner.domain import events
 from plait.runner.domain.concurrency import default_concurrency
-from plait.runner.domain.dag import DAG
+from plait.runner.domain.dag import DAG, as_dag
 from plait.runner.domain.policy import Policy
 from plait.runner.domain.question import OnQuestion, OpenQuestion
 from plait.runner.domain.result import Degradation, RunResult
 from plait.runner.domain.status import RunStatus
-from plait.runner.domain.task import GrowthLimits
+from plait.runner.domain.task import GrowthLimits, Task
 from plait.runner.engine.backend_checks import backend_names
 from plait.runner.engine.config import DEFAULT_BACKEND, Config, answer_keys, default_backend
 from plait.runner.engine.feed import Feed
@@ -50,6 +50,7 @@ from plait.runner.recovery.resume import ResumeOptions, earlier_answers, prepare
 from plait.runner.run import Run
 from plait.runner.scheduling.rates import RateLimits
 from plait.runner.state.answer_cache import load_cache
+from plait.runner.state.own_store import OwnStore, StorePlace, with_open_store
 from plait.runner.state.owner import LEASE_SECONDS, claim_for_this_process
 from plait.runner.state.reusable_answers import ANSWER_KEYS, ReusableAnswers, Reuse, load_answers, require_tasks
 from plait.runner.state.run_state import RunState
@@ -73,7 +74,9 @@ class ParallelRunner:
     - `backend`: the default backend. An `async def f(prompt) -> str` counts as a backend.
     - `backends`: further backends, by name.
     - `default`: the name of the default backend among `backends`. A single backend is the default by itself.
-    - `store`: the place for checkpoints. With None, nothing is stored and nothing can be resumed.
+    - `store`: the place for checkpoints: a store, the path of a SQLite file, or the address of a PostgreSQL database. A
+      path or an address is opened for each call, and with `async with runner:` for the whole block. With None, nothing
+      is stored and nothing can be resumed.
     - `concurrency`: the number of tasks running at once. By default the sum of `limits`, and 8 for all backends without
       a limit together. With None it is the number of slots of the hosts on which the backends are placed, and grows
       when hosts join.
@@ -104,7 +107,7 @@ class ParallelRunner:
         *,
         backends: Mapping[str, Backend | Callable[[str], Any]] | None = None,
         default: str | None = None,
-        store: Store | None = None,
+        store: StorePlace | None = None,
         concurrency: int | EllipsisType | None = ...,
         limits: Mapping[str, int] | None = None,
         rates: Mapping[str, RateLimits] | None = None,
@@ -126,10 +129,12 @@ class ParallelRunner:
             named[DEFAULT_BACKEND] = as_backend(backend)
         if concurrency is ...:
             concurrency = default_concurrency((limits or {}).get(name) for name in named)
+        self.own_store = OwnStore(store)
+        opened = self.own_store.store
         self._config = Config(
             named,
             default_backend(named, default, given=backend is not None),
-            None if store is None else TimeoutStore(store, store_timeout),
+            None if opened is None else TimeoutStore(opened, store_timeout),
             concurrency,
             dict(limits or {}),
             dict(rates or {}),
@@ -143,19 +148,34 @@ class ParallelRunner:
             clock or Clock(),
             rng or random.SystemRandom(),  # forked processes need different retry delays
         )
+        self._block = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        await self._block.enter_async_context(self.own_store.opened())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._block.aclose()
 
     async def run(
         self,
-        dag: DAG,
+        dag: DAG | Iterable[Task],
         run_id: str | None = None,
         *,
+        key: str | None = None,
         settings: Mapping[str, JsonInput] | None = None,
         policy: Policy | None = None,
         like: str | None = None,
         fresh: Collection[str] = (),
         keep_answers: bool = False,
     ) -> RunResult:
-        """Run `dag` to its end and return the result.
+        """Run `dag`, a DAG or a list of tasks, to its end and return the result.
+
+        With `key` (see `create_run`) the call may be repeated, also by another process and after a crash: it begins the
+        run, continues a run that has not ended, as `resume` does, or returns the stored result without a call. Raises
+        KeyConflict, RunOwned and RunNotResumable as these do, and StoreRequired.
 
         `run_id` defaults to a new unique id that sorts by creation time. `settings` are stored with the run. After each
         task's end, `policy` decides which tasks to add, or ends the run. Once all remaining tasks wait for the answer
@@ -175,11 +195,18 @@ class ParallelRunner:
 
         Cancellation ends all attempts and stores the state of the run; `resume` continues it.
         """
-        return await self._new(dag, run_id, settings, policy, _reuse(like, fresh, keep_answers))[1](Feed(), Control())
+        reuse = _reuse(like, fresh, keep_answers)
+        if key is None:
+            return await self._new(dag, run_id, settings, policy, reuse)[1](Feed(), Control())
+        if reuse is not None:
+            raise ValueError("a run with a key takes no answers of another run over; leave key or like out")
+        async with self.own_store.opened():
+            run_id = await self.create_run(dag, run_id, key=key, settings=settings, policy=policy)
+            return await self.resume(run_id, policy=policy)
 
     def start(
         self,
-        dag: DAG,
+        dag: DAG | Iterable[Task],
         run_id: str | None = None,
         *,
         settings: Mapping[str, JsonInput] | None = None,
@@ -192,13 +219,15 @@ class ParallelRunner:
 
         `like` may be the preview of a run of the same `dag`: the answers that the preview has read are not read again.
         """
+        dag = as_dag(dag)
         reuse = _reuse(like.like if isinstance(like, ReusePreview) else like, fresh, keep_answers)
         known = like.answers if isinstance(like, ReusePreview) and like.is_of(dag, reuse) else None
         return Run(*self._new(dag, run_id, settings, policy, reuse, known))
 
+    @with_open_store
     async def preview_like(
         self,
-        dag: DAG,
+        dag: DAG | Iterable[Task],
         like: str,
         *,
         fresh: Collection[str] = (),
@@ -214,10 +243,12 @@ class ParallelRunner:
         Raises StoreRequired, RunNotFound, TaskNotFound for an unknown task in `fresh`, BackendMissing, DAGError for
         files that cannot be used, StoreError.
         """
+        dag = as_dag(dag)
         require_tasks(fresh, dag.tasks)
         reuse = Reuse(like, tuple(fresh), keep_answers=keep_answers)
         return replace(await preview_reuse(self._config, with_digests(dag), reuse, policy), dag=dag)
 
+    @with_open_store
     async def fork(self, run_id: str, start: str, edits: ForkEdits = NO_EDITS) -> Fork:
         """Return a new run that begins from the task `start` of a stored run, for `start_fork` or `preview_fork`. The
         stored run may have ended, failed or been interrupted, and does not change.
@@ -231,6 +262,7 @@ class ParallelRunner:
         """
         return await plan_fork(self._config.store, run_id, start, edits)
 
+    @with_open_store
     async def try_task(
         self, run_id: str, task_id: str, *, prompt: str | None = None, backend: str | None = None
     ) -> Fork:
@@ -241,6 +273,7 @@ class ParallelRunner:
         """
         return await plan_try(self._config.store, run_id, task_id, prompt, backend)
 
+    @with_open_store
     async def preview_fork(self, fork: Fork) -> ReusePreview:
         """Return what each task of the fork would do: see `preview_like`."""
         return await preview_reuse(self._config, fork.dag, fork.reuse, fork.policy)
@@ -249,9 +282,10 @@ class ParallelRunner:
         """Start the fork in the background: `async with runner.start_fork(fork) as run:`. Raises as `run`."""
         return Run(*self._new(fork.dag, None, fork.settings, fork.policy, fork.reuse))
 
+    @with_open_store
     async def create_run(
         self,
-        dag: DAG,
+        dag: DAG | Iterable[Task],
         run_id: str | None = None,
         *,
         key: str | None = None,
@@ -265,6 +299,7 @@ class ParallelRunner:
         another DAG, other settings or another policy. Raises StoreRequired, BackendMissing, DAGError, RunExists if
         `run_id` is taken, and StoreError. After a StoreError the run may or may not be stored.
         """
+        dag = as_dag(dag)
         kept = with_policy(self._config, dag, settings, policy)
         return (await create_run(self._config, dag, run_id, key, kept))[0]
 
@@ -320,6 +355,7 @@ class ParallelRunner:
         """Resume a run in the background. Parameters as in `resume`; see `start`."""
         return Run(run_id, self._resume(run_id, _resume_options(retry_failed, answers, policy, prompts)))
 
+    @with_open_store
     async def preview_resume(self, run_id: str, *, retry_failed: bool = False) -> Preview:
         """Return the action of `resume` for each task, and the tasks that may be billed twice. Change nothing.
 
@@ -328,6 +364,7 @@ class ParallelRunner:
         """
         return await preview(self._config, await stored_run(self._config.store, run_id), retry_failed)
 
+    @with_open_store
     async def answer(self, run_id: str, task_id: str, how: How, text: str = "") -> None:
         """Resolve a task that waits for a person; a following `resume` continues the run.
 
@@ -342,6 +379,7 @@ class ParallelRunner:
         """
         await apply_decision(self._config, run_id, task_id, PersonDecision(how, text))
 
+    @with_open_store
     async def cancel_run(
         self, run_id: str, *, wait: float = 0.0, on_unreached: OnUnreached = lambda _hosts: None
     ) -> RunStatus:
@@ -364,6 +402,7 @@ class ParallelRunner:
         """
         return await cancel_run(self._config, run_id, wait, on_unreached)
 
+    @with_open_store
     async def continue_task(self, run_id: str, task_id: str, message: str) -> Reply:
         """Continue the conversation of a task after the run: send `message`, store the turn, return the reply.
 
@@ -378,6 +417,7 @@ class ParallelRunner:
         run = await stored_run(self._config.store, run_id)
         return await continue_task(self._config, run, task_id, message)
 
+    @with_open_store
     async def questions(self, run_id: str) -> list[OpenQuestion]:
         """Return the unanswered questions of a stored run, in the order of the tasks.
 
@@ -385,6 +425,7 @@ class ParallelRunner:
         """
         return await unanswered_questions(self._config, run_id)
 
+    @with_open_store
     async def answer_question(
         self, run_id: str, task_id: str, value: JsonInput, *, attempt: int | None = None, wait: float = 10.0
     ) -> bool:
@@ -404,14 +445,14 @@ class ParallelRunner:
 
     def _new(
         self,
-        dag: DAG,
+        dag: DAG | Iterable[Task],
         run_id: str | None,
         settings: _Settings,
         policy: Policy | None,
         reuse: Reuse | None,
         known: ReusableAnswers | None = None,
     ) -> tuple[str, _Drive]:
-        config, dag = self._config, with_digests(dag)
+        config, dag = self._config, with_digests(as_dag(dag))
         names = backend_names(dag, config)
         run_id = checked_run_id(run_id) or new_run_id(config.clock)
         kept = {**with_policy(config, dag, settings, policy), **slot_settings(config)}
@@ -437,13 +478,13 @@ class ParallelRunner:
             )
             return await self._go_on(await execute_run(prepared, config, feed, control), policy, feed, control)
 
-        return run_id, drive_new
+        return run_id, self._with_store(drive_new)
 
     def _resume(self, run_id: str, how: ResumeOptions) -> _Drive:
         async def drive_stored(feed: Feed, control: Control) -> RunResult:
             return await self._go_on(await self._resume_once(run_id, how, feed, control), how.policy, feed, control)
 
-        return drive_stored
+        return self._with_store(drive_stored)
 
     async def _go_on(
         self, outcome: RunResult | Diverged, policy: Policy | None, feed: Feed, control: Control
@@ -496,6 +537,13 @@ class ParallelRunner:
                 if store is None or tries == _MOST_CLAIMS or not await short_claim_ends(config, store, run_id):
                     raise
         return await execute_run(prepared, config, feed, control) if isinstance(prepared, PreparedRun) else prepared
+
+    def _with_store(self, drive: _Drive) -> _Drive:
+        async def drive_opened(feed: Feed, control: Control) -> RunResult:
+            async with self.own_store.opened():
+                return await drive(feed, control)
+
+        return drive_opened
 
 
 def _resume_options(

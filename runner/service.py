@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Collection, Mapping
-from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
+from collections.abc import AsyncGenerator, Collection, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, nullcontext
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -17,9 +17,10 @@ from plait.backends.protocol import JsonInput, Reply
 from plait.persistence.errors import StoreError
 from plait.persistence.protocol import Store
 from plait.runner.domain import events
-from plait.runner.domain.dag import DAG
+from plait.runner.domain.dag import DAG, as_dag
 from plait.runner.domain.policy import Policy
 from plait.runner.domain.status import RunStatus
+from plait.runner.domain.task import Task
 from plait.runner.drawing.coordinates import coordinates
 from plait.runner.engine.inbox import LOOK_EVERY_S
 from plait.runner.engine.live_text import LiveText, TextPiece
@@ -127,10 +128,12 @@ class RunService:
         self._waiting: dict[str, _Waiting] = {}
         self._group: anyio.abc.TaskGroup | None = None
         self._left = False
+        self._block = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
         if self._group is not None:
             raise RuntimeError("a RunService can be entered only once; create another RunService")
+        await self._block.enter_async_context(self._runner)
         self._group = await anyio.create_task_group().__aenter__()
         return self
 
@@ -143,15 +146,16 @@ class RunService:
             driven.stop()
         for waiting in self._waiting.values():
             waiting.watching.cancel()
-        if isinstance(error, Exception):
-            # The error of the block is raised unchanged, not inside a group.
-            await self._group.__aexit__(None, None, None)
-            return None
-        return await self._group.__aexit__(kind, error, trace)
+        async with self._block:
+            if isinstance(error, Exception):
+                # The error of the block is raised unchanged, not inside a group.
+                await self._group.__aexit__(None, None, None)
+                return None
+            return await self._group.__aexit__(kind, error, trace)
 
     async def create_run(
         self,
-        dag: DAG,
+        dag: DAG | Iterable[Task],
         *,
         key: str | None = None,
         settings: Mapping[str, JsonInput] | None = None,
@@ -162,7 +166,7 @@ class RunService:
 
     async def find_or_create_run(
         self,
-        dag: DAG,
+        dag: DAG | Iterable[Task],
         *,
         key: str | None = None,
         settings: Mapping[str, JsonInput] | None = None,
@@ -171,7 +175,7 @@ class RunService:
         """Do as `create_run`. Return the id, and whether this call stored the run: False if the key had a run already,
         and for all but one of several calls with the key at the same time.
         """
-        config = self._runner.config
+        config, dag = self._runner.config, as_dag(dag)
         return await create_run(config, dag, None, key, with_policy(config, dag, settings, policy))
 
     async def start_run(self, run_id: str, *, policy: Policy | None = None) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import struct
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar
 from uuid import uuid4
@@ -59,7 +60,7 @@ _REMEDIES: Final = {
 def require_driver() -> None:
     """Raise StoreUnusable if asyncpg cannot be imported."""
     try:
-        import asyncpg  # noqa: F401, PLC0415 - of an extra
+        import_module("asyncpg")
     except ImportError as error:
         why = f"a PostgresStore needs the package asyncpg: pip install 'plait[postgres]' ({error})"
         raise StoreUnusable(why) from error

@@ -126,8 +126,10 @@ async def _last_run_of(store: Store, plan: RunsOfPlan) -> RunRecord:
         if listed.name != plan.name and (same_name is not None or plan.path is None):
             break
         run = await store.get_run(listed.run_id)
-        settings = {} if run is None else json.loads(run.settings)
-        if run is None or is_try(settings):
+        if run is None:
+            continue
+        settings: dict[str, Any] = json.loads(run.settings)
+        if is_try(settings):
             continue
         if settings.get("plan") == path and not settings.get("posted"):
             return run

@@ -285,6 +285,11 @@ class DAG:
         return problems
 
 
+def as_dag(tasks: DAG | Iterable[Task]) -> DAG:
+    """Return the DAG, or the DAG of a list of tasks. Raises DAGError."""
+    return tasks if isinstance(tasks, DAG) else DAG(tasks)
+
+
 def sort_names(after: Mapping[str, Iterable[str]]) -> tuple[list[str], list[list[str]]]:
     """Return names in topological order, without those of and behind a cycle, and one cycle of each group of names in
     which every name follows every other. The first name of a cycle is also the last.

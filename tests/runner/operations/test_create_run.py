@@ -17,6 +17,7 @@ from plait.runner import (
     KeyConflict,
     ParallelRunner,
     RunExists,
+    RunOwned,
     RunService,
     RunStatus,
     StoreRequired,
@@ -193,3 +194,75 @@ async def test_a_queued_run_can_be_taken_from_once_it_has_run() -> None:
     await runner.resume(run_id)
     await runner.run(dag, like=run_id)
     assert made == ["a"]
+
+
+async def test_a_run_with_a_key_begins_and_then_returns_its_result(store: Store) -> None:
+    talker = Talker()
+    first = await ParallelRunner(talker, store=store).run(dag(), key="nightly-2026-11-27")
+    assert (first.status, len(talker.prompts)) == (RunStatus.COMPLETED, 2)
+    again = await ParallelRunner(talker, store=store).run(dag(), key="nightly-2026-11-27")
+    assert (again.run_id, again.text, len(talker.prompts)) == (first.run_id, first.text, 2)
+    other = await ParallelRunner(talker, store=store).run(dag(), key="nightly-2026-11-28")
+    assert (other.run_id == first.run_id, len(talker.prompts)) == (False, 4)
+    with pytest.raises(KeyConflict, match="task 'a' has another prompt"):
+        await ParallelRunner(talker, store=store).run(dag("Bye"), key="nightly-2026-11-27")
+    assert len(talker.prompts) == 4
+
+
+async def test_a_run_with_a_key_goes_on_where_it_was_interrupted(store: Store) -> None:
+    prompts: list[str] = []
+
+    async def hangs_once(prompt: str) -> str:
+        prompts.append(prompt)
+        if prompt == "b" and prompts.count("b") == 1:
+            scope.cancel()
+            await anyio.sleep_forever()
+        return prompt
+
+    with anyio.CancelScope() as scope:
+        await ParallelRunner(hangs_once, store=store).run(dag(), key="k")
+    (stored,) = await store.list_runs()
+    result = await ParallelRunner(hangs_once, store=store).run(dag(), key="k")
+    assert (result.run_id, result.status) == (stored.run_id, RunStatus.COMPLETED)
+    assert prompts[:2] == ["Hello, Ada", "b"]
+    assert "Hello, Ada" not in prompts[2:]
+
+
+async def test_a_failed_run_with_a_key_is_returned_as_it_failed(store: Store) -> None:
+    calls: list[str] = []
+
+    async def fails(prompt: str) -> str:
+        calls.append(prompt)
+        raise ValueError("broken")
+
+    first = await ParallelRunner(fails, store=store).run(dag(), key="k")
+    again = await ParallelRunner(fails, store=store).run(dag(), key="k")
+    assert (first.status, again.status, again.error) == (RunStatus.FAILED, RunStatus.FAILED, first.error)
+    assert calls == ["Hello, Ada"]
+
+
+async def test_a_run_with_a_key_that_executes_elsewhere_is_left_to_its_owner(store: Store) -> None:
+    began = anyio.Event()
+
+    async def waits(prompt: str) -> str:
+        began.set()
+        await anyio.sleep_forever()
+        return prompt
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(lambda: ParallelRunner(waits, store=store).run(dag(), key="k"))
+        await began.wait()
+        with pytest.raises(RunOwned):
+            await ParallelRunner(Talker(), store=store).run(dag(), key="k")
+        group.cancel_scope.cancel()
+
+
+async def test_a_key_needs_a_store_and_excludes_a_run_id_and_other_answers(store: Store) -> None:
+    with pytest.raises(StoreRequired):
+        await ParallelRunner(Talker()).run(dag(), key="k")
+    runner = ParallelRunner(Talker(), store=store)
+    with pytest.raises(ValueError, match="a run id or a key"):
+        await runner.run(dag(), "mine", key="k")
+    with pytest.raises(ValueError, match="leave key or like out"):
+        await runner.run(dag(), key="k", like="mine")
+    assert await store.list_runs() == ()
