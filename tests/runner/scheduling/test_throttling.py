@@ -13,6 +13,7 @@ from plait.persistence import Store
 from plait.runner import DAG, ParallelRunner, Retry, RunStatus, Task, TaskStatus
 from plait.runner.scheduling.scheduler import InitialState, Scheduler
 from plait.runner.scheduling.slots import PROBES, BackendLimiter, Pause, SlotPool
+from plait.runner.state.failures import PATIENCE
 from tests.support.fakes import QuickClock, Talker, failing
 
 DONE = TaskStatus.COMPLETED
@@ -342,6 +343,20 @@ async def test_a_task_that_is_always_throttled_fails_though_others_complete() ->
     result = await ParallelRunner(server, clock=QuickClock(), concurrency=2).run(dag)
     assert (result["large"].status, result["large"].attempts) == (TaskStatus.FAILED, 23)
     assert result.failed == ("large",)
+
+
+async def test_a_task_that_meets_a_limit_alone_waits_however_often_it_is_refused() -> None:
+    left = 3 * PATIENCE
+
+    async def limited(prompt: str) -> str:
+        nonlocal left
+        left -= 1
+        if left >= 0:
+            raise too_many()
+        return prompt
+
+    result = await ParallelRunner(limited, clock=QuickClock()).run(DAG([Task("a", "x", retry=Retry(2))]))
+    assert (result["a"].status, result["a"].attempts) == (DONE, 3 * PATIENCE + 1)
 
 
 async def test_who_wants_no_second_attempt_gets_none() -> None:
