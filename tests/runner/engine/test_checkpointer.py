@@ -12,8 +12,9 @@ import pytest
 
 from plait.persistence import Batch, Conflict, MemoryStore, RunReleased, SQLiteStore, StoreBusy, StoreError
 from plait.persistence.changes import TaskCompleted
-from plait.runner import DAG, OwnershipLost, ParallelRunner, RunExists, RunStatus, Task
+from plait.runner import DAG, OwnershipLost, ParallelRunner, RunExists, RunStatus, Task, TaskStatus
 from plait.runner.domain.events import RunCompleted, StoreDegraded, StoreRecovered, TaskStarted
+from plait.runner.engine.outcome import STORE_WAITS_S
 from tests.support.fakes import QuickClock, Talker
 from tests.support.stores.faulty_store import Fault, FaultyStore, on_write
 from tests.support.stores.wide import WIDE, everything_is_stored, run
@@ -115,6 +116,21 @@ async def test_strict_at_the_very_first_write_starts_nothing() -> None:
     with pytest.raises(StoreError, match="planted: fails before"):
         await ParallelRunner(backend, store=store, strict=True).run(WIDE)
     assert backend.prompts == []
+
+
+async def test_a_task_that_must_not_happen_twice_waits_longer_and_longer_for_a_store_that_is_away() -> None:
+    store = FaultyStore(MemoryStore(), on_write(lambda n: Fault.BEFORE if n > 1 else None))
+    clock, called = QuickClock(), list[str]()
+
+    async def pay(prompt: str) -> str:
+        called.append(prompt)
+        return prompt
+
+    dag = DAG([Task("first", "first"), Task("pay", "x", at_most_once=True, depends_on=["first"])])
+    with anyio.fail_after(10):
+        result = await ParallelRunner(pay, store=store, clock=clock).run(dag)
+    assert (result["pay"].status, result["pay"].attempts, called) == (TaskStatus.FAILED, 7, ["first"])
+    assert clock.slept[:6] == list(STORE_WAITS_S)
 
 
 async def test_nothing_is_told_before_it_is_stored() -> None:

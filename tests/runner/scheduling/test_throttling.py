@@ -345,6 +345,21 @@ async def test_a_task_that_is_always_throttled_fails_though_others_complete() ->
     assert result.failed == ("large",)
 
 
+async def test_a_task_that_a_person_reopens_is_as_patient_as_a_new_one(store: Store) -> None:
+    left = 30
+
+    def answer(prompt: str, _request: ConversationRequest) -> str | Exception:
+        nonlocal left
+        left -= prompt == "large"
+        return too_many() if prompt == "large" and left >= 0 else "done"
+
+    dag = DAG([Task("large", prompt="large"), *(Task(f"t{number}", prompt="x") for number in range(40))])
+    runner = ParallelRunner(Talker(answer), clock=QuickClock(), concurrency=2, store=store)
+    assert (await runner.run(dag, "r"))["large"].attempts == 23
+    again = await runner.resume("r", retry_failed=True)
+    assert (again["large"].status, again["large"].attempts) == (DONE, 31)
+
+
 async def test_a_task_that_meets_a_limit_alone_waits_however_often_it_is_refused() -> None:
     left = 3 * PATIENCE
 
