@@ -47,8 +47,8 @@ class WorkerOptions:
 
     concurrency: int
     """Number of runs at once."""
-    files: FileOptions = FileOptions()  # noqa: RUF009 - frozen
-    """Files that replace stored backends."""
+    files: FileOptions = FileOptions(plans=())  # noqa: RUF009 - frozen
+    """Files that replace stored backends, and the folders of trusted plan files."""
     lease: float = LEASE_SECONDS
     """Seconds; see `ParallelRunner`."""
 

@@ -2,7 +2,8 @@
 
 The database may come from anywhere, so its contents are trusted only in part. A Python function is never imported by a
 stored name, but taken from the present plan file. A key is not sent to a server that only the database names. The
-permissions of an agent have to stand in the plan file as well. A file that a person names is trusted completely.
+permissions of an agent have to stand in the plan file as well. A file that a person names is trusted completely. A
+worker, where nobody sees the path of the plan file that the database names, trusts few files: see `trusted_files`.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from plait.runner.cli.backends import (
 )
 from plait.runner.cli.exits import CliError, print_note
 from plait.runner.cli.lookup import stores_backends
+from plait.runner.cli.trusted_files import why_untrusted
 from plait.runner.domain.status import TaskStatus
 from plait.runner.parallel import ParallelRunner
 from plait.runner.state.codec import decode_dag
@@ -57,6 +59,10 @@ class FileOptions:
     """A plan file whose backends replace stored backends of the same names."""
     hosts: Path | None = None
     """A file whose groups of hosts replace those of the plan file."""
+    plans: tuple[Path, ...] | None = None
+    """The folders of plan files named to a worker, without links: see `why_untrusted`. None for a person, who answers
+    for the plan file of the run.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +114,8 @@ class StoredBackends:
                 f"{_join_names(specs)}: give a replacement the name of a stored backend"
             )
         file = Path(plan) if plan else None
+        if files.plans is not None:  # what is examined has to be what is read
+            file, folder = None if file is None else file.resolve(), Path(folder).resolve()
         return cls(run.run_id, specs, default, Path(folder), file, files, replacements, prices)
 
     def make_agents(self) -> dict[str, Backend]:
@@ -160,18 +168,31 @@ class StoredBackends:
     def _trusted_spec(self, name: str) -> BackendSpec | None:
         """Return the stored backend if trusted, else the same backend from the plan file; None for an unknown name."""
         spec = self._stored_spec(name)
+        if isinstance(spec, FunctionSpec | AgentSpec) or (spec is not None and _uses_plan_file(spec)):
+            self._require_trusted(name, [self.folder] if self.plan is None else [self.plan, self.folder])
+        if spec is None:
+            return None
         if isinstance(spec, FunctionSpec):
-            spec = self._plan_specs(name).get(name)
-            if spec is None:
+            if name not in (now := self._plan_specs(name)):
                 raise CliError(
                     f"{self.plan} has no backend {name!r} any more; put it back, or name the plan with --plan"
                 )
-            return spec
-        if spec is None or not _needs_plan_file(spec):
-            return spec
-        if self.plan is None or self._plan_specs(name).get(name) != spec:
+            spec = now[name]
+        elif _needs_plan_file(spec) and (self.plan is None or self._plan_specs(name).get(name) != spec):
             raise CliError(self._distrust_message(name, spec))
+        self._require_trusted(name, [(self.folder / file).resolve() for file in _files_called(spec)])
         return spec
+
+    def _require_trusted(self, name: str, files: Iterable[Path]) -> None:
+        """Raise CliError if a worker does not trust one of the files or folders, which backend `name` uses."""
+        if self.files.plans is None:
+            return
+        for file in files:
+            if (why := why_untrusted(file, self.files.plans)) is not None:
+                raise CliError(
+                    f"backend {name!r} of run {self.run_id} is not used, because {why}; trust the folder with "
+                    f"--plans {file if file.is_dir() else file.parent}, or let no other user write there"
+                )
 
     def _missing_message(self, name: str) -> str:
         has = f"{self.files.backends} names {_join_names(self.specs)} under `backends:`, and run {self.run_id} needs"
@@ -245,6 +266,17 @@ def backends_of_file_only(backend_set: BackendSet) -> list[str]:
     return [
         name for name, spec in backend_set.specs.items() if isinstance(spec, FunctionSpec) or _needs_plan_file(spec)
     ]
+
+
+def _files_called(spec: BackendSpec) -> list[str]:
+    """Return the Python files of the functions that the spec names: of `call` and of `tools`."""
+    called = [getattr(spec, "call", None), *(getattr(spec, "tools", None) or ())]
+    files = [one.rpartition(":")[0] for one in called if isinstance(one, str)]
+    return [file for file in files if file.endswith(".py")]
+
+
+def _uses_plan_file(spec: BackendSpec) -> bool:
+    return spec.on is not None or _needs_plan_file(spec)
 
 
 def _needs_plan_file(spec: BackendSpec) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -29,6 +30,14 @@ from plait.runner.cli.stored_backends import FileOptions
     show_default=True,
     help="Execute at most this many runs at once, each with as many tasks at once as stored with the run.",
 )
+@click.option(
+    "--plans",
+    metavar="FOLDER",
+    multiple=True,
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Take functions, commands and permissions also from the plan files in this folder. Others are used only if "
+    "nobody but this user and root may change them. May be repeated.",
+)
 @backends_option
 @hosts_option
 @store_option
@@ -39,12 +48,10 @@ def worker_command(store_path: StorePlace, concurrency: int, **options: Any) -> 
     Ctrl-C or SIGTERM stops the runs and frees them for other workers; a second signal exits at once.
     """
     apply_log_options(options["log_style"], options["log_level"])
+    plans = tuple(folder.resolve() for folder in options["plans"])
+    files = FileOptions(backends=options["backends"], hosts=options["hosts"], plans=plans)
     with redirect_prints():
-        return anyio.run(
-            work,
-            store_path,
-            WorkerOptions(concurrency, FileOptions(backends=options["backends"], hosts=options["hosts"])),
-        )
+        return anyio.run(work, store_path, WorkerOptions(concurrency, files))
 
 
 async def work(place: StorePlace, options: WorkerOptions) -> int:

@@ -1,0 +1,186 @@
+"""The files that a worker trusts: those in folders named to it, and those that only its user and root may change."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import tempfile
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import anyio
+import pytest
+
+from plait import DAG, SQLiteStore, Task
+from plait.runner.cli.backends import BackendOptions, backend_set_of_file
+from plait.runner.cli.commands.submit import make_queueing_runner
+from plait.runner.cli.trusted_files import why_untrusted
+from tests.support.processes.command import PLAIT, environment, plait_here
+from tests.support.processes.fleet import LIMIT_S, until
+from tests.support.processes.warm import Warm
+
+ANN, BOB = 54_321, 54_322
+"""Users without a name."""
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files to others")
+STORE = Path(".plait/plait.db")
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Path:
+    folder = tmp_path.resolve() / "plans" / "of-mine"
+    folder.mkdir(parents=True, mode=0o755)
+    file = folder / "plan.yaml"
+    file.write_text("tasks: []\n")
+    file.chmod(0o644)
+    return file
+
+
+def test_a_file_of_the_worker_is_trusted(plan: Path) -> None:
+    assert why_untrusted(plan, []) is None
+    assert why_untrusted(plan.parent, []) is None
+    assert why_untrusted(plan.parent / "gone.yaml", []) is None, "reported when it is read"
+
+
+@pytest.mark.parametrize("what", ["the file", "its folder", "a folder above"])
+def test_a_file_that_others_may_write_to_is_not(plan: Path, what: str) -> None:
+    part = {"the file": plan, "its folder": plan.parent, "a folder above": plan.parent.parent}[what]
+    part.chmod(part.stat().st_mode | 0o002)
+    assert why_untrusted(plan, []) == f"every user may write to {part}"
+    assert why_untrusted(plan.parent / "gone.yaml", []) == (None if part is plan else f"every user may write to {part}")
+    assert why_untrusted(plan, [plan.parent]) is None
+    assert why_untrusted(plan, [plan.parent.parent]) is None
+    assert why_untrusted(plan, [plan.parent / "deeper", plan.parent.with_name("of")]) is not None
+
+
+@as_root
+@pytest.mark.parametrize("what", ["the file", "its folder", "a folder above"])
+def test_a_file_of_another_user_is_not(plan: Path, what: str) -> None:
+    part = {"the file": plan, "its folder": plan.parent, "a folder above": plan.parent.parent}[what]
+    os.chown(part, ANN, -1)
+    assert why_untrusted(plan, []) == f"{part} belongs to user {ANN}"
+    assert why_untrusted(plan, [plan.parent]) is None
+
+
+@as_root
+def test_a_group_of_several_may_not_write(plan: Path) -> None:
+    plan.chmod(0o664)
+    assert why_untrusted(plan, []) is None, "the group of root has only root"
+    os.chown(plan, 0, BOB)
+    assert why_untrusted(plan, []) == f"the group {BOB} may write to {plan}"
+
+
+@as_root
+def test_a_sticky_folder_is_safe_for_what_one_owns_in_it_alone() -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as shared:
+        folder = Path(shared).resolve()
+        folder.chmod(0o1777)
+        mine, theirs = folder / "mine.yaml", folder / "theirs.yaml"
+        for file in (mine, theirs):
+            file.touch(0o644)
+        os.chown(theirs, ANN, -1)
+        assert why_untrusted(mine, []) is None
+        assert why_untrusted(theirs, []) == f"{theirs} belongs to user {ANN}"
+        folder.chmod(0o777)
+        assert why_untrusted(mine, []) == f"every user may write to {folder}"
+
+
+PLAN = """
+backends: {w: {kind: function, call: "work.py:work"}}
+tasks: [{id: a, prompt: x}]
+"""
+WORK = """
+from pathlib import Path
+
+async def work(prompt):
+    Path(__file__).with_name("called").touch()
+    return "done"
+"""
+
+
+@contextmanager
+def working(folder: Path, *words: str) -> Generator[Warm]:
+    command = [*PLAIT, "worker", "--store", str(STORE), *words]
+    process = Warm(command, cwd=folder, env=environment(), stderr=subprocess.PIPE)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def said(member: Warm) -> list[str]:
+    member.send_signal(signal.SIGTERM)
+    return str(member.communicate(timeout=LIMIT_S)[1]).splitlines()
+
+
+def submitted(folder: Path, name: str) -> tuple[str, Path]:
+    """Return the id of a queued run, and the folder of its plan file."""
+    plans = folder / name
+    plans.mkdir()
+    (plans / "plan.yaml").write_text(PLAN)
+    (plans / "work.py").write_text(WORK)
+    done = plait_here(folder, "submit", f"{name}/plan.yaml", "--store", str(STORE))
+    assert done.code == 0, done.err
+    return done.out.strip(), plans
+
+
+def status(folder: Path, run_id: str) -> str:
+    async def read() -> str:
+        async with SQLiteStore(folder / STORE, mode="read") as store:
+            run = await store.get_run(run_id)
+            assert run is not None
+            return run.status
+
+    return anyio.run(read)
+
+
+@as_root
+@pytest.mark.parametrize("what", ["the plan", "the function", "the folder"])
+def test_a_worker_runs_nothing_of_another_user_unless_the_folder_is_named_to_it(tmp_path: Path, what: str) -> None:
+    theirs, plans = submitted(tmp_path, "theirs")
+    mine, _ = submitted(tmp_path, "mine")
+    part = {"the plan": plans / "plan.yaml", "the function": plans / "work.py", "the folder": plans}[what]
+    os.chown(part, ANN, -1)
+    with working(tmp_path) as member:
+        until(lambda: status(tmp_path, mine) == "completed")
+        told = [line for line in said(member) if theirs in line]
+    (line,) = told
+    assert f"belongs to user {ANN}; trust the folder with --plans {plans.resolve()}" in line
+    assert status(tmp_path, theirs) == "queued"
+    assert not (plans / "called").exists()
+    with working(tmp_path, "--plans", "mine", "--plans", "theirs"):
+        until(lambda: status(tmp_path, theirs) == "completed")
+    assert (plans / "called").exists()
+
+
+@as_root
+@pytest.mark.parametrize("named", ["a link to their plan", "their folder beside my plan"])
+def test_what_the_database_names_is_what_is_examined(tmp_path: Path, named: str) -> None:
+    mine, plans = submitted(tmp_path, "mine")
+    evil = tmp_path / "evil"
+    evil.mkdir()
+    (evil / "work.py").write_text(WORK)
+    (evil / "plan.yaml").write_text(PLAN)
+    (plans / "link.yaml").symlink_to(evil / "plan.yaml")
+    is_link = named == "a link to their plan"
+    stored = replace(
+        backend_set_of_file(plans / "plan.yaml", BackendOptions()),
+        plan=plans / ("link.yaml" if is_link else "plan.yaml"),
+        folder=plans if is_link else evil,
+    )
+
+    async def store_run() -> str:
+        async with SQLiteStore(tmp_path / STORE) as store:
+            runner = make_queueing_runner(stored, ["w"], store, 1)
+            return await runner.create_run(DAG([Task("a", "x")]), settings=stored.settings())
+
+    theirs = anyio.run(store_run)
+    os.chown(evil, ANN, -1)
+    with working(tmp_path) as member:
+        until(lambda: status(tmp_path, mine) == "completed")
+        (line,) = [line for line in said(member) if theirs in line]
+    assert f"because {evil} belongs to user {ANN}" in line
+    assert not (evil / "called").exists()
