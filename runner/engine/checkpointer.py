@@ -452,12 +452,16 @@ class Checkpointer:
         return None
 
     def _next_batch(self, limit: int) -> list[_Unit]:
-        """Return the first `limit` unstored events, and the following events that belong to the last of the first."""
+        """Return the first `limit` unstored events, and the following events that belong to the last of the first: the
+        end of a start that was submitted together with it, as of an answer of an earlier run, and what came of an end.
+        """
         head = list(islice(self._unstored, limit))
-        following = 0
+        following, last = 0, head[-1].event
+        begun = last.task_id if isinstance(last, events.TaskStarted) else None
         for number, unit in enumerate(islice(self._unstored, limit, None), 1):
             first = unit.changes[0] if unit.changes else None
-            if isinstance(first, stored.TasksAdded | stored.PolicyDecided):
+            ends = number == 1 and isinstance(unit.event, events.TaskCompleted) and unit.event.task_id == begun
+            if ends or isinstance(first, stored.TasksAdded | stored.PolicyDecided):
                 following = number
             elif type(first) is not stored.TaskCancelled:  # cancellations precede the decision of the policy
                 break

@@ -20,7 +20,7 @@ from plait.runner.errors import PlaitError, TaskNotFound, nearest
 from plait.runner.operations.create_run import RESERVED_SETTINGS
 from plait.runner.policies import policy_of
 from plait.runner.prompts.render import names_used
-from plait.runner.state.kept_answers import ForkPoint, given_answer, positions_of
+from plait.runner.state.kept_answers import ForkPoint, given_answer, positions_of, unfinished_tasks
 from plait.runner.state.reusable_answers import Reuse
 from plait.runner.state.stored_run import StoredPolicy, StoredRun, stored_run
 
@@ -75,7 +75,8 @@ async def plan_fork(store: Store | None, run_id: str, start: str, edits: ForkEdi
     tasks = [_edited(task, edits.prompts) for task in given]
     dag = run.state.dag
     changed = DAG(tasks, name=dag.name, inputs={**dag.inputs, **edits.inputs}, growth=dag.growth)
-    roots = {start, *edits.prompts, *_reading(run, edits.inputs)}
+    unfinished = unfinished_tasks(run.state, positions_of(run.state, edits.results))
+    roots = {start, *edits.prompts, *_reading(run, edits.inputs), *(dag.tasks[one].id for one in unfinished)}
     point = ForkPoint(tuple(sorted(roots)), dict(edits.results))
     return Fork(changed, _policy(run), _settings(run), Reuse(run_id, (start,), point))
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
+from plait.persistence.protocol import Store
 from plait.persistence.records import RunRecord
 from plait.runner.domain.status import RUN_DONE, RunStatus
+from plait.runner.state.reusable_answers import Reuse
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,16 @@ def expired(runs: Iterable[RunRecord], expiry: Expiry, now: float) -> list[RunRe
         return []
     ended = [run for run in runs if RunStatus(run.status) in RUN_DONE and not run.damaged]
     return [run for run in ended[expiry.keep or 0 :] if run.owner is None and _is_older(run, expiry.older_than, now)]
+
+
+async def earlier_runs_needed(store: Store, runs: Iterable[RunRecord]) -> set[str]:
+    """Return the runs whose answers an unfinished run among `runs` may still take over. Raises StoreError."""
+    needed: set[str] = set()
+    for run in runs:
+        if RunStatus(run.status) not in RUN_DONE and (whole := await store.get_run(run.run_id)) is not None:
+            reuse = Reuse.of_settings(json.loads(whole.settings))
+            needed |= set() if reuse is None else {reuse.like}
+    return needed
 
 
 def _is_older(run: RunRecord, seconds: float | None, now: float) -> bool:

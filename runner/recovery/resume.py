@@ -41,6 +41,7 @@ from plait.runner.recovery.resume_plan import (
 )
 from plait.runner.state.codec import encode_event
 from plait.runner.state.conversations import load_answered_messages, load_continuation, load_history
+from plait.runner.state.kept_answers import has_taken_all
 from plait.runner.state.owner import Liveness, liveness
 from plait.runner.state.reusable_answers import ReusableAnswers, Reuse, load_answers
 from plait.runner.state.stored_run import StoredPolicy, StoredRun, next_tries
@@ -115,17 +116,19 @@ async def prepare_resume(config: Config, run: StoredRun, how: ResumeOptions, con
 async def earlier_answers(config: Config, run: StoredRun) -> ReusableAnswers | None:
     """Return the answers that the run takes over; None if the run takes over none, or if the earlier run is deleted.
 
-    Raises RunNotResumable for a fork that has not begun, if the earlier run is deleted.
+    Raises RunNotResumable for a fork that may not have taken over all kept results, if the earlier run is deleted.
     """
     if (reuse := Reuse.of_settings(json.loads(run.record.settings))) is None:
         return None
     try:
         return await load_answers(config.store, reuse, answer_keys(config))
     except RunNotFound:
-        if reuse.fork is not None and not any(run.state.attempts):
+        if reuse.fork is not None and not (
+            StoredPolicy.of(run.record) is None and has_taken_all(run.state, reuse.fork)
+        ):
             raise RunNotResumable(
-                f"run {run.record.run_id} was made from run {reuse.like}, which is deleted, and had not taken the kept "
-                f"results over yet; start a new run"
+                f"run {run.record.run_id} was made from run {reuse.like}, which is deleted, and may not have taken "
+                f"over all the results that it keeps; start a new run"
             ) from None
         return None
 

@@ -18,7 +18,7 @@ from plait.backends.errors import BackendError
 from plait.backends.protocol import JsonValue, Message
 from plait.persistence.changes import AttemptId
 from plait.runner.domain.groups import group_of
-from plait.runner.domain.status import TaskStatus
+from plait.runner.domain.status import TASK_DONE, TaskStatus
 from plait.runner.domain.task import Task
 from plait.runner.errors import PlaitError
 from plait.runner.state.codec import to_json
@@ -40,7 +40,9 @@ class ForkPoint:
     """The point of an earlier run from which a fork runs on."""
 
     roots: tuple[str, ...]
-    """The tasks from which the fork runs on: the ids of tasks, or the names of `for_each` tasks for their parts."""
+    """The tasks from which the fork runs on: the ids of tasks, or the names of `for_each` tasks for their parts. Tasks
+    that were not completed when the fork was made are among them.
+    """
     results: Mapping[str, str] = field(default_factory=dict[str, str])
     """Results given with the fork, by task id."""
     tries: str | None = None
@@ -96,6 +98,28 @@ def _gathers(state: ReadableState, whole: int, position: int) -> bool:
     return state.added_by(position) == state.dag.tasks[whole].id or state.dag.pairs_up(whole, position)
 
 
+def unfinished_tasks(state: ReadableState, given: Collection[int]) -> set[int]:
+    """Return the tasks of an earlier run that a fork has to run because they are not completed; `given` are the tasks
+    with a given result. A `for_each` task that waits for its parts only gathers: its completed parts are kept.
+    """
+    return {
+        position
+        for position, task in enumerate(state.dag.tasks)
+        if state.statuses[position] is not TaskStatus.COMPLETED
+        and position not in given
+        and not (task.for_each and state.has_added(position))
+    }
+
+
+def has_taken_all(state: ReadableState, point: ForkPoint) -> bool:
+    """Return whether a fork with this state has taken over everything that it keeps, so that the fork can do without
+    the earlier run: each task outside the cone is done. Unknown for a run with a policy, which may add further tasks.
+    """
+    given = positions_of(state, point.results)
+    cone = fork_cone(state, positions_of(state, point.roots) - given) | (fork_cone(state, given) - given)
+    return all(status in TASK_DONE or position in cone for position, status in enumerate(state.statuses))
+
+
 async def load_kept(run: StoredRun, point: ForkPoint) -> dict[str, ReusableAnswer]:
     """Return the answers that a fork of `run` at `point` keeps, by task id. Raises StoreError; PlaitError if a given
     result does not fit.
@@ -105,13 +129,7 @@ async def load_kept(run: StoredRun, point: ForkPoint) -> dict[str, ReusableAnswe
     given = positions_of(state, point.results)
     cone = fork_cone(state, positions_of(state, point.roots) - given) | fork_cone(state, given)
     if point.tries is None:
-        # A `for_each` task that waits for its parts only gathers: its completed parts are kept.
-        unfinished = {
-            position
-            for position, task in enumerate(state.dag.tasks)
-            if not (completed[position] or position in given or (task.for_each and state.has_added(position)))
-        }
-        cone |= fork_cone(state, unfinished)
+        cone |= fork_cone(state, unfinished_tasks(state, given))
     asked = await asked_persons(run)
     kept: dict[str, ReusableAnswer] = {}
     for position, task in enumerate(state.dag):

@@ -24,7 +24,7 @@ from plait.runner.cli.options import (
 )
 from plait.runner.clock import iso
 from plait.runner.domain.status import RUN_DONE, RunStatus
-from plait.runner.operations.retention import Expiry, expired
+from plait.runner.operations.retention import Expiry, earlier_runs_needed, expired
 from plait.runner.state.orphans import delete_files, has_sessions
 from plait.runner.state.owner import Liveness, liveness
 
@@ -55,8 +55,8 @@ def gc_command(keep: int | None, older_than: float | None, dry_run: bool, store_
     """Delete ended runs (completed, failed or cancelled) for good, with everything stored of each run, and shrink the
     file.
 
-    Give --keep, --older-than, or both; with both, a run is deleted only if both hold. A run that has not ended, or that
-    a process works on, is never deleted.
+    Give --keep, --older-than, or both; with both, a run is deleted only if both hold. A run that has not ended, that a
+    process works on, or that an unfinished run was made from, is never deleted.
     """
     if keep is None and older_than is None:
         raise click.UsageError("choose the runs to delete: --keep N, --older-than AGE, or both")
@@ -80,7 +80,8 @@ async def delete_expired(path: StorePlace, expiry: Expiry, dry_run: bool, as_jso
     async with read_only_store(path) if dry_run else existing_store(path) as store:
         runs = await store.list_runs(_ALL)
         runs = tuple([await _release_dead_owner(store, run, dry_run) for run in runs])
-        old = expired(runs, expiry, time.time())
+        needed = await earlier_runs_needed(store, runs)
+        old = [run for run in expired(runs, expiry, time.time()) if run.run_id not in needed]
         sizes = await store.run_sizes()
         # Also without expired runs: an earlier purge may have left pages to wipe.
         purged = None if dry_run else await store.purge([run.run_id for run in old])

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 
 from plait.backends import BackendError, ErrorKind, Reply, Usage
 from plait.backends.protocol import ConversationRequest
-from plait.persistence import MemoryStore, Store
+from plait.persistence import MemoryStore, SQLiteStore, Store
 from plait.runner import (
     DAG,
     DAGError,
@@ -18,12 +19,14 @@ from plait.runner import (
     FollowUps,
     ParallelRunner,
     PlaitError,
+    RunNotResumable,
     RunResult,
     RunStatus,
     Task,
     TaskNotFound,
 )
 from plait.runner.operations.fork_run import Fork, ForkEdits
+from plait.runner.operations.retention import earlier_runs_needed
 
 LIST = {"type": "array"}
 
@@ -245,6 +248,48 @@ async def test_a_fork_that_is_cut_goes_on_from_the_store() -> None:
     assert result.status is RunStatus.COMPLETED
     assert result.text["d"] == "mine"
     assert not {"a x", "d"} & set(agent.take())
+
+
+async def cut_at(runner: ParallelRunner, start: str, *tasks: str) -> str:
+    """Make a fork, and stop it once one of `tasks` has started. Return its id."""
+    async with runner.start_fork(await runner.fork("first", start)) as run:
+        async for event in run.events():
+            if event.kind == "task_started" and getattr(event, "task_id", None) in tasks:
+                run.stop()
+    return run.run_id
+
+
+async def test_a_fork_that_keeps_tasks_behind_a_call_needs_its_parent_until_it_has_them(tmp_path: Path) -> None:
+    """With one slot, a call comes before a kept task: something has begun, and not all is taken over."""
+    agent, tasks = Agent(), [*chain().tasks, Task("pay", "pay", at_most_once=True)]
+    async with SQLiteStore(tmp_path / "plait.db") as store:
+        runner = ParallelRunner(agent, store=store, concurrency=1)  # type: ignore[arg-type]
+        await runner.run(DAG(tasks, inputs={"topic": "x"}), "first")
+        cut = await cut_at(runner, "a", "a")
+        assert [task.status for task in await store.list_tasks(cut)][3:] == ["pending", "pending"]
+        assert await earlier_runs_needed(store, await store.list_runs(9)) == {"first"}
+        await store.purge(["first"])
+        agent.take()
+        with pytest.raises(RunNotResumable, match="which is deleted"):
+            await runner.resume(cut)
+        assert agent.take() == []
+
+
+async def test_a_fork_that_has_taken_all_goes_on_without_its_parent(tmp_path: Path) -> None:
+    """Also where the parent left a task undone, which no fork can keep."""
+    agent = Agent(d=None)
+    async with SQLiteStore(tmp_path / "plait.db") as store:
+        runner = ParallelRunner(agent, store=store, concurrency=1)  # type: ignore[arg-type]
+        assert (await runner.run(chain(), "first")).status is RunStatus.FAILED
+        agent.answers = {}
+        cut = await cut_at(runner, "c", "c", "d")
+        assert [task.status for task in await store.list_tasks(cut)][:2] == ["completed", "completed"]
+        await store.purge(["first"])
+        agent.take()
+        result = await runner.resume(cut)
+        assert result.status is RunStatus.COMPLETED
+        assert {"d"} <= set(agent.take()) <= {"c <b <a x>>", "d"}
+        assert await earlier_runs_needed(store, await store.list_runs(9)) == set()
 
 
 async def test_edits_that_do_not_fit_are_refused() -> None:

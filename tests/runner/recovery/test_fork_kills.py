@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -32,7 +35,8 @@ class Agent:
 def dag():
     after = Task("e", "e {{ b }}", ["b"])
     talk = Task("t", "more", ["e"], continues="a")
-    return DAG([Task("a", "a"), Task("b", "b {{ a }}", ["a"]), Task("d", "d"), after, talk])
+    paid = [Task(f"p{n}", f"p{n}", at_most_once=True) for n in range(int(os.environ.get("PAID", 0)))]
+    return DAG([Task("a", "a"), Task("b", "b {{ a }}", ["a"]), Task("d", "d"), after, talk, *paid])
 
 async def main():
     async with SQLiteStore("plait.db") as store:
@@ -63,18 +67,20 @@ if len(sys.argv) > 2:
             os.kill(os.getpid(), signal.SIGKILL)
 
     failpoints.on_reach = die
+from plait.runner.engine import checkpointer
+checkpointer.BATCH_LIMIT = int(os.environ.get("LIMIT", checkpointer.BATCH_LIMIT))
 asyncio.run(main())
 """
 
 
-def _go(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def _go(folder: Path, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
     program = "import runpy; runpy.run_path('script.py', run_name='__main__')"
-    return warm.run([sys.executable, "-c", program, *words], cwd=folder, timeout=60)
+    return warm.run([sys.executable, "-c", program, *words], cwd=folder, env={**os.environ, **env}, timeout=60)
 
 
-def _prepared(folder: Path) -> None:
+def _prepared(folder: Path, **env: str) -> None:
     (folder / "script.py").write_text(_SCRIPT)
-    done = _go(folder, "first")
+    done = _go(folder, "first", **env)
     assert done.returncode == 0, done.stderr
 
 
@@ -108,3 +114,40 @@ def test_a_fork_that_had_not_begun_is_refused_once_its_parent_is_deleted(tmp_pat
     assert "RunNotResumable" in done.stderr
     assert "which is deleted" in done.stderr
     assert (tmp_path / "log").read_text() == ""
+
+
+@pytest.mark.parametrize("limit", [5, 6])
+@pytest.mark.parametrize("verb", ["resume", "orphan"])
+def test_a_fork_killed_between_two_batches_of_kept_tasks_calls_none_of_them(
+    tmp_path: Path, limit: int, verb: str
+) -> None:
+    """A batch ends after a kept task, or between its start and its end: then the end belongs to the batch."""
+    few = {"PAID": "6", "LIMIT": str(limit)}
+    _prepared(tmp_path, PAID="6")
+    cuts = 0
+    for number in range(1, 9):
+        folder = tmp_path / str(number)
+        shutil.copytree(tmp_path, folder, ignore=lambda _, names: [name for name in names if name.isdigit()])
+        (folder / "log").write_text("")
+        if _go(folder, "fork", "txn.after_commit", str(number), **few).returncode == 0:
+            break
+        kept = _statuses(folder)
+        done = _go(folder, verb, **few)
+        made = (folder / "log").read_text().splitlines()
+        assert set(made) <= {"e <b <a>>", "a | <a> | more"}
+        if kept == {"completed"} or verb == "resume":
+            assert done.returncode == 0, done.stderr
+        else:
+            cuts += kept == {"completed", "pending"}
+            assert "which is deleted" in done.stderr
+    assert cuts >= 2 or verb == "resume"
+
+
+def _statuses(folder: Path) -> set[str]:
+    """The statuses of the tasks that the fork keeps."""
+    with closing(sqlite3.connect(folder / "plait.db")) as database:
+        found = database.execute(
+            "SELECT t.status FROM tasks AS t JOIN runs AS r ON r.run_id = t.run_id "
+            "WHERE r.number = (SELECT max(number) FROM runs) AND t.task_id NOT IN ('e', 't')"
+        )
+        return {status for (status,) in found}

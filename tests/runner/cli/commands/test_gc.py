@@ -182,3 +182,13 @@ def test_runs_at_length(folder: Path) -> None:
 def test_the_long_list_of_an_empty_store(folder: Path) -> None:
     assert plait_here(folder, "gc", "--keep", "0").code == 0
     assert plait_here(folder, "runs", "--long").out == "no runs yet; `plait run PLAN` makes one\n"
+
+
+def test_a_run_that_an_unfinished_run_takes_answers_from_stays(folder: Path) -> None:
+    oldest = runs(folder)[-1]
+    make(folder, f"{TASKS}  - {{id: c, prompt: wait, backend: hold}}\n", fail="fail", hold="hold")
+    with Warm([*PLAIT, "run", "plan.yaml", "--like", oldest, "-q"], cwd=folder, env=environment()) as running:
+        wait_for_call(folder, "wait")
+        running.kill()
+    plait_here(folder, "gc", "--keep", "0")
+    assert runs(folder)[1:] == [oldest]
