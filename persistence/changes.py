@@ -217,6 +217,7 @@ class MessageAppended:
     attempt: int
     """The attempt of the message; 0 for a message of a person after the run."""
     role: str
+    """`system`, `user` or `assistant`, or `thoughts` for those that belong to the message after it."""
     content: str
     input_tokens: int = 0
     output_tokens: int = 0

@@ -194,6 +194,12 @@ class AttemptRecord:
     """The traceback of a function that failed, as Python prints it."""
 
 
+THOUGHTS = "thoughts"
+"""The role of a record with the thoughts that a model wrote into the message after it. The thoughts are shown, and are
+no part of the conversation.
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class MessageRecord:
     """A stored message of a task's conversation."""
@@ -204,6 +210,7 @@ class MessageRecord:
     attempt: int
     """As in MessageAppended."""
     role: str
+    """As in MessageAppended."""
     content: str
     """Empty if `damaged`."""
     input_tokens: int

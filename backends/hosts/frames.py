@@ -177,13 +177,16 @@ def read_question(parts: Mapping[str, Any]) -> Question:
 
 
 def _message_json(message: Message) -> Sequence[Any]:
-    parts = [message.role, message.content]
-    return parts if message.usage is NO_USAGE else [*parts, _usage_json(message.usage)]
+    parts: list[Any] = [message.role, message.content]
+    if message.usage is not NO_USAGE or message.thoughts:
+        parts.append(_usage_json(message.usage))
+    return [*parts, message.thoughts] if message.thoughts else parts
 
 
 def _read_message(parts: Sequence[Any]) -> Message:
-    role, content, *usage = parts
-    return Message(role, content, Usage(**usage[0]) if usage else NO_USAGE)
+    role, content, *more = parts
+    usage = Usage(**more[0]) if more and more[0] else NO_USAGE
+    return Message(role, content, usage, more[1] if len(more) > 1 else "")
 
 
 def _usage_json(usage: Usage) -> Frame:

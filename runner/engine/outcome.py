@@ -387,7 +387,9 @@ def _is_prompt_and_answer(reply: Reply, prompt: str) -> bool:
         return False
     asked, said = reply.messages
     is_same = (asked.role, asked.content, said.role, said.content) == ("user", prompt, "assistant", reply.text)
-    return is_same and _tokens(asked.usage) == (0, 0) and _tokens(said.usage) == _tokens(reply.usage)
+    return (
+        is_same and not said.thoughts and _tokens(asked.usage) == (0, 0) and _tokens(said.usage) == _tokens(reply.usage)
+    )
 
 
 def _tokens(usage: Usage) -> tuple[int, int]:

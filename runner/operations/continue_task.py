@@ -19,7 +19,7 @@ from plait.backends.protocol import (
     Reply,
 )
 from plait.backends.text import clean_text
-from plait.persistence.changes import Change, MessageAppended, RunReleased, SessionOpened
+from plait.persistence.changes import Change, RunReleased, SessionOpened
 from plait.persistence.protocol import files_root
 from plait.persistence.records import EventKind, TaskRecord
 from plait.runner.clock import iso
@@ -37,6 +37,7 @@ from plait.runner.engine.task_files import has_files, read_contents
 from plait.runner.errors import PlaitError, TurnNotStored
 from plait.runner.recovery.lease import acquire, wait_for_expiry
 from plait.runner.state.attempt_files import attempt_files
+from plait.runner.state.codec import message_changes
 from plait.runner.state.conversations import load_history
 from plait.runner.state.orphans import kill_orphans, under_way
 from plait.runner.state.owner import unregister
@@ -194,10 +195,7 @@ async def _holds_an_answer(run: StoredRun, task: TaskRecord) -> bool:
 
 
 def _message_changes(at: str, task: Task, request: ConversationRequest, message: str, reply: Reply) -> list[Change]:
-    turns: list[Change] = [
-        MessageAppended(at, task.id, _PERSON, m.role, m.content, m.usage.input_tokens, m.usage.output_tokens)
-        for m in reply.turn(message)
-    ]
+    turns = message_changes(at, task.id, _PERSON, reply.turn(message))
     if reply.session_id is not None and reply.session_id != request.session_id:
         turns.append(SessionOpened(at, task.id, _PERSON, reply.session_id))
     return turns

@@ -13,7 +13,15 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, TypeAlias
 
-from plait.persistence.records import AttemptRecord, AttemptStatus, MessageRecord, RunRecord, Spent, TaskRecord
+from plait.persistence.records import (
+    THOUGHTS,
+    AttemptRecord,
+    AttemptStatus,
+    MessageRecord,
+    RunRecord,
+    Spent,
+    TaskRecord,
+)
 from plait.runner.domain.status import RUN_DONE, TASK_DONE, RunStatus, TaskStatus
 from plait.runner.domain.trace_ids import span_id, trace_id
 
@@ -213,11 +221,16 @@ def _usage(spent: Spent) -> dict[str, AttributeValue | None]:
 def _content(messages: Iterable[MessageRecord]) -> dict[str, AttributeValue | None]:
     """Return the messages of an attempt as JSON text, those that the model wrote apart from the others."""
     told: dict[bool, list[dict[str, Any]]] = {False: [], True: []}
+    parts: list[dict[str, str]] = []
     for message in messages:
-        part = {"type": "text", "content": message.content}
+        if message.role == THOUGHTS:
+            parts.append({"type": "reasoning", "content": message.content})
+            continue
+        parts.append({"type": "text", "content": message.content})
         is_answer = message.role == "assistant"
         more = {"finish_reason": "stop"} if is_answer else {}
-        told[is_answer].append({"role": message.role, "parts": [part], **more})
+        told[is_answer].append({"role": message.role, "parts": parts, **more})
+        parts = []
     return {
         "gen_ai.input.messages": json.dumps(told[False]) if told[False] else None,
         "gen_ai.output.messages": json.dumps(told[True]) if told[True] else None,

@@ -11,7 +11,7 @@ from plait.backends.protocol import NO_USAGE, Message, Usage
 from plait.backends.text import clean_text
 from plait.persistence import changes as stored
 from plait.persistence.errors import StoreError
-from plait.persistence.records import NOTHING_SPENT, RunRecord, Spent, TaskRecord
+from plait.persistence.records import NOTHING_SPENT, THOUGHTS, RunRecord, Spent, TaskRecord
 from plait.runner.domain import events
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.question import encode_answers
@@ -149,13 +149,14 @@ def _task_completed(event: events.TaskCompleted) -> tuple[stored.Change, ...]:
 
 
 def message_changes(at: str, task_id: str, attempt: int, messages: Sequence[Message]) -> list[stored.Change]:
-    """Return the changes that store the messages of a turn."""
-    return [
-        stored.MessageAppended(
-            at, task_id, attempt, message.role, message.content, message.usage.input_tokens, message.usage.output_tokens
-        )
-        for message in messages
-    ]
+    """Return the changes that store the messages of a turn, each after the thoughts that the model wrote with it."""
+    changes: list[stored.Change] = []
+    for one in messages:
+        if one.thoughts:
+            changes.append(stored.MessageAppended(at, task_id, attempt, THOUGHTS, one.thoughts))
+        tokens = one.usage.input_tokens, one.usage.output_tokens
+        changes.append(stored.MessageAppended(at, task_id, attempt, one.role, one.content, *tokens))
+    return changes
 
 
 def _task_retrying(event: events.TaskRetried) -> tuple[stored.Change, ...]:

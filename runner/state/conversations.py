@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import cast
 
 from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.protocol import Message, Role, Usage
 from plait.backends.text import clean_text
 from plait.persistence.protocol import Store
-from plait.persistence.records import AttemptStatus, EventKind, MessageRecord, TaskRecord
+from plait.persistence.records import THOUGHTS, AttemptStatus, EventKind, MessageRecord, TaskRecord
 from plait.runner.domain.conversation import INVALID_TASKS, Continuation, History, correction_prompt
 from plait.runner.errors import PlaitError
 from plait.runner.state.run_state import RunState
@@ -52,7 +52,7 @@ async def own_messages(
     own = [record for record in stored if record.attempt in counted]
     while own and own[-1].role != "assistant":
         own.pop()
-    return [_message(run_id, record) for record in own]
+    return _messages(run_id, own)
 
 
 async def sent_prompt(run: StoredRun, position: int) -> str:
@@ -121,7 +121,7 @@ async def load_answered_messages(
     """
     asked = state.asked_in(task_id) | ({open_in} if open_in is not None else set[int]())
     stored = await store.list_messages(run_id, task_id)
-    return tuple(_message(run_id, record) for record in stored if record.attempt in asked)
+    return tuple(_messages(run_id, (record for record in stored if record.attempt in asked)))
 
 
 async def load_continuation(
@@ -152,8 +152,12 @@ async def _refused(store: Store, run_id: str, task: TaskRecord, asked: int) -> t
             messages = [
                 one for one in await store.list_messages(run_id, task.task_id) if one.attempt == attempt.attempt
             ]
-            return tuple(_message(run_id, record) for record in messages), correction_prompt(error)
+            return tuple(_messages(run_id, messages)), correction_prompt(error)
     return (), None
+
+
+def _messages(run_id: str, records: Iterable[MessageRecord]) -> list[Message]:
+    return [_message(run_id, record) for record in records if record.role != THOUGHTS]
 
 
 def _message(run_id: str, record: MessageRecord) -> Message:
