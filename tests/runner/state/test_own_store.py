@@ -120,7 +120,7 @@ for _ in range(2):
 
 def test_a_program_leaves_nothing_open(tmp_path: Path) -> None:
     """Also over two event loops."""
-    command = [sys.executable, "-X", "dev", "-W", "error", "-c", PROGRAM]
+    command = [sys.executable, "-W", "error", "-c", PROGRAM]
     done = subprocess.run(command, check=False, cwd=tmp_path, capture_output=True, text=True)
     assert (done.stdout, done.stderr, done.returncode) == ("HELLO\nHELLO\n", "", 0)
 
