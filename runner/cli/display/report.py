@@ -81,15 +81,17 @@ def exit_code(result: RunResult) -> int:
 
 
 def print_result(dag: DAG, result: RunResult, only: str | None = None) -> None:
-    """Print the texts of the final tasks, or of the task `only`, on standard output: unchanged for a file, escaped for
-    a terminal.
+    """Print the results of the final tasks, or of the task `only`, on standard output: the text, or JSON for structured
+    output. Unchanged for a file, escaped for a terminal.
     """
     fit = visible if exits.output().isatty() else without_controls
     finals = [task for task in _final_tasks(dag, result) if task.status is TaskStatus.COMPLETED]
     finals = [task for task in finals if only is None or task.id == only]
     for task in finals:
         head = f"== {task.id} ==\n" if len(finals) > 1 else ""
-        exits.print_line(head + fit(task.text).removesuffix("\n"))
+        is_json = task.data is not None or dag[task.id].output_schema is not None
+        text = json.dumps(task.data, ensure_ascii=False) if is_json else task.text
+        exits.print_line(head + fit(text).removesuffix("\n"))
 
 
 def print_result_json(ending: FinishedRun, store: StorePlace | None) -> None:

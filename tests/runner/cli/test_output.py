@@ -10,7 +10,7 @@ from subprocess import PIPE
 import pytest
 
 from tests.support.plans.logged import CHAIN, make
-from tests.support.processes.command import PLAIT, environment, plait
+from tests.support.processes.command import PLAIT, environment, plait, plait_here
 from tests.support.processes.warm import Warm
 
 FULL = Path("/dev/full")
@@ -92,3 +92,52 @@ def test_a_run_survives_the_removal_of_its_working_directory(tmp_path: Path) -> 
     )
     done = plait(folder, "run", "../plan.yaml", "--store", str(tmp_path / "store.db"))
     assert (done.code, "Traceback" in done.err) == (0, False)
+
+
+FENCED = """
+from contextlib import asynccontextmanager
+from plait.backends import Reply
+
+class Talk:
+    session_id = None
+    async def send(self, prompt):
+        if prompt == "null":
+            return Reply("```json\\nnull\\n```")
+        return Reply('Here it is:\\n```json\\n{"label": "grün", "n": [1, 2]}\\n```', {"label": "grün", "n": [1, 2]})
+
+class Backend:
+    def new_session_id(self):
+        return None
+    @asynccontextmanager
+    async def open(self, request):
+        yield Talk()
+
+fenced = Backend()
+
+def plain(prompt):
+    return "```text\\n" + prompt + "\\n```"
+"""
+FENCED_PLAN = """
+backends:
+  fenced: {kind: function, call: "fenced.py:fenced"}
+  plain: {kind: function, call: "fenced.py:plain"}
+tasks:
+  - {id: one, backend: fenced, prompt: one, output_schema: {type: object}}
+"""
+
+
+def test_a_structured_result_is_printed_as_json_and_a_text_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "fenced.py").write_text(FENCED)
+    (tmp_path / "plan.yaml").write_text(FENCED_PLAN)
+    expected = '{"label": "grün", "n": [1, 2]}\n'
+    assert plait_here(tmp_path, "run", "plan.yaml", "-q").out == expected
+    assert plait_here(tmp_path, "resume", "last", "-q").out == expected
+    assert plait_here(tmp_path, "fork", "last", "--from", "one", "--again", "-q").out == expected
+    assert plait_here(tmp_path, "try", "last", "one", "--again", "-q").out == expected
+    (tmp_path / "plan.yaml").write_text(
+        FENCED_PLAN
+        + "  - {id: two, backend: plain, prompt: two}\n"
+        + '  - {id: three, backend: fenced, prompt: "null", output_schema: {type: "null"}}\n'
+    )
+    done = plait_here(tmp_path, "run", "plan.yaml", "-q")
+    assert done.out == f"== one ==\n{expected}== two ==\n```text\ntwo\n```\n== three ==\nnull\n"
