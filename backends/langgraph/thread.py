@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Set
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Set
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
@@ -22,7 +22,7 @@ from plait.backends.cancellation import when_cancelled
 from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.langgraph.state_fields import RunFields
 from plait.backends.langgraph.values import messages_of, question_of, reply_of, tokens_of
-from plait.backends.protocol import ConversationRequest, Output, Reply, Usage
+from plait.backends.protocol import ConversationRequest, Message, Output, Reply, Usage
 from plait.backends.text import clean_text, one_line
 
 _MARK = "plait_turn"
@@ -58,6 +58,8 @@ class UnstoredThread:
         """The graph's values in this turn so far."""
         self._earlier: Set[Any] = frozenset()
         """Ids of the messages from before this turn."""
+        self._known: Mapping[str, Any] | None = None
+        """The values with which this turn has begun; None if it goes on from the middle."""
         self._fields = RunFields(graph)
         self._runnable = self._fields.graph_of(graph) if self._fields else graph
 
@@ -71,7 +73,9 @@ class UnstoredThread:
         self._values = None
         try:
             return await self._turn(prompt, schema)
-        except BackendError:
+        except BackendError as error:
+            if error.messages and error.messages[0].role == "assistant":  # a cut answer, without its prompt
+                error.messages = (Message("user", clean_text(prompt)), *error.messages)
             raise
         except errors.GraphDrained as exc:
             await self._rest("cancelled")
@@ -82,19 +86,22 @@ class UnstoredThread:
         except errors.GraphRecursionError as exc:
             await self._rest("failed")
             text = f"the graph did not end; fix its loop or raise its limit (with_config): {one_line(str(exc), 120)}"
-            raise BackendError(ErrorKind.INVALID_REQUEST, text) from exc
+            raise BackendError(ErrorKind.INVALID_REQUEST, text, usage=_cost(self._values, self._earlier)) from exc
         except Exception as exc:
             await self._rest("failed", at_node=True)
             detail = one_line(str(exc))
             name = type(exc).__name__
-            raise BackendError(ErrorKind.UNEXPECTED, f"{name}: {detail}" if detail else name) from exc
+            text = f"{name}: {detail}" if detail else name
+            raise BackendError(ErrorKind.UNEXPECTED, text, usage=_cost(self._values, self._earlier)) from exc
 
     async def _turn(self, prompt: str, schema: Schema | None) -> Reply:
         if self._request.answer is not None:
             raise BackendError(ErrorKind.SESSION_LOST, f"an answer cannot be given: {_NO_CHECKPOINTER}")
         values: Any = None
         self._fields.begin(self._run_id, None, None, ())
-        async for values in self._run(self._to_input(prompt, self._request), None):
+        given = self._to_input(prompt, self._request)
+        self._known = _known_values(None, given)
+        async for values in self._run(given, None):
             if isinstance(values, dict) and "__interrupt__" in values:
                 raise BackendError(ErrorKind.INVALID_REQUEST, f"the graph asks a question: {_NO_CHECKPOINTER}")
         return await self._reply(values, schema)
@@ -134,8 +141,16 @@ class UnstoredThread:
         ours = self._fields.values
         if ours and isinstance(values, dict):
             values = {name: one for name, one in cast("dict[str, Any]", values).items() if name not in ours}
-        reply = await reply_of(values, getattr(self._graph, "output_channels", None), schema)
-        return replace(reply, session_id=self.session_id, usage=_cost(values, self._earlier))
+        usage = _cost(values, self._earlier)
+        names = getattr(self._graph, "output_channels", None)
+        try:
+            reply = await reply_of(values, names, schema, earlier=self._earlier, known=self._known, usage=usage)
+        except BackendError as error:
+            error.usage = usage
+            await self._rest("failed")
+            raise
+        await self._rest("completed")
+        return replace(reply, session_id=self.session_id, usage=usage)
 
 
 class Thread(UnstoredThread):
@@ -209,7 +224,9 @@ class Thread(UnstoredThread):
         async def has_input() -> bool:
             return _checkpoint_of(await self._state()) not in (None, before)
 
-        await self._run_until_it_rests(self._to_input(prompt, self._request), mark, has_input)
+        given = self._to_input(prompt, self._request)
+        self._known = _known_values(state.values, given)
+        await self._run_until_it_rests(given, mark, has_input)
 
     async def _go_on(self, state: Any) -> None:
         self._has_begun = True
@@ -254,7 +271,6 @@ class Thread(UnstoredThread):
             text = f"the graph stopped before {', '.join(state.next)}; ask with interrupt() inside a node instead"
             raise BackendError(ErrorKind.INVALID_REQUEST, text)
         self._name = self._thread
-        await self._rest("completed")
         return await self._reply(state.values, schema)
 
     # A turn with an answer may be repeated after an interruption or failure, when the node has already taken the
@@ -329,6 +345,14 @@ def _checkpoint_of(state: Any) -> str | None:
 
 def _mark(key: str, prompt: str) -> str:
     return hashlib.sha256(f"{key}\0{clean_text(prompt)}".encode()).hexdigest()
+
+
+def _known_values(before: Any, given: Any) -> Mapping[str, Any]:
+    known: dict[str, Any] = {}
+    for values in (before, given):
+        if isinstance(values, Mapping):
+            known |= cast("Mapping[str, Any]", values)
+    return known
 
 
 def _cost(values: Any, earlier: Set[Any]) -> Usage:

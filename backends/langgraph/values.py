@@ -5,15 +5,22 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections import deque
+from collections.abc import Mapping, Sequence, Set
+from itertools import takewhile
 from typing import Any, cast
 
 from plait.backends.answers.reader import check_answer, read_answer
 from plait.backends.answers.schema import Mismatch, Schema, invalid_output
 from plait.backends.protocol import NO_USAGE, JsonValue, Question, Reply, Usage
 from plait.backends.text import clean_text, shown
+from plait.backends.whole_answer import whole_answer
 
 _ROLES = {"human": "user", "ai": "assistant", "AIMessageChunk": "assistant", "HumanMessageChunk": "user"}
+_REASONS = ("finish_reason", "stop_reason", "done_reason", "stopReason", "finishReason")
+"""Where the providers' packages put the reason for the end of a message."""
+_CALLS = frozenset({"tool_calls", "tool_call", "tool_use", "function_call"})
 _DEEPEST = 100
 _LEFT_OUT = object()
 
@@ -21,21 +28,41 @@ _LEFT_OUT = object()
 def json_part(values: Mapping[Any, Any]) -> dict[str, JsonValue]:
     """Return the fields of `values` that JSON can hold, whole or in part. Never raises.
 
-    Messages become `role` and `content`; pydantic models and dataclasses become their fields; other values that JSON
-    cannot hold are omitted.
+    Messages become `role` and `content`; pydantic models and dataclasses become their fields; tuples and sets become
+    lists. A number that JSON cannot hold is null, and so is any other such value in a list, whose places count; other
+    fields that JSON cannot hold are omitted.
     """
     return cast("dict[str, JsonValue]", _fields(values, 0))
 
 
-async def reply_of(values: Any, names: Any, schema: Schema | None) -> Reply:
+async def reply_of(
+    values: Any, names: Any, schema: Schema | None, *, earlier: Set[Any], known: Mapping[str, Any] | None, usage: Usage
+) -> Reply:
     """Return the reply of a graph that ended with `values`; `names` are the declared output fields, or None.
 
-    Raises BackendError (invalid_output) if the reply does not fit `schema`.
+    `earlier` are the ids of the messages before the turn, and `known` the values with which it began: neither is an
+    answer of this turn. `known` is None if the turn went on from its middle. Raises BackendError if the answer is not
+    whole, or does not fit `schema`.
     """
     shown = _shown(values, names)
     messages = messages_of(shown)
     fields = json_part({name: one for name, one in shown.items() if name != "messages" or not messages})
-    said = last_answer(messages)
+    begun = json_part(known or {})
+    made = {name: shown[name] for name in fields if name not in begun or begun[name] != fields[name]}
+    turn = _last_words([one for one in messages if known is None or one.id is None or one.id not in earlier])
+    turn += [one for one in made.values() if _is_message(one)]
+    is_data = any(not _is_message(one) for one in made.values())
+    text = _text(turn[-1]) if turn else ""
+    message = whole_answer(
+        text,
+        [reason for one in turn for reason in _reasons(one, may_call=is_data or one is not turn[-1])],
+        refusal="".join(map(_refusal, turn[-1:])),
+        usage=usage,
+        raise_limit="set a higher limit for the graph's own model",
+        # A graph that keeps no messages answers with its fields, as a function does with its value.
+        needs_text=not is_data and bool(turn or messages),
+    )
+    said = message.content if message.content.strip() else None
     data: JsonValue = json_part(shown) if fields or said is None else None
     text = json.dumps(data, ensure_ascii=False) if said is None else said
     try:
@@ -74,15 +101,52 @@ def messages_of(values: Any) -> list[Any]:
     return [one for one in cast("Sequence[Any]", found) if _is_message(one)] if isinstance(found, list) else []
 
 
-def last_answer(messages: Sequence[Any]) -> str | None:
-    """Return the text of the last assistant message after the last user message; None if there is none."""
-    for message in reversed(messages):
-        role = _role(message)
-        if role == "user":
-            return None
-        if role == "assistant" and (text := _text(message)):
-            return text
-    return None
+def _last_words(messages: Sequence[Any]) -> list[Any]:
+    """Return the last message of a turn, and the assistant's messages just before it: pieces of one answer.
+
+    The words before a call of a tool are no answer, and neither is the prompt.
+    """
+    said = [one for one in messages if _role(one) not in {"system", "remove"}]
+    pieces = list(takewhile(lambda one: _role(one) == "assistant", reversed(said)))
+    if not pieces and said and _role(said[-1]) != "user":
+        pieces = said[-1:]  # what a tool returned, if the graph ends with the tool
+    return pieces[::-1]
+
+
+def _reasons(message: Any, *, may_call: bool) -> list[str]:
+    """Return the reasons for the end of a message that its provider reported, with a call of a tool that nobody has
+    answered unless `may_call`.
+    """
+    told: Any = getattr(message, "response_metadata", None)
+    told = cast("Mapping[str, Any]", told) if isinstance(told, Mapping) else dict[str, Any]()
+    details: Any = told.get("incomplete_details")
+    found: list[Any] = [told.get(name) for name in _REASONS]
+    if told.get("status") in {"incomplete", "failed", "cancelled"}:  # of OpenAI's Responses API
+        found += [cast("Mapping[str, Any]", details).get("reason") if isinstance(details, Mapping) else None]
+        found += [told["status"]]
+    each: list[Any] = []
+    for reason in found:
+        each += reason if isinstance(reason, list) else [getattr(reason, "name", reason)]
+    reasons = [_once(reason) for reason in each if isinstance(reason, str)]
+    if may_call:
+        return [reason for reason in reasons if reason.lower() not in _CALLS]
+    return [*reasons, "tool_calls"] if getattr(message, "tool_calls", None) else reasons
+
+
+def _once(reason: str) -> str:
+    """Return a reason that LangChain has joined from several pieces of a stream, such as "stopstop", once."""
+    found = re.fullmatch(r"(.{3,30}?)\1+", reason)
+    return found[1] if found else reason
+
+
+def _refusal(message: Any) -> str:
+    """Return the words with which the model declined, which OpenAI keeps apart from the text."""
+    more: Any = getattr(message, "additional_kwargs", None)
+    told: Any = cast("Mapping[str, Any]", more).get("refusal") if isinstance(more, Mapping) else None
+    content: Any = message.content
+    blocks = cast("Sequence[Any]", content) if isinstance(content, list) else ()
+    each = (cast("Mapping[str, Any]", block).get("refusal") for block in blocks if isinstance(block, Mapping))
+    return "".join(one for one in (told, *each) if isinstance(one, str))
 
 
 def tokens_of(messages: Sequence[Any]) -> Usage:
@@ -152,9 +216,10 @@ def _part(value: Any, depth: int) -> Any:
         return _plain(value)
     if depth >= _DEEPEST:
         return _LEFT_OUT
-    if isinstance(value, list | tuple):
-        parts = (_part(one, depth + 1) for one in cast("Sequence[Any]", value))
-        return [part for part in parts if part is not _LEFT_OUT]
+    if isinstance(value, list | tuple | Set | deque):
+        parts = [_part(one, depth + 1) for one in cast("Sequence[Any]", value)]
+        parts = [None if part is _LEFT_OUT else part for part in parts]
+        return sorted(parts, key=json.dumps) if isinstance(value, Set) else parts
     if _is_message(value):
         return {"role": _role(value), "content": _text(value)}
     members = _members(value)
@@ -166,7 +231,7 @@ def _plain(value: str | float | None) -> Any:
     if isinstance(value, str):
         return clean_text(str(value))
     if isinstance(value, float):
-        return float(value) if math.isfinite(value) else _LEFT_OUT
+        return float(value) if math.isfinite(value) else None
     return int(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 

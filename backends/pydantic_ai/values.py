@@ -81,7 +81,8 @@ def check_whole(response: Any) -> None:
 
 def _told_reason(response: Any) -> str:
     """Return the server's own word for the reason, which pydantic-ai keeps in the details."""
-    told = (response.provider_details or {}).get("finish_reason")
+    details: dict[str, Any] = response.provider_details or {}
+    told = details.get("finish_reason")
     return told if isinstance(told, str) else ""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections import deque
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any, TypedDict
 
 import anyio
 import pytest
-from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langgraph.graph import MessagesState, StateGraph
 from langgraph.types import interrupt
 
@@ -138,8 +139,151 @@ async def test_data_is_the_json_part_of_the_state() -> None:
         "score": {"points": 3},
     }
     assert isinstance(odd, dict)
-    assert odd.keys() == {"list", "deep"}
-    assert odd["list"] == [1, None]
+    assert odd.keys() == {"nan", "set", "list", "deep"}
+    assert (odd["nan"], odd["set"], odd["list"]) == (None, [1], [1, None, None])
+
+
+@pytest.mark.parametrize(
+    ("value", "kept"),
+    [
+        ([1.0, float("nan"), 3.0], [1.0, None, 3.0]),
+        ((1, float("inf"), -float("inf")), [1, None, None]),
+        ([[1, float("nan")], {"a": [object(), 2]}, b"x"], [[1, None], {"a": [None, 2]}, None]),
+        (deque([1, float("nan")]), [1, None]),
+        ({"b", "a"}, ["a", "b"]),
+        (frozenset({2, float("nan")}), [2, None]),
+        (float("nan"), None),
+    ],
+    ids=["list", "tuple", "nested", "deque", "set", "frozenset", "field"],
+)
+async def test_each_value_of_a_list_keeps_its_place(value: Any, kept: Any) -> None:
+    backend = LangGraphBackend(chain(lambda _: {"odd": value}, state=Rich).compile(), to_input=lambda _: {})
+    assert (await say(backend)).data == {"odd": kept}
+
+
+FULL = {"reason": "max_output_tokens"}
+CALL: Any = [{"name": "look", "args": {}, "id": "1"}]
+K = ErrorKind
+
+
+def _ending(text: str, reason: str, key: str = "finish_reason", **more: Any) -> AIMessage:
+    return AIMessage(text, response_metadata={key: reason}, **more)
+
+
+ENDINGS: dict[str, tuple[list[Any], str | ErrorKind]] = {
+    "whole": ([_ending("4", "stop")], "4"),
+    "whole, of Gemini": ([_ending("4", "STOP")], "4"),
+    "whole, joined from a stream": ([_ending("4", "stopstop")], "4"),
+    "whole, of Bedrock's stream": ([AIMessage("4", response_metadata={"stopReason": ["end_turn"]})], "4"),
+    "whole, with a status": ([AIMessage("4", response_metadata={"status": "completed"})], "4"),
+    "a tool and then the answer": (
+        [_ending("I look.", "tool_calls", tool_calls=CALL), ToolMessage("42", tool_call_id="1"), _ending("4", "stop")],
+        "4",
+    ),
+    "what a tool returned": (
+        [_ending("I look.", "tool_calls", tool_calls=CALL), ToolMessage("42", tool_call_id="1")],
+        "42",
+    ),
+    "thoughts before it": ([AIMessage("<think>Is it?</think>4")], "4"),
+    "blocks": ([AIMessage([{"type": "thinking", "thinking": "?"}, {"type": "text", "text": "4"}])], "4"),
+    "empty after a tool": (
+        [_ending("I look.", "tool_calls", tool_calls=CALL), ToolMessage("42", tool_call_id="1"), _ending("", "stop")],
+        K.INVALID_OUTPUT,
+    ),
+    "empty": ([AIMessage("")], K.INVALID_OUTPUT),
+    "blank": ([AIMessage(" \n")], K.INVALID_OUTPUT),
+    "nothing": ([], K.INVALID_OUTPUT),
+    "nothing but thoughts": ([AIMessage("<think>Is it 4?</think>")], K.INVALID_OUTPUT),
+    "nothing but thinking": ([AIMessage([{"type": "thinking", "thinking": "?"}])], K.INVALID_OUTPUT),
+    "a call of a tool that nobody offered": ([AIMessage("I look.", tool_calls=CALL)], K.INVALID_OUTPUT),
+    "the reason of such a call": ([_ending("I look.", "tool_calls")], K.INVALID_OUTPUT),
+    "cut": ([_ending("half an ans", "length")], K.TRUNCATED),
+    "cut, of Anthropic": ([_ending("half", "max_tokens", "stop_reason")], K.TRUNCATED),
+    "cut, of Gemini": ([_ending("half", "MAX_TOKENS")], K.TRUNCATED),
+    "cut, of Ollama": ([_ending("half", "length", "done_reason")], K.TRUNCATED),
+    "cut, of Bedrock": ([_ending("half", "max_tokens", "stopReason")], K.TRUNCATED),
+    "cut, joined from a stream": ([_ending("half", "lengthlength")], K.TRUNCATED),
+    "cut, of the Responses API": (
+        [AIMessage("h", response_metadata={"status": "incomplete", "incomplete_details": FULL})],
+        K.TRUNCATED,
+    ),
+    "cut before the last piece": ([_ending("half", "length"), _ending("the rest", "stop")], K.TRUNCATED),
+    "two reasons": (
+        [AIMessage("half", response_metadata={"finish_reason": "length", "stop_reason": "end_turn"})],
+        K.TRUNCATED,
+    ),
+    "filtered": ([_ending("half", "content_filter")], K.REFUSED),
+    "filtered, of Gemini": ([_ending("half", "SAFETY")], K.REFUSED),
+    "declined": ([AIMessage("", additional_kwargs={"refusal": "I cannot."})], K.REFUSED),
+    "broken": ([_ending("half", "error")], K.TRANSIENT),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("stored", [False, True])
+async def test_the_text_of_the_last_message_is_the_answer_if_it_is_whole(
+    ending: str, stored: bool, tmp_path: Path
+) -> None:
+    messages, right = ENDINGS[ending]
+    copies = [one.model_copy() for one in messages]
+    graph = chain(lambda _: {"messages": copies}, state=MessagesState)
+    async with kept(graph, tmp_path / "db") as saved:
+        try:
+            reply: Reply | BackendError = await say(LangGraphBackend(saved if stored else graph.compile()))
+        except BackendError as error:
+            reply = error
+    if isinstance(right, ErrorKind):
+        assert isinstance(reply, BackendError), reply
+        assert reply.kind is right, reply
+        if right is ErrorKind.TRUNCATED:
+            assert [one.role for one in reply.messages] == ["user", "assistant"]
+    else:
+        assert isinstance(reply, Reply), reply
+        assert reply.text == right
+
+
+async def test_a_message_in_a_field_of_its_own_has_to_be_whole_too() -> None:
+    async def said(message: AIMessage) -> Reply:
+        graph = chain(lambda _: {"odd": message}, state=Rich).compile()
+        return await say(LangGraphBackend(graph, to_input=lambda _: {}))
+
+    assert (await said(_ending("4", "stop"))).data == {"odd": {"role": "assistant", "content": "4"}}
+    for message, kind in ((_ending("4", "length"), K.TRUNCATED), (AIMessage(""), K.INVALID_OUTPUT)):
+        with pytest.raises(BackendError) as caught:
+            await said(message)
+        assert caught.value.kind is kind
+
+
+async def test_data_beside_an_empty_message_is_an_answer_if_it_is_new(tmp_path: Path) -> None:
+    """As with a schema of LangChain's agents, which the model answers by calling a tool."""
+    made: list[Any] = [{"mood": "good", "messages": [_ending("", "tool_calls", tool_calls=CALL)]}]
+    made.append({"messages": [AIMessage("")]})
+    request = ConversationRequest(output_schema=SCHEMA)
+    compiling = kept(chain(lambda _: made.pop(0), state=Mooded), tmp_path / "db")
+    async with compiling as graph, LangGraphBackend(graph).open(request) as conversation:
+        assert (await conversation.send("How is it?")).data == {"mood": "good"}
+        with pytest.raises(BackendError) as caught:
+            await conversation.send("And now?")
+    assert caught.value.kind is ErrorKind.INVALID_OUTPUT
+
+
+async def test_an_answer_that_is_not_whole_is_paid_for() -> None:
+    cost: Any = {"input_tokens": 3, "output_tokens": 2, "total_tokens": 5}
+    cut = _ending("half", "length", usage_metadata=cost)
+    misfit = AIMessage("no mood", usage_metadata=cost)
+
+    def break_down(_: Any) -> Any:
+        raise ValueError("no luck")
+
+    for graph in (
+        chain(lambda _: {"messages": [cut]}, state=MessagesState),
+        chain(lambda _: {"messages": [misfit]}, state=MessagesState),
+        StateGraph(MessagesState).add_node("a", lambda _: {"messages": [misfit]}).add_node("b", break_down)
+        .add_edge("__start__", "a").add_edge("a", "b"),
+    ):  # fmt: skip
+        with pytest.raises(BackendError) as caught:
+            await say(LangGraphBackend(graph.compile()), request=ConversationRequest(output_schema=SCHEMA))
+        assert caught.value.usage == Usage(3, 2)
 
 
 async def test_without_messages_the_text_is_the_data() -> None:
