@@ -25,6 +25,8 @@ from plait.runner.state.codec import decode_dag, decode_usage
 from plait.runner.state.owner import liveness, seems_free
 from plait.runner.state.stored_run import StoredPolicy, next_tries
 
+ANSWERED = "answered, to be resumed"
+"""A run that is waiting_input although no task asks: no process has resumed the run since the last answer."""
 _LOOKS_A_RECORD = 25
 
 
@@ -156,6 +158,12 @@ class RunInfo:
         return sum(self.counts.get(status, 0) for status in TASK_DONE)
 
     @property
+    def status_text(self) -> str:
+        """The status for a person: a run whose questions are all answered no longer waits for input."""
+        is_answered = self.status is RunStatus.WAITING_INPUT and not self.counts.get(TaskStatus.WAITING_INPUT)
+        return ANSWERED if is_answered else self.status.value
+
+    @property
     def reason(self) -> str | None:
         """The reason for the status, in a few words; None if the status needs none."""
         asking = self.counts.get(TaskStatus.WAITING_INPUT, 0)
@@ -168,7 +176,7 @@ class RunInfo:
             RunStatus.CANCELLING: "running attempts may end by themselves for a grace time",
             RunStatus.RUNNING: asks or loop,
             RunStatus.COMPLETED: loop,
-            RunStatus.WAITING_INPUT: asks or "no process runs the run; resume it",
+            RunStatus.WAITING_INPUT: asks or ANSWERED,
             RunStatus.FAILED: self.error,
         }
         return reasons.get(self.status)

@@ -147,7 +147,7 @@ def _run_row(run: RunRecord) -> tuple[str, ...]:
     return (
         one_line(run.run_id),
         one_line(run.name, 40),
-        info.status.value,
+        info.status_text,
         _progress(run),
         "unknown" if run.spent.cost_is_unknown else cost(run.spent),
         age(time.time() - created),

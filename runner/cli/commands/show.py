@@ -236,9 +236,10 @@ def _print_run(
     plan = settings.get("plan")
     print_line(f"{'run':<9} {visible(run.run_id)}")
     print_field("name", one_line(run.name))
-    print_line(f"{'status':<9} {coloured(status.value, status, sys.stdout)}, {_describe_progress(run)}")
+    info = run_info(run)
+    print_line(f"{'status':<9} {coloured(info.status_text, status, sys.stdout)}, {_describe_progress(run)}")
     _print_field("error", run.error)
-    if (loop := run_info(run).loop) is not None:
+    if (loop := info.loop) is not None:
         _print_field("goal", loop.description)
         _print_field("stopped", None if loop.stopped is None else WHY_STOPPED[loop.stopped])
     _print_field("backends" if settings.get("posted") else "plan", plan if isinstance(plan, str) else None)

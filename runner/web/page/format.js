@@ -4,6 +4,9 @@ export const count = (number) => number.toLocaleString("en-US");
 
 export const plural = (number, noun) => `${count(number)} ${noun}${number === 1 ? "" : "s"}`;
 
+/** Whether all questions of the run are answered, and no process has resumed the run since. */
+export const isAnswered = (run) => run.status === "waiting_input" && !run.counts.waiting_input;
+
 /** The statuses of a run that no process runs. */
 export const RESUMABLE = ["interrupted", "waiting_input", "queued"];
 

@@ -2,7 +2,7 @@
 
 import { h, icon, replace, set } from "./dom.js";
 import { cost, seconds, tokens, words } from "./format.js";
-import { countsOf, noteOf } from "./selection.js";
+import { countsOf, moreOf, noteOf } from "./selection.js";
 
 const BESIDE = 12; // lines above and below the view
 const NARROW = matchMedia("(max-width: 640px)");
@@ -53,25 +53,26 @@ export class TaskList {
 	}
 
 	/** Fill the element of a line, if the line does not look as before. */
-	update(element, { row, group, level, open }, n) {
+	update(element, { row, group, level, open, more }, n) {
 		const chosen = row?.id === this.selection.task;
 		const took = row && this.selection.took(row);
-		const place = ["line", `level-${level}`, n === this.cursor && "cursor", chosen && "chosen", group && "group"].filter(Boolean).join(" ");
-		const face = [n, place, took, open, group && JSON.stringify(group.counts)].join();
+		const place = ["line", `level-${level}`, n === this.cursor && "cursor", chosen && "chosen", group && (more ? "more" : "group")].filter(Boolean).join(" ");
+		const face = [n, place, took, open, more, group && JSON.stringify(group.counts)].join();
 		if (element.row === row && element.face === face) return;
 		Object.assign(element, { row, face, n, className: place });
 		set(element, { "aria-rowindex": n + 1, "aria-level": level + 1, "aria-selected": String(chosen), "aria-expanded": group && String(open) });
 		const { status, tokens: used, cost_usd: dollars } = row || group;
-		const cells = [
+		const note = row ? noteOf(row) : more ? moreOf(more) : countsOf(group);
+		const cells = more ? [["c-state"], ["c-id", h("span.name", "…")], ["c-note", note]] : [
 			["c-state", group && h("span.twist", { "aria-hidden": "true" }, open ? "▾" : "▸"), icon(status)],
 			["c-id", h("span.name", row ? row.id : `${group.name}.*`), row?.item && h("span.item", row.item)],
-			["c-note", row ? [h("b", { status }, words(status)), " ", noteOf(row)] : countsOf(group)],
+			["c-note", row && [h("b", { status }, words(status)), " "], note],
 			["c-num", row?.attempts > 1 && `${row.attempts}×`],
 			["c-num", seconds(took)],
 			["c-num", tokens(used)],
 			["c-num", cost({ cost_usd: dollars })],
 		];
-		replace(element, cells.map(([name, ...content]) => h("span", { class: name, role: "gridcell" }, content)));
+		replace(element, cells.map(([name, ...content]) => h("span", { class: name, role: "gridcell", title: name === "c-note" && note }, content)));
 	}
 
 	open(n = this.cursor) {
@@ -107,4 +108,4 @@ export class TaskList {
 	}
 }
 
-const idOf = ({ row, group }) => `line-${row ? row.id : `*${group.name}`}`;
+const idOf = ({ row, group, more }) => `line-${row ? row.id : `*${group.name}${more ? "*" : ""}`}`;

@@ -1,8 +1,9 @@
 // The list of runs.
 
 import { get, poll } from "./api.js";
+import { resumeRun } from "./dialog.js";
 import { button, chips, h, replace, status } from "./dom.js";
-import { addressOf, clock, cost, count, elapsed, tokens, words } from "./format.js";
+import { addressOf, clock, cost, count, elapsed, isAnswered, tokens, words } from "./format.js";
 
 const LIMIT = 50;
 const POLL_MS = 2000;
@@ -92,10 +93,11 @@ export class RunsPage {
 
 	row(run) {
 		const href = addressOf(run.run_id);
-		return h("tr", { onclick: (event) => event.target.closest("a") || (location.hash = href) },
+		return h("tr", { onclick: (event) => event.target.closest("a, button") || (location.hash = href) },
 			h("td.c-run", h("a", { href }, run.name || run.run_id),
 				h("span.id", `${run.run_id} · ${clock(run.created_at)}`)),
-			h("td.c-status", status(run.status), run.reason && h("span.why", { title: run.reason }, run.reason)),
+			h("td.c-status", status(run.status), run.reason && h("span.why", run.reason),
+				isAnswered(run) && button("Resume…", () => resumeRun(run.run_id, false))),
 			h("td.c-progress", progress(run), h("span.of", `${count(run.done)} of ${count(run.total)}`)),
 			h("td.c-cost", cost(run)),
 			h("td.c-tokens", tokens(run.input_tokens + run.output_tokens)),

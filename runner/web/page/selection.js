@@ -82,7 +82,10 @@ export class Selection {
 		this.lay();
 	}
 
-	/** Lay the fitting tasks out in lines `{row, group, level}`: tasks, and groups with their parts if open. */
+	/**
+	 * Lay the fitting tasks out in lines `{row, group, level}`: tasks, and groups with their parts if open. A line with
+	 * `more` stands for the urgent parts of a folded group that have no line.
+	 */
 	lay() {
 		this.counts = {};
 		for (const row of this.all) this.counts[row.status] = (this.counts[row.status] || 0) + 1;
@@ -98,8 +101,9 @@ export class Selection {
 			placed.add(group.name);
 			const open = this.isOpen(group);
 			this.lines.push({ group, open, level: 0 });
-			const parts = open ? group.parts : group.parts.filter(({ status }) => status === "failed" || status === "waiting_input").slice(0, MOST_URGENT);
-			for (const part of parts) this.lines.push({ row: part, level: 1 });
+			const parts = open ? group.parts : group.parts.filter(({ status }) => status === "failed" || status === "waiting_input");
+			for (const part of open ? parts : parts.slice(0, MOST_URGENT)) this.lines.push({ row: part, level: 1 });
+			if (!open && parts.length > MOST_URGENT) this.lines.push({ group, open, level: 1, more: parts.length - MOST_URGENT });
 		}
 	}
 
@@ -110,6 +114,8 @@ export class Selection {
 
 /** Return what a list says beside the status of a task: its error or question, and the reason for which it waits. */
 export const noteOf = ({ note, wait }) => [note, wait].filter(Boolean).join("; ");
+
+export const moreOf = (more) => `and ${count(more)} more failed or waiting for a person`;
 
 export const countsOf = ({ parts, counts }) =>
 	`${plural(parts.length, "part")}: ${Object.entries(counts).map(([status, number]) => `${count(number)} ${words(status)}`).join(", ")}`;

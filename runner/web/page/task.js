@@ -28,7 +28,7 @@ export class TaskPanel {
 		replace(this.head, status(task.status),
 			[task.backend && `backend ${task.backend}`, task.model, seconds(task.duration_s), inOut(task), cost(task)]
 				.map((text) => text && h("span", text)));
-		const talks = task.messages.some((one) => one.role !== "user") && !["waiting_input", "running"].includes(task.status);
+		const talks = task.session_id && task.messages.some((one) => one.role !== "user") && !["waiting_input", "running"].includes(task.status);
 		replace(this.actions, talks && button("Continue the conversation", () => continueTask(this.run, task.task_id)));
 		this.showWhy(task.waits?.kind === "question" ? "" : task.waits?.text);
 		this.showQuestion(task);

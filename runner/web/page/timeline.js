@@ -2,8 +2,8 @@
 // the same lines for keyboards and screen readers.
 
 import { button, h, replace, s, set } from "./dom.js";
-import { clock, cut, seconds, time, words } from "./format.js";
-import { countsOf, noteOf } from "./selection.js";
+import { clock, count, cut, seconds, time, words } from "./format.js";
+import { countsOf, moreOf, noteOf } from "./selection.js";
 
 const [LINE, HEAD, EDGE] = [22, 24, 16];
 const REDRAW_MS = 500;
@@ -71,8 +71,8 @@ export class Timeline {
 	}
 
 	/** Return what a line shows, by the starts; for a task its waits, too: `[kind, start, end, words]`. */
-	barsOf({ row, group }) {
-		if (row) return row.bars || [];
+	barsOf({ row, group, more }) {
+		if (row || more) return row?.bars || [];
 		if (!this.bars.has(group)) this.bars.set(group, group.parts.flatMap(attemptsOf).sort((one, other) => one[1] - other[1]));
 		return this.bars.get(group);
 	}
@@ -138,7 +138,7 @@ export class Timeline {
 		}
 	}
 
-	drawName({ row, group, level, open }, y, look) {
+	drawName({ row, group, level, open, more }, y, look) {
 		const { pen } = this;
 		pen.fillStyle = look.chosen;
 		if (row && row.id === this.selection.task) pen.fillRect(0, y, this.width, LINE);
@@ -146,7 +146,7 @@ export class Timeline {
 		pen.fillRect(6, y + 6, 3, LINE - 12);
 		pen.fillStyle = look.text;
 		const left = 14 + level * 10;
-		pen.fillText(cut(row ? row.id : `${open ? "▾" : "▸"} ${group.name}.*`, this.gutter - left - 8, 7.3), left, y + LINE / 2);
+		pen.fillText(cut(row ? row.id : more ? `and ${count(more)} more` : `${open ? "▾" : "▸"} ${group.name}.*`, this.gutter - left - 8, 7.3), left, y + LINE / 2);
 	}
 
 	/** Draw bars, given by their starts. Short ones run together; failed and running ones keep a least width. */
@@ -207,9 +207,9 @@ export class Timeline {
 	tell(line, bars = []) {
 		this.tip.hidden = !line;
 		if (!line) return;
-		const { row, group } = line;
+		const { row, group, more } = line;
 		const told = bars.slice(-MOST_TOLD).map((bar) => this.say(row, bar));
-		replace(this.tip, h("b", row ? row.id : `${group.name}.*`), ": ", row ? words(row.status) : countsOf(group),
+		replace(this.tip, h("b", row ? row.id : `${group.name}.*`), ": ", row ? words(row.status) : more ? moreOf(more) : countsOf(group),
 			told.map((text) => h("div", text)), row && h("div.about", bars.length ? row.note : noteOf(row)));
 	}
 

@@ -238,6 +238,33 @@ def test_a_question_for_any_value_takes_text_and_json(
     assert plait(tmp_path, "resume", "last").out == f"{result}\n"
 
 
+def test_an_answered_run_says_that_it_is_to_be_resumed(tmp_path: Path, browser: Browser) -> None:
+    tasks = (
+        "- {id: who, prompt: Who?, backend: human}\n- {id: b, prompt: 'for {{ who }}', depends_on: who, backend: w}\n"
+    )
+    path = plan(tmp_path, tasks)
+    path.write_text(path.read_text().replace("{w:", "{human: {kind: person}, w:"))
+    plait(tmp_path, "run", str(path), "-q")
+    with ui(tmp_path) as server, watched(browser) as seen:
+        opened(seen, server.page)
+        expect(seen.page.locator(".why")).to_have_text("1 task asks a person")
+        plait(tmp_path, "answer", "last", "who", "Ada")
+        expect(seen.page.locator(".why")).to_have_text("answered, to be resumed")
+        seen.page.locator(".c-run a").click()
+        expect(seen.page.locator(".head .why")).to_have_text("answered, to be resumed")
+        expect(seen.page.get_by_role("button", name="Resume…")).to_be_visible()
+        seen.page.go_back()
+        seen.page.locator(".c-status").get_by_role("button", name="Resume…").click()
+        seen.page.get_by_role("button", name="Resume", exact=True).click()
+        expect(seen.page.locator(".c-status .status")).to_have_text("completed")
+        expect(seen.page.get_by_role("button", name="Resume…")).to_have_count(0)
+        seen.page.locator(".c-run a").click()
+        seen.page.locator(".line", has_text="who").first.click()
+        expect(seen.page.locator(".part-result")).to_contain_text("Ada")
+        expect(seen.page.locator(".part-talk")).to_contain_text("Who?")
+        expect(seen.page.get_by_role("button", name="Continue the conversation")).to_have_count(0)
+
+
 def test_a_run_of_another_process_is_cancelled(tmp_path: Path, browser: Browser) -> None:
     with started(tmp_path, "- {id: a, prompt: held}\n") as process, ui(tmp_path) as server, watched(browser) as seen:
         open_run(seen, server.page)

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-from tests.runner.web.test_page import opened, run
+from tests.runner.cli.commands.test_continue import TALKER
+from tests.runner.web.test_page import open_run, opened, run
 from tests.support.processes.browser import launch, needs_chromium, ui, watched
 
 pytest.importorskip("axe_playwright_python", reason="needs axe-core: pip install axe-playwright-python")
@@ -69,7 +70,6 @@ def test_no_page_and_no_dialog_has_a_violation(tmp_path: Path, browser: Browser)
             assert violations(page) == []
         page.locator(".line").first.click()
         for name, leave in (
-            ("Continue the conversation", "Not now"),
             ("Resume…", "Not now"),
             ("Retry failed…", "Not now"),
             ("Cancel…", "Keep it"),
@@ -78,6 +78,16 @@ def test_no_page_and_no_dialog_has_a_violation(tmp_path: Path, browser: Browser)
             expect(page.get_by_role("button", name=leave)).to_be_visible()
             assert violations(page) == []
             page.get_by_role("button", name=leave).click()
+
+
+def test_the_dialog_of_a_conversation_has_no_violation(tmp_path: Path, browser: Browser) -> None:
+    run(tmp_path, "- {id: a, prompt: hello}\n", work=TALKER.replace("talker = ", "work = "))
+    with ui(tmp_path) as server, watched(browser, color_scheme="light") as seen:
+        open_run(seen, server.page)
+        seen.page.locator(".line").click()
+        seen.page.get_by_role("button", name="Continue the conversation").click()
+        expect(seen.page.get_by_role("button", name="Not now")).to_be_visible()
+        assert violations(seen.page) == []
 
 
 def test_the_pages_without_a_run_have_no_violation(tmp_path: Path, browser: Browser) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -114,6 +115,41 @@ def test_hostile_text_stays_text(tmp_path: Path, browser: Browser) -> None:
         links = page.locator("main a[target]").evaluate_all("all => all.map(one => [one.href, one.rel])")
         assert {tuple(one) for one in links} == {("https://example.org/?q=", "noopener noreferrer")}
         assert "owned" not in page.title()
+
+
+LONG = " ".join(f"word{n}" for n in range(150))
+FITS = "one => one.scrollHeight <= one.clientHeight + 1 && one.scrollWidth <= one.clientWidth"
+"""Whether nothing of an element is clipped."""
+
+
+@needs_chromium
+def test_a_folded_group_says_how_many_failed_parts_it_hides(tmp_path: Path, browser: Browser) -> None:
+    parts = [Task(f"part.{n}", prompt=f"fail {LONG}" if n < 25 else "x", item=n, retry=1) for n in range(1, 41)]
+    store_run(tmp_path, DAG(parts, name="parts"))
+    with ui(tmp_path) as server, watched(browser) as seen:
+        page = seen.page
+        opened(seen, server.page)
+        why = page.locator(".why")
+        expect(why).to_contain_text("24 failed (part.1")
+        assert why.evaluate(FITS)
+        page.locator(".c-run a").click()
+        more = page.locator(".line.more")
+        expect(more).to_have_text("…and 14 more failed or waiting for a person")
+        assert page.locator(".line").count() == 12
+        expect(page.locator(".line .c-note").nth(1)).to_have_attribute(
+            "title", re.compile("^unexpected: ValueError: fail")
+        )
+        page.get_by_role("tab", name="Timeline").click()
+        page.get_by_role("tab", name="List").click()
+        page.locator("[id='line-part.7']").click()
+        error = page.locator(".part-error")
+        expect(error).to_contain_text("word149")
+        assert error.locator(".callout").evaluate(
+            "one => one.scrollHeight <= one.clientHeight && one.scrollWidth <= one.clientWidth"
+        )
+        more.click()
+        expect(more).to_have_count(0)
+        expect(page.locator("plait-tasks")).to_have_attribute("aria-rowcount", "41")
 
 
 TIMES = """

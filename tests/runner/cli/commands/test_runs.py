@@ -98,3 +98,22 @@ def test_questions_of_a_damaged_run_are_not_missed_in_silence(folder: Path) -> N
     done = plait_here(folder, "questions")
     assert (done.code, done.out) == (0, "nothing waits for a person\n")
     assert f"run '{broken}' is damaged" in done.err
+
+
+def test_an_answered_run_is_to_be_resumed(tmp_path: Path) -> None:
+    (tmp_path / "plan.yaml").write_text(
+        "backends: {human: {kind: person}}\ntasks: [{id: who, prompt: Who?}, {id: when, prompt: When?}]\n"
+    )
+    assert plait_here(tmp_path, "run", "plan.yaml", "-q").code == 4
+    assert plait_here(tmp_path, "answer", "last", "who", "Ada").code == 0
+    assert " waiting_input " in plait_here(tmp_path, "runs").out, "one question is open"
+    assert plait_here(tmp_path, "answer", "last", "when", "now").code == 0
+    assert "  answered, to be resumed  0 of 2" in plait_here(tmp_path, "runs").out
+    shown = plait_here(tmp_path, "show", "last").out
+    assert "\nstatus    answered, to be resumed, 0 of 2 tasks completed\n" in shown
+    assert "\nresume    " in shown
+    run = plait_here(tmp_path, "runs", "--json").value[0]
+    assert (run["status"], run["reason"]) == ("waiting_input", "answered, to be resumed")
+    assert plait_here(tmp_path, "runs", "--status", "waiting_input", "--json").value == [run]
+    assert plait_here(tmp_path, "resume", "last", "-q").code == 0
+    assert "answered" not in plait_here(tmp_path, "runs").out
