@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import json
+import os
 import platform
+import subprocess
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +18,7 @@ from plait.backends.hosts.probe import probe_hosts
 from plait.backends.hosts.slots import Slots, slots_taken
 from plait.runner import DAG, ParallelRunner, Task
 from tests.support.hosts import functions
-from tests.support.hosts.world import HostFolder
+from tests.support.hosts.world import PLAIT, HostFolder
 
 
 def test_machines_with_one_home_folder_have_slots_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,3 +56,61 @@ async def test_a_host_that_cannot_lock_files_says_where(tmp_path: Path, monkeypa
     async with hosts.reachable() as reachable:
         (state,) = await probe_hosts(reachable)
     assert (state.problem or "").startswith("this host cannot lock files in ")
+
+
+def frame(op: str, attempt: str, **more: Any) -> dict[str, Any]:
+    return {"op": op, "attempt": attempt, **more}
+
+
+def go(attempt: str, prompt: str, function: str = "until_file", **request: Any) -> dict[str, Any]:
+    backend = {"call": f"tests.support.hosts.functions:{function}"}
+    return frame("go", attempt, backend=backend, request=request, prompt=prompt, answers=[])
+
+
+ASKS = (("ask", "x/1"), ("ask", "a/1"))
+HELD = {
+    "while it waits for the slot": (
+        [frame("ask", "x/1"), frame("ask", "a/1"), frame("cancel", "a/1"), frame("cancel", "x/1")]
+    ),
+    "once it has the slot": [frame("ask", "a/1"), frame("cancel", "a/1")],
+    "in the moment in which it may go": [frame("ask", "a/1"), go("a/1", "/nowhere/file"), frame("cancel", "a/1")],
+    "while it is handed over": [go("a/1", "/nowhere/file", attaches=True), frame("cancel", "a/1")],
+}
+
+
+@pytest.mark.parametrize("idle", [False, True])
+@pytest.mark.parametrize("when", HELD)
+def test_an_attempt_cancelled_before_its_work_began_leaves_its_slot(tmp_path: Path, when: str, idle: bool) -> None:
+    """All frames arrive at once, so nothing of the attempt has begun. `idle`: a worker of an earlier attempt waits."""
+    environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[3])}
+    process = subprocess.Popen(
+        [PLAIT, "host"], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+
+    def send(*frames: dict[str, Any]) -> None:
+        assert process.stdin is not None
+        process.stdin.write("".join(f"{json.dumps(one)}\n" for one in frames))
+        process.stdin.flush()
+
+    def read_until(op: str, attempt: str) -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            found = json.loads(line)
+            if (found["op"], found.get("attempt")) == (op, attempt):
+                return
+        raise AssertionError(f"the host ended without {op} of {attempt}")
+
+    with process:
+        hello = {"key": "0" * 32, "host": "m1", "epoch": 1, "slots": 1, "keep": [], "version": version("plait")}
+        send({"op": "hello", **hello})
+        if idle:
+            send(frame("ask", "i/1"), go("i/1", "done", "echo"))
+            read_until("reply", "i/1")
+        send(*HELD[when])
+        read_until("ended", "a/1") if when != "while it waits for the slot" else read_until("ended", "x/1")
+        assert slots_taken(tmp_path / "plait" / "hosts") == 0
+        send(frame("ask", "b/1"))
+        read_until("slot", "b/1")
+        process.stdin.close()
