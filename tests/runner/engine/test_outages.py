@@ -52,7 +52,7 @@ def test_the_lease_of_a_long_run_never_expires() -> None:
         async def body(prompt: str) -> str:
             for _ in range(40):
                 await clock.sleep(LEASE_SECONDS / 10)
-                assert await expiry(store) > clock.wall()
+                assert await expiry(store) > clock.wall() + LEASE_SECONDS / 2, "one renewal may be late or lost"
             return prompt
 
         result = await ParallelRunner(body, store=store, clock=clock).run(DAG([Task("a", "a")]), "r")

@@ -32,6 +32,24 @@ async def test_a_store_that_cannot_be_claimed_is_an_error_not_a_run(store: Store
     assert (await ParallelRunner(backend, store=store).resume("r")).status is RunStatus.COMPLETED
 
 
+@pytest.mark.parametrize("fault", [Fault.BEFORE, Fault.AFTER])
+async def test_a_claim_that_fails_leaves_a_waiting_run_due_when_it_was(fault: Fault) -> None:
+    async def asks(prompt: str) -> str:
+        return str(await ask("When?", default="now", deadline=3600.0))
+
+    inner, dag = MemoryStore(), DAG([Task("done", "x"), Task("asks", "y", backend="asks")])
+    await ParallelRunner(Talker(), backends={"asks": asks}, store=inner).run(dag, "r")
+    before = await inner.get_run("r")
+    failing = FaultyStore(inner, on_write(lambda n: fault if n == 1 else None))
+    with pytest.raises(StoreError):
+        await ParallelRunner(Talker(), backends={"asks": asks}, store=failing).continue_task("r", "done", "more")
+    after = await inner.get_run("r")
+    assert before is not None
+    assert after is not None
+    assert (after.owner, after.lease_expires_at) == (None, before.lease_expires_at)
+    assert after.lease_expires_at is not None
+
+
 async def test_two_resumes_at_once_one_runs_one_is_refused(store: Store) -> None:
     await stopped_after(store, DIAMOND, 1)
     executed: list[str] = []
