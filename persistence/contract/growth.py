@@ -55,6 +55,17 @@ IMPOSSIBLE = {
 class GrowthContract(OpenedStore):
     """Added tasks and policy states are stored with the run."""
 
+    @pytest.mark.parametrize("count", [1, 512, 513, 1025])
+    async def test_a_batch_of_any_size_is_kept_whole(self, store: Store, writer: Writer, count: int) -> None:
+        # 512 rows are the most that a statement of SQLite takes here.
+        ids = [f"t{number}" for number in range(count)]
+        await writer.write(TasksAdded(at(3), tuple(NewTask(name, "p") for name in ids)))
+        await writer.write(*(replace(START_A, task_id=name) for name in ids))
+        await writer.write(*(replace(DONE_A, task_id=name) for name in ids))
+        added = (await store.list_tasks(RUN))[-count:]
+        assert [task.task_id for task in added] == ids
+        assert {(task.status, task.text) for task in added} == {("completed", DONE_A.text)}
+
     async def test_added_tasks_follow_the_existing_tasks(self, store: Store, writer: Writer) -> None:
         await writer.write(START_A, DONE_A, ADDED)
         await writer.write(TasksAdded(at(6), (NewTask("g", "Then.", ("f",)),)))

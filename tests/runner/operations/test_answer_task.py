@@ -50,6 +50,14 @@ async def test_a_decision_waits_for_a_process_that_only_looks_at_the_run(store: 
     assert [(task.status, task.text) for task in await store.list_tasks("r")] == [("completed", "this")]
 
 
+async def test_an_answered_run_that_nobody_runs_is_due_for_a_worker(store: Store) -> None:
+    runner = ParallelRunner(PersonBackend(), store=store)
+    await runner.run(DAG([Task("a", prompt="Which one?")]), "r")
+    assert await store.list_claimable() == ()
+    assert await runner.answer_question("r", "a", "this")
+    assert [run.run_id for run in await store.list_claimable()] == ["r"]
+
+
 async def test_a_decision_that_waits_reads_the_tasks_once() -> None:
     class Reading(FaultyStore):
         reads = 0

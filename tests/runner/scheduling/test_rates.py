@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from plait.backends.protocol import Allowance
 from plait.runner import RateLimits
+from plait.runner.scheduling.rate_gate import RateGate, RunRates
 from plait.runner.scheduling.rates import BURST_S, RateLimiter, TokenBucket
 
 STEPS = st.lists(
@@ -130,3 +131,16 @@ def test_other_limits_forget_no_call():
 def test_a_limit_is_at_least_one(wrong):
     with pytest.raises(ValueError, match="requests_per_minute must be at least 1"):
         RateLimits(wrong)
+
+
+def test_each_attempt_takes_the_share_of_its_own_prompt():
+    gate = RateGate(RateLimiter(RateLimits(tokens_per_minute=6e9), 0.0), lambda: 0.0)
+    rates, sizes = RunRates("run"), [10, 1000]
+    rates.size_of = lambda _position: sizes.pop(0)
+    shares: list[int] = []
+    for _ in range(2):
+        assert rates.admitted(gate, 0)
+        rates.reserve(gate, 0)
+        shares.append(rates.reserved[0][1].characters)
+        rates.settle(0, 5, 5)
+    assert shares == [10, 1000]

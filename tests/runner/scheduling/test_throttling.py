@@ -315,6 +315,18 @@ def test_when_the_run_of_the_task_that_went_first_ends_a_task_of_another_run_goe
     assert resumed.take() == 0, "its own task goes first, after that of the other run"
 
 
+def test_a_run_that_ends_while_its_task_is_refused_keeps_no_other_run_waiting() -> None:
+    slots = SlotPool(8, shared=True)
+    plan = schedule(slots=slots)
+    other = Scheduler(DAG(Task(f"t{number}") for number in range(9)), ["one"] * 9, slots)
+    plan.throttle(0, AT_ONCE)
+    for position in range(1, 8):
+        plan.finish(position, DONE)
+    assert taken(other) == []
+    plan.release_all()
+    assert taken(other)
+
+
 def test_one_task_goes_first_in_a_resumed_run_beside_the_attempts_that_still_run() -> None:
     statuses = [TaskStatus.RUNNING] * 3 + [TaskStatus.PENDING] * 5
     initial = InitialState(statuses, held=[0, 1, 2], throttled={3: LONG})
