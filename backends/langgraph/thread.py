@@ -72,10 +72,10 @@ class UnstoredThread:
         errors = import_module("langgraph.errors")
         self._values = None
         try:
-            return await self._turn(prompt, schema)
+            reply = await self._turn(prompt, schema)
+            return replace(reply, messages=_after(prompt, reply.messages)) if reply.messages else reply
         except BackendError as error:
-            if error.messages and error.messages[0].role == "assistant":  # a cut answer, without its prompt
-                error.messages = (Message("user", clean_text(prompt)), *error.messages)
+            error.messages = _after(prompt, error.messages)
             raise
         except errors.GraphDrained as exc:
             await self._rest("cancelled")
@@ -150,7 +150,7 @@ class UnstoredThread:
             await self._rest("failed")
             raise
         await self._rest("completed")
-        return replace(reply, session_id=self.session_id, usage=usage)
+        return replace(reply, session_id=self.session_id)
 
 
 class Thread(UnstoredThread):
@@ -345,6 +345,12 @@ def _checkpoint_of(state: Any) -> str | None:
 
 def _mark(key: str, prompt: str) -> str:
     return hashlib.sha256(f"{key}\0{clean_text(prompt)}".encode()).hexdigest()
+
+
+def _after(prompt: str, messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    """Return `messages` with the prompt before an answer that lacks it."""
+    lacks_prompt = bool(messages) and messages[0].role == "assistant"
+    return (Message("user", clean_text(prompt)), *messages) if lacks_prompt else messages
 
 
 def _known_values(before: Any, given: Any) -> Mapping[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from plait.backends.answers.reader import check_answer, read_answer
 from plait.backends.answers.schema import Mismatch, Schema, invalid_output
-from plait.backends.protocol import NO_USAGE, JsonValue, Question, Reply, Usage
+from plait.backends.protocol import NO_USAGE, JsonValue, Message, Question, Reply, Usage
 from plait.backends.text import clean_text, shown
 from plait.backends.whole_answer import whole_answer
 
@@ -38,7 +38,8 @@ def json_part(values: Mapping[Any, Any]) -> dict[str, JsonValue]:
 async def reply_of(
     values: Any, names: Any, schema: Schema | None, *, earlier: Set[Any], known: Mapping[str, Any] | None, usage: Usage
 ) -> Reply:
-    """Return the reply of a graph that ended with `values`; `names` are the declared output fields, or None.
+    """Return the reply of a graph that ended with `values`; `names` are the declared output fields, or None. Its
+    messages, without the prompt, are there only for the sake of thoughts in the answer.
 
     `earlier` are the ids of the messages before the turn, and `known` the values with which it began: neither is an
     answer of this turn. `known` is None if the turn went on from its middle. Raises BackendError if the answer is not
@@ -73,7 +74,8 @@ async def reply_of(
                 data = await read_answer(schema, text)
     except Mismatch as mismatch:
         raise invalid_output(mismatch) from None
-    return Reply(text, data)
+    apart = (Message("assistant", text, usage, message.thoughts),) if message.thoughts else ()
+    return Reply(text, data, usage=usage, messages=apart)
 
 
 def question_of(interrupt: Any) -> Question:

@@ -74,6 +74,8 @@ class AgentConversation:
         """The history so far; None before the first turn."""
         self._noted: Sequence[ModelMessage] = ()
         """The messages before the current step, as written last."""
+        self._thoughts: list[str] = []
+        """The thoughts in the texts of this turn."""
         self._is_reported = False
         """Whether `on_session` was called in this turn."""
 
@@ -91,9 +93,14 @@ class AgentConversation:
         if asked is not None:
             self._history = _begun_after(self._history.finished)
         self._is_reported = False
+        self._thoughts.clear()
         try:
             with CancelScope(deadline=self._ends):
-                return await self._turn(asked, schema)
+                reply = await self._turn(asked, schema)
+                if not self._thoughts:
+                    return reply
+                said = Message("assistant", reply.text, reply.usage, "\n\n".join(self._thoughts))
+                return replace(reply, messages=(Message("user", clean_text(prompt)), said))
             raise BackendError(ErrorKind.TIMEOUT, f"no answer within the task's timeout of {self._request.timeout:g} s")
         except Exception as error:
             failure = await self._failed(failure_of(error))
@@ -151,7 +158,8 @@ class AgentConversation:
                 if hasattr(node, "request"):
                     await self._note([*run.all_messages(), node.request])
                 elif hasattr(node, "model_response"):
-                    clean_parts(node.model_response)
+                    if thoughts := clean_parts(node.model_response):
+                        self._thoughts.append(thoughts)
                     self._remember(run.all_messages())
                     check_whole(node.model_response)
                     await self._note(run.all_messages())

@@ -53,15 +53,19 @@ def stated(output: Any) -> tuple[str, JsonValue]:
     return json.dumps(data, ensure_ascii=False), data
 
 
-def clean_parts(response: Any) -> None:
-    """Cut the thoughts out of the text of a response, which is the answer and is sent again as history, and join the
-    halves of characters that a stream delivered in two parts: a history with halves cannot be written.
+def clean_parts(response: Any) -> str:
+    """Cut the thoughts out of a response's text, which is the answer and is sent again as history, and return them.
+
+    Join the halves of characters that a stream delivered in two parts: a history with halves cannot be written.
     """
+    found: list[str] = []
     for part in response.parts:
         if part.part_kind in {"text", "thinking"}:
             part.content = clean_text(part.content)
         if part.part_kind == "text":  # a part of its own would be sent again in `<think>` by some of the models
-            part.content = split_thoughts(part.content)[0]
+            part.content, thoughts = split_thoughts(part.content)
+            found += [thoughts] if thoughts else []
+    return "\n\n".join(found)
 
 
 def check_whole(response: Any) -> None:

@@ -23,9 +23,10 @@ from plait.backends import (
     Output,
 )
 from plait.backends.agents.backend import CliBackend
+from plait.backends.agents.follow import TurnWatch
 from plait.backends.agents.output_lines import read_line
 from plait.backends.agents.transcript import outputs_of
-from plait.backends.protocol import Reply
+from plait.backends.protocol import Files, Reply
 from tests.support.agents.recorded import ROOT, recorded
 
 EVENT = {"type": "result", "result": 'a "quoted" {word}, \x1b[0m, ünïcode \u009b', "is_error": False}
@@ -156,11 +157,11 @@ def _command(folder: Path, said: str, status: int = 0) -> str:
     return str(command)
 
 
-async def _send(backend: CliBackend, outputs: list[Output] | None = None) -> Reply:
+async def _send(backend: CliBackend, outputs: list[Output] | None = None, files: Files | None = None) -> Reply:
     seen: list[Output] = [] if outputs is None else outputs
-    session = backend.new_session_id()
+    request = ConversationRequest(session_id=backend.new_session_id(), on_output=seen.append, files=files)
     with anyio.fail_after(20):
-        async with backend.open(ConversationRequest(session_id=session, on_output=seen.append)) as conversation:
+        async with backend.open(request) as conversation:
             return await conversation.send("Say hello.")
 
 
@@ -200,8 +201,18 @@ AGENTS = {
 async def test_a_turn_is_read_through_the_codes_of_a_terminal(agent: str, tmp_path: Path) -> None:
     make, events = AGENTS[agent]
     lines = [f"\x1b]0;{agent}\x07⠋ Thinking\r{json.dumps(event)}\x1b[0m\r" for event in events("Hello world")]
-    reply = await _send(make(_command(tmp_path, "\n".join([*lines, ""]))))
+    files = Files(tmp_path / "turn", tmp_path / "sessions")
+    seen: list[Output] = []
+    reply = await _send(make(_command(tmp_path, "\n".join([*lines, "", '{"type": "cut']))), seen, files)
     assert reply.text == "Hello world"
+    watch = TurnWatch(files.turn)
+    watch.peek()
+    watch.finish()
+    shown = [watch.take().output for _ in iter(watch.peek, None)]
+    watch.close()
+    assert [(one.kind, one.text) for one in shown] == [(one.kind, one.text) for one in seen]
+    assert [one.text for one in seen if one.kind == "text"] == ["Hello world"]
+    assert [one.kind for one in seen if "looks like an event" in one.text] == ["notice"]
 
 
 ACP_AGENT = """#!{python}

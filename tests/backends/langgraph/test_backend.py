@@ -242,6 +242,14 @@ async def test_the_text_of_the_last_message_is_the_answer_if_it_is_whole(
         assert reply.text == right
 
 
+async def test_thoughts_are_kept_apart_from_the_answer() -> None:
+    cost: Any = {"input_tokens": 3, "output_tokens": 2, "total_tokens": 5}
+    said = AIMessage("<think>Is it?</think>4", usage_metadata=cost)
+    reply = await say(LangGraphBackend(chain(lambda _: {"messages": [said]}, state=MessagesState).compile()))
+    assert reply.text == "4"
+    assert reply.messages == (Message("user", "p"), Message("assistant", "4", Usage(3, 2), "Is it?"))
+
+
 async def test_a_message_in_a_field_of_its_own_has_to_be_whole_too() -> None:
     async def said(message: AIMessage) -> Reply:
         graph = chain(lambda _: {"odd": message}, state=Rich).compile()

@@ -249,11 +249,19 @@ async def test_an_answer_without_text_is_an_error_after_the_tries_of_the_agent(t
     assert error.kind is ErrorKind.INVALID_OUTPUT
 
 
+async def test_a_call_of_a_tool_that_nobody_offered_is_a_bad_sample() -> None:
+    error, _ = await failure(calling(("no_such_tool", {})), retries=0)
+    assert error.kind is ErrorKind.INVALID_OUTPUT
+    error, _ = await failure(events(CHAT.parts("I look.", reason="tool_calls")))
+    assert error.kind is ErrorKind.INVALID_OUTPUT
+
+
 async def test_thoughts_in_the_text_are_no_part_of_the_answer_nor_of_the_next_prompt() -> None:
     async with serve(events(CHAT.parts("[THINK]Monday?[/THINK]It is Monday.")), events(CHAT.parts("Yes."))) as server:
         backend = PydanticAIBackend(wired_agent(server.url))
         async with backend.open(ConversationRequest(session_id="s")) as conversation:
-            assert (await conversation.send("Which day is it?")).text == "It is Monday."
+            reply = await conversation.send("Which day is it?")
+            assert (reply.text, reply.messages[-1].thoughts) == ("It is Monday.", "Monday?")
             assert (await conversation.send("Sure?")).text == "Yes."
     said = [message["content"] for message in server.bodies[1]["messages"] if message["role"] == "assistant"]
     assert said == ["It is Monday."]
