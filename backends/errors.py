@@ -15,13 +15,13 @@ class ErrorKind(StrEnum):
     RATE_LIMITED = "rate_limited"
     """429: too many requests or tokens. `BackendError.retry_after` is the wait requested by the server, if any."""
     OVERLOADED = "overloaded"
-    """503, 529, or a model that is still loading: the server is up but has no room."""
+    """498, 503, 529, or a model that is still loading: the server is up but has no room."""
     AUTH = "auth"
     """The key is missing, wrong, or lacks the permission (401, 403), or no credit is left."""
     INVALID_REQUEST = "invalid_request"
     """400, 404, 422, a redirect, or an invalid schema: the server will never accept the request unchanged."""
     CONTEXT_OVERFLOW = "context_overflow"
-    """Prompt and history do not fit into the model's context."""
+    """Prompt and history do not fit into the model's context, or are more than the server takes at once (413)."""
     TRUNCATED = "truncated"
     """The answer reached a limit of its length. `BackendError.messages` holds the text that arrived."""
     LIMIT_REACHED = "limit_reached"
@@ -35,7 +35,9 @@ class ErrorKind(StrEnum):
     CRASHED = "crashed"
     """The process behind the backend died."""
     INVALID_OUTPUT = "invalid_output"
-    """The answer does not fit the requested schema, also after the repair turn, or cannot be checked in time."""
+    """The answer is empty, calls a tool that nobody offered, does not fit the requested schema, also after the repair
+    turn, or cannot be checked in time.
+    """
     UNAVAILABLE = "unavailable"
     """The backend is unavailable on this machine (`BackendUnavailable`): an extra, a key, a file or a
     command is missing. Retrying is useless until a person fixes the cause.

@@ -398,15 +398,17 @@ class PartialAnswer(ABC):
                 self.noise = value
                 return False
             event = ServerEvent("error", event.data)
-        if isinstance(value, list):
+        if isinstance(value, list):  # Gemini sends errors so
             value = next((one for one in value if isinstance(one, dict)), None)
         if event.name == "error" or is_error(value):
             self.spent.is_open = self.begun
             raise broken_off(value, self.server, begun=self.begun)
-        if not isinstance(value, dict) and not event.name:
-            return False
+        if not isinstance(value, dict):
+            if not event.name:
+                return False
+            value = {}
         self.pieces += 1
-        return self._add(value if isinstance(value, dict) else {}, event.name)
+        return self._add(value, event.name)
 
     def finish(self, max_tokens: int | None) -> Message:
         """Return the whole message. Raises BackendError if the answer is not whole."""

@@ -199,16 +199,9 @@ class _Answer(PartialAnswer):
             self.shared.begin()
         if self.spent.model is None:
             self.spent.note_model(event.get("model"))
-        choices = event.get("choices")
-        found = (
-            {_index(one, place): one for place, one in enumerate(choices) if isinstance(one, dict)}
-            if isinstance(choices, list)
-            else {}
-        )
-        if found and self.choice is None:
-            self.choice = min(found)
-        choice = None if self.choice is None else found.get(self.choice)
-        for told in (event.get("usage"), at(event, "x_groq", "usage"), at(choice, "usage")):
+        choice = self._chosen(event.get("choices"))
+        # Moonshot counts in the choice, and Groq in a field of its own.
+        for told in (event.get("usage"), at(choice, "usage"), at(event.get("x_groq"), "usage")):
             if told:
                 odd = is_impossible(told, "prompt_tokens") or is_impossible(told, "completion_tokens")
                 self.spent.note(_usage(told), is_impossible=odd)
@@ -216,22 +209,46 @@ class _Answer(PartialAnswer):
             self._choose(choice, is_whole=event.get("object") == "chat.completion")
         return False
 
+    def _chosen(self, choices: JsonValue) -> Mapping[str, JsonValue] | None:
+        """Return the choice that is the answer; None if it is not among `choices`."""
+        if not isinstance(choices, list):
+            return None
+        if len(choices) == 1 and isinstance(one := choices[0], dict) and one.get("index") == self.choice:
+            return one  # most chunks
+        found: dict[int, Mapping[str, JsonValue]] = {}
+        for place, one in enumerate(choices):
+            if isinstance(one, dict):
+                index = one.get("index")
+                found[index if type(index) is int else place] = one
+        if self.choice is None and found:
+            self.choice = min(found)
+        return None if self.choice is None else found.get(self.choice)
+
     def _choose(self, choice: Mapping[str, JsonValue], *, is_whole: bool) -> None:
         """Add a chunk of the choice. A `delta` holds a piece, a `message` the whole text, or all of it so far."""
         if choice.get("error"):
             self.spent.is_open = self.begun
             raise broken_off(dict(choice), self.server, begun=self.begun)
-        delta, message = choice.get("delta"), choice.get("message")
-        for part in (delta, message):
+        piece = whole = ""
+        for name in ("delta", "message"):
+            part = choice.get(name)
+            if not isinstance(part, dict):
+                continue
             # Thoughts are a part of the answer, too, under many names; the role alone is none.
-            if isinstance(part, dict):
-                self.begun = self.begun or any(value for name, value in part.items() if name != "role")
-                if part.get("refusal"):
-                    self.refusals.append(_text(part["refusal"]))
-        if piece := _text(at(delta, "content")):
+            if not self.begun:
+                self.begun = any(value for name, value in part.items() if name != "role")
+            if part.get("refusal"):
+                self.refusals.append(_text(part["refusal"]))
+            content = part.get("content")
+            text = content if isinstance(content, str) else _text(content)
+            if name == "delta":
+                piece = text
+            else:
+                whole = text
+        if piece:
             self.has_deltas = True
             self._say(piece)
-        elif whole := _text(at(message, "content")):
+        elif whole:
             before = self.text
             if whole.startswith(before):
                 self._say(whole[len(before) :])
@@ -246,11 +263,6 @@ class _Answer(PartialAnswer):
         if piece:
             self.texts.append(piece)
             self.request.on_output(Output("text", clean_text(piece)))
-
-
-def _index(choice: Mapping[str, JsonValue], place: int) -> int:
-    index = choice.get("index")
-    return index if type(index) is int else place
 
 
 def _part(file: Attachment) -> dict[str, Any]:

@@ -22,9 +22,9 @@ REMEDIES: Mapping[str, str] = {
     ErrorKind.REFUSED: "Change the prompt, or take another model.",
     ErrorKind.TIMEOUT: "Raise the `timeout` of the task, then retry the failed tasks.",
     ErrorKind.SESSION_LOST: "Retry the failed tasks: the retry begins a new conversation.",
-    ErrorKind.INVALID_OUTPUT: "Simplify the `output_schema` or take another model, then retry the failed tasks.",
+    ErrorKind.INVALID_OUTPUT: "Simplify the prompt or the schema, or take another model, then retry the failed tasks.",
     ErrorKind.UNAVAILABLE: "Install or set what the message names, then retry the failed tasks.",
-    ErrorKind.UNEXPECTED: "Correct the code that the traceback names, then retry the failed tasks.",
+    ErrorKind.UNEXPECTED: "Correct the code that the message or the traceback names, then retry the failed tasks.",
     NOT_STORED: "Mend the database, or shorten the result, as the message says, then retry the failed tasks.",
     DECLARED_FAILED: "Retry the failed tasks to run the task again.",
 }
