@@ -132,14 +132,24 @@ async def test_an_answer_is_taken_up_to_its_maximum_age_and_never_grows_younger(
     runner = ParallelRunner(calls, store=store, clock=clock)
     await run(runner, Task("a", "a"))
     clock.ahead += HOUR / 2
-    await run(runner, Task("a", "a", cache=HOUR))
-    assert calls.take() == ["a"]
+    await run(runner, Task("a", "a", cache=HOUR), Task("b", "b"))
+    assert calls.take() == ["a", "b"]
     clock.ahead += HOUR * 0.6  # the answer that was taken over is 0.6 hours old, its source 1.1 hours
     await run(runner, Task("a", "a", cache=HOUR))
     assert calls.take() == ["a"]
     clock.ahead += HOUR * 24
     await run(runner, Task("a", "a", cache=True))
     assert calls.take() == []
+
+
+async def test_each_task_has_a_maximum_age_of_its_own(store: Store) -> None:
+    calls, clock = Calls(), Later()
+    runner = ParallelRunner(calls, store=store, clock=clock)
+    await run(runner, Task("a", "a"), Task("b", "b"))
+    calls.take()
+    clock.ahead += HOUR
+    await run(runner, Task("a", "a", cache=HOUR * 2), Task("b", "b", cache=HOUR / 2))
+    assert calls.take() == ["b"]
 
 
 async def test_the_newest_answer_is_taken(store: Store) -> None:

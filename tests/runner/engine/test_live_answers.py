@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import anyio
 import pytest
 
@@ -38,6 +40,26 @@ async def test_who_waits_for_an_answer_to_be_taken_does_not_read_the_run_again_a
                 assert store.reads == 2
                 work.release()
         assert (await run.result()).text["a"] == "yes"
+
+
+async def test_a_late_answer_to_an_earlier_question_answers_no_later_one() -> None:
+    async def work(_prompt: str) -> str:
+        return f"{await ask('One?')} {await ask('Two?')}"
+
+    async def wait(_question: OpenQuestion) -> None:
+        await anyio.sleep_forever()
+
+    store, asked = MemoryStore(), 0
+    runner = ParallelRunner(work, store=store, on_question=wait)
+    async with runner.start(DAG([Task("a", "x")]), "r") as run:
+        async for event in run.events():
+            if isinstance(event, new_events.TaskWaiting):
+                asked += 1
+                stale = json.dumps({"attempt": 1, "value": "stale", "nonce": "2"})
+                if asked == 2:  # read together with the answer, and before it
+                    await store.send("r", Note("answer", event.at, "a", stale))
+                assert await runner.answer_question("r", "a", str(asked))
+        assert (await run.result()).text == {"a": "1 2"}
 
 
 async def test_others_go_on_while_one_waits(store: Store) -> None:

@@ -13,6 +13,7 @@ from plait.persistence import MemoryStore, Note, Store
 from plait.runner import DAG, ParallelRunner, RunStatus, Task
 from plait.runner.clock import iso
 from plait.runner.domain import events as new_events
+from plait.runner.domain.question import parse_time
 from tests.support.fakes import QuickClock
 from tests.support.stores.faulty_store import Fault, FaultyStore
 
@@ -92,3 +93,31 @@ async def test_what_was_sent_in_time_comes_before_the_default(
 async def test_an_inbox_that_cannot_be_read_keeps_nobody_waiting() -> None:
     store = FaultyStore(MemoryStore(), lambda method, _: Fault.BEFORE if method == "list_notes" else None)
     assert await Scene(store).answered_with(note("yes")) == ("later", "default")
+
+
+async def test_a_clock_that_is_set_back_lets_no_deadline_pass_early() -> None:
+    class SetBack(QuickClock):
+        set_back = False
+
+        async def sleep(self, seconds: float) -> None:
+            await super().sleep(seconds)
+            if seconds == DEADLINE_S and not self.set_back:
+                self.set_back, self.now = True, self.now - DEADLINE_S / 2
+
+    done, clock = anyio.Event(), SetBack()
+
+    async def work(prompt: str) -> str:
+        if prompt == "hold":
+            await done.wait()
+            return "held"
+        return str(await ask("Go?", default="later", deadline=DEADLINE_S))
+
+    times: list[str] = []
+    async with ParallelRunner(work, store=MemoryStore(), clock=clock).start(WIDE) as run:
+        async for event in run.events():
+            if isinstance(event, new_events.TaskWaiting | new_events.TaskAnswered):
+                times.append(event.at)
+                if len(times) == 2:
+                    done.set()
+    asked, answered = map(parse_time, times)
+    assert answered - asked >= DEADLINE_S

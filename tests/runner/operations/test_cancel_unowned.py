@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import anyio
 import pytest
 
+from plait.backends import BackendError, ErrorKind
 from plait.persistence import (
     Batch,
     MemoryStore,
@@ -19,6 +21,7 @@ from plait.persistence import (
     Store,
     StoreError,
 )
+from plait.persistence.records import EventKind, EventRecord
 from plait.runner import DAG, ParallelRunner, ResumeAction, RunNotFound, RunNotResumable, RunStatus, StoreRequired, Task
 from plait.runner.state.owner import claim_for_this_process, unregister
 from tests.runner.operations.test_cancel_run import CHAIN, Scene
@@ -234,3 +237,32 @@ async def test_what_cannot_be_cancelled(store: Store) -> None:
         await ParallelRunner(Talker(), store=FaultyStore(store, on_write(lambda _: Fault.BEFORE))).cancel_run("r")
     with pytest.raises(ValueError, match="cancel_grace must be 0 seconds or more, not -1"):
         ParallelRunner(Talker(), cancel_grace=-1)
+
+
+@pytest.mark.parametrize("again", [False, True])
+async def test_a_request_from_before_an_end_is_void_and_a_later_one_is_not(store: Store, *, again: bool) -> None:
+    class SmallPages(FaultyStore):
+        async def list_events(
+            self, run_id: str, after: int = 0, limit: int = 1000, kind: EventKind | None = None
+        ) -> tuple[EventRecord, ...]:
+            return await super().list_events(run_id, after, min(limit, 2), kind)
+
+    small, began = SmallPages(store), anyio.Event()
+    fails = Talker(lambda *_: BackendError(ErrorKind.AUTH, "no key"))
+    await ParallelRunner(fails, store=small).run(DAG([Task(name, name) for name in "abc"]), "r")
+    await store.send("r", Note("cancel", AT, body='{"seq": 1}'))
+
+    async def hang(_prompt: str) -> str:
+        began.set()
+        await anyio.sleep_forever()
+        return "never"
+
+    async with ParallelRunner(hang, store=store).start_resume("r", retry_failed=True) as run:
+        await began.wait()
+        run.stop()
+    if again:
+        record = await store.get_run("r")
+        assert record is not None
+        await store.send("r", Note("cancel", AT, body=f'{{"seq": {record.last_seq}}}'))
+    result = await ParallelRunner(Talker(), store=small).resume("r")
+    assert result.status is (RunStatus.CANCELLED if again else RunStatus.COMPLETED)
