@@ -133,13 +133,14 @@ _CLOSINGS = {
     "<unused94>thought": "<unused95>",
 }
 """The ends of thoughts whose closing mark is not the opening mark with a slash."""
+_CLOSING = rf"(?:</{_NAMES}>|\[/think\]|◁/think▷)"
 _UNOPENED = re.compile(
-    rf"(?:^|(?<=[.!?…)])) *(</{_NAMES}>|\[/think\]|◁/think▷)[ \t]*$(?=\s*\S)", re.IGNORECASE | re.MULTILINE
+    rf"(?:^[ \t]*|(?<=[^\s`'\"(\[{{<>/|])){_CLOSING}(?=\S|[ \t]*[\r\n]\s*\S)"
+    rf"|(?<=[.!?…)]) +{_CLOSING}(?=[ \t]*[\r\n]\s*\S)",
+    re.IGNORECASE | re.MULTILINE,
 )
 """The end of thoughts whose opening mark was a part of the prompt, with an answer behind it."""
-_MARKED = re.compile(
-    rf"{_OPENING.pattern}|</{_NAMES}>|\[/think|◁/|<\||\A\s*(?:analysis|Here is my thought)", re.IGNORECASE
-)
+_MARKED = re.compile(rf"{_OPENING.pattern}|{_CLOSING}|<\||\A\s*(?:analysis|Here is my thought)", re.IGNORECASE)
 _FENCE = re.compile(r"^[ \t]*(?:```|~~~)", re.MULTILINE)
 _SOLUTION = re.compile(
     r"\s*<\|(?:START_RESPONSE|begin_of_solution)\|>(.*?)(?:<\|(?:END_RESPONSE|end_of_solution)\|>\s*)?\Z", re.DOTALL
@@ -151,7 +152,7 @@ _WORDS = re.compile(
 )
 """Thoughts between words: the channels of gpt-oss after a server has dropped their brackets, and Granite's."""
 _BEGINS_CHANNEL = re.compile(r"\s*(?:<\|start\|>assistant)?<\|channel\|>")
-_FINAL_CHANNEL = re.compile(r"(?<!`)<\|start\|>assistant<\|channel\|>final<\|message\|>")
+_FINAL_CHANNEL = re.compile(r"(?<![`'\"\w])(?:<\|start\|>assistant)?<\|channel\|>\s*final\b[^<]*<\|message\|>")
 _CHANNEL = re.compile(r"(?:<\|start\|>[^<]*+)?<\|channel\|>\s*(\w++)[^<]*+(?:<\|constrain\|>[^<]*+)?<\|message\|>")
 _CHANNELS_END = re.compile(r"<\|(?:end|return|call|start)\|>")
 
@@ -160,7 +161,8 @@ def split_thoughts(text: str) -> tuple[str, str]:
     """Return the answer in `text`, and the thoughts of the model that the text holds in a known form."""
     if not _MARKED.search(text):
         return text, ""
-    if _BEGINS_CHANNEL.match(text) or _FINAL_CHANNEL.search(text):
+    final = _FINAL_CHANNEL.search(text)
+    if _BEGINS_CHANNEL.match(text) or (final is not None and not _is_in_code(text[: final.start()])):
         return _by_channel(text)
     thoughts = list[str]()
     start = 1 if text.startswith("\ufeff") else 0
@@ -172,8 +174,8 @@ def split_thoughts(text: str) -> tuple[str, str]:
             end, after = _closing(text, opening)
             thoughts.append(text[opening.end() : end])
             start = after
-        elif (unopened := _UNOPENED.search(text, start)) is not None and _is_prose(text[start : unopened.start()]):
-            thoughts.append(text[start : unopened.start(1)])
+        elif (unopened := _UNOPENED.search(text, start)) is not None and not _is_quoted(text[start : unopened.start()]):
+            thoughts.append(text[start : unopened.start()])
             start = unopened.end()
         else:
             break
@@ -186,13 +188,20 @@ def _closing(text: str, opening: re.Match[str]) -> tuple[int, int]:
     """Return where the thoughts that `opening` begins end, and where the text goes on. Unclosed thoughts take all."""
     mark = opening[0].strip().lower()
     closing = _CLOSINGS.get(mark) or f"{mark[0]}/{mark[1:]}"
-    found = re.compile(re.escape(closing), re.IGNORECASE).search(text, opening.end())
+    closing = re.escape(closing)
+    found = re.compile(rf"(?<![`'\"]){closing}", re.IGNORECASE).search(text, opening.end())  # thoughts may speak of it
+    found = found or re.compile(closing, re.IGNORECASE).search(text, opening.end())
     return (len(text), len(text)) if found is None else found.span()
 
 
-def _is_prose(before: str) -> bool:
-    """Return whether a closing mark after `before` belongs neither to an opening mark nor to a code block."""
-    return _OPENING.search(before) is None and len(_FENCE.findall(before)) % 2 == 0
+def _is_in_code(before: str) -> bool:
+    """Return whether `before` ends within a code block."""
+    return len(_FENCE.findall(before)) % 2 == 1
+
+
+def _is_quoted(before: str) -> bool:
+    """Return whether a closing mark after `before` belongs to an opening mark or to a code block."""
+    return _OPENING.search(before) is not None or _is_in_code(before)
 
 
 def _without_late_blocks(text: str, thoughts: list[str]) -> str:

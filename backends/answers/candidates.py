@@ -41,11 +41,12 @@ def parts(answer: str, *, brackets: bool) -> Iterator[Candidate]:
     order: no part of another value, or of JSON that cannot be read. Within other code, a value begins its line.
     """
     here, in_code = 0, False
-    fence = _FENCE.search(answer)
+    fence, bracket = _FENCE.search(answer), _BRACKET.search(answer) if brackets else None
     for _ in range(_MOST_PLACES):
         if fence is not None and fence.start() < here:
             fence = _FENCE.search(answer, here)
-        bracket = _BRACKET.search(answer, here) if brackets else None
+        if bracket is not None and bracket.start() < here:
+            bracket = _BRACKET.search(answer, here)
         if fence is not None and (bracket is None or fence.start() < bracket.start()):
             here = fence.end()
             found = None if in_code else _value_at(answer, here)
