@@ -5,8 +5,9 @@ Needs pytest, pytest-asyncio in `auto` mode, and of plait only `persistence`.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
@@ -17,14 +18,21 @@ from plait.persistence import (
     Conflict,
     Fenced,
     Gap,
+    LeaseRenewed,
     MessageAppended,
     NewTask,
+    NodeStarted,
     Note,
+    PolicyDecided,
     RunClaimed,
+    RunReleased,
+    RunStatusChanged,
+    SessionOpened,
     Spent,
     Store,
     StoreError,
     TaskCompleted,
+    TasksAdded,
     TaskStarted,
 )
 from plait.persistence.contract.copies import CopiesContract
@@ -32,11 +40,13 @@ from plait.persistence.contract.durability import DurabilityContract
 from plait.persistence.contract.growth import GrowthContract
 from plait.persistence.contract.interrupts import InterruptsContract
 from plait.persistence.contract.notes import NotesContract
+from plait.persistence.contract.opened import OpenedStore
 from plait.persistence.contract.questions import QuestionsContract
 from plait.persistence.contract.reads import ReadsContract
 from plait.persistence.contract.samples import (
     ANSWER,
     ASK,
+    AT_START,
     CLAIMED,
     CREATED,
     DONE_A,
@@ -48,11 +58,35 @@ from plait.persistence.contract.samples import (
     at,
     cancel_natively,
     cancel_scope,
+    case,
     owner,
     whole,
     without_messages,
 )
 from plait.persistence.contract.usage import UsageContract
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def _of_an_owner() -> dict[str, Change]:
+    """Every kind of change that the owner of a run may write while the task `a` is running."""
+    changes = {
+        "completed": DONE_A,
+        "completed with its prompt": replace(DONE_A, prompt="First."),
+        "message": ASK,
+        "session": SessionOpened(at(4), "a", 1, "other"),
+        "node": NodeStarted(at(4), "a", 1, "node"),
+        "lease": LeaseRenewed(3000.0),
+        "end of the run": RunStatusChanged(at(9), "completed"),
+        "release": RunReleased(at(9)),
+        "policy": PolicyDecided(at(4), "{}"),
+        "added tasks": TasksAdded(at(4), (NewTask("new", "new"),)),
+        "start": replace(START_A, task_id="b"),
+    }
+    ends = {name: sample[-1] for name, sample in AT_START.items() if len(sample) == 2 and sample[0] == START_A}
+    return changes | ends
+
 
 MANY, MANY_NOTES = 1500, 150
 """More rows than a page of results has in most databases."""
@@ -184,6 +218,27 @@ class StoreContract(
                 await store.write(batch)
         assert await whole(store) == before
         await writer.write(START_A)
+
+    async def test_a_former_owner_is_fenced_whatever_it_writes(self, store: Store, tmp_path: Path) -> None:
+        """Each kind of change alone, in particular a result: over the store of the new owner, and over the store of the
+        former, which remembers the run as it was.
+        """
+        former = Writer(store)
+        await former.write(*OPENING, START_A)
+        stale = {name: former.batch(change) for name, change in _of_an_owner().items()}
+        ends_with_its_process = type(self).reopen_store is OpenedStore.reopen_store
+        async with nullcontext(store) if ends_with_its_process else self.reopen_store(tmp_path) as others:
+            other = Writer(others)
+            other.next_seq, other.epoch = former.next_seq, former.epoch
+            await other.write(RunClaimed(at(5), owner("next"), 2000.0))
+            before = await whole(others)
+            for name, batch in stale.items():
+                for wrong in (batch, replace(batch, first_seq=other.next_seq)):
+                    for place in (store, others):
+                        with case(f"{name}, change {wrong.first_seq}"), pytest.raises(Fenced):
+                            await place.write(wrong)
+            assert await whole(others) == before
+            await other.write(DONE_A)
 
     async def test_a_batch_of_an_epoch_that_was_never_claimed_is_fenced(self, store: Store, writer: Writer) -> None:
         before = await whole(store)

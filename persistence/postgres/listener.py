@@ -5,6 +5,7 @@ after `LONGEST_WAIT_S` seconds in any case.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Final
 from zlib import crc32
@@ -36,6 +37,8 @@ class Listener:
         self._dsn = dsn
         self._connection: Connection | None = None
         self._lock = asyncio.Lock()
+        self._next_try = -math.inf
+        """The time before which no connection is opened: a server may refuse each, or drop it at once."""
         self._arrived: OrderedDict[str, asyncio.Event] = OrderedDict()
         """An event for each run, by payload, the last waited for at the end. Set if a note may have arrived."""
 
@@ -47,8 +50,7 @@ class Listener:
         try:
             await self._listen()
         except Exception:
-            await anyio.sleep(_RETRY_S)
-            return
+            return  # the next try waits
         with anyio.move_on_after(LONGEST_WAIT_S):
             await arrived.wait()
         arrived.clear()
@@ -67,6 +69,8 @@ class Listener:
         async with self._lock:
             if self._connection is not None and not self._connection.is_closed():
                 return
+            await anyio.sleep(max(0.0, self._next_try - anyio.current_time()))
+            self._next_try = anyio.current_time() + _RETRY_S
             connection = await connect(self._dsn)
             try:
                 await connection.add_listener(CHANNEL, self._notified)

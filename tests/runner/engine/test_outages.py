@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from itertools import pairwise
 
+import anyio
 import pytest
 
 from plait.persistence import Batch, Conflict, MemoryStore, StoreError, failpoints
@@ -168,6 +169,40 @@ def test_the_log_counts_what_an_outage_keeps_in_memory(caplog: pytest.LogCapture
     assert unstored > 0
     (said,) = [record.getMessage() for record in caplog.records if "store_degraded" in record.getMessage()]
     assert said == f"store_degraded run=r error=away unstored={unstored}"
+
+
+async def test_a_session_opened_while_the_store_is_away_is_stored_and_continued_by_a_resume() -> None:
+    class Away(FaultyStore):
+        is_away = False
+
+        async def write(self, batch: Batch) -> None:
+            if self.is_away:
+                raise StoreError("away")
+            await super().write(batch)
+
+    store, is_known_away = Away(MemoryStore()), anyio.Event()
+
+    class Opening(Talker):
+        async def before_send(self) -> None:
+            store.is_away = True
+            self.requests[0].on_session("first")  # the write that finds out
+            await is_known_away.wait()
+            self.requests[0].on_session("second")
+            store.is_away = False
+            await anyio.sleep_forever()
+
+    async with ParallelRunner(Opening(own_ids=True), store=store).start(DAG([Task("a", "a")]), "r") as run:
+        async for event in run.events():
+            if isinstance(event, StoreDegraded):
+                is_known_away.set()
+            if isinstance(event, StoreRecovered):
+                run.stop()
+        await run.result()
+    (task,) = await store.inner.list_tasks("r")
+    assert (task.session_id, task.session_confirmed) == ("second", True)
+    backend = Talker()
+    await ParallelRunner(backend, store=store.inner).resume("r")
+    assert [(one.session_id, one.resume) for one in backend.requests] == [("second", True)]
 
 
 @pytest.mark.parametrize("limit", range(1, 12))
