@@ -15,6 +15,8 @@ import pytest
 
 from plait.backends import ConversationRequest, Message, Usage
 from plait.backends.replay import ReplayConversation
+from plait.persistence import MemoryStore
+from plait.persistence.changes import TaskStarted
 from plait.runner import DAG, FailureMode, ParallelRunner, RateLimits, RunStatus, Task, TaskStatus
 from plait.runner.cli.display.waits import throttling_line
 from plait.runner.domain import events
@@ -23,6 +25,7 @@ from tests.support.hosts import functions
 from tests.support.hosts.world import HostFolder
 from tests.support.seeded_loop import TICK_S, VirtualClock, run_seeded
 from tests.support.sharing import wide
+from tests.support.stores.held import HeldStore
 
 SEEDS = range(5)
 
@@ -237,6 +240,23 @@ def test_a_call_that_was_never_made_gives_its_share_back() -> None:
 
     assert run_seeded(main, 0) < 50
     assert [prompt for _, prompt in calls.began] == ["good"]
+
+
+def test_a_run_that_is_stopped_before_its_call_begins_gives_the_share_back() -> None:
+    calls = Calls()
+
+    async def main() -> float:
+        held = HeldStore(MemoryStore(), lambda changes: any(isinstance(one, TaskStarted) for one in changes))
+        runner = make_runner(calls, RateLimits(1), store=held)
+        async with runner.start(DAG([Task("never", "never")])) as run:
+            await held.holding.wait()  # the share is taken, and the start is being stored
+            run.stop()
+            held.let_go.set()
+        assert (await runner.run(DAG([Task("next", "next")]))).status is RunStatus.COMPLETED
+        return asyncio.get_running_loop().time()
+
+    assert run_seeded(main, 0) < 50
+    assert [prompt for _, prompt in calls.began] == ["next"]
 
 
 async def test_the_limiter_of_one_runner_ends_with_the_runner() -> None:
