@@ -17,7 +17,7 @@ import anyio
 import pytest
 
 from plait.backends import AnthropicBackend, BackendError, ConversationRequest, OpenAIBackend
-from plait.backends.llm.prompt_cache import PATIENCE_S, PromptCache
+from plait.backends.llm.prompt_cache import PATIENCE_S, PromptCache, SharedBeginning
 from plait.persistence import MemoryStore
 from plait.runner import DAG, ParallelRunner, Retry, RunStatus, Task
 from plait.runner.domain.events import TaskCompleted, TaskOutput
@@ -297,6 +297,30 @@ async def test_an_answer_lets_all_go_that_wait_for_a_request_without_answer(dial
                     if isinstance(event, TaskCompleted) and event.task_id == late[-1].id:
                         break
             started.stop()
+
+
+async def test_the_patience_with_the_requests_ahead_is_one_for_all_of_them() -> None:
+    """One request after the other goes ahead, and none of them is answered."""
+    cache = PromptCache(needs_marks=False)
+    waited: list[float] = []
+
+    async def ahead() -> None:
+        async with SharedBeginning(cache, DOCUMENT, on_wait=lambda: None):
+            await anyio.sleep(0.1)
+
+    async def impatient() -> None:
+        began = anyio.current_time()
+        async with SharedBeginning(cache, DOCUMENT, patience=0.3, on_wait=lambda: None):
+            waited.append(anyio.current_time() - began)
+
+    async with anyio.create_task_group() as group:
+        for _ in range(20):
+            group.start_soon(ahead)
+        group.start_soon(impatient)
+        while not waited:  # noqa: ASYNC110 - as long as it takes
+            await anyio.sleep(0.05)
+        group.cancel_scope.cancel()
+    assert 0.25 < waited[0] < 1.5
 
 
 @pytest.mark.parametrize("text", ["\n" + "\u6587" * 9000, " \n" * 9000, "\u6587" * 9000, "a b " + "\u6587" * 9000])
