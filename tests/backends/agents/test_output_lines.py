@@ -6,6 +6,7 @@ import json
 import math
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from plait.backends import (
     GeminiBackend,
     Output,
 )
+from plait.backends.agents import conversation
+from plait.backends.agents.acp import conversation as acp_conversation
 from plait.backends.agents.backend import CliBackend
 from plait.backends.agents.follow import TurnWatch
 from plait.backends.agents.output_lines import read_line
@@ -278,3 +281,49 @@ async def test_a_reason_on_standard_output_is_read(agent: str, reason: str, tmp_
     words = read_line(reason.encode()).words
     assert words[:30] in caught.value.message
     assert math.isfinite(caught.value.retry_after or 0)
+
+
+async def test_an_agent_that_goes_on_printing_after_its_last_event_is_waited_for_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conversation, "LAST_WORD", 0.5)
+    (tmp_path / "said").write_text("".join(f"{json.dumps(event)}\n" for event in _claude("Hello world")))
+    command = tmp_path / "agent"
+    chatter = "while true; do echo 'still cleaning up'; sleep 0.05; done"
+    command.write_text(f"#!/bin/sh\ncat > /dev/null &\ncat '{tmp_path / 'said'}'\n{chatter}\n")
+    command.chmod(0o755)
+    with anyio.fail_after(10):
+        assert (await _send(ClaudeCodeBackend(command=str(command)))).text == "Hello world"
+
+
+ASKING_ACP_AGENT = """#!{python}
+import json, sys, threading, time
+def tell(**message):
+    print(json.dumps(dict(message, jsonrpc="2.0")), flush=True)
+def ask_on_and_on():
+    tool = dict(toolCallId="t", title="rm x", kind="execute", rawInput=dict())
+    options = [dict(optionId="yes", name="Yes", kind="allow_once"), dict(optionId="no", name="No", kind="reject_once")]
+    for number in range(1000):
+        params = dict(sessionId="s", toolCall=tool, options=options)
+        tell(id=f"p-{{number}}", method="session/request_permission", params=params)
+        time.sleep(0.05)
+for line in sys.stdin:
+    asked = json.loads(line)
+    if asked.get("method") == "initialize":
+        tell(id=asked["id"], result=dict(protocolVersion=1, agentCapabilities=dict(loadSession=True)))
+    elif asked.get("method") == "session/new":
+        tell(id=asked["id"], result=dict(sessionId="s"))
+    elif asked.get("method") == "session/prompt":
+        threading.Thread(target=ask_on_and_on, daemon=True).start()
+"""
+
+
+async def test_an_agent_that_asks_for_permission_again_and_again_is_waited_for_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does not heed the cancellation that follows the first request."""
+    monkeypatch.setattr(acp_conversation, "_STOP", 0.5)
+    backend = replace(_acp(tmp_path, ASKING_ACP_AGENT.format(python=sys.executable)), permissions="ask")
+    with anyio.fail_after(10):
+        reply = await _send(backend)
+    assert reply.question is not None
