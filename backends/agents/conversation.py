@@ -17,7 +17,7 @@ from pathlib import Path
 
 import anyio
 
-from plait.backends.agents.error_kinds import SchemaRefused, hide
+from plait.backends.agents.error_kinds import COMMON, SchemaRefused, classify, hide, safe_line
 from plait.backends.agents.output_lines import read_line
 from plait.backends.agents.protocol import Call, ProcessEnd, Program, Reader, TurnAnswer
 from plait.backends.agents.session_files import digest
@@ -172,6 +172,11 @@ class CliConversation:
                 error.retry_after = max(0.0, error.retry_after - self._program.age(call))
             if error.kind is ErrorKind.TIMEOUT and self._ends is not None and anyio.current_time() >= self._ends:
                 error.message = f"no answer within the task's timeout of {self._request.timeout:g} s"
+            if error.kind is ErrorKind.TIMEOUT and reader.session_id is None and self._plain_lines:
+                # The agent waits, before its turn has begun, for a login perhaps that nobody will make.
+                kind = classify("\n".join(self._plain_lines), COMMON)
+                error.kind = kind if kind is ErrorKind.AUTH else error.kind
+                error.message += f"; the last line of its output: {safe_line(self._plain_lines[-1])}"
             if error.kind is ErrorKind.TRUNCATED and reader.last_text:
                 turn.append(Message("assistant", clean_text(reader.last_text)))
             hide(error, self._given())

@@ -32,6 +32,7 @@ from plait.backends.agents.transcript import outputs_of
 from plait.backends.protocol import Files, Reply
 from tests.support.agents.recorded import ROOT, recorded
 
+K = ErrorKind
 EVENT = {"type": "result", "result": 'a "quoted" {word}, \x1b[0m, ünïcode \u009b', "is_error": False}
 BEFORE = {
     "a title": "\x1b]0;agent: ready\x07",
@@ -250,6 +251,16 @@ async def test_an_agent_that_speaks_acp_is_understood_through_the_codes_of_a_ter
 ) -> None:
     reply = await _send(_acp(tmp_path, ACP_AGENT.format(python=sys.executable, noise=noise)))
     assert reply.text == "Hello world"
+
+
+async def test_an_agent_that_waits_for_a_login_is_not_tried_again(tmp_path: Path) -> None:
+    for words, kind in (("Please log in: https://a.example/login", K.AUTH), ("Loading the model", K.TIMEOUT)):
+        (tmp_path / "claude").write_text(f"#!/bin/sh\necho '{words}'\nexec sleep 60\n")
+        (tmp_path / "claude").chmod(0o755)
+        with pytest.raises(BackendError) as caught:
+            await _send(ClaudeCodeBackend(command=str(tmp_path / "claude"), idle_timeout=0.5))
+        assert caught.value.kind is kind
+        assert caught.value.message == f"no output for 0.5 s (idle_timeout); the last line of its output: {words}"
 
 
 REASONS = {
