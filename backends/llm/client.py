@@ -14,6 +14,7 @@ import asyncio
 import json
 import ssl
 import weakref
+from codecs import BOM_UTF8
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
@@ -113,7 +114,7 @@ class Response:
         piece = await self._piece()
         while piece.isspace():
             piece = await self._piece()
-        if piece.lstrip().startswith((b"{", b"[", b'"')):  # no event begins so
+        if piece.removeprefix(BOM_UTF8).lstrip().startswith((b"{", b"[", b'"')):  # no event begins so
             pieces = [piece]
             while piece := await self._piece():
                 pieces.append(piece)

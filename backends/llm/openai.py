@@ -277,8 +277,9 @@ def _cost(told: JsonValue) -> float | None:
     """Return the cost in a server's `usage`; None if unknown. With a key of the user's own (`is_byok`), the cost of
     OpenRouter is its fee, beside the cost of the provider.
     """
-    cost = at(told, "cost")
-    cost = number(told, "cost", "total_cost") if isinstance(cost, dict) else number(told, "cost")
+    # Perplexity sends an object, and DeepInfra another name.
+    found = [number(told, *path) for path in (("cost",), ("cost", "total_cost"), ("estimated_cost",))]
+    cost = next((one for one in found if one is not None), None)
     if at(told, "is_byok") is not True:
         return cost
     upstream = number(told, "cost_details", "upstream_inference_cost")

@@ -70,11 +70,13 @@ def broken_off(body: Any, server: Endpoint, *, begun: bool) -> BackendError:
 
 
 def is_error(body: Any) -> bool:
-    """Return whether a JSON value that came with status 200, or in a stream, is an error."""
+    """Return whether a JSON value that came with status 200, or in a stream, is an error. An `object` named so comes
+    from vLLM and Mistral, and `base_resp` from MiniMax.
+    """
     if not isinstance(body, dict):
         return False
     told = cast("dict[str, Any]", body)
-    if told.get("error") or told.get("object") == "error" or told.get("type") == "error":  # an object "error": vLLM
+    if told.get("error") or told.get("object") in {"error", "Error"} or told.get("type") == "error":
         return True
     return "base_resp" in told and bool(_as_dict(told["base_resp"]).get("status_code"))
 
@@ -135,8 +137,11 @@ def _said(value: Any, depth: int) -> str:
 
     Never the whole of it: servers that validate fields return the request, including the prompt.
     """
-    if isinstance(value, str) or depth > _DEEPEST:
-        return value if isinstance(value, str) else ""
+    if isinstance(value, str):
+        parsed = _parsed(value) if value.startswith(("{", "[")) else value  # Mistral: JSON in a text
+        return value if isinstance(parsed, str) else _said(parsed, depth + 1) or value
+    if depth > _DEEPEST:
+        return ""
     if isinstance(value, list):
         return "; ".join(filter(None, (_said(one, depth + 1) for one in _as_list(value)[:_MOST])))
     parts = _as_dict(value)

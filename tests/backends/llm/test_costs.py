@@ -250,6 +250,7 @@ UPSTREAM = {"is_byok": True, "cost_details": {"upstream_inference_cost": 0.036}}
         ({"cost": 0, "is_byok": True, "cost_details": {"upstream_inference_cost": None}}, None),
         ({"cost": {"request_cost": 0.005, "total_cost": 0.006}}, 0.006),
         ({"cost": {"currency": "USD"}}, None),
+        ({"estimated_cost": 0.0000268}, 0.0000268),
     ],
 )
 async def test_costs_in_the_forms_of_routers(told: dict[str, Any], cost: float | None) -> None:

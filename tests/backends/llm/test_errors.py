@@ -268,6 +268,13 @@ async def test_a_gateway_that_talks_html(dialect: Dialect) -> None:
             {"message": {"detail": [{"loc": ["body", "n", 0], "msg": "not permitted", "input": "the-prompt-itself"}]}},
             "answered 422: body.n.0: not permitted",
         ),
+        (
+            {
+                "object": "Error",
+                "message": '{"detail": [{"loc": ["body", "n"], "msg": "no", "input": "the-prompt-itself"}]}',
+            },
+            "answered 422: body.n: no",
+        ),
         ({"message": ["a should not exist", "b has to be a number"]}, "422: a should not exist; b has to be a number"),
         ({"errors": [{"code": 7003, "message": "No route"}]}, "answered 422: No route"),
         ({"error": {"detail": {"prompt": "the-prompt-itself"}}}, "answered 422: no reason given"),

@@ -250,6 +250,7 @@ async def test_a_whole_value_of_json_stays_whole_whatever_its_length() -> None:
     head = "Content-Type: application/json\r\nContent-Length: "
     assert (await say(CHAT, raw(f"{head}{len(body) + 9}", body))).text == "fine"
     assert (await failure(CHAT, raw(f"{head}{len(body) + 9}", body[:-9]))).kind is K.TRANSIENT
+    assert (await say(CHAT, plain(200, b"\xef\xbb\xbf" + body.encode()))).text == "fine"
 
 
 async def test_an_error_keeps_its_status_whatever_its_length(dialect: Dialect) -> None:
