@@ -48,9 +48,10 @@ async def reply_of(
     shown = _shown(values, names)
     messages = messages_of(shown)
     fields = json_part({name: one for name, one in shown.items() if name != "messages" or not messages})
-    begun = json_part(known or {})
+    begun = json_part({name: one for name, one in (known or {}).items() if name in fields})
     made = {name: shown[name] for name in fields if name not in begun or begun[name] != fields[name]}
-    turn = _last_words([one for one in messages if known is None or one.id is None or one.id not in earlier])
+    new = [one for one in messages if known is None or one.id is None or one.id not in earlier]
+    turn = _last_words(new, _prompts((known or {}).get("messages")))
     turn += [one for one in made.values() if _is_message(one)]
     is_data = any(not _is_message(one) for one in made.values())
     text = _text(turn[-1]) if turn else ""
@@ -103,16 +104,28 @@ def messages_of(values: Any) -> list[Any]:
     return [one for one in cast("Sequence[Any]", found) if _is_message(one)] if isinstance(found, list) else []
 
 
-def _last_words(messages: Sequence[Any]) -> list[Any]:
+def _last_words(messages: Sequence[Any], prompts: Set[str]) -> list[Any]:
     """Return the last message of a turn, and the assistant's messages just before it: pieces of one answer.
 
-    The words before a call of a tool are no answer, and neither is the prompt.
+    The words before a call of a tool are no answer, and neither is one of `prompts`.
     """
     said = [one for one in messages if _role(one) not in {"system", "remove"}]
     pieces = list(takewhile(lambda one: _role(one) == "assistant", reversed(said)))
-    if not pieces and said and _role(said[-1]) != "user":
-        pieces = said[-1:]  # what a tool returned, if the graph ends with the tool
+    if not pieces and said:
+        # What a tool returned, if the graph ends with the tool, or what an agent said in the role of a user.
+        is_prompt = _role(said[-1]) == "user" and not (prompts and _text(said[-1]) not in prompts)
+        pieces = [] if is_prompt else said[-1:]
     return pieces[::-1]
+
+
+def _prompts(given: Any) -> Set[str]:
+    """Return the texts of the messages that a turn was given, in any of the forms that LangChain takes."""
+    texts: set[str] = set()
+    for one in cast("list[Any]", given) if isinstance(given, list) else [given]:
+        content: Any = cast("Mapping[str, Any]", one).get("content") if isinstance(one, Mapping) else one
+        content = cast("Sequence[Any]", one)[-1] if isinstance(one, tuple) and one else content
+        texts |= {_text(one)} if _is_message(one) else {clean_text(content)} if isinstance(content, str) else set()
+    return texts
 
 
 def _reasons(message: Any, *, may_call: bool) -> list[str]:

@@ -184,6 +184,8 @@ ENDINGS: dict[str, tuple[list[Any], str | ErrorKind]] = {
         [_ending("I look.", "tool_calls", tool_calls=CALL), ToolMessage("42", tool_call_id="1")],
         "42",
     ),
+    "an agent in the role of a user": ([AIMessage("I look."), HumanMessage("4", name="researcher")], "4"),
+    "the prompt again": ([HumanMessage("p")], K.INVALID_OUTPUT),
     "thoughts before it": ([AIMessage("<think>Is it?</think>4")], "4"),
     "blocks": ([AIMessage([{"type": "thinking", "thinking": "?"}, {"type": "text", "text": "4"}])], "4"),
     "empty after a tool": (
