@@ -71,7 +71,7 @@ if TYPE_CHECKING:
 
 def _of_an_owner() -> dict[str, Change]:
     """Every kind of change that the owner of a run may write while the task `a` is running."""
-    changes = {
+    changes: dict[str, Change] = {
         "completed": DONE_A,
         "completed with its prompt": replace(DONE_A, prompt="First."),
         "message": ASK,
@@ -93,7 +93,6 @@ MANY, MANY_NOTES = 1500, 150
 
 
 async def is_kept(store: Store, change: Any) -> None:
-    """Assert that the values of the change are read as written."""
     """Assert that what `change` holds is what is read."""
     if isinstance(change, MessageAppended):
         kept = (await store.list_messages(RUN, "a"))[-1]
