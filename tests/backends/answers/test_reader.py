@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import pytest
 
 from plait.backends import BackendError, ConversationRequest, ErrorKind, FunctionBackend
 from plait.backends.answers import process
-from plait.backends.answers.threads import LARGE
+from plait.backends.answers.threads import LARGE, in_thread
 from plait.runner import DAG, ParallelRunner, Retry, RunStatus, Task, TaskStatus
 from tests.support.agents.homes import until
 
@@ -189,3 +190,27 @@ async def test_nothing_is_fetched() -> None:
             with pytest.raises(BackendError, match="output_schema"):
                 await read('"x"', schema)
         group.cancel_scope.cancel()
+
+
+async def test_two_runs_at_once_have_one_thread_for_large_answers() -> None:
+    """Parsing holds the interpreter: several threads would stop the event loop of all runs in turn."""
+    lock, now, most = threading.Lock(), 0, 0
+
+    def parse() -> None:
+        nonlocal now, most
+        with lock:
+            now += 1
+            most = max(most, now)
+        time.sleep(0.01)
+        with lock:
+            now -= 1
+
+    async def answer(prompt: str) -> str:
+        await in_thread(parse)
+        return prompt
+
+    async with anyio.create_task_group() as group:
+        for name in "ab":
+            dag = DAG(Task(f"{name}{n}", "x") for n in range(5))
+            group.start_soon(ParallelRunner(FunctionBackend(answer), concurrency=5).run, dag)
+    assert most == 1

@@ -106,6 +106,22 @@ def test_runs_take_turns(seed, shared) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
+def test_two_runners_keep_to_the_limit_of_one_account_together(seed) -> None:
+    """As of two runs in one worker: each has a runner of its own, and the server counts for both."""
+    calls = Calls()
+    calls.account = f"server and key {seed}"
+
+    async def main() -> None:
+        async with anyio.create_task_group() as group:
+            for name in "ab":
+                group.start_soon(make_runner(calls, RateLimits(60), concurrency=9).run, wide(name, 15))
+
+    run_seeded(main, seed)
+    assert Counter(prompt for _, prompt in calls.began) == {"a": 15, "b": 15}
+    assert all(1 - 2 * TICK_S <= gap <= 1 + 2 * TICK_S for gap in calls.gaps), calls.gaps
+
+
+@pytest.mark.parametrize("seed", SEEDS)
 def test_a_waiting_task_holds_no_slot(seed) -> None:
     calls = Calls()
     free: list[float] = []
