@@ -105,6 +105,7 @@ def _plain(reason: str) -> str:
 
 def _truncated(text: str, usage: Usage, max_tokens: int | None, reason: str, raise_limit: str) -> BackendError:
     paid = f"the answer was cut after {usage.output_tokens} tokens" if usage.output_tokens else "the answer was cut"
+    answer, thoughts = split_thoughts(text)
     if reason == FULL_CONTEXT:
         advice = "the model's context is full; shorten the prompt, or ask for a shorter answer"
     elif max_tokens is None:
@@ -114,7 +115,7 @@ def _truncated(text: str, usage: Usage, max_tokens: int | None, reason: str, rai
         advice = f"the backend's `max_tokens: {max_tokens}` is reached; raise it, or ask for a shorter answer"
     else:
         advice = "the model's context or its own limit is reached; shorten the prompt, or ask for a shorter answer"
-    messages = (Message("assistant", text, usage),) if text else ()
+    messages = (Message("assistant", answer, usage, thoughts),) if text else ()
     return BackendError(ErrorKind.TRUNCATED, f"{paid}: {advice}", usage=usage, messages=messages)
 
 

@@ -80,6 +80,9 @@ def test_a_cut_answer_keeps_the_text_that_arrived() -> None:
     with pytest.raises(BackendError) as caught:
         whole_answer("half", ["length"])
     assert [message.content for message in caught.value.messages] == ["half"]
+    with pytest.raises(BackendError) as caught:
+        whole_answer("<think>a</think>half", ["length"])
+    assert [(message.content, message.thoughts) for message in caught.value.messages] == [("half", "a")]
 
 
 @pytest.mark.parametrize(
