@@ -26,6 +26,7 @@ from plait.runner.domain.spending import cost, lacks_price, token_parts
 from plait.runner.domain.status import RunStatus, TaskStatus
 from plait.runner.operations.inspect import usage_as_json
 from plait.runner.policies.orchestrator.policy import Loop, Stop
+from plait.runner.state.codec import to_json
 
 _MOST_FAILURES = 10
 _MOST_MODELS = 3
@@ -90,7 +91,7 @@ def print_result(dag: DAG, result: RunResult, only: str | None = None) -> None:
     for task in finals:
         head = f"== {task.id} ==\n" if len(finals) > 1 else ""
         is_json = task.data is not None or dag[task.id].output_schema is not None
-        text = json.dumps(task.data, ensure_ascii=False) if is_json else task.text
+        text = to_json(task.data) if is_json else task.text
         exits.print_line(head + fit(text).removesuffix("\n"))
 
 

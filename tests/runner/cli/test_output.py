@@ -129,7 +129,7 @@ tasks:
 def test_a_structured_result_is_printed_as_json_and_a_text_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "fenced.py").write_text(FENCED)
     (tmp_path / "plan.yaml").write_text(FENCED_PLAN)
-    expected = '{"label": "grün", "n": [1, 2]}\n'
+    expected = '{"label":"grün","n":[1,2]}\n'
     assert plait_here(tmp_path, "run", "plan.yaml", "-q").out == expected
     assert plait_here(tmp_path, "resume", "last", "-q").out == expected
     assert plait_here(tmp_path, "fork", "last", "--from", "one", "--again", "-q").out == expected
