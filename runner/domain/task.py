@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from plait.backends.errors import ErrorKind
 from plait.backends.protocol import OWN_OPTIONS, JsonInput, JsonValue, ModelOptions
@@ -89,13 +89,25 @@ def _kinds(given: Collection[str]) -> frozenset[str]:
 DEFAULT_RETRY = Retry()
 
 
+class _NoPrompt(str):
+    """The prompt of a task that is made without one, told from a prompt that is empty on purpose."""
+
+    __slots__ = ()
+
+
+_NO_PROMPT: Final = _NoPrompt()
+
+
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A subtask: a prompt for a backend, run once all tasks in `depends_on` are done."""
+    """A subtask: a prompt for a backend, run once all tasks in `depends_on` are done.
+
+    Raises ValueError without a prompt, unless a backend or files are named: a function or a command may need none.
+    """
 
     id: str
     """1 to 64 letters, digits, `.`, `_` or `-`, not starting with a dot."""
-    prompt: str = ""
+    prompt: str = _NO_PROMPT
     """A template: `{{ other }}` is the result of the upstream task `other`. See docs/guides/plan-files.md."""
     depends_on: Sequence[str] = ()
     """The ids of the tasks to be done before: a list, or a single id. Stored as a tuple if a single id is given."""
@@ -165,6 +177,13 @@ class Task:
     """
 
     def __post_init__(self) -> None:
+        if self.prompt is _NO_PROMPT:
+            if self.backend is None and not self.files:
+                raise ValueError(
+                    f"task {self.id!r} has no prompt; write Task({self.id!r}, prompt=...), or name the backend of a "
+                    "function or a command that needs none: backend=..."
+                )
+            object.__setattr__(self, "prompt", "")
         # Convert a plain text such as "soft" to the enum.
         if type(self.failure_mode) is not FailureMode:
             object.__setattr__(self, "failure_mode", FailureMode(self.failure_mode))

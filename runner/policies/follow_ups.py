@@ -187,7 +187,7 @@ class FollowUps:
             name = re.sub(r"[^A-Za-z0-9_-]", "-", role)[: _MOST_ID // 2]
             while not name or name in dag or name in dag.inputs or name in made:
                 name += "-"
-            made[name] = Task(name, depends_on=[task.id for task in dag], metadata={"role": role})
+            made[name] = Task(name, role, depends_on=[task.id for task in dag], metadata={"role": role})
         return list(made.values())
 
 

@@ -77,7 +77,9 @@ async def test_structured_results_and_inputs_in_prompts() -> None:
 
 async def test_backends_by_name_and_a_single_one_is_the_default() -> None:
     fast, deep = Talker(), Talker()
-    dag = DAG([Task("a", prompt="a", backend="fast"), Task("b", prompt="b", backend="deep"), Task("c", continues="b")])
+    dag = DAG(
+        [Task("a", prompt="a", backend="fast"), Task("b", prompt="b", backend="deep"), Task("c", "", continues="b")]
+    )
     await ParallelRunner(backends={"fast": fast, "deep": deep}).run(dag)
     assert (fast.prompts, deep.prompts) == (["a"], ["b", ""])
     alone = await ParallelRunner(backends={"fast": Talker()}).run(HAIKU)
@@ -87,7 +89,7 @@ async def test_backends_by_name_and_a_single_one_is_the_default() -> None:
 async def test_a_missing_backend_is_said_before_anything_starts() -> None:
     store = MemoryStore()
     with pytest.raises(BackendMissing, match=r"no backend named 'deep' .* this runner has: default"):
-        await ParallelRunner(Talker(), store=store).run(DAG([Task("a"), Task("b", backend="deep")]))
+        await ParallelRunner(Talker(), store=store).run(DAG([Task("a", ""), Task("b", backend="deep")]))
     assert await store.list_runs() == ()
 
 
@@ -196,10 +198,10 @@ async def test_a_timeout_ends_the_attempt_and_is_retried() -> None:
             await anyio.sleep_forever()
         return "at last"
 
-    dag = DAG([Task("a", timeout=0.05, retry=Retry(base_delay=0))])
+    dag = DAG([Task("a", "", timeout=0.05, retry=Retry(base_delay=0))])
     result = await ParallelRunner(hang_once).run(dag)
     assert (result["a"].text, result["a"].attempts) == ("at last", 2)
-    dag = DAG([Task("a", timeout=0.05, retry=Retry(attempts=1))])
+    dag = DAG([Task("a", "", timeout=0.05, retry=Retry(attempts=1))])
     started = 0
     result = await ParallelRunner(hang_once).run(dag)
     assert (result["a"].error_kind, result["a"].error) == ("timeout", "no answer within the task's timeout of 0.05 s")
@@ -207,7 +209,7 @@ async def test_a_timeout_ends_the_attempt_and_is_retried() -> None:
 
 async def test_a_task_fails_at_once_whose_backend_cannot_be_had() -> None:
     missing = Talker(lambda *_: BackendUnavailable("it is not installed"))
-    dag = DAG([Task("a", retry=Retry(attempts=5, on=frozenset(ErrorKind)))])
+    dag = DAG([Task("a", "", retry=Retry(attempts=5, on=frozenset(ErrorKind)))])
     done = (await ParallelRunner(missing).run(dag))["a"]
     assert (done.status, done.attempts) == (TaskStatus.FAILED, 1)
     assert (done.error_kind, done.error) == ("unavailable", "it is not installed")

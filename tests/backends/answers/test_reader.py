@@ -110,9 +110,9 @@ async def test_the_time_limit_of_a_task_and_a_cancel_work_during_a_check() -> No
 
     once = Retry(attempts=1)
     runner = ParallelRunner(work)
-    result = await runner.run(DAG([Task("a", output_schema=ENDLESS, timeout=1, retry=once)]))
+    result = await runner.run(DAG([Task("a", "", output_schema=ENDLESS, timeout=1, retry=once)]))
     assert (result["a"].status, result["a"].error_kind) == (TaskStatus.FAILED, "timeout")
-    async with runner.start(DAG([Task("a", output_schema=ENDLESS, retry=once)])) as run:
+    async with runner.start(DAG([Task("a", "", output_schema=ENDLESS, retry=once)])) as run:
         await until(checking)
         run.cancel()
         assert (await run.result()).status is RunStatus.CANCELLED

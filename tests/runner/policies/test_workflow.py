@@ -175,7 +175,7 @@ def test_tasks_that_a_step_added_are_seen_through_and_are_no_interactions() -> N
     run.run_one(run.dag["ExecuteReview.1"], answers())
     run.apply(REVIEW.decide(run.view("ExecuteReview.1")))
     run.run_one(run.dag["Finalize.1"], answers())
-    run.dag = DAG([*run.dag, Task("extra", metadata={"step": "Finalize", "try": 1})], inputs=run.dag.inputs)
+    run.dag = DAG([*run.dag, Task("extra", "", metadata={"step": "Finalize", "try": 1})], inputs=run.dag.inputs)
     assert len(session_of(run.view()).interactions) == 2
     run.apply(REVIEW.decide(run.view("Finalize.1")))
     assert run.status is RunStatus.RUNNING
