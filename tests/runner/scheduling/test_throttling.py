@@ -318,7 +318,7 @@ def test_when_the_run_of_the_task_that_went_first_ends_a_task_of_another_run_goe
 def test_a_run_that_ends_while_its_task_is_refused_keeps_no_other_run_waiting() -> None:
     slots = SlotPool(8, shared=True)
     plan = schedule(slots=slots)
-    other = Scheduler(DAG(Task(f"t{number}") for number in range(9)), ["one"] * 9, slots)
+    other = Scheduler(DAG(Task(f"t{number}", "") for number in range(9)), ["one"] * 9, slots)
     plan.throttle(0, AT_ONCE)
     for position in range(1, 8):
         plan.finish(position, DONE)
