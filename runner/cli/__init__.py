@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import sys
 
+_CANCELLED = 6
+"""`exits.CANCELLED`, which may not be imported yet."""
+
 
 def main() -> None:
     """Run the command with the arguments of this process, and exit with its exit code."""
-    from plait.runner.cli.app import cli  # noqa: PLC0415 - `import plait.runner.cli.display.text` needs no click
-    from plait.runner.cli.exits import exit_process, run_cli  # noqa: PLC0415
+    try:
+        from plait.runner.cli.app import cli  # noqa: PLC0415 - `import plait.runner.cli.display.text` needs no click
+        from plait.runner.cli.exits import exit_process, run_cli  # noqa: PLC0415
+    except KeyboardInterrupt:  # Ctrl-C before the command has begun
+        sys.exit(_CANCELLED)
 
     exit_process(run_cli(cli, sys.argv[1:]))

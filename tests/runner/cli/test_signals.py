@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from plait.runner.cli.exits import CANCELLED
 from tests.support.agents.homes import Home
 from tests.support.processes.command import PLAIT, environment, plait
 
@@ -103,3 +105,22 @@ def test_agents_that_outlive_their_runner_are_followed_by_the_resume(home: Home,
     assert plait(tmp_path, "resume", "--json", HOME=str(home.path)).code == 0
     assert len(home.calls) == 1
     assert home.processes == []
+
+
+AT_ONCE = """
+import sys
+
+class Interrupted:
+    def find_spec(self, name, path=None, target=None):
+        if name == "plait.runner.cli.app":
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupted())
+from plait.runner.cli import main
+main()
+"""
+
+
+def test_ctrl_c_while_the_command_is_loaded_prints_no_traceback() -> None:
+    done = subprocess.run([sys.executable, "-c", AT_ONCE], check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (CANCELLED, "", "")
