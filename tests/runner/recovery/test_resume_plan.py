@@ -14,7 +14,14 @@ from plait.persistence import Batch, MemoryStore, PolicyDecided
 from plait.persistence.records import TaskRecord
 from plait.runner import DAG, Decision, ParallelRunner, ResumeAction, RunStatus, Task
 from plait.runner.domain.question import AnsweredQuestion, Way, encode_answers
-from plait.runner.recovery.resume_plan import Evidence, ResumeStep, plan_resume, steps_of_cancelled, steps_of_decided
+from plait.runner.recovery.resume_plan import (
+    Evidence,
+    ResumeStep,
+    longest_delay,
+    plan_resume,
+    steps_of_cancelled,
+    steps_of_decided,
+)
 from tests.support.fakes import QuickClock, Talker
 from tests.support.growth import Scripted, by_end
 from tests.support.stores.faulty_store import Fault, FaultyStore, on_write
@@ -189,3 +196,14 @@ async def test_a_resume_after_such_an_end_asks_nobody(end: Any) -> None:
     result = await runner.resume("r", policy=Scripted())
     assert preview.tasks["slow"].action is (ResumeAction.CANCEL if end is RunStatus.COMPLETED else ResumeAction.BLOCKED)
     assert (result.status, backend.requests) == (end, [])
+
+
+def test_a_person_is_asked_at_every_tenth_death_and_the_delays_grow_to_a_minute_between() -> None:
+    dag = DAG([Task("t", "t")])
+    asked = []
+    for deaths in range(1, 31):
+        (step,) = plan_resume(dag, [replace(ONE, status="running", crashes=deaths - 1)])
+        asked += [deaths] if step.action is ResumeAction.ASK else []
+    assert asked == [10, 20, 30]
+    growing = [2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0, 60.0, 60.0, 60.0]
+    assert [longest_delay(deaths) for deaths in range(1, 21)] == growing * 2
