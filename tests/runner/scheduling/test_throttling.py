@@ -115,6 +115,18 @@ def test_an_accepted_probe_opens_the_backend_at_the_same_width(ending: Ending, r
     assert not limiter(plan).pause
 
 
+def test_refusals_that_come_one_at_a_time_never_pause_the_backend() -> None:
+    plan = schedule()
+    running = list(range(8))
+    for _ in range(20):
+        plan.throttle(running.pop(0))
+        (probe,) = taken(plan)
+        assert limiter(plan).pause is None
+        plan.accept(probe)
+        running += [probe, *taken(plan)]
+        assert len(running) == 8, "at the same width"
+
+
 def test_as_many_refused_probes_as_it_takes_pause_the_backend_and_halve_its_width() -> None:
     plan = schedule()
     plan.throttle(0, Pause(5.0, "429"))
