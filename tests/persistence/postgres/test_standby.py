@@ -13,6 +13,7 @@ import asyncpg
 import pytest
 
 from plait import ParallelRunner, PostgresStore
+from plait.persistence.postgres.connection import Mode
 from plait.runner import Run
 from plait.runner.domain.events import StoreAwaited, StoreDegraded
 from tests.persistence.postgres.runs import dag
@@ -146,19 +147,19 @@ async def usual_user(servers: Pair) -> str:
     return servers.dsn.replace("postgres@", "usual@")
 
 
-async def warnings(dsn: str) -> tuple[str, ...]:
-    async with PostgresStore(dsn) as store:
+async def warnings(dsn: str, mode: Mode = "create") -> tuple[str, ...]:
+    async with PostgresStore(dsn, mode=mode) as store:
         return await store.warnings()
 
 
 async def test_a_usual_user_is_warned_of_asynchronous_standbys(servers: Pair) -> None:
     await servers.wait_until_streaming()
     usual = await usual_user(servers)
-    [warning] = await warnings(usual)
+    [warning] = await warnings(usual, "read")
     assert warning.startswith("1 standby servers are asynchronous")
     assert await warnings(servers.dsn) == (warning,)
     await servers.set_primary("synchronous_standby_names", "*")
-    assert await warnings(usual) == await warnings(servers.dsn) == ()
+    assert await warnings(usual, "read") == await warnings(servers.dsn) == ()
 
 
 async def test_a_commit_that_waits_for_no_standby_is_a_warning(servers: Pair) -> None:
