@@ -20,6 +20,7 @@ from uuid import uuid4
 from plait.backends.answers.schema import Schema
 from plait.backends.cancellation import when_cancelled
 from plait.backends.errors import BackendError, ErrorKind
+from plait.backends.function import format_traceback
 from plait.backends.langgraph.state_fields import RunFields
 from plait.backends.langgraph.values import messages_of, question_of, reply_of, tokens_of
 from plait.backends.protocol import ConversationRequest, Message, Output, Reply, Usage
@@ -92,7 +93,8 @@ class UnstoredThread:
             detail = one_line(str(exc))
             name = type(exc).__name__
             text = f"{name}: {detail}" if detail else name
-            raise BackendError(ErrorKind.UNEXPECTED, text, usage=_cost(self._values, self._earlier)) from exc
+            usage = _cost(self._values, self._earlier)
+            raise BackendError(ErrorKind.UNEXPECTED, text, usage=usage, traceback=format_traceback(exc)) from exc
 
     async def _turn(self, prompt: str, schema: Schema | None) -> Reply:
         if self._request.answer is not None:

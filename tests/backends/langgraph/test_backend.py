@@ -366,6 +366,8 @@ async def test_exceptions_of_nodes() -> None:
     with pytest.raises(BackendError, match=r"^unexpected: ValueError: no luck$") as caught:
         await say(LangGraphBackend(FAILING.compile()))
     assert isinstance(caught.value.__cause__, ValueError)
+    assert caught.value.traceback is not None
+    assert 'raise ValueError("no\\nluck")' in caught.value.traceback
     with pytest.raises(BackendError, match="slow down") as caught:
         await say(LangGraphBackend(chain(refuse).compile()))
     assert caught.value.retry_after == 3
