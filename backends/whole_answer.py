@@ -215,15 +215,22 @@ def _without_late_blocks(text: str, thoughts: list[str]) -> str:
         end, after = closings.get(opening[0], (0, 0))
         if end < opening.end():
             end, after = closings[opening[0]] = _closing(text, opening)
-        if end == after:  # never closed
-            continue
+        if end == after:  # never closed: thoughts only if the mark has a line of its own
+            if not _is_alone(text, opening):
+                continue
+            end = after = len(text)
         fences += len(_FENCE.findall(text[seen : opening.start()]))
         seen = opening.start()
-        if fences % 2 == 0 and _has_own_lines(text, opening.start(), end, after):
+        if fences % 2 == 0 and (end == after or _has_own_lines(text, opening.start(), end, after)):
             kept.append(text[start : opening.start()])
             thoughts.append(text[opening.end() : end])
             start = seen = after
     return "".join(kept) + text[start:]
+
+
+def _is_alone(text: str, opening: re.Match[str]) -> bool:
+    before, behind = text[max(0, opening.start() - 80) : opening.start()], text[opening.end() : opening.end() + 80]
+    return before.rpartition("\n")[2] == "" and behind[:1] in {"\r", "\n"}
 
 
 def _has_own_lines(text: str, start: int, end: int, after: int) -> bool:

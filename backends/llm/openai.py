@@ -219,7 +219,7 @@ class _Answer(PartialAnswer):
         for place, one in enumerate(choices):
             if isinstance(one, dict):
                 index = one.get("index")
-                found[index if type(index) is int else place] = one
+                found.setdefault(index if type(index) is int else place, one)
         if self.choice is None and found:
             self.choice = min(found)
         return None if self.choice is None else found.get(self.choice)

@@ -23,17 +23,17 @@ _TEXTS = ("message", "detail", "error", "msg", "errors", "status_msg", "error_ms
 """Fields of an error with its text, or with further errors."""
 _DEEPEST, _MOST = 4, 3
 """Levels of an error that are read, and the members of a list."""
-_MINIMAX: Mapping[int, str] = {
-    1002: "rate_limit_error",
-    1039: "rate_limit_error",
-    1041: "rate_limit_error",
-    2045: "rate_limit_error",
-    1004: "authentication_error",
-    2049: "authentication_error",
-    1008: "insufficient_quota",
-    1026: "content_filter",
-    1027: "content_filter",
-    2013: "invalid_request_error",
+_MINIMAX: Mapping[str, str] = {
+    "1002": "rate_limit_error",
+    "1039": "rate_limit_error",
+    "1041": "rate_limit_error",
+    "2045": "rate_limit_error",
+    "1004": "authentication_error",
+    "2049": "authentication_error",
+    "1008": "insufficient_quota",
+    "1026": "content_filter",
+    "1027": "content_filter",
+    "2013": "invalid_request_error",
 }
 """The codes of `base_resp`, which MiniMax sends with status 200, in the words of others."""
 
@@ -125,10 +125,9 @@ def _read_body(body: Any) -> tuple[list[str], str]:
 
 
 def _words_and_text(error: Mapping[str, Any]) -> tuple[list[str], str]:
-    words = [str(error[key]) for key in ("code", "type") if error.get(key)]
-    number = error.get("status_code")
-    if number and "status_msg" in error:
-        words.append(_MINIMAX.get(number, str(number)))
+    words = [str(error[key]) for key in ("code", "type", "status_code") if error.get(key)]
+    if "status_msg" in error:
+        words = [_MINIMAX.get(word, word) for word in words]
     return words, _said(error, 0)
 
 

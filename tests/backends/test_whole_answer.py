@@ -105,6 +105,7 @@ def test_a_cut_answer_keeps_the_text_that_arrived() -> None:
         ("<think>I say `</think>` here.\n</think>\nfour", "four", "I say `</think>` here."),
         ("Okay.\n<think>first\n</think>four", "Okay.\nfour", "first"),
         ("four\n<think>\nwas that right?\n</think>", "four", "was that right?"),
+        ("four\n<think>\nwas that", "four", "was that"),
         ("Sure: <think>\na\n</think>\nfour", "Sure: \nfour", "a"),
         (
             "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>final<|message|>four<|return|>",
@@ -136,6 +137,8 @@ def test_thoughts_are_kept_apart_from_the_answer(text: str, answer: str, thought
         "So:\n```\n<think>\na\n</think>\nfour\n```\nThat is the form.",
         "The end mark of thoughts is\n```\n</think>\n```\nand nothing else.",
         "Use <think> to open.\nIt has no end here.",
+        "The marks:\n<think> opens the thoughts.",
+        "So:\n```\n<think>\na\n```\nThat is the mark.",
         "The closing mark is </think>, as in (</think>) or '</think>' here.",
         "It ends so. </think> is the mark.",
         "</think> is the mark.",

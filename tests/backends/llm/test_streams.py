@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -80,6 +81,8 @@ async def test_another_choice_is_another_answer() -> None:
     both = {"choices": [message("no", index=1), message("fine", finish_reason="stop")]}
     both["choices"][1]["index"] = 0
     assert (await say(CHAT, plain(200, both))).text == "fine"
+    twice = {"choices": [message("fine", finish_reason="stop"), message("no", finish_reason="length")]}
+    assert (await say(CHAT, plain(200, twice))).text == "fine"
     without = {"choices": [message("fine", finish_reason="stop"), message("no", finish_reason="stop")]}
     for one in without["choices"]:
         del one["index"]
@@ -172,6 +175,7 @@ TOO_LARGE = {"code": 400, "message": "the request exceeds the available context 
         ("event: error\ndata: no room\n\n", K.TRANSIENT, "no room"),
         ("data: Error: no room\n\n", K.TRANSIENT, "Error: no room"),
         (sse([{"error": {"code": 503, "message": "no room"}}]), K.OVERLOADED, "no room"),
+        (sse({"error": {"status_code": 498, "message": "no capacity"}}), K.OVERLOADED, "no capacity"),
         (sse({"choices": None, "base_resp": {"status_code": 1002, "status_msg": "rpm"}}), K.RATE_LIMITED, "rpm"),
         (sse({"choices": [{"error": {"code": 502, "message": "no upstream"}}]}), K.TRANSIENT, "no upstream"),
     ],
@@ -230,6 +234,24 @@ async def test_a_whole_answer_stays_whole_whatever_its_tail(dialect: Dialect, fo
         answer = raw(f"{EVENTS}Transfer-Encoding: chunked", f"{len(body):x}\r\n{body}\r\n{more}", reset=reset)
     async with serve(answer) as server, make(dialect, server.url) as backend:
         async with backend.open(ConversationRequest()) as conversation:
+            assert (await conversation.send("Hello.")).text == "fine"
+        assert len(server.requests) == 1
+
+
+async def test_a_tail_that_is_no_http_changes_nothing(dialect: Dialect) -> None:
+    begun = asyncio.Event()
+    *first, second, third, fourth = dialect.parts("fi", "ne")
+
+    async def answer(exchange: Exchange) -> None:
+        await exchange.head(200, {"content-type": "text/event-stream", "transfer-encoding": "chunked"})
+        for parts, more in ((first, ""), ((second, third, fourth), "what?\r\n\r\n")):
+            body = "".join(parts)
+            await exchange.write(f"{len(body):x}\r\n{body}\r\n{more}".encode())
+            await begun.wait()
+
+    async with serve(answer) as server, make(dialect, server.url) as backend:
+        request = ConversationRequest(on_output=lambda _output: begun.set())
+        async with backend.open(request) as conversation:
             assert (await conversation.send("Hello.")).text == "fine"
         assert len(server.requests) == 1
 
