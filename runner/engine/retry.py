@@ -37,7 +37,7 @@ def retry_delay(retry: Retry, times: int, hint: float | None, rng: random.Random
     if limited and times > PATIENCE:
         longest = max(longest, min(_LONGEST_PROBE_S, longest * 2.0 ** min(times - PATIENCE, 60)))
     if hint is not None and hint >= retry.base_delay:
-        return hint + rng.uniform(0, retry.base_delay)
+        return hint + rng.uniform(0, min(retry.base_delay, hint / 4))
     # Back off after a very short hint as well: the hinted time passes, but the limit may remain.
     return (hint or 0.0) + rng.uniform(0, min(longest, retry.base_delay * 2 ** min(times - 1, 60)))
 

@@ -4,8 +4,8 @@ A refused call (a rate limit, an overload) delays its own task; whether the back
 
     open      tasks start while fewer than `limit` run; a refusal leads to held
     held      no task starts but one, the probe. A probe that is accepted opens the backend at the same width. If it is
-              refused, another goes. After PROBES refused probes, or if most of the calls under way are refused as well,
-              the backend is paused and its width is halved
+              refused, another goes. After PROBES refused probes, or if many (more than a third) of the calls under
+              way, or of those begun since the backend was opened, it is paused and its width is halved
     paused    no task starts until the task with the last refusal may return; then the backend is open
 
 A refusal that holds for all tasks alike (`Pause.at_once`) pauses the backend without probes. After a long pause the
@@ -29,7 +29,9 @@ from plait.runner.scheduling.rate_gate import RateGate
 
 PROBES = 2
 """Probes that have to be refused, after a first refusal, before the backend is paused."""
-_SHORTEST_MOMENT_S, _LONGEST_MOMENT_S = 0.03, 60.0
+_MANY = 5
+"""Refusals that say as much as those of the probes, if they are more than a third of the calls."""
+_SHORTEST_MOMENT_S, _LONGEST_MOMENT_S = 0.05, 60.0
 """Bounds of `BackendLimiter.moment`."""
 
 
@@ -67,10 +69,12 @@ class BackendLimiter:
     """The refusals of a held backend: of a call, then of the probes. 0 for a backend that is open or paused."""
     running: int = 0
     """The number of tasks running on the backend when it was last open and refused a call."""
+    begun: int = 0
+    """The number of calls begun since the backend was opened last, by a probe or after a pause."""
     refused: int = 0
     """The number of refusals since then, those of calls under way included."""
-    moment: float = _SHORTEST_MOMENT_S
-    """The seconds after which a probe without a response counts as accepted: twice as long as the last refusal took."""
+    took: float | None = None
+    """The mean of the seconds that refusals took, recent ones first; None before the first."""
     refusals: int = 0
     """The number of refusals so far, without those of calls that were under way when the backend was held or paused."""
     refusals_before: int = 0
@@ -118,11 +122,18 @@ class BackendLimiter:
             if self.pause is not None and self.slots >= self.total:
                 self.announce()
 
+    @property
+    def moment(self) -> float:
+        """The seconds after which a probe without a response counts as accepted: most refusals come sooner. A shorter
+        moment would open the backend too soon, a longer one leaves slots empty.
+        """
+        return min(max(1.5 * (self.took or 0.0), _SHORTEST_MOMENT_S), _LONGEST_MOMENT_S)
+
     def begin_refusals(self) -> bool:
         """Note how many tasks run, if the backend is open. Return whether it is."""
         if self.is_held or self.throttled:
             return False
-        self.running, self.refused = self.taken, 0
+        self.running = self.taken
         return True
 
     def narrow(self) -> None:
@@ -132,7 +143,7 @@ class BackendLimiter:
     def end_probe(self) -> None:
         """Let further tasks run, because the backend has accepted the probe."""
         self.probe = None
-        self.in_a_row = 0
+        self.in_a_row = self.begun = self.refused = 0
         if self.probing and not self.throttled:
             self.probing = False
             self.announce()
@@ -260,6 +271,7 @@ class ReadyQueue:
         """Assign a slot to a task."""
         self.taken += 1
         self.limiter.taken += 1
+        self.limiter.begun += 1
         self.slots.taken += 1
 
     def start(self, position: int) -> None:
@@ -285,15 +297,16 @@ class ReadyQueue:
         limiter = self.limiter
         is_first = limiter.begin_refusals()
         limiter.refused += 1
+        limiter.took = took if limiter.took is None else limiter.took + (took - limiter.took) / 8
         if is_first or self.is_probe(position):
             limiter.probe = None
             limiter.in_a_row += 1
             limiter.refusals += 1
-            limiter.moment = min(max(2 * took, _SHORTEST_MOMENT_S), _LONGEST_MOMENT_S)
         if limiter.throttled:
             limiter.narrow()
             return False
-        return limiter.in_a_row > PROBES or (limiter.refused > PROBES and 2 * limiter.refused > limiter.running)
+        some = min(limiter.begun, limiter.running)
+        return limiter.in_a_row > PROBES or (limiter.refused >= _MANY and 3 * limiter.refused > some)
 
     def throttle(self, position: int, pause: Pause) -> None:
         """Record that the backend refused the call of a running task, and pause the backend until the end of `pause` if
@@ -323,7 +336,10 @@ class ReadyQueue:
             return False
         self.throttled.remove(position)
         self.limiter.throttled -= 1
-        return not self.limiter.throttled
+        if self.limiter.throttled:
+            return False
+        self.limiter.begun = self.limiter.refused = 0
+        return True
 
     def release_all(self) -> None:
         """Release all slots and throttled tasks of the run, which ends."""

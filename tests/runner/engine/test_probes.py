@@ -23,7 +23,7 @@ from tests.support.wire import events as stream
 
 __all__ = ["dialect"]
 
-MOMENT = 0.03
+MOMENT = 0.05
 """The moment after which a call counts as accepted, if the refusal before came at once."""
 
 

@@ -118,7 +118,7 @@ async def test_a_refusal_of_many_at_once_is_one_event() -> None:
     assert len(server.refused) == 64
     throttled = [event for event in told if isinstance(event, events.BackendThrottled)]
     assert [event.until is not None for event in throttled] == [True, False], "paused, then with fewer slots"
-    assert (throttled[0].slots, throttled[1].slots, throttled[1].total) == (31, 1, 64)
+    assert (throttled[0].slots, throttled[1].slots, throttled[1].total) == (32, 1, 64)
 
 
 async def test_a_longer_pause_is_reported_again() -> None:

@@ -147,25 +147,43 @@ def test_refusals_of_calls_that_were_under_way_are_no_probes() -> None:
     plan = schedule(width=20)
     plan.throttle(0)
     (probe,) = taken(plan)
-    for position in range(1, 9):
+    for position in range(1, 6):
         plan.throttle(position)
         assert taken(plan) == []
     plan.accept(probe)
-    assert len(taken(plan)) == 8, "the width is as before"
+    assert len(taken(plan)) == 5, "the width is as before"
     assert not limiter(plan).pause
     assert plan.refusals(0) == 1
 
 
-@pytest.mark.parametrize(("width", "most"), [(20, 10), (5, 2), (4, 2), (3, 2), (2, 2)])
-def test_refusals_of_most_calls_under_way_pause_the_backend_like_refused_probes(width: int, most: int) -> None:
+@pytest.mark.parametrize(("width", "many"), [(60, 21), (20, 7), (14, 5), (8, 5), (5, 5)])
+def test_many_refused_calls_under_way_pause_the_backend_like_refused_probes(width: int, many: int) -> None:
     plan = schedule(count=width, width=width)
-    for position in range(most):
+    for position in range(many - 1):
+        plan.throttle(position)
+        assert not limiter(plan).pause
+    plan.throttle(many - 1)
+    assert limiter(plan).pause
+    assert limiter(plan).slots == max(1, min(width // 2, width - many)), "half, or as many as got through"
+    if width > many:
+        plan.throttle(many)
+        assert limiter(plan).slots == max(1, min(width // 2, width - many - 1))
+
+
+def test_many_refusals_are_counted_since_the_backend_was_opened() -> None:
+    plan = schedule(count=99, width=20)
+    plan.throttle(0)
+    (probe,) = taken(plan)
+    for position in range(1, 6):
+        plan.throttle(position)
+    plan.accept(probe)
+    late = taken(plan)
+    assert len(late) == 5
+    for position in late[:4]:
         plan.throttle(position)
     assert not limiter(plan).pause
-    if width > 2:
-        plan.throttle(most)
-        assert limiter(plan).pause
-        assert limiter(plan).slots == max(1, width - most - 1), "as many as got through"
+    plan.throttle(late[4])
+    assert limiter(plan).pause, "five of the five calls, of twenty under way"
 
 
 def test_a_refusal_that_holds_for_all_pauses_at_once() -> None:
@@ -231,8 +249,8 @@ def test_a_task_that_is_refused_for_good_is_no_accepted_probe() -> None:
     assert taken(plan) == [0]
 
 
-@pytest.mark.parametrize(("took", "moment"), [(0.0, 0.03), (0.25, 0.5), (2.0, 4.0), (600.0, 60.0)])
-def test_a_probe_counts_as_accepted_after_twice_the_time_of_a_refusal(took: float, moment: float) -> None:
+@pytest.mark.parametrize(("took", "moment"), [(0.0, 0.05), (0.25, 0.375), (2.0, 3.0), (600.0, 60.0)])
+def test_a_probe_counts_as_accepted_after_the_time_in_which_most_refusals_come(took: float, moment: float) -> None:
     plan = schedule()
     plan.throttle(0, Pause(took=took))
     assert plan.moment(1) is None
@@ -252,7 +270,7 @@ def test_with_every_round_that_completes_one_more_may_run_up_to_the_limit() -> N
         running += taken(plan)
         at_once.append(len(running))
     assert at_once[:2] == [2, 2], "half of four"
-    assert (at_once[8], at_once[29]) == (4, 4)
+    assert [at_once.index(width) for width in (3, 4)] == [2, 5]
     assert at_once == sorted(at_once)
 
 
