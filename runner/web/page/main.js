@@ -14,8 +14,8 @@ const [runs, questions] = document.querySelectorAll("nav a");
 
 function show() {
 	const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
-	const parts = path.split("/").filter(Boolean).map(decodeURIComponent);
-	const name = { run: "run", questions: "questions" }[parts[0]] || "runs";
+	const parts = path.split("/").filter(Boolean).map(decoded);
+	const name = ["run", "questions"].find((one) => one === parts[0]) || "runs";
 	for (const [of, anchor] of Object.entries({ runs, questions })) anchor.setAttribute("aria-current", of === name ? "page" : name === "run" && of === "runs");
 	const key = name === "run" ? `run/${parts[1]}` : name;
 	if (key !== placeKey) {
@@ -27,6 +27,14 @@ function show() {
 		replace(main, place.element);
 	}
 	place.navigate(parts, new URLSearchParams(query));
+}
+
+function decoded(part) {
+	try {
+		return decodeURIComponent(part);
+	} catch {
+		return part;
+	}
 }
 
 function setLink(state, message) {

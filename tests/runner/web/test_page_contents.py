@@ -123,6 +123,19 @@ FITS = "one => one.scrollHeight <= one.clientHeight + 1 && one.scrollWidth <= on
 
 
 @needs_chromium
+@pytest.mark.parametrize(
+    "name", ["<img src=x onerror=alert(1)>", "%E0%A4%A", "__proto__", "..%2F..", "%22%3E%3Cscript%3E"]
+)
+def test_an_address_names_what_is_not_there(tmp_path: Path, browser: Browser, name: str) -> None:
+    with ui(tmp_path) as server, watched(browser) as seen:
+        opened(seen, server.page)
+        for address in (f"#/run/{name}", f"#/run/{name}/task/{name}", f"#/{name}?search={name}"):
+            seen.page.goto(f"{server.url}/{address}")
+            expect(seen.page.locator("main")).to_contain_text("No such run" if "run/" in address else "No run fits.")
+        assert seen.page.locator("main img, main script").count() == 0
+
+
+@needs_chromium
 def test_a_folded_group_says_how_many_failed_parts_it_hides(tmp_path: Path, browser: Browser) -> None:
     parts = [Task(f"part.{n}", prompt=f"fail {LONG}" if n < 25 else "x", item=n, retry=1) for n in range(1, 41)]
     store_run(tmp_path, DAG(parts, name="parts"))
