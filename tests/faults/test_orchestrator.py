@@ -148,7 +148,9 @@ def check(folder: Path, done: set[str], before: list[str], result: OrchestratorR
     assert result is not None
     assert (result.status, result.phase, result.stopped) == ("completed", "done", None)
     assert (result.answer, result.context, result.iteration) == (ANSWER, CONTEXT, 4)
-    assert calls(folder)[len(before) :] == [call for call, task in zip(CALLS, TASKS, strict=True) if task not in done]
+    # The task that was cut starts again after a delay, and others go ahead.
+    left = [call for call, task in zip(CALLS, TASKS, strict=True) if task not in done]
+    assert sorted(calls(folder)[len(before) :]) == sorted(left)
 
 
 @pytest.mark.parametrize("side", ["txn.before_commit", "txn.after_commit", "batch.after_write"])

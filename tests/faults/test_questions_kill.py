@@ -52,7 +52,7 @@ async def test_a_conversation_goes_on_once_after_a_kill(
         if moment == "begun":
             assert (
                 preview.tasks["a"].reason
-                == "the process died during attempt 2; the answer to the question is sent again"
+                == "the process died during attempt 2; the answer to the question is sent again; starts within 2 s"
             )
         if moment != "asked":
             with pytest.raises(AnswerConflict):

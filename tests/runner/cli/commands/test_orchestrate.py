@@ -111,7 +111,7 @@ async def test_killed_it_is_resumed_where_it_was(tmp_path: Path, call: str) -> N
         cast.calls.clear()
         done = await plait(tmp_path, server, "resume", "last", "-j", "1")
     assert (done.code, done.out) == (0, f"{ANSWER}\n"), done.err
-    assert cast.calls == CALLS[CALLS.index(call) :]
+    assert sorted(cast.calls) == sorted(CALLS[CALLS.index(call) :])  # others go ahead of the call that was cut
 
 
 async def test_a_planner_that_only_plans_circles_fails_the_run(tmp_path: Path) -> None:
