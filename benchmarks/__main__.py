@@ -282,6 +282,7 @@ def wire(times: int, results: dict[str, dict[str, float]]) -> list[Line]:
         Line("connections for 1,000 calls, 64 at once", f"{opened:.0f}", "at most 64", opened <= 64),
     ]
     lines += rated(times, results)
+    lines += refused(times, results)
     if all(map(find_spec, ("langgraph", "langchain_openai"))):
         ours, graph = in_turn(
             times, *(("calls", client, "fan", "1000", "64", "0.05") for client in ("plait", "langgraph"))
@@ -313,6 +314,29 @@ def rated(times: int, results: dict[str, dict[str, float]]) -> list[Line]:
         lines.append(
             Line(f"allowance used of the bucket that holds {held} refill", f"{used:.1%}", "over 95 %", used > 0.95)
         )
+    return lines
+
+
+def refused(times: int, results: dict[str, dict[str, float]]) -> list[Line]:
+    """Measure calls against servers with a limit that nobody states beforehand."""
+    (ours,) = in_turn(min(times, 3), ("refused", "plait", "600", "64", "0.3-0.5", "1200", "40"))
+    results["600 calls, 64 at once, unstated bucket of 1,200 a minute"] = ours
+    ideal = (600 - 40) / 20
+    where = "600 calls of 0.3 to 0.5 s, 64 at once, a bucket of 1,200 a minute that plait is not told"
+    slower = ours["wall_s"] / ideal
+    lines = [
+        Line(f"{where}: time against the bucket's ideal", f"{slower:.2f} times", "within 1.1", slower <= 1.1),
+        Line(f"{where}: refusals", f"{ours['refused']:.0f}", "at most 100", ours["refused"] <= 100),
+    ]
+    if find_spec("openai") is not None:
+        jobs = (("refused", client, "500", "32", "0.2-0.4", "0.08") for client in ("plait", "sdk"))
+        ours, sdk = in_turn(min(times, 3), *jobs)
+        results |= {"500 calls, 8 % refused at random, plait": ours, "500 calls, 8 % refused, openai SDK": sdk}
+        share = ours["wall_s"] / sdk["wall_s"]
+        what = (
+            "500 calls of 0.2 to 0.4 s, 32 at once, 8 % refused at random with `Retry-After: 1`, against the openai SDK"
+        )
+        lines.append(Line(what, f"{share:.2f} times", "within 1.2", share <= 1.2))
     return lines
 
 

@@ -81,10 +81,29 @@ class Bucket:
         return {"refused": self.refused, "used": used}
 
 
+class Chance:
+    """Refuses a share of all requests at random, with a wait of a second."""
+
+    def __init__(self, share: float) -> None:
+        self._share, self._random = share, random.Random(7)
+        self.refused = 0
+
+    def refusal(self) -> bytes | None:
+        """Return the response to a refused request; None for another."""
+        if self._random.random() >= self._share:
+            return None
+        self.refused += 1
+        return _REFUSED % b"1"
+
+    def figures(self) -> dict[str, float]:
+        """Return the refused requests."""
+        return {"refused": self.refused}
+
+
 class Slots:
     """The slots of the server, and the figures."""
 
-    def __init__(self, slots: int, seconds: Sequence[float], bucket: Bucket | None = None) -> None:
+    def __init__(self, slots: int, seconds: Sequence[float], bucket: Bucket | Chance | None = None) -> None:
         self._seconds = seconds
         self._random = random.Random(1)
         self.bucket = bucket
@@ -193,8 +212,10 @@ class Connection(asyncio.Protocol):
 
 
 async def main() -> None:
-    slots, seconds, *bucket = sys.argv[1:]
-    slots = Slots(int(slots), list(map(float, seconds.split("-"))), Bucket(*map(float, bucket)) if bucket else None)
+    slots, seconds, *limit = sys.argv[1:]
+    numbers = list(map(float, limit))
+    limited = None if not numbers else Chance(numbers[0]) if len(numbers) == 1 else Bucket(*numbers)
+    slots = Slots(int(slots), list(map(float, seconds.split("-"))), limited)
     server = await asyncio.get_running_loop().create_server(lambda: Connection(slots), "127.0.0.1", 0, backlog=1024)
     print(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", flush=True)
     await server.serve_forever()

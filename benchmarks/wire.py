@@ -76,7 +76,7 @@ async def bare(url: str) -> AsyncIterator[Call]:
 
 
 @asynccontextmanager
-async def sdk(url: str) -> AsyncIterator[Call]:
+async def sdk(url: str, max_retries: int = 2) -> AsyncIterator[Call]:
     """The official SDK, as its manual streams an answer."""
     import openai  # type: ignore[import-not-found] # noqa: PLC0415
 
@@ -92,7 +92,7 @@ async def sdk(url: str) -> AsyncIterator[Call]:
             texts.extend(choice.delta.content or "" for choice in chunk.choices)
         return "".join(texts)
 
-    async with openai.AsyncOpenAI(api_key="k", base_url=f"{url}/v1") as client:
+    async with openai.AsyncOpenAI(api_key="k", base_url=f"{url}/v1", max_retries=max_retries) as client:
         yield call
 
 
@@ -172,6 +172,22 @@ async def rated(kept: str, count: str, slots: str, seconds: str, capacity_s: str
     return found | served | {"refused_share": served["refused"] / (served["refused"] + served["served"])}
 
 
+async def refused(client: str, count: str, at_once: str, seconds: str, *limit: str) -> dict[str, float]:
+    """Measure `count` calls, `at_once` of them, against a server that refuses some with 429: a share at random, or by a
+    bucket of requests a minute and a capacity. No client is told the limit. The SDK retries up to 20 times.
+    """
+    edges = SHAPES["fan"](int(count))
+    with model_server(at_once, seconds, *limit) as url:
+        if client == "plait":
+            found = await _run(edges, url, int(at_once))
+        else:
+            async with sdk(url, max_retries=20) as call:
+                found = await _walk(edges, call, int(at_once))
+        served = figures_of(url)
+    assert served["served"] == len(edges), served
+    return found | served
+
+
 async def _walk(edges: graphs.Edges, call: Call, at_once: int) -> dict[str, float]:
     results: list[str | None] = [None] * len(edges)
 
@@ -233,5 +249,6 @@ async def one_call(client: str) -> dict[str, float]:
 MEASURES: dict[str, Callable[..., Awaitable[dict[str, float]]]] = {
     "calls": calls,
     "rated": rated,
+    "refused": refused,
     "one_call": one_call,
 }

@@ -42,9 +42,9 @@ class Retry:
     """The retry policy for failed attempts.
 
     The wait before attempt n+1 is random, between 0 and min(`max_delay`, `base_delay` * 2**(n-1)) seconds (exponential
-    backoff, full jitter). A wait requested by the server is extended by up to a quarter, at most `base_delay`, or by the
-    backoff if the request is shorter than `base_delay`. Requested waits are never shortened, not even by a resume, and
-    may last for weeks; a request of more than a year counts as none.
+    backoff, full jitter). A wait requested by the server is extended by up to a quarter, at most `base_delay`, or by
+    the backoff if the request is shorter than `base_delay`. Requested waits are never shortened, not even by a resume,
+    and may last for weeks; a request of more than a year counts as none.
 
     After a rate limit or an overload, one other task at a time shows whether the backend accepts calls: after two more
     refusals it is paused, and fewer tasks run at once. Such reports do not count as attempts. After 20, per task, or 20
