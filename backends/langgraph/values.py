@@ -121,7 +121,9 @@ def _last_words(messages: Sequence[Any], prompts: Set[str]) -> list[Any]:
 def _prompts(given: Any) -> Set[str]:
     """Return the texts of the messages that a turn was given, in any of the forms that LangChain takes."""
     texts: set[str] = set()
-    for one in cast("list[Any]", given) if isinstance(given, list) else [given]:
+    each: list[Any] = []
+    each += given if isinstance(given, list) else [given]
+    for one in each:
         content: Any = cast("Mapping[str, Any]", one).get("content") if isinstance(one, Mapping) else one
         content = cast("Sequence[Any]", one)[-1] if isinstance(one, tuple) and one else content
         texts |= {_text(one)} if _is_message(one) else {clean_text(content)} if isinstance(content, str) else set()
