@@ -73,12 +73,20 @@ def explain(error: ValidationError, source: Source) -> list[PlanProblem]:
 
 
 def findings(error: ValidationError, whole: object) -> Iterator[tuple[Path, str, bool]]:
-    """Yield each finding of `error` about `whole`: path, message, and whether the key itself is the mistake."""
+    """Yield each finding of `error` about `whole`: path, message, and whether the key itself is the mistake. A missing key
+    that is there misspelt is no finding of its own.
+    """
+    found: list[tuple[Path, str, str]] = []
     for finding in error.errors(include_url=False):
         path, kind = real_path(finding["loc"]), finding["type"]
         if kind == "union_tag_invalid":
             path = (*path, "kind")
-        yield path, _message(kind, path, finding, whole), kind == "extra_forbidden"
+        found.append((path, _message(kind, path, finding, whole), kind))
+    unknown = [(path[:-1], message) for path, message, kind in found if kind == "extra_forbidden"]
+    for path, message, kind in found:
+        hint = f"did you mean {path[-1]!r}?" if path else ""
+        if kind != "missing" or not any(beside == path[:-1] and hint in said for beside, said in unknown):
+            yield path, message, kind == "extra_forbidden"
 
 
 def describe(value: object) -> str:

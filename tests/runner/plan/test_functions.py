@@ -142,7 +142,6 @@ def test_missing_functions_are_said_with_all_other_mistakes(tmp_path: Path) -> N
     said = [line.split(": ")[:2] for line in done.err.splitlines()]
     assert said == [
         ["plan.yaml:2:29", "backends.f.call"],
-        ["plan.yaml:4:10", "backends.wrong.call"],
         ["plan.yaml:4:27", "backends.wrong.cal"],
         ["plan.yaml:5:37", "tasks[0].prompt"],
     ]

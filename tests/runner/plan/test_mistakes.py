@@ -455,6 +455,13 @@ def test_the_message_has_two_thousand_of_them_and_says_how_many_more_there_are()
     assert (len(caught.value.problems), len(lines), lines[-1]) == (3001, 2001, "and 1,001 more")
 
 
+def test_a_misspelt_key_is_not_missing_as_well() -> None:
+    (problem,) = mistakes(tasks("{id: a, promt: x}"))
+    assert (problem.where, problem.message) == ("tasks[0].promt", "unknown key 'promt'; did you mean 'prompt'?")
+    assert len(mistakes(tasks("{id: a, xyzzy: x}"))) == 2
+    assert len(mistakes(tasks("{id: a, promt: x}", "{id: b}"))) == 2
+
+
 ROWS = "inputs: {rows: [[1, 2], [3]]}\n"
 FAMILY = '{id: part, prompt: "{{ item }}", for_each: rows}'
 
