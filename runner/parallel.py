@@ -490,18 +490,20 @@ class ParallelRunner:
         self, outcome: RunResult | Diverged, policy: Policy | None, feed: Feed, control: Control
     ) -> RunResult:
         """Return the result of a run. If the store has refused a part of it, first continue with what is stored."""
-        earlier: tuple[Degradation, ...] = ()
         while isinstance(outcome, Diverged):
             interrupted = outcome.result
-            earlier += interrupted.degraded
             try:
                 outcome = await self._resume_once(interrupted.run_id, ResumeOptions(policy=policy), feed, control)
             except StoreError as error:
                 at = iso(self._config.clock.wall())
-                earlier += (Degradation(at, None, str(error)),)
                 feed.publish(events.RunInterrupted(at, interrupted.run_id, RunStatus.INTERRUPTED, str(error)))
-                return replace(interrupted, degraded=earlier, error=str(error))
-        return replace(outcome, degraded=(*earlier, *outcome.degraded)) if earlier else outcome
+                degraded = (*interrupted.degraded, Degradation(at, None, str(error)))
+                return replace(interrupted, degraded=degraded, error=str(error))
+            if isinstance(outcome, Diverged):
+                outcome = Diverged(_joined(interrupted, outcome.result))
+            else:
+                outcome = _joined(interrupted, outcome)
+        return outcome
 
     async def _resume_once(self, run_id: str, how: ResumeOptions, feed: Feed, control: Control) -> RunResult | Diverged:
         config = self._config
@@ -544,6 +546,21 @@ class ParallelRunner:
                 return await drive(feed, control)
 
         return drive_opened
+
+
+def _joined(before: RunResult, after: RunResult) -> RunResult:
+    """Return the result of a run that went on in one process, which did what was done `before`."""
+    reused = {one.id for one in before.tasks.values() if one.reused}
+    summary = before.resume_summary
+    if summary is not None and (more := after.resume_summary) is not None:
+        ran, repeated = summary.ran + more.ran, summary.repeated + more.repeated
+        summary = replace(summary, ran=ran, repeated=repeated, adopted=summary.adopted + more.adopted)
+    return replace(
+        after,
+        tasks={name: replace(task, reused=name in reused) for name, task in after.tasks.items()},
+        degraded=(*before.degraded, *after.degraded),
+        resume_summary=summary,
+    )
 
 
 def _resume_options(

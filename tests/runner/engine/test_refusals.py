@@ -87,7 +87,7 @@ async def test_a_refused_result_is_a_failed_task_and_its_dependents_stay_blocked
     assert [event.task_id for event in told if isinstance(event, events.TaskFailed)] == ["a"]
     assert sorted(event.task_id for event in told if isinstance(event, events.TaskStarted)) == ["a", "other"]
     assert sum(isinstance(event, events.RunEnded) for event in told) == 1
-    assert result.degraded == ()
+    assert (result.degraded, result.reused, result.resume_summary) == ((), 0, None)
     again = await ParallelRunner(backend, store=store.inner).resume(result.run_id, retry_failed=True)
     assert (again.status, again.text["b"]) == (RunStatus.COMPLETED, "re: b re: a")
 
@@ -312,6 +312,18 @@ async def test_a_run_that_is_stopped_or_cancelled_with_a_refusal_ends_as_it_was_
             result = await run.result()
         assert (result.status, result["a"].status) == (status, TaskStatus.FAILED)
         assert await stored_run(store.inner, result) == stored
+
+
+async def test_a_resume_with_a_refusal_counts_what_it_ran_as_its_own() -> None:
+    store = Refusing(end_of("a"))
+    runner = ParallelRunner(Talker(), store=store)
+    first = await runner.run(CHAIN)
+    store.refuses = end_of("b")
+    again = await runner.resume(first.run_id, retry_failed=True)
+    assert (again.status, again.failed) == (RunStatus.FAILED, ("b",))
+    assert [name for name, task in again.tasks.items() if task.reused] == ["other"]
+    assert again.resume_summary is not None
+    assert (again.resume_summary.reused, again.resume_summary.ran) == (1, 2)
 
 
 async def test_strict_makes_a_refusal_fatal() -> None:
