@@ -73,8 +73,8 @@ def explain(error: ValidationError, source: Source) -> list[PlanProblem]:
 
 
 def findings(error: ValidationError, whole: object) -> Iterator[tuple[Path, str, bool]]:
-    """Yield each finding of `error` about `whole`: path, message, and whether the key itself is the mistake. A missing key
-    that is there misspelt is no finding of its own.
+    """Yield each finding of `error` about `whole`: path, message, and whether the key itself is the mistake. A missing
+    key that is there misspelt is no finding of its own.
     """
     found: list[tuple[Path, str, str]] = []
     for finding in error.errors(include_url=False):
