@@ -90,7 +90,6 @@ def _task(rng: random.Random, number: int, behaviour: Behaviour, pace: float, on
         continues=continues,
         backend=None if continues else rng.choice(TALKERS),
         failure_mode=rng.choice(list(FailureMode)),
-        # A stop that a failing store did not learn of looks like a crash afterwards; that must not convict the task.
         retry=Retry(3, pace, 4 * pace),
         timeout={"dawdles": 5 * pace}.get(behaviour) or rng.choice((None, None, 20 * pace)),
         weight=rng.choice((1.0, 1.0, 5.0)),

@@ -122,13 +122,23 @@ def test_a_task_that_pairs_up_with_another_does_not_wait_for_all_of_the_other() 
         (None, ResumeAction.ASK, "the process ended during attempt 1"),
     ],
 )
-def test_what_lives_is_neither_asked_about_nor_convicted(
-    left: DetachedTurn | None, action: ResumeAction, reason: str
-) -> None:
+def test_what_lives_is_not_asked_about(left: DetachedTurn | None, action: ResumeAction, reason: str) -> None:
     evidence = Evidence(detached={} if left is None else {"b": left})
     step = plan_resume(DAG_OF_TWO, records("completed", "running"), evidence=evidence)[1]
     assert (step.action, step.repeats) == (action, False)
     assert step.reason.startswith(reason)
+
+
+@pytest.mark.parametrize("times", range(1, 31))
+def test_a_person_is_asked_at_each_tenth_death_of_the_process_and_at_no_other_end(times: int) -> None:
+    task = replace(ONE, status="running", crashes=times - 1)
+
+    def action(evidence: Evidence) -> ResumeAction:
+        return plan_resume(DAG([Task("t", "t")]), [task], evidence=evidence)[0].action
+
+    assert (action(Evidence()) is ResumeAction.ASK) == (times in {10, 20, 30})
+    assert action(Evidence(detached={"t": ALIVE})) is ResumeAction.ADOPT  # the agent outlived the death
+    assert action(Evidence(died=False)) is ResumeAction.START_OVER  # only the lease was lost
 
 
 @pytest.mark.parametrize(
