@@ -33,7 +33,7 @@ def test_a_cut_log_degrades_the_run_and_a_resume_does_what_is_lost(tmp_path: Pat
     (tmp_path / "work.py").write_text(WORK)
     run = plait(tmp_path, "run", "plan.yaml", "--json")
     told = json.loads(run.out)
-    assert (run.code, told["status"], told["ran"]) == (0, "completed", 3)
+    assert (run.code, told["status"], told["ran"]) == (3, "interrupted", 3)
     (away,) = told["degraded"]
     assert (away["until"], away["lost"] > 0) == (None, True)
     assert "another program has cut " in away["error"]

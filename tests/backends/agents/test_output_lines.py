@@ -146,10 +146,10 @@ def test_a_number_that_nobody_can_count_with_costs_no_event() -> None:
 )
 def test_a_long_line_is_read_in_time(piece: str) -> None:
     """No pattern may be quadratic: a line has up to eight megabytes."""
-    began = time.perf_counter()
+    began = time.thread_time()
     for start in ("", "{", "⠋ "):
         read_line((start + piece * (2**20 // len(piece))).encode())
-    assert time.perf_counter() - began < 10
+    assert time.thread_time() - began < 10
 
 
 def _command(folder: Path, said: str, status: int = 0) -> str:

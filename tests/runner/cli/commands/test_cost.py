@@ -96,7 +96,8 @@ async def test_an_attempt_that_is_not_the_last_names_its_model_without_a_price(t
     broken = events([WIRE.chunk({"delta": {}, "finish_reason": "tool_calls"}), WIRE.chunk(None, usage=TOLD)])
     async with serve(broken, answer({**TOLD, "cost": 1.25})) as server:
         plan = PLAN.format(url=server.url, name="retried").partition("  - {id: b")[0]
-        (tmp_path / "plan.yaml").write_text(plan.replace("attempts: 1", "attempts: 2, base_delay: 0, on: [unexpected]"))
+        plan = plan.replace("attempts: 1", "attempts: 2, base_delay: 0, on: [invalid_output]")
+        (tmp_path / "plan.yaml").write_text(plan)
         done = await command(tmp_path, "run", "plan.yaml")
     assert "tokens, at least $1.25\n" in done.err
     assert "  cost      unknown for model m; " in done.err

@@ -37,7 +37,7 @@ def test_the_result_goes_to_standard_output_and_all_else_to_standard_error(tmp_p
 def test_several_final_tasks_are_told_apart(tmp_path: Path) -> None:
     make(tmp_path, "  - {id: a, prompt: one}\n  - {id: b, prompt: two, backend: data}\n", data="classify")
     done = plait_here(tmp_path, "run", "plan.yaml", "-q")
-    assert (done.out, done.err) == ('== a ==\nre: one\n== b ==\n{"kind": "good", "words": 1}\n', "")
+    assert (done.out, done.err) == ('== a ==\nre: one\n== b ==\n{"kind":"good","words":1}\n', "")
 
 
 def test_failed_tasks_end_with_1_and_say_how_to_try_again(tmp_path: Path) -> None:

@@ -36,13 +36,13 @@ def write_plan(folder: Path) -> None:
 
 
 def test_ctrl_c_ends_the_wait_and_the_loss_is_said(tmp_path: Path) -> None:
-    """The run has completed, so the exit code is 0."""
+    """The tasks have completed, but not in the store."""
     write_plan(tmp_path)
     with waiting(tmp_path, "run", "plan.yaml") as (process, line, _):
         assert "Ctrl-C ends the wait" in line
         process.send_signal(signal.SIGINT)
         out, said = process.communicate(timeout=30)
-    assert (process.returncode, out) == (0, "hello\n")
+    assert (process.returncode, out) == (3, "hello\n")
     assert "changes not stored: the server is away" in said
 
 
