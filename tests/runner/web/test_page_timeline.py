@@ -47,7 +47,7 @@ async def quick(prompt):
     return prompt
 
 async def refuse(prompt):
-    error = BackendError(ErrorKind.RATE_LIMITED, "slow down", retry_after=DELAY)
+    error = BackendError(ErrorKind.RATE_LIMITED, "daily limit reached", retry_after=DELAY)
     error.status = 429
     Path("paused").touch()
     return refused_once("call", error)

@@ -47,7 +47,6 @@ def test_a_run_reads_as_a_story_with_what_its_agents_did_between_its_events(home
         r"fix           completed [\d.]+s 20\+14 tokens \$0\.0020",
         r"limited       started \(coder\)",
         r"limited       session [\w-]+",
-        r"coder (paused [\d.]+s|goes on) after rate_limited; 1 of 4 slots",
         r"limited       continues in [\d.]+s: rate_limited: Claude Code: API Error: 429 no \([\d.]+s.*\)",
         r"limited       started \(coder\), attempt 2",
         r"limited       \| answer 2 to: You were interrupted .*",
