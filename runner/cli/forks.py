@@ -11,12 +11,12 @@ from typing import Any
 import click
 
 from plait.persistence.records import RunRecord
-from plait.runner.cli.backends import BackendOptions, BackendSet, read_plan_data, requested_spec, required_backends
+from plait.runner.cli.backends import BackendOptions, BackendSet, requested_spec, required_backends
 from plait.runner.cli.display.follow import follow_run
 from plait.runner.cli.display.reuse import print_reuse, summarize_reuse, with_effects_marked
-from plait.runner.cli.exits import CliError, print_note
+from plait.runner.cli.exits import print_note
 from plait.runner.cli.like import list_effects, require_again
-from plait.runner.cli.lookup import RunsOfPlan, existing_store, find_run, read_only_store
+from plait.runner.cli.lookup import existing_store, find_run, read_only_store, runs_of_plan
 from plait.runner.cli.options import OutputOptions, is_utf8
 from plait.runner.cli.stored_backends import FileOptions, StoredBackends
 from plait.runner.domain.concurrency import DEFAULT_CONCURRENCY
@@ -46,7 +46,7 @@ async def run_fork(request: ForkOptions, make: MakeFork, options: OutputOptions)
     assert options.store is not None
     open_store = read_only_store if request.dry_run else existing_store
     async with open_store(options.store) as store:
-        record = await find_run(store, request.run, _runs_of(request.files.plan) if request.run == "last" else None)
+        record = await find_run(store, request.run, runs_of_plan(request.files.plan) if request.run == "last" else None)
         stored = StoredBackends.of(record, request.files)
         fork = await make(BackendSet({}).make_runner({}, store=store), record.run_id)
         backend_set = _select(stored, fork, request.backend)
@@ -62,17 +62,6 @@ async def run_fork(request: ForkOptions, make: MakeFork, options: OutputOptions)
                 print_note(summarize_reuse(preview))
             fork = replace(fork, settings=_settings(fork.settings, backend_set))
             return await follow_run(runner.start_fork(fork), fork.dag, options, store)
-
-
-def _runs_of(path: Path | None) -> RunsOfPlan | None:
-    """Return the runs of the plan file that a person names. Raises CliError, PlanError."""
-    if path is None:
-        return None
-    try:
-        name = read_plan_data(path).get("name")
-    except OSError as error:
-        raise CliError(f"{path} cannot be read ({error.strerror}); check --plan") from None
-    return RunsOfPlan(str(name or path.stem), path.resolve())
 
 
 def _select(stored: StoredBackends, fork: Fork, further: str | None) -> BackendSet:

@@ -15,6 +15,7 @@ from plait.backends.protocol import JsonValue
 from plait.persistence import SQLiteStore
 from plait.persistence.protocol import Store
 from plait.persistence.records import EventKind, RunRecord, TaskRecord
+from plait.runner.cli.backends import read_plan_data
 from plait.runner.cli.display.text import age, one_line
 from plait.runner.cli.exits import STORE, CliError, print_note
 from plait.runner.cli.options import DEFAULT_STORE, ServerAddress, StorePlace, command_line, is_utf8
@@ -81,6 +82,17 @@ class RunsOfPlan:
     name: str
     path: Path | None
     """The file, absolute; None for a plan from a pipe."""
+
+
+def runs_of_plan(path: Path | None) -> RunsOfPlan | None:
+    """Return the runs of the plan file that a person names. Raises CliError, PlanError."""
+    if path is None:
+        return None
+    try:
+        name = read_plan_data(path).get("name")
+    except OSError as error:
+        raise CliError(f"{path} cannot be read ({error.strerror}); check --plan") from None
+    return RunsOfPlan(str(name or path.stem), path.resolve())
 
 
 async def find_run(store: Store, word: str, of: RunsOfPlan | None = None) -> RunRecord:

@@ -15,7 +15,7 @@ import click
 from plait.runner.cli.display.report import print_json
 from plait.runner.cli.display.text import counted, one_line
 from plait.runner.cli.exits import COMPLETED, print_note
-from plait.runner.cli.lookup import find_run, read_only_store
+from plait.runner.cli.lookup import RunsOfPlan, find_run, read_only_store, runs_of_plan
 from plait.runner.cli.options import StorePlace, json_option, store_option
 from plait.runner.cli.output_files import write_file
 from plait.runner.clock import Clock
@@ -39,6 +39,12 @@ _FOLLOW_S = 1.0
     help="Write this .csv or .jsonl file; an existing file is replaced.",
 )
 @click.option("--task", "pattern", metavar="PATTERN", help="Write only tasks whose id matches: 'part.*'.")
+@click.option(
+    "--plan",
+    metavar="PLAN",
+    type=click.Path(path_type=Path),
+    help="Take `last` for the last run of this plan file.",
+)
 @click.option("--raw", is_flag=True, help="Write each cell as it is, also one that a spreadsheet takes for a formula.")
 @click.option(
     "--otlp",
@@ -59,17 +65,18 @@ def export_command(run: str, store_path: StorePlace, as_json: bool, **options: A
     are made from run, task and attempt: a trace that is sent again is the same.
     """
     file, pattern, follow, content = (options[name] for name in ("file", "pattern", "follow", "content"))
+    of = runs_of_plan(options["plan"]) if run == "last" else None
     if options["as_trace"]:
         if file is not None or pattern is not None or options["raw"]:
             raise click.UsageError("--otlp sends the whole run; leave --to, --task and --raw out")
-        return anyio.run(send_trace, store_path, run, TraceOptions(follow, content, as_json))
+        return anyio.run(send_trace, store_path, run, of, TraceOptions(follow, content, as_json))
     if file is None:
         raise click.UsageError("name a file with --to results.csv, or send a trace with --otlp")
     if follow or content:
         raise click.UsageError("--follow and --content belong to --otlp")
     if file.suffix.lower() not in _FORMATS:
         raise click.UsageError(f"--to writes .csv or .jsonl, not {file.name!r}")
-    return anyio.run(export, store_path, run, ExportOptions(pattern or "*", file, options["raw"], as_json))
+    return anyio.run(export, store_path, run, of, ExportOptions(pattern or "*", file, options["raw"], as_json))
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +98,12 @@ class TraceOptions:
     as_json: bool
 
 
-async def send_trace(path: StorePlace, word: str, options: TraceOptions) -> int:
+async def send_trace(path: StorePlace, word: str, of: RunsOfPlan | None, options: TraceOptions) -> int:
     """Send the spans of the run that `word` names. Return the exit code."""
     collector, clock = Collector.of_environment(os.environ), Clock()
     sender, sent = SpanSender(collector, clock), 0
     async with read_only_store(path) as store:
-        run = await find_run(store, word)
+        run = await find_run(store, word, of)
         trace = RunTrace(store, run.run_id, content=options.content)
         try:
             while True:
@@ -115,11 +122,11 @@ async def send_trace(path: StorePlace, word: str, options: TraceOptions) -> int:
     return COMPLETED
 
 
-async def export(path: StorePlace, word: str, options: ExportOptions) -> int:
+async def export(path: StorePlace, word: str, of: RunsOfPlan | None, options: ExportOptions) -> int:
     """Write the tasks of the run that `word` names. Return the exit code."""
     file = options.file
     async with read_only_store(path) as store:
-        run = await find_run(store, word)
+        run = await find_run(store, word, of)
         infos = await task_infos(store, run, await store.list_tasks(run.run_id), time.time())
     rows = result_rows(task for task in infos.values() if fnmatchcase(task.task_id, options.pattern))
     is_table = file.suffix.lower() == ".csv"

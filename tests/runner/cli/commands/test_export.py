@@ -76,6 +76,18 @@ def test_each_part_is_a_row_in_the_order_of_its_number(folder: Path) -> None:
     assert stat.S_IMODE((folder / "all.csv").stat().st_mode) == 0o600
 
 
+def test_with_a_plan_last_is_the_last_run_of_that_plan(folder: Path) -> None:
+    first = plait_here(folder, "runs", "--json").value[0]["run_id"]
+    (folder / "other.yaml").write_text((folder / "plan.yaml").read_text().replace("name: table", "name: other"))
+    plait_here(folder, "run", "other.yaml", "-q")
+    done = plait_here(folder, "export", "last", "--to", "rows.csv")
+    assert "(other, failed)" in done.err
+    done = plait_here(folder, "export", "last", "--plan", "plan.yaml", "--to", "rows.csv")
+    assert done.err == f"11 rows of run {first} (table, failed) in rows.csv\n"
+    done = plait_here(folder, "export", "last", "--plan", "none.yaml", "--to", "rows.csv")
+    assert (done.code, done.err.count("\n")) == (2, 1)
+
+
 def test_no_cell_is_a_formula(folder: Path) -> None:
     plait_here(folder, "export", "last", "--to", "safe.csv")
     rows = table(folder / "safe.csv")
