@@ -67,6 +67,16 @@ class LazyGroup(click.Group):
             add_values(command)
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the subcommand that `args` begin with. The method of click knows no names to suggest."""
+        if args[0] not in COMMANDS and not ctx.resilient_parsing:
+            from plait.runner.errors import nearest  # noqa: PLC0415 - only for this message
+
+            ctx.fail(f"No such command {args[0]!r}{nearest(args[0], COMMANDS)}")
+        return super().resolve_command(ctx, args)
+
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[str]]:
         """Return the subcommands that begin with `incomplete`, or options. The method of click would import every
         subcommand.

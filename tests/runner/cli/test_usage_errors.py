@@ -16,6 +16,7 @@ from tests.support.processes.command import plait_here
         ("run plan.yaml --x", "no such option '--x'; see `plait run --help`"),
         ("show a b c", "got unexpected extra argument (c); see `plait show --help`"),
         ("nope", "no such command 'nope'; see `plait --help`"),
+        ("exprot", "no such command 'exprot'; did you mean 'export'?; see `plait --help`"),
         ("show a b --events", "--events is for a whole run; leave TASK out; see `plait show --help`"),
         (
             "serve --cancel-grace x",
