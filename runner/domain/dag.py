@@ -34,7 +34,7 @@ class DAG:
     - `growth`: limits on the tasks added during a run; the limits of the runner apply too.
     - `gathered`: only for stored graphs: the ids of the parts of each expanded `for_each` task.
 
-    Raises DAGError with all mistakes.
+    Raises DAGError with all mistakes, and TypeError for anything that is no Task.
     """
 
     def __init__(
@@ -68,6 +68,9 @@ class DAG:
         self._expanded: set[int] = set()
         """Positions of the expanded `for_each` tasks."""
         tasks = list(tasks)
+        for position, one in enumerate(cast("list[object]", tasks)):
+            if not isinstance(one, Task):
+                raise TypeError(f"tasks[{position}] is {type(one).__name__} {one!r:.40}; give Task(ID, PROMPT)")
         problems = [] if tasks else [Problem("there are no tasks; add at least one", None, "tasks")]
         problems += self._append(tasks, gathered or {})
         if gathered is None:  # stored graphs contain generated parts

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tracemalloc
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -117,6 +118,12 @@ def test_of_very_many_mistakes_the_message_shows_twenty() -> None:
 
 def test_no_tasks_is_a_mistake() -> None:
     assert problems() == ["there are no tasks; add at least one"]
+
+
+def test_prompts_in_place_of_tasks_are_refused() -> None:
+    prompts: list[Any] = [Task("a", "Hi."), "Name a city."]
+    with pytest.raises(TypeError, match=r"tasks\[1\] is str 'Name a city\.'; give Task\(ID, PROMPT\)"):
+        DAG(prompts)
 
 
 @pytest.mark.parametrize("bad", ["", ".hidden", "a/b", "a b", "ä", "x" * 65, "a\n", "inputs", "results", "item"])
