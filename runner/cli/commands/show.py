@@ -235,7 +235,7 @@ def _print_run(
     settings, owner = json.loads(run.settings), run.owner
     plan = settings.get("plan")
     print_line(f"{'run':<9} {visible(run.run_id)}")
-    print_field("name", one_line(run.name))
+    _print_field("name", run.name)
     info = run_info(run)
     print_line(f"{'status':<9} {coloured(info.status_text, status, sys.stdout)}, {_describe_progress(run)}")
     _print_field("error", run.error)

@@ -8,9 +8,11 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import anyio
 import click
 import pytest
 
+from plait import ParallelRunner, Task
 from plait.backends.spec.build import KINDS
 from plait.persistence.records import Spent, TaskRecord
 from plait.runner.cli.app import COMMANDS, cli
@@ -120,6 +122,13 @@ def test_runs_are_listed_newest_first(folder: Path) -> None:
     for words, more in ((["1"], True), (["1", "--long"], True), (["2"], False)):
         listed = plait_here(folder, "runs", "--limit", *words)
         assert ("these are the newest 1; there are more: --limit N" in listed.err) is more
+
+
+def test_a_run_without_a_name_has_no_line_for_it(tmp_path: Path) -> None:
+    (tmp_path / ".plait").mkdir(mode=0o700)
+    anyio.run(ParallelRunner(str.upper, store=tmp_path / ".plait/plait.db").run, [Task("a", "one")])
+    shown = plait_here(tmp_path, "show", "last")
+    assert [line.split()[0] for line in shown.out.splitlines()[:2]] == ["run", "status"]
 
 
 def test_a_run_is_named_by_id_by_prefix_or_as_last(folder: Path) -> None:
