@@ -36,8 +36,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _HINTS = {
-    sqlite3.SQLITE_FULL: "free some space; nothing of the batch was stored, and the batch can be written again",
-    sqlite3.SQLITE_IOERR: "check the disk; the batch can be written again",
+    sqlite3.SQLITE_FULL: "free some space",
+    sqlite3.SQLITE_IOERR: "check the disk",
     sqlite3.SQLITE_BUSY: f"another process has been writing for {BUSY_TIMEOUT_S:g} s; try again",
     sqlite3.SQLITE_READONLY: "check the permissions of the file and of its directory",
     sqlite3.SQLITE_CORRUPT: "the file is damaged; restore a copy",
