@@ -55,11 +55,11 @@ async def follow_run(
         else:
             report.print_result(ending.dag, result, options.result_of)
     finally:  # also if the result cannot be written: the summary says how to find it
+        place = options.store if await _is_stored(result, options.store) else None
         if not options.quiet:
-            place = options.store if await _is_stored(result, options.store) else None
             report.print_summary(ending, place, await _list_waiting(result, store))
         elif result.status is not RunStatus.COMPLETED:
-            report.print_failure(result)
+            report.print_failure(result, place)
     return report.exit_code(result)
 
 

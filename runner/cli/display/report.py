@@ -174,11 +174,13 @@ def unreached_line(host: str, tasks: Sequence[str]) -> str:
     return f"  away      {one_line(host)} cannot be reached; {named_tasks(tasks)} may still be under way there"
 
 
-def print_failure(result: RunResult) -> None:
-    """Print the one line with which a quiet run reports a failure."""
-    exits.print_note(
-        f"plait: run {result.run_id} is {result.status.value}" + (f": {result.error}" if result.error else "")
-    )
+def print_failure(result: RunResult, store: StorePlace | None) -> None:
+    """Print the one line with which a quiet run reports its end, with the command by which a run in `store` goes on."""
+    said = f"plait: run {result.run_id} is {result.status.value}" + (f": {result.error}" if result.error else "")
+    further = {RunStatus.WAITING_INPUT: "questions", RunStatus.INTERRUPTED: "resume"}.get(result.status)
+    if store is not None and further is not None:
+        said += f"; next: {command_line(store, further, result.run_id)}"
+    exits.print_note(said)
 
 
 def _summary_parts(ending: FinishedRun) -> Iterator[str]:

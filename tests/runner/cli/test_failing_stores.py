@@ -56,7 +56,8 @@ def test_what_a_full_disk_did_not_take_is_told_and_resumed(tmp_path: Path, words
     done = plait(tmp_path, "run", "plan.yaml", *words)
     assert done.code == 3
     if words == ("-q",):
-        assert re.fullmatch(r"plait: run \S+ is interrupted: \d+ changes not stored: .+\n", done.err)
+        said = r"plait: run (\S+) is interrupted: \d+ changes not stored: .+; next: plait resume \1\n"
+        assert re.fullmatch(said, done.err)
         assert done.out == "done\n", "what was paid for is printed"
     elif words == ("--json",):
         assert (done.value["status"], done.value["degraded"][0]["lost"] > 0) == ("interrupted", True)

@@ -59,7 +59,9 @@ def make(folder: Path, tasks: str = JOURNEY) -> None:
 @pytest.fixture
 def waiting(tmp_path: Path) -> Path:
     make(tmp_path)
-    assert plait_here(tmp_path, "run", "plan.yaml", "-q").code == 4
+    done = plait_here(tmp_path, "run", "plan.yaml", "-q")
+    assert done.code == 4
+    assert re.fullmatch(r"plait: run (\S+) is waiting_input; next: plait questions \1\n", done.err)
     return tmp_path
 
 
