@@ -46,6 +46,8 @@ _KINDS: Mapping[str, ErrorKind] = {
 }
 _NO_REASONS = frozenset({"", "null", "none", "unspecified"})
 """Values that some servers send with each piece before the end."""
+_BLANK = re.compile(r"[\s\u200b-\u200f\u2060\ufeff]*+")
+"""White space, and characters that nobody sees."""
 _ENUMERATION = re.compile(r"\A\w*reason[._]")
 """The name of the enumeration before its member, such as `FinishReason.`."""
 
@@ -93,10 +95,16 @@ def whole_answer(
     if missing and all(word in _NO_REASONS for _, word in given):
         raise BackendError(ErrorKind.TRANSIENT, missing, usage=usage)
     answer, thoughts = split_thoughts(clean_text(text))
-    if needs_text and not answer.strip():
+    if needs_text and _BLANK.fullmatch(answer):
         what = "the model's answer is empty" + (": it holds nothing but thoughts" if thoughts else "")
         raise BackendError(ErrorKind.INVALID_OUTPUT, what, usage=usage)
     return Message("assistant", answer, usage, thoughts)
+
+
+def is_whole(reasons: Iterable[str]) -> bool:
+    """Return whether `reasons`, at least one, end a whole answer: what comes after it is no part of it."""
+    known = {_plain(reason) for reason in reasons} - _NO_REASONS
+    return bool(known) and known <= _WHOLE
 
 
 def _plain(reason: str) -> str:

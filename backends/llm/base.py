@@ -29,7 +29,7 @@ from plait.backends.placeable import Placeable
 from plait.backends.protocol import NO_USAGE, Conversation, ConversationRequest, JsonValue, Message, Output, Usage
 from plait.backends.replay import ReplayConversation
 from plait.backends.text import check_base_url, one_line, shown
-from plait.backends.whole_answer import whole_answer
+from plait.backends.whole_answer import is_whole, whole_answer
 
 CONNECT_LIMIT = 15.0
 """Limit in seconds for connecting to a server. An answer may take far longer."""
@@ -381,7 +381,7 @@ class PartialAnswer(ABC):
         """Add an event of the stream. Returns whether the event ends the stream. Raises BackendError for an error.
 
         A line of data that is empty, or not meant to be JSON, is noise that keeps the connection alive. Half a piece of
-        JSON is none: a part of the answer is lost (ValueError).
+        JSON is none: a part of the answer is lost (ValueError). After the end of a whole answer, both are no failure.
         """
         data = event.data.strip()
         if data.startswith(b"[DONE]"):
@@ -391,7 +391,7 @@ class PartialAnswer(ABC):
         except ValueError:
             if b"\n" in data:  # a server that separates its events by single line ends
                 return any(self.take(ServerEvent(event.name, line)) for line in data.split(b"\n"))
-            if data.startswith((b"{", b"[")):
+            if data.startswith((b"{", b"[")) and not is_whole(self.reasons):
                 raise
             value = data.decode(errors="replace")
             if event.name != "error" and not value.lower().startswith("error"):
@@ -401,6 +401,8 @@ class PartialAnswer(ABC):
         if isinstance(value, list):  # Gemini sends errors so
             value = next((one for one in value if isinstance(one, dict)), None)
         if event.name == "error" or is_error(value):
+            if is_whole(self.reasons):  # the answer came before it
+                return True
             self.spent.is_open = self.begun
             raise broken_off(value, self.server, begun=self.begun)
         if not isinstance(value, dict):

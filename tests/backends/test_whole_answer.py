@@ -70,10 +70,12 @@ def test_words_of_refusal_decide_whatever_the_reason() -> None:
     assert whole_answer("fine", ["stop"], refusal=" ").content == "fine"
 
 
-@pytest.mark.parametrize("text", ["", " \n\t", "<think>\nall thoughts\n</think>\n", "<think>\nnever closed"])
+@pytest.mark.parametrize(
+    "text", ["", " \n\t", "\u200b\n", "\ufeff", "<think>\nall thoughts\n</think>\n", "<think>\nnever closed"]
+)
 def test_an_answer_without_text_is_none(text: str) -> None:
     assert kind_of(text, "stop") is K.INVALID_OUTPUT
-    assert whole_answer(text, ["stop"], needs_text=False).content.strip() == ""
+    assert whole_answer(text, ["stop"], needs_text=False).content.strip("\u200b\ufeff \n\t") == ""
 
 
 def test_a_cut_answer_keeps_the_text_that_arrived() -> None:

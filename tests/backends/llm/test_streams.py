@@ -256,6 +256,20 @@ async def test_a_tail_that_is_no_http_changes_nothing(dialect: Dialect) -> None:
         assert len(server.requests) == 1
 
 
+@pytest.mark.parametrize(
+    "tail", ["data: {bad", 'data: {"error": {"message": "late"}}', "event: error\ndata: late", "error: late"]
+)
+async def test_an_error_after_the_end_changes_nothing(dialect: Dialect, tail: str) -> None:
+    parts = [*dialect.parts("fine")[:-1], f"{tail}\n\n"]
+    assert (await say(dialect, events(parts))).text == "fine"
+
+
+async def test_an_error_after_a_bad_end_is_told() -> None:
+    parts = [piece("half"), CHAT.chunk({"delta": {}, "finish_reason": "error"}), sse({"error": {"message": "words"}})]
+    error = await failure(CHAT, events(parts))
+    assert (error.kind, "words" in error.message) == (K.TRANSIENT, True)
+
+
 async def test_an_answer_whose_count_was_lost_with_its_tail_has_an_unknown_cost() -> None:
     body = piece("fine") + STOP
     reply = await say(CHAT, raw(f"{EVENTS}Content-Length: {len(body) + 9}", body))
