@@ -57,9 +57,10 @@ def number(value: JsonValue | Mapping[str, JsonValue], *path: str) -> float | No
 
 
 def is_impossible(value: JsonValue | Mapping[str, JsonValue], *path: str) -> bool:
-    """Return whether there is a number under `path` that counts nothing: negative, too large, or NaN."""
-    found = at(value, *path)
-    return isinstance(found, int | float) and not isinstance(found, bool) and not 0 <= found <= _MOST
+    """Return whether there is a value under `path` that counts nothing: a text, or a number that is negative, too large
+    or NaN.
+    """
+    return at(value, *path) is not None and number(value, *path) is None
 
 
 def count(value: JsonValue | Mapping[str, JsonValue], *path: str) -> int:
