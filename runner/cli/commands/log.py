@@ -121,7 +121,7 @@ class _LogPrinter:
         """Exit code of the followed task, once the task has ended."""
         self.is_read = True
         self._as_json = options.as_json
-        self._tail = None if options.lines is None else deque[str](maxlen=options.lines)
+        self._tail = None if options.lines is None else deque[str](maxlen=min(options.lines, sys.maxsize))
         """The last lines, not printed yet; None if each line is printed at once."""
         self._is_live = False
         self._day = ""

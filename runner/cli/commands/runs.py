@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
@@ -96,7 +97,7 @@ async def _find_runs(store: Store, chosen: RunFilter) -> list[RunRecord]:
     """Return the chosen runs, and one more if there is one. The shown status is not a column of the store, so that
     larger and larger pages are read until enough runs match.
     """
-    many = chosen.limit + 1
+    many = min(chosen.limit + 1, sys.maxsize)
     while True:
         runs = await store.list_runs(many)
         found = [run for run in runs if not chosen.statuses or shown_status(run) in chosen.statuses]

@@ -206,6 +206,8 @@ def test_runs_are_found_by_their_status_behind_any_number_of_others(tmp_path: Pa
     both = plait_here(tmp_path, "runs", "-n", "2", "--status", "failed", "--status", "completed", "--long")
     assert [line.split()[0] for line in both.out.splitlines()[1:]] == shown[:2]
     assert "the newest 2; there are more" in both.err
+    every = plait_here(tmp_path, "runs", "-n", str(10**20))
+    assert (every.code, [line.split()[0] for line in every.out.splitlines()[1:]]) == (0, shown)
     none = plait_here(tmp_path, "runs", "--status", "interrupted")
     assert (none.code, none.out) == (0, "no run is interrupted; `plait runs` shows all\n")
     assert plait_here(tmp_path, "runs", "--status", "interrupted", "--json").value == []
