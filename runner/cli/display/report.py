@@ -271,7 +271,7 @@ def _next_commands(dag: DAG, result: RunResult, store: StorePlace) -> Iterator[t
         yield "resume", command_line(store, "resume", run_id)
     elif result.failed:
         yield "resume", command_line(store, "resume", run_id, "--retry-failed")
-    talk = _continuable_task(dag, result)
+    talk = None if any(one.lost for one in result.degraded) else _continuable_task(dag, result)
     if talk is not None:
         yield "continue", command_line(store, "continue", run_id, talk, "Now in five words.")
 

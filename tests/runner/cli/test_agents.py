@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -54,6 +56,16 @@ def test_a_plan_of_agents_runs_and_each_conversation_goes_on(home: Home) -> None
     assert said.code == 0, said.err
     assert "Then this." in said.out
     assert home.calls[-1]["session"] == tasks["one"]["session_id"]
+
+
+def test_no_conversation_is_offered_whose_end_the_store_did_not_take(home: Home) -> None:
+    (home.path / "plan.yaml").write_text(PLAN[: PLAN.index("  - {id: one")])
+    assert "  continue  plait continue " in plait_here(home.path, "run", "plan.yaml").err
+    with closing(sqlite3.connect(home.path / ".plait" / "plait.db")) as database:
+        database.execute("CREATE TRIGGER refusing BEFORE INSERT ON ends BEGIN SELECT RAISE(ABORT, 'no'); END")
+    done = plait_here(home.path, "run", "plan.yaml")
+    assert done.code == 3
+    assert "  resume    plait resume " in done.err and "plait continue" not in done.err
 
 
 def test_what_an_agent_may_do_is_for_the_plan_file_to_say(home: Home) -> None:
