@@ -68,6 +68,12 @@ def test_a_line_before_the_run_says_how_many_tasks_run(folder: Path) -> None:
     assert sorted(calls(folder)) == ["A", "b <A>"]
 
 
+def test_a_run_that_no_process_began_is_not_the_last(folder: Path) -> None:
+    assert plait_here(folder, "submit", "plan.yaml").code == 0
+    done = plait_here(folder, "run", "plan.yaml", "--like", "last", "-q")
+    assert (done.code, done.err, calls(folder)) == (0, "", [])
+
+
 def test_fresh_runs_an_unchanged_task(folder: Path) -> None:
     done = plait_here(folder, "run", "plan.yaml", "--like", "last", "--fresh", "c", "-q")
     assert (done.code, done.err) == (0, "")
