@@ -228,14 +228,16 @@ class _Answer(PartialAnswer):
         """Begin a message. One with another id comes in place of the message before, such as after a second try."""
         name = at(message, "id")
         if name is None or name != self.message:
-            self.blocks, self.block, self.message = {}, 0, name
+            self.blocks, self.block, self.message, self.calls_tool = {}, 0, name, False
         self._count(at(message, "usage"))
         self.spent.note_model(at(message, "model"))
 
     def _add_text(self, index: int, part: JsonValue | Mapping[str, JsonValue]) -> None:
         piece = at(part, "text")
+        if at(part, "type") == "tool_use":
+            self.calls_tool = True
         if at(part, "type") in {None, "text", "text_delta"} and isinstance(piece, str) and piece:
-            self.begun = True
+            self.begun, self.calls_tool = True, False
             self.blocks.setdefault(index, []).append(piece)
             self.request.on_output(Output("text", clean_text(piece)))
 

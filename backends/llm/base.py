@@ -355,6 +355,8 @@ class PartialAnswer(ABC):
     """The reasons for the end of the answer, as the server names them, in order; empty before the end."""
     refusals: list[str] = field(default_factory=list[str])
     """The words with which the model declined to answer."""
+    calls_tool: bool = False
+    """Whether a call of a tool has arrived, and no text after it: the text announces the call, whatever the reason."""
     pieces: int = 0
     """The number of events, or chunks, that have arrived."""
     noise: str = ""
@@ -421,7 +423,7 @@ class PartialAnswer(ABC):
             missing = self.server.safe_text(f"{missing}: {self.noise}")
         return whole_answer(
             self.text,
-            self.reasons,
+            [*self.reasons, "tool_calls"] if self.reasons and self.calls_tool else self.reasons,
             missing=missing,
             refusal="".join(self.refusals),
             usage=self.spent.usage,

@@ -237,6 +237,10 @@ class _Answer(PartialAnswer):
             # Thoughts are a part of the answer, too, under many names; the role alone is none.
             if not self.begun:
                 self.begun = any(value for name, value in part.items() if name != "role")
+            if part.get("content"):
+                self.calls_tool = False
+            if part.get("tool_calls") or part.get("function_call"):
+                self.calls_tool = True
             if part.get("refusal"):
                 self.refusals.append(_text(part["refusal"]))
             content = part.get("content")

@@ -118,6 +118,40 @@ async def test_the_blocks_of_the_messages_api(parts: list[str]) -> None:
     assert (await say(MESSAGES, events([*parts, *END]))).text == "Hello world"
 
 
+CALL = {"index": 0, "id": "1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+CHAT_CALL = CHAT.chunk({"delta": {"tool_calls": [CALL]}})
+USE = MESSAGES.event("content_block_start", index=1, content_block={"type": "tool_use", "id": "1", "name": "look"})
+SEARCH = USE.replace("tool_use", "server_tool_use")
+
+
+@pytest.mark.parametrize(
+    ("wire", "parts"),
+    [
+        (CHAT, [piece("Let me look."), CHAT_CALL, STOP]),
+        (CHAT, [sse({"choices": [{"message": {"content": "Let me look.", "tool_calls": [CALL]}}]}), STOP]),
+        (MESSAGES, [START, block(0, "Let me look."), USE, *END]),
+    ],
+    ids=["chat", "whole message", "messages"],
+)
+async def test_words_before_a_call_are_no_answer_whatever_the_reason(wire: Dialect, parts: list[str]) -> None:
+    error = await failure(wire, events(parts))
+    assert (error.kind, "called a tool" in error.message) == (ErrorKind.INVALID_OUTPUT, True)
+
+
+@pytest.mark.parametrize(
+    ("wire", "parts"),
+    [
+        (CHAT, [CHAT_CALL, piece("fine"), STOP]),
+        (CHAT, [CHAT.chunk({"delta": {"content": "fine", "tool_calls": []}}), STOP]),
+        (MESSAGES, [START, block(0, "fine"), SEARCH, *END]),
+        (MESSAGES, [START, USE, block(2, "fine"), *END]),
+    ],
+    ids=["text after it", "no calls", "a tool of the server", "a block after it"],
+)
+async def test_text_after_a_call_is_the_answer(wire: Dialect, parts: list[str]) -> None:
+    assert (await say(wire, events(parts))).text == "fine"
+
+
 async def test_a_block_of_thoughts_is_no_text() -> None:
     thought = {"type": "thinking", "thinking": "", "text": "x"}
     thinks = MESSAGES.event("content_block_start", index=0, content_block=thought)
