@@ -28,7 +28,9 @@ class Candidate(NamedTuple):
 
     value: JsonValue
     ends_line: bool
-    """Whether nothing follows in the line. A value within a sentence is no answer, but may be the rival of one."""
+    """Whether nothing follows in the line. Within a sentence only an object with fields is an answer: a list, such as
+    [1], is a remark there. Either may be the rival of an answer.
+    """
 
 
 def whole(answer: str) -> JsonValue:

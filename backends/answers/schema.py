@@ -78,7 +78,7 @@ class Schema:
         """Return the only JSON value in an answer's `text` that fits, or else the first that does not.
 
         The candidates are the whole answer without the model's thoughts, or else each fenced block and each value that
-        starts at a bracket and runs to the end of a line. A value that is repeated is one value. Raises Mismatch if
+        starts at a bracket, within a sentence only an object. A value that is repeated is one value. Raises Mismatch if
         there is none, if two different values fit, or if a value is nested too deeply. Takes as long as it takes.
         """
         answer = split_thoughts(clean_text(text))[0].removeprefix("\ufeff")
@@ -94,7 +94,7 @@ class Schema:
             if fitting and _form(fitting[0].value) != _form(one.value):
                 raise Mismatch("it holds two different values that fit; give only the one that is the answer")
             fitting.append(one)
-        if any(one.ends_line for one in fitting):
+        if any(one.ends_line or (one.value and isinstance(one.value, dict)) for one in fitting):
             return Found(fitting[0].value, fits=True)
         if other is None:
             raise Mismatch(why_none(answer))

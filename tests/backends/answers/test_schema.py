@@ -45,6 +45,7 @@ async def read(answer: str, schema: dict[str, Any]) -> Any:
         f"The set {{x | x > 0}} gives\n{GOOD}",
         f"{GOOD}\n\nOnce more:\n```json\n{GOOD}\n```",
         f"The answer is {GOOD}, that is:\n{GOOD}",
+        f"Sure, here you go: {GOOD} Hope it helps!",
         f"```python\nx = {OTHER}\n```\n{GOOD}",
         f"```json\n// the answer\n{GOOD}\n```",
         f"<answer>{GOOD}</answer>",
@@ -64,6 +65,7 @@ async def test_a_fence_within_the_fenced_json(before: str) -> None:
     ("answer", "schema", "words"),
     [
         ("It is [1] that I go by.", {"type": "array"}, "it is not JSON"),
+        ("It is {} that I go by.", {"type": "object"}, "it is not JSON"),
         ("It is so, see [1]", {"type": ["array", "string"]}, "it is not JSON"),
         ("```\n[1] is what I go by.\n```", {"type": "array"}, "its fenced block is not JSON: Extra data"),
         ('```json\n{"code": 1}\n```\n```json\n{"code": 2}\n```', CODE, r"at \$\.code: 1 is not"),
