@@ -114,7 +114,7 @@ def test_cancel_names_a_host_that_is_away_and_ends_its_agent_when_it_is_back(
     assert (done.code, "is cancelled\n" in done.err, left in done.err) == (0, True, True), done.err
     again = plait_here(home.path, "cancel", "last")
     assert (again.code, "is cancelled already\n" in again.err, left in again.err) == (0, True, True), again.err
-    assert f"'hosts': ['{name}']" in caplog.text and "attempts_not_ended" in caplog.text
+    assert f"hosts=['{name}']" in caplog.text and "attempts_not_ended" in caplog.text
     done = plait(home.path, "cancel", "last", "--json")
     assert (done.value["unreached"], done.err) == ({name: ["a"]}, "")
     assert home.processes

@@ -190,7 +190,7 @@ def test_a_collector_that_refuses(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--otlp", "r", "--to", "x.csv"], "leave --to and --task out"),
+        (["--otlp", "r", "--to", "x.csv"], "leave --to, --task and --raw out"),
         (["r"], "name a file with --to results.csv, or send a trace with --otlp"),
         (["r", "--to", "x.csv", "--follow"], "--follow and --content belong to --otlp"),
     ],

@@ -136,7 +136,7 @@ async def test_a_killed_run_of_a_goal_is_resumed_from_the_store(tmp_path: Path, 
         assert "(defaults.backend, workflow); a resume runs the stored plan" in noted.err
         done = await plait(tmp_path, server, "resume", "last")
     assert (done.code, done.out) == (0, f"{ANSWER}\n"), done.err
-    assert cast.calls == CALLS[CALLS.index(call) :]
+    assert sorted(cast.calls) == sorted(CALLS[CALLS.index(call) :])  # others go ahead of the call that was cut
 
 
 def test_steps_in_a_file_are_checked_and_run(tmp_path: Path) -> None:
