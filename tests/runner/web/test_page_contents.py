@@ -30,8 +30,8 @@ HOSTILE = (
     "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
     "\x1b]0;owned\x07\x1b[31mred\x1b[0m \u202eevil\u202c javascript:alert(1) https://example.org/?q=<b>"
 )
-MOST_BYTES = 35_000  # that a browser receives
-"""Bytes of all scripts and style sheets, before compression."""
+MOST_BYTES = 35_000
+"""Bytes of all scripts and style sheets as a browser receives them, compressed."""
 
 
 @pytest.fixture(scope="module")
