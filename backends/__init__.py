@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from plait.backends.agents.acp.backend import AcpBackend
     from plait.backends.agents.claude.backend import ClaudeCodeBackend
     from plait.backends.agents.codex.backend import CodexBackend
-    from plait.backends.agents.gemini.backend import GeminiBackend
     from plait.backends.hosts.dask.hosts import DaskHosts
     from plait.backends.hosts.ssh import SSHHost, SSHHosts
     from plait.backends.langgraph.backend import LangGraphBackend
@@ -76,7 +75,6 @@ __all__ = [
     "Files",
     "ForkingBackend",
     "FunctionBackend",
-    "GeminiBackend",
     "JsonInput",
     "JsonValue",
     "LangGraphBackend",
@@ -106,7 +104,6 @@ _LAZY = {
     "ClaudeCodeBackend": "agents.claude.backend",
     "CodexBackend": "agents.codex.backend",
     "DaskHosts": "hosts.dask.hosts",
-    "GeminiBackend": "agents.gemini.backend",
     "LangGraphBackend": "langgraph.backend",
     "LoadBalancedBackend": "llm.load_balancing",
     "LocalBackend": "llm.local",

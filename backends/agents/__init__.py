@@ -1,1 +1,1 @@
-"""Coding agents as backends: Claude Code, Codex, Gemini, and agents that speak ACP."""
+"""Coding agents as backends: Claude Code, Codex, and agents that speak ACP."""

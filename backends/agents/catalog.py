@@ -41,7 +41,7 @@ class CatalogEntry:
     """One coding agent."""
 
     name: str
-    """Common name of the agent; also the backend's kind, unless the agent uses ACP."""
+    """Common name of the agent: the backend's `kind`, or the `agent` of `kind: acp`."""
     program: str
     """Usual name of the command."""
     install: str
@@ -114,8 +114,8 @@ AGENTS: tuple[CatalogEntry, ...] = (
             keys=("GEMINI_API_KEY", "GOOGLE_API_KEY"),
             elsewhere=("GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_GENAI_USE_VERTEXAI"),
         ),
+        arguments=("--acp",),
         quiet={"GEMINI_CLI_NO_RELAUNCH": "true", "GEMINI_TELEMETRY_ENABLED": "false"},
-        backend="gemini.backend:GeminiBackend",
     ),
     CatalogEntry(
         name="goose",

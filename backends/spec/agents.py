@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, cast
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from plait.backends.agents.catalog import agent
 from plait.backends.spec.base import BASE_URL, Spec
 
 if TYPE_CHECKING:
@@ -15,6 +16,10 @@ if TYPE_CHECKING:
 _OWN = frozenset({"kind", "concurrency", "on", "needs"})
 _HARMLESS = frozenset({"kind", "concurrency", "model", "system", "turn_timeout", "idle_timeout", "on_runner_death",
                        "on_lost_session"})  # fmt: skip
+
+
+AcpAgent: TypeAlias = Literal["gemini", "goose", "opencode", "qwen", "claude-agent-acp", "codex-acp"]
+"""The agents of the catalogue that speak ACP."""
 
 
 class AgentSpec(Spec):
@@ -133,29 +138,14 @@ class CodexSpec(AgentSpec):
         return CodexBackend(**self.options(folder))
 
 
-class GeminiSpec(AgentSpec):
-    """Gemini CLI, run as `gemini`."""
-
-    kind: Literal["gemini"]
-    system: str | None = Field(default=None, description="System prompt of every conversation.")
-    approval_mode: Literal["default", "auto_edit", "yolo", "plan"] | None = Field(
-        default=None, description="One of Gemini's own modes. Default: tools that need permission are absent."
-    )
-    base_url: str | None = Field(default=None, pattern=BASE_URL, description="Another server for the agent's requests.")
-
-    def make(self, folder: Path) -> CliBackend:
-        from plait.backends.agents.gemini.backend import GeminiBackend  # noqa: PLC0415
-
-        return GeminiBackend(**self.options(folder))
-
-
 class AcpSpec(AgentSpec):
-    """An agent that speaks the Agent Client Protocol, such as goose, opencode or Qwen Code."""
+    """An agent that speaks the Agent Client Protocol, such as Gemini CLI, goose, opencode or Qwen Code."""
 
     kind: Literal["acp"]
     adjustable: ClassVar[frozenset[str]] = frozenset({"model"})
-    command: list[str] = Field(  # type: ignore[assignment]  # pyright: ignore[reportIncompatibleVariableOverride]
-        min_length=1, description="Command to start the agent, such as [goose, acp]."
+    agent: AcpAgent | None = Field(default=None, description="A known agent, started by its usual command.")
+    command: list[str] | None = Field(  # type: ignore[assignment]  # pyright: ignore[reportIncompatibleVariableOverride]
+        default=None, min_length=1, description="Command to start another agent, such as [goose, acp]."
     )
     mode: str | None = Field(default=None, description="One of the agent's modes. Default: the agent's own choice.")
     auth_method: str | None = Field(
@@ -164,6 +154,19 @@ class AcpSpec(AgentSpec):
     permissions: Literal["deny", "allow", "ask"] = Field(
         default="deny", description="Decision on permission requests; with ask a person decides."
     )
+
+    @model_validator(mode="after")
+    def _has_one_command(self) -> AcpSpec:
+        if (self.agent is None) == (self.command is None):
+            raise ValueError("needs either `agent: NAME` or `command: [...]`")
+        return self
+
+    def options(self, folder: Path) -> dict[str, Any]:
+        given = super().options(folder)
+        known = agent(given.pop("agent", ""))
+        if known is not None:
+            given["command"] = (known.program, *known.arguments)
+        return given
 
     def make(self, folder: Path) -> CliBackend:
         from plait.backends.agents.acp.backend import AcpBackend  # noqa: PLC0415

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping
 from operator import attrgetter
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias, get_args
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
@@ -26,7 +26,7 @@ from plait.backends.llm.local import LocalBackend, missing_parts
 from plait.backends.llm.openai import OpenAIBackend
 from plait.backends.person import PersonBackend
 from plait.backends.protocol import Backend, JsonValue, ReusableBackend
-from plait.backends.spec.agents import AcpSpec, AgentSpec, ClaudeCodeSpec, CodexSpec, GeminiSpec
+from plait.backends.spec.agents import AcpAgent, AcpSpec, AgentSpec, ClaudeCodeSpec, CodexSpec
 from plait.backends.spec.base import BASE_URL, CALL, RatePart, Spec
 from plait.backends.spec.pydantic_ai import PydanticAISpec
 from plait.backends.spec.siblings import importable_siblings
@@ -182,18 +182,14 @@ AnySpec: TypeAlias = (
     | LocalSpec
     | ClaudeCodeSpec
     | CodexSpec
-    | GeminiSpec
     | AcpSpec
     | PydanticAISpec
 )
 BackendSpec: TypeAlias = Annotated[AnySpec, Field(discriminator="kind")]
-_AGENTS: Mapping[str, type[ClaudeCodeSpec | CodexSpec | GeminiSpec]] = {
-    "claude-code": ClaudeCodeSpec,
-    "codex": CodexSpec,
-    "gemini": GeminiSpec,
-}
-KINDS = ("openai", "anthropic", "local", *_AGENTS)
-"""Kinds accepted by `default_spec`."""
+_AGENTS: Mapping[str, type[ClaudeCodeSpec | CodexSpec]] = {"claude-code": ClaudeCodeSpec, "codex": CodexSpec}
+_ACP_AGENTS: tuple[str, ...] = get_args(AcpAgent)
+KINDS = ("openai", "anthropic", "local", *_AGENTS, *_ACP_AGENTS)
+"""Kinds, and agents of `kind: acp`, accepted by `default_spec`."""
 
 
 def build(spec: AnySpec, *, folder: Path) -> Backend:
@@ -272,6 +268,10 @@ def default_spec(
         return LocalSpec(kind="local", gguf=str(Path(model).absolute()) if model else None)
     if chosen is not None and chosen in _AGENTS:
         return _AGENTS[chosen].model_validate({"kind": chosen, "model": model, "base_url": _url(base_url)})
+    if chosen is not None and chosen in _ACP_AGENTS:
+        if base_url:
+            raise BackendUnavailable(f"{chosen} takes its server from its own settings; leave the base URL out")
+        return AcpSpec.model_validate({"kind": "acp", "agent": chosen, "model": model})
     problem = "no backend is configured" if chosen is None else f"{chosen!r} is not an available backend"
     raise BackendUnavailable(f"{problem}; available backends:\n{_choices()}")
 
@@ -300,7 +300,7 @@ def _choices() -> str:
             "  anthropic: set ANTHROPIC_API_KEY",
             "  any OpenAI-compatible server (Ollama, vLLM, LM Studio, ...): --base-url URL, or set OPENAI_BASE_URL",
             f"  a small model on this machine: --backend local ({local})",
-            "  a coding agent: --backend claude-code, codex or gemini (`plait doctor` says which are installed)",
+            "  a coding agent: --backend claude-code, codex, gemini, ... (`plait doctor` says which are installed)",
             '  any other provider, with tools: in the plan file, "kind: pydantic-ai" and "model: provider:model"',
             '  a Python function: in the plan file, "kind: function" and "call: file.py:name"',
         )

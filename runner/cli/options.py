@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 DEFAULT_STORE = Path(".plait") / "plait.db"
 STORE_VARIABLE = "PLAIT_STORE"
-KINDS = "openai, anthropic, local, claude-code, codex or gemini"
+KINDS = "openai, anthropic, local, claude-code, codex, gemini, goose, opencode, qwen, claude-agent-acp or codex-acp"
 """The kinds for the help of `--backend`; `plait.backends.spec.build.KINDS` takes long to import, and a test compares
 both.
 """

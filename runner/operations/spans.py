@@ -189,12 +189,13 @@ def _call(spec: Mapping[str, Any], attempt: AttemptRecord) -> tuple[str, SpanKin
     kind, model = spec.get("kind"), spec.get("model")
     answered = attempt.spent.model
     if kind in _AGENTS:
+        agent = str(spec.get("agent") or kind)
         named: dict[str, AttributeValue | None] = {
             "gen_ai.operation.name": "invoke_agent",
-            "gen_ai.agent.name": str(kind),
-            "gen_ai.provider.name": _AGENTS[kind],
+            "gen_ai.agent.name": agent,
+            "gen_ai.provider.name": _AGENTS.get(agent),
         }
-        name, span_kind = f"invoke_agent {kind}", SpanKind.INTERNAL
+        name, span_kind = f"invoke_agent {agent}", SpanKind.INTERNAL
     elif kind in _MODELS or (kind is None and answered is not None):
         named = {"gen_ai.operation.name": "chat", "gen_ai.provider.name": _MODELS.get(kind or "")}
         name, span_kind = f"chat {model or answered or attempt.backend}", SpanKind.CLIENT

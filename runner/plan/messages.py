@@ -6,10 +6,11 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path as FilePath
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
+from plait.backends.spec.agents import AcpAgent
 from plait.backends.spec.base import RatePart
 from plait.runner.domain.dag import nearest
 from plait.runner.plan.errors import Path, PlanProblem
@@ -132,7 +133,7 @@ def _message(kind: str, path: Path, finding: Any, whole: object) -> str:
         "literal_error": lambda: _literal(str(context["expected"]), value),
         "value_error": lambda: str(context["error"]),
         "union_tag_not_found": lambda: f"'kind' is missing; add one of {', '.join(SPEC_CLASSES)}",
-        "union_tag_invalid": lambda: _not_one_of(list(SPEC_CLASSES), context["tag"]),
+        "union_tag_invalid": lambda: _unknown_kind(context["tag"]),
         "too_short": lambda: f"has {len(value)} entries, and needs at least {context['min_length']}",
         "too_long": lambda: f"has {len(value)} entries, and at most {context['max_length']} are allowed",
         "string_pattern_mismatch": lambda: _does_not_fit(path, value, whole),
@@ -162,6 +163,12 @@ def _literal(expected: str, value: object) -> str:
 def _not_one_of(allowed: list[str], value: object) -> str:
     hint = nearest(value, allowed) if isinstance(value, str) else ""
     return f"must be one of {', '.join(allowed)}, not {describe(value)}{hint}"
+
+
+def _unknown_kind(kind: str) -> str:
+    if kind in get_args(AcpAgent):
+        return f"{kind!r} is an agent of `kind: acp`; write `kind: acp` and `agent: {kind}`"
+    return _not_one_of(list(SPEC_CLASSES), kind)
 
 
 def _unknown_key(key: str, model: type[BaseModel] | None) -> str:

@@ -198,7 +198,7 @@ class TaskPart(_Part):
     model: str | None = Field(default=None, min_length=1)
     """The name of the model, in place of the backend's. For openai, anthropic and coding agents."""
     system: str | None = Field(default=None, min_length=1)
-    """The system prompt, in place of the backend's. For openai, anthropic, local, claude-code, codex and gemini."""
+    """The system prompt, in place of the backend's. For openai, anthropic, local, claude-code and codex."""
     temperature: float | None = Field(default=None, ge=0, le=2)
     """The sampling temperature, in place of the backend's. For openai, anthropic and local."""
     files: Ids = Field(default_factory=list[str], max_length=MAX_FILES)

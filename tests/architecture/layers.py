@@ -22,7 +22,7 @@ LAYERS: list[list[str]] = [
     ["backends.ask backends.cancellation backends.context_variables backends.function backends.person backends.replay"],
     ["backends.process"],
     ["backends.llm", "backends.langgraph", "backends.pydantic_ai", "backends.agents"],
-    ["backends.agents.claude", "backends.agents.codex", "backends.agents.gemini", "backends.agents.acp"],
+    ["backends.agents.claude", "backends.agents.codex", "backends.agents.acp"],
     ["backends.hosts"],
     ["backends.spec"],
     ["backends"],  # the public names

@@ -1,4 +1,4 @@
-"""How the tests call the three commands: for an answer that a machine can read, and with no retries inside."""
+"""How the tests call the two commands: for an answer that a machine can read, and with no retries inside."""
 
 from __future__ import annotations
 
@@ -43,21 +43,8 @@ def start_codex(world: World, prompt: str, *words: str, **more: str) -> Running:
     return world.start(codex_argv(world, *words), prompt, **more)
 
 
-def gemini_argv(world: World, *options: str) -> list[str]:
-    command = str(known()["gemini-cli"].path(world.cache))
-    return [command, "-o", "stream-json", "-m", "gemini-2.5-flash", "--skip-trust", *options]
-
-
-def gemini(world: World, prompt: str, *options: str, folder: Path | None = None, **more: str) -> Turn:
-    return world.run(gemini_argv(world, *options), prompt, folder, GEMINI_CLI_NO_RELAUNCH="true", **more)
-
-
-def start_gemini(world: World, prompt: str, *options: str, **more: str) -> Running:
-    return world.start(gemini_argv(world, *options), prompt, GEMINI_CLI_NO_RELAUNCH="true", **more)
-
-
 def result(turn: Turn) -> Json:
-    """The one `result` event of a turn of Claude Code or Gemini."""
+    """The one `result` event of a turn of Claude Code."""
     found = turn.of("result")
     assert len(found) == 1, f"{len(found)} results: {turn}"
     return found[0]

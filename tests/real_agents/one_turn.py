@@ -10,7 +10,7 @@ from pathlib import Path
 
 import anyio
 
-from plait.backends import ClaudeCodeBackend, CodexBackend, ConversationRequest, GeminiBackend
+from plait.backends import ClaudeCodeBackend, CodexBackend, ConversationRequest
 from plait.backends.agents.backend import CliBackend
 from plait.backends.protocol import Files
 
@@ -19,9 +19,7 @@ def make_backend(kind: str, url: str, folder: Path) -> CliBackend:
     """The backend of that kind with the stub for a model."""
     if kind == "claude-code":
         return ClaudeCodeBackend(model="claude-sonnet-4-5", base_url=url, allowed_tools=("Bash",), cwd=folder)
-    if kind == "codex":
-        return CodexBackend(model="stub-model", base_url=f"{url}/v1", api_key_env="STUB_KEY", cwd=folder)
-    return GeminiBackend(model="gemini-2.5-flash", base_url=url, approval_mode="yolo", cwd=folder)
+    return CodexBackend(model="stub-model", base_url=f"{url}/v1", api_key_env="STUB_KEY", cwd=folder)
 
 
 def files_of(folder: Path, attempt: int) -> Files:

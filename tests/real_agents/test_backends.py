@@ -21,9 +21,7 @@ from tests.real_agents.world import World, until
 
 CLAUDE = pytest.param("claude-code", marks=pytest.mark.clis("claude-code"))
 CODEX = pytest.param("codex", marks=pytest.mark.clis("codex"))
-GEMINI = pytest.param("gemini", marks=pytest.mark.clis("gemini-cli", "node"))
-ALL = pytest.mark.parametrize("kind", [CLAUDE, CODEX, GEMINI])
-FORKING = pytest.mark.parametrize("kind", [CLAUDE, CODEX])
+ALL = pytest.mark.parametrize("kind", [CLAUDE, CODEX])
 NEVER = "[[until /nowhere/to/be/seen]]"
 
 
@@ -70,7 +68,7 @@ async def test_a_conversation(world: World, kind: str):
     assert [one.usage.model for one in (first, second)] == [requests[0].model, requests[-1].model]
 
 
-@FORKING
+@ALL
 async def test_forks(world: World, kind: str):
     backend = backend_of(kind, world)
     parent = await send(backend, "F1", session_id=backend.new_session_id(), files=files_of(world.folder, 1))
@@ -88,10 +86,6 @@ async def test_forks(world: World, kind: str):
     [(401, ErrorKind.AUTH), (429, ErrorKind.RATE_LIMITED), (500, ErrorKind.TRANSIENT), (503, ErrorKind.OVERLOADED)],
 )
 async def test_errors(world: World, kind: str, status: int, expected: ErrorKind):
-    if kind == "gemini":
-        (world.home / ".gemini" / "settings.json").write_text(
-            '{"security": {"auth": {"selectedType": "gemini-api-key"}}, "general": {"maxAttempts": 1}}'
-        )
     backend = backend_of(kind, world)
     with pytest.raises(BackendError) as caught:
         await send(backend, f"E [[error {status}]]", session_id=backend.new_session_id())
@@ -193,7 +187,7 @@ async def test_a_cancelled_turn_leaves_nothing(world: World, kind: str):
     assert world.children == []
 
 
-@FORKING
+@ALL
 async def test_an_answer_in_a_schema(world: World, kind: str):
     schema = {
         "type": "object",
@@ -207,7 +201,7 @@ async def test_an_answer_in_a_schema(world: World, kind: str):
     assert tokens(reply.usage) == counted(kind, world.stub.requests())
 
 
-@FORKING
+@ALL
 async def test_a_branch_off_from_a_session_whose_file_is_gone(world: World, kind: str):
     backend = backend_of(kind, world)
     parent = await send(backend, "P1", session_id=backend.new_session_id(), files=files_of(world.folder, 1))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 
 import anyio
@@ -11,9 +9,8 @@ import pytest
 
 from plait import DAG, MemoryStore, ParallelRunner, RunStatus, Task
 from plait.backends import ConversationRequest
-from tests.real_agents.calls import gemini, new_id, start_gemini
 from tests.real_agents.one_turn import make_backend
-from tests.real_agents.world import World, until, waiting_tool
+from tests.real_agents.world import World
 
 NEVER = "[[until /nowhere/to/be/seen]]"
 
@@ -72,17 +69,3 @@ async def test_codex_ends_its_turn(world: World):
     assert (said[0], said[-1]) == (prompt, "EX1 again")
     assert said[2].endswith("hi>")
     assert any(text.startswith("<turn_aborted>") for text in said)
-
-
-@pytest.mark.clis("gemini-cli", "node")
-def test_gemini_loses_the_tool_under_way(world: World):
-    """SIGINT while a tool works: the tool goes on, and the session does not hold that it was called."""
-    session = new_id()
-    with waiting_tool(world) as (tool, here):
-        running = start_gemini(world, f"EG1 {tool}", "--yolo", "--session-id", session)
-        until(here.exists, "the tool at work")
-        os.kill(running.process.pid, signal.SIGINT)
-        turn = running.wait()
-    assert (turn.status, turn.of("result")) == (0, [])
-    gemini(world, "EG2", "--resume", session)
-    assert [text for _, text in world.asked("EG2")[-1].said] == [f"EG1 {tool}", "EG2"]

@@ -5,11 +5,9 @@ from __future__ import annotations
 import errno
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
-import uuid
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -33,26 +31,6 @@ def environment(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
 async def send(backend: CliBackend, prompt: str, **request: object) -> Reply:
     async with backend.open(ConversationRequest(**request)) as conversation:  # type: ignore[arg-type]
         return await conversation.send(prompt)
-
-
-@pytest.mark.clis("gemini-cli", "node")
-@pytest.mark.parametrize("is_ours", [True, False])
-async def test_a_session_of_geminis_outlives_the_cleaning_up(world: World, is_ours: bool):
-    """Resumed in a later minute, a session gets a second file without messages; the next process that begins removes
-    all files whose names end in the same eight letters and digits, but not where another sign is among them.
-    """
-    backend = make_backend("gemini", world.stub.url, world.folder)
-    mine = backend.new_session_id() if is_ours else str(uuid.uuid4())
-    await send(backend, "One.", session_id=mine)
-    (kept,) = (world.home / ".gemini" / "tmp").glob("*/chats/session-*.jsonl")
-    empty = kept.with_name(re.sub(r"session-\d{4}", "session-2020", kept.name))
-    empty.write_text("".join(kept.read_text().splitlines(keepends=True)[:2]))
-    await send(backend, "Another.", session_id=backend.new_session_id())
-    assert not empty.exists()
-    assert kept.exists() == is_ours
-    if is_ours:
-        await send(backend, "Two.", session_id=mine, resume=True)
-        assert world.stub.requests()[-1].prompts == ["One.", "Two."]
 
 
 def let_read(fifo: Path) -> bool:

@@ -17,9 +17,10 @@ from plait.backends.agents.acp.outbox import sent_messages
 from plait.backends.agents.acp.permissions import PermissionPolicy, answer_prompt
 from plait.backends.agents.acp.quirks import AcpQuirks, of_command
 from plait.backends.agents.backend import CliBackend
-from plait.backends.agents.catalog import ACP
+from plait.backends.agents.catalog import ACP, agent
 from plait.backends.agents.error_kinds import NETWORK
 from plait.backends.agents.protocol import Call
+from plait.backends.prices import Billing
 from plait.backends.protocol import ConversationRequest, Files
 
 
@@ -33,7 +34,6 @@ class AcpBackend(CliBackend):
 
     kind: ClassVar[str] = ACP
     program: ClassVar[str] = ""
-    install: ClassVar[str] = "install it"
     adjustable: ClassVar[frozenset[str]] = frozenset({"model"})
     chooses_session: ClassVar[bool] = False
 
@@ -64,6 +64,17 @@ class AcpBackend(CliBackend):
     def name(self) -> str:
         """The agent's name, as far as the command shows."""
         return self._agent.command or self.command[0].rpartition("/")[2]
+
+    @property
+    def install(self) -> str:  # type: ignore[override]  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Shell command to install the agent, if the agent is known."""
+        known = agent(self.name)
+        return known.install if known is not None else "install it"
+
+    @property
+    def billing(self) -> Billing:
+        """The facts that decide the price of turns without a reported cost."""
+        return Billing(self._agent.provider, self.model, sums_requests=True)
 
     @property
     def called(self) -> str:

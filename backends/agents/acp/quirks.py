@@ -32,6 +32,8 @@ class AcpQuirks:
     """Start of an answer that is an error; None if errors are not reported as answers."""
     counts_answers: bool = False
     """An answer without a token count is an error."""
+    provider: str | None = None
+    """Provider that bills an agent which reports tokens without a cost, as named in genai-prices."""
 
 
 _OPENAI = ("OPENAI_API_KEY", "OPENAI_BASE_URL", "OPENAI_HOST", "OPENAI_MODEL", "OPENROUTER_API_KEY")
@@ -43,7 +45,7 @@ _ANTHROPIC = ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN", "ANTHROPIC_BASE_URL",
               "CLAUDE_CODE_OAUTH_TOKEN", "CLAUDE_CONFIG_DIR", "CLAUDE_CODE_TMPDIR")  # fmt: skip
 _GOOGLE = ("GEMINI_API_KEY", "GOOGLE_API_KEY", "GEMINI_MODEL", "GOOGLE_GEMINI_BASE_URL", "GOOGLE_CLOUD_PROJECT",
            "GOOGLE_CLOUD_LOCATION", "GOOGLE_GENAI_USE_VERTEXAI", "GOOGLE_APPLICATION_CREDENTIALS",
-           "GEMINI_CLI_TRUST_WORKSPACE", "GEMINI_SYSTEM_MD")  # fmt: skip
+           "GOOGLE_VERTEX_BASE_URL", "GEMINI_CLI_TRUST_WORKSPACE", "GEMINI_SYSTEM_MD")  # fmt: skip
 
 UNKNOWN = AcpQuirks("", "")
 KNOWN = (
@@ -64,8 +66,9 @@ KNOWN = (
         "gemini",
         "gemini-cli",
         ("GEMINI_CLI_HOME", "GOOGLE_GENAI_USE_GCA", *_GOOGLE),
-        {"GEMINI_CLI_NO_RELAUNCH": "true"},
+        {"GEMINI_CLI_NO_RELAUNCH": "true", "GEMINI_TELEMETRY_ENABLED": "false"},
         spoils_loaded=True,
+        provider="google",
     ),
     AcpQuirks(
         "goose",

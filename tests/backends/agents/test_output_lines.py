@@ -20,7 +20,6 @@ from plait.backends import (
     CodexBackend,
     ConversationRequest,
     ErrorKind,
-    GeminiBackend,
     Output,
 )
 from plait.backends.agents import conversation
@@ -186,18 +185,9 @@ def _codex(text: str) -> list[dict[str, Any]]:
     ]
 
 
-def _gemini(text: str) -> list[dict[str, Any]]:
-    return [
-        {"type": "init", "session_id": "s", "model": "x"},
-        {"type": "message", "role": "assistant", "content": text},
-        {"type": "result", "status": "success", "stats": {}},
-    ]
-
-
 AGENTS = {
     "claude": (lambda command: ClaudeCodeBackend(command=command), _claude),
     "codex": (lambda command: CodexBackend(command=command), _codex),
-    "gemini": (lambda command: GeminiBackend(command=command), _gemini),
 }
 
 

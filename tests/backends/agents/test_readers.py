@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plait.backends import BackendError, ClaudeCodeBackend, CodexBackend, GeminiBackend
+from plait.backends import BackendError, ClaudeCodeBackend, CodexBackend
 from plait.backends.agents.error_kinds import COMMON, no_outcome, safe_line
 from plait.backends.agents.protocol import Call, ProcessEnd, Reader, TurnAnswer
 from plait.backends.json_fields import number
@@ -22,7 +22,6 @@ PROGRAMS = {
     "claude": ClaudeCodeBackend(now=lambda: NOW),
     "claude197": ClaudeCodeBackend(now=lambda: NOW),
     "codex": CodexBackend(now=lambda: NOW),
-    "gemini": GeminiBackend(now=lambda: NOW),
 }
 CALLS = (Call(Path("/nowhere")), Call(Path("/nowhere"), session_id="s", resume=True), Call(Path("/nowhere"), forks="p"))
 EVENTS = [

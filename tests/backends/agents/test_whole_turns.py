@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from plait.backends import BackendError, ClaudeCodeBackend, CodexBackend, ConversationRequest, ErrorKind, GeminiBackend
+from plait.backends import BackendError, ClaudeCodeBackend, CodexBackend, ConversationRequest, ErrorKind
 from plait.backends.agents.backend import CliBackend
 from plait.backends.protocol import Files, Reply
 from tests.support.agents.homes import send
@@ -32,15 +32,9 @@ def _item(kind: str, **fields: Any) -> dict[str, Any]:
     return {"type": "item.completed", "item": {"type": kind, **fields}}
 
 
-def _piece(text: str) -> dict[str, Any]:
-    return {"type": "message", "role": "assistant", "content": text}
-
-
 THREAD = {"type": "thread.started", "thread_id": SESSION}
 COMMAND = _item("command_execution", id="i", command="ls")
 USED = {"type": "turn.completed", "usage": {"input_tokens": 9, "output_tokens": 5}}
-INIT = {"type": "init", "session_id": SESSION}
-SUCCESS = {"type": "result", "status": "success", "stats": {"total_tokens": 14, "input_tokens": 9}}
 STREAMED = [
     {"type": "stream_event", "session_id": SESSION, "event": event}
     for event in (
@@ -48,7 +42,7 @@ STREAMED = [
         {"type": "content_block_delta", "delta": {"text": "Four."}},
     )
 ]
-AGENTS = {"claude": ClaudeCodeBackend, "codex": CodexBackend, "gemini": GeminiBackend}
+AGENTS = {"claude": ClaudeCodeBackend, "codex": CodexBackend}
 K = ErrorKind
 TURNS: dict[str, tuple[list[dict[str, Any]], str | ErrorKind]] = {
     "claude: the text is in the message alone": ([_said(SAYS), _result()], "The answer is 4."),
@@ -85,13 +79,6 @@ TURNS: dict[str, tuple[list[dict[str, Any]], str | ErrorKind]] = {
         "4",
     ),
     "codex: thoughts before the text": ([THREAD, _item("agent_message", text="<think>?</think>4"), USED], "4"),
-    "gemini: no message": ([INIT, SUCCESS], K.INVALID_OUTPUT),
-    "gemini: a blank message": ([INIT, _piece("\n"), SUCCESS], K.INVALID_OUTPUT),
-    "gemini: text before a tool": (
-        [INIT, _piece("I look."), {"type": "tool_use"}, {"type": "tool_result"}, SUCCESS],
-        K.INVALID_OUTPUT,
-    ),
-    "gemini: thoughts before the text": ([INIT, _piece("<think>?</think>"), _piece("4"), SUCCESS], "4"),
 }  # fmt: skip
 
 
@@ -136,8 +123,7 @@ async def test_an_empty_turn_is_paid_for_once_and_gone_on_with(name: str, tmp_pa
     again = ConversationRequest(
         session_id=SESSION, resume=True, resumes_interrupted=True, files=Files(tmp_path / "turn" / "2", files.sessions)
     )
-    whole = {"claude": [_result("4")], "codex": [THREAD, _item("agent_message", text="4"), USED],
-             "gemini": [INIT, _piece("4"), SUCCESS]}  # fmt: skip
+    whole = {"claude": [_result("4")], "codex": [THREAD, _item("agent_message", text="4"), USED]}
     async with _agent(tmp_path, name, whole[name]).open(again) as conversation:
         reply = await conversation.send("Go on.")
     assert reply.text == "4"

@@ -386,7 +386,7 @@ def test_needs_are_positive_numbers(needs: dict[str, float]) -> None:
         FunctionBackend(functions.where).on(SSHHosts(["m1"]), needs)
 
 
-@pytest.mark.parametrize("kind", ["claude-code", "codex", "gemini", "openai", "anthropic"])
+@pytest.mark.parametrize("kind", ["claude-code", "codex", "openai", "anthropic"])
 def test_each_kind_of_a_plan_takes_resources(kind: str, tmp_path: Path) -> None:
     spec = TypeAdapter[Any](BackendSpec).validate_python(
         {"kind": kind, "model": "m", "on": "fleet", "needs": {"gpus": 1}}

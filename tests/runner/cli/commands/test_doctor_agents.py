@@ -6,7 +6,7 @@ import json
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import anyio
 import psutil
@@ -19,6 +19,7 @@ from plait.backends.agents.discovery import look_for_agents
 from plait.backends.process.available_memory import available_memory
 from plait.backends.process.proctable import start_time
 from plait.backends.process.spawn import child_environment
+from plait.backends.spec.agents import AcpAgent
 from tests.real_agents.install import known
 from tests.support.agents.homes import make_home, until
 from tests.support.processes.command import PLAIT, environment, plait_here
@@ -51,12 +52,12 @@ def told(value: dict[str, Any], name: str) -> tuple[str, str, str]:
 
 def test_agents_that_are_not_there_are_told_with_the_way_to_get_them(tmp_path: Path) -> None:
     value = examined(tmp_path)
-    for name in ("claude-code", "codex", "gemini"):
+    for name in ("claude-code", "codex"):
         one = agent(name)
         assert one is not None
         assert told(value, name) == ("ok", "not installed", one.install)
     # Of the many that speak ACP only those that are there.
-    assert not {"goose", "opencode", "qwen"} & {one["check"] for one in value["checks"]}
+    assert not {"gemini", "goose", "opencode", "qwen"} & {one["check"] for one in value["checks"]}
     assert [(one["name"], one["path"], one["logged_in"]) for one in value["agents"]] == [
         (one.name, None, None) for one in AGENTS
     ]
@@ -256,10 +257,8 @@ def test_agents_whose_plait_was_killed_are_told_with_what_to_do(
 
 
 def test_an_agent_has_the_variables_by_which_it_counts_as_logged_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    gemini = agent("gemini")
-    assert gemini is not None
-    backends = [(one, _backend_of(one)) for one in AGENTS] + [(gemini, AcpBackend(command=["gemini", "--acp"]))]
-    for one, backend in backends:
+    for one in AGENTS:
+        backend = _backend_of(one)
         judged_by = {one.login.folder[0], *one.login.keys, *one.login.elsewhere}
         for name in judged_by:
             monkeypatch.setenv(name, "x")
@@ -276,10 +275,12 @@ def _backend_of(one: CatalogEntry) -> CliBackend:
 
 def test_the_table_of_agents_is_true() -> None:
     assert len({one.name for one in AGENTS}) == len(AGENTS)
+    assert {one.name for one in AGENTS if not one.backend} == set(get_args(AcpAgent))
     for one in AGENTS:
+        backend = _backend_of(one)
+        assert (backend.called, backend.install) == (one.program, one.install)
         if one.backend:
-            backend = _backend_of(one)
-            assert (backend.kind, backend.program, backend.install) == (one.name, one.program, one.install)
+            assert backend.kind == one.name
     installed = {cli.command: cli.version for cli in known().values()}
     for one in AGENTS:
         assert installed[one.program] in one.tested
