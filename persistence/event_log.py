@@ -87,7 +87,8 @@ def _host_away(change: changes.HostAway) -> EventParts:
 
 
 def _session_opened(change: changes.SessionOpened) -> EventParts:
-    return change.at, EventKind.SESSION_OPENED, change.task_id, change.attempt, "{}"
+    detail = _pair("session_id", change.session_id)
+    return change.at, EventKind.SESSION_OPENED, change.task_id, change.attempt, detail
 
 
 def _task_completed(change: changes.TaskCompleted) -> EventParts:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from plait.persistence.errors import Conflict
+from plait.persistence.old_tables.purged import Purged
+from plait.persistence.old_tables.task_cache import ids_of
 from plait.persistence.postgres import statements as sql
 from plait.persistence.postgres.connection import escaped
-from plait.persistence.tables.purged import Purged
-from plait.persistence.tables.task_cache import ids_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -7,12 +7,8 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from plait.persistence.errors import StoreError
-from plait.persistence.postgres import statements as sql
-from plait.persistence.postgres.connection import escaped
-from plait.persistence.records import NOTHING_SPENT, EventKind, RunRecord
-from plait.persistence.rules import RunHead
-from plait.persistence.tables.checksum import damaged, row_checksum
-from plait.persistence.tables.decode import (
+from plait.persistence.old_tables.checksum import damaged, row_checksum
+from plait.persistence.old_tables.decode import (
     COUNTED,
     attempt_record,
     completion_event,
@@ -27,7 +23,11 @@ from plait.persistence.tables.decode import (
     task_record,
     whole_settings,
 )
-from plait.persistence.tables.task_cache import ids_of
+from plait.persistence.old_tables.task_cache import ids_of
+from plait.persistence.postgres import statements as sql
+from plait.persistence.postgres.connection import escaped
+from plait.persistence.records import NOTHING_SPENT, EventKind, RunRecord
+from plait.persistence.rules import RunHead
 
 if TYPE_CHECKING:
     from plait.persistence.postgres.connection import Connection

@@ -9,10 +9,10 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
-from plait.persistence.tables import kinds
+from plait.persistence.old_tables import kinds
 
 if TYPE_CHECKING:
-    from plait.persistence.tables.kinds import RowKind
+    from plait.persistence.old_tables.kinds import RowKind
 
 _NUMBERS: Final = frozenset({
     "id", "run", "row_checksum", "end_id", "input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens",

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from plait.persistence.changes import Batch
+    from plait.persistence.old_tables.purged import Purged
     from plait.persistence.postgres.connection import Connection, Mode
     from plait.persistence.postgres.writer import RunCache
     from plait.persistence.records import (
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
         RunRecord,
         TaskRecord,
     )
-    from plait.persistence.tables.purged import Purged
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -20,18 +20,18 @@ from plait.persistence import rules
 from plait.persistence.changes import RunClaimed, RunCreated, RunReleased, TasksAdded
 from plait.persistence.errors import Conflict
 from plait.persistence.failpoints import SENT, reached
+from plait.persistence.old_tables import kinds
+from plait.persistence.old_tables.apply import OF_TASKS, ChangeApplier
+from plait.persistence.old_tables.checksum import content_checksum, message_checksum
+from plait.persistence.old_tables.originals import Originals, named_attempts, named_runs
+from plait.persistence.old_tables.pieces import cut_settings
+from plait.persistence.old_tables.rows import BatchRows, run_columns
+from plait.persistence.old_tables.task_cache import TaskCache
 from plait.persistence.postgres import statements as sql
 from plait.persistence.postgres.connection import escaped
 from plait.persistence.postgres.listener import CHANNEL, payload
 from plait.persistence.postgres.reader import read_head
 from plait.persistence.records import NOTHING_SPENT, Spent
-from plait.persistence.tables import kinds
-from plait.persistence.tables.apply import OF_TASKS, ChangeApplier
-from plait.persistence.tables.checksum import content_checksum, message_checksum
-from plait.persistence.tables.originals import Originals, named_attempts, named_runs
-from plait.persistence.tables.pieces import cut_settings
-from plait.persistence.tables.rows import BatchRows, run_columns
-from plait.persistence.tables.task_cache import TaskCache
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -1,6 +1,6 @@
 """The SQLite store."""
 
+from plait.persistence.old_tables.purged import Purged
 from plait.persistence.sqlite.store import SQLiteStore
-from plait.persistence.tables.purged import Purged
 
 __all__ = ["Purged", "SQLiteStore"]

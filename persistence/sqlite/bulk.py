@@ -6,17 +6,17 @@ from bisect import bisect_left
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final
 
+from plait.persistence.old_tables import kinds
+from plait.persistence.old_tables.originals import Originals, named_attempts, named_runs
+from plait.persistence.old_tables.task_cache import TaskCache, ids_of
 from plait.persistence.sqlite import statements as sql
-from plait.persistence.tables import kinds
-from plait.persistence.tables.originals import Originals, named_attempts, named_runs
-from plait.persistence.tables.task_cache import TaskCache, ids_of
 
 if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Iterable, Iterator, Sequence
 
     from plait.persistence.changes import Change
-    from plait.persistence.tables.rows import BatchRows, Row
+    from plait.persistence.old_tables.rows import BatchRows, Row
 
 _FIND: Final = {
     kinds.FINISH_ENDS: sql.FIND_ENDS,

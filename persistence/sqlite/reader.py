@@ -9,22 +9,8 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from plait.persistence.errors import StoreError
-from plait.persistence.records import (
-    NOTHING_SPENT,
-    AttemptRecord,
-    EventKind,
-    EventRecord,
-    MessageRecord,
-    NoteRecord,
-    RunRecord,
-    Spent,
-    TaskRecord,
-)
-from plait.persistence.rules import RunHead, lease_has_expired
-from plait.persistence.sqlite import statements as sql
-from plait.persistence.sqlite.transaction import decode_lossy, transaction
-from plait.persistence.tables.checksum import WRONG_TYPES, damaged
-from plait.persistence.tables.decode import (
+from plait.persistence.old_tables.checksum import WRONG_TYPES, damaged
+from plait.persistence.old_tables.decode import (
     COUNTED,
     attempt_record,
     completion_event,
@@ -40,7 +26,21 @@ from plait.persistence.tables.decode import (
     task_record,
     whole_settings,
 )
-from plait.persistence.tables.task_cache import ids_of
+from plait.persistence.old_tables.task_cache import ids_of
+from plait.persistence.records import (
+    NOTHING_SPENT,
+    AttemptRecord,
+    EventKind,
+    EventRecord,
+    MessageRecord,
+    NoteRecord,
+    RunRecord,
+    Spent,
+    TaskRecord,
+)
+from plait.persistence.rules import RunHead, lease_has_expired
+from plait.persistence.sqlite import statements as sql
+from plait.persistence.sqlite.transaction import decode_lossy, transaction
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from plait.persistence.tables import kinds
+from plait.persistence.old_tables import kinds
 
 SIZES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 """The numbers of rows that a statement may have. Few numbers, because prepared statements are used again. The largest

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from plait.persistence.changes import Batch
+    from plait.persistence.old_tables.purged import Purged
     from plait.persistence.records import (
         AttemptRecord,
         EventKind,
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
         TaskRecord,
     )
     from plait.persistence.sqlite.writer import TaskCaches
-    from plait.persistence.tables.purged import Purged
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -18,15 +18,15 @@ from plait.persistence import rules
 from plait.persistence.changes import RunCreated, RunReleased
 from plait.persistence.errors import Conflict
 from plait.persistence.failpoints import reached
+from plait.persistence.old_tables.apply import OF_TASKS, ChangeApplier
+from plait.persistence.old_tables.checksum import content_checksum, message_checksum
+from plait.persistence.old_tables.pieces import cut_settings
+from plait.persistence.old_tables.rows import BatchRows, run_columns
 from plait.persistence.records import NOTHING_SPENT
 from plait.persistence.sqlite import statements as sql
 from plait.persistence.sqlite.bulk import StoredTasks, read_originals, write_rows
 from plait.persistence.sqlite.reader import read_head
 from plait.persistence.sqlite.transaction import transaction
-from plait.persistence.tables.apply import OF_TASKS, ChangeApplier
-from plait.persistence.tables.checksum import content_checksum, message_checksum
-from plait.persistence.tables.pieces import cut_settings
-from plait.persistence.tables.rows import BatchRows, run_columns
 
 if TYPE_CHECKING:
     from plait.persistence.changes import Batch, Change

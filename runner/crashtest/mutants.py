@@ -14,8 +14,8 @@ import anyio.lowlevel
 
 from plait.persistence import Batch, Fenced, PolicyDecided, TasksAdded, rules
 from plait.persistence.failpoints import FAILPOINTS
+from plait.persistence.old_tables import decode
 from plait.persistence.sqlite import store
-from plait.persistence.tables import decode
 from plait.runner import parallel
 from plait.runner.crashtest.cases import Case
 from plait.runner.crashtest.trial import Kind

@@ -30,8 +30,10 @@ LAYERS: list[list[str]] = [
     # The contract of a store, and the rules that each store keeps.
     ["persistence.protocol persistence.changes persistence.records persistence.errors persistence.values "
      "persistence.rules persistence.event_log persistence.failpoints persistence.address persistence.findings"],
-    ["persistence.tables"],
-    ["persistence.memory", "persistence.sqlite", "persistence.postgres"],
+    ["persistence.tables persistence.checksums persistence.apply_events persistence.read_records "
+     "persistence.sqlite_file persistence.delete_runs"],
+    ["persistence.old_tables"],
+    ["persistence.memory", "persistence.sqlite", "persistence.postgres", "persistence.sqlite_store"],
     ["persistence"],  # the public names
     ["persistence.contract"],
     # One run of a DAG.

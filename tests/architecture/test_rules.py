@@ -69,7 +69,7 @@ RULES: dict[Rule, Sequence[tuple[str, str]]] = {
         ("runner/plan/x.py", "yaml.load(text, Loader=SafeLoader)"),
     ],
     sql_is_written_out: [
-        ("persistence/sqlite/x.py", "q = f'SELECT * FROM {table}'"),
+        ("persistence/sqlite/x.py", "def f(table):\n    q = f'SELECT * FROM {table}'"),
         ("persistence/sqlite/x.py", "q = 'DELETE FROM runs WHERE run_id = %s' % run_id"),
         ("persistence/sqlite/x.py", "q = 'PRAGMA user_version = ' + version"),
         ("persistence/sqlite/x.py", "q = 'UPDATE {} SET a = 1'.format(table)"),
@@ -134,4 +134,5 @@ def test_the_rule_lets_the_neighbours_pass(rule: Rule) -> None:
 
 @pytest.mark.parametrize("pattern", [*PURE, *HOMES.values(), *STATE_WRITERS])
 def test_the_places_that_rules_name_are_there(pattern: str) -> None:
-    assert any(source.lies_in(pattern) for source in SOURCES), f"{pattern} is gone: mend the list and design.md"
+    found = any(source.lies_in(*pattern.split()) for source in SOURCES)
+    assert found, f"{pattern} is gone: mend the list and design.md"

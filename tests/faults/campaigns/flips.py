@@ -30,9 +30,9 @@ import anyio
 
 from plait.persistence import SQLiteStore, StoreError
 from plait.persistence.findings import Fitness
+from plait.persistence.old_tables import decode, rows
 from plait.persistence.sqlite import connection, health
 from plait.persistence.sqlite.wal_frames import DOUBT, LogState
-from plait.persistence.tables import decode, rows
 from plait.runner import ParallelRunner, PlaitError, RunStatus
 from plait.runner.operations.inspect import look_up
 from tests.faults.campaigns.report import Report, Scale

@@ -21,9 +21,9 @@ from hypothesis.stateful import initialize, rule, run_state_machine_as_test
 
 from plait.persistence import Spent, TaskCompleted, TaskStarted
 from plait.persistence.contract.samples import TASKS, at
+from plait.persistence.old_tables.task_cache import TaskCache
 from plait.persistence.sqlite import statements
 from plait.persistence.sqlite import writer as writing
-from plait.persistence.tables.task_cache import TaskCache
 from tests.faults.campaigns.report import Report, Scale
 from tests.persistence.test_state_machine import RUNS, SAID, TEXTS, StoreMachine
 

@@ -11,11 +11,11 @@ import pytest
 
 from plait.persistence import Batch, Change, NewTask, TaskCompleted, TaskRetried, TaskStarted
 from plait.persistence.contract.samples import CLAIMED, CREATED, RUN, at
+from plait.persistence.old_tables.task_cache import ids_of
 from plait.persistence.sqlite import reader as reading
 from plait.persistence.sqlite import statements
 from plait.persistence.sqlite.connection import open_database
 from plait.persistence.sqlite.writer import write_batch
-from plait.persistence.tables.task_cache import ids_of
 from tests.support.stores.database import steps
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from plait.persistence import SQLiteStore
 from plait.persistence.contract.samples import CREATED, Writer
-from plait.persistence.tables.pieces import cut_settings
+from plait.persistence.old_tables.pieces import cut_settings
 
 ROWS = [{"text": f"{number} " + "some words " * 20} for number in range(4000)]
 """About a megabyte."""

@@ -13,7 +13,7 @@ from plait.backends import BackendError, ErrorKind, Usage
 from plait.backends.agents.session_locks import Sessions
 from plait.backends.protocol import DetachedTurn, Files
 from plait.persistence import FilesStore, MemoryStore, SQLiteStore, Store
-from plait.persistence.tables.checksum import row_checksum
+from plait.persistence.old_tables.checksum import row_checksum
 from plait.runner import DAG, ParallelRunner, Retry, RunStatus, Task
 from plait.runner.state.attempt_files import attempt_files, run_folder
 from plait.runner.state.orphans import delete_files

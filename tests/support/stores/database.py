@@ -11,8 +11,8 @@ from pathlib import Path
 
 from plait.persistence import SQLiteStore
 from plait.persistence.contract.samples import ANSWER, ASK, DONE_A, OPENING, START_A, Writer
+from plait.persistence.old_tables.checksum import content_checksum, row_checksum
 from plait.persistence.sqlite import statements as sql
-from plait.persistence.tables.checksum import content_checksum, row_checksum
 from tests.support.processes.warm import Warm
 
 ROOT = Path(__file__).parents[3]

@@ -12,9 +12,8 @@ import json
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final
 
-from plait.persistence.records import Spent
-from plait.persistence.tables import kinds
-from plait.persistence.tables.checksum import (
+from plait.persistence.old_tables import kinds
+from plait.persistence.old_tables.checksum import (
     WRONG_TYPES,
     damaged,
     end_checksum,
@@ -22,6 +21,7 @@ from plait.persistence.tables.checksum import (
     start_checksum,
     task_checksum,
 )
+from plait.persistence.records import Spent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -6,9 +6,8 @@ from json.encoder import encode_basestring
 from typing import TYPE_CHECKING, Final
 
 from plait.persistence import changes, event_log, rules
-from plait.persistence.records import NOTHING_SPENT, AttemptStatus
-from plait.persistence.tables import kinds
-from plait.persistence.tables.checksum import (
+from plait.persistence.old_tables import kinds
+from plait.persistence.old_tables.checksum import (
     content_checksum,
     end_checksum,
     message_checksum,
@@ -16,15 +15,16 @@ from plait.persistence.tables.checksum import (
     start_checksum,
     task_checksum,
 )
-from plait.persistence.tables.rows import NO_NUMBER, NO_TEXT, Row, usage_columns
+from plait.persistence.old_tables.rows import NO_NUMBER, NO_TEXT, Row, usage_columns
+from plait.persistence.records import NOTHING_SPENT, AttemptStatus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from plait.persistence.changes import Change, NewTask
-    from plait.persistence.tables.originals import Originals
-    from plait.persistence.tables.rows import BatchRows
-    from plait.persistence.tables.task_cache import CachedTask, TaskCache
+    from plait.persistence.old_tables.originals import Originals
+    from plait.persistence.old_tables.rows import BatchRows
+    from plait.persistence.old_tables.task_cache import CachedTask, TaskCache
 
 
 _NO_QUESTION: Final = (None, None)

@@ -9,6 +9,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from plait.persistence.errors import StoreError
 from plait.persistence.event_log import completion_detail, start_detail
+from plait.persistence.old_tables.checksum import (
+    blob_key,
+    content_checksum,
+    damaged,
+    end_checksum,
+    message_checksum,
+    row_checksum,
+    start_checksum,
+    task_checksum,
+)
+from plait.persistence.old_tables.rows import spent_in
 from plait.persistence.records import (
     NOTHING_SPENT,
     AttemptRecord,
@@ -21,22 +32,11 @@ from plait.persistence.records import (
     TaskRecord,
 )
 from plait.persistence.rules import Claim, RunHead
-from plait.persistence.tables.checksum import (
-    blob_key,
-    content_checksum,
-    damaged,
-    end_checksum,
-    message_checksum,
-    row_checksum,
-    start_checksum,
-    task_checksum,
-)
-from plait.persistence.tables.rows import spent_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Mapping
 
-    from plait.persistence.tables.checksum import Content
+    from plait.persistence.old_tables.checksum import Content
 
 Row = tuple[Any, ...]
 _START = 8

@@ -1,0 +1,369 @@
+"""What each change does to a run: checked against the states of the tasks, noted in them, and turned into rows. Pure.
+
+Theory: rows are gathered by statement, so that each statement runs once for many rows, and the statements may run in
+any order. Two changes of one task would meet in another order than they were written; the rows so far are therefore
+written before the second of them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
+from json.encoder import encode_basestring
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from plait.persistence import changes as c
+from plait.persistence import event_log, rules, tables
+from plait.persistence.checksums import SHORT, checksum, digest
+from plait.persistence.records import NOTHING_SPENT, Spent
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from plait.persistence.rules import RunHead
+    from plait.persistence.tables import Write
+
+Row = tuple[Any, ...]
+Rows = dict["Write", list[Row]]
+"""The rows of each statement; some statements may have none."""
+
+
+class TaskState(NamedTuple):
+    """What the next change of a task needs."""
+
+    position: int
+    status: str
+    attempt: int
+    crashes: int = 0
+    spent: Spent = NOTHING_SPENT
+    """Of the last attempt, for a task that waits for a person."""
+    duration_s: float | None = None
+
+
+_ENDED: Final = frozenset({"completed", "failed", "skipped", "cancelled"})
+
+
+@dataclass(slots=True)
+class CachedRun:
+    """A run after the owner's last batch: the head, the sums, and the states of the tasks that have not ended.
+
+    A store keeps it as long as the head in the database says that nobody else has written.
+    """
+
+    head: RunHead
+    spent: Spent = NOTHING_SPENT
+    tasks: dict[str, TaskState] = field(default_factory=dict[str, TaskState])
+    size: int | None = None
+    """The number of tasks of the run; None if it has to be read."""
+
+    @property
+    def last_written(self) -> tuple[int, int, str | None]:
+        """The row of GET_LAST, if nobody else has written."""
+        owner = self.head.owner
+        return self.head.last_seq, self.head.epoch, None if owner is None else owner.owner_id
+
+    def missing(self, batch: Sequence[c.Change]) -> set[str]:
+        """Return the ids of the tasks that the changes name and `tasks` lacks."""
+        named = {task_id for one in batch if (task_id := getattr(one, "task_id", None)) is not None}
+        for one in batch:
+            if isinstance(one, c.TasksAdded):
+                named.update(rules.mentioned_task_ids(one))
+        return {task_id for task_id in named if task_id not in self.tasks}  # `named - keys` would copy all of the keys
+
+    def needs_size(self, batch: Sequence[c.Change]) -> bool:
+        """Return whether `size` has to be read before the changes."""
+        return self.size is None and any(isinstance(one, c.TasksAdded) for one in batch)
+
+
+class Applier:
+    """Applies the changes of a batch to a run, and hands their rows to `write`."""
+
+    def __init__(self, run_id: str, run: CachedRun, write: Callable[[Rows], None]) -> None:
+        self._run_id = run_id
+        self._run = run
+        self._tasks = run.tasks
+        self._write = write
+        self._rows: Rows = defaultdict(list)
+        self._touched: set[str] = set()
+        self._ended: list[str] = []
+        self._input_tokens = self._output_tokens = 0
+
+    def apply(self, first_seq: int, batch: Sequence[c.Change]) -> None:
+        """Apply the changes, numbered from `first_seq`. Raises Conflict if a change is not allowed; the run is then
+        good for nothing.
+        """
+        run, events = self._run, self._rows[tables.ADD_EVENT]
+        for seq, change in enumerate(batch, first_seq):
+            apply, shown = self._OF_TASKS.get(type(change)), change
+            if apply is not None:
+                shown = apply(self, seq, change) or change
+            else:
+                if type(change) is c.RunCreated and seq == 1:
+                    self._create_run(change)
+                run.head = rules.advance_head(run.head, change, seq, self._run_id)
+            event = event_log.event_of(shown)
+            if event is not None:
+                at, kind, task_id, attempt, detail = event
+                # A plain str is bound five times as fast as a StrEnum.
+                events.append((self._run_id, seq, at, kind._value_, task_id, attempt, detail))
+        run.head = replace(run.head, last_seq=first_seq + len(batch) - 1)
+        if self._input_tokens or self._output_tokens:  # of unknown cost: one addition for the batch
+            run.spent += Spent(self._input_tokens, self._output_tokens)
+        self._flush()
+        for task_id in self._ended:  # a task that was reopened in the same batch stays
+            if task_id in run.tasks and run.tasks[task_id].status in _ENDED:
+                del run.tasks[task_id]
+
+    def _flush(self) -> None:
+        if self._rows:
+            self._write(self._rows)
+            for rows in self._rows.values():
+                rows.clear()
+        self._touched.clear()
+
+    def _touch(self, task_id: str) -> None:
+        if task_id in self._touched:
+            self._flush()
+        self._touched.add(task_id)
+
+    def _require(self, change: c.TaskTransition, attempt: int | None = None) -> TaskState:
+        """Return the state of the task. Raises Conflict if the change does not follow from it."""
+        task_id = change.task_id
+        state = self._tasks.get(task_id)
+        if state is None:
+            raise rules.conflict(self._run_id, change, None)
+        if (attempt is not None and attempt != state.attempt) or state.status not in rules.statuses_before(change):
+            raise rules.conflict(self._run_id, change, (state.status, state.attempt))
+        self._touch(task_id)
+        return state
+
+    def _text(self, text: str) -> tuple[bytes | None, str | None]:
+        """Return the key of a large text, or the text itself."""
+        key = digest(text)
+        if key is None:
+            return None, text
+        row = key, text
+        if row not in self._rows[tables.ADD_TEXT]:  # no statement may meet a row twice
+            self._rows[tables.ADD_TEXT].append(row)
+        return key, None
+
+    def _create_run(self, change: c.RunCreated) -> None:
+        known = {task.task_id for task in change.tasks}
+        if len(known) < len(change.tasks) or not all(known.issuperset(task.depends_on) for task in change.tasks):
+            raise rules.conflict(self._run_id, change, None)
+        settings = checksum(self._run_id, change.settings), *self._text(change.settings)
+        self._rows[tables.ADD_RUN].append((self._run_id, change.name, "queued", change.at, *settings))
+        self._run.size = 0
+        self._insert(change.tasks, None)
+
+    def _add_tasks(self, _seq: int, change: c.TasksAdded) -> None:
+        rules.check_added(self._run_id, change, self._tasks.keys() & set(rules.mentioned_task_ids(change)))
+        self._insert(change.tasks, change.added_by)
+
+    def _insert(self, tasks: Sequence[c.NewTask], added_by: str | None) -> None:
+        run, rows = self._run, self._rows[tables.ADD_TASK]
+        assert run.size is not None
+        for position, new in enumerate(tasks, run.size):
+            task_id, prompt, spec = new.task_id, new.prompt, new.spec
+            edges = f"[{', '.join(map(encode_basestring, new.depends_on))}]"  # three times as fast as json.dumps
+            given = self._run_id, position, task_id, "pending", new.backend, added_by
+            asked = checksum(task_id, prompt), *self._text(prompt)
+            rows.append((*given, edges, spec, checksum(task_id, edges, spec), *asked))
+            run.tasks[task_id] = TaskState(position, "pending", 0)
+        run.size += len(tasks)
+        self._flush()
+
+    def _start(self, seq: int, change: c.TaskStarted) -> None:
+        task_id, attempt = change.task_id, change.attempt
+        state = self._require(change, attempt - 1)
+        self._tasks[task_id] = TaskState(state.position, "running", attempt, state.crashes)
+        key = self._run_id, state.position
+        self._rows[tables.START_TASK].append(("running", attempt, int(change.confirmed), *key))
+        started = *key, attempt, "running", change.backend, change.at, seq
+        if change.session_id is None:
+            self._rows[tables.ADD_ATTEMPT].append(started)
+        else:
+            self._rows[tables.ADD_ATTEMPT_IN_SESSION].append((*started, change.session_id))
+
+    def _open_session(self, _seq: int, change: c.SessionOpened) -> None:
+        state = self._tasks.get(change.task_id)
+        if state is None or not state.attempt or change.attempt not in {0, state.attempt}:
+            raise rules.conflict(self._run_id, change, state and (state.status, state.attempt))
+        self._touch(change.task_id)
+        key = self._run_id, state.position
+        self._rows[tables.SET_SESSION].append((change.session_id, *key, state.attempt))
+        if change.attempt:
+            self._rows[tables.CONFIRM_SESSION].append((1, *key))
+
+    def _append(self, seq: int, change: c.MessageAppended) -> None:
+        state, content = self._tasks.get(change.task_id), change.content
+        if state is None:
+            raise rules.conflict(self._run_id, change, None)
+        place = self._run_id, state.position, seq, change.attempt, change.role, change.at
+        said = checksum(change.task_id, content), *self._text(content)
+        self._rows[tables.ADD_MESSAGE].append((*place, change.input_tokens, change.output_tokens, *said))
+
+    def _complete(self, seq: int, change: c.TaskCompleted) -> c.Change:
+        task_id, text, spent, prompt = change.task_id, change.text, change.spent, change.prompt
+        state = self._require(change, change.attempt)
+        if prompt is None or change.data is not None or len(text) > SHORT or len(prompt) > SHORT or _has_parts(spent):
+            return self._complete_unusually(seq, change, state)
+        # The one path that is written out, because nearly all of the changes that a run pays for take it. The task is
+        # running, because the completion brings the prompt.
+        key, attempt, cost = (self._run_id, state.position), change.attempt, spent.cost_usd
+        self._tasks[task_id] = TaskState(state.position, "completed", attempt, state.crashes)
+        self._ended.append(task_id)
+        self._rows[tables.SET_STATUS].append(("completed", *key))
+        usage = spent.input_tokens, spent.output_tokens, cost, spent.model, change.duration_s
+        said = checksum(task_id, prompt), prompt, checksum(task_id, text), text
+        self._rows[tables.COMPLETE_USUALLY].append(("completed", change.at, seq, *usage, *said, *key, attempt))
+        if cost is None:
+            self._input_tokens += spent.input_tokens
+            self._output_tokens += spent.output_tokens
+        else:
+            self._run.spent += spent
+        return change
+
+    def _complete_unusually(self, seq: int, change: c.TaskCompleted, state: TaskState) -> c.Change:
+        task_id, text, data, prompt = change.task_id, change.text, change.data, change.prompt
+        asked: Row = (None, None, None) if prompt is None else (checksum(task_id, prompt), *self._text(prompt))
+        self._set_ended(change, state, "completed")
+        ended, spent = self._end_values(seq, change, state, "completed")
+        said = checksum(task_id, text, data), *self._text(text), data
+        key = self._run_id, state.position, change.attempt
+        self._rows[tables.COMPLETE].append((*ended, *asked, *said, *key))
+        return change if spent is change.spent else replace(change, spent=spent)
+
+    def _set_ended(self, change: c.AttemptEnd, state: TaskState, status: str) -> None:
+        self._tasks[change.task_id] = TaskState(state.position, status, state.attempt, state.crashes)
+        self._ended.append(change.task_id)
+        key = self._run_id, state.position
+        if state.status == "waiting_input":
+            self._rows[tables.LEAVE_QUESTION].append((status, None, None, *key))
+        else:
+            self._rows[tables.SET_STATUS].append((status, *key))
+
+    def _end_values(self, seq: int, change: c.AttemptEnd, state: TaskState, status: str) -> tuple[Row, Spent]:
+        """Return the values that every end of an attempt has, and the usage of the whole attempt."""
+        spent: Spent = getattr(change, "spent", NOTHING_SPENT)
+        took: float | None = getattr(change, "duration_s", None)
+        if spent is not NOTHING_SPENT:
+            self._run.spent += spent
+        if state.status == "waiting_input":
+            spent = state.spent + spent
+            took = took if state.duration_s is None else state.duration_s + (took or 0.0)
+        return (status, change.at, seq, *_usage(spent), took), spent
+
+    def _end(
+        self, seq: int, change: c.AttemptEnd, state: TaskState, status: str, error: Row = (None, None, None)
+    ) -> Spent:
+        """End the attempt, with the kind of the error, its text and the traceback. Return its usage."""
+        ended, spent = self._end_values(seq, change, state, status)
+        self._rows[tables.END].append((*ended, *error, self._run_id, state.position, state.attempt))
+        return spent
+
+    def _fail(self, seq: int, change: c.TaskFailed) -> None:
+        rules.check_failed(self._run_id, change)
+        state = self._require(change, change.attempt)
+        self._end(seq, change, state, change.status, (change.error_kind, change.error, change.traceback))
+        self._set_ended(change, state, change.status)
+
+    def _retry(self, seq: int, change: c.TaskRetried) -> None:
+        state = self._require(change, change.attempt)
+        self._tasks[change.task_id] = state._replace(status="pending")
+        self._end(seq, change, state, "retried", (change.error_kind, change.error, change.traceback))
+        self._rows[tables.RETRY].append(("pending", int(change.continues_session), self._run_id, state.position))
+
+    def _interrupt(self, seq: int, change: c.TaskInterrupted) -> None:
+        state = self._require(change, change.attempt)
+        crashes = state.crashes + change.crashed
+        self._tasks[change.task_id] = TaskState(state.position, "pending", state.attempt, crashes)
+        self._end(seq, change, state, "interrupted", (None, change.reason, None))
+        self._rows[tables.INTERRUPT].append(("pending", crashes, self._run_id, state.position))
+
+    def _wait(self, seq: int, change: c.TaskWaiting) -> None:
+        state = self._require(change, change.attempt)
+        spent = self._end(seq, change, state, "interrupted" if change.asked is None else "asked")
+        crashes = state.crashes + change.crashed
+        place = state.position, "waiting_input", state.attempt
+        self._tasks[change.task_id] = TaskState(*place, crashes, spent, change.duration_s)
+        asked = "waiting_input", change.question, change.asked, crashes
+        self._rows[tables.ASK].append((*asked, self._run_id, state.position))
+
+    def _cancel(self, seq: int, change: c.TaskCancelled) -> None:
+        state = self._require(change)
+        if state.status == "running":
+            self._end(seq, change, state, "cancelled")
+        self._set_ended(change, state, "cancelled")
+
+    def _answer(self, _seq: int, change: c.TaskAnswered) -> None:
+        state = self._require(change)
+        self._tasks[change.task_id] = TaskState(state.position, "pending", state.attempt, state.crashes)
+        key = self._run_id, state.position
+        if change.answers is None:
+            self._rows[tables.LEAVE_QUESTION].append(("pending", None, None, *key))
+        else:
+            answers = change.answers, checksum(change.task_id, change.answers)
+            self._rows[tables.ANSWER].append(("pending", None, None, *answers, *key))
+
+    def _reopen(self, _seq: int, change: c.TaskReopened) -> None:
+        state = self._require(change)
+        self._tasks[change.task_id] = TaskState(state.position, "pending", state.attempt, state.crashes)
+        key, reopened = (self._run_id, state.position), ("pending", 0, None, None)
+        if change.prompt is None:
+            self._rows[tables.REOPEN].append((*reopened, *key))
+        else:
+            asked = checksum(change.task_id, change.prompt), *self._text(change.prompt)
+            self._rows[tables.REOPEN_CHANGED].append((*reopened, *asked, *key))
+        if change.damaged:
+            self._rows[tables.DROP_RESULT].append((None, None, None, None, *key, state.attempt))
+
+    _OF_TASKS: Final[dict[type, Callable[..., c.Change | None]]] = {
+        c.TasksAdded: _add_tasks,
+        c.TaskStarted: _start,
+        c.SessionOpened: _open_session,
+        c.MessageAppended: _append,
+        c.TaskCompleted: _complete,
+        c.TaskFailed: _fail,
+        c.TaskRetried: _retry,
+        c.TaskInterrupted: _interrupt,
+        c.TaskWaiting: _wait,
+        c.TaskCancelled: _cancel,
+        c.TaskAnswered: _answer,
+        c.TaskReopened: _reopen,
+    }
+    """The method for each change that concerns tasks; it returns the change as its event shows it, if the two differ.
+    Other changes concern the head of the run, or add an event only.
+    """
+
+
+def _has_parts(spent: Spent) -> bool:
+    """Return whether tokens are counted apart, or a part of the cost is unknown."""
+    return bool(spent.cache_read_tokens or spent.cache_write_tokens or spent.reasoning_tokens or spent.cost_is_partial)
+
+
+def _usage(spent: Spent) -> Row:
+    """Return the values of the columns of an attempt."""
+    if spent is NOTHING_SPENT:
+        return 0, 0, None, None, 0, 0, 0, 0, 0
+    parts = spent.cache_read_tokens, spent.cache_write_tokens, spent.reasoning_tokens, int(spent.cost_is_partial), 0
+    return spent.input_tokens, spent.output_tokens, spent.cost_usd, spent.model, *parts
+
+
+def sums(spent: Spent) -> Row:
+    """Return the values of the columns of a run."""
+    tokens_in, tokens_out, cost, _, *parts = _usage(spent)
+    return tokens_in, tokens_out, cost, *parts
+
+
+def head_values(head: RunHead) -> Row:
+    """Return the values of SET_HEAD from `status` to `last_seq`."""
+    owner, lease = head.owner, head.lease_expires_at
+    owned: Row = (None,) * 6
+    if owner is not None:
+        owned = owner.owner_id, owner.host, owner.boot_id, owner.pid, owner.process_started, owner.claimed_at
+    claims = json.dumps([[claim.seq, claim.owner_id] for claim in head.claims])
+    state = head.status, head.started_at, head.ended_at, head.error, head.epoch, claims
+    decided = head.policy_state, head.policy_seq
+    return (*state, *owned, None if lease is None else float(lease), *decided, head.last_seq)

@@ -1,0 +1,564 @@
+"""SQLiteStore, which keeps runs in a file, and MemoryStore, the same store on a private database in memory.
+
+Theory: every call of a store is one plain function on a connection, which runs from BEGIN to COMMIT and cannot be cut.
+A cancelled `await connection.execute(...)` would continue in the thread of aiosqlite, and its transaction would stay
+open until the commit of another task published it. So `SQLiteStore` hands whole functions to aiosqlite, and
+`MemoryStore` calls them directly.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sqlite3
+import time
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from threading import Thread
+from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Self, TypeVar, cast
+
+import aiosqlite
+import anyio
+
+from plait.persistence import delete_runs, rules, tables
+from plait.persistence import read_records as records
+from plait.persistence.apply_events import Applier, CachedRun, head_values, sums
+from plait.persistence.changes import RunCreated, RunReleased
+from plait.persistence.errors import Conflict, StoreBusy, StoreError, StoreNotOpen
+from plait.persistence.failpoints import reached
+from plait.persistence.sqlite_file import (
+    BUSY_TIMEOUT_S,
+    Mode,
+    decode_lossy,
+    open_database,
+    open_memory,
+    transaction,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from plait.persistence.apply_events import Rows
+    from plait.persistence.changes import Batch
+    from plait.persistence.delete_runs import Purged
+    from plait.persistence.records import (
+        AttemptRecord,
+        EventKind,
+        EventRecord,
+        MessageRecord,
+        Note,
+        NoteRecord,
+        RunRecord,
+        TaskRecord,
+    )
+    from plait.persistence.tables import Write
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Row = tuple[Any, ...]
+CachedRuns = dict[str, CachedRun]
+
+_HINTS: Final = {
+    sqlite3.SQLITE_FULL: "free some space",
+    sqlite3.SQLITE_IOERR: "check the disk",
+    sqlite3.SQLITE_BUSY: f"another process has been writing for {BUSY_TIMEOUT_S:g} s; try again",
+    sqlite3.SQLITE_READONLY: "check the permissions of the file and of its directory",
+    sqlite3.SQLITE_CORRUPT: "the file is damaged; restore a copy",
+}
+_LEAVE_DOUBT: Final = frozenset(
+    {
+        sqlite3.SQLITE_IOERR,
+        sqlite3.SQLITE_FULL,
+        sqlite3.SQLITE_CORRUPT,
+        sqlite3.SQLITE_NOTADB,
+        sqlite3.SQLITE_READONLY,
+        sqlite3.SQLITE_CANTOPEN,
+        sqlite3.SQLITE_PROTOCOL,
+        sqlite3.SQLITE_INTERNAL,
+        sqlite3.SQLITE_MISUSE,
+    }
+)
+"""Errors that leave the state of the connection in doubt."""
+_DAMAGE: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+_GET_STATES: Final = tables.GET_STATES.format(among="IN (SELECT value FROM json_each(?))")
+_LIST_CLAIMABLE: Final = tables.LIST_CLAIMABLE.format(
+    expired="lease_expires_at IS NULL OR lease_expires_at < ?", due="lease_expires_at < ?"
+)
+
+
+class _SqlStore:
+    """The calls of `Store`, each one function on the connection, which a subclass runs whole."""
+
+    def __init__(self) -> None:
+        self._runs: CachedRuns = {}
+
+    async def _read(
+        self, function: Callable[Concatenate[sqlite3.Connection, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        raise NotImplementedError
+
+    async def _write(
+        self, function: Callable[Concatenate[sqlite3.Connection, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        return await self._read(function, *args, **kwargs)
+
+    async def write(self, batch: Batch) -> None:
+        await self._write(write_batch, batch, self._runs)
+
+    async def send(self, run_id: str, note: Note) -> None:
+        await self._write(send_note, run_id, note)
+
+    async def get_run(self, run_id: str) -> RunRecord | None:
+        return await self._read(get_run, run_id)
+
+    async def list_runs(self, limit: int = 50) -> tuple[RunRecord, ...]:
+        return await self._read(list_runs, limit)
+
+    async def list_claimable(self, limit: int = 50) -> tuple[RunRecord, ...]:
+        return await self._read(list_claimable, limit)
+
+    async def list_tasks(self, run_id: str, task_id: str | None = None) -> tuple[TaskRecord, ...]:
+        return await self._read(list_tasks, run_id, task_id)
+
+    async def list_attempts(self, run_id: str, task_id: str | None = None) -> tuple[AttemptRecord, ...]:
+        return await self._read(list_attempts, run_id, task_id)
+
+    async def list_messages(self, run_id: str, task_id: str) -> tuple[MessageRecord, ...]:
+        return await self._read(list_messages, run_id, task_id)
+
+    async def list_events(
+        self, run_id: str, after: int = 0, limit: int = 1000, kind: EventKind | None = None
+    ) -> tuple[EventRecord, ...]:
+        return await self._read(list_events, run_id, after, limit, kind)
+
+    async def list_notes(self, run_id: str, after: int = 0) -> tuple[NoteRecord, ...]:
+        return await self._read(list_notes, run_id, after)
+
+
+class MemoryStore(_SqlStore):
+    """Keeps runs in memory as long as the object lives. Implements `Store`; needs no `async with`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._connection = open_memory()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        return None
+
+    def __deepcopy__(self, _memo: object) -> MemoryStore:
+        """Return a store with the same runs, which go on separately."""
+        twin = MemoryStore()
+        self._connection.backup(twin._connection)
+        return twin
+
+    def __del__(self) -> None:
+        self._connection.close()
+
+    async def _read(
+        self, function: Callable[Concatenate[sqlite3.Connection, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        try:
+            return function(self._connection, *args, **kwargs)
+        except sqlite3.Error as error:
+            raise StoreError(f"the store in memory failed: {error}") from error
+
+
+class SQLiteStore(_SqlStore):
+    """Keeps runs in the SQLite file at `path`, through crashes and power losses. Implements `Store`; asyncio only.
+
+    An async context manager; outside of the block every call raises StoreError. Entering raises StoreUnusable if the
+    file cannot be used, and then has changed nothing. A closed store can be entered again. The modes:
+
+    - `"create"`: open the file, or create a missing file (mode 0600, in a directory created with 0700).
+    - `"existing"`: open the file; a missing file is an error. For continuing a run.
+    - `"read"`: only read, even while another process writes. `write` raises StoreNotOpen.
+
+    Several processes may share a file, each with its own store.
+
+    A `write` that raised because of the disk (full, failing, read-only, damaged) is *unknown*: the file holds the whole
+    batch or nothing, and the next opening may decide, because SQLite cannot know whether a commit that failed during a
+    flush has reached the disk. No change is ever added to an unknown transaction: the next call gets a new connection
+    to the same file, and writing the same batch again resolves the doubt. If opening a connection fails, calls raise
+    StoreError, and each call tries again. Acknowledged batches stay.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, mode: Mode = "create") -> None:
+        if mode not in {"create", "existing", "read"}:
+            raise ValueError(f"a store's mode is 'create', 'existing' or 'read', not {mode!r}")
+        if os.fspath(path) in {"", ":memory:"}:
+            raise ValueError(f"a SQLiteStore needs the path of a file, not {os.fspath(path)!r}; see MemoryStore")
+        super().__init__()
+        self.path = Path(path).absolute()
+        self.mode: Mode = mode
+        self._connection: aiosqlite.Connection | None = None
+        self._file: tuple[int, int] | None = None
+
+    @property
+    def files_root(self) -> Path:
+        """The folder beside the real database file, named like the file with `.files` added; see FilesStore."""
+        real = self.path.resolve()
+        return real.parent / f"{real.name}.files"
+
+    async def __aenter__(self) -> Self:
+        if self._connection is not None:
+            raise StoreError(f"the store {self.path} is open already; use one object for each opening")
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            raise RuntimeError(
+                "a SQLiteStore needs asyncio's event loop: asyncio.run(main()), or anyio.run(main)"
+            ) from None
+        self._file = None
+        connection = await _on_a_thread(_WholeFunctions(self._open))
+        try:
+            await connection.execute_fetchall(cast("str", _do_nothing), cast("tuple[Any]", ((), {})))  # opens the file
+        except BaseException:
+            await _close(connection)
+            raise
+        self._connection = connection
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Finish all calls and close the file. A second call does nothing."""
+        connection, self._connection, self._runs = self._connection, None, {}
+        if connection is not None:
+            await _close(connection)
+
+    async def run_sizes(self) -> dict[str, int]:
+        """Return the bytes of text by run id: prompts, results, messages, settings. Reads the whole file.
+
+        A large text is stored once, but counts in every run that holds the text.
+        """
+        return await self._read(delete_runs.run_sizes)
+
+    async def session_ids(self) -> set[str]:
+        """Return the backends' session ids of all tasks in all runs."""
+        return await self._read(session_ids)
+
+    async def purge(self, run_ids: Collection[str]) -> Purged:
+        """Delete all of the runs, so that no byte of the runs is left in the file or in the WAL.
+
+        Raises Conflict, and deletes nothing, if a run has not ended (completed, failed or cancelled) or has an owner.
+        Raises StoreError like `write`. Unknown ids are ignored. A cancelled call is still finished.
+
+        After the deletion the file is written anew, which takes time and free space in proportion to the rest; other
+        writers wait meanwhile. If another process prevents the writing, `Purged.remains` has the reason.
+        """
+        return await self._write(delete_runs.purge, tuple(run_ids))
+
+    async def _write(
+        self, function: Callable[Concatenate[sqlite3.Connection, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        if self.mode == "read":
+            raise StoreNotOpen(f"the store {self.path} was opened for reading only; open it with mode 'existing'")
+        if self._connection is not None:
+            self._check_identity()
+        return await self._read(function, *args, **kwargs)
+
+    async def _read(
+        self, function: Callable[Concatenate[sqlite3.Connection, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        if self._connection is None:
+            raise StoreNotOpen(f"the store {self.path} is not open; use it inside `async with`")
+        whole = cast("str", function)
+        try:
+            # If the caller is cancelled, the function still runs to its end.
+            found = await self._connection.execute_fetchall(whole, cast("tuple[Any]", (args, kwargs)))
+        except sqlite3.Error as error:
+            raise self._explained(error) from error
+        return cast("list[T]", found).pop()
+
+    def _explained(self, error: sqlite3.Error) -> StoreError:
+        code: int = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        hint = _HINTS.get(code)
+        kind = StoreBusy if code == sqlite3.SQLITE_BUSY else StoreError
+        return kind(f"the store {self.path} failed: {error}" + (f"; {hint}" if hint else ""))
+
+    def _open(self, look_for_damage: bool) -> sqlite3.Connection:
+        """Return the first connection, or a new connection to the same file. Runs on the thread."""
+        if self._file is None:
+            connection = open_database(self.path, self.mode)
+            self._file = self._identity()
+            return connection
+        self._check_identity()
+        return open_database(self.path, "read" if self.mode == "read" else "existing", look_for_damage=look_for_damage)
+
+    def _check_identity(self) -> None:
+        if self._identity() != self._file:
+            # SQLite would write into the removed file, and every write would succeed.
+            raise StoreError(f"the store {self.path} was removed or replaced while in use; put it back, or start again")
+
+    def _identity(self) -> tuple[int, int] | None:
+        try:
+            found = self.path.stat()
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino
+
+
+class _WholeFunctions:
+    """What aiosqlite takes for a connection: `execute_fetchall(function, ...)` calls the function on its thread.
+
+    The connection behind is replaced before the next function if its state is in doubt.
+    """
+
+    def __init__(self, connect: Callable[[bool], sqlite3.Connection]) -> None:
+        self._connect = connect
+        self._connection: sqlite3.Connection | None = None
+        self._in_doubt = False
+        self._look_for_damage = True
+        self._results: list[Any] = []
+
+    def execute(self, function: Callable[..., Any], parameters: tuple[Row, dict[str, Any]]) -> Self:
+        if self._connection is None or self._in_doubt:
+            fresh = self._connect(self._look_for_damage)  # if it fails, the old connection stays, to be closed later
+            self.close()
+            self._connection, self._in_doubt = fresh, False
+        try:
+            args, kwargs = parameters
+            self._results.append(function(self._connection, *args, **kwargs))
+        except BaseException as error:
+            code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+            self._look_for_damage = code in _DAMAGE or isinstance(error, UnicodeDecodeError)
+            self._in_doubt = self._look_for_damage or code in _LEAVE_DOUBT or self._connection.in_transaction
+            raise
+        return self
+
+    def fetchall(self) -> list[Any]:
+        """Return a list for the caller to empty: the thread keeps it until the next call, and would keep the result."""
+        found, self._results = self._results, []
+        return found
+
+    def close(self) -> None:
+        if self._connection is not None:
+            with suppress(sqlite3.Error):  # all commits are safe, and the next opening repeats a failed checkpoint
+                self._connection.close()
+
+
+async def _on_a_thread(functions: _WholeFunctions) -> aiosqlite.Connection:
+    """Return a connection of aiosqlite whose thread is a daemon, so that a program ends without closing the store.
+    SQLite then undoes an open transaction, as after a crash.
+    """
+    made: list[aiosqlite.Connection] = []
+
+    def make() -> None:
+        made.append(aiosqlite.Connection(lambda: cast("sqlite3.Connection", functions), iter_chunk_size=1))
+
+    maker = Thread(target=make, daemon=True)  # a thread is a daemon if the thread that makes it is one
+    maker.start()
+    maker.join()
+    return await made[0]
+
+
+async def _close(connection: aiosqlite.Connection) -> None:
+    with anyio.CancelScope(shield=True):
+        await connection.close()
+
+
+def _do_nothing(_connection: sqlite3.Connection) -> None: ...
+
+
+# Writes: from BEGIN to COMMIT, all or nothing.
+
+
+def _change(connection: sqlite3.Connection, write: Write, rows: list[Row]) -> None:
+    changed = connection.executemany(tables.for_each_row(write), rows).rowcount
+    if write.kind == "update" and changed != len(rows):
+        raise StoreError(f"the store is damaged: {len(rows) - changed} rows of {write.table} are missing")
+
+
+def _change_all(connection: sqlite3.Connection, rows: Rows) -> None:
+    for write, of_one in rows.items():
+        if of_one:
+            _change(connection, write, of_one)
+
+
+def write_batch(connection: sqlite3.Connection, batch: Batch, runs: CachedRuns) -> None:
+    """Apply the changes that are not applied yet, all or nothing. Raises Fenced, Conflict, or an error of sqlite3."""
+    run_id, run = batch.run_id, runs.pop(batch.run_id, None)
+    try:
+        with transaction(connection, "BEGIN IMMEDIATE"):
+            reached("txn.begun")
+            run = _apply(connection, batch, run)
+            reached("txn.before_commit")
+        reached("txn.after_commit")
+    except (UnicodeEncodeError, OverflowError, ValueError, sqlite3.DataError, sqlite3.IntegrityError) as error:
+        raise Conflict(f"run {run_id!r}: a value of the batch cannot be stored: {error}") from error
+    if run is not None and not isinstance(batch.changes[-1], RunReleased):
+        runs[run_id] = run
+
+
+def _apply(connection: sqlite3.Connection, batch: Batch, run: CachedRun | None) -> CachedRun | None:
+    """Return the run after the batch; None if nothing was left to apply."""
+    run_id = batch.run_id
+    found = connection.execute(tables.GET_LAST, (run_id,)).fetchone()
+    creates = bool(batch.changes) and isinstance(batch.changes[0], RunCreated)
+    if found is None:
+        run = None
+    elif (
+        run is None
+        or creates
+        or found != (run.head.last_seq, run.head.epoch, run.head.owner and run.head.owner.owner_id)
+    ):
+        run = CachedRun(*_head(connection, run_id, settings=creates))
+    skipped = rules.count_applied(batch, None if run is None else run.head)
+    changes = batch.changes[skipped:]
+    if not changes:
+        return None
+    if run is None:
+        run = CachedRun(rules.new_head(changes[0]), size=0)
+    missing = run.missing(changes)
+    if missing and found is not None:
+        rows = connection.execute(_GET_STATES, (run_id, json.dumps(list(missing))))
+        run.tasks.update(map(records.task_state, rows))
+    if run.needs_size(changes):
+        (run.size,) = connection.execute(tables.GET_SIZE, (run_id,)).fetchone()
+    before = run.head
+    Applier(run_id, run, lambda rows: _change_all(connection, rows)).apply(batch.first_seq + skipped, changes)
+    head = run.head
+    if replace(before, last_seq=head.last_seq) == head:
+        _change(connection, tables.SET_LAST_SEQ, [(head.last_seq, *sums(run.spent), run_id)])
+    else:
+        _change(connection, tables.SET_HEAD, [(*head_values(head), *sums(run.spent), run_id)])
+    return run
+
+
+def send_note(connection: sqlite3.Connection, run_id: str, note: Note) -> None:
+    """Add the note to the run's inbox. Raises Conflict, or an error of sqlite3."""
+    try:
+        with transaction(connection, "BEGIN IMMEDIATE"):
+            if connection.execute(tables.GET_LAST, (run_id,)).fetchone() is None:
+                raise Conflict(f"run {run_id!r} is not in the store, so no note can be sent to its owner")
+            (number,) = connection.execute(tables.NEXT_NOTE, (run_id,)).fetchone()
+            expected = records.note_checksum(note.kind, note.task_id, note.body)
+            row = run_id, number, note.at, note.kind, note.task_id, note.body, expected
+            _change(connection, tables.ADD_NOTE, [row])
+    except (UnicodeEncodeError, sqlite3.DataError, sqlite3.IntegrityError) as error:
+        raise Conflict(f"run {run_id!r}: the note cannot be stored: {error}") from error
+
+
+# Reads: whole results, never a cursor, of one state of the database.
+
+
+def _reading(
+    function: Callable[Concatenate[sqlite3.Connection, P], T],
+) -> Callable[Concatenate[sqlite3.Connection, P], T]:
+    """Let `function` read in one transaction.
+
+    If the file holds bytes that are no UTF-8, `function` runs again with a lossy decoder. The checksum then shows the
+    damaged record, and the other records can still be read.
+    """
+
+    def read(connection: sqlite3.Connection, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            with transaction(connection), records.explained_damage():
+                return function(connection, *args, **kwargs)
+        except sqlite3.OperationalError as error:
+            if "decode" not in str(error):
+                raise
+        connection.text_factory = decode_lossy
+        try:
+            with transaction(connection), records.explained_damage():
+                return function(connection, *args, **kwargs)
+        finally:
+            connection.text_factory = str
+
+    return read
+
+
+def _head(connection: sqlite3.Connection, run_id: str, *, settings: bool) -> tuple[rules.RunHead, Any]:
+    row = connection.execute(tables.GET_HEAD, (run_id,)).fetchone()
+    text = ""
+    if settings:  # all inputs are part of the settings, up to many megabytes
+        text = records.whole_settings(run_id, connection.execute(tables.GET_SETTINGS, (run_id,)).fetchone())
+    return records.run_head(row, text)
+
+
+def _run(connection: sqlite3.Connection, run_id: str, head: rules.RunHead, spent: Any) -> RunRecord:
+    counts: dict[str, int] = dict(connection.execute(tables.COUNT_TASKS, (run_id,)).fetchall())
+    # All processes that share the file have the clock of one host.
+    expired = rules.lease_has_expired(head, time.time())
+    return records.run_record(run_id, head, spent, counts, lease_has_expired=expired)
+
+
+@_reading
+def get_run(connection: sqlite3.Connection, run_id: str) -> RunRecord | None:
+    if connection.execute(tables.GET_LAST, (run_id,)).fetchone() is None:
+        return None
+    return _run(connection, run_id, *_head(connection, run_id, settings=True))
+
+
+@_reading
+def list_runs(connection: sqlite3.Connection, limit: int) -> tuple[RunRecord, ...]:
+    return tuple(_listed(connection, row) for row in connection.execute(tables.LIST_RUNS, (max(0, limit),)).fetchall())
+
+
+@_reading
+def list_claimable(connection: sqlite3.Connection, limit: int) -> tuple[RunRecord, ...]:
+    now = time.time()
+    found = connection.execute(_LIST_CLAIMABLE, (now, now, max(0, limit))).fetchall()
+    return tuple(run for run in (_listed(connection, row) for row in found) if not run.damaged)
+
+
+def _listed(connection: sqlite3.Connection, row: Row) -> RunRecord:
+    try:
+        return _run(connection, row[0], *records.run_head(row))
+    except StoreError as error:
+        return records.damaged_run(str(row[0]), error)
+
+
+@_reading
+def list_tasks(connection: sqlite3.Connection, run_id: str, task_id: str | None) -> tuple[TaskRecord, ...]:
+    # Row by row: a list of all rows would double the number of objects for the garbage collector.
+    with records.paused_collector():
+        if task_id is not None:
+            rows = connection.execute(tables.LIST_TASK, (run_id, task_id))
+        else:
+            rows = connection.execute(tables.LIST_TASKS, (run_id,))
+        found = [records.task_record(run_id, row) for row in rows]
+    found.sort(key=lambda task: task.position)
+    return tuple(found)
+
+
+@_reading
+def list_attempts(connection: sqlite3.Connection, run_id: str, task_id: str | None) -> tuple[AttemptRecord, ...]:
+    if task_id is not None:
+        return records.attempt_records(connection.execute(tables.LIST_TASK_ATTEMPTS, (run_id, task_id)))
+    return records.attempt_records(connection.execute(tables.LIST_ATTEMPTS, (run_id,)))
+
+
+@_reading
+def list_messages(connection: sqlite3.Connection, run_id: str, task_id: str) -> tuple[MessageRecord, ...]:
+    messages = connection.execute(tables.LIST_MESSAGES, (run_id, task_id)).fetchall()
+    return records.message_records(task_id, messages, connection.execute(tables.LIST_EXCHANGES, (run_id, task_id)))
+
+
+@_reading
+def list_events(
+    connection: sqlite3.Connection, run_id: str, after: int, limit: int, kind: EventKind | None
+) -> tuple[EventRecord, ...]:
+    if kind is not None:
+        rows = connection.execute(tables.LIST_EVENTS_OF_KIND, (run_id, after, kind.value, max(0, limit)))
+    else:
+        rows = connection.execute(tables.LIST_EVENTS, (run_id, after, max(0, limit)))
+    return tuple(map(records.event_record, rows))
+
+
+@_reading
+def list_notes(connection: sqlite3.Connection, run_id: str, after: int) -> tuple[NoteRecord, ...]:
+    return tuple(map(records.note_record, connection.execute(tables.LIST_NOTES, (run_id, after))))
+
+
+@_reading
+def session_ids(connection: sqlite3.Connection) -> set[str]:
+    return records.session_ids(
+        connection.execute(tables.LIST_SESSIONS), connection.execute(tables.LIST_OPENED_SESSIONS)
+    )

@@ -1,0 +1,328 @@
+"""The tables, the same in SQLite and PostgreSQL, and the statements on them.
+
+A dialect fills in the words in braces, renders a `Write` for many rows, and adapts the placeholders `?`.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Final, Literal
+
+from plait.persistence.records import AttemptStatus
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+FORMAT: Final = 200
+"""The one format that this plait reads and writes. Lower numbers were used in development."""
+RUN_STATUSES: Final = ("queued", "running", "waiting_input", "completed", "failed", "cancelling", "cancelled")
+TASK_STATUSES: Final = ("pending", "running", "waiting_input", "completed", "failed", "skipped", "cancelled")
+
+_SCHEMA: Final = """
+-- Times are UTC, ISO 8601 with milliseconds. JSON is text. Checksums are CRC-32 over what people and models wrote.
+
+CREATE TABLE texts (                     -- every text of more than 64 KiB, once
+    sha256 {bytes} NOT NULL PRIMARY KEY,
+    content {text} NOT NULL
+){table};
+
+CREATE TABLE runs (
+    number {serial},                     -- the order of creation
+    run_id {text} NOT NULL UNIQUE,
+    name {text} NOT NULL,
+    status {text} NOT NULL CHECK ({run_status}),
+    created_at {text} NOT NULL,
+    started_at {text},
+    ended_at {text},
+    error {text},
+    last_seq {int} NOT NULL DEFAULT 0,   -- the number of the last applied change
+    epoch {int} NOT NULL DEFAULT 0,      -- the number of claims
+    claims {text} NOT NULL DEFAULT '[]', -- JSON: [number of the change, owner_id] of every claim
+    owner_id {text},                     -- NULL without an owner
+    owner_host {text},
+    owner_boot_id {text},
+    owner_pid {int},
+    owner_process_started {text},
+    owner_claimed_at {text},
+    lease_expires_at {float},            -- Unix time; without an owner, the time from which a waiting run can go on
+    policy_state {text},                 -- JSON: the state of the run's policy
+    policy_seq {int} NOT NULL DEFAULT 0, -- the number of the change with that state
+    input_tokens {int} NOT NULL DEFAULT 0,   -- the sums over all attempts, here and below
+    output_tokens {int} NOT NULL DEFAULT 0,
+    cost_usd {float},                    -- NULL if unknown
+    cache_read_tokens {int} NOT NULL DEFAULT 0,
+    cache_write_tokens {int} NOT NULL DEFAULT 0,
+    reasoning_tokens {int} NOT NULL DEFAULT 0,
+    cost_is_partial {int} NOT NULL DEFAULT 0,
+    cache_write_1h_tokens {int} NOT NULL DEFAULT 0,
+    settings_checksum {int} NOT NULL,
+    settings_sha256 {bytes} REFERENCES texts (sha256),
+    settings {text}                      -- JSON; NULL if in texts
+){table};
+
+CREATE TABLE tasks (
+    run_id {text} NOT NULL,
+    position {int} NOT NULL,             -- in the order of adding, from 0: names the task in attempts and messages
+    task_id {text} NOT NULL,
+    status {text} NOT NULL CHECK ({task_status}),
+    attempt {int} NOT NULL DEFAULT 0,    -- the last attempt; 0 before the first
+    session_confirmed {int} NOT NULL DEFAULT 0,
+    crashes {int} NOT NULL DEFAULT 0,    -- the deaths of owners that count for the task
+    backend {text},
+    added_by {text},
+    question {text},                     -- while waiting_input
+    asked {text},                        -- JSON
+    answers {text},                      -- JSON
+    answers_checksum {int},
+    depends_on {text} NOT NULL,          -- JSON
+    spec {text} NOT NULL,                -- JSON
+    spec_checksum {int} NOT NULL,        -- over task_id, depends_on and spec
+    prompt_checksum {int} NOT NULL,      -- over task_id and prompt
+    prompt_sha256 {bytes} REFERENCES texts (sha256),
+    prompt {text},                       -- the template; NULL if in texts
+    PRIMARY KEY (run_id, position),
+    UNIQUE (run_id, task_id)
+){keyed};
+
+CREATE TABLE attempts (
+    run_id {text} NOT NULL,
+    position {int} NOT NULL,             -- of the task
+    attempt {int} NOT NULL,
+    status {text} NOT NULL CHECK ({attempt_status}),
+    backend {text} NOT NULL,
+    session_id {text},
+    started_at {text} NOT NULL,
+    started_seq {int} NOT NULL,
+    ended_at {text},
+    ended_seq {int},
+    input_tokens {int} NOT NULL DEFAULT 0,
+    output_tokens {int} NOT NULL DEFAULT 0,
+    cost_usd {float},
+    model {text},
+    cache_read_tokens {int} NOT NULL DEFAULT 0,
+    cache_write_tokens {int} NOT NULL DEFAULT 0,
+    reasoning_tokens {int} NOT NULL DEFAULT 0,
+    cost_is_partial {int} NOT NULL DEFAULT 0,
+    cache_write_1h_tokens {int} NOT NULL DEFAULT 0,
+    duration_s {float},
+    error_kind {text},
+    error {text},
+    traceback {text},
+    prompt_checksum {int},               -- over task_id and prompt
+    prompt_sha256 {bytes} REFERENCES texts (sha256),
+    prompt {text},                       -- if the attempt was this prompt and the answer `text`, which are no messages
+    result_checksum {int},               -- over task_id, text and data; NULL without a result
+    text_sha256 {bytes} REFERENCES texts (sha256),
+    text {text},                         -- the result; NULL if in texts
+    data {text},                         -- JSON: the structured result
+    PRIMARY KEY (run_id, position, attempt)
+){keyed};
+
+CREATE TABLE messages (                  -- of conversations of more than one prompt and one answer
+    run_id {text} NOT NULL,
+    position {int} NOT NULL,             -- of the task
+    seq {int} NOT NULL,                  -- the number of the change
+    attempt {int} NOT NULL,              -- 0 for a message of a person after the run
+    role {text} NOT NULL,
+    at {text} NOT NULL,
+    input_tokens {int} NOT NULL,
+    output_tokens {int} NOT NULL,
+    checksum {int} NOT NULL,             -- over task_id and content
+    content_sha256 {bytes} REFERENCES texts (sha256),
+    content {text},                      -- NULL if in texts
+    PRIMARY KEY (run_id, position, seq)
+){keyed};
+
+CREATE TABLE events (                    -- the history of each run, for people and for listeners
+    run_id {text} NOT NULL,
+    seq {int} NOT NULL,                  -- the number of the change
+    at {text} NOT NULL,
+    kind {text} NOT NULL,
+    task_id {text},
+    attempt {int},
+    detail {text} NOT NULL,              -- JSON without prompts and results
+    PRIMARY KEY (run_id, seq)
+){keyed};
+
+CREATE TABLE notes (                     -- requests to the owner of a run, by any process
+    run_id {text} NOT NULL,
+    number {int} NOT NULL,
+    at {text} NOT NULL,
+    kind {text} NOT NULL,
+    task_id {text},
+    body {text} NOT NULL,                -- JSON
+    checksum {int} NOT NULL,             -- over kind, task_id and body
+    PRIMARY KEY (run_id, number)
+){keyed};
+"""
+
+
+def schema(words: Mapping[str, str]) -> str:
+    """Return the statements that create the tables. `words` are the types and the kinds of tables of the dialect."""
+    statuses = {"run_status": RUN_STATUSES, "task_status": TASK_STATUSES, "attempt_status": tuple(AttemptStatus)}
+    return _SCHEMA.format_map({**words, **{name: _is_one_of("status", found) for name, found in statuses.items()}})
+
+
+def _is_one_of(column: str, words: Iterable[str]) -> str:
+    # SQLite builds the list of an IN again for every row, which took a fifth of the time of a write.
+    return " OR ".join(f"{column} = '{word}'" for word in words)
+
+
+class Write:
+    """A statement for many rows. The values of a row: the columns that are set, then the columns of the key."""
+
+    __slots__ = ("columns", "end", "key", "kind", "table")
+
+    def __init__(
+        self, kind: Literal["insert", "update"], table: str, columns: str, key: str = "", *, end: str = ""
+    ) -> None:
+        self.kind = kind
+        self.table = table
+        self.columns = tuple(columns.split())
+        self.key = tuple(key.split())
+        self.end = end
+        """What follows the values of an insert."""
+
+
+@cache
+def for_each_row(write: Write) -> str:
+    """Return the statement for one row, in SQLite."""
+    if write.kind == "insert":
+        marks = ", ".join("?" * len(write.columns))
+        return f"INSERT INTO {write.table} ({', '.join(write.columns)}) VALUES ({marks}){write.end}"
+    changed = ", ".join(f"{column} = ?" for column in write.columns)
+    return f"UPDATE {write.table} SET {changed} WHERE {' AND '.join(f'{column} = ?' for column in write.key)}"
+
+
+_SUMS: Final = (
+    "input_tokens output_tokens cost_usd cache_read_tokens cache_write_tokens reasoning_tokens cost_is_partial "
+    "cache_write_1h_tokens"
+)
+_USAGE: Final = (
+    "input_tokens output_tokens cost_usd model cache_read_tokens cache_write_tokens reasoning_tokens cost_is_partial "
+    "cache_write_1h_tokens"
+)
+_TASK, _ATTEMPT = "run_id position", "run_id position attempt"
+_RESULT: Final = "result_checksum text_sha256 text data"
+
+ADD_TEXT: Final = Write(
+    "insert",
+    "texts",
+    "sha256 content",
+    end=" ON CONFLICT (sha256) DO UPDATE SET content = excluded.content WHERE texts.content <> excluded.content",
+)
+"""Keeps a text that is there, but mends a damaged one."""
+ADD_RUN: Final = Write("insert", "runs", "run_id name status created_at settings_checksum settings_sha256 settings")
+ADD_TASK: Final = Write(
+    "insert",
+    "tasks",
+    "run_id position task_id status backend added_by depends_on spec spec_checksum prompt_checksum prompt_sha256 "
+    "prompt",
+)
+_STARTED = "run_id position attempt status backend started_at started_seq"
+ADD_ATTEMPT: Final = Write("insert", "attempts", _STARTED)
+ADD_ATTEMPT_IN_SESSION: Final = Write("insert", "attempts", f"{_STARTED} session_id")
+ADD_MESSAGE: Final = Write(
+    "insert",
+    "messages",
+    "run_id position seq attempt role at input_tokens output_tokens checksum content_sha256 content",
+)
+ADD_EVENT: Final = Write("insert", "events", "run_id seq at kind task_id attempt detail")
+ADD_NOTE: Final = Write("insert", "notes", "run_id number at kind task_id body checksum")
+
+SET_HEAD: Final = Write(
+    "update",
+    "runs",
+    "status started_at ended_at error epoch claims owner_id owner_host owner_boot_id owner_pid owner_process_started "
+    f"owner_claimed_at lease_expires_at policy_state policy_seq last_seq {_SUMS}",
+    "run_id",
+)
+SET_LAST_SEQ: Final = Write("update", "runs", f"last_seq {_SUMS}", "run_id")
+START_TASK: Final = Write("update", "tasks", "status attempt session_confirmed", _TASK)
+SET_STATUS: Final = Write("update", "tasks", "status", _TASK)
+LEAVE_QUESTION: Final = Write("update", "tasks", "status question asked", _TASK)
+ASK: Final = Write("update", "tasks", "status question asked crashes", _TASK)
+ANSWER: Final = Write("update", "tasks", "status question asked answers answers_checksum", _TASK)
+_REOPENED = "status session_confirmed answers answers_checksum"
+REOPEN: Final = Write("update", "tasks", _REOPENED, _TASK)
+REOPEN_CHANGED: Final = Write("update", "tasks", f"{_REOPENED} prompt_checksum prompt_sha256 prompt", _TASK)
+"""One statement, because no batch changes a row twice at once: see apply_events.py."""
+CONFIRM_SESSION: Final = Write("update", "tasks", "session_confirmed", _TASK)
+INTERRUPT: Final = Write("update", "tasks", "status crashes", _TASK)
+RETRY: Final = Write("update", "tasks", "status session_confirmed", _TASK)
+SET_SESSION: Final = Write("update", "attempts", "session_id", _ATTEMPT)
+_ENDED = f"status ended_at ended_seq {_USAGE} duration_s"
+COMPLETE: Final = Write("update", "attempts", f"{_ENDED} prompt_checksum prompt_sha256 prompt {_RESULT}", _ATTEMPT)
+COMPLETE_USUALLY: Final = Write(
+    "update",
+    "attempts",
+    "status ended_at ended_seq input_tokens output_tokens cost_usd model duration_s prompt_checksum prompt "
+    "result_checksum text",
+    _ATTEMPT,
+)
+"""A short prompt with a short answer, without data, and without tokens counted apart. A NULL is bound five times as
+slowly as a text or a number, so the usual end of an attempt names only the columns that it needs.
+"""
+END: Final = Write("update", "attempts", f"{_ENDED} error_kind error traceback", _ATTEMPT)
+DROP_RESULT: Final = Write("update", "attempts", _RESULT, _ATTEMPT)
+
+
+def _columns(prefix: str, names: str) -> str:
+    return ", ".join(f"{prefix}{name}" for name in names.split())
+
+
+_HEAD = (
+    "run_id, name, created_at, status, started_at, ended_at, error, last_seq, claims, owner_id, owner_host, "
+    "owner_boot_id, owner_pid, owner_process_started, owner_claimed_at, lease_expires_at, policy_state, policy_seq, "
+    f"{_columns('', _SUMS)}"
+)
+GET_LAST: Final = "SELECT last_seq, epoch, owner_id FROM runs WHERE run_id = ?"
+GET_HEAD: Final = f"SELECT {_HEAD} FROM runs WHERE run_id = ?"
+GET_SETTINGS: Final = """SELECT r.settings_checksum, r.settings_sha256, r.settings, x.content
+FROM runs AS r LEFT JOIN texts AS x ON x.sha256 = r.settings_sha256 WHERE run_id = ?"""
+LIST_RUNS: Final = f"SELECT {_HEAD} FROM runs ORDER BY created_at DESC, number DESC LIMIT ?"
+LIST_CLAIMABLE: Final = f"""SELECT {_HEAD} FROM runs
+WHERE (status IN ('queued', 'running', 'cancelling') AND (owner_id IS NULL OR {{expired}}))
+    OR (status = 'waiting_input' AND {{due}})
+ORDER BY created_at, number LIMIT ?"""
+LIST_RUN_IDS: Final = "SELECT run_id FROM runs ORDER BY number"
+COUNT_TASKS: Final = "SELECT status, count(*) FROM tasks WHERE run_id = ? GROUP BY status ORDER BY min(position)"
+GET_SIZE: Final = "SELECT count(*) FROM tasks WHERE run_id = ?"
+_SPENT = _columns("a.", _USAGE)
+_WITH_ATTEMPT = "a.run_id = t.run_id AND a.position = t.position AND a.attempt = t.attempt"
+GET_STATES: Final = f"""SELECT t.task_id, t.position, t.status, t.attempt, t.crashes, a.duration_s, {_SPENT}
+FROM tasks AS t LEFT JOIN attempts AS a ON {_WITH_ATTEMPT}
+WHERE t.run_id = ? AND t.task_id {{among}}"""
+"""`among` is what the dialect says for "one of the names in this parameter"."""
+LIST_TASKS: Final = f"""SELECT t.task_id, t.position, t.status, t.attempt, t.session_confirmed, t.crashes, t.backend,
+    t.added_by, t.question, t.asked, t.answers, t.answers_checksum, t.depends_on, t.spec, t.spec_checksum,
+    t.prompt_checksum, t.prompt_sha256, t.prompt, p.content, a.session_id, a.started_at, a.ended_at, a.duration_s,
+    a.error_kind, a.error, a.result_checksum, a.text_sha256, a.text, x.content, a.data, {_SPENT}
+FROM tasks AS t LEFT JOIN attempts AS a ON {_WITH_ATTEMPT}
+    LEFT JOIN texts AS x ON x.sha256 = a.text_sha256 LEFT JOIN texts AS p ON p.sha256 = t.prompt_sha256
+WHERE t.run_id = ?"""
+LIST_TASK: Final = f"{LIST_TASKS} AND t.task_id = ?"
+LIST_ATTEMPTS: Final = f"""SELECT a.started_seq, t.task_id, a.attempt, a.status, a.backend, a.session_id, a.started_at,
+    a.ended_at, a.error_kind, a.error, a.duration_s, a.traceback, {_SPENT}
+FROM attempts AS a JOIN tasks AS t ON t.run_id = a.run_id AND t.position = a.position WHERE a.run_id = ?"""
+LIST_TASK_ATTEMPTS: Final = f"{LIST_ATTEMPTS} AND t.task_id = ?"
+_OF_TASK = (
+    """m.run_id = ? AND m.position = (SELECT position FROM tasks AS t WHERE t.run_id = m.run_id AND t.task_id = ?)"""
+)
+LIST_MESSAGES: Final = f"""SELECT m.seq, m.attempt, m.role, m.at, m.input_tokens, m.output_tokens, m.checksum,
+    m.content_sha256, m.content, x.content
+FROM messages AS m LEFT JOIN texts AS x ON x.sha256 = m.content_sha256 WHERE {_OF_TASK}"""
+LIST_EXCHANGES: Final = f"""SELECT m.ended_seq, m.attempt, m.ended_at, m.input_tokens, m.output_tokens,
+    m.prompt_checksum, m.prompt_sha256, m.prompt, p.content, m.result_checksum, m.text_sha256, m.text, x.content, m.data
+FROM attempts AS m LEFT JOIN texts AS x ON x.sha256 = m.text_sha256 LEFT JOIN texts AS p ON p.sha256 = m.prompt_sha256
+WHERE {_OF_TASK} AND m.prompt_checksum IS NOT NULL"""
+"""The attempts that were one prompt and one answer."""
+_EVENT = "SELECT seq, at, kind, task_id, attempt, detail FROM events WHERE run_id = ? AND seq > ?"
+LIST_EVENTS: Final = f"{_EVENT} ORDER BY seq LIMIT ?"
+LIST_EVENTS_OF_KIND: Final = f"{_EVENT} AND kind = ? ORDER BY seq LIMIT ?"
+NEXT_NOTE: Final = "SELECT coalesce(max(number), 0) + 1 FROM notes WHERE run_id = ?"
+LIST_NOTES: Final = """SELECT number, at, kind, task_id, body, checksum FROM notes
+WHERE run_id = ? AND number > ? ORDER BY number"""
+LIST_SESSIONS: Final = "SELECT session_id FROM attempts WHERE session_id IS NOT NULL"
+LIST_OPENED_SESSIONS: Final = "SELECT detail FROM events WHERE kind = 'session_opened'"
+"""With the sessions that another session of the same attempt has replaced."""
