@@ -79,7 +79,7 @@ def _whole(text: str | None, key: bytes | None, large: str | None) -> str | None
 def run_head(row: Row, settings: str = "") -> tuple[RunHead, Spent]:
     """Return the head of the run with the row of GET_HEAD, and the usage of all attempts. Raises StoreError."""
     run_id, name, created_at, status, started_at, ended_at, error, last_seq, claims, *owner = row[:15]
-    lease, policy_state, policy_seq, tokens_in, tokens_out, cost, *parts = row[15:]
+    lease, policy_state, policy_seq, tokens_in, tokens_out, cost, *parts, _ = row[15:]
     try:
         claimed = tuple(Claim(seq, owner_id) for seq, owner_id in json.loads(claims))
     except WRONG_TYPES as wrong:

@@ -12,9 +12,9 @@ import asyncio
 import json
 import os
 import sqlite3
-import time
 from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Self, TypeVar, cast
@@ -22,12 +22,13 @@ from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Self, Type
 import aiosqlite
 import anyio
 
-from plait.persistence import delete_runs, rules, tables
+from plait.persistence import delete_runs, rules, sql_store, tables
 from plait.persistence import read_records as records
 from plait.persistence.apply_events import Applier, CachedRun, head_values, sums
 from plait.persistence.changes import RunCreated, RunReleased
 from plait.persistence.errors import Conflict, StoreBusy, StoreError, StoreNotOpen
 from plait.persistence.failpoints import reached
+from plait.persistence.sql_store import SQLStore
 from plait.persistence.sqlite_file import (
     BUSY_TIMEOUT_S,
     Mode,
@@ -43,16 +44,8 @@ if TYPE_CHECKING:
     from plait.persistence.apply_events import Rows
     from plait.persistence.changes import Batch
     from plait.persistence.delete_runs import Purged
-    from plait.persistence.records import (
-        AttemptRecord,
-        EventKind,
-        EventRecord,
-        MessageRecord,
-        Note,
-        NoteRecord,
-        RunRecord,
-        TaskRecord,
-    )
+    from plait.persistence.records import Note
+    from plait.persistence.sql_store import Reading
     from plait.persistence.tables import Write
 
 P = ParamSpec("P")
@@ -82,19 +75,15 @@ _LEAVE_DOUBT: Final = frozenset(
 )
 """Errors that leave the state of the connection in doubt."""
 _DAMAGE: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
-_GET_STATES: Final = tables.GET_STATES.format(among="IN (SELECT value FROM json_each(?))")
-_LIST_CLAIMABLE: Final = tables.LIST_CLAIMABLE.format(
-    expired="lease_expires_at IS NULL OR lease_expires_at < ?", due="lease_expires_at < ?"
-)
 
 
-class _SqlStore:
-    """The calls of `Store`, each one function on the connection, which a subclass runs whole."""
+class _OneConnection(SQLStore):
+    """The calls of `Store`, each one function on the connection, which a subclass runs whole (`_call`)."""
 
     def __init__(self) -> None:
         self._runs: CachedRuns = {}
 
-    async def _read(
+    async def _call(
         self, function: Callable[Concatenate[sqlite3.Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         raise NotImplementedError
@@ -102,7 +91,10 @@ class _SqlStore:
     async def _write(
         self, function: Callable[Concatenate[sqlite3.Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        return await self._read(function, *args, **kwargs)
+        return await self._call(function, *args, **kwargs)
+
+    async def _read(self, read: Callable[P, Reading[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._call(read_whole, lambda: read(*args, **kwargs))
 
     async def write(self, batch: Batch) -> None:
         await self._write(write_batch, batch, self._runs)
@@ -110,34 +102,8 @@ class _SqlStore:
     async def send(self, run_id: str, note: Note) -> None:
         await self._write(send_note, run_id, note)
 
-    async def get_run(self, run_id: str) -> RunRecord | None:
-        return await self._read(get_run, run_id)
 
-    async def list_runs(self, limit: int = 50) -> tuple[RunRecord, ...]:
-        return await self._read(list_runs, limit)
-
-    async def list_claimable(self, limit: int = 50) -> tuple[RunRecord, ...]:
-        return await self._read(list_claimable, limit)
-
-    async def list_tasks(self, run_id: str, task_id: str | None = None) -> tuple[TaskRecord, ...]:
-        return await self._read(list_tasks, run_id, task_id)
-
-    async def list_attempts(self, run_id: str, task_id: str | None = None) -> tuple[AttemptRecord, ...]:
-        return await self._read(list_attempts, run_id, task_id)
-
-    async def list_messages(self, run_id: str, task_id: str) -> tuple[MessageRecord, ...]:
-        return await self._read(list_messages, run_id, task_id)
-
-    async def list_events(
-        self, run_id: str, after: int = 0, limit: int = 1000, kind: EventKind | None = None
-    ) -> tuple[EventRecord, ...]:
-        return await self._read(list_events, run_id, after, limit, kind)
-
-    async def list_notes(self, run_id: str, after: int = 0) -> tuple[NoteRecord, ...]:
-        return await self._read(list_notes, run_id, after)
-
-
-class MemoryStore(_SqlStore):
+class MemoryStore(_OneConnection):
     """Keeps runs in memory as long as the object lives. Implements `Store`; needs no `async with`."""
 
     def __init__(self) -> None:
@@ -159,7 +125,7 @@ class MemoryStore(_SqlStore):
     def __del__(self) -> None:
         self._connection.close()
 
-    async def _read(
+    async def _call(
         self, function: Callable[Concatenate[sqlite3.Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         try:
@@ -168,7 +134,7 @@ class MemoryStore(_SqlStore):
             raise StoreError(f"the store in memory failed: {error}") from error
 
 
-class SQLiteStore(_SqlStore):
+class SQLiteStore(_OneConnection):
     """Keeps runs in the SQLite file at `path`, through crashes and power losses. Implements `Store`; asyncio only.
 
     An async context manager; outside of the block every call raises StoreError. Entering raises StoreUnusable if the
@@ -237,11 +203,7 @@ class SQLiteStore(_SqlStore):
 
         A large text is stored once, but counts in every run that holds the text.
         """
-        return await self._read(delete_runs.run_sizes)
-
-    async def session_ids(self) -> set[str]:
-        """Return the backends' session ids of all tasks in all runs."""
-        return await self._read(session_ids)
+        return await self._call(delete_runs.run_sizes)
 
     async def purge(self, run_ids: Collection[str]) -> Purged:
         """Delete all of the runs, so that no byte of the runs is left in the file or in the WAL.
@@ -261,9 +223,9 @@ class SQLiteStore(_SqlStore):
             raise StoreNotOpen(f"the store {self.path} was opened for reading only; open it with mode 'existing'")
         if self._connection is not None:
             self._check_identity()
-        return await self._read(function, *args, **kwargs)
+        return await self._call(function, *args, **kwargs)
 
-    async def _read(
+    async def _call(
         self, function: Callable[Concatenate[sqlite3.Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         if self._connection is None:
@@ -408,19 +370,15 @@ def _apply(connection: sqlite3.Connection, batch: Batch, run: CachedRun | None) 
         or creates
         or found != (run.head.last_seq, run.head.epoch, run.head.owner and run.head.owner.owner_id)
     ):
-        run = CachedRun(*_head(connection, run_id, settings=creates))
+        run = _rows_of(connection, sql_store.stored_run(run_id, settings=creates))
     skipped = rules.count_applied(batch, None if run is None else run.head)
     changes = batch.changes[skipped:]
     if not changes:
         return None
     if run is None:
         run = CachedRun(rules.new_head(changes[0]), size=0)
-    missing = run.missing(changes)
-    if missing and found is not None:
-        rows = connection.execute(_GET_STATES, (run_id, json.dumps(list(missing))))
-        run.tasks.update(map(records.task_state, rows))
-    if run.needs_size(changes):
-        (run.size,) = connection.execute(tables.GET_SIZE, (run_id,)).fetchone()
+    if found is not None:
+        _rows_of(connection, sql_store.states(run_id, run, changes))
     before = run.head
     Applier(run_id, run, lambda rows: _change_all(connection, rows)).apply(batch.first_seq + skipped, changes)
     head = run.head
@@ -447,118 +405,42 @@ def send_note(connection: sqlite3.Connection, run_id: str, note: Note) -> None:
 
 # Reads: whole results, never a cursor, of one state of the database.
 
+_EXPIRED: Final = "(owner_id IS NOT NULL AND (lease_expires_at IS NULL OR lease_expires_at < {now}))"
+_NOW: Final = "(julianday('now') - 2440587.5) * 86400.0"
+"""All processes that share the file have the clock of one host."""
 
-def _reading(
-    function: Callable[Concatenate[sqlite3.Connection, P], T],
-) -> Callable[Concatenate[sqlite3.Connection, P], T]:
-    """Let `function` read in one transaction.
 
-    If the file holds bytes that are no UTF-8, `function` runs again with a lossy decoder. The checksum then shows the
+@cache
+def _in_sqlite(statement: str) -> str:
+    among = "IN (SELECT value FROM json_each(?))"
+    return statement.format(among=among, expired=_EXPIRED.format(now=_NOW), now=_NOW)
+
+
+def _rows_of(connection: sqlite3.Connection, reading: Reading[T]) -> T:
+    try:
+        statement, values = next(reading)
+        while True:
+            given = [json.dumps(value) if isinstance(value, list) else value for value in values]
+            statement, values = reading.send(connection.execute(_in_sqlite(statement), given))
+    except StopIteration as done:
+        return cast("T", done.value)
+
+
+def read_whole(connection: sqlite3.Connection, read: Callable[[], Reading[T]]) -> T:
+    """Read in one transaction.
+
+    If the file holds bytes that are no UTF-8, the read begins again with a lossy decoder. The checksum then shows the
     damaged record, and the other records can still be read.
     """
-
-    def read(connection: sqlite3.Connection, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        try:
-            with transaction(connection), records.explained_damage():
-                return function(connection, *args, **kwargs)
-        except sqlite3.OperationalError as error:
-            if "decode" not in str(error):
-                raise
-        connection.text_factory = decode_lossy
-        try:
-            with transaction(connection), records.explained_damage():
-                return function(connection, *args, **kwargs)
-        finally:
-            connection.text_factory = str
-
-    return read
-
-
-def _head(connection: sqlite3.Connection, run_id: str, *, settings: bool) -> tuple[rules.RunHead, Any]:
-    row = connection.execute(tables.GET_HEAD, (run_id,)).fetchone()
-    text = ""
-    if settings:  # all inputs are part of the settings, up to many megabytes
-        text = records.whole_settings(run_id, connection.execute(tables.GET_SETTINGS, (run_id,)).fetchone())
-    return records.run_head(row, text)
-
-
-def _run(connection: sqlite3.Connection, run_id: str, head: rules.RunHead, spent: Any) -> RunRecord:
-    counts: dict[str, int] = dict(connection.execute(tables.COUNT_TASKS, (run_id,)).fetchall())
-    # All processes that share the file have the clock of one host.
-    expired = rules.lease_has_expired(head, time.time())
-    return records.run_record(run_id, head, spent, counts, lease_has_expired=expired)
-
-
-@_reading
-def get_run(connection: sqlite3.Connection, run_id: str) -> RunRecord | None:
-    if connection.execute(tables.GET_LAST, (run_id,)).fetchone() is None:
-        return None
-    return _run(connection, run_id, *_head(connection, run_id, settings=True))
-
-
-@_reading
-def list_runs(connection: sqlite3.Connection, limit: int) -> tuple[RunRecord, ...]:
-    return tuple(_listed(connection, row) for row in connection.execute(tables.LIST_RUNS, (max(0, limit),)).fetchall())
-
-
-@_reading
-def list_claimable(connection: sqlite3.Connection, limit: int) -> tuple[RunRecord, ...]:
-    now = time.time()
-    found = connection.execute(_LIST_CLAIMABLE, (now, now, max(0, limit))).fetchall()
-    return tuple(run for run in (_listed(connection, row) for row in found) if not run.damaged)
-
-
-def _listed(connection: sqlite3.Connection, row: Row) -> RunRecord:
     try:
-        return _run(connection, row[0], *records.run_head(row))
-    except StoreError as error:
-        return records.damaged_run(str(row[0]), error)
-
-
-@_reading
-def list_tasks(connection: sqlite3.Connection, run_id: str, task_id: str | None) -> tuple[TaskRecord, ...]:
-    # Row by row: a list of all rows would double the number of objects for the garbage collector.
-    with records.paused_collector():
-        if task_id is not None:
-            rows = connection.execute(tables.LIST_TASK, (run_id, task_id))
-        else:
-            rows = connection.execute(tables.LIST_TASKS, (run_id,))
-        found = [records.task_record(run_id, row) for row in rows]
-    found.sort(key=lambda task: task.position)
-    return tuple(found)
-
-
-@_reading
-def list_attempts(connection: sqlite3.Connection, run_id: str, task_id: str | None) -> tuple[AttemptRecord, ...]:
-    if task_id is not None:
-        return records.attempt_records(connection.execute(tables.LIST_TASK_ATTEMPTS, (run_id, task_id)))
-    return records.attempt_records(connection.execute(tables.LIST_ATTEMPTS, (run_id,)))
-
-
-@_reading
-def list_messages(connection: sqlite3.Connection, run_id: str, task_id: str) -> tuple[MessageRecord, ...]:
-    messages = connection.execute(tables.LIST_MESSAGES, (run_id, task_id)).fetchall()
-    return records.message_records(task_id, messages, connection.execute(tables.LIST_EXCHANGES, (run_id, task_id)))
-
-
-@_reading
-def list_events(
-    connection: sqlite3.Connection, run_id: str, after: int, limit: int, kind: EventKind | None
-) -> tuple[EventRecord, ...]:
-    if kind is not None:
-        rows = connection.execute(tables.LIST_EVENTS_OF_KIND, (run_id, after, kind.value, max(0, limit)))
-    else:
-        rows = connection.execute(tables.LIST_EVENTS, (run_id, after, max(0, limit)))
-    return tuple(map(records.event_record, rows))
-
-
-@_reading
-def list_notes(connection: sqlite3.Connection, run_id: str, after: int) -> tuple[NoteRecord, ...]:
-    return tuple(map(records.note_record, connection.execute(tables.LIST_NOTES, (run_id, after))))
-
-
-@_reading
-def session_ids(connection: sqlite3.Connection) -> set[str]:
-    return records.session_ids(
-        connection.execute(tables.LIST_SESSIONS), connection.execute(tables.LIST_OPENED_SESSIONS)
-    )
+        with transaction(connection), records.explained_damage():
+            return _rows_of(connection, read())
+    except sqlite3.OperationalError as error:
+        if "decode" not in str(error):
+            raise
+    connection.text_factory = decode_lossy
+    try:
+        with transaction(connection), records.explained_damage():
+            return _rows_of(connection, read())
+    finally:
+        connection.text_factory = str

@@ -21,7 +21,7 @@ TASK_STATUSES: Final = ("pending", "running", "waiting_input", "completed", "fai
 _SCHEMA: Final = """
 -- Times are UTC, ISO 8601 with milliseconds. JSON is text. Checksums are CRC-32 over what people and models wrote.
 
-CREATE TABLE texts (                     -- every text of more than 64 KiB, once
+CREATE TABLE texts (                     -- every text of more than 64 KiB, once: named by the columns ..._sha256
     sha256 {bytes} NOT NULL PRIMARY KEY,
     content {text} NOT NULL
 ){table};
@@ -56,7 +56,7 @@ CREATE TABLE runs (
     cost_is_partial {int} NOT NULL DEFAULT 0,
     cache_write_1h_tokens {int} NOT NULL DEFAULT 0,
     settings_checksum {int} NOT NULL,
-    settings_sha256 {bytes} REFERENCES texts (sha256),
+    settings_sha256 {bytes},
     settings {text}                      -- JSON; NULL if in texts
 ){table};
 
@@ -78,7 +78,7 @@ CREATE TABLE tasks (
     spec {text} NOT NULL,                -- JSON
     spec_checksum {int} NOT NULL,        -- over task_id, depends_on and spec
     prompt_checksum {int} NOT NULL,      -- over task_id and prompt
-    prompt_sha256 {bytes} REFERENCES texts (sha256),
+    prompt_sha256 {bytes},
     prompt {text},                       -- the template; NULL if in texts
     PRIMARY KEY (run_id, position),
     UNIQUE (run_id, task_id)
@@ -109,10 +109,10 @@ CREATE TABLE attempts (
     error {text},
     traceback {text},
     prompt_checksum {int},               -- over task_id and prompt
-    prompt_sha256 {bytes} REFERENCES texts (sha256),
+    prompt_sha256 {bytes},
     prompt {text},                       -- if the attempt was this prompt and the answer `text`, which are no messages
     result_checksum {int},               -- over task_id, text and data; NULL without a result
-    text_sha256 {bytes} REFERENCES texts (sha256),
+    text_sha256 {bytes},
     text {text},                         -- the result; NULL if in texts
     data {text},                         -- JSON: the structured result
     PRIMARY KEY (run_id, position, attempt)
@@ -128,7 +128,7 @@ CREATE TABLE messages (                  -- of conversations of more than one pr
     input_tokens {int} NOT NULL,
     output_tokens {int} NOT NULL,
     checksum {int} NOT NULL,             -- over task_id and content
-    content_sha256 {bytes} REFERENCES texts (sha256),
+    content_sha256 {bytes},
     content {text},                      -- NULL if in texts
     PRIMARY KEY (run_id, position, seq)
 ){keyed};
@@ -271,10 +271,12 @@ def _columns(prefix: str, names: str) -> str:
     return ", ".join(f"{prefix}{name}" for name in names.split())
 
 
+# A dialect has its own words for `{among}`, "one of the names in this parameter"; for `{expired}`, "owned, with a lease
+# that has expired"; and for `{now}`, the Unix time by the clock that judges leases.
 _HEAD = (
     "run_id, name, created_at, status, started_at, ended_at, error, last_seq, claims, owner_id, owner_host, "
     "owner_boot_id, owner_pid, owner_process_started, owner_claimed_at, lease_expires_at, policy_state, policy_seq, "
-    f"{_columns('', _SUMS)}"
+    f"{_columns('', _SUMS)}, {{expired}}"
 )
 GET_LAST: Final = "SELECT last_seq, epoch, owner_id FROM runs WHERE run_id = ?"
 GET_HEAD: Final = f"SELECT {_HEAD} FROM runs WHERE run_id = ?"
@@ -283,17 +285,17 @@ FROM runs AS r LEFT JOIN texts AS x ON x.sha256 = r.settings_sha256 WHERE run_id
 LIST_RUNS: Final = f"SELECT {_HEAD} FROM runs ORDER BY created_at DESC, number DESC LIMIT ?"
 LIST_CLAIMABLE: Final = f"""SELECT {_HEAD} FROM runs
 WHERE (status IN ('queued', 'running', 'cancelling') AND (owner_id IS NULL OR {{expired}}))
-    OR (status = 'waiting_input' AND {{due}})
+    OR (status = 'waiting_input' AND CASE WHEN owner_id IS NULL THEN lease_expires_at < {{now}} ELSE {{expired}} END)
 ORDER BY created_at, number LIMIT ?"""
 LIST_RUN_IDS: Final = "SELECT run_id FROM runs ORDER BY number"
-COUNT_TASKS: Final = "SELECT status, count(*) FROM tasks WHERE run_id = ? GROUP BY status ORDER BY min(position)"
+COUNT_TASKS: Final = """SELECT run_id, status, count(*) FROM tasks WHERE run_id {among}
+GROUP BY run_id, status ORDER BY min(position)"""
 GET_SIZE: Final = "SELECT count(*) FROM tasks WHERE run_id = ?"
 _SPENT = _columns("a.", _USAGE)
 _WITH_ATTEMPT = "a.run_id = t.run_id AND a.position = t.position AND a.attempt = t.attempt"
 GET_STATES: Final = f"""SELECT t.task_id, t.position, t.status, t.attempt, t.crashes, a.duration_s, {_SPENT}
 FROM tasks AS t LEFT JOIN attempts AS a ON {_WITH_ATTEMPT}
 WHERE t.run_id = ? AND t.task_id {{among}}"""
-"""`among` is what the dialect says for "one of the names in this parameter"."""
 LIST_TASKS: Final = f"""SELECT t.task_id, t.position, t.status, t.attempt, t.session_confirmed, t.crashes, t.backend,
     t.added_by, t.question, t.asked, t.answers, t.answers_checksum, t.depends_on, t.spec, t.spec_checksum,
     t.prompt_checksum, t.prompt_sha256, t.prompt, p.content, a.session_id, a.started_at, a.ended_at, a.duration_s,

@@ -31,7 +31,7 @@ LAYERS: list[list[str]] = [
     ["persistence.protocol persistence.changes persistence.records persistence.errors persistence.values "
      "persistence.rules persistence.event_log persistence.failpoints persistence.address persistence.findings"],
     ["persistence.tables persistence.checksums persistence.apply_events persistence.read_records "
-     "persistence.sqlite_file persistence.delete_runs"],
+     "persistence.sqlite_file persistence.delete_runs persistence.sql_store"],
     ["persistence.old_tables"],
     ["persistence.memory", "persistence.sqlite", "persistence.postgres", "persistence.sqlite_store"],
     ["persistence"],  # the public names
