@@ -5,8 +5,9 @@ The validator visits each part of the schema, with its references replaced by th
 of a value, and keeps the results of references that point back. The product of the two numbers of parts thus bounds the
 time of a check. Each target is counted once and its size used again, so counting takes linear time.
 
-Every JSON value in a schema counts as a part, so a cost may be far above the time. A check of a high cost is not
-refused: it runs in another process.
+The validator holds the interpreter for the whole check, so no other thread could end it: the cost is known before, and
+an answer or a schema of too high a cost is refused. Every JSON value in a schema counts as a part, so the time is
+usually far below the cost.
 """
 
 from __future__ import annotations
@@ -50,8 +51,10 @@ _UNEVALUATED_FACTOR = 3
 """The validator visits the parts of such a schema three times, to find the evaluated ones."""
 _CLASS_SIZE = 2_000
 """A class such as \\p{L} stands for some hundreds of ranges: as much work as this many characters."""
-_PATTERN_UNITS = 100
-"""A character of a pattern costs for each character of a text as little as a hundredth part of a visit."""
+_PATTERN_UNITS = 10
+"""A character of a pattern costs for each character of a text less than a tenth of a visit, unless made to cost more:
+then a third.
+"""
 _TOKEN = re.compile(
     r"\\[pP](?:\{[^}]*(?:\}|\Z)|.)|\\.|\[(?:\\.|[^\]\\])*(?:\]|\\?\Z)|\{(\d+)(?:,(\d*))?\}|.", re.DOTALL
 )
@@ -68,7 +71,7 @@ class Cost(NamedTuple):
     depth: int = 0
     """Levels of JSON."""
     loops: int = 0
-    """References that point back to a schema around them: 0 unless the schema is recursive."""
+    """References that point back to a schema around them, in one recursive schema: 0 unless there is one."""
 
     def of_check(self, text: str) -> int:
         """Return the cost of checking JSON `text`, in visits of a part of a value by a part of the schema."""
@@ -100,7 +103,8 @@ class _Survey:
         parts, patterns, depth, loops = self._target(self._root, (), 0)
         again = [cost for key in self._recursive if (cost := self._targets[key]) is not None]
         parts += loops * sum(cost.parts for cost in again)
-        return Cost(parts, patterns + loops * sum(cost.patterns for cost in again), depth, loops)
+        widest = max((cost.loops for cost in again), default=0)
+        return Cost(parts, patterns + loops * sum(cost.patterns for cost in again), depth, widest)
 
     def _target(self, schema: Any, path: Path, depth: int) -> Cost:
         key = id(schema)

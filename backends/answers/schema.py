@@ -18,24 +18,18 @@ from plait.backends.whole_answer import split_thoughts
 if TYPE_CHECKING:
     from jsonschema_rs import Validator
 
-MAX_COST = 100_000
-"""Most visits (`Cost.of_check`) of a check in this process, which holds the interpreter for 15 ms at most."""
-_MAX_LIST_COST = 10_000
-"""Most visits of a check whose mismatches are listed in this process: a mismatch costs as much as a hundred visits."""
+MAX_COST = 10_000_000
+"""Most visits (`Cost.of_check`) of a check: at worst 5 s, in which no other thread runs, and usually milliseconds."""
+_MAX_LIST_COST = 100_000
+"""Most visits of a check whose mismatches are listed: a mismatch may cost as much as a hundred visits."""
 _MAX_NESTING = 200
 """Most levels of a value, as in stored results."""
 _MAX_STACK = 4_000
 """Most levels of the value times levels of the schema: the validator calls itself, on the stack of the thread."""
-_BACKTRACKING = 1_000
-"""The factor for the cost of patterns with lookaround or backreferences, which are tried in more than one way."""
 
 
 class Mismatch(Exception):  # noqa: N818 - never leaves this package
     """An answer is not JSON or does not fit the schema. The message describes the problem in one line."""
-
-
-class TooCostly(Mismatch):
-    """An answer cannot be checked, or its mismatches not be listed, without holding up this process."""
 
 
 class Found(NamedTuple):
@@ -56,37 +50,35 @@ class Schema:
             self._validator, self._cost = _compiled(self.text)
         except SchemaProblem as problem:
             raise BackendError(ErrorKind.INVALID_REQUEST, one_line(problem.with_place)) from None
+        self._deepest = _MAX_NESTING if not self._cost.loops else min(_MAX_NESTING, _MAX_STACK // self._cost.depth)
 
     def read(self, text: str) -> JsonValue:
-        """Return the JSON value in an answer's `text`, as `find`.
-
-        Raises Mismatch with the first few mismatching places if no value fits. Raises TooCostly, before anything is
-        parsed, if the check may take long, and later if listing the places may take long.
-        """
-        cost, visits = self._cost, self._cost.of_check(text)
-        levels = min(_brackets(text), _MAX_NESTING) if cost.loops else 1
-        if visits > MAX_COST or levels * cost.depth > _MAX_STACK:
-            raise TooCostly("checking it would take too long; make the answer or the schema smaller")
-        found = self.find(text)
-        if found.fits:
-            return found.value
-        if visits > _MAX_LIST_COST or cost.loops:  # alternatives of a recursive schema have mismatches in mismatches
-            raise TooCostly("it is of another form than the schema, and listing the places would take too long")
-        raise self.mismatch(found.value)
-
-    def find(self, text: str) -> Found:
-        """Return the only JSON value in an answer's `text` that fits, or else the first that does not.
+        """Return the only JSON value in an answer's `text` that fits.
 
         The candidates are the whole answer without the model's thoughts, or else each fenced block and each value that
         starts at a bracket, within a sentence only an object. A value that is repeated is one value. Raises Mismatch if
-        there is none, if two different values fit, or if a value is nested too deeply. Takes as long as it takes.
+        no value fits, with the first few places in which the first one does not, if two different values fit, if a
+        value is nested too deeply, or, before anything is parsed, if the check may take long.
         """
+        visits = self._cost.of_check(text)
+        if visits > MAX_COST:
+            raise Mismatch("checking it would take too long; make the answer or the schema smaller")
+        found = self._find(text)
+        if found.fits:
+            return found.value
+        # The alternatives of a recursive schema have mismatches in mismatches, at each level of the value.
+        if visits * max(1, self._cost.loops) ** _levels(found.value, _MAX_NESTING) > _MAX_LIST_COST:
+            raise Mismatch("it is of another form than the schema, and too large to list where")
+        raise Mismatch("; ".join(one_line(problem) for problem in list_problems(self._validator, found.value)))
+
+    def _find(self, text: str) -> Found:
+        """Return the value in `text` that fits, or else the first that does not."""
         answer = split_thoughts(clean_text(text))[0].removeprefix("\ufeff")
-        may_be_deep = _brackets(answer) > _MAX_NESTING
+        may_be_deep = answer.count("[") + answer.count("{") > self._deepest
         fitting: list[Candidate] = []
         other: Found | None = None
         for one in self._candidates(answer):
-            if may_be_deep and _is_deeper(one.value, _MAX_NESTING):
+            if may_be_deep and _levels(one.value, self._deepest) > self._deepest:
                 raise Mismatch("it is nested too deeply")
             if not self._validator.is_valid(one.value):
                 other = other or (Found(one.value, fits=False) if one.ends_line else None)
@@ -100,10 +92,6 @@ class Schema:
             raise Mismatch(why_none(answer))
         return other
 
-    def mismatch(self, value: JsonValue) -> Mismatch:
-        """Return the error that lists the first few places in which `value` does not fit. Takes as long as it takes."""
-        return Mismatch("; ".join(one_line(problem) for problem in list_problems(self._validator, value)))
-
     def _candidates(self, answer: str) -> Iterable[Candidate]:
         try:
             return [Candidate(whole(answer), ends_line=True)]
@@ -116,17 +104,13 @@ def _form(value: JsonValue) -> str:
     return json.dumps(value, sort_keys=True)
 
 
-def _brackets(text: str) -> int:
-    return text.count("[") + text.count("{")
-
-
-def _is_deeper(value: object, levels: int) -> bool:
-    """Return whether `value` has more than `levels` levels of nesting."""
+def _levels(value: object, most: int) -> int:
+    """Return the levels of nesting of `value`, counted up to `most` + 1."""
     if isinstance(value, dict):
         value = [*cast("dict[str, object]", value).values()]
     elif not isinstance(value, list):
-        return False
-    return levels == 0 or any(_is_deeper(one, levels - 1) for one in cast("list[object]", value))
+        return 0
+    return 1 + max((_levels(one, most - 1) for one in cast("list[object]", value)), default=0) if most else 1
 
 
 def schema_problem(schema: Mapping[str, object]) -> SchemaProblem | None:
@@ -165,7 +149,4 @@ class _Compiled(NamedTuple):
 def _compiled(schema: str) -> _Compiled:
     """Return the validator and the cost of a schema. Many tasks share a schema: each is compiled once."""
     cost = measure(json.loads(schema))
-    prepared = prepare(schema)
-    if prepared.backtracks:
-        cost = cost._replace(patterns=cost.patterns * _BACKTRACKING)
-    return _Compiled(prepared.validator, cost)
+    return _Compiled(prepare(schema), cost)

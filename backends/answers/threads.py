@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
 LARGE = 64 * 1024
 """Characters of a text that is parsed in a thread. Parsing takes 15 ms for a million characters."""
-_MOST_WAITING = 4
 _Result = TypeVar("_Result")
 
 
@@ -25,19 +24,19 @@ async def in_thread(function: Callable[..., _Result], *args: Any) -> _Result:
     them in turn. Cancellation abandons the call.
     """
 
+    from anyio import CapacityLimiter  # noqa: PLC0415 - small answers do without anyio
+    from anyio.to_thread import run_sync  # noqa: PLC0415
+
     def call() -> _Result:
         with _paused_collector():
             return function(*args)
 
-    return await _run(call, "plait_parsing", 1)
-
-
-async def in_waiting_thread(function: Callable[..., _Result], *args: Any) -> _Result:
-    """Return the result of a function that waits for a process. Four such functions run at a time.
-
-    Cancellation abandons the call.
-    """
-    return await _run(lambda: function(*args), "plait_checking", _MOST_WAITING)
+    kept = _limiter_of_loop()
+    limiter = kept.get(None)
+    if limiter is None:
+        limiter = CapacityLimiter(1)
+        kept.set(limiter)
+    return await run_sync(call, abandon_on_cancel=True, limiter=limiter)
 
 
 def is_large(value: object) -> bool:
@@ -60,23 +59,11 @@ def is_large(value: object) -> bool:
     return False
 
 
-async def _run(call: Callable[[], _Result], name: str, at_once: int) -> _Result:
-    from anyio import CapacityLimiter  # noqa: PLC0415 - small answers do without anyio
-    from anyio.to_thread import run_sync  # noqa: PLC0415
-
-    kept = _limiter_of_loop(name)
-    limiter = kept.get(None)
-    if limiter is None:
-        limiter = CapacityLimiter(at_once)
-        kept.set(limiter)
-    return await run_sync(call, abandon_on_cancel=True, limiter=limiter)
-
-
 @cache
-def _limiter_of_loop(name: str) -> RunVar[CapacityLimiter | None]:
+def _limiter_of_loop() -> RunVar[CapacityLimiter | None]:
     from anyio.lowlevel import RunVar  # noqa: PLC0415
 
-    return RunVar(name)
+    return RunVar("plait_parsing")
 
 
 @contextmanager

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from plait.backends.text import one_line
 
@@ -12,17 +11,8 @@ if TYPE_CHECKING:
     from jsonschema_rs import Validator
 
 MOST_PROBLEMS = 5
-_BACKTRACK_LIMIT = 10_000
 
 Path: TypeAlias = tuple[str | int, ...]
-
-
-class Prepared(NamedTuple):
-    """A validator."""
-
-    validator: Validator
-    backtracks: bool
-    """Whether a pattern has lookaround or backreferences, so that patterns are tried in more than one way."""
 
 
 class SchemaProblem(Exception):  # noqa: N818 - becomes the error of the caller
@@ -38,22 +28,22 @@ class SchemaProblem(Exception):  # noqa: N818 - becomes the error of the caller
         return f"output_schema{f' at {json_path(self.path)}' if self.path else ''}: {self}"
 
 
-def prepare(schema: str) -> Prepared:
-    """Return the validator for a schema given as JSON. Raises SchemaProblem. Never fetches anything."""
+def prepare(schema: str) -> Validator:
+    """Return the validator for a schema given as JSON. Raises SchemaProblem. Never fetches anything.
+
+    Patterns take a time that grows with the text's length alone, so lookaround and backreferences are refused.
+    """
     # Imported here: the library is as large as all the rest, and most runs have no schema.
     import jsonschema_rs  # noqa: PLC0415
 
-    def make(options: Any) -> Validator:
-        return jsonschema_rs.validator_for(
-            schema, validate_formats=False, pattern_options=options, retriever=_refuse_to_fetch
-        )
-
-    with suppress(ValueError):
-        return Prepared(make(jsonschema_rs.RegexOptions()), backtracks=False)
+    linear = jsonschema_rs.RegexOptions()
     try:
-        return Prepared(make(jsonschema_rs.FancyRegexOptions(backtrack_limit=_BACKTRACK_LIMIT)), backtracks=True)
+        return jsonschema_rs.validator_for(
+            schema, validate_formats=False, pattern_options=linear, retriever=_refuse_to_fetch
+        )
     except jsonschema_rs.ValidationError as error:
-        raise _invalid(error.message, tuple(error.instance_path)) from None
+        hint = "; patterns have no lookaround and no backreferences" if error.message.endswith('"regex"') else ""
+        raise _invalid(f"{error.message}{hint}", tuple(error.instance_path)) from None
     except (ValueError, jsonschema_rs.ReferencingError) as error:
         raise _invalid(str(error)) from None
 

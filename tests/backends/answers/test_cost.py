@@ -1,9 +1,8 @@
-"""The bounds on schemas: which ones are refused, and which ones are checked in this process."""
+"""The bounds on schemas and on answers: which ones are refused."""
 
 from __future__ import annotations
 
 import json
-import subprocess
 from contextlib import suppress
 from typing import Any
 
@@ -40,15 +39,6 @@ async def read(answer: Any, schema: dict[str, Any]) -> Any:
         return (await conversation.send("?")).data
 
 
-@pytest.fixture
-def no_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    def start(*words: Any, **how: Any) -> Any:
-        raise AssertionError("a process was started")
-
-    monkeypatch.setattr(subprocess, "Popen", start)
-
-
-@pytest.mark.usefixtures("no_process")
 @pytest.mark.parametrize(
     ("schema", "answer"),
     [
@@ -66,7 +56,7 @@ def no_process(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
     ],
 )
-async def test_ordinary_answers_are_checked_in_this_process(schema: dict[str, Any], answer: Any) -> None:
+async def test_ordinary_answers_are_checked(schema: dict[str, Any], answer: Any) -> None:
     assert await read(answer, schema) == answer
 
 
@@ -113,6 +103,8 @@ BACK: dict[str, Any] = {
         ({"pattern": "(a{300}){300}", "items": {"pattern": "(a{500}){500}"}}, "patterns are too large"),
         ({"pattern": "a{" + "9" * 5_000 + "}"}, "patterns are too large"),
         ({"patternProperties": {r"(\p{L}{20}){20}": True}}, "patterns are too large"),
+        ({"pattern": "^(?!b)a+$"}, "patterns have no lookaround and no backreferences"),
+        ({"patternProperties": {r"(a)\1": True}}, "patterns have no lookaround and no backreferences"),
         ({"patternProperties": 5}, "not a valid JSON Schema"),
     ],
 )
@@ -122,20 +114,19 @@ async def test_schemas_that_are_refused(schema: dict[str, Any], words: str) -> N
     assert caught.value.kind is ErrorKind.INVALID_REQUEST
 
 
-@pytest.mark.usefixtures("no_process")
 @pytest.mark.parametrize(
     ("schema", "answer"),
     [
-        ({"items": {"enum": [*range(1_000)]}}, [1] * 100),
-        ({"pattern": "^(a{1,100}){1,100}$"}, "a" * 1_000),
-        ({"pattern": "^(?!b)a+$"}, "a" * 10_000),
-        ({"items": {"$ref": "#"}, "unevaluatedItems": {"unevaluatedItems": {"maxItems": 9}}}, [[]] * 4_000),
-        (BACK, [[1]] * 10),
+        ({"items": {"enum": [*range(1_000)]}}, [1] * 10_000),
+        ({"pattern": "^(a{1,100}){1,100}$"}, "a" * 10_000),
+        ({"items": {"$ref": "#"}, "unevaluatedItems": {"unevaluatedItems": {"maxItems": 9}}}, [[]] * 400_000),
+        (BACK, [[1]] * 1_000),
     ],
 )
-async def test_doubtful_checks_are_left_to_a_process(schema: dict[str, Any], answer: Any) -> None:
-    with pytest.raises(AssertionError, match="a process was started"):
+async def test_a_check_that_may_take_long_is_not_begun(schema: dict[str, Any], answer: Any) -> None:
+    with pytest.raises(BackendError, match="checking it would take too long") as caught:
         await read(json.dumps(answer), schema)
+    assert caught.value.kind is ErrorKind.INVALID_OUTPUT
 
 
 @pytest.mark.parametrize("unit", ["[", "[a", "[\\", "\\p{", "\\p", "(", "{1", "a{9}", "\\"])
