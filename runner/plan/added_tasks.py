@@ -1,6 +1,6 @@
 """Tasks added to a run by a reply, in the shape of a plan file's tasks.
 
-The tasks are written by a model, so their prompts are plain (`prompts/plain.py`): names and fields without a template
+The tasks are written by a model, so their prompts are plain (`prompts/render.py`): names and fields without a template
 language. Nothing else checks the prompts: a plain prompt is recognised by its text alone, wherever it is stored.
 """
 
@@ -20,7 +20,7 @@ from plait.runner.plan.loader import salvage
 from plait.runner.plan.messages import findings
 from plait.runner.plan.schema import DefaultsPart, PlanPart, TaskPart
 from plait.runner.plan.tasks import make_task
-from plait.runner.prompts.plain import check_plain
+from plait.runner.prompts.render import check_plain
 
 _LONGEST_NAME = 64
 _REFUSED = {

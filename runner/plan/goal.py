@@ -14,8 +14,7 @@ from plait.runner.plan.schema import MAX_GOAL, DefaultsPart, OrchestratePart
 from plait.runner.plan.source import Source
 from plait.runner.policies.orchestrator.policy import LoopLimits, OrchestratorPolicy
 from plait.runner.policies.orchestrator.prompts import INPUTS, Team
-from plait.runner.prompts.base import DEFAULT_LIMIT
-from plait.runner.prompts.plain import fill_in, plain_paths
+from plait.runner.prompts.render import is_plain, render
 
 _CHARACTERS_A_TOKEN = 2  # at least; decides where results are cut
 
@@ -64,14 +63,14 @@ def _goal(text: str, inputs: Mapping[str, JsonValue], source: Source) -> str:
     busy.
     """
     message, line, goal = "", None, ""
-    if plain_paths(text) is None:
+    if not is_plain(text):
         message = (
             "a goal may hold names of inputs, as in {{ topic }}, and no other template syntax; two braces as they are: "
             "{{ '{{' }}"
         )
     else:
         try:
-            goal = fill_in(text, {**inputs, "inputs": inputs}, DEFAULT_LIMIT)
+            goal = render(text, {**inputs, "inputs": inputs})
         except PromptError as error:
             message, line = str(error), error.line
         else:

@@ -17,6 +17,8 @@ RESERVED_NAMES: frozenset[str] = frozenset({"inputs", "results", "item", *CONSTA
 """Names that never stand for a task: the inputs of the run, all upstream results by id, the element of a `for_each`,
 and the constants.
 """
+STEP = r"""\. (?:[A-Za-z_]\w*|0|[1-9]\d{0,8}) | \[ (?:0|-?[1-9]\d{0,8}|"[^"\\\r\n]*"|'[^'\\\r\n]*') \]"""
+"""One field or element, for a verbose pattern."""
 DEFAULT_LIMIT = 1_000_000
 """Characters of a rendered prompt."""
 _MOST_SHOWN = 20

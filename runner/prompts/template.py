@@ -23,6 +23,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from plait.backends.protocol import JsonInput
 from plait.runner.errors import PromptError
 from plait.runner.prompts.base import (
+    STEP,
     PromptNames,
     by_key,
     field_of,
@@ -33,7 +34,6 @@ from plait.runner.prompts.base import (
     unknown_name,
 )
 from plait.runner.prompts.checker import check_template
-from plait.runner.prompts.plain import STEP
 
 MAX_BITS = 100_000
 """The length of the greatest whole number that `**` computes."""

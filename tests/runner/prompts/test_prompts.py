@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from plait.runner.errors import PromptError
 from plait.runner.prompts.base import PromptNames
-from plait.runner.prompts.plain import check_plain, names_of, plain_paths
-from plait.runner.prompts.render import names_used, parse_names, render
+from plait.runner.prompts.render import check_plain, is_plain, names_used, parse_names, render
 from plait.runner.prompts.template import compile_template
 
 REVIEW = {"label": "good", "score": 3}
@@ -146,7 +145,8 @@ WORDS = ["if", "for", "in", "and", "or", "is", "else", "loop", "range", "dict", 
 def test_the_template_language_gives_plain_prompts_the_same_meaning(prompt):
     values = {**VALUES, **{word: {"name": word} for word in WORDS}}
     template = compile_template(prompt)
-    assert names_of(plain_paths(prompt) or ()) == template.names
+    assert is_plain(prompt)
+    assert names_used(prompt) == template.names
     assert render(prompt, values) == template.render(values, 1000)
 
 
@@ -345,7 +345,7 @@ MODELS_TEXTS = [
 @pytest.mark.parametrize("prompt", MODELS_TEXTS, ids=lambda prompt: prompt[:40])
 def test_text_of_a_model_gets_names_and_fields_alone(prompt):
     caught = check_plain(f"\n{prompt}")
-    assert plain_paths(prompt) is None
+    assert not is_plain(prompt)
     assert caught is not None
     assert caught.line == 2
     assert "may hold names and fields, as in {{ name }} and {{ name.field }}, and no other template" in str(caught)
@@ -410,8 +410,7 @@ def test_values_nested_too_deep_are_an_error():
 
 def test_plain_prompts_and_the_text_of_models_import_no_template_engine():
     code = (
-        "import sys; from plait.runner.prompts.plain import check_plain; "
-        "from plait.runner.prompts.render import render; "
+        "import sys; from plait.runner.prompts.render import check_plain, render; "
         "render('{{ a }}{{ b[0].c }}', {'a': 1, 'b': [{'c': 2}]}); check_plain('{% if a %}'); "
         "sys.exit('jinja2' in sys.modules)"
     )
