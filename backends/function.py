@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from traceback import StackSummary, TracebackException, walk_tb
 from types import CodeType, TracebackType
-from typing import Any, TypeAlias, cast
+from typing import Any, ClassVar, TypeAlias, cast
 
 from plait.backends.answers.reader import read_answer
 from plait.backends.answers.schema import Mismatch, Schema, invalid_output
@@ -48,6 +48,8 @@ class FunctionBackend(Placeable):
     """
 
     __slots__ = ("_call", "_function")
+    needs_prompt: ClassVar[bool] = False
+    """A task may call a function without a prompt: see `OptionalPromptBackend`."""
 
     def __init__(self, function: Function) -> None:
         if not callable(function):

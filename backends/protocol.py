@@ -399,6 +399,18 @@ class AdjustableBackend(Backend, Protocol):
 
 
 @runtime_checkable
+class OptionalPromptBackend(Backend, Protocol):
+    """A backend that may be called with a blank prompt, such as a function. Every other backend asks somebody, and a
+    task without a prompt is refused.
+    """
+
+    @property
+    def needs_prompt(self) -> bool:
+        """Whether a blank prompt is refused."""
+        ...
+
+
+@runtime_checkable
 class FileBackend(Backend, Protocol):
     """A backend whose prompts may come with images and PDFs. Every other backend gets text files alone, as a part of
     the prompt.

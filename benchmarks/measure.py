@@ -110,7 +110,7 @@ async def durable(shape: str, tasks: str, at_once: str = str(AT_ONCE)) -> dict[s
 async def build(tasks: str) -> dict[str, float]:
     """Measure the construction and validation of a layered DAG, without and with the priorities."""
     edges = graphs.layered(int(tasks))
-    tasks_ = [Task(f"t{i}", "", depends_on=[f"t{d}" for d in needed]) for i, needed in enumerate(edges)]
+    tasks_ = [Task(f"t{i}", "x", depends_on=[f"t{d}" for d in needed]) for i, needed in enumerate(edges)]
     before = spent()
     dag = DAG(tasks_)
     built = figures(before, len(dag))

@@ -31,6 +31,7 @@ from plait.backends.protocol import (
     ForkingBackend,
     Hosts,
     JsonValue,
+    OptionalPromptBackend,
     Output,
     Placement,
     Reply,
@@ -63,6 +64,8 @@ class BackendTraits:
     """Whether the backend can fork a conversation."""
     adjustable: Collection[str] = ()
     """The settings that a task may have."""
+    needs_prompt: bool = True
+    """Whether a task needs a prompt."""
     answer_key: JsonValue = None
     """The backend's answer key; None if its answers are never taken over."""
     billing: Billing = UNBILLED
@@ -75,6 +78,7 @@ class BackendTraits:
         return cls(
             isinstance(made, ForkingBackend) and made.can_fork,
             made.adjustable if isinstance(made, AdjustableBackend) else (),
+            made.needs_prompt if isinstance(made, OptionalPromptBackend) else True,
             made.answer_key() if isinstance(made, ReusableBackend) else None,
             made.billing if isinstance(made, BilledBackend) else UNBILLED,
         )
@@ -99,6 +103,7 @@ class HostBackend:
         self._traits = traits
         self.can_fork = traits.can_fork
         self.adjustable = traits.adjustable
+        self.needs_prompt = traits.needs_prompt
         self.billing = traits.billing
 
     @property

@@ -116,7 +116,7 @@ def _task(rng: random.Random, number: int, before: list[Task], parts: Mapping[st
     retry = Retry(3, rng.choice([0.0, 1.0, 5.0]), 5.0)
     name = f"t{number}"
     limit = rng.choice([None, 30.0])
-    task = Task(name, "", needed, backend, continues, mode, retry, limit, at_most_once=rng.random() < 0.07)
+    task = Task(name, "x", needed, backend, continues, mode, retry, limit, at_most_once=rng.random() < 0.07)
     return replace(task, prompt=prompt_of(task, parts))
 
 
@@ -232,7 +232,7 @@ def chain_case() -> Case:
     """Return a chain of three tasks; each prompt holds the results of all earlier tasks."""
     before = [[], ["a"], ["a", "b"]]
     parts = {name: TaskBehaviour(seconds=0.001) for name in "abc"}
-    plain = [Task(name, "", needed) for name, needed in zip("abc", before, strict=True)]
+    plain = [Task(name, "x", needed) for name, needed in zip("abc", before, strict=True)]
     tasks = [replace(task, prompt=prompt_of(task, parts)) for task in plain]
     return Case(DAG(tasks, name="chain"), parts, _BACKENDS, 1, {})
 
@@ -301,17 +301,17 @@ def grown(case: Case, seed: int) -> Case:
         parts[over] = replace(parts[over], items=items, structured=True, failures=0, refused=False)
         name = f"m{number}"
         needed = rng.sample(before, rng.randrange(2))
-        tasks.append(Task(name, "", needed, for_each=over))
+        tasks.append(Task(name, "x", needed, for_each=over))
         parts[name] = TaskBehaviour(seconds=rng.choice([0.0, 0.002]), failures=rng.choice([0, 0, 0, 1]))
         if rng.random() < 0.4:
             parts[name] = lasting(tasks[-1], replace(parts[name], failures=NEVER))
             tasks[-1] = replace(tasks[-1], failure_mode=rng.choice(list(FailureMode)))
     if seed % 8 < 4:
         tasks.append(_paired(seed, tasks, parts))
-    tasks.append(Task("u", "", ["m0"]))
+    tasks.append(Task("u", "u", ["m0"]))
     parts["u"] = TaskBehaviour()
     if not small:
-        tasks.append(Task("mm", "", for_each="m0"))
+        tasks.append(Task("mm", "mm", for_each="m0"))
         parts["mm"] = TaskBehaviour()
     reviewed = tuple(rng.sample([*before, "m0"], 1 if small else 3))
     parts |= {f"r_{name}": TaskBehaviour() for name in reviewed} | {LAST: TaskBehaviour()}
@@ -329,7 +329,7 @@ def _paired(seed: int, tasks: Sequence[Task], parts: dict[str, TaskBehaviour]) -
     parts["p"] = TaskBehaviour(seconds=rng.choice([0.0, 0.002]))
     goes_on, others = rng.random() < 0.5, [task.id for task in tasks if task.for_each is None]
     needed = [*([] if goes_on else ["m0"]), *rng.sample(others, rng.randrange(2))]  # others delay the expansion
-    return Task("p", "", needed, continues="m0" if goes_on else None, for_each=over)
+    return Task("p", "p", needed, continues="m0" if goes_on else None, for_each=over)
 
 
 def _specs(

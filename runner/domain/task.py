@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Final, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from plait.backends.errors import ErrorKind
 from plait.backends.protocol import OWN_OPTIONS, JsonInput, JsonValue, ModelOptions
 from plait.runner.domain.status import TaskStatus
 from plait.runner.domain.task_file import TaskFile
-from plait.runner.errors import nearest
+from plait.runner.errors import DAGError, Problem, nearest
 
 
 class FailureMode(StrEnum):
@@ -89,25 +89,28 @@ def _kinds(given: Collection[str]) -> frozenset[str]:
 DEFAULT_RETRY = Retry()
 
 
-class _NoPrompt(str):
-    """The prompt of a task that is made without one, told from a prompt that is empty on purpose."""
-
-    __slots__ = ()
+NO_PROMPT = "there is no prompt; write one, or name a function that needs none as the `backend`"
+"""The message about a prompt that is missing or blank."""
 
 
-_NO_PROMPT: Final = _NoPrompt()
+def lacks_prompt(prompt: str | None, backend: str | None, files: Sequence[object] = ()) -> bool:
+    """Return whether nothing would be asked: the prompt is blank, there are no files, and no `backend`, which may be a
+    function, is named.
+    """
+    return backend is None and not files and (prompt is None or (isinstance(prompt, str) and not prompt.strip()))  # pyright: ignore[reportUnnecessaryIsInstance]
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
     """A subtask: a prompt for a backend, run once all tasks in `depends_on` are done.
 
-    Raises ValueError without a prompt, unless a backend or files are named: a function or a command may need none.
+    Raises ValueError if the prompt is blank, unless there are files, or `backend` names a function: it may need none. A
+    blank prompt for any other backend is refused with DAGError before the run begins.
     """
 
     id: str
     """1 to 64 letters, digits, `.`, `_` or `-`, not starting with a dot."""
-    prompt: str = _NO_PROMPT
+    prompt: str = ""
     """A template: `{{ other }}` is the result of the upstream task `other`. See docs/guides/plan-files.md."""
     depends_on: Sequence[str] = ()
     """The ids of the tasks to be done before: a list, or a single id. Stored as a tuple if a single id is given."""
@@ -177,13 +180,8 @@ class Task:
     """
 
     def __post_init__(self) -> None:
-        if self.prompt is _NO_PROMPT:
-            if self.backend is None and not self.files:
-                raise ValueError(
-                    f"task {self.id!r} has no prompt; write Task({self.id!r}, prompt=...), or name the backend of a "
-                    "function or a command that needs none: backend=..."
-                )
-            object.__setattr__(self, "prompt", "")
+        if lacks_prompt(self.prompt, self.backend, self.files):
+            raise ValueError(f"task {self.id!r}: {NO_PROMPT}")
         # Convert a plain text such as "soft" to the enum.
         if type(self.failure_mode) is not FailureMode:
             object.__setattr__(self, "failure_mode", FailureMode(self.failure_mode))
@@ -217,6 +215,13 @@ class Task:
             return tuple(self.depends_on)
         further = dict.fromkeys((self.continues, self.for_each))
         return (*self.depends_on, *(name for name in further if name is not None and name not in self.depends_on))
+
+
+def with_prompt(task: Task, prompt: str) -> Task:
+    """Return the task with another prompt. Raises DAGError if the task would lack one."""
+    if lacks_prompt(prompt, task.backend, task.files):
+        raise DAGError([Problem(NO_PROMPT, task.id, "prompt")])
+    return replace(task, prompt=prompt)
 
 
 def no_such_setting(backend: str, setting: str, known: Collection[str]) -> str:

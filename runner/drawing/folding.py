@@ -30,11 +30,11 @@ def fold(dag: DAG, looks: Mapping[str, Look]) -> tuple[DAG, Mapping[str, Look]]:
     needs: dict[str, dict[str, None]] = {}
     for position, task in enumerate(dag):
         name = name_of[task.id]
-        merged.setdefault(name, Task(name, "", continues=name_of.get(task.continues or "")))
+        merged.setdefault(name, Task(name, name, continues=name_of.get(task.continues or "")))
         before = needs.setdefault(name, {})
         before.update(dict.fromkeys(name_of[dag.tasks[one].id] for one in dag.dependencies[position]))
         before.pop(name, None)
-    tasks = [Task(name, "", tuple(needs[name]), continues=task.continues) for name, task in merged.items()]
+    tasks = [Task(name, name, tuple(needs[name]), continues=task.continues) for name, task in merged.items()]
     try:
         smaller = DAG(tasks, name=dag.name)
     except DAGError:  # parts of two groups need each other

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from plait.backends.protocol import OWN_OPTIONS, AdjustableBackend, Backend, FileBackend
+from plait.backends.protocol import OWN_OPTIONS, AdjustableBackend, Backend, FileBackend, OptionalPromptBackend
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.policy import Policy
 from plait.runner.domain.status import TASK_DONE, TaskStatus
-from plait.runner.domain.task import Task, no_such_setting
+from plait.runner.domain.task import NO_PROMPT, Task, no_such_setting
 from plait.runner.domain.task_file import TEXT, TaskFile, takes_no_such_file
 from plait.runner.engine.config import Config
 from plait.runner.errors import BackendMissing, DAGError, Problem
@@ -34,7 +34,7 @@ def policy_backends(policy: Policy, default: str) -> set[str]:
 def backend_names(dag: DAG, config: Config, statuses: Sequence[TaskStatus] = ()) -> list[str]:
     """Return each task's backend name, by position. Raises BackendMissing if an unfinished task has no backend, or if a
     task continues a conversation of another backend, and DAGError if an unfinished task has a setting that its backend
-    does not have.
+    does not have, or lacks a prompt that its backend needs.
     """
     names = task_backends(dag, config.default)
     needed = needed_backends(names, statuses)
@@ -63,8 +63,8 @@ def _require_settings(
     problems = [
         problem
         for position, (task, name) in enumerate(zip(dag, names, strict=True))
-        if task.options is not OWN_OPTIONS and not (statuses and statuses[position] in TASK_DONE)
-        for problem in unknown_settings(task, name, adjustable(backends[name]), position)
+        if not (statuses and statuses[position] in TASK_DONE)
+        for problem in unfit_settings(task, name, backends[name], position)
     ]
     problems += [
         Problem(takes_no_such_file(name, file.name, file.media_type), task.id, "files", None, position)
@@ -77,16 +77,21 @@ def _require_settings(
         raise DAGError(problems)
 
 
-def adjustable(backend: Backend) -> Collection[str]:
-    """Return the names of the settings that a single task may have on `backend`."""
-    return backend.adjustable if isinstance(backend, AdjustableBackend) else ()
+def unfit_settings(task: Task, name: str, backend: Backend, position: int) -> Iterator[Problem]:
+    """Yield a problem for each setting of `task` that `backend`, called `name`, does not take, and for a blank prompt
+    that it needs.
+    """
+    if task.options is not OWN_OPTIONS:
+        known = backend.adjustable if isinstance(backend, AdjustableBackend) else ()
+        for setting in ("model", "system", "temperature"):
+            if getattr(task, setting) is not None and setting not in known:
+                yield Problem(no_such_setting(name, setting, known), task.id, setting, None, position)
+    if not (task.files or task.prompt.strip() or _takes_no_prompt(backend)):
+        yield Problem(NO_PROMPT, task.id, "prompt", None, position)
 
 
-def unknown_settings(task: Task, backend: str, known: Collection[str], position: int) -> Iterator[Problem]:
-    """Yield a problem for each setting of `task` that is not among the `known` settings of its `backend`."""
-    for name in ("model", "system", "temperature"):
-        if getattr(task, name) is not None and name not in known:
-            yield Problem(no_such_setting(backend, name, known), task.id, name, None, position)
+def _takes_no_prompt(backend: Backend) -> bool:
+    return isinstance(backend, OptionalPromptBackend) and not backend.needs_prompt
 
 
 def require_policy_backends(config: Config, policy: Policy) -> None:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from plait.backends.protocol import Reply
+from plait.backends.protocol import Backend, Reply
 from plait.backends.text import parse_json
 from plait.runner.domain import events
 from plait.runner.domain.dag import nearest
 from plait.runner.domain.status import TaskStatus
 from plait.runner.domain.task import GrowthLimits, Task
 from plait.runner.domain.validation import go_on_with_many, lists_gone_over, taken_from_parts
-from plait.runner.engine.backend_checks import unknown_settings
+from plait.runner.engine.backend_checks import unfit_settings
 from plait.runner.errors import DAGError, Problem
 from plait.runner.scheduling.scheduler import Scheduler
 from plait.runner.state.run_state import RunState
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 class Growth:
     """Adds tasks to one run.
 
-    `task_backends` lists each task's backend by position, and is extended in place. `backends` holds for each backend
-    the settings that a task may have. `default` is the backend of added tasks that name none. `like` is the run whose
+    `task_backends` lists each task's backend by position, and is extended in place. `backends` are those of
+    the runner. `default` is the backend of added tasks that name none. `like` is the run whose
     answers are taken over.
     """
 
@@ -35,7 +35,7 @@ class Growth:
         scheduler: Scheduler,
         task_backends: list[str],
         *,
-        backends: Mapping[str, Collection[str]],
+        backends: Mapping[str, Backend],
         default: str,
         limits: GrowthLimits,
         stamp: Callable[[], str],
@@ -159,7 +159,7 @@ class Growth:
             if task.backend is None and name not in self._backends:
                 problems.append(self._unknown_backend(name, task, place))
             if name in self._backends:
-                problems += unknown_settings(task, name, self._backends[name], place)
+                problems += unfit_settings(task, name, self._backends[name], place)
             if task.continues is None:
                 continue
             before = dag.position(task.continues)

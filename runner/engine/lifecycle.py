@@ -40,7 +40,6 @@ from plait.runner.domain.result import RunResult
 from plait.runner.domain.status import TASK_DONE, RunStatus, TaskStatus
 from plait.runner.domain.task import failed_status
 from plait.runner.engine.attempt import RunContext
-from plait.runner.engine.backend_checks import adjustable
 from plait.runner.engine.cancelled_sessions import note_cancelled
 from plait.runner.engine.checkpointer import Checkpointer, EventSink, UnstoredSink, WritePosition
 from plait.runner.engine.config import Config
@@ -268,7 +267,7 @@ async def _execute(
         run.state,
         scheduler,
         run.task_backends,
-        backends={name: adjustable(backend) for name, backend in config.backends.items()},
+        backends=config.backends,
         default=config.default,
         limits=config.growth.within(run.state.dag.growth),
         stamp=stamp,

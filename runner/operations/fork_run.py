@@ -15,7 +15,7 @@ from plait.runner.domain.groups import group_of
 from plait.runner.domain.policy import Policy
 from plait.runner.domain.prompt_values import named
 from plait.runner.domain.status import TaskStatus
-from plait.runner.domain.task import Task
+from plait.runner.domain.task import Task, with_prompt
 from plait.runner.errors import PlaitError, TaskNotFound, nearest
 from plait.runner.operations.create_run import RESERVED_SETTINGS
 from plait.runner.policies import policy_of
@@ -90,10 +90,9 @@ async def plan_try(store: Store | None, run_id: str, task_id: str, prompt: str |
     task = run.state.dag[task_id]
     if task.for_each is not None:
         raise PlaitError(f"task {task_id!r} stands for its parts; try one of them: {task_id}.1")
-    changes: dict[str, Any] = {} if prompt is None else {"prompt": prompt}
-    if backend is not None:
-        changes["backend"] = backend
-    tried = replace(task, **changes, adds_tasks=False, for_each=None)
+    if prompt is not None:
+        task = with_prompt(task, prompt)
+    tried = replace(task, backend=backend or task.backend, adds_tasks=False, for_each=None)
     names = _read_by(run, tried)
     recorded = [_as_recorded(run, name, names) for name in names]
     tried = replace(tried, depends_on=tuple(one.id for one in recorded if one.id != tried.continues))
@@ -122,7 +121,7 @@ def _require_tasks(run: StoredRun, names: Collection[str]) -> None:
 
 def _edited(task: Task, prompts: Mapping[str, str]) -> Task:
     prompt = prompts.get(task.id, prompts.get(group_of(task.id, task.item) or ""))
-    return task if prompt is None else replace(task, prompt=prompt)
+    return task if prompt is None else with_prompt(task, prompt)
 
 
 def _require_inputs(run: StoredRun, inputs: Mapping[str, JsonInput]) -> None:

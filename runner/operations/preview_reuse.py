@@ -22,7 +22,7 @@ from plait.runner.domain.policy import Policy
 from plait.runner.domain.prompt_values import named
 from plait.runner.domain.status import TASK_DONE, TaskStatus
 from plait.runner.domain.task import FailureMode, Task, failed_status
-from plait.runner.engine.backend_checks import adjustable, backend_names
+from plait.runner.engine.backend_checks import backend_names
 from plait.runner.engine.config import Config, answer_keys
 from plait.runner.engine.for_each import ForEachExpander
 from plait.runner.engine.growth import Growth
@@ -188,10 +188,9 @@ class Rehearsal:
         self._state = RunState(dag.copy(), keeps_all=True)
         self._scheduler = Scheduler(self._state.dag, names, SlotPool(1, {}))
         limits = config.growth.within(dag.growth)
-        backends = {name: adjustable(backend) for name, backend in config.backends.items()}
         default = config.default
         parts = (self._state, self._scheduler)
-        self._growth = Growth(*parts, names, backends=backends, default=default, limits=limits, stamp=stamp)
+        self._growth = Growth(*parts, names, backends=config.backends, default=default, limits=limits, stamp=stamp)
         self._for_each = ForEachExpander(*parts, self._growth)
         self._policy = None
         if policy is not None:
@@ -375,7 +374,7 @@ class Rehearsal:
     def _gates(self, position: int) -> set[int]:
         """Return the tasks that determine whether the task exists, and whether its condition is true."""
         dag, task = self._state.dag, self._state.dag.tasks[position]
-        found = set[int]() if task.when is None else self._positions(task, named(replace(task, prompt="")))
+        found = set[int]() if task.when is None else self._positions(task, named(replace(task, prompt="?")))
         by = self._state.added_by(position)
         if by is not None:
             over = dag[by].for_each

@@ -13,7 +13,7 @@ from typing import cast
 from pydantic import ValidationError
 
 from plait.backends.protocol import JsonValue
-from plait.runner.domain.task import Task
+from plait.runner.domain.task import NO_PROMPT, Task, lacks_prompt
 from plait.runner.errors import DAGError, Problem
 from plait.runner.plan.for_each import Member
 from plait.runner.plan.loader import salvage
@@ -71,11 +71,15 @@ def read_added(specs: Sequence[object]) -> AddedTasks:
         found = [_mistake(path, message, names) for path, message, _ in findings(error, whole)]
         part, lost = salvage(whole, error)
     parts = [] if part is None else part.tasks
+    for place, one in enumerate(parts):
+        if lacks_prompt(one.prompt, one.backend):
+            found.append(replace(_at(place, names, NO_PROMPT), field="prompt"))
+            one.prompt = "?"
     tasks = list(map(_task, parts))
     for place, task in enumerate(tasks):
         if mistake := check_plain(task.prompt):
             found.append(replace(_at(place, names, str(mistake)), field="prompt", line=mistake.line))
-            tasks[place] = replace(task, prompt="")
+            tasks[place] = replace(task, prompt="?")
         for field, message in _REFUSED.items():
             if getattr(parts[place], field) not in (None, []):
                 found.append(replace(_at(place, names, message), field=field))

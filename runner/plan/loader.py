@@ -181,7 +181,7 @@ def _work(
         policy = orchestrator_of(part.orchestrate, part.defaults, values, source)
         return (None if policy is None else orchestrator_dag(policy, name, values, growth)), policy
     if part.workflow:
-        workflow = workflow_of(part.workflow, part.defaults, name, source)
+        workflow = workflow_of(part, name, source)
         return (None if workflow is None else workflow_dag(workflow, values, growth, source)), workflow
     if not part.tasks and source.problems:
         return None, None
@@ -312,7 +312,7 @@ def _dag(graph: PlanTasks, name: str, lost: set[int], growth: GrowthLimits | Non
         return None
 
 
-_STEP = {"name": "a-step-of-the-plan", "prompt": ""}
+_STEP = {"name": "a-step-of-the-plan", "prompt": "?"}
 _GOAL = {"goal": "the goal"}
 _ROUNDS = 3  # a corrected key may turn out to have a wrong value
 
@@ -355,11 +355,11 @@ def _mend(whole: Any, path: tuple[str | int, ...], kind: str, lost: set[int]) ->
 def _mend_task(whole: Any, index: int, rest: list[str], kind: str, lost: set[int]) -> None:
     task = whole["tasks"][index]
     if not rest or not isinstance(task, dict):
-        whole["tasks"][index] = {"id": f"task-{index}-of-the-plan", "prompt": ""}
+        whole["tasks"][index] = {"id": f"task-{index}-of-the-plan", "prompt": "?"}
     elif rest[0] == "id":
         task["id"] = f"task-{index}-of-the-plan"
     elif rest[0] == "prompt":
-        task["prompt"] = ""
+        task["prompt"] = "?"
     elif kind == "extra_forbidden" and len(rest) == 1:
         _take_out(task, rest[0], model_at(("tasks", index), whole))  # pyright: ignore[reportUnknownArgumentType]
     else:

@@ -186,7 +186,9 @@ class TaskPart(_Part):
     list of another task. Not inputs, results, item, true, false or none: prompts use these words.
     """
     prompt: str
-    """The prompt for the backend: a template, in which {{ other }} is the result of the upstream task `other`."""
+    """The prompt for the backend: a template, in which {{ other }} is the result of the upstream task `other`. Blank
+    only for a function, or with files.
+    """
     depends_on: Ids = Field(default_factory=list[str])
     """Tasks to be done before: an id or a list of ids."""
     when: str | None = None
@@ -281,7 +283,9 @@ class StepPart(_Part):
     true, false or none: prompts use these words.
     """
     prompt: str
-    """A template, in which {{ earlier }} is the result of the earlier step `earlier`: empty if that step failed."""
+    """A template, in which {{ earlier }} is the result of the earlier step `earlier`: empty if that step failed. Blank
+    only for a function.
+    """
     backend: str | None = None
     """The name of a backend under `backends`. Default: defaults.backend."""
     on_error: OnError = "end"

@@ -6,25 +6,25 @@ from collections.abc import Mapping
 
 from plait.backends.protocol import JsonValue
 from plait.runner.domain.dag import DAG
-from plait.runner.domain.task import GrowthLimits
+from plait.runner.domain.task import NO_PROMPT, GrowthLimits
 from plait.runner.errors import DAGError, Problem
 from plait.runner.plan.errors import Path
-from plait.runner.plan.schema import DefaultsPart, StepPart
+from plait.runner.plan.schema import PlanPart, StepPart
 from plait.runner.plan.source import Source
-from plait.runner.plan.tasks import check_schema, line_in, retry_of, used_name
+from plait.runner.plan.tasks import check_schema, function_of, line_in, retry_of, used_name
 from plait.runner.policies.workflow import Step, Workflow
 
 _FIELDS = {"id": "name"}
 """Fields of a task, with their names in a step."""
 
 
-def workflow_of(parts: list[StepPart], defaults: DefaultsPart, name: str, source: Source) -> Workflow | None:
+def workflow_of(plan: PlanPart, name: str, source: Source) -> Workflow | None:
     """Return the policy of the plan; None with mistakes. Problems are added to `source.problems`."""
-    before = len(source.problems)
-    if "failure_mode" in defaults.model_fields_set:
+    before, parts = len(source.problems), plan.workflow
+    if "failure_mode" in plan.defaults.model_fields_set:
         message = "applies to `tasks`; a step of `workflow` has on_error, so leave it out"
         source.problems.append(source.problem(("defaults", "failure_mode"), message))
-    steps = [_step(part, ("workflow", index), defaults, source) for index, part in enumerate(parts)]
+    steps = [_step(part, ("workflow", index), plan, source) for index, part in enumerate(parts)]
     names = [part.name for part in parts]
     for index, step_name in enumerate(names):
         if step_name in names[:index]:
@@ -51,19 +51,25 @@ def workflow_dag(
     return DAG(first.tasks, name=first.name, inputs=inputs, growth=growth)
 
 
-def _step(part: StepPart, path: Path, defaults: DefaultsPart, source: Source) -> Step | None:
+def _step(part: StepPart, path: Path, plan: PlanPart, source: Source) -> Step | None:
     check_schema(part.output_schema, (*path, "output_schema"), source)
+    backend = part.backend
+    if not part.prompt.strip():
+        backend = None if part.continues else function_of(part, plan)
+        if backend is None:
+            source.problems.append(source.problem((*path, "prompt"), NO_PROMPT))
+            return None
     try:
         return Step(
             part.name,
             part.prompt,
-            part.backend,
+            backend,
             part.on_error,
             part.max_tries,
             part.output_schema,
             part.continues,
-            retry_of(part, defaults),
-            defaults.timeout if part.timeout is None else part.timeout,
+            retry_of(part, plan.defaults),
+            plan.defaults.timeout if part.timeout is None else part.timeout,
         )
     except ValueError as error:
         source.problems.append(source.problem((*path, "name"), str(error)))

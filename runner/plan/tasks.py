@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,7 +12,7 @@ from plait.backends.answers.schema import schema_problem
 from plait.backends.protocol import JsonValue
 from plait.backends.spec.build import FunctionSpec
 from plait.runner.domain.dag import nearest
-from plait.runner.domain.task import DEFAULT_RETRY, TASKS_SCHEMA, FailureMode, Retry, Task
+from plait.runner.domain.task import DEFAULT_RETRY, NO_PROMPT, TASKS_SCHEMA, FailureMode, Retry, Task
 from plait.runner.domain.task_file import TaskFile
 from plait.runner.domain.validation import MOST_HINTS, uses_itself
 from plait.runner.errors import Problem
@@ -42,8 +41,7 @@ class PlanTasks:
         self._source = source
         self._defaults = part.defaults
         self._parts = part.tasks
-        self._functions = {name for name, spec in part.backends.items() if isinstance(spec, FunctionSpec)}
-        self._only = next(iter(part.backends)) if len(part.backends) == 1 else None
+        self._plan = part
         self._items: dict[str, list[JsonValue]] = {}
         # The fields of the elements, in order.
         self._fields: dict[str, dict[str, None]] = {}
@@ -56,7 +54,7 @@ class PlanTasks:
         """Return the tasks of the run; None if there would be far too many."""
         parts = self._with_known_names(self._with_unique_ids())
         for index, part in enumerate(parts):
-            parts[index] = self._checked_for_each(index, part)
+            parts[index] = self._with_prompt(index, self._checked_for_each(index, part))
             check_schema(part.output_schema, ("tasks", index, "output_schema"), self._source)
             self._check_role(index, part)
         families = Families(parts, self._items)
@@ -68,8 +66,8 @@ class PlanTasks:
                 message = f"{part.continues!r} has one conversation for each element; use the same for_each here"
                 self._complain(("tasks", index, "continues"), message)
             for member in families.members(part):
-                task = make_task(part, member, self._defaults, asks_for=self._schema_of(part))
-                tasks.append(replace(task, files=self._found_files(index, part, member)) if part.files else task)
+                files = self._found_files(index, part, member) or part.files
+                tasks.append(make_task(part, member, self._defaults, asks_for=self._schema_of(part), files=files))
                 self._origins.append((index, member.first))
         return tasks
 
@@ -83,13 +81,21 @@ class PlanTasks:
                 self._complain(path if path in self._source.values else path[:3], str(error))
         return tuple(found)
 
+    def _with_prompt(self, index: int, part: TaskPart) -> TaskPart:
+        """Return the part with a prompt, with files, or with the name of a function, which may need none."""
+        if part.prompt.strip() or part.files:
+            return part
+        if not part.continues and (function := function_of(part, self._plan)) is not None:
+            return part.model_copy(update={"backend": function})
+        self._complain(("tasks", index, "prompt"), NO_PROMPT)
+        return part.model_copy(update={"prompt": part.id})
+
     def _schema_of(self, part: TaskPart) -> Mapping[str, JsonValue] | None:
         """Return the schema of the answer if the plan gives none: models need the format of added tasks.
 
         The result of a function is checked when its tasks are added, with detailed problems.
         """
-        name = part.backend or self._defaults.backend or self._only
-        return TASKS_SCHEMA if part.output == "tasks" and name not in self._functions else None
+        return TASKS_SCHEMA if part.output == "tasks" and function_of(part, self._plan) is None else None
 
     def report(self, problems: Iterable[Problem], lost: set[int]) -> None:
         """Add the problems of the graph with their positions. `lost` holds the tasks with unreadable dependencies."""
@@ -243,6 +249,13 @@ class PlanTasks:
         return problem.message
 
 
+def function_of(part: TaskPart | StepPart, plan: PlanPart) -> str | None:
+    """Return the name of the backend of `part` if the backend is a function; None for any other backend."""
+    only = next(iter(plan.backends)) if len(plan.backends) == 1 else None
+    name = part.backend or plan.defaults.backend or only
+    return name if name is not None and isinstance(plan.backends.get(name), FunctionSpec) else None
+
+
 def used_name(message: str) -> str | None:
     """Return the name in a prompt that `message` reports."""
     used = _USED.search(message)
@@ -257,7 +270,12 @@ def line_in(prompt: str, message: str) -> int | None:
 
 
 def make_task(
-    part: TaskPart, member: Member, defaults: DefaultsPart, *, asks_for: Mapping[str, JsonValue] | None = None
+    part: TaskPart,
+    member: Member,
+    defaults: DefaultsPart,
+    *,
+    asks_for: Mapping[str, JsonValue] | None = None,
+    files: Sequence[str | TaskFile] = (),
 ) -> Task:
     """Return the task of the run for `part` of the plan file at the place of `member`.
 
@@ -286,6 +304,7 @@ def make_task(
         at_most_once=part.at_most_once,
         for_each=member.for_each,
         adds_tasks=part.output == "tasks",
+        files=tuple(files),
     )
 
 

@@ -61,12 +61,12 @@ class FollowUp:
                 f"role {self.role[:80]!r} must have 1 to 32 letters, digits, '.', '_' or '-', and not begin with '.', "
                 f"and must be none of {', '.join(sorted({WORK, *RESERVED_NAMES}))}"
             )
-        if not self.prompt and self.role not in PROMPTS:
+        if not self.prompt.strip() and self.role not in PROMPTS:
             raise ValueError(
                 f"a follow-up of role {self.role!r} needs a prompt; only {', '.join(PROMPTS)} have a built-in prompt"
             )
         names_used(self.prompt)
-        object.__setattr__(self, "prompt", self.prompt or PROMPTS[self.role])
+        object.__setattr__(self, "prompt", self.prompt if self.prompt.strip() else PROMPTS[self.role])
         object.__setattr__(self, "failure_mode", FailureMode(self.failure_mode))
 
 
@@ -187,7 +187,7 @@ class FollowUps:
             name = re.sub(r"[^A-Za-z0-9_-]", "-", role)[: _MOST_ID // 2]
             while not name or name in dag or name in dag.inputs or name in made:
                 name += "-"
-            made[name] = Task(name, role, depends_on=[task.id for task in dag], metadata={"role": role})
+            made[name] = Task(name, name, depends_on=[task.id for task in dag], metadata={"role": role})
         return list(made.values())
 
 

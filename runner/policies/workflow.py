@@ -19,7 +19,7 @@ from plait.backends.protocol import JsonInput, JsonValue
 from plait.runner.domain.dag import DAG, nearest
 from plait.runner.domain.policy import Decision, RunView
 from plait.runner.domain.status import RUN_DONE, RunStatus, TaskStatus
-from plait.runner.domain.task import DEFAULT_RETRY, FailureMode, Retry, Task
+from plait.runner.domain.task import DEFAULT_RETRY, NO_PROMPT, FailureMode, Retry, Task, lacks_prompt
 from plait.runner.policies.settings import made_of, settings_of
 from plait.runner.policies.workflow_session import (
     ImpossibleState,
@@ -75,6 +75,8 @@ class Step:
                 f"step name {self.name[:80]!r} must have 1 to 56 letters, digits, '.', '_' or '-', and not begin with "
                 f"'.', and must be none of {', '.join(sorted(RESERVED_NAMES))}"
             )
+        if lacks_prompt(self.prompt, self.backend):
+            raise ValueError(f"step {self.name!r}: {NO_PROMPT}")
         if self.max_tries < 1:
             raise ValueError(f"step {self.name!r}: max_tries must be at least 1, not {self.max_tries}")
         if self.on_error not in get_args(OnError):

@@ -14,6 +14,7 @@ from plait.persistence.records import EventKind, MessageRecord, RunRecord, TaskR
 from plait.runner.domain.question import parse_time
 from plait.runner.domain.result import RunResult
 from plait.runner.domain.status import RUN_DONE, RUN_REOPENINGS, TASK_STATUSES, RunStatus, TaskStatus
+from plait.runner.domain.task import with_prompt
 from plait.runner.errors import PlaitError, RunNotFound, RunNotResumable, StoreRequired, TaskNotFound, nearest
 from plait.runner.state.codec import decode_dag, decode_usage
 from plait.runner.state.run_state import RunState
@@ -98,6 +99,7 @@ def with_prompts(run: StoredRun, prompts: Mapping[str, str]) -> StoredRun:
                 f"task {task_id!r} of run {run.record.run_id} is {status.value}, and only a failed task takes a new "
                 f"prompt; a fork changes the prompts of other tasks (plait fork --prompt)"
             )
+        with_prompt(run.state.dag[task_id], prompts[task_id])
     if not prompts:
         return run
     tasks = tuple(replace(one, prompt=prompts.get(one.task_id, one.prompt)) for one in run.tasks)

@@ -21,12 +21,12 @@ by_team: dict[str, list[Task]] = {}
 named: dict[str, OpenAIBackend] = {"x": OpenAIBackend()}
 
 tasks = [
-    Task("schema", "", output_schema=SCHEMA, metadata=per_person),
-    Task("one", "", item=per_person),
-    Task("many", "", item=rows, aliases=aliases),
-    Task("made", "", item=[{"a": number} for number in range(3)]),
-    Task("some", "", retry=Retry(on={ErrorKind.RATE_LIMITED})),
-    Task("frozen", "", retry=Retry(on=frozenset({ErrorKind.RATE_LIMITED}))),
+    Task("schema", "schema", output_schema=SCHEMA, metadata=per_person),
+    Task("one", "one", item=per_person),
+    Task("many", "many", item=rows, aliases=aliases),
+    Task("made", "made", item=[{"a": number} for number in range(3)]),
+    Task("some", "some", retry=Retry(on={ErrorKind.RATE_LIMITED})),
+    Task("frozen", "frozen", retry=Retry(on=frozenset({ErrorKind.RATE_LIMITED}))),
 ]
 dag = DAG((task for team in by_team.values() for task in team), inputs=settings)
 workflow = Workflow([Step("review", output_schema=SCHEMA)])

@@ -38,7 +38,7 @@ CASES = {  # the step's place among two, the number of its failed try
 def test_the_rules_on_error_are_those_of_the_code(row: list[str]) -> None:
     rule, when, follows, status = row
     on_error = rule.split("`")[1]
-    flow = Workflow([Step("a", on_error=on_error), Step("b", on_error=on_error)])
+    flow = Workflow([Step("a", "x", on_error=on_error), Step("b", "x", on_error=on_error)])
     for place, number in CASES[when]:
         failed = Interaction("ab"[place], "error", number=number, unavailable=when == GONE)
         after = flow.next_step(Session((failed,)))
@@ -71,5 +71,5 @@ def test_every_typed_error_is_in_the_table() -> None:
 
 
 def test_the_defaults_are_those_of_the_code() -> None:
-    assert "`end` (the default)" in PAGE and Step("a").on_error == "end"
-    assert "`max_tries`, 3" in PAGE and Step("a").max_tries == 3
+    assert "`end` (the default)" in PAGE and Step("a", "x").on_error == "end"
+    assert "`max_tries`, 3" in PAGE and Step("a", "x").max_tries == 3

@@ -9,7 +9,7 @@ import pytest
 
 from plait.backends import BackendError, BackendUnavailable, ConversationRequest, ErrorKind
 from plait.persistence import MemoryStore
-from plait.runner import DAG, BackendMissing, FailureMode, ParallelRunner, Retry, RunStatus, Task, TaskStatus
+from plait.runner import DAG, BackendMissing, DAGError, FailureMode, ParallelRunner, Retry, RunStatus, Task, TaskStatus
 from plait.runner.engine.retry import retry_delay
 from tests.support.fakes import QuickClock, Talker, failing
 
@@ -78,18 +78,30 @@ async def test_structured_results_and_inputs_in_prompts() -> None:
 async def test_backends_by_name_and_a_single_one_is_the_default() -> None:
     fast, deep = Talker(), Talker()
     dag = DAG(
-        [Task("a", prompt="a", backend="fast"), Task("b", prompt="b", backend="deep"), Task("c", "", continues="b")]
+        [Task("a", prompt="a", backend="fast"), Task("b", prompt="b", backend="deep"), Task("c", "c", continues="b")]
     )
     await ParallelRunner(backends={"fast": fast, "deep": deep}).run(dag)
-    assert (fast.prompts, deep.prompts) == (["a"], ["b", ""])
+    assert (fast.prompts, deep.prompts) == (["a"], ["b", "c"])
     alone = await ParallelRunner(backends={"fast": Talker()}).run(HAIKU)
     assert alone.status is RunStatus.COMPLETED
+
+
+async def test_a_blank_prompt_is_refused_before_anything_starts_unless_a_function_takes_it() -> None:
+    model, store = Talker(), MemoryStore()
+    dag = DAG([Task("a", backend="fetch"), Task("b", prompt="{{ a }}", depends_on=["a"], backend="model")])
+    runner = ParallelRunner(backends={"fetch": lambda prompt: f"<{prompt}>", "model": model}, store=store)
+    assert (await runner.run(dag)).text["a"] == "<>"
+    assert model.prompts == ["<>"]
+    for call in (runner.run, runner.create_run):
+        with pytest.raises(DAGError, match="task 'c': there is no prompt; write one"):
+            await call(DAG([Task("b", "b", backend="model"), Task("c", " ", backend="model")]))
+    assert (model.prompts, len(await store.list_runs())) == (["<>"], 1)
 
 
 async def test_a_missing_backend_is_said_before_anything_starts() -> None:
     store = MemoryStore()
     with pytest.raises(BackendMissing, match=r"no backend named 'deep' .* this runner has: default"):
-        await ParallelRunner(Talker(), store=store).run(DAG([Task("a", ""), Task("b", backend="deep")]))
+        await ParallelRunner(Talker(), store=store).run(DAG([Task("a", "a"), Task("b", backend="deep")]))
     assert await store.list_runs() == ()
 
 
@@ -198,10 +210,10 @@ async def test_a_timeout_ends_the_attempt_and_is_retried() -> None:
             await anyio.sleep_forever()
         return "at last"
 
-    dag = DAG([Task("a", "", timeout=0.05, retry=Retry(base_delay=0))])
+    dag = DAG([Task("a", "a", timeout=0.05, retry=Retry(base_delay=0))])
     result = await ParallelRunner(hang_once).run(dag)
     assert (result["a"].text, result["a"].attempts) == ("at last", 2)
-    dag = DAG([Task("a", "", timeout=0.05, retry=Retry(attempts=1))])
+    dag = DAG([Task("a", "a", timeout=0.05, retry=Retry(attempts=1))])
     started = 0
     result = await ParallelRunner(hang_once).run(dag)
     assert (result["a"].error_kind, result["a"].error) == ("timeout", "no answer within the task's timeout of 0.05 s")
@@ -209,7 +221,7 @@ async def test_a_timeout_ends_the_attempt_and_is_retried() -> None:
 
 async def test_a_task_fails_at_once_whose_backend_cannot_be_had() -> None:
     missing = Talker(lambda *_: BackendUnavailable("it is not installed"))
-    dag = DAG([Task("a", "", retry=Retry(attempts=5, on=frozenset(ErrorKind)))])
+    dag = DAG([Task("a", "a", retry=Retry(attempts=5, on=frozenset(ErrorKind)))])
     done = (await ParallelRunner(missing).run(dag))["a"]
     assert (done.status, done.attempts) == (TaskStatus.FAILED, 1)
     assert (done.error_kind, done.error) == ("unavailable", "it is not installed")

@@ -32,13 +32,13 @@ async def test_a_given_run_id_is_kept_and_may_not_be_used_twice() -> None:
 
 async def test_made_run_ids_sort_by_time_and_differ() -> None:
     runner = ParallelRunner(Talker())
-    ids = [(await runner.run(DAG([Task("a", "")]))).run_id for _ in range(20)]
+    ids = [(await runner.run(DAG([Task("a", "a")]))).run_id for _ in range(20)]
     assert len(set(ids)) == 20
     clock = QuickClock()
     runner = ParallelRunner(Talker(), clock=clock)
     timed = []
     for _ in range(5):
-        timed.append((await runner.run(DAG([Task("a", "")]))).run_id)
+        timed.append((await runner.run(DAG([Task("a", "a")]))).run_id)
         clock.now += 1.0
     assert timed == sorted(timed)
 
@@ -65,9 +65,9 @@ def test_bad_options_are_refused(bad: dict) -> None:
 
 
 def test_a_failure_mode_may_be_given_as_a_word() -> None:
-    assert Task("a", "", failure_mode="soft").failure_mode is FailureMode.SOFT
+    assert Task("a", "a", failure_mode="soft").failure_mode is FailureMode.SOFT
     with pytest.raises(ValueError, match="'sotf' is not a valid FailureMode"):
-        Task("a", "", failure_mode="sotf")  # type: ignore[arg-type]
+        Task("a", "a", failure_mode="sotf")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("kind", [Task, FollowUp])
@@ -100,7 +100,7 @@ def test_kinds_that_there_are_not_are_refused(bad: Collection[str], message: str
 
 async def test_what_a_list_of_kinds_names_is_tried_again() -> None:
     talker = Talker(lambda *_: BackendError(ErrorKind.REFUSED, "no"))
-    dag = DAG([Task("a", "", retry=Retry(2, on=["refused"]))])
+    dag = DAG([Task("a", "a", retry=Retry(2, on=["refused"]))])
     result = await ParallelRunner(talker, store=MemoryStore(), clock=QuickClock()).run(dag)
     assert (result["a"].attempts, result["a"].error) == (2, "no")
 
@@ -108,7 +108,7 @@ async def test_what_a_list_of_kinds_names_is_tried_again() -> None:
 @pytest.mark.parametrize("store", [None, MemoryStore()])
 @pytest.mark.parametrize("bad", [{"a": object()}, {"a": float("nan")}])
 async def test_settings_that_are_no_json_are_refused(store: MemoryStore | None, bad: dict) -> None:
-    dag, refused = DAG([Task("a", "")]), "settings have to be JSON, to be stored with the run: "
+    dag, refused = DAG([Task("a", "a")]), "settings have to be JSON, to be stored with the run: "
     with pytest.raises(ValueError, match=refused):
         await ParallelRunner(Talker(), store=store).run(dag, settings=bad)
 
@@ -119,7 +119,7 @@ async def test_a_policy_whose_settings_are_no_json_is_refused() -> None:
             return {"a": {1, 2}}
 
     with pytest.raises(ValueError, match="the settings of policy 'follow_ups' have to be JSON"):
-        await ParallelRunner(Talker()).run(DAG([Task("a", "")]), policy=Odd())
+        await ParallelRunner(Talker()).run(DAG([Task("a", "a")]), policy=Odd())
 
 
 @pytest.mark.parametrize(
@@ -138,13 +138,13 @@ def test_misspelt_options_are_refused(bad: dict, message: str) -> None:
 async def test_a_task_that_names_no_backend_needs_a_default_one() -> None:
     runner = ParallelRunner(backends={"one": Talker(), "two": Talker()})
     with pytest.raises(BackendMissing, match=r"task 'a' names no backend; set `default=`.* runner: one, two"):
-        await runner.run(DAG([Task("a", "")]))
+        await runner.run(DAG([Task("a", "a")]))
 
 
 @pytest.mark.parametrize("bad", ["last", "", "a b", "\ud800", "x" * 200, ".hidden"])
 def test_run_ids_that_could_not_be_typed_are_refused(bad: str) -> None:
     with pytest.raises(ValueError, match="run id"):
-        ParallelRunner(Talker()).start(DAG([Task("a", "")]), bad)
+        ParallelRunner(Talker()).start(DAG([Task("a", "a")]), bad)
 
 
 @pytest.mark.parametrize("key", ["concurrency", "digest", "format", "inputs", "key", "policy", "ticket"])
@@ -168,7 +168,7 @@ def test_on_another_event_loop_it_says_which_one_it_needs(tmp_path: Path) -> Non
             pass
 
     async def runs() -> None:
-        await ParallelRunner(Talker()).run(DAG([Task("a", "")]))
+        await ParallelRunner(Talker()).run(DAG([Task("a", "a")]))
 
     for coroutine in (opens(), runs()):
         with pytest.raises(RuntimeError, match=r"needs asyncio's event loop: asyncio\.run\(main\(\)\)"):

@@ -433,7 +433,7 @@ async def test_a_mistake_of_one_caller_is_not_that_of_those_who_came_meanwhile()
 
     store = MemoryStore()
     runner = ParallelRunner(whether, store=store)
-    first = await runner.run(DAG([Task("a", ""), Task("b", "")]))
+    first = await runner.run(DAG([Task("a", "a"), Task("b", "b")]))
     told: list[str] = []
     async with RunService(runner, poll=0.01) as runs, anyio.create_task_group() as group:
 

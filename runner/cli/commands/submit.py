@@ -11,7 +11,7 @@ import anyio
 import click
 
 from plait.backends.protocol import Backend, Conversation, ConversationRequest, JsonValue
-from plait.backends.spec.build import BackendSpec
+from plait.backends.spec.build import BackendSpec, FunctionSpec
 from plait.persistence.protocol import Store
 from plait.runner import Plan
 from plait.runner.cli.backends import BackendOptions, BackendSet, backend_set_of_plan, required_backends
@@ -106,6 +106,7 @@ def _unopened(backend_set: BackendSet, name: str) -> Backend:
 class _Unopened:
     def __init__(self, spec: BackendSpec) -> None:
         self.adjustable = spec.adjustable
+        self.needs_prompt = not isinstance(spec, FunctionSpec)
         if spec.file_form is not None:
             self.takes_files = spec.file_form
 

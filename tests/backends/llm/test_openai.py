@@ -219,7 +219,7 @@ async def test_one_repair_turn() -> None:
 @pytest.mark.parametrize(("attempts", "calls"), [(1, 2), (3, 6)])
 async def test_a_task_makes_two_calls_in_each_attempt_if_no_answer_fits(attempts: int, calls: int) -> None:
     async with serve(*[events(WIRE.parts('{"n": "x"}'))] * 9) as server:
-        task = Task("a", "", output_schema=SCHEMA, retry=Retry(attempts=attempts, base_delay=0))
+        task = Task("a", "a", output_schema=SCHEMA, retry=Retry(attempts=attempts, base_delay=0))
         result = await ParallelRunner(make(server)).run(DAG([task]))
     assert (result["a"].error_kind, len(server.requests)) == ("invalid_output", calls)
 

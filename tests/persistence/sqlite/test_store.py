@@ -91,7 +91,7 @@ async def test_no_run_begins_with_a_store_that_nobody_has_opened(path: Path, str
     if exists:
         await make(path)
     with pytest.raises(StoreNotOpen, match="is not open; use it inside `async with`"):
-        await ParallelRunner(talker, store=SQLiteStore(path), strict=strict).run(DAG([Task("a", "")]))
+        await ParallelRunner(talker, store=SQLiteStore(path), strict=strict).run(DAG([Task("a", "a")]))
     assert talker.prompts == []
 
 
@@ -100,7 +100,7 @@ async def test_no_run_begins_with_a_store_that_is_only_read_from(path: Path) -> 
     await make(path)
     async with SQLiteStore(path, mode="read") as store:
         with pytest.raises(StoreNotOpen, match="for reading only; open it with mode 'existing'"):
-            await ParallelRunner(talker, store=store).run(DAG([Task("a", "")]))
+            await ParallelRunner(talker, store=store).run(DAG([Task("a", "a")]))
     assert talker.prompts == []
 
 

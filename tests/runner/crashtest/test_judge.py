@@ -24,7 +24,7 @@ ENDS = expected(CASE)
 
 def test_the_end_of_every_failure_mode() -> None:
     modes = {"hard": FailureMode.HARD, "soft": FailureMode.SOFT, "skip": FailureMode.SKIP}
-    first = [Task(name, "", failure_mode=mode, retry=Retry(2)) for name, mode in modes.items()]
+    first = [Task(name, "x", failure_mode=mode, retry=Retry(2)) for name, mode in modes.items()]
     then = [Task(f"after-{name}", f'after-{name}|{{{{ results["{name}"] }}}}', [name]) for name in modes]
     parts = {
         "hard": TaskBehaviour(refused=True),
@@ -55,7 +55,7 @@ def test_a_case_is_all_in_its_seed() -> None:
 
 def test_a_plan_keeps_its_shape_and_loses_what_only_a_model_can_do() -> None:
     task = Task("b", "Say {{ a }}", ["a"], "mine", output_schema={"type": "object"}, metadata={"x": 1}, timeout=9)
-    case = plan_case(DAG([Task("a", ""), task], name="yours"), "default", 3, seed=0)
+    case = plan_case(DAG([Task("a", "a"), task], name="yours"), "default", 3, seed=0)
     kept = case.dag["b"]
     assert (kept.depends_on, kept.backend, kept.timeout) == (["a"], "mine", 9)
     assert (kept.output_schema, kept.metadata) == (None, {})
@@ -79,7 +79,7 @@ def test_what_a_case_grows_to() -> None:
 
 
 def test_growing_plans_keep_growing() -> None:
-    dag = DAG([Task("p", "", adds_tasks=True), Task("l", ""), Task("m", "{{ item }}", for_each="l")])
+    dag = DAG([Task("p", "p", adds_tasks=True), Task("l", "l"), Task("m", "{{ item }}", for_each="l")])
     told = forecast(plan_case(dag, "default", 3, seed=0))
     assert "p-new" in told.ends
     assert told.adders >= {"p"}

@@ -22,7 +22,7 @@ def problems(*tasks: Task, **inputs: str) -> list[str]:
 
 
 def test_a_good_graph_keeps_its_tasks_in_order() -> None:
-    dag = DAG([Task("b", "", depends_on=["a"]), Task("a", "")], name="two")
+    dag = DAG([Task("b", "b", depends_on=["a"]), Task("a", "a")], name="two")
     assert [task.id for task in dag] == ["b", "a"]
     assert (len(dag), "a" in dag, "c" in dag, dag["b"].depends_on, dag.name) == (2, True, False, ["a"], "two")
 
@@ -30,11 +30,13 @@ def test_a_good_graph_keeps_its_tasks_in_order() -> None:
 def test_a_schema_that_cannot_be_used_is_a_mistake_of_its_task() -> None:
     fan = {f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(40)}
     found = problems(
-        Task("bomb", "", output_schema={"$ref": "#/$defs/d0", "$defs": {**fan, "d40": {"type": "string"}}}),
-        Task("typo", "", output_schema={"properties": {"a": {"type": "strin"}}}),
-        Task("elsewhere", "", output_schema={"items": {"$ref": "http://127.0.0.1:9/s"}}),
+        Task("bomb", "bomb", output_schema={"$ref": "#/$defs/d0", "$defs": {**fan, "d40": {"type": "string"}}}),
+        Task("typo", "typo", output_schema={"properties": {"a": {"type": "strin"}}}),
+        Task("elsewhere", "elsewhere", output_schema={"items": {"$ref": "http://127.0.0.1:9/s"}}),
         Task(
-            "good", "", output_schema={"$defs": {"list": {"items": {"$ref": "#/$defs/list"}}}, "$ref": "#/$defs/list"}
+            "good",
+            "good",
+            output_schema={"$defs": {"list": {"items": {"$ref": "#/$defs/list"}}}, "$ref": "#/$defs/list"},
         ),
     )
     assert len(found) == 3
@@ -45,11 +47,11 @@ def test_a_schema_that_cannot_be_used_is_a_mistake_of_its_task() -> None:
 
 def test_every_mistake_is_reported_at_once() -> None:
     found = problems(
-        Task("facts", ""),
-        Task("facts", ""),
-        Task("../evil", ""),
-        Task("haiku", "", depends_on=["fatcs"], timeout=0),
-        Task("more", "", continues="hiaku", weight=-1),
+        Task("facts", "facts"),
+        Task("facts", "facts"),
+        Task("../evil", "../evil"),
+        Task("haiku", "haiku", depends_on=["fatcs"], timeout=0),
+        Task("more", "more", continues="hiaku", weight=-1),
     )
     assert found == [
         "task 'facts': id 'facts' is used twice; task 1 of the list has the same id",
@@ -63,24 +65,24 @@ def test_every_mistake_is_reported_at_once() -> None:
 
 def test_a_cycle_is_spelt_out_from_its_first_task() -> None:
     found = problems(
-        Task("start", ""),
-        Task("a", "", depends_on=["start", "c"]),
-        Task("b", "", depends_on=["a"]),
-        Task("c", "", depends_on=["b"]),
-        Task("after", "", depends_on=["c"]),
+        Task("start", "start"),
+        Task("a", "a", depends_on=["start", "c"]),
+        Task("b", "b", depends_on=["a"]),
+        Task("c", "c", depends_on=["b"]),
+        Task("after", "after", depends_on=["c"]),
     )
     assert found == ["task 'a': these tasks wait for each other: a -> b -> c -> a; remove one of these dependencies"]
 
 
 def test_the_place_of_a_cycle_counts_from_the_first_of_the_tasks_that_are_added() -> None:
-    dag = DAG([Task("x", ""), Task("y", "")])
+    dag = DAG([Task("x", "x"), Task("y", "y")])
     with pytest.raises(DAGError) as caught:
-        dag.extend([Task("z", ""), Task("a", "", depends_on=["b"]), Task("b", "", depends_on=["a"])])
+        dag.extend([Task("z", "z"), Task("a", "a", depends_on=["b"]), Task("b", "b", depends_on=["a"])])
     assert [(one.task_id, one.position) for one in caught.value.problems] == [("a", 1)]
 
 
 def test_a_task_that_waits_for_itself_is_a_cycle() -> None:
-    assert "a -> a" in problems(Task("a", "", depends_on=["a"]))[0]
+    assert "a -> a" in problems(Task("a", "a", depends_on=["a"]))[0]
 
 
 @pytest.mark.parametrize(
@@ -99,17 +101,17 @@ def test_a_task_that_waits_for_itself_is_a_cycle() -> None:
 )
 def test_values_that_no_run_could_use_are_mistakes_of_the_graph(bad: dict, message: str) -> None:
     task = Task("a", "{{ first }}", depends_on=["first"], **bad)
-    assert problems(Task("first", ""), Task("other", ""), task) == [f"task 'a': {message}"]
+    assert problems(Task("first", "first"), Task("other", "other"), task) == [f"task 'a': {message}"]
 
 
 def test_an_alias_may_stand_for_anything_upstream() -> None:
-    chain = [Task("first", ""), Task("second", "", depends_on=["first"])]
+    chain = [Task("first", "first"), Task("second", "second", depends_on=["first"])]
     DAG([*chain, Task("a", "{{ x }} {{ y }}", ["second"], aliases={"x": "first", "y": ("first", "second")})])
 
 
 def test_of_very_many_mistakes_the_message_shows_twenty() -> None:
     with pytest.raises(DAGError) as caught:
-        DAG(Task(f"t {i}", "") for i in range(1300))
+        DAG(Task(f"t {i}", "x") for i in range(1300))
     lines = str(caught.value).splitlines()
     assert (len(lines), lines[19][:11], lines[20]) == (21, "task 't 19'", "and 1,280 more")
     assert len(caught.value.problems) == 1300
@@ -128,22 +130,22 @@ def test_prompts_in_place_of_tasks_are_refused() -> None:
 
 @pytest.mark.parametrize("bad", ["", ".hidden", "a/b", "a b", "ä", "x" * 65, "a\n", "inputs", "results", "item"])
 def test_bad_ids_are_refused(bad: str) -> None:
-    assert len(problems(Task(bad, ""))) == 1
+    assert len(problems(Task(bad, "x"))) == 1
 
 
 def test_prompts_may_use_inputs_and_what_is_upstream_and_nothing_else() -> None:
     DAG(
         [
-            Task("a", ""),
-            Task("b", "", depends_on=["a"]),
+            Task("a", "a"),
+            Task("b", "b", depends_on=["a"]),
             Task("c", prompt="{{ a }} {{ b }} {{ who }}", depends_on=["b"]),
-            Task("my-task", ""),
+            Task("my-task", "my-task"),
             Task("d", prompt='{{ results["my-task"] }} {{ inputs.who }}', depends_on=["my-task"]),
         ],
         inputs={"who": "x"},
     )
     found = problems(
-        Task("a", ""),
+        Task("a", "a"),
         Task("b", prompt="{{ a }}"),
         Task("c", prompt="{{ nobody }}", depends_on=["a"]),
         Task("d", prompt="{{ b", depends_on=["a"]),
@@ -162,7 +164,7 @@ def test_prompts_may_use_inputs_and_what_is_upstream_and_nothing_else() -> None:
 
 
 def test_an_input_may_not_hide_a_task_or_a_reserved_name() -> None:
-    found = problems(Task("a", ""), a="1", item="2")
+    found = problems(Task("a", "a"), a="1", item="2")
     assert "input 'a' is also the id of a task" in found[0]
     assert "input 'item' is also a reserved template name" in found[1]
 
@@ -172,7 +174,7 @@ def test_a_conversation_stays_on_its_backend() -> None:
         "a conversation stays on its backend"
         in problems(Task("a", backend="deep"), Task("b", continues="a", backend="fast"))[0]
     )
-    dag = DAG([Task("a", backend="deep"), Task("b", "", continues="a"), Task("c", "", continues="b"), Task("d", "")])
+    dag = DAG([Task("a", backend="deep"), Task("b", "b", continues="a"), Task("c", "c", continues="b"), Task("d", "d")])
     assert [dag.backend_of(task) for task in dag] == ["deep", "deep", "deep", None]
     assert dag["b"].upstream == ("a",)
 
@@ -180,10 +182,10 @@ def test_a_conversation_stays_on_its_backend() -> None:
 def test_priorities_are_the_longest_remaining_path() -> None:
     dag = DAG(
         [
-            Task("a", ""),
-            Task("b", "", depends_on=["a"], weight=5),
-            Task("c", "", depends_on=["a"]),
-            Task("d", "", depends_on=["c"]),
+            Task("a", "a"),
+            Task("b", "b", depends_on=["a"], weight=5),
+            Task("c", "c", depends_on=["a"]),
+            Task("d", "d", depends_on=["c"]),
         ]
     )
     assert dag.priorities() == [6, 5, 2, 1]
@@ -191,7 +193,7 @@ def test_priorities_are_the_longest_remaining_path() -> None:
 
 
 def test_analysis_gives_a_networkx_graph() -> None:
-    graph = DAG([Task("a", ""), Task("b", "", depends_on=["a"])]).graph()
+    graph = DAG([Task("a", "a"), Task("b", "b", depends_on=["a"])]).graph()
     assert list(graph.edges) == [("a", "b")]
     assert graph.nodes["b"]["task"].id == "b"
 
@@ -213,7 +215,7 @@ def test_a_graph_is_refused_exactly_when_it_has_a_cycle(needs: list[set[int]]) -
         return any(n == goal or (n not in seen and reaches(n, goal, seen | {n})) for n in needs[start])
 
     cyclic = any(reaches(i, i, {i}) for i in range(len(needs)))
-    tasks = [Task(f"t{i}", "", depends_on=[f"t{n}" for n in sorted(needs[i])]) for i in range(len(needs))]
+    tasks = [Task(f"t{i}", "x", depends_on=[f"t{n}" for n in sorted(needs[i])]) for i in range(len(needs))]
     if not cyclic:
         DAG(tasks)
         return
@@ -229,15 +231,15 @@ def test_a_graph_is_refused_exactly_when_it_has_a_cycle(needs: list[set[int]]) -
 def test_the_check_is_linear_in_fan_in_and_in_distant_names() -> None:
     """Each of these took minutes when it was quadratic."""
     many = 60_000
-    wide = [Task(f"t{i}", "", depends_on=["a"]) for i in range(many)]
-    DAG([Task("a", ""), *wide, Task("z", "", depends_on=[task.id for task in wide])])
-    DAG([Task("t0", ""), *[Task(f"t{i}", prompt="{{ t0 }}", depends_on=[f"t{i - 1}"]) for i in range(1, 20_000)]])
+    wide = [Task(f"t{i}", "x", depends_on=["a"]) for i in range(many)]
+    DAG([Task("a", "a"), *wide, Task("z", "z", depends_on=[task.id for task in wide])])
+    DAG([Task("t0", "t0"), *[Task(f"t{i}", prompt="{{ t0 }}", depends_on=[f"t{i - 1}"]) for i in range(1, 20_000)]])
 
 
 def chain(length: int, back: int, start: int = 0) -> list[Task]:
     """Tasks in a row, each of which names the one `back` places before it."""
     return [
-        Task(f"t{i}", prompt=f"{{{{ t{i - back} }}}}" if i >= back else "", depends_on=[f"t{i - 1}"] if i else [])
+        Task(f"t{i}", prompt=f"{{{{ t{i - back} }}}}" if i >= back else "x", depends_on=[f"t{i - 1}"] if i else [])
         for i in range(start, start + length)
     ]
 
@@ -267,7 +269,7 @@ def test_names_are_found_however_far_upstream_and_nowhere_else(back: int) -> Non
 
 
 def test_only_the_first_mistakes_get_a_hint() -> None:
-    tasks = [Task(f"task-{i}", "", depends_on=[f"tusk-{i}"]) for i in range(300)]
+    tasks = [Task(f"task-{i}", "x", depends_on=[f"tusk-{i}"]) for i in range(300)]
     found = problems(*tasks)
     assert len(found) == 300
     assert sum("did you mean" in one for one in found) == 20
@@ -277,7 +279,7 @@ def test_only_the_first_mistakes_get_a_hint() -> None:
     ("name", "is_taken"), [("e.1", True), ("e.20", True), ("e.01", False), ("e.x", False), ("f.1", False)]
 )
 def test_the_ids_of_parts_are_theirs(name: str, is_taken: bool) -> None:
-    tasks = [Task("l", ""), Task("e", prompt="{{ item }}", for_each="l"), Task("f", ""), Task(name, "")]
+    tasks = [Task("l", "l"), Task("e", prompt="{{ item }}", for_each="l"), Task("f", "f"), Task(name, "x")]
     if not is_taken:
         assert name in DAG(tasks)
         return
@@ -289,14 +291,14 @@ def test_the_ids_of_parts_are_theirs(name: str, is_taken: bool) -> None:
 
 
 def test_a_long_conversation_stays_on_its_backend() -> None:
-    tasks = [Task("t0", backend="deep"), *(Task(f"t{n}", "", continues=f"t{n - 1}") for n in range(1, 20_000))]
+    tasks = [Task("t0", backend="deep"), *(Task(f"t{n}", "x", continues=f"t{n - 1}") for n in range(1, 20_000))]
     dag = DAG(tasks)
     assert {dag.backend_of(task) for task in reversed(dag.tasks)} == {"deep"}
     grown = dag.copy()
-    grown.extend([Task("one", backend="w"), Task("two", "", continues="one")])
+    grown.extend([Task("one", backend="w"), Task("two", "two", continues="one")])
     assert [grown.backend_of(grown[name]) for name in ("two", "t19999")] == ["w", "deep"]
     grown.cut(20_000)
-    grown.extend([Task("two", "", continues="t5")])
+    grown.extend([Task("two", "two", continues="t5")])
     assert grown.backend_of(grown["two"]) == "deep"
 
 
@@ -307,7 +309,7 @@ def test_a_long_conversation_stays_on_its_backend() -> None:
 def test_what_a_prompt_uses_is_needed_however_far_up_it_lies(prompt: str, further: tuple[int, ...]) -> None:
     """And no more: of a plan's families each task has aliases for all that lie before it."""
     last = Task("c", prompt, depends_on=["b"], aliases={"it": "a"})
-    dag = DAG([Task("a", ""), Task("b", "", depends_on=["a"]), last])
+    dag = DAG([Task("a", "a"), Task("b", "b", depends_on=["a"]), last])
     assert tuple(dag.needed(2)) == (1, *further)
     assert tuple(dag.needed_by(0)) == (1, *(2 for _ in further))
 
@@ -315,5 +317,5 @@ def test_what_a_prompt_uses_is_needed_however_far_up_it_lies(prompt: str, furthe
 def test_a_number_of_retries_and_a_single_dependency_mean_the_same_as_their_long_forms() -> None:
     short = Task("b", "{{ ab }}", retry=3, depends_on="ab")
     assert short == Task("b", "{{ ab }}", retry=Retry(attempts=4), depends_on=("ab",))
-    assert Task("a", "", retry=0).retry == Retry(attempts=1)
-    assert DAG([Task("ab", ""), short]).dependencies == [(), (0,)]
+    assert Task("a", "a", retry=0).retry == Retry(attempts=1)
+    assert DAG([Task("ab", "ab"), short]).dependencies == [(), (0,)]

@@ -24,10 +24,10 @@ P, R, W, C, F, X = (
 )
 FAN = DAG(
     [
-        Task("a", ""),
-        Task("b", ""),
-        *(Task(f"t{n}", "", depends_on=["a", "b"]) for n in range(3)),
-        Task("z", "", depends_on=["t0"]),
+        Task("a", "a"),
+        Task("b", "b"),
+        *(Task(f"t{n}", "x", depends_on=["a", "b"]) for n in range(3)),
+        Task("z", "z", depends_on=["t0"]),
     ]
 )
 PAUSED = BackendThrottled(AT, "api", iso(NOW + 1.2), "429", 4, 8)
@@ -61,12 +61,12 @@ def test_a_task_waits_for_what_it_needs(statuses: str, task: str, kind: WaitKind
 
 
 def test_running_and_ended_tasks_do_not_wait() -> None:
-    waits = Waits(WaitingRun(RunStatus.RUNNING, DAG([Task("a", ""), Task("b", "")]), {"a": R, "b": F}), NOW)
+    waits = Waits(WaitingRun(RunStatus.RUNNING, DAG([Task("a", "a"), Task("b", "b")]), {"a": R, "b": F}), NOW)
     assert (waits.reason("a"), waits.reason("b")) == (None, None)
 
 
 def test_a_soft_failure_blocks_nothing() -> None:
-    dag = DAG([Task("a", "", failure_mode="soft"), Task("b", "", depends_on=["a"])])
+    dag = DAG([Task("a", "a", failure_mode="soft"), Task("b", "b", depends_on=["a"])])
     assert reason("fp", "b", dag=dag).kind is WaitKind.SLOT
 
 
@@ -119,7 +119,7 @@ def test_a_task_cut_by_the_death_of_its_process_says_so() -> None:
 
 
 def test_many_tasks_are_counted() -> None:
-    dag = DAG([*(Task(f"t{n}", "") for n in range(9)), Task("all", "", depends_on=[f"t{n}" for n in range(9)])])
+    dag = DAG([*(Task(f"t{n}", "x") for n in range(9)), Task("all", "all", depends_on=[f"t{n}" for n in range(9)])])
     found = reason("r" * 9 + "p", "all", dag=dag)
     assert (found.text, found.count) == ("waits for t0, t1, t2 and 6 more", 9)
     assert found.as_json()["tasks"] == ["t0", "t1", "t2"]
@@ -128,10 +128,10 @@ def test_many_tasks_are_counted() -> None:
 def test_paired_lists_do_not_wait_for_each_other_as_wholes() -> None:
     dag = DAG(
         [
-            Task("l", ""),
-            Task("m", "", for_each="l"),
-            Task("n", "", for_each="l", depends_on=["m"]),
-            Task("m.1", "", depends_on=["l"], item=1),
+            Task("l", "l"),
+            Task("m", "m", for_each="l"),
+            Task("n", "n", for_each="l", depends_on=["m"]),
+            Task("m.1", "m.1", depends_on=["l"], item=1),
         ],
         gathered={"m": ["m.1"]},
     )
@@ -147,6 +147,6 @@ def test_a_running_task_may_wait_for_a_host() -> None:
     later = HostAway(AT, "m1", iso(NOW - 30), "timed out", ("a", "b"))
     assert reason("rrpppp", "a", away={"m3": away, "m1": later}).text == f"waiting for m3, m1, away since {since}"
     waits = Waits(
-        WaitingRun(RunStatus.RUNNING, DAG([Task("a", ""), Task("b", "")]), {"a": C, "b": R}, away={"m3": away}), NOW
+        WaitingRun(RunStatus.RUNNING, DAG([Task("a", "a"), Task("b", "b")]), {"a": C, "b": R}, away={"m3": away}), NOW
     )
     assert (waits.reason("a"), waits.reason("b")) == (None, None)

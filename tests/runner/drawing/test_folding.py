@@ -17,10 +17,10 @@ def wide(parts: int) -> DAG:
     """A start, two chained groups, and an end."""
     return DAG(
         [
-            Task("start", ""),
-            *(Task(f"a.{n}", "", depends_on=["start"], item=n) for n in range(1, parts + 1)),
-            *(Task(f"b.{n}", "", depends_on=[f"a.{n}"], item=n, continues=f"a.{n}") for n in range(1, parts + 1)),
-            Task("end", "", depends_on=[f"b.{n}" for n in range(1, parts + 1)]),
+            Task("start", "start"),
+            *(Task(f"a.{n}", "x", depends_on=["start"], item=n) for n in range(1, parts + 1)),
+            *(Task(f"b.{n}", "x", depends_on=[f"a.{n}"], item=n, continues=f"a.{n}") for n in range(1, parts + 1)),
+            Task("end", "end", depends_on=[f"b.{n}" for n in range(1, parts + 1)]),
         ]
     )
 
@@ -49,9 +49,9 @@ def test_the_parts_of_a_group_are_one_task_with_counts() -> None:
 
 
 def test_a_group_is_folded_with_its_whole() -> None:
-    parts = [Task(f"m.{n}", "", depends_on=["l"], item=n) for n in range(1, MANY)]
+    parts = [Task(f"m.{n}", "x", depends_on=["l"], item=n) for n in range(1, MANY)]
     dag = DAG(
-        [Task("l", ""), Task("m", "", for_each="l"), *parts, Task("z", "", depends_on=["m"])],
+        [Task("l", "l"), Task("m", "m", for_each="l"), *parts, Task("z", "z", depends_on=["m"])],
         gathered={"m": [part.id for part in parts]},
     )
     smaller, _ = fold(dag, {})

@@ -20,7 +20,7 @@ def digest() -> DAG:
     tasks = [Task(f"s{i}", "x") for i in range(5)]
     tasks += [Task(f"c{i}", "x", depends_on=[f"s{i}"]) for i in range(5)]
     return DAG(
-        [*tasks, Task("rank", "x", depends_on=[f"c{i}" for i in range(5)] + ["s0"]), Task("t", "", continues="rank")]
+        [*tasks, Task("rank", "x", depends_on=[f"c{i}" for i in range(5)] + ["s0"]), Task("t", "t", continues="rank")]
     )
 
 

@@ -190,7 +190,7 @@ class Recording(FaultyStore):
 
 async def test_a_chain_pays_one_commit_a_task() -> None:
     store = Recording()
-    chain = DAG([Task(f"t{i}", "", depends_on=[f"t{i - 1}"] if i else []) for i in range(50)])
+    chain = DAG([Task(f"t{i}", "x", depends_on=[f"t{i - 1}"] if i else []) for i in range(50)])
     await ParallelRunner(Talker(), store=store).run(chain)
     assert len(store.batches) <= 50 + 4
     both = [{type(change).__name__ for change in batch.changes} for batch in store.batches]
@@ -200,7 +200,7 @@ async def test_a_chain_pays_one_commit_a_task() -> None:
 async def test_concurrent_completions_share_a_commit() -> None:
     store = Recording()
     await ParallelRunner(Talker(), store=store, concurrency=64).run(
-        DAG([Task("a", ""), *[Task(f"t{i}", "", depends_on=["a"]) for i in range(256)]])
+        DAG([Task("a", "a"), *[Task(f"t{i}", "x", depends_on=["a"]) for i in range(256)]])
     )
     assert len(store.batches) < 30
 

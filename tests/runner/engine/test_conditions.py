@@ -178,13 +178,13 @@ async def test_a_failed_condition_is_decided_again_with_retry_failed(tmp_path: o
 @pytest.mark.parametrize(
     ("task", "message"),
     [
-        (Task("b", "", ["a"], when="{{ aa }} == 1"), "the condition uses {{ aa }}, which is neither a task nor an"),
-        (Task("b", "", when="{{ a }} == 1"), "the condition uses {{ a }}, but 'a' is not upstream; add it to depends"),
-        (Task("b", "", when="{{ b }} == 1"), "the condition uses {{ b }}, the result of its own task"),
-        (Task("b", "", when="{{ c }} == 1"), "the condition uses {{ c }}, but 'c' depends on this task; reverse one"),
-        (Task("b", "", when="{{ item }} == 1"), "{{ item }} has a value only in a task with for_each"),
-        (Task("b", "", when=True), "when must be a condition in text, not True"),  # type: ignore[arg-type]
-        (Task("b", "", when="{{ inputs.x }}"), "unknown input 'x'"),
+        (Task("b", "b", ["a"], when="{{ aa }} == 1"), "the condition uses {{ aa }}, which is neither a task nor an"),
+        (Task("b", "b", when="{{ a }} == 1"), "the condition uses {{ a }}, but 'a' is not upstream; add it to depends"),
+        (Task("b", "b", when="{{ b }} == 1"), "the condition uses {{ b }}, the result of its own task"),
+        (Task("b", "b", when="{{ c }} == 1"), "the condition uses {{ c }}, but 'c' depends on this task; reverse one"),
+        (Task("b", "b", when="{{ item }} == 1"), "{{ item }} has a value only in a task with for_each"),
+        (Task("b", "b", when=True), "when must be a condition in text, not True"),  # type: ignore[arg-type]
+        (Task("b", "b", when="{{ inputs.x }}"), "unknown input 'x'"),
     ],
 )
 def test_a_wrong_condition_is_refused_by_the_graph(task: Task, message: str) -> None:

@@ -186,7 +186,7 @@ async def test_what_waits_for_the_list_starts_after_its_last_part() -> None:
 def test_a_task_with_for_each_has_no_element_and_plans_nothing() -> None:
     for more in ({"item": 1}, {"adds_tasks": True}):
         with pytest.raises(DAGError, match="a task with for_each cannot have"):
-            DAG([SOURCE, Task("m", "", for_each="source", **more)])  # type: ignore[arg-type]
+            DAG([SOURCE, Task("m", "m", for_each="source", **more)])  # type: ignore[arg-type]
 
 
 async def test_a_part_may_wait_for_a_person(store: Store) -> None:

@@ -50,11 +50,11 @@ async def test_nobody_may_add_any_at_depth_0() -> None:
 
 def test_there_cannot_be_more_tasks_than_it_allows() -> None:
     with pytest.raises(DAGError, match=r"there are 2 tasks, and growth allows 1 in all \(max_tasks\)"):
-        DAG([Task("a", ""), Task("b", "")], growth=GrowthLimits(max_tasks=1))
+        DAG([Task("a", "a"), Task("b", "b")], growth=GrowthLimits(max_tasks=1))
 
 
 def test_a_limit_of_depth_alone_says_nothing_about_the_tasks_that_are_given() -> None:
-    assert len(DAG([Task(f"t{number}", "") for number in range(10_001)], growth=GrowthLimits(max_depth=1))) == 10_001
+    assert len(DAG([Task(f"t{number}", "x") for number in range(10_001)], growth=GrowthLimits(max_depth=1))) == 10_001
 
 
 PLAN = """

@@ -24,6 +24,7 @@ WRONG = {
     "no list": ('{"steps": []}', "list of tasks"),
     "no mapping": (plan("do this"), "task 1: must be a mapping, not 'do this'"),
     "no prompt": (plan({"id": "a"}), "task 'a': 'prompt' is missing; add it"),
+    "blank prompt": (plan(spec("a", " ")), "task 'a': there is no prompt; write one"),
     "unknown field": (plan(spec("a", colour="red")), "unknown key 'colour'; there are id, prompt, "),
     "id with a space": (plan(spec("a b")), "a b"),
     "id taken": (plan(spec("x")), "'x' is used twice; the run has a task with this id"),

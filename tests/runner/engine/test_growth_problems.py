@@ -11,16 +11,17 @@ from plait.runner.engine.growth import Growth
 from plait.runner.scheduling.scheduler import InitialState, Scheduler
 from plait.runner.scheduling.slots import SlotPool
 from plait.runner.state.run_state import RunState
+from tests.support.fakes import Talker
 
 Place = tuple[str | None, str | None, int | None]
 GIVEN = [
-    Task("x", ""),
-    Task("gone", ""),
-    Task("m.x.1", ""),
-    Task("list", ""),
+    Task("x", "x"),
+    Task("gone", "gone"),
+    Task("m.x.1", "m.x.1"),
+    Task("list", "list"),
     Task("many", "{{ item }}", for_each="list"),
 ]
-FINE = Task("fine", "")
+FINE = Task("fine", "fine")
 
 
 def grow(
@@ -35,7 +36,7 @@ def grow(
         state,
         scheduler,
         names,
-        backends={"fast": (), "faster": (), "deep": ()},
+        backends=dict.fromkeys(("fast", "faster", "deep"), Talker()),
         default=default,
         limits=limits or GrowthLimits(),
         stamp=lambda: "now",
@@ -52,38 +53,39 @@ def grow(
 
 PROBLEMS: dict[str, tuple[Task, Place, str]] = {
     "unknown backend": (
-        Task("a", backend="faast"),
+        Task("a", "a", backend="faast"),
         ("a", "backend", 1),
         "no backend named 'faast'; there are: deep",
     ),
     "another backend than the conversation": (
-        Task("a", continues="x", backend="deep"),
+        Task("a", "a", continues="x", backend="deep"),
         ("a", "backend", 1),
         "continues 'x', which runs on backend 'fast'",
     ),
     "a backend that begins like that of the conversation": (
-        Task("a", continues="x", backend="faster"),
+        Task("a", "a", continues="x", backend="faster"),
         ("a", "backend", 1),
         "continues 'x', which runs on backend 'fast'",
     ),
+    "nothing to ask a model": (Task("a", " ", backend="deep"), ("a", "prompt", 1), "there is no prompt; write one"),
     "a cancelled dependency": (
-        Task("a", "", depends_on=["gone"]),
+        Task("a", "a", depends_on=["gone"]),
         ("a", "depends_on", 1),
         "depends on 'gone', which was",
     ),
     "a cancelled conversation": (
-        Task("a", "", continues="gone"),
+        Task("a", "a", continues="gone"),
         ("a", "depends_on", 1),
         "depends on 'gone', which was",
     ),
-    "the id of a part": (Task("many.2", ""), ("many.2", "id", 1), "reserved for a part of 'many'"),
+    "the id of a part": (Task("many.2", "many.2"), ("many.2", "id", 1), "reserved for a part of 'many'"),
     "parts with the id of a task": (
         Task("m.x", "{{ item }}", for_each="list"),
         ("m.x", "for_each", None),
         "the run has a task 'm.x.1'",
     ),
     "many conversations": (
-        Task("a", "", continues="many"),
+        Task("a", "a", continues="many"),
         ("a", "continues", 1),
         "continues 'many', which has for_each",
     ),
@@ -101,15 +103,15 @@ def test_a_problem_names_its_place(why: str) -> None:
 
 
 def test_a_conversation_among_the_added_tasks_stays_on_its_backend() -> None:
-    talk = Task("talk", backend="deep")
-    assert grow([talk, Task("on", "", continues="talk")])[-2:] == ["deep", "deep"]
+    talk = Task("talk", "talk", backend="deep")
+    assert grow([talk, Task("on", "on", continues="talk")])[-2:] == ["deep", "deep"]
     with pytest.raises(DAGError, match="continues 'talk', which runs on backend 'deep'"):
-        grow([talk, Task("on", continues="talk", backend="fast")])
+        grow([talk, Task("on", "on", continues="talk", backend="fast")])
 
 
 def test_a_default_that_does_not_exist_is_a_problem_of_each_task() -> None:
     with pytest.raises(DAGError) as caught:
-        grow([FINE, Task("a", backend="deep"), Task("b", "")], default="none")
+        grow([FINE, Task("a", "a", backend="deep"), Task("b", "b")], default="none")
     assert [(one.task_id, one.field, one.position) for one in caught.value.problems] == [
         ("fine", "backend", 0),
         ("b", "backend", 2),
@@ -138,6 +140,6 @@ def test_all_problems_are_told_at_once_after_those_already_found() -> None:
         state, scheduler, names, backends={"fast": ()}, default="fast", limits=GrowthLimits(), stamp=lambda: "now"
     )
     with pytest.raises(DAGError) as caught:
-        growth.add([Task("a", backend="b"), Task("c", "", depends_on=["d"])], None, [Problem("earlier")])
+        growth.add([Task("a", backend="b"), Task("c", "c", depends_on=["d"])], None, [Problem("earlier")])
     assert [one.task_id for one in caught.value.problems] == [None, "a", "c"]
     assert state.statuses == [TaskStatus.PENDING] * len(GIVEN)

@@ -263,7 +263,7 @@ async def test_an_answer_is_kept_though_its_usage_is_impossible(odd: Usage, tmp_
     async with SQLiteStore(tmp_path / "plait.db") as store:
         said = (Message("user", "p"), Message("assistant", "first", odd), Message("assistant", "x", odd))
         runner = ParallelRunner(Talker(lambda _p, _o: Reply("x", usage=odd, messages=said)), store=store)
-        result = await runner.run(DAG([Task("a", ""), Task("b", "")]))
+        result = await runner.run(DAG([Task("a", "a"), Task("b", "b")]))
         assert result.text == {"a": "x", "b": "x"}
         assert result["a"].usage == Usage(cost_is_partial=True)
         assert result["a"].usage.cost_is_unknown

@@ -241,7 +241,7 @@ async def test_a_cancel_that_comes_after_the_last_task_changes_nothing() -> None
 
 
 async def test_a_reader_that_nobody_reads_any_more_is_let_go_with_what_waits_in_it() -> None:
-    chain = DAG([Task(f"t{n}", "", depends_on=[f"t{n - 1}"] if n else []) for n in range(20)])
+    chain = DAG([Task(f"t{n}", "x", depends_on=[f"t{n - 1}"] if n else []) for n in range(20)])
     async with ParallelRunner(Talker()).start(chain) as run:
         left: list[weakref.ref[object]] = []
         for _ in range(5):

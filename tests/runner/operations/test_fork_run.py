@@ -302,6 +302,10 @@ async def test_edits_that_do_not_fit_are_refused() -> None:
         await runner.fork("first", "b", ForkEdits(inputs={"topics": "x"}))
     with pytest.raises(DAGError, match="gone"):
         await runner.fork("first", "b", ForkEdits(prompts={"b": "{{ gone }}"}))
+    with pytest.raises(DAGError, match="task 'b': there is no prompt; write one"):
+        await runner.fork("first", "b", ForkEdits(prompts={"b": " "}))
+    with pytest.raises(DAGError, match="task 'b': there is no prompt; write one"):
+        await runner.try_task("first", "b", prompt="")
 
 
 async def test_a_task_is_tried_on_its_recorded_inputs() -> None:

@@ -38,7 +38,7 @@ def folder(tmp_path):
 
 
 def docs(folder, spec, **overrides):
-    text = f"inputs: {{docs: {spec}}}\n" + tasks('{id: t, prompt: ""}')
+    text = f"inputs: {{docs: {spec}}}\n" + tasks("{id: t, prompt: x}")
     return parse_plan(text, folder=folder, overrides=overrides).dag.inputs["docs"]
 
 
@@ -72,7 +72,7 @@ def test_a_file_that_is_too_large_is_a_mistake_with_both_numbers(folder):
     (whole,) = docs(folder, "{files: sub/e.rst}")
     assert len(whole["text"]) == 1_000_000
     (folder / "sub" / "e.rst").write_text("\u00e4" * 2_345_678)
-    text = "inputs: {docs: {files: sub/*.rst}}\n" + tasks('{id: t, prompt: ""}')
+    text = "inputs: {docs: {files: sub/*.rst}}\n" + tasks("{id: t, prompt: x}")
     (problem,) = mistakes(text, folder=folder)
     assert problem.message == (
         f"'e.rst' in {folder / 'sub'} has 2,345,678 characters, and a file may have 1,000,000; split the file, or set "
@@ -89,14 +89,14 @@ def test_typed_files_are_relative_to_where_one_is(folder, monkeypatch):
 
 
 def test_too_many_files(folder):
-    (problem,) = mistakes("inputs: {docs: {files: ., max_files: 3}}\n" + tasks('{id: t, prompt: ""}'), folder=folder)
+    (problem,) = mistakes("inputs: {docs: {files: ., max_files: 3}}\n" + tasks("{id: t, prompt: x}"), folder=folder)
     assert problem.message == "'.' matches 4 files, but max_files is 3; raise it or match fewer"
 
 
 def test_overrides_are_read_like_the_default():
     text = "inputs: {t: x, n: 1, f: false, l: [a], m: {a: 1}, r: {required: true}, s: {required: true}, e: }\n"
     given = {"t": "5", "n": "2.5", "f": "true", "l": "[no, 012]", "m": "{b: 2}", "r": "[x, y]", "s": "no", "e": "z"}
-    plan = parse_plan(text + tasks('{id: a, prompt: ""}'), overrides=given)
+    plan = parse_plan(text + tasks("{id: a, prompt: x}"), overrides=given)
     assert plan.dag.inputs == {
         "t": "5", "n": 2.5, "f": True, "l": ["no", "012"], "m": {"b": 2}, "r": ["x", "y"], "s": "no", "e": "z",
     }  # fmt: skip
@@ -132,9 +132,9 @@ backends:
   fast: {kind: openai, model: m, concurrency: 2}
   tool: {kind: function, call: "x.py:f"}
 tasks:
-  - {id: a, prompt: ""}
+  - {id: a, prompt: x}
   - id: b
-    prompt: ""
+    prompt: x
     depends_on: a
     backend: tool
     failure_mode: hard
@@ -173,75 +173,75 @@ def test_the_same_plan_in_three_formats(tmp_path):
 
 
 def test_an_unnamed_plan_is_called_like_its_file(tmp_path):
-    (tmp_path / "weekly.yaml").write_text(tasks('{id: a, prompt: ""}'))
+    (tmp_path / "weekly.yaml").write_text(tasks("{id: a, prompt: x}"))
     plan = load_plan(tmp_path / "weekly.yaml")
     assert (plan.name, plan.folder) == ("weekly", tmp_path)
 
 
 CASES = {
     "for_each over nothing": (
-        "inputs: {l: []}\n" + tasks('{id: a, prompt: "", for_each: l}'),
+        "inputs: {l: []}\n" + tasks("{id: a, prompt: x, for_each: l}"),
         3,
         "tasks[0].for_each",
         "empty",
     ),
     "for_each over a hole": (
-        "inputs: {l: [1, null]}\n" + tasks('{id: a, prompt: "", for_each: l}'),
+        "inputs: {l: [1, null]}\n" + tasks("{id: a, prompt: x, for_each: l}"),
         3,
         "tasks[0].for_each",
         "element 2",
     ),
     "for_each over text": (
-        "inputs: {l: abc}\n" + tasks('{id: a, prompt: "", for_each: l}'),
+        "inputs: {l: abc}\n" + tasks("{id: a, prompt: x, for_each: l}"),
         3,
         "tasks[0].for_each",
         "input 'l' is 'abc'",
     ),
     "for_each over the unknown": (
-        "inputs: {docs: [1]}\n" + tasks('{id: a, prompt: "", for_each: dcos}'),
+        "inputs: {docs: [1]}\n" + tasks("{id: a, prompt: x, for_each: dcos}"),
         3,
         "tasks[0].for_each",
         "unknown input or task 'dcos'; did you mean 'docs'?",
     ),
     "for_each not upstream": (
-        "inputs: {l: [1, 2]}\n" + tasks('{id: a, prompt: "", for_each: l}', '{id: b, prompt: "{{ a }}"}'),
+        "inputs: {l: [1, 2]}\n" + tasks("{id: a, prompt: x, for_each: l}", '{id: b, prompt: "{{ a }}"}'),
         4,
         "tasks[1].prompt",
         "but 'a' is not upstream; add it to depends_on",
     ),
     "for_each too large": (
         f"inputs: {{l: {list(range(1500))}, m: {list(range(1500))}}}\n"
-        + tasks('{id: a, prompt: "", for_each: l}', '{id: b, prompt: "", for_each: m, depends_on: a}'),
+        + tasks("{id: a, prompt: x, for_each: l}", "{id: b, prompt: x, for_each: m, depends_on: a}"),
         3,
         "tasks",
         "3,000 tasks with 2,250,000 dependencies",
     ),
     "continues a family": (
-        "inputs: {l: [1, 2]}\n" + tasks('{id: a, prompt: "", for_each: l}', '{id: b, prompt: "", continues: a}'),
+        "inputs: {l: [1, 2]}\n" + tasks("{id: a, prompt: x, for_each: l}", "{id: b, prompt: x, continues: a}"),
         4,
         "tasks[1].continues",
         "one conversation for each element",
     ),
     "input called like a task": (
-        "inputs: {a: x}\n" + tasks('{id: a, prompt: ""}'),
+        "inputs: {a: x}\n" + tasks("{id: a, prompt: x}"),
         1,
         "inputs.a",
         "also the id of a task",
     ),
     "input without files": (
-        "inputs:\n  docs: {files: nowhere/*.md}\n" + tasks('{id: a, prompt: ""}'),
+        "inputs:\n  docs: {files: nowhere/*.md}\n" + tasks("{id: a, prompt: x}"),
         2,
         "inputs.docs",
         "no file matches",
     ),
     "unknown key of files": (
-        'inputs:\n  docs: {files: "*", max_char: 3}\n' + tasks('{id: a, prompt: ""}'),
+        'inputs:\n  docs: {files: "*", max_char: 3}\n' + tasks("{id: a, prompt: x}"),
         2,
         "inputs.docs.max_char",
         "did you mean 'max_chars'?",
     ),
     "required input": (
-        "inputs:\n  topic: {required: true}\n" + tasks('{id: a, prompt: ""}'),
+        "inputs:\n  topic: {required: true}\n" + tasks("{id: a, prompt: x}"),
         2,
         "inputs.topic",
         "--set topic=VALUE",
@@ -258,7 +258,7 @@ def test_mistakes_with_inputs_and_for_each(case):
 
 
 def test_overrides(tmp_path):
-    text = "inputs: {n: 3, flag: true, l: [a], t: x, docs: {files: '*.md'}}\n" + tasks('{id: a, prompt: ""}')
+    text = "inputs: {n: 3, flag: true, l: [a], t: x, docs: {files: '*.md'}}\n" + tasks("{id: a, prompt: x}")
     found = mistakes(
         text,
         folder=tmp_path,
@@ -292,7 +292,7 @@ def test_the_published_schema_is_the_model():
 
 @pytest.mark.parametrize("head", ["", 'name: "   "\n'])
 def test_a_plan_without_a_name_or_a_suffix_is_called_like_its_file(tmp_path, head):
-    (tmp_path / "night").write_text(head + tasks('{id: a, prompt: ""}'))
+    (tmp_path / "night").write_text(head + tasks("{id: a, prompt: x}"))
     assert load_plan(tmp_path / "night").name == "night"
 
 
@@ -320,11 +320,11 @@ def test_importing_the_package_reads_no_yaml():
 
 
 def test_a_number_stands_for_the_retries_of_a_task_and_of_the_defaults():
-    text = tasks('{id: a, prompt: "", retry: 3}', '{id: b, prompt: "", depends_on: a, retry: {max_delay: 5}}')
+    text = tasks("{id: a, prompt: x, retry: 3}", "{id: b, prompt: x, depends_on: a, retry: {max_delay: 5}}")
     a, b = parse_plan("defaults: {retry: 0}\n" + text).dag
     assert (a.retry, b.retry) == (Retry(attempts=4), Retry(attempts=1, max_delay=5))
     schema = jsonschema_rs.validator_for(plan_schema())
-    plan = {"tasks": [{"id": "a", "prompt": "", "retry": 3}]}
+    plan = {"tasks": [{"id": "a", "prompt": "x", "retry": 3}]}
     assert schema.is_valid(plan)
     for wrong in (-1, 1000, True, "3"):
         plan["tasks"][0]["retry"] = wrong
@@ -340,3 +340,27 @@ def test_the_cache_of_a_task_and_its_default(written, expected):
     (task,) = parse_plan(f"defaults: {{cache: 1h}}\ntasks: [{{id: a, prompt: x{own}}}]").dag
     assert task.cache == expected
     assert type(task.cache) is type(expected)
+
+
+FUNCTION = "{f: {kind: function, call: 'work.py:f'}}"
+OTHERS = "{f: {kind: function, call: 'work.py:f'}, m: {kind: openai, model: m}}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"backends: {OTHERS}\n" + tasks('{id: a, backend: f, prompt: ""}'),
+        f"backends: {OTHERS}\ndefaults: {{backend: f}}\n" + tasks('{id: a, prompt: ""}'),
+        f"backends: {FUNCTION}\n" + tasks('{id: a, prompt: " "}'),
+        f"backends: {FUNCTION}\nworkflow: [{{name: a, prompt: ''}}]",
+    ],
+)
+def test_a_function_needs_no_prompt(text):
+    (task,) = parse_plan(text).dag
+    assert (task.prompt.strip(), task.backend) == ("", "f")
+
+
+def test_files_may_stand_for_a_prompt(tmp_path):
+    (tmp_path / "a.txt").write_text("Say hello.")
+    (task,) = parse_plan(tasks('{id: a, files: a.txt, prompt: ""}'), folder=tmp_path).dag
+    assert len(task.files) == 1

@@ -13,17 +13,17 @@ from tests.support.processes.command import plait
 
 TO = "{$ref: '#/$defs/d"
 CASES = {
-    "unknown key": (tasks('{id: a, prompt: "", wieght: 2}'), 2, "tasks[0].wieght", "did you mean 'weight'?"),
+    "unknown key": (tasks("{id: a, prompt: x, wieght: 2}"), 2, "tasks[0].wieght", "did you mean 'weight'?"),
     "unknown key without a like": (
-        tasks('{id: a, prompt: "", xyzzy: b}'),
+        tasks("{id: a, prompt: x, xyzzy: b}"),
         2,
         "tasks[0].xyzzy",
         "there are id, prompt,",
     ),
-    "unknown key on top": ("taks: []\n" + tasks('{id: a, prompt: ""}'), 1, "taks", "did you mean 'tasks'?"),
-    "unknown retry key": (tasks('{id: a, prompt: "", retry: {tries: 3}}'), 2, "tasks[0].retry.tries", "attempts"),
+    "unknown key on top": ("taks: []\n" + tasks("{id: a, prompt: x}"), 1, "taks", "did you mean 'tasks'?"),
+    "unknown retry key": (tasks("{id: a, prompt: x, retry: {tries: 3}}"), 2, "tasks[0].retry.tries", "attempts"),
     "unknown key of a price": (
-        "prices: {m: {input: 3, output: 1, xyzzy: 1}}\n" + tasks('{id: a, prompt: ""}'),
+        "prices: {m: {input: 3, output: 1, xyzzy: 1}}\n" + tasks("{id: a, prompt: x}"),
         1,
         "prices.m.xyzzy",
         "there are input, output, cache_read, cache_write, cache_write_1h, reasoning",
@@ -41,115 +41,115 @@ CASES = {
         "needs either `agent: NAME` or `command: [...]`",
     ),
     "unknown key of limits": (
-        'backends: {b: {kind: pydantic-ai, model: "a:b", limits: {xyzzy: 1}}}\n' + tasks('{id: a, prompt: ""}'),
+        'backends: {b: {kind: pydantic-ai, model: "a:b", limits: {xyzzy: 1}}}\n' + tasks("{id: a, prompt: x}"),
         1,
         "backends.b.limits.xyzzy",
         "there are requests_per_minute, tokens_per_minute",
     ),
     "unknown key of a host": (
-        "hosts: {h: {kind: ssh, hosts: [a], xyzzy: 1}}\n" + tasks('{id: a, prompt: ""}'),
+        "hosts: {h: {kind: ssh, hosts: [a], xyzzy: 1}}\n" + tasks("{id: a, prompt: x}"),
         1,
         "hosts.h.ssh.xyzzy",
         "unknown key 'xyzzy'; remove it",
     ),
     "unknown dependency": (
-        tasks('{id: facts, prompt: ""}', '{id: b, prompt: "", depends_on: [facts, fatcs]}'),
+        tasks("{id: facts, prompt: x}", "{id: b, prompt: x, depends_on: [facts, fatcs]}"),
         3,
         "tasks[1].depends_on[1]",
         "unknown task 'fatcs'; did you mean 'facts'?",
     ),
     "unknown single dependency": (
-        tasks('{id: facts, prompt: ""}', '{id: b, prompt: "{{ facts }}", depends_on: fatcs}'),
+        tasks("{id: facts, prompt: x}", '{id: b, prompt: "{{ facts }}", depends_on: fatcs}'),
         3,
         "tasks[1].depends_on",
         "unknown task 'fatcs'; did you mean 'facts'?",
     ),
-    "unknown continues": (tasks('{id: a, prompt: "", continues: b}'), 2, "tasks[0].continues", "unknown task 'b'"),
+    "unknown continues": (tasks("{id: a, prompt: x, continues: b}"), 2, "tasks[0].continues", "unknown task 'b'"),
     "duplicate id": (
-        tasks('{id: a, prompt: ""}', '{id: a, prompt: ""}'),
+        tasks("{id: a, prompt: x}", "{id: a, prompt: x}"),
         3,
         "tasks[1].id",
         "used twice; the first is in line 2",
     ),
-    "duplicate key": (tasks('{id: a, prompt: "", id: b}'), 2, "tasks[0].id", "stands here twice"),
-    "bad id": (tasks('{id: "a b", prompt: ""}'), 2, "tasks[0].id", "letters, digits"),
-    "reserved id": (tasks('{id: item, prompt: ""}'), 2, "tasks[0].id", "reserved"),
-    "constant as id": (tasks('{id: none, prompt: ""}', '{id: b, prompt: "{{ none }}"}'), 2, "tasks[0].id", "reserved"),
-    "capital constant as id": (tasks('{id: "True", prompt: ""}'), 2, "tasks[0].id", "reserved"),
-    "constant as input": ('inputs: {"false": 1}\n' + tasks('{id: a, prompt: ""}'), 1, "inputs.false", "reserved"),
+    "duplicate key": (tasks("{id: a, prompt: x, id: b}"), 2, "tasks[0].id", "stands here twice"),
+    "bad id": (tasks('{id: "a b", prompt: x}'), 2, "tasks[0].id", "letters, digits"),
+    "reserved id": (tasks("{id: item, prompt: x}"), 2, "tasks[0].id", "reserved"),
+    "constant as id": (tasks("{id: none, prompt: x}", '{id: b, prompt: "{{ none }}"}'), 2, "tasks[0].id", "reserved"),
+    "capital constant as id": (tasks('{id: "True", prompt: x}'), 2, "tasks[0].id", "reserved"),
+    "constant as input": ('inputs: {"false": 1}\n' + tasks("{id: a, prompt: x}"), 1, "inputs.false", "reserved"),
     "cycle": (
-        tasks(*(f'{{id: {a}, prompt: "", depends_on: {b}}}' for a, b in ("ac", "ba", "cb"))),
+        tasks(*(f"{{id: {a}, prompt: x, depends_on: {b}}}" for a, b in ("ac", "ba", "cb"))),
         2,
         "tasks[0].depends_on",
         "a -> b -> c -> a",
     ),
-    "itself": (tasks('{id: a, prompt: "", depends_on: a}'), 2, "tasks[0].depends_on", "a -> a"),
+    "itself": (tasks("{id: a, prompt: x, depends_on: a}"), 2, "tasks[0].depends_on", "a -> a"),
     "unknown task in a condition": (
-        tasks('{id: facts, prompt: ""}', '{id: b, prompt: "", depends_on: facts, when: "{{ fatcs.ok }}"}'),
+        tasks("{id: facts, prompt: x}", '{id: b, prompt: x, depends_on: facts, when: "{{ fatcs.ok }}"}'),
         3,
         "tasks[1].when",
         "the condition uses {{ fatcs }}, which is neither a task nor an input; did you mean 'facts'?",
     ),
     "unknown task in a condition of several lines": (
-        "tasks:\n- {id: a, prompt: ''}\n- id: b\n  prompt: ''\n  when: |\n    true\n    and {{ c }} == 1\n",
+        "tasks:\n- {id: a, prompt: x}\n- id: b\n  prompt: x\n  when: |\n    true\n    and {{ c }} == 1\n",
         7,
         "tasks[1].when",
         "the condition uses {{ c }}",
     ),
     "unreadable condition": (
-        tasks('{id: a, prompt: "", when: "1 = 2"}'),
+        tasks('{id: a, prompt: x, when: "1 = 2"}'),
         2,
         "tasks[0].when",
         "the condition cannot be read: '=' follows a whole expression; write a comparison such as",
     ),
-    "condition that is no text": (tasks('{id: a, prompt: "", when: true}'), 2, "tasks[0].when", "text"),
+    "condition that is no text": (tasks("{id: a, prompt: x, when: true}"), 2, "tasks[0].when", "text"),
     "field of no element in a condition": (
-        "inputs: {rows: [{a: 1}]}\n" + tasks('{id: a, prompt: "", for_each: rows, when: "{{ item.b }} == 1"}'),
+        "inputs: {rows: [{a: 1}]}\n" + tasks('{id: a, prompt: x, for_each: rows, when: "{{ item.b }} == 1"}'),
         3,
         "tasks[0].when",
         "the condition uses {{ item.b }}, but no element of input 'rows' has that field; they have 'a'",
     ),
     "condition over a family that is not upstream": (
         "inputs: {rows: [1, 2]}\n"
-        + tasks('{id: f, prompt: "", for_each: rows}', '{id: b, prompt: "", when: "{{ f | length }} > 1"}'),
+        + tasks("{id: f, prompt: x, for_each: rows}", '{id: b, prompt: x, when: "{{ f | length }} > 1"}'),
         4,
         "tasks[1].when",
         "the condition uses {{ f }}, but 'f' is not upstream; add it to depends_on",
     ),
     "setting that a function does not have": (
-        "backends: {f: {kind: function, call: 'os:getcwd'}}\n" + tasks('{id: a, prompt: "", temperature: 0}'),
+        "backends: {f: {kind: function, call: 'os:getcwd'}}\n" + tasks("{id: a, prompt: x, temperature: 0}"),
         3,
         "tasks[0].temperature",
         "backend 'f' takes no temperature from a task (a task cannot set anything there); leave 'temperature' out",
     ),
     "setting that a local model does not have": (
         "backends: {l: {kind: local}, o: {kind: openai}}\n"
-        + tasks('{id: a, prompt: "", backend: o, model: m}', '{id: b, prompt: "", backend: l, model: m}'),
+        + tasks("{id: a, prompt: x, backend: o, model: m}", "{id: b, prompt: x, backend: l, model: m}"),
         4,
         "tasks[1].model",
         "backend 'l' takes no model from a task (a task may set system, temperature there); leave 'model' out",
     ),
-    "too hot": (tasks('{id: a, prompt: "", temperature: 3}'), 2, "tasks[0].temperature", "2"),
+    "too hot": (tasks("{id: a, prompt: x, temperature: 3}"), 2, "tasks[0].temperature", "2"),
     "missing file": (
-        tasks('{id: a, prompt: "", files: [gone.md]}'),
+        tasks("{id: a, prompt: x, files: [gone.md]}"),
         2,
         "tasks[0].files[0]",
         "no file matches 'gone.md' in",
     ),
     "result of a task as a file": (
-        tasks('{id: a, prompt: ""}', '{id: b, prompt: "", depends_on: a, files: "{{ a }}"}'),
+        tasks("{id: a, prompt: x}", '{id: b, prompt: x, depends_on: a, files: "{{ a }}"}'),
         3,
         "tasks[1].files",
         "{{ a }} is no input; files may name inputs, and with for_each over an input {{ item }}",
     ),
     "wrong age of the cache": (
-        tasks('{id: a, prompt: "", cache: soon}'),
+        tasks("{id: a, prompt: x, cache: soon}"),
         2,
         "tasks[0].cache",
         "must be a number of seconds or a text such as '90s', '5m' or '1h', not 'soon'",
     ),
     "no age of the cache": (
-        tasks('{id: a, prompt: "", cache: 0}'),
+        tasks("{id: a, prompt: x, cache: 0}"),
         2,
         "tasks[0].cache",
         "must be true, false, a number",
@@ -161,7 +161,7 @@ CASES = {
         "neither a task nor an input",
     ),
     "not upstream": (
-        tasks('{id: a, prompt: ""}', '{id: b, prompt: "{{ a }}"}'),
+        tasks("{id: a, prompt: x}", '{id: b, prompt: "{{ a }}"}'),
         3,
         "tasks[1].prompt",
         "add it to depends_on",
@@ -174,7 +174,7 @@ CASES = {
         "the result of its own task",
     ),
     "a result that comes later": (
-        tasks('{id: a, prompt: "{{ b }}"}', '{id: b, prompt: "", depends_on: a}'),
+        tasks('{id: a, prompt: "{{ b }}"}', "{id: b, prompt: x, depends_on: a}"),
         2,
         "tasks[0].prompt",
         "'b' depends on this task",
@@ -186,7 +186,7 @@ CASES = {
         'is read as a subtraction; write {{ results["my-input"] }} for a task, {{ inputs["my-input"] }} for an input',
     ),
     "id that begins with a digit": (
-        "tasks:\n- {id: 1a, prompt: ''}\n- id: b\n  depends_on: 1a\n  prompt: |\n    one\n    {{ 1a }}\n",
+        "tasks:\n- {id: 1a, prompt: x}\n- id: b\n  depends_on: 1a\n  prompt: |\n    one\n    {{ 1a }}\n",
         7,
         "tasks[1].prompt",
         'begins with a digit, so it is no plain name; write {{ results["1a"] }} for a task',
@@ -216,7 +216,7 @@ CASES = {
         "the prompt uses {{ rang }}, which is neither a task nor an input",
     ),
     "text for a list": (
-        tasks('{id: a, prompt: "", depends_on: 3}'),
+        tasks("{id: a, prompt: x, depends_on: 3}"),
         2,
         "tasks[0].depends_on",
         "a list, not the number 3",
@@ -225,28 +225,28 @@ CASES = {
     "missing prompt": (tasks("{id: a}"), 2, "tasks[0].prompt", "'prompt' is missing"),
     "task is text": (tasks("hello"), 2, "tasks[0]", "must be a mapping, not 'hello'"),
     "bad enum": (
-        tasks('{id: a, prompt: "", failure_mode: hrad}'),
+        tasks("{id: a, prompt: x, failure_mode: hrad}"),
         2,
         "tasks[0].failure_mode",
         "must be one of hard, soft, skip, not 'hrad'; did you mean 'hard'?",
     ),
     "bad retry": (
-        tasks('{id: a, prompt: "", retry: {attempts: 0}}'),
+        tasks("{id: a, prompt: x, retry: {attempts: 0}}"),
         2,
         "tasks[0].retry.attempts",
         "at least 1, not 0",
     ),
     "bad retry kind": (
-        tasks('{id: a, prompt: "", retry: {on: [transent]}}'),
+        tasks("{id: a, prompt: x, retry: {on: [transent]}}"),
         2,
         "tasks[0].retry.on[0]",
         "did you mean 'transient'?",
     ),
-    "quoted number": (tasks('{id: a, prompt: "", weight: "3"}'), 2, "tasks[0].weight", "write it without quotes"),
-    "negative timeout": (tasks('{id: a, prompt: "", timeout: -1}'), 2, "tasks[0].timeout", "more than 0, not -1"),
-    "odd timeout": (tasks('{id: a, prompt: "", timeout: 5 minutes}'), 2, "tasks[0].timeout", "'90s', '5m' or '1h'"),
+    "quoted number": (tasks('{id: a, prompt: x, weight: "3"}'), 2, "tasks[0].weight", "write it without quotes"),
+    "negative timeout": (tasks("{id: a, prompt: x, timeout: -1}"), 2, "tasks[0].timeout", "more than 0, not -1"),
+    "odd timeout": (tasks("{id: a, prompt: x, timeout: 5 minutes}"), 2, "tasks[0].timeout", "'90s', '5m' or '1h'"),
     "bad schema": (
-        tasks('{id: a, prompt: "", output_schema: {type: strin}}'),
+        tasks("{id: a, prompt: x, output_schema: {type: strin}}"),
         2,
         "tasks[0].output_schema.type",
         "not a valid JSON Schema",
@@ -262,70 +262,70 @@ CASES = {
         "too costly to check",
     ),
     "costly pattern": (
-        tasks('{id: a, prompt: "", output_schema: {pattern: "((a{100}){100}){100}"}}'),
+        tasks('{id: a, prompt: x, output_schema: {pattern: "((a{100}){100}){100}"}}'),
         2,
         "tasks[0].output_schema.pattern",
         "patterns are too large",
     ),
     "schema that refers to nothing": (
-        tasks('{id: a, prompt: "", output_schema: {$ref: "#/$defs/none"}}'),
+        tasks('{id: a, prompt: x, output_schema: {$ref: "#/$defs/none"}}'),
         2,
         "tasks[0].output_schema.$ref",
         "points to no schema",
     ),
     "schema elsewhere": (
-        tasks('{id: a, prompt: "", output_schema: {$ref: "http://example.org/s"}}'),
+        tasks('{id: a, prompt: x, output_schema: {$ref: "http://example.org/s"}}'),
         2,
         "tasks[0].output_schema.$ref",
         "leaves the schema",
     ),
     "unknown backend": (
-        "backends: {fast: {kind: local}}\n" + tasks('{id: a, prompt: "", backend: fsat}'),
+        "backends: {fast: {kind: local}}\n" + tasks("{id: a, prompt: x, backend: fsat}"),
         3,
         "tasks[0].backend",
         "unknown backend 'fsat'; did you mean 'fast'?",
     ),
-    "no backends": (tasks('{id: a, prompt: "", backend: deep}'), 2, "tasks[0].backend", "name it under 'backends'"),
+    "no backends": (tasks("{id: a, prompt: x, backend: deep}"), 2, "tasks[0].backend", "name it under 'backends'"),
     "unknown default backend": (
-        "defaults: {backend: x}\n" + tasks('{id: a, prompt: ""}'),
+        "defaults: {backend: x}\n" + tasks("{id: a, prompt: x}"),
         1,
         "defaults.backend",
         "'x'",
     ),
     "unknown kind": (
-        "backends:\n  a: {kind: opnai}\n" + tasks('{id: a, prompt: ""}'),
+        "backends:\n  a: {kind: opnai}\n" + tasks("{id: a, prompt: x}"),
         2,
         "backends.a.kind",
         "did you mean 'openai'?",
     ),
-    "no kind": ("backends: {a: {model: x}}\n" + tasks('{id: a, prompt: ""}'), 1, "backends.a", "'kind' is missing"),
+    "no kind": ("backends: {a: {model: x}}\n" + tasks("{id: a, prompt: x}"), 1, "backends.a", "'kind' is missing"),
     "unknown backend key": (
-        "backends:\n  a: {kind: openai, modle: x}\n" + tasks('{id: a, prompt: ""}'),
+        "backends:\n  a: {kind: openai, modle: x}\n" + tasks("{id: a, prompt: x}"),
         2,
         "backends.a.modle",
         "did you mean 'model'?",
     ),
     "extra sets what plait sets": (
-        "backends:\n  a: {kind: openai, extra: {stream: false}}\n" + tasks('{id: a, prompt: ""}'),
+        "backends:\n  a: {kind: openai, extra: {stream: false}}\n" + tasks("{id: a, prompt: x}"),
         2,
         "backends.a.extra",
         "extra may not hold stream",
     ),
     "bad call": (
-        "backends: {a: {kind: function, call: x}}\n" + tasks('{id: a, prompt: ""}'),
+        "backends: {a: {kind: function, call: x}}\n" + tasks("{id: a, prompt: x}"),
         1,
         "backends.a.call",
         "file.py:name",
     ),
     "backend of a continued task": (
         "backends: {x: {kind: local}, y: {kind: local}}\n"
-        + tasks('{id: a, prompt: "", backend: x}', '{id: b, prompt: "", continues: a, backend: y}'),
+        + tasks("{id: a, prompt: x, backend: x}", "{id: b, prompt: x, continues: a, backend: y}"),
         4,
         "tasks[1].backend",
         "a conversation stays on its backend",
     ),
     "for_each over nothing that is there": (
-        tasks('{id: a, prompt: "", for_each: zoo}'),
+        tasks("{id: a, prompt: x, for_each: zoo}"),
         2,
         "tasks[0].for_each",
         "unknown input or task 'zoo'; name an input that is a list, or a task that answers one",
@@ -335,6 +335,20 @@ CASES = {
         2,
         "tasks[0].prompt",
         "only in a task with for_each",
+    ),
+    "blank prompt": (tasks('{id: a, prompt: " "}'), 2, "tasks[0].prompt", "there is no prompt; write one"),
+    "blank prompt for a model": (
+        "backends: {m: {kind: openai, model: m}, f: {kind: function, call: 'a.py:f'}}\ndefaults: {backend: f}\n"
+        + tasks('{id: a, backend: m, prompt: ""}'),
+        4,
+        "tasks[0].prompt",
+        "there is no prompt; write one",
+    ),
+    "blank prompt for a person": (
+        "backends: {p: {kind: person}}\n" + tasks('{id: a, prompt: ""}'),
+        3,
+        "tasks[0].prompt",
+        "there is no prompt; write one",
     ),
     "no tasks": ("name: x\ntasks: []\n", 2, "tasks", "there are no tasks"),
     "tasks missing": ("name: x\n", 1, "tasks", "'tasks' is missing"),
@@ -453,8 +467,8 @@ def test_cycles_hide_neither_each_other_nor_other_mistakes():
 
 
 def test_the_nearest_name_is_looked_for_a_few_times_only():
-    listed = [f'{{id: task-{number}, prompt: "", depends_on: fatcs}}' for number in range(1500)]
-    found = mistakes(tasks('{id: facts, prompt: ""}', *listed))
+    listed = [f"{{id: task-{number}, prompt: x, depends_on: fatcs}}" for number in range(1500)]
+    found = mistakes(tasks("{id: facts, prompt: x}", *listed))
     assert found[0].message == "unknown task 'fatcs'; did you mean 'facts'?"
     assert sum("did you mean" in problem.message for problem in found) == 20  # to look for it takes long
     assert (len(found), found[-1].message) == (1500, "unknown task 'fatcs'")
@@ -462,7 +476,7 @@ def test_the_nearest_name_is_looked_for_a_few_times_only():
 
 def test_the_message_has_two_thousand_of_them_and_says_how_many_more_there_are():
     with pytest.raises(PlanError) as caught:
-        parse_plan(tasks(*(f'{{id: task-{number}, prompt: "", depends_on: nobody}}' for number in range(3001))))
+        parse_plan(tasks(*(f"{{id: task-{number}, prompt: x, depends_on: nobody}}" for number in range(3001))))
     lines = str(caught.value).splitlines()
     assert (len(caught.value.problems), len(lines), lines[-1]) == (3001, 2001, "and 1,001 more")
 
@@ -565,7 +579,7 @@ def test_it_is_the_same_for_files_and_for_a_list_in_the_plan(tmp_path: Path) -> 
 
 def test_fields_that_one_element_has_or_that_nobody_knows_are_left_to_the_run() -> None:
     assert not of_prompt("{{ item.age }}", NAMES)
-    tasks = [{"id": "p", "prompt": ""}, {"id": "t", "for_each": "p", "prompt": "{{ item.x }}"}]
+    tasks = [{"id": "p", "prompt": "x"}, {"id": "t", "for_each": "p", "prompt": "{{ item.x }}"}]
     parse_plan(json.dumps({"tasks": tasks}), format="json")
 
 
@@ -615,7 +629,7 @@ def test_what_is_a_mistake_could_not_be_rendered(prompt: str) -> None:
 @pytest.mark.parametrize("kind", ["openai, model: m", "anthropic, model: m", "claude-code", "codex"])
 def test_a_password_in_a_url_is_not_repeated(kind: str) -> None:
     text = f"backends:\n  o: {{kind: {kind}, base_url: 'http://me:hunter2@127.0.0.1/v1'}}\n" + tasks(
-        '{id: a, prompt: ""}'
+        "{id: a, prompt: x}"
     )
     with pytest.raises(PlanError, match=r"o\.base_url: a URL with a user or password does not fit") as caught:
         parse_plan(text)

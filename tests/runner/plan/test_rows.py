@@ -139,7 +139,7 @@ def test_a_mapping_whose_rows_are_no_text_is_a_value_like_any_other(tmp_path: Pa
 
 def test_names_that_no_file_can_have_are_mistakes(tmp_path: Path) -> None:
     for name in ("\0.csv", "\ud800.csv", "x" * 5_000 + ".csv"):
-        plan = {"inputs": {"people": {"rows": name}}, "tasks": [{"id": "t", "for_each": "people", "prompt": ""}]}
+        plan = {"inputs": {"people": {"rows": name}}, "tasks": [{"id": "t", "for_each": "people", "prompt": "x"}]}
         with pytest.raises(PlanError):
             parse_plan(json.dumps(plan), format="json", folder=tmp_path)
 

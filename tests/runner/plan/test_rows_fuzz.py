@@ -15,7 +15,7 @@ from plait.runner.plan import PlanError, PlanProblem, parse_plan
 
 def rows(folder: Path, name: str, data: str | bytes) -> object:
     (folder / name).write_bytes(data if isinstance(data, bytes) else data.encode())
-    text = f"inputs: {{people: {{rows: {name}}}}}\ntasks: [{{id: t, prompt: ''}}]\n"
+    text = f"inputs: {{people: {{rows: {name}}}}}\ntasks: [{{id: t, prompt: x}}]\n"
     return parse_plan(text, folder=folder).dag.inputs["people"]
 
 

@@ -13,17 +13,17 @@ from plait.runner.plan import PlanError, parse_plan, plan_schema
     [
         {"tasks": [{"id": "a"}]},
         {"tasks": [{"id": "a", "prompt": None}]},
-        {"tasks": [{"id": ".a", "prompt": ""}]},
-        {"tasks": [{"id": "item", "prompt": ""}]},
-        {"tasks": [{"id": "None", "prompt": ""}]},
+        {"tasks": [{"id": ".a", "prompt": "x"}]},
+        {"tasks": [{"id": "item", "prompt": "x"}]},
+        {"tasks": [{"id": "None", "prompt": "x"}]},
         {"tasks": []},
-        {"tasks": [{"id": "a", "prompt": ""}], "x": 1},
-        {"tasks": [{"id": "a", "prompt": ""}], "inputs": {"r": {"required": False}}},
-        {"tasks": [{"id": "a", "prompt": ""}], "inputs": {"r": {"files": "*", "most": 3}}},
-        {"tasks": [{"id": "a", "prompt": ""}], "inputs": {"r": {"rows": "r.csv", "max_rows": 0}}},
-        {"tasks": [{"id": "a", "prompt": ""}], "inputs": {"r": {"rows": "r.csv", "max_rows": 100_001}}},
-        {"tasks": [{"id": "a", "prompt": ""}], "inputs": {"r": {"rows": "r.csv", "columns": ["a"]}}},
-        {"tasks": [{"id": "a", "prompt": ""}], "inputs": {"results": 1}},
+        {"tasks": [{"id": "a", "prompt": "x"}], "x": 1},
+        {"tasks": [{"id": "a", "prompt": "x"}], "inputs": {"r": {"required": False}}},
+        {"tasks": [{"id": "a", "prompt": "x"}], "inputs": {"r": {"files": "*", "most": 3}}},
+        {"tasks": [{"id": "a", "prompt": "x"}], "inputs": {"r": {"rows": "r.csv", "max_rows": 0}}},
+        {"tasks": [{"id": "a", "prompt": "x"}], "inputs": {"r": {"rows": "r.csv", "max_rows": 100_001}}},
+        {"tasks": [{"id": "a", "prompt": "x"}], "inputs": {"r": {"rows": "r.csv", "columns": ["a"]}}},
+        {"tasks": [{"id": "a", "prompt": "x"}], "inputs": {"results": 1}},
     ],
 )
 def test_the_schema_refuses_what_the_reader_refuses(wrong):
@@ -35,9 +35,9 @@ def test_the_schema_refuses_what_the_reader_refuses(wrong):
 @pytest.mark.parametrize(
     "empty",
     [
-        {"tasks": [{"id": "a", "prompt": "", "depends_on": None, "retry": None, "at_most_once": None}]},
-        {"tasks": [{"id": "a", "prompt": ""}], "name": None, "inputs": None, "defaults": {"failure_mode": None}},
-        {"tasks": [{"id": "a", "prompt": ""}], "inputs": {"r": None, "m": {"a": 1}, "l": [1]}, "workflows": None},
+        {"tasks": [{"id": "a", "prompt": "x", "depends_on": None, "retry": None, "at_most_once": None}]},
+        {"tasks": [{"id": "a", "prompt": "x"}], "name": None, "inputs": None, "defaults": {"failure_mode": None}},
+        {"tasks": [{"id": "a", "prompt": "x"}], "inputs": {"r": None, "m": {"a": 1}, "l": [1]}, "workflows": None},
     ],
 )
 def test_the_schema_accepts_a_key_with_nothing_behind_it_as_the_reader_does(empty):

@@ -75,7 +75,7 @@ def test_each_of_a_family_is_followed() -> None:
 
 
 def test_without_steps_a_reviewer_and_a_tester_follow() -> None:
-    text = "tasks: [{id: a, role: coder, prompt: ''}]\nworkflows: [{after: coder}]\ndefaults: {failure_mode: skip}"
+    text = "tasks: [{id: a, role: coder, prompt: x}]\nworkflows: [{after: coder}]\ndefaults: {failure_mode: skip}"
     mode = FailureMode.SKIP
     assert plan_policy(text).chains() == {
         "coder": (FollowUp("reviewer", failure_mode=mode), FollowUp("tester", failure_mode=mode))
@@ -84,11 +84,11 @@ def test_without_steps_a_reviewer_and_a_tester_follow() -> None:
 
 @pytest.mark.parametrize("text", ["", "workflows: []", "workflows:"])
 def test_a_plan_without_workflows_has_no_policy(text: str) -> None:
-    assert parse_plan("tasks: [{id: a, role: coder, prompt: ''}]\n" + text).policy is None
+    assert parse_plan("tasks: [{id: a, role: coder, prompt: x}]\n" + text).policy is None
 
 
 def test_json_is_as_good() -> None:
-    plan = {"tasks": [{"id": "a", "role": "coder", "prompt": ""}], "workflows": [{"after": "coder"}]}
+    plan = {"tasks": [{"id": "a", "role": "coder", "prompt": "x"}], "workflows": [{"after": "coder"}]}
     assert parse_plan(json.dumps(plan), format="json").policy is not None
 
 
@@ -98,7 +98,7 @@ def mistakes(text: str) -> list[tuple[int | None, str, str]]:
     return [(problem.line, problem.where, problem.message) for problem in caught.value.problems]
 
 
-TASKS = "tasks: [{id: a, prompt: ''}, {id: b, role: coder, prompt: ''}, {id: c, role: coder, prompt: ''}]\n"
+TASKS = "tasks: [{id: a, prompt: x}, {id: b, role: coder, prompt: x}, {id: c, role: coder, prompt: x}]\n"
 
 
 def steps(*lines: str, after: str = "coder") -> str:
@@ -110,7 +110,7 @@ MISTAKES = {
     "unknown key of a workflow": (TASKS + "workflows:\n- {after: coder, step: []}", 3, "workflows[0].step", "'steps'"),
     "misspelt on top": (TASKS + "workflow: []", 2, "workflow", "the follow-ups of tasks are called 'workflows'"),
     "no list": (TASKS + "workflows: {coder: tester}", 2, "workflows", "must be a list, not a mapping"),
-    "no role": (steps("{prompt: ''}"), 5, "workflows[0].steps[0].role", "is missing"),
+    "no role": (steps("{prompt: x}"), 5, "workflows[0].steps[0].role", "is missing"),
     "no after": (TASKS + "workflows:\n- {steps: []}", 3, "workflows[0].after", "is missing"),
     "bad role": (
         steps("{role: a b, prompt: p}"),
@@ -119,7 +119,7 @@ MISTAKES = {
         "does not fit. The role of the follow-up: 1 to",
     ),
     "bad role of a task": (
-        "tasks:\n- {id: a, role: a b, prompt: ''}",
+        "tasks:\n- {id: a, role: a b, prompt: x}",
         2,
         "tasks[0].role",
         "does not fit. The role for",
@@ -185,7 +185,7 @@ MISTAKES = {
         "these roles form a cycle",
     ),
     "two roles": (
-        "tasks:\n- {id: a, role: coder, prompt: '', metadata: {role: tester}}",
+        "tasks:\n- {id: a, role: coder, prompt: x, metadata: {role: tester}}",
         2,
         "tasks[0].metadata.role",
         "the task's role is 'coder' already",

@@ -85,7 +85,7 @@ def test_unconfigured_it_is_a_reviewer_and_a_tester_after_a_coder() -> None:
 
 @pytest.mark.parametrize("taken", [(), ("build.reviewer", "build.reviewer.2", "build.tester")])
 def test_a_task_done_a_second_time_is_not_followed_a_second_time(taken: Sequence[str]) -> None:
-    run = Grown(DAG([coder("build"), *(Task(name, "") for name in taken)]))
+    run = Grown(DAG([coder("build"), *(Task(name, "x") for name in taken)]))
     for expected in (2, 0):
         run.run_one(run.dag["build"], answers())
         decision = CHAIN.decide(run.view("build"))
@@ -101,7 +101,7 @@ class Unseen(list[Task]):
 
 
 def test_how_long_it_takes_does_not_depend_on_how_many_tasks_there_are() -> None:
-    run = Grown(DAG([coder("build"), coder("other"), Task("build.tester", "")]))
+    run = Grown(DAG([coder("build"), coder("other"), Task("build.tester", "build.tester")]))
     run.run_one(run.dag["build"], answers())
     for expected in (["build.reviewer", "build.tester.2"], []):
         view = replace(run.view("build"), tasks=Unseen(run.dag.tasks), position=run.dag.position)
@@ -113,7 +113,13 @@ def test_how_long_it_takes_does_not_depend_on_how_many_tasks_there_are() -> None
 def test_ids_that_are_taken_or_too_long_give_way() -> None:
     long = "x" * 64
     dag = DAG(
-        [coder("build"), Task("build.reviewer", ""), Task("build.reviewer.2", ""), coder(long), coder(long[1:] + "y")]
+        [
+            coder("build"),
+            Task("build.reviewer", "build.reviewer"),
+            Task("build.reviewer.2", "build.reviewer.2"),
+            coder(long),
+            coder(long[1:] + "y"),
+        ]
     )
     run = grow(CHAIN, dag, answers())
     assert list(run.dag["build.tester"].depends_on) == ["build", "build.reviewer.3"]
@@ -207,6 +213,6 @@ async def test_the_right_names_in_prompts_are_none() -> None:
 def test_roles_that_no_task_has_may_be_called_like_anything_that_is_there() -> None:
     roles = ("painter", "a b", "a-b", "", "." * 99)
     policy = FollowUps({role: [FollowUp("critic", "{{ work }} {{ painter }} {{ a_b }}")] for role in roles})
-    policy.check(DAG([Task("painter", ""), Task("a-b-", "")], inputs={"a_b": "x", "a-b": "y"}))
+    policy.check(DAG([Task("painter", "painter"), Task("a-b-", "a-b-")], inputs={"a_b": "x", "a-b": "y"}))
     with pytest.raises(DAGError, match="a_b }}, which is neither a task nor an input"):
-        policy.check(DAG([Task("painter", ""), Task("a-b-", "")], inputs={"a-b": "y"}))
+        policy.check(DAG([Task("painter", "painter"), Task("a-b-", "a-b-")], inputs={"a-b": "y"}))

@@ -161,7 +161,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "too many": (lambda _: Decision(add=tasks(*map(str, range(9)))), "max_tasks"),
     "no task": (lambda _: Decision(add=("x",)), "adds str, which is not a Task"),  # type: ignore[arg-type]
     "odd id": (lambda _: Decision(add=(Task(["x"], "x"),)), "TypeError"),  # type: ignore[arg-type]
-    "odd dependency": (lambda _: Decision(add=(Task("x", "x", [["a"]]), Task("y", ""))), "TypeError"),  # type: ignore[list-item]
+    "odd dependency": (lambda _: Decision(add=(Task("x", "x", [["a"]]), Task("y", "y"))), "TypeError"),  # type: ignore[list-item]
     "odd backend": (lambda _: Decision(add=(Task("x", "x", backend=["a"]),)), "TypeError"),  # type: ignore[arg-type]
     "unknown task": (lambda _: Decision(cancel=("x",)), "cancels task 'x', which is not in the run"),
     "large state": (lambda _: Decision(state="x" * 70_000), "state has .* characters"),

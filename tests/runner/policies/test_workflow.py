@@ -175,7 +175,7 @@ def test_tasks_that_a_step_added_are_seen_through_and_are_no_interactions() -> N
     run.run_one(run.dag["ExecuteReview.1"], answers())
     run.apply(REVIEW.decide(run.view("ExecuteReview.1")))
     run.run_one(run.dag["Finalize.1"], answers())
-    run.dag = DAG([*run.dag, Task("extra", "", metadata={"step": "Finalize", "try": 1})], inputs=run.dag.inputs)
+    run.dag = DAG([*run.dag, Task("extra", "extra", metadata={"step": "Finalize", "try": 1})], inputs=run.dag.inputs)
     assert len(session_of(run.view()).interactions) == 2
     run.apply(REVIEW.decide(run.view("Finalize.1")))
     assert run.status is RunStatus.RUNNING
@@ -193,12 +193,12 @@ def test_nothing_is_decided_while_a_step_is_under_way() -> None:
 
 def test_the_settings_make_the_same_workflow_again() -> None:
     full = Step("b", "p", "deep", "go_on", 7, {"type": "object"}, True, Retry(attempts=1, on=frozenset({"timeout"})), 9)
-    flow = Workflow([Step("a"), full], name="both")
+    flow = Workflow([Step("a", "x"), full], name="both")
     settings = json.loads(json.dumps(flow.settings()))
     again = policy_of(flow.kind, settings)
     assert isinstance(again, Workflow)
     assert (again.steps(), again.name, again.settings()) == (flow.steps(), "both", settings)
-    assert settings["steps"][0] == {"name": "a"}
+    assert settings["steps"][0] == {"name": "a", "prompt": "x"}
 
 
 RULES = st.tuples(st.sampled_from(["retry", "go_on", "end"]), st.integers(1, 4), st.lists(st.booleans(), max_size=5))
@@ -207,7 +207,7 @@ RULES = st.tuples(st.sampled_from(["retry", "go_on", "end"]), st.integers(1, 4),
 @given(st.lists(RULES, min_size=1, max_size=5))
 def test_whatever_fails_a_session_comes_to_the_end_that_its_rules_say(rules: list[tuple[Any, int, list[bool]]]) -> None:
     """Each step has a rule, a limit, and whether its first tries go well; all further ones do."""
-    flow = Workflow([Step(f"s{n}", on_error=rule, max_tries=most) for n, (rule, most, _) in enumerate(rules)])
+    flow = Workflow([Step(f"s{n}", "x", on_error=rule, max_tries=most) for n, (rule, most, _) in enumerate(rules)])
     expected: list[str] = []
     well = True
     for n, (rule, most, tries) in enumerate(rules):
@@ -236,13 +236,14 @@ def test_whatever_fails_a_session_comes_to_the_end_that_its_rules_say(rules: lis
     ("make", "message"),
     [
         (lambda: Workflow([]), "at least one step"),
-        (lambda: Workflow([Step("a"), Step("b"), Step("a")]), "two steps are called 'a'"),
-        (lambda: Workflow([Step("a", continues=True)]), "'a' is the first"),
-        (lambda: Step("a b"), "1 to 56 letters"),
+        (lambda: Workflow([Step("a", "x"), Step("b", "x"), Step("a", "x")]), "two steps are called 'a'"),
+        (lambda: Workflow([Step("a", "x", continues=True)]), "'a' is the first"),
+        (lambda: Step("a b", "x"), "1 to 56 letters"),
         (lambda: Step("x" * 57), "1 to 56 letters"),
-        (lambda: Step("item"), "none of .*inputs, item, none, results, true"),
-        (lambda: Step("a", on_error="forever"), "one of retry, go_on, end, not 'forever'"),
-        (lambda: Step("a", max_tries=0), "at least 1, not 0"),
+        (lambda: Step("item", "x"), "none of .*inputs, item, none, results, true"),
+        (lambda: Step("a", "x", on_error="forever"), "one of retry, go_on, end, not 'forever'"),
+        (lambda: Step("a", "x", max_tries=0), "at least 1, not 0"),
+        (lambda: Step("a", " "), "step 'a': there is no prompt; write one"),
     ],
 )
 def test_what_is_no_workflow_is_refused(make: Callable[[], object], message: str) -> None:
@@ -251,11 +252,11 @@ def test_what_is_no_workflow_is_refused(make: Callable[[], object], message: str
 
 
 def test_every_mistake_of_every_step_is_found_before_anything_runs() -> None:
-    flow = Workflow([Step("a", "{{ b }}"), Step("b", "{{ topic }} {{ a }}"), Step("c", timeout=-1)])
+    flow = Workflow([Step("a", "{{ b }}"), Step("b", "{{ topic }} {{ a }}"), Step("c", "x", timeout=-1)])
     with pytest.raises(DAGError) as caught:
         flow.dag()
     assert [problem.task_id for problem in caught.value.problems] == ["c", "a", "b"]
-    assert [task.id for task in Workflow([Step("x" * 56)]).dag()] == ["x" * 56 + ".1"]
+    assert [task.id for task in Workflow([Step("x" * 56, "x")]).dag()] == ["x" * 56 + ".1"]
 
 
 @pytest.mark.parametrize("settings", [{}, {"name": "", "steps": 1}, {"name": "", "steps": [{"nome": "a"}]}])

@@ -107,7 +107,7 @@ def without_its_key(monkeypatch: pytest.MonkeyPatch) -> OpenAIBackend:
 
 async def test_no_try_is_spent_on_a_backend_whose_key_is_missing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     missing, retry = without_its_key(monkeypatch), Retry(attempts=5, on=frozenset(ErrorKind))
-    flow = Workflow([Step("look", on_error="retry", max_tries=3, retry=retry), Step("say", "Say {{ look }}")])
+    flow = Workflow([Step("look", "Look.", on_error="retry", max_tries=3, retry=retry), Step("say", "Say {{ look }}")])
     result = await ParallelRunner(missing, store=store).run(flow.dag(), "r", policy=flow)
     [look] = result.tasks.values()
     assert (look.id, look.attempts, look.error_kind) == ("look.1", 1, "unavailable")
@@ -121,7 +121,9 @@ async def test_no_try_is_spent_on_a_backend_whose_key_is_missing(store: Store, m
 
 async def test_it_goes_on_without_a_step_that_may_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     backends = {"missing": without_its_key(monkeypatch), "here": failing()}
-    flow = Workflow([Step("look", backend="missing", on_error="go_on"), Step("say", "Say {{ look }}", backend="here")])
+    flow = Workflow(
+        [Step("look", "Look.", backend="missing", on_error="go_on"), Step("say", "Say {{ look }}", backend="here")]
+    )
     result = await ParallelRunner(backends=backends).run(flow.dag(), policy=flow)
     assert (result.status, result.text) == (RunStatus.COMPLETED, {"say.1": "<say.1>"})
 

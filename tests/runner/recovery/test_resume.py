@@ -97,8 +97,10 @@ async def test_everything_of_a_task_survives(store: Store) -> None:
         metadata={"k": None},
         backend="deep",
     )
-    dag = DAG([Task("a", ""), Task("b", ""), odd, Task("more", "", continues="odd")], name="ö", inputs={"i": {"j": 1}})
-    await stopped_after(store, DAG([Task("x", "")]), 0, "other")
+    dag = DAG(
+        [Task("a", "a"), Task("b", "b"), odd, Task("more", "more", continues="odd")], name="ö", inputs={"i": {"j": 1}}
+    )
+    await stopped_after(store, DAG([Task("x", "x")]), 0, "other")
     both = {"default": Talker(), "deep": Talker()}
     runner = ParallelRunner(backends=both, store=store)
     run_id = (await runner.run(dag)).run_id
@@ -109,7 +111,7 @@ async def test_everything_of_a_task_survives(store: Store) -> None:
     assert [replace(t, depends_on=list(t.depends_on)) for t in stored] == [
         replace(t, depends_on=list(t.depends_on)) for t in dag
     ]
-    assert both["deep"].prompts[0].startswith('[1, "ü"] ["re: ", "re: "] re: ')
+    assert both["deep"].prompts[0].startswith('[1, "ü"] ["re: a", "re: b"] re: a')
 
 
 @pytest.mark.parametrize(
@@ -139,7 +141,7 @@ async def test_a_run_that_is_stored_in_another_format_is_refused(
 
 
 async def test_failed_tasks_are_kept_unless_asked_for(store: Store) -> None:
-    dag = DAG([Task("a", prompt="a"), Task("bad", prompt="bad", depends_on=["a"]), Task("z", "", depends_on=["bad"])])
+    dag = DAG([Task("a", prompt="a"), Task("bad", prompt="bad", depends_on=["a"]), Task("z", "z", depends_on=["bad"])])
     no = BackendError(ErrorKind.REFUSED, "no")
     first = await ParallelRunner(Talker(lambda p, _: no if p == "bad" else p), store=store).run(dag, "r")
     assert first.status is RunStatus.FAILED
@@ -148,7 +150,7 @@ async def test_failed_tasks_are_kept_unless_asked_for(store: Store) -> None:
     assert (kept.status, kept["bad"].error, kept.blocked, untouched.prompts) == (RunStatus.FAILED, "no", ("z",), [])
     backend = Talker()
     again = await ParallelRunner(backend, store=store).resume("r", retry_failed=True)
-    assert (again.status, backend.prompts) == (RunStatus.COMPLETED, ["bad", ""])
+    assert (again.status, backend.prompts) == (RunStatus.COMPLETED, ["bad", "z"])
     assert (again["bad"].attempts, again["a"].reused) == (2, True)
     record = await store.get_run("r")
     assert record is not None and record.status == "completed"
@@ -157,7 +159,7 @@ async def test_failed_tasks_are_kept_unless_asked_for(store: Store) -> None:
 
 
 async def test_a_failure_beside_unfinished_work_is_kept_while_the_rest_runs(store: Store) -> None:
-    dag = DAG([Task("bad", prompt="bad", weight=9), Task("slow", prompt="slow"), Task("z", "", depends_on=["bad"])])
+    dag = DAG([Task("bad", prompt="bad", weight=9), Task("slow", prompt="slow"), Task("z", "z", depends_on=["bad"])])
     hanging = anyio.Event()
 
     async def body(prompt: str) -> str:
@@ -274,7 +276,7 @@ async def test_a_prompt_that_cannot_be_stored_fails_its_task_and_nothing_else() 
             await super().write(batch)
 
     inner = MemoryStore()
-    dag = DAG([Task("a", prompt="a"), Task("b", prompt="poison", depends_on=["a"]), Task("c", "", depends_on=["b"])])
+    dag = DAG([Task("a", prompt="a"), Task("b", prompt="poison", depends_on=["a"]), Task("c", "c", depends_on=["b"])])
     result = await ParallelRunner(Talker(), store=Picky(inner)).run(dag)
     assert (result.degraded, result.failed, result.blocked) == ((), ("b",), ("c",))
     assert result["b"].error == "the store refused the end of the attempt: cannot keep this"

@@ -59,6 +59,8 @@ async def test_prompts_that_do_not_fit_change_nothing(store: Store) -> None:
         await runner.resume("r", retry_failed=True, prompts={"bb": "x"})
     with pytest.raises(DAGError, match="gone"):
         await runner.resume("r", retry_failed=True, prompts={"b": "{{ gone }}"})
+    with pytest.raises(DAGError, match="task 'b': there is no prompt; write one"):
+        await runner.resume("r", retry_failed=True, prompts={"b": ""})
     with pytest.raises(ValueError, match="retry_failed=True"):
         await runner.resume("r", prompts={"b": "x"})
     assert await store.list_tasks("r") == before

@@ -32,11 +32,11 @@ def taken(dag: DAG, plan: Scheduler) -> list[str]:
 def test_the_longest_remaining_path_goes_first_and_ties_go_by_declaration() -> None:
     dag = DAG(
         [
-            Task("x", ""),
-            Task("y", ""),
-            Task("long", ""),
-            Task("end", "", depends_on=["long"]),
-            Task("heavy", "", weight=9),
+            Task("x", "x"),
+            Task("y", "y"),
+            Task("long", "long"),
+            Task("end", "end", depends_on=["long"]),
+            Task("heavy", "heavy", weight=9),
         ]
     )
     assert taken(dag, schedule(dag)) == ["heavy", "long", "x", "y"]
@@ -44,7 +44,12 @@ def test_the_longest_remaining_path_goes_first_and_ties_go_by_declaration() -> N
 
 def test_a_task_starts_the_moment_its_own_dependencies_are_done() -> None:
     dag = DAG(
-        [Task("a", ""), Task("slow", ""), Task("b", "", depends_on=["a"]), Task("c", "", depends_on=["b", "slow"])]
+        [
+            Task("a", "a"),
+            Task("slow", "slow"),
+            Task("b", "b", depends_on=["a"]),
+            Task("c", "c", depends_on=["b", "slow"]),
+        ]
     )
     plan = schedule(dag)
     assert taken(dag, plan) == ["a", "slow"]
@@ -60,7 +65,7 @@ def test_a_task_starts_the_moment_its_own_dependencies_are_done() -> None:
 
 
 def test_limits_hold_overall_and_per_backend() -> None:
-    dag = DAG([*[Task(f"d{i}", backend="deep", weight=9) for i in range(3)], *[Task(f"f{i}", "") for i in range(3)]])
+    dag = DAG([*[Task(f"d{i}", backend="deep", weight=9) for i in range(3)], *[Task(f"f{i}", "x") for i in range(3)]])
     plan = schedule(dag, concurrency=3, deep=2)
     assert taken(dag, plan) == ["d0", "d1", "f0"]
     plan.finish(3, DONE)
@@ -79,7 +84,7 @@ def test_limits_hold_overall_and_per_backend() -> None:
     ],
 )
 def test_failure_modes(mode: FailureMode, status: TaskStatus, runs: list[str]) -> None:
-    dag = DAG([Task("first", "", failure_mode=mode), Task("after", "", depends_on=["first"])])
+    dag = DAG([Task("first", "first", failure_mode=mode), Task("after", "after", depends_on=["first"])])
     plan = schedule(dag)
     taken(dag, plan)
     plan.finish(0, status)
@@ -89,7 +94,7 @@ def test_failure_modes(mode: FailureMode, status: TaskStatus, runs: list[str]) -
 
 
 def test_a_task_set_aside_frees_its_place_and_keeps_the_run_going() -> None:
-    dag = DAG([Task("a", ""), Task("b", "")])
+    dag = DAG([Task("a", "a"), Task("b", "b")])
     plan = schedule(dag, concurrency=1)
     assert taken(dag, plan) == ["a"]
     plan.set_aside(0)
@@ -101,7 +106,7 @@ def test_a_task_set_aside_frees_its_place_and_keeps_the_run_going() -> None:
 
 
 def test_the_run_goes_on_while_another_task_is_set_aside() -> None:
-    dag = DAG([Task("a", ""), Task("b", "")])
+    dag = DAG([Task("a", "a"), Task("b", "b")])
     plan = schedule(dag)
     assert taken(dag, plan) == ["a", "b"]
     plan.set_aside(0)
@@ -123,7 +128,7 @@ def test_random_graphs_run_to_the_end_within_limits_and_in_order(seed: int) -> N
     tasks = [
         Task(
             f"t{i}",
-            "",
+            "x",
             depends_on=[f"t{d}" for d in rng.sample(range(i), min(i, rng.randrange(4)))],
             backend=rng.choice(["one", "two", None]),
             failure_mode=rng.choice(list(FailureMode)),
@@ -159,10 +164,10 @@ def passes(task: Task, status: TaskStatus | None) -> bool:
 def test_what_is_dropped_is_never_given_out_and_does_not_keep_the_run_from_its_end() -> None:
     dag = DAG(
         [
-            Task("heavy", "", weight=9),
-            Task("list", ""),
-            *[Task(name, "") for name in "abc"],
-            Task("each", "", for_each="list"),
+            Task("heavy", "heavy", weight=9),
+            Task("list", "list"),
+            *[Task(name, "x") for name in "abc"],
+            Task("each", "each", for_each="list"),
         ]
     )
     plan = schedule(dag, concurrency=1)
@@ -179,7 +184,9 @@ def test_what_is_dropped_is_never_given_out_and_does_not_keep_the_run_from_its_e
 
 
 def test_what_is_at_work_already_holds_places_even_more_than_there_are() -> None:
-    dag = DAG([*(Task(f"old{i}", backend="deep") for i in range(3)), Task("new", backend="deep"), Task("other", "")])
+    dag = DAG(
+        [*(Task(f"old{i}", backend="deep") for i in range(3)), Task("new", backend="deep"), Task("other", "other")]
+    )
     names, running = ["deep"] * 4 + ["default"], [TaskStatus.RUNNING] * 3 + [TaskStatus.PENDING] * 2
     plan = Scheduler(dag, names, SlotPool(2, {"deep": 1}), InitialState(running, held=[0, 1, 2]))
     assert (taken(dag, plan), plan.exhausted) == ([], False)
@@ -195,9 +202,9 @@ def test_what_is_at_work_already_holds_places_even_more_than_there_are() -> None
 
 
 def test_added_tasks_keep_to_the_limits_of_their_backends() -> None:
-    dag = DAG([Task("first", "")])
+    dag = DAG([Task("first", "first")])
     plan = schedule(dag, deep=1)
-    dag.extend([Task("d1", ""), Task("f1", ""), Task("d2", ""), Task("f2", "", depends_on=["first"])])
+    dag.extend([Task("d1", "d1"), Task("f1", "f1"), Task("d2", "d2"), Task("f2", "f2", depends_on=["first"])])
     plan.extend(["deep", "default", "deep", "default"], [TaskStatus.PENDING] * 5)
     assert taken(dag, plan) == ["first", "d1", "f1"]
     plan.finish(1, DONE)
@@ -207,7 +214,14 @@ def test_added_tasks_keep_to_the_limits_of_their_backends() -> None:
 
 
 def test_what_is_tried_again_later_is_set_aside_unless_it_has_to_wait_anyway() -> None:
-    dag = DAG([Task("later", ""), Task("after", "", depends_on=["first"]), Task("first", ""), Task("done", "")])
+    dag = DAG(
+        [
+            Task("later", "later"),
+            Task("after", "after", depends_on=["first"]),
+            Task("first", "first"),
+            Task("done", "done"),
+        ]
+    )
     statuses = [TaskStatus.PENDING] * 3 + [DONE]
     plan = Scheduler(dag, ["default"] * 4, SlotPool(9), InitialState(statuses, later=[0, 1, 3]))
     assert (plan.later, taken(dag, plan)) == ([0], ["first"])
@@ -225,7 +239,7 @@ def test_dropping_takes_no_longer_where_much_is_eligible() -> None:
     """Ten times as many take ten times as long, not a hundred times."""
 
     def dropped(count: int) -> float:
-        dag = DAG([Task(f"t{number}", "") for number in range(count)])
+        dag = DAG([Task(f"t{number}", "x") for number in range(count)])
         plan = schedule(dag)
         began = time.process_time()
         for position in reversed(range(count)):

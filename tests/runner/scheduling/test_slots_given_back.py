@@ -163,12 +163,12 @@ def test_each_way_to_leave_a_slot_frees_one_of_the_pool(way: str, held: bool) ->
     pool = SlotPool(3, {"deep": 2}, shared=True)
     statuses = [TaskStatus.RUNNING if held else TaskStatus.PENDING, *[TaskStatus.PENDING] * 3]
     mine = Scheduler(
-        DAG([Task("a", backend="deep"), *(Task(f"b{n}", "") for n in range(3))]),
+        DAG([Task("a", backend="deep"), *(Task(f"b{n}", "x") for n in range(3))]),
         ["deep", *["wide"] * 3],
         pool,
         InitialState(statuses, held=[0] if held else []),
     )
-    other = Scheduler(DAG(Task(f"o{n}", "") for n in range(9)), ["wide"] * 9, pool)
+    other = Scheduler(DAG(Task(f"o{n}", "x") for n in range(9)), ["wide"] * 9, pool)
     if not held:
         assert mine.take() == 0
     assert (pool.limiter("deep").taken, pool.taken) == (1, 1)

@@ -64,7 +64,7 @@ AT_ONCE = Pause(9.0, "429", at_once=True)
 def schedule(count: int = 99, width: int = 8, slots: SlotPool | None = None) -> Scheduler:
     """Return a schedule whose tasks hold all `width` slots of the backend."""
     pool = slots or SlotPool(width)
-    plan = Scheduler(DAG(Task(f"t{number}", "") for number in range(count)), ["one"] * count, pool)
+    plan = Scheduler(DAG(Task(f"t{number}", "x") for number in range(count)), ["one"] * count, pool)
     assert taken(plan) == list(range(width))
     return plan
 
@@ -75,7 +75,7 @@ def limiter(plan: Scheduler) -> BackendLimiter:
 
 def test_a_refusal_delays_its_task_and_one_other_goes_ahead() -> None:
     names = ["one"] * 20 + ["two"] * 10
-    plan = Scheduler(DAG(Task(f"t{number}", "") for number in range(30)), names, SlotPool(12))
+    plan = Scheduler(DAG(Task(f"t{number}", "x") for number in range(30)), names, SlotPool(12))
     assert taken(plan) == list(range(12))
     plan.throttle(3)
     assert taken(plan) == [12]
@@ -209,7 +209,7 @@ def test_a_probe_that_tells_nothing_leaves_the_place_to_another() -> None:
     plan.finish(1, DONE)
     plan.withdraw(probe)
     assert taken(plan) == [9]
-    other = Scheduler(DAG(Task(f"t{number}", "") for number in range(9)), ["one"] * 9, slots)
+    other = Scheduler(DAG(Task(f"t{number}", "x") for number in range(9)), ["one"] * 9, slots)
     assert taken(other) == []
     plan.release_all()  # the run ends while its task is the probe
     assert taken(other) == [0]
@@ -222,7 +222,7 @@ def test_a_probe_that_tells_nothing_leaves_the_place_to_another() -> None:
 def test_a_probe_accepted_in_one_run_opens_the_backend_for_the_others() -> None:
     slots = SlotPool(8, shared=True)
     plan = schedule(width=8, slots=slots)
-    other = Scheduler(DAG(Task(f"t{number}", "") for number in range(9)), ["one"] * 9, slots)
+    other = Scheduler(DAG(Task(f"t{number}", "x") for number in range(9)), ["one"] * 9, slots)
     got: list[int | None] = []
     assert other.enqueue(lambda: got.append(other.take()))
     plan.throttle(0)
@@ -259,7 +259,7 @@ def test_a_probe_counts_as_accepted_after_the_time_in_which_most_refusals_come(t
 
 
 def test_with_every_round_that_completes_one_more_may_run_up_to_the_limit() -> None:
-    plan = Scheduler(DAG(Task(f"t{number}", "") for number in range(99)), ["one"] * 99, SlotPool(99, {"one": 4}))
+    plan = Scheduler(DAG(Task(f"t{number}", "x") for number in range(99)), ["one"] * 99, SlotPool(99, {"one": 4}))
     assert taken(plan) == [0, 1, 2, 3]
     plan.throttle(0, AT_ONCE)
     plan.requeue(0)
@@ -279,7 +279,7 @@ LONG = Pause(100.0, "429", probe=True)
 
 def after_long_pause(running: int, count: int = 30, slots: SlotPool | None = None) -> Scheduler:
     """Return a schedule after the pause of its task 0. Beside it `running` tasks run since before the pause."""
-    plan = Scheduler(DAG(Task(f"t{number}", "") for number in range(count)), ["one"] * count, slots or SlotPool(8))
+    plan = Scheduler(DAG(Task(f"t{number}", "x") for number in range(count)), ["one"] * count, slots or SlotPool(8))
     while plan.taken < running + 1:
         plan.take()
     plan.throttle(0, LONG)
@@ -303,7 +303,7 @@ def test_the_task_that_goes_first_keeps_to_the_limit_of_the_backend() -> None:
     plan = after_long_pause(1, slots=SlotPool(8, {"one": 2}))
     assert plan.take() == 0
     held = InitialState([TaskStatus.RUNNING] * 2 + [TaskStatus.PENDING] * 2, held=[0, 1], throttled={2: LONG})
-    full = Scheduler(DAG(Task(f"t{number}", "") for number in range(4)), ["one"] * 4, SlotPool(8, {"one": 2}), held)
+    full = Scheduler(DAG(Task(f"t{number}", "x") for number in range(4)), ["one"] * 4, SlotPool(8, {"one": 2}), held)
     assert full.take() is None
     full.finish(0, DONE)
     assert taken(full) == [2]
@@ -332,7 +332,7 @@ def test_when_the_task_that_went_first_is_refused_another_goes_first() -> None:
 def test_when_the_run_of_the_task_that_went_first_ends_a_task_of_another_run_goes_first() -> None:
     slots = SlotPool(8, shared=True)
     plan = after_long_pause(4, slots=slots)
-    other = Scheduler(DAG(Task(f"t{number}", "") for number in range(9)), ["one"] * 9, slots)
+    other = Scheduler(DAG(Task(f"t{number}", "x") for number in range(9)), ["one"] * 9, slots)
     assert (plan.take(), other.take()) == (0, None)
     plan.release_all()
     assert taken(other) == [0]
@@ -341,14 +341,14 @@ def test_when_the_run_of_the_task_that_went_first_ends_a_task_of_another_run_goe
     assert len(running) > 1
     for position in running:
         other.finish(position, DONE)
-    resumed = Scheduler(DAG([Task("t", "")]), ["one"], slots, InitialState(throttled={0: LONG}))
+    resumed = Scheduler(DAG([Task("t", "t")]), ["one"], slots, InitialState(throttled={0: LONG}))
     assert resumed.take() == 0, "its own task goes first, after that of the other run"
 
 
 def test_a_run_that_ends_while_its_task_is_refused_keeps_no_other_run_waiting() -> None:
     slots = SlotPool(8, shared=True)
     plan = schedule(slots=slots)
-    other = Scheduler(DAG(Task(f"t{number}", "") for number in range(9)), ["one"] * 9, slots)
+    other = Scheduler(DAG(Task(f"t{number}", "x") for number in range(9)), ["one"] * 9, slots)
     plan.throttle(0, AT_ONCE)
     for position in range(1, 8):
         plan.finish(position, DONE)
@@ -360,7 +360,7 @@ def test_a_run_that_ends_while_its_task_is_refused_keeps_no_other_run_waiting() 
 def test_one_task_goes_first_in_a_resumed_run_beside_the_attempts_that_still_run() -> None:
     statuses = [TaskStatus.RUNNING] * 3 + [TaskStatus.PENDING] * 5
     initial = InitialState(statuses, held=[0, 1, 2], throttled={3: LONG})
-    plan = Scheduler(DAG(Task(f"t{number}", "") for number in range(8)), ["one"] * 8, SlotPool(8), initial)
+    plan = Scheduler(DAG(Task(f"t{number}", "x") for number in range(8)), ["one"] * 8, SlotPool(8), initial)
     assert taken(plan) == [3]
     plan.finish(0, DONE)
     assert taken(plan) == []

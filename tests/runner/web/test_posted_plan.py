@@ -31,7 +31,7 @@ def test_a_posted_plan_is_a_plan() -> None:
     dag = posted_plan(plan, {}, ["w", "x"]).dag
     assert (dag.name, dag.inputs, [dag.backend_of(task) for task in dag]) == ("n", {"who": "Ada"}, [None, "w"])
     assert posted_plan(plan, {"who": ["Bob", 1]}, ["w"]).dag.inputs == {"who": ["Bob", 1]}
-    settings = {"tasks": [{"id": "a", "prompt": "", "temperature": 0.5, "system": "Be brief."}]}
+    settings = {"tasks": [{"id": "a", "prompt": "x", "temperature": 0.5, "system": "Be brief."}]}
     (task,) = posted_plan(settings, {}, ["w"]).dag
     assert (task.temperature, task.system) == (0.5, "Be brief.")
     required = {"inputs": {"who": {"required": True}}, "tasks": TASKS}

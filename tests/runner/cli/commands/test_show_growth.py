@@ -144,7 +144,7 @@ async def test_progress_follows_a_run_that_grows() -> None:
 
 
 def test_a_question_is_shown_until_it_is_answered() -> None:
-    progress = Progress(DAG([Task("a", "")]), lambda: 0.0)
+    progress = Progress(DAG([Task("a", "a")]), lambda: 0.0)
     progress.handle(events.TaskStarted("2026-01-01T00:00:00.000Z", "a", 1, "x"))
     progress.handle(events.TaskWaiting("2026-01-01T00:00:00.000Z", "a", 1, "how?"))
     assert (progress.questions, progress.counts[TaskStatus.WAITING_INPUT]) == ({"a": "how?"}, 1)
@@ -152,5 +152,5 @@ def test_a_question_is_shown_until_it_is_answered() -> None:
     progress.handle(answered)
     assert (progress.questions, progress.counts[TaskStatus.PENDING]) == ({}, 1)
     assert event_line(answered) == "a is to run again"
-    assert event_line(events.TasksAdded("2026-01-01T00:00:00.000Z", (Task("n", ""),))) == "1 task added: n"
+    assert event_line(events.TasksAdded("2026-01-01T00:00:00.000Z", (Task("n", "n"),))) == "1 task added: n"
     assert not event_line(events.PolicyDecided("2026-01-01T00:00:00.000Z", None, "{}"))
