@@ -29,13 +29,13 @@ CASES = {
         "there are input, output, cache_read, cache_write, cache_write_1h, reasoning",
     ),
     "an agent as a kind": (
-        "backends: {b: {kind: gemini, system: Be brief., approval_mode: yolo}}\n" + tasks('{id: a, prompt: ""}'),
+        "backends: {b: {kind: gemini, system: Be brief., approval_mode: yolo}}\n" + tasks("{id: a, prompt: x}"),
         1,
         "backends.b.kind",
         "'gemini' is an agent of `kind: acp`; write `kind: acp` and `agent: gemini`",
     ),
     "an agent with a command": (
-        "backends: {b: {kind: acp, agent: gemini, command: [gemini, --acp]}}\n" + tasks('{id: a, prompt: ""}'),
+        "backends: {b: {kind: acp, agent: gemini, command: [gemini, --acp]}}\n" + tasks("{id: a, prompt: x}"),
         1,
         "backends.b",
         "needs either `agent: NAME` or `command: [...]`",
