@@ -56,8 +56,10 @@ UNCLEAR = [
     "def __getattr__(name): return print",
     "import sys\nsetattr(sys.modules[__name__], 'answer', print)",
     "exec('answer = print')",
+    "def f():\n    answer = 1",
+    "class C:\n    def answer(self): ...",
 ]
-MISSING = ["", "def other(): ...", "def f():\n    answer = 1", "class C:\n    def answer(self): ...", "print(answer)"]
+MISSING = ["", "def other(): ...", "print(answer)", "# answer"]
 
 
 @pytest.mark.parametrize("code", DEFINING + UNCLEAR)
