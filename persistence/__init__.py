@@ -60,7 +60,7 @@ from plait.persistence.records import (
 from plait.persistence.sqlite import Purged, SQLiteStore
 
 if TYPE_CHECKING:
-    from plait.persistence.postgres import PostgresStore
+    from plait.persistence.postgres_store import PostgresStore
 
 __all__ = [
     "AttemptId",
@@ -125,5 +125,5 @@ __all__ = [
 def __getattr__(name: str) -> object:
     """Import the store that needs an extra when it is first used."""
     if name == "PostgresStore":
-        return import_module("plait.persistence.postgres").PostgresStore
+        return import_module("plait.persistence.postgres_store").PostgresStore
     raise AttributeError(f"module 'plait.persistence' has no attribute {name!r}")

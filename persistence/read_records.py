@@ -206,11 +206,11 @@ def note_checksum(kind: str, task_id: str | None, body: str) -> int:
     return checksum(kind, task_id, body)
 
 
-def note_record(row: Row) -> NoteRecord:
+def note_record(run_id: str, row: Row) -> NoteRecord:
     """Return the record of the row of LIST_NOTES. Raises StoreError if it is damaged."""
     number, at, kind, task_id, body, expected = row
     if expected != note_checksum(kind, task_id, body):
-        raise StoreError(f"note {number} does not fit its checksum; restore a copy of the store, or send it again")
+        raise damaged(run_id, f"note {number}")
     return NoteRecord(number, kind, at, task_id, body)
 
 

@@ -137,7 +137,7 @@ def list_events(run_id: str, after: int, limit: int, kind: EventKind | None) -> 
 
 
 def list_notes(run_id: str, after: int) -> Reading[tuple[NoteRecord, ...]]:
-    return tuple(map(records.note_record, (yield tables.LIST_NOTES, (run_id, after))))
+    return tuple(records.note_record(run_id, row) for row in (yield tables.LIST_NOTES, (run_id, after)))
 
 
 def _session_ids() -> Reading[set[str]]:

@@ -5,7 +5,8 @@ A dialect fills in the words in braces, renders a `Write` for many rows, and ada
 
 from __future__ import annotations
 
-from functools import cache
+import re
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Final, Literal
 
 from plait.persistence.records import AttemptStatus
@@ -192,6 +193,42 @@ def for_each_row(write: Write) -> str:
         return f"INSERT INTO {write.table} ({', '.join(write.columns)}) VALUES ({marks}){write.end}"
     changed = ", ".join(f"{column} = ?" for column in write.columns)
     return f"UPDATE {write.table} SET {changed} WHERE {' AND '.join(f'{column} = ?' for column in write.key)}"
+
+
+KINDS: Final = dict(re.findall(r"^    (\w+) \{(\w+)\}", _SCHEMA, re.MULTILINE))
+"""The kind of each column. Columns of one name are of one kind, but for the number of a run, which is never written."""
+_ARRAYS: Final = {"text": "text[]", "int": "bigint[]", "float": "float8[]", "bytes": "bytea[]"}
+
+
+@lru_cache(maxsize=512)
+def for_all_rows(writes: tuple[Write, ...], head: Write | None = None) -> str:
+    """Return the one statement for the rows of all writes, in PostgreSQL: each column is an array, so the statement has
+    the same text for any number of rows, and the server plans it once. It returns 1.
+
+    With a head, SET_HEAD or SET_LAST_SEQ, its row goes before the arrays. The statement then writes nothing and returns
+    0 if the stored head is not the expected one, by its epoch, last change and owner.
+    """
+    parts: list[str] = []
+    source = ""
+    if head is not None:
+        changed = ", ".join(f"{column} = ?" for column in head.columns)
+        expected = "run_id = ? AND epoch = ? AND last_seq = ? AND owner_id IS NOT DISTINCT FROM ?"
+        by_the_clock = "written_at = clock_timestamp(), lease_s = coalesce(?, lease_s)"
+        parts.append(f"head AS (UPDATE runs SET {changed}, {by_the_clock} WHERE {expected} RETURNING number)")
+        source = "head, "
+    for number, write in enumerate(writes):
+        columns = (*write.columns, *write.key)
+        arrays = ", ".join(f"?::{_ARRAYS[KINDS[column]]}" for column in columns)
+        rows = f"{source}unnest({arrays}) AS u ({', '.join(columns)})"
+        if write.kind == "insert":
+            names = ", ".join(f"u.{column}" for column in columns)
+            part = f"INSERT INTO {write.table} ({', '.join(columns)}) SELECT {names} FROM {rows}{write.end}"
+        else:
+            changed = ", ".join(f"{column} = u.{column}" for column in write.columns)
+            where = " AND ".join(f"t.{column} = u.{column}" for column in write.key)
+            part = f"UPDATE {write.table} AS t SET {changed} FROM {rows} WHERE {where}"
+        parts.append(f"w{number} AS ({part})")
+    return f"WITH {', '.join(parts)} SELECT {'1' if head is None else 'count(*) FROM head'}"
 
 
 _SUMS: Final = (

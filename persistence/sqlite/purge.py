@@ -5,9 +5,9 @@ from __future__ import annotations
 import sqlite3
 from typing import TYPE_CHECKING, Final
 
+from plait.persistence.delete_runs import Purged
 from plait.persistence.errors import Conflict
 from plait.persistence.old_tables.checksum import damaged, row_checksum
-from plait.persistence.old_tables.purged import Purged
 from plait.persistence.old_tables.task_cache import ids_of
 from plait.persistence.sqlite import statements as sql
 from plait.persistence.sqlite.transaction import transaction

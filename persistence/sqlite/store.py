@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from plait.persistence.changes import Batch
-    from plait.persistence.old_tables.purged import Purged
+    from plait.persistence.delete_runs import Purged
     from plait.persistence.records import (
         AttemptRecord,
         EventKind,

@@ -60,7 +60,7 @@ def open_server(place: ServerAddress, mode: Literal["create", "existing", "read"
     """Return the store on the server. Raises CliError without the driver."""
     if find_spec("asyncpg") is None:
         raise CliError(f"a store on a PostgreSQL server needs the extra `postgres`; run: {install_command('postgres')}")
-    from plait.persistence.postgres import PostgresStore  # noqa: PLC0415 - of an extra
+    from plait.persistence.postgres_store import PostgresStore  # noqa: PLC0415 - of an extra
 
     try:
         return PostgresStore(place.dsn, mode=mode)

@@ -14,7 +14,7 @@ from plait.persistence.address import SCHEMES
 from plait.persistence.protocol import Store
 
 if TYPE_CHECKING:
-    from plait.persistence.postgres import PostgresStore
+    from plait.persistence.postgres_store import PostgresStore
     from plait.persistence.sqlite import SQLiteStore
 
 StorePlace: TypeAlias = "Store | str | os.PathLike[str]"
@@ -76,7 +76,7 @@ def with_open_store(
 
 def _store_at(place: str | os.PathLike[str]) -> SQLiteStore | PostgresStore:
     if isinstance(place, str) and place.startswith(SCHEMES):
-        from plait.persistence.postgres import PostgresStore  # noqa: PLC0415 - of an extra
+        from plait.persistence.postgres_store import PostgresStore  # noqa: PLC0415 - of an extra
 
         return PostgresStore(place)
     from plait.persistence.sqlite import SQLiteStore  # noqa: PLC0415 - not needed by every run

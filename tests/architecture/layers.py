@@ -33,7 +33,8 @@ LAYERS: list[list[str]] = [
     ["persistence.tables persistence.checksums persistence.apply_events persistence.read_records "
      "persistence.sqlite_file persistence.delete_runs persistence.sql_store"],
     ["persistence.old_tables"],
-    ["persistence.memory", "persistence.sqlite", "persistence.postgres", "persistence.sqlite_store"],
+    ["persistence.memory", "persistence.sqlite", "persistence.sqlite_store",
+     "persistence.postgres_store persistence.postgres_connection"],
     ["persistence"],  # the public names
     ["persistence.contract"],
     # One run of a DAG.

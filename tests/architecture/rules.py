@@ -41,7 +41,7 @@ IMPURE = {"asyncio", "anyio", "time", "random", "os", "structlog"}
 HOMES = {
     "aiosqlite": "persistence/sqlite_store.py persistence/sqlite/*.py",
     "sqlite3": "persistence/*.py persistence/sqlite/*.py",
-    "asyncpg": "persistence/postgres/*.py",
+    "asyncpg": "persistence/postgres_connection.py",
     "distributed": "backends/hosts/dask/*.py",
     "networkx": "runner/domain/dag.py",
     "aiohttp": "backends/llm/client.py",

@@ -36,7 +36,7 @@ from plait.persistence.contract.samples import CLAIMED, CREATED, RUNNING, Writer
 from tests.support.stores.postgres import empty, worker_dsn
 
 AnyStore = SQLiteStore | PostgresStore
-PIECES = ("blobs", "settings_pieces")
+PIECES = ("blobs", "settings_pieces", "texts")
 """The tables of large texts."""
 LARGE = 70_000
 """Characters of a text that is stored in a place of its own."""

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from plait.persistence import RunReleased, rules
-from plait.persistence.postgres import statements
-from plait.persistence.postgres.store import PostgresStore
+from plait.persistence import RunReleased, rules, tables
+from plait.persistence.postgres_store import PostgresStore
 from plait.runner.crashtest.mutants import Mutant, Original
 from plait.runner.crashtest.trial import Kind
 
-_FENCE = "epoch = $26 AND last_seq = $27 AND owner_id IS NOT DISTINCT FROM $28"
-_NO_FENCE = "$26::bigint IS NOT NULL AND $27::bigint IS NOT NULL AND ($28::text IS NULL OR true)"
+_FENCE = "epoch = ? AND last_seq = ? AND owner_id IS NOT DISTINCT FROM ?"
+_NO_FENCE = "?::bigint IS NOT NULL AND ?::bigint IS NOT NULL AND (?::text IS NULL OR true)"
 _under_way = set[asyncio.Task[None]]()
 
 
@@ -22,9 +21,9 @@ async def _acknowledge_first(write: Original, self: Any, batch: Any) -> None:
     task.add_done_callback(_under_way.discard)
 
 
-def _leave_the_fence_out(write_sql: Original, added: Any) -> str:
-    statement: str = write_sql(added)
-    assert _FENCE in statement
+def _leave_the_fence_out(for_all_rows: Original, writes: Any, head: Any = None) -> str:
+    statement: str = for_all_rows(writes, head)
+    assert head is None or _FENCE in statement
     return statement.replace(_FENCE, _NO_FENCE)
 
 
@@ -43,8 +42,8 @@ BUGS = (
     ),
     Mutant(
         "no fence in the one statement",
-        statements,
-        "write_sql",
+        tables,
+        "for_all_rows",
         _leave_the_fence_out,
         ("batch.before_write",),
         range(2, 11),

@@ -9,8 +9,8 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from plait.persistence.postgres import listener
-from plait.persistence.postgres.listener import Listener
+from plait.persistence import postgres_store
+from plait.persistence.postgres_store import Listener
 from tests.support.seeded_loop import run_seeded
 
 MINUTE = 60
@@ -46,7 +46,7 @@ def test_the_connection_is_opened_once_a_second_at_most(
             raise ConnectionRefusedError("nobody listens")
         return Dropped()
 
-    monkeypatch.setattr(listener, "connect", connect)
+    monkeypatch.setattr(postgres_store, "connect", connect)
 
     async def main() -> None:
         notes = Listener("postgresql://me@host/db")

@@ -139,7 +139,7 @@ def test_no_output_row_or_argument_shows_the_password(locked: Locked, home: Path
         (home / "go").touch()
         out, said = process.communicate(timeout=30)
     assert process.returncode == 0, said
-    tables = [f"--table={table}" for table in ("runs", "given_tasks", "starts", "other_events", "notes")]
+    tables = [f"--table={table}" for table in ("runs", "tasks", "attempts", "events", "notes")]
     dump = subprocess.run(
         [f"{locked.server.bin_path}/pg_dump", "--data-only", *tables, address(locked.server)],
         capture_output=True,

@@ -9,8 +9,7 @@ import asyncpg
 import pytest
 
 from plait import DAG, ParallelRunner, PostgresStore, Task
-from plait.persistence import Conflict, StoreError, StoreRefused, StoreUnusable
-from plait.persistence.postgres import connection
+from plait.persistence import Conflict, StoreError, StoreRefused, StoreUnusable, postgres_connection
 from plait.runner import RunStatus
 from plait.runner.domain.events import StoreAwaited
 from tests.support.fakes import Talker
@@ -46,9 +45,9 @@ async def reader(dsn: str) -> AsyncGenerator[str]:
 
 @pytest.mark.parametrize("mode", ["create", "existing"])
 async def test_a_role_that_may_only_read_is_refused_where_runs_are_written(
-    dsn: str, reader: str, mode: connection.Mode
+    dsn: str, reader: str, mode: postgres_connection.Mode
 ) -> None:
-    with pytest.raises(StoreUnusable, match=r"may not write to .* lacks INSERT on blobs, .*; let the owner GRANT "):
+    with pytest.raises(StoreUnusable, match=r"may not write to .* lacks INSERT on texts, .*; let the owner GRANT "):
         async with PostgresStore(reader, mode=mode):
             pass
     async with PostgresStore(dsn) as store:
@@ -56,7 +55,7 @@ async def test_a_role_that_may_only_read_is_refused_where_runs_are_written(
     async with PostgresStore(reader, mode="read") as store:
         record = await store.get_run(run_id)
         assert record is not None and record.status == "completed"
-        assert "lacks INSERT on blobs" in (await store.obstacle() or "")
+        assert "lacks INSERT on texts" in (await store.obstacle() or "")
 
 
 async def test_each_right_that_a_run_needs_is_looked_at(dsn: str, reader: str) -> None:
@@ -64,12 +63,12 @@ async def test_each_right_that_a_run_needs_is_looked_at(dsn: str, reader: str) -
     await execute(
         dsn,
         f"GRANT INSERT, UPDATE ON ALL TABLES IN SCHEMA public TO {role}",
-        f"REVOKE UPDATE ON given_tasks FROM {role}",
+        f"REVOKE UPDATE ON tasks FROM {role}",
     )
-    with pytest.raises(StoreUnusable, match="it lacks UPDATE on given_tasks; "):
+    with pytest.raises(StoreUnusable, match="it lacks UPDATE on tasks; "):
         async with PostgresStore(reader):
             pass
-    await execute(dsn, f"GRANT UPDATE (set_to) ON given_tasks TO {role}", f"REVOKE UPDATE ON notes FROM {role}")
+    await execute(dsn, f"GRANT UPDATE ON tasks TO {role}", f"REVOKE UPDATE ON notes FROM {role}")
     async with PostgresStore(reader) as store:
         result = await ParallelRunner(Talker(), store=store).run(ONE)
     assert (result.status, result.degraded) == (RunStatus.COMPLETED, ())
@@ -144,14 +143,14 @@ async def test_a_right_that_is_lost_in_mid_run_is_not_waited_for_at_the_end_and_
     ],
 )
 def test_refusals_that_need_a_person_are_told_from_those_that_pass(error: type[Exception], kind: type) -> None:
-    found = connection.explained("postgresql://me@host/db", error("why"))
+    found = postgres_connection.explained("postgresql://me@host/db", error("why"))
     assert type(found) is kind
     assert "why" in str(found)
 
 
 def test_a_standby_refuses_only_until_it_is_promoted() -> None:
     error = asyncpg.ReadOnlySQLTransactionError("cannot execute UPDATE in a read-only transaction")
-    assert type(connection.explained("postgresql://me@host/db", error, on_standby=True)) is StoreError
+    assert type(postgres_connection.explained("postgresql://me@host/db", error, on_standby=True)) is StoreError
 
 
 async def test_a_trigger_that_raises_fails_the_task_whose_result_it_refuses(dsn: str) -> None:
@@ -159,7 +158,7 @@ async def test_a_trigger_that_raises_fails_the_task_whose_result_it_refuses(dsn:
         dsn,
         "CREATE FUNCTION no_poison() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
         " IF NEW.text LIKE '%poison%' THEN RAISE EXCEPTION 'no poison here'; END IF; RETURN NEW; END $$",
-        "CREATE TRIGGER no_poison BEFORE INSERT OR UPDATE ON ends FOR EACH ROW EXECUTE FUNCTION no_poison()",
+        "CREATE TRIGGER no_poison BEFORE INSERT OR UPDATE ON attempts FOR EACH ROW EXECUTE FUNCTION no_poison()",
     )
     try:
         async with PostgresStore(dsn) as store:

@@ -13,7 +13,7 @@ import asyncpg
 import pytest
 
 from plait import ParallelRunner, PostgresStore
-from plait.persistence.postgres.connection import Mode
+from plait.persistence.postgres_connection import Mode
 from plait.runner import Run
 from plait.runner.domain.events import StoreAwaited, StoreDegraded
 from tests.persistence.postgres.runs import dag

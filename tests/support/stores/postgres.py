@@ -21,10 +21,7 @@ import psutil
 
 from plait.persistence import PostgresStore
 
-TABLES = (
-    "blobs", "runs", "given_tasks", "starts", "ends", "tracebacks", "other_messages", "sessions", "other_events",
-    "notes",
-)  # fmt: skip
+TABLES = ("texts", "runs", "tasks", "attempts", "messages", "events", "notes")
 
 
 _GIVEN = os.environ.get("PLAIT_TEST_POSTGRES")

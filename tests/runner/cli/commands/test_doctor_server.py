@@ -21,16 +21,12 @@ pytestmark = pytest.mark.slow
 
 LARGE = "x" * 70_000
 DAMAGE = {
-    "a result": ("UPDATE ends SET text = 'other' WHERE text = 'short'", "r/a"),
-    "a large result": ("UPDATE blobs SET content = 'other'", "r/b"),
-    "a prompt of an attempt": ("UPDATE ends SET prompt = 'other' WHERE text = 'short'", "r/a"),
-    "a task": ("UPDATE given_tasks SET prompt = 'other' WHERE task_id = 'b'", "run 'r' is damaged: task 'b' "),
-    "an attempt": ("UPDATE ends SET error = 'other' WHERE error LIKE '%later'", "run 'r' is damaged: the end of "),
-    "an event": ("UPDATE other_events SET at = 'other'", "run 'r' is damaged: event "),
+    "a result": ("UPDATE attempts SET text = 'other' WHERE text = 'short'", "r/a"),
+    "a large result": ("UPDATE texts SET content = 'other'", "r/b"),
+    "a prompt of an attempt": ("UPDATE attempts SET prompt = 'other' WHERE text = 'short'", "r/a"),
+    "a task": ("UPDATE tasks SET prompt = 'other' WHERE task_id = 'b'", "run 'r' is damaged: task 'b' "),
     "a note": ("UPDATE notes SET body = 'other'", "run 'r' is damaged: note 1 "),
     "settings": ("UPDATE runs SET settings = '{}' WHERE run_id = 'r'", "run 'r' is damaged: the text of its settings"),
-    "the run": ("UPDATE runs SET name = 'other' WHERE run_id = 'r'", "run 'r' is damaged: its row "),
-    "a session": ("UPDATE sessions SET session_id = 'other' WHERE task_id = 'c'", "run 's' is damaged: a session of "),
 }
 
 

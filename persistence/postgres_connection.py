@@ -1,5 +1,6 @@
-"""Connections to the server: opened, replaced when in doubt, and their errors in our terms. The only user of asyncpg,
-which is imported when a store opens: the name `PostgresStore` works without the extra.
+"""Connections to a PostgreSQL server: opened, replaced when in doubt, and their errors in our terms; and whether a
+database is fit for a store. The only user of asyncpg, which is imported when a store opens: the name `PostgresStore`
+works without the extra.
 
 Every message shows the address without its password.
 """
@@ -10,12 +11,12 @@ import asyncio
 import os
 import struct
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar
 from uuid import uuid4
 
 import anyio
 
+from plait.persistence import tables
 from plait.persistence.address import MASK, has_unescaped_password, masked, passwords
 from plait.persistence.errors import Conflict, StoreBusy, StoreError, StoreRefused, StoreUnusable
 
@@ -27,8 +28,6 @@ Mode: TypeAlias = Literal["create", "existing", "read"]
 Connection: TypeAlias = Any
 """A connection of asyncpg, which has no types for rows."""
 
-FORMAT: Final = 3
-"""The one format of the tables that this plait reads and writes: `plait_store.format`."""
 CONNECT_TIMEOUT_S: Final = 10.0
 _SETTINGS: Final = {
     "application_name": "plait",
@@ -41,8 +40,36 @@ _SETTINGS: Final = {
     "tcp_keepalives_count": "3",
     "tcp_user_timeout": "11000",
 }
+WRITES: Final = {
+    # A batch finds its rows by their keys, whatever the statistics say. To plan its statement anew took half of the
+    # server's time for a small batch.
+    "plan_cache_mode": "force_generic_plan",
+    "enable_seqscan": "off",
+    "enable_bitmapscan": "off",
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
+}
+"""The further settings of a connection that writes batches."""
 _SCHEMA_LOCK: Final = 0x706C616974  # "plait"
-
+_WORDS: Final = {
+    "text": 'TEXT COLLATE "C"',  # names are compared byte by byte, whatever the collation of the database
+    "int": "BIGINT",
+    "float": "DOUBLE PRECISION",
+    "bytes": "BYTEA",
+    "serial": "BIGINT NOT NULL PRIMARY KEY GENERATED ALWAYS AS IDENTITY",
+    "table": "",
+    "keyed": "",
+}
+_TABLES: Final = f"""{tables.schema(_WORDS)}
+-- By the server's clock: the time of the last batch, and the seconds after it for which the owner is taken to be alive.
+ALTER TABLE runs ADD written_at TIMESTAMPTZ NOT NULL DEFAULT clock_timestamp(), ADD lease_s DOUBLE PRECISION;
+-- Room in the pages for the next versions of a row.
+ALTER TABLE runs SET (fillfactor = 50);
+ALTER TABLE tasks SET (fillfactor = 35);
+ALTER TABLE attempts SET (fillfactor = 45);
+-- One row: the format of the tables, and the id of this store, which names the folder of agents' files.
+CREATE TABLE plait_store (format BIGINT NOT NULL, store_id TEXT NOT NULL);
+"""
 
 _REMEDIES: Final = {
     "42501": "let the owner of the tables GRANT the rights to this role",
@@ -118,7 +145,7 @@ def _decode(raw: bytes) -> str:
     return text
 
 
-async def connect(dsn: str) -> Connection:
+async def connect(dsn: str, **settings: str) -> Connection:
     """Return a new connection. Raises StoreUnusable for an address that cannot be read, an error of asyncpg, OSError or
     TimeoutError.
     """
@@ -129,8 +156,8 @@ async def connect(dsn: str) -> Connection:
             f"the address {masked(dsn)} cannot be read; write /, ?, #, @ and % in a password as %2F, %3F, %23, %40, %25"
         )
     # asyncpg reads PGSERVICE only after it has read the service file.
-    service = os.environ.get("PGSERVICE")
-    connection = await asyncpg.connect(dsn, service=service, timeout=CONNECT_TIMEOUT_S, server_settings=_SETTINGS)
+    service, settings = os.environ.get("PGSERVICE"), {**_SETTINGS, **settings}
+    connection = await asyncpg.connect(dsn, service=service, timeout=CONNECT_TIMEOUT_S, server_settings=settings)
     try:
         await connection.set_type_codec("text", schema="pg_catalog", encoder=_encode, decoder=_decode, format="binary")
     except BaseException:
@@ -139,115 +166,30 @@ async def connect(dsn: str) -> Connection:
     return connection
 
 
-async def prepare(connection: Connection, mode: Mode, shown: str) -> str:
-    """Create the tables if `mode` is create and there are none. Return the id of the store. Raises StoreUnusable, also
-    if no run can be stored, unless the mode is read.
-    """
-    lacks_tables = await connection.fetchval(_LACKS_TABLES)
-    if lacks_tables and mode != "create":
-        raise StoreUnusable(f"the database {shown} has no tables of plait; `plait run PLAN --store ...` makes them")
-    if mode != "read" and (reason := await obstacle(connection, shown)) is not None:
-        raise StoreUnusable(reason)
-    if lacks_tables:
-        async with connection.transaction():
-            # CREATE ... IF NOT EXISTS fails if two processes create at once.
-            await connection.execute("SELECT pg_advisory_xact_lock($1)", _SCHEMA_LOCK)
-            if await connection.fetchval(_LACKS_TABLES):
-                await _create_tables(connection, shown)
-    found, store_id = await connection.fetchrow("SELECT format, store_id FROM plait_store")
-    if found != FORMAT:
-        raise StoreUnusable(
-            f"the tables in {shown} have format {found}, but this plait reads format {FORMAT}; name another database"
-        )
-    return str(store_id)
-
-
-_LACKS_TABLES: Final = (
-    "SELECT NOT EXISTS (SELECT 1 FROM pg_catalog.pg_class WHERE relname = 'plait_store' AND pg_table_is_visible(oid))"
-)
-"""`to_regclass` would answer the second question from a cache that is older than the lock."""
-
-
-async def _create_tables(connection: Connection, shown: str) -> None:
-    import asyncpg  # noqa: PLC0415 - of an extra
-
-    script = Path(__file__).with_name("schema.sql").read_text(encoding="utf-8")
-    try:
-        await connection.execute(script)
-    except (asyncpg.DuplicateObjectError, asyncpg.DuplicateTableError) as error:
-        raise StoreUnusable(f"the database {shown} has other tables with names of plait's: {error}") from error
-    await connection.execute("INSERT INTO plait_store (format, store_id) VALUES ($1, $2)", FORMAT, uuid4().hex)
-
-
-_RIGHTS: Final = """
-SELECT current_setting('server_encoding') AS encoding, current_user AS role, current_schema() AS schema,
-    current_setting('transaction_read_only') = 'on' AS is_read_only, pg_is_in_recovery() AS is_standby,
-    ARRAY(
-        SELECT needed.right || ' on ' || needed.name
-        FROM unnest($1::text[], $2::text[]) AS needed (name, "right")
-        WHERE NOT has_any_column_privilege(to_regclass(needed.name), needed.right)
-    ) AS missing
-"""
-_INSERTED: Final = (
-    *("blobs", "runs", "settings_pieces", "given_tasks", "starts", "ends", "tracebacks", "other_messages"),
-    *("sessions", "other_events", "notes"),
-)
-_UPDATED: Final = ("blobs", "runs", "given_tasks", "starts", "ends", "sessions")
-
-
-async def obstacle(connection: Connection, shown: str) -> str | None:
-    """Return why no run can be stored over the connection, in one line with the remedy; None if runs can be stored."""
-    needed = [*((name, "INSERT") for name in _INSERTED), *((name, "UPDATE") for name in _UPDATED)]
-    found = await connection.fetchrow(_RIGHTS, *map(list, zip(*needed, strict=True)))
-    if found["encoding"] != "UTF8":
-        return (
-            f"the database {shown} has the encoding {found['encoding']}, which cannot store every character; make one "
-            "with UTF8: CREATE DATABASE name ENCODING 'UTF8' TEMPLATE template0"
-        )
-    if found["is_standby"]:
-        return f"the server of {shown} is a standby, which can only be read; name the primary server"
-    only_reads = "`plait runs`, `plait show` and `plait log` only read"
-    if found["is_read_only"]:
-        return (
-            f"the role {found['role']} may only read in {shown}, because default_transaction_read_only is on; name "
-            f"another role, or switch it off; {only_reads}"
-        )
-    if found["missing"]:
-        lacks = ", ".join(found["missing"][:3]) + (", ..." if len(found["missing"]) > 3 else "")
-        return (
-            f"the role {found['role']} may not write to {shown}: it lacks {lacks}; let the owner GRANT SELECT, INSERT, "
-            f"UPDATE, DELETE ON ALL TABLES IN SCHEMA {found['schema']} TO {found['role']}; {only_reads}"
-        )
-    return None
-
-
-def _is_standby(connection: Connection) -> bool:
-    """Return whether the server was a standby at its last report, which PostgreSQL 14 and later make."""
-    return getattr(connection.get_settings(), "in_hot_standby", "off") == "on"
-
-
 class ReconnectingConnection:
     """One connection, used by one call at a time. A call that was cut or failed may have left the connection in doubt:
     the next call gets a new connection.
     """
 
-    def __init__(self, dsn: str, connection: Connection | None = None) -> None:
+    def __init__(self, dsn: str, connection: Connection | None = None, **settings: str) -> None:
         self._dsn = dsn
         self._connection = connection
+        self._settings = settings
         self._lock = asyncio.Lock()
 
     async def run(self, function: Callable[[Connection], Awaitable[T]]) -> T:
-        """Return the result of `function(connection)`. Raises StoreError, or an error of the server for a value."""
+        """Return the result of `function(connection)`. Raises StoreError."""
         async with self._lock:
             connection = self._connection
             try:
                 if connection is None or connection.is_closed():
-                    self._connection = connection = await connect(self._dsn)
+                    self._connection = connection = await connect(self._dsn, **self._settings)
                 return await function(connection)
             except StoreError:
                 raise
             except BaseException as error:
-                on_standby = connection is not None and _is_standby(connection)
+                # PostgreSQL 14 and later report whether the server is a standby.
+                on_standby = connection is not None and getattr(connection.get_settings(), "in_hot_standby", "") == "on"
                 self.drop()
                 # Any error may come from a connection that breaks, those of the driver's own bugs included.
                 if isinstance(error, Exception):
@@ -270,3 +212,108 @@ class ReconnectingConnection:
                         await connection.close(timeout=2)
                     except Exception:
                         connection.terminate()
+
+
+async def prepare(connection: Connection, mode: Mode, shown: str) -> str:
+    """Create the tables if `mode` is create and there are none. Return the id of the store. Raises StoreUnusable, also
+    if no run can be stored, unless the mode is read.
+    """
+    lacks_tables = await connection.fetchval(_LACKS_TABLES)
+    if lacks_tables and mode != "create":
+        raise StoreUnusable(f"the database {shown} has no tables of plait; `plait run PLAN --store ...` makes them")
+    if mode != "read" and (reason := await obstacle(connection, shown)) is not None:
+        raise StoreUnusable(reason)
+    if lacks_tables:
+        async with connection.transaction():
+            # CREATE ... IF NOT EXISTS fails if two processes create at once.
+            await connection.execute("SELECT pg_advisory_xact_lock($1)", _SCHEMA_LOCK)
+            if await connection.fetchval(_LACKS_TABLES):
+                await _create_tables(connection, shown)
+    found, store_id = await connection.fetchrow("SELECT format, store_id FROM plait_store")
+    if found != tables.FORMAT:
+        raise StoreUnusable(
+            f"the tables in {shown} have format {found}, but this plait reads format {tables.FORMAT}; name another "
+            "database"
+        )
+    return str(store_id)
+
+
+_LACKS_TABLES: Final = (
+    "SELECT NOT EXISTS (SELECT 1 FROM pg_catalog.pg_class WHERE relname = 'plait_store' AND pg_table_is_visible(oid))"
+)
+"""`to_regclass` would answer the second question from a cache that is older than the lock."""
+
+
+async def _create_tables(connection: Connection, shown: str) -> None:
+    import asyncpg  # noqa: PLC0415 - of an extra
+
+    try:
+        await connection.execute(_TABLES)
+    except (asyncpg.DuplicateObjectError, asyncpg.DuplicateTableError) as error:
+        raise StoreUnusable(f"the database {shown} has other tables with names of plait's: {error}") from error
+    await connection.execute("INSERT INTO plait_store (format, store_id) VALUES ($1, $2)", tables.FORMAT, uuid4().hex)
+
+
+_FITNESS: Final = """
+SELECT current_setting('server_encoding') AS encoding, current_user AS role, current_schema() AS schema,
+    current_setting('transaction_read_only') = 'on' AS is_read_only, pg_is_in_recovery() AS is_standby,
+    ARRAY(
+        SELECT needed.right || ' on ' || needed.name
+        FROM unnest($1::text[], $2::text[]) AS needed (name, "right")
+        WHERE NOT has_table_privilege(to_regclass(needed.name), needed.right)
+    ) AS missing
+"""
+_INSERTED: Final = ("texts", "runs", "tasks", "attempts", "messages", "events", "notes")
+_UPDATED: Final = ("texts", "runs", "tasks", "attempts")
+
+
+async def obstacle(connection: Connection, shown: str) -> str | None:
+    """Return why no run can be stored over the connection, in one line with the remedy; None if runs can be stored."""
+    needed = [*((name, "INSERT") for name in _INSERTED), *((name, "UPDATE") for name in _UPDATED)]
+    found = await connection.fetchrow(_FITNESS, *map(list, zip(*needed, strict=True)))
+    if found["encoding"] != "UTF8":
+        return (
+            f"the database {shown} has the encoding {found['encoding']}, which cannot store every character; make one "
+            "with UTF8: CREATE DATABASE name ENCODING 'UTF8' TEMPLATE template0"
+        )
+    if found["is_standby"]:
+        return f"the server of {shown} is a standby, which can only be read; name the primary server"
+    only_reads = "`plait runs`, `plait show` and `plait log` only read"
+    if found["is_read_only"]:
+        return (
+            f"the role {found['role']} may only read in {shown}, because default_transaction_read_only is on; name "
+            f"another role, or switch it off; {only_reads}"
+        )
+    if found["missing"]:
+        lacks = ", ".join(found["missing"][:3]) + (", ..." if len(found["missing"]) > 3 else "")
+        return (
+            f"the role {found['role']} may not write to {shown}: it lacks {lacks}; let the owner GRANT SELECT, INSERT, "
+            f"UPDATE, DELETE ON ALL TABLES IN SCHEMA {found['schema']} TO {found['role']}; {only_reads}"
+        )
+    return None
+
+
+async def durability_warnings(connection: Connection) -> tuple[str, ...]:
+    """Return a line for each setting of the server under which acknowledged batches may be lost."""
+    found: list[str] = []
+    names = "fsync", "synchronous_commit", "synchronous_standby_names"
+    fsync, commit, synchronous = [await connection.fetchval("SELECT current_setting($1)", name) for name in names]
+    if fsync == "off":
+        found.append("fsync is off: a crash of the server's machine can damage the whole database")
+    if commit == "off":
+        found.append("synchronous_commit is off: a crash of the server loses the last acknowledged batches")
+    if commit == "local" and synchronous:
+        found.append(
+            "synchronous_commit is local: no batch waits for the standby servers of synchronous_standby_names, and a "
+            "failover loses the last acknowledged batches; set synchronous_commit to on"
+        )
+    # Without synchronous_standby_names every standby is asynchronous. A usual user reads NULL as its `sync_state`.
+    standbys = await connection.fetchval(
+        "SELECT count(*) FROM pg_stat_replication WHERE application_name <> 'pg_basebackup'"
+    )
+    if standbys and not synchronous:
+        found.append(
+            f"{standbys} standby servers are asynchronous: a failover loses the last acknowledged batches; "
+            "set synchronous_standby_names"
+        )
+    return tuple(found)

@@ -1,0 +1,79 @@
+"""Texts of more than 64 KiB are stored once in PostgreSQL, and stay as long as a run says them."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import anyio
+import asyncpg
+import pytest
+
+from plait.persistence import NewTask, PostgresStore, RunReleased, RunStatusChanged, TaskCompleted, TaskStarted
+from plait.persistence.contract.samples import CREATED, OPENING, Writer, at, whole
+from tests.support.stores.postgres import new_store, worker_dsn
+
+LARGE = tuple(f"{n} {'a large text ' * 6000}" for n in range(8))
+ENDED = RunStatusChanged(at(9), "completed"), RunReleased(at(9))
+
+
+async def write(store: PostgresStore, run_id: str, texts: tuple[str, ...] = LARGE) -> None:
+    """Write a run that was asked each text, and answered with it."""
+    writer, tasks = Writer(store, run_id), tuple(NewTask(f"t{n}", text) for n, text in enumerate(texts))
+    await writer.write(replace(CREATED, tasks=tasks), *OPENING[1:])
+    await writer.write(*(TaskStarted(at(3), task.task_id, 1, "fast") for task in tasks))
+    await writer.write(*(TaskCompleted(at(4), one.task_id, 1, one.prompt, prompt=one.prompt) for one in tasks))
+    await writer.write(*ENDED)
+
+
+async def in_database(statement: str) -> str:
+    connection = await asyncpg.connect(worker_dsn())
+    try:
+        done: str = await connection.execute(statement)
+        return done
+    finally:
+        await connection.close()
+
+
+async def test_a_purge_takes_the_texts_that_no_other_run_says() -> None:
+    async with new_store() as store:
+        await write(store, "first")
+        await write(store, "second", LARGE[4:])
+        kept = await whole(store, "second")
+        await store.purge(["first"])
+        assert await whole(store, "second") == kept
+        assert await in_database("SELECT FROM texts") == "SELECT 4"
+        await store.purge(["second"])
+        assert await in_database("SELECT FROM texts") == "SELECT 0"
+
+
+async def test_a_purge_beside_runs_that_say_the_same_texts_loses_none() -> None:
+    async with new_store() as store, PostgresStore(worker_dsn()) as other:
+        for number in range(4):
+            await write(store, f"old {number}")
+            async with anyio.create_task_group() as group:
+                group.start_soon(write, store, f"new {number}", LARGE)
+                group.start_soon(other.purge, [f"old {number}"])
+            tasks = await store.list_tasks(f"new {number}")
+            assert [(task.prompt, task.text) for task in tasks] == [(text, text) for text in LARGE]
+            await other.purge([f"new {number}"])
+
+
+async def test_two_runs_that_store_the_same_texts_in_another_order_do_not_wait_for_each_other() -> None:
+    async with new_store() as store, PostgresStore(worker_dsn()) as other:
+        with anyio.fail_after(10):
+            for number in range(4):
+                texts = tuple(f"{number} {text}" for text in LARGE)
+                await asyncio.gather(write(store, f"a{number}", texts), write(other, f"b{number}", texts[::-1]))
+
+
+@pytest.mark.parametrize("harm", ["UPDATE texts SET content = 'other'", "DELETE FROM texts"])
+async def test_a_damaged_text_is_told_and_mended_by_whoever_says_it_again(harm: str) -> None:
+    async with new_store() as store:
+        writer = Writer(store)
+        await writer.write(*OPENING, TaskStarted(at(3), "a", 1, "fast"), TaskCompleted(at(4), "a", 1, LARGE[0]))
+        await in_database(harm)
+        assert ((await store.list_tasks(writer.run_id))[0]).damaged
+        await write(store, "again", LARGE[:1])
+        task = (await store.list_tasks(writer.run_id))[0]
+        assert (task.text, task.damaged) == (LARGE[0], False)
