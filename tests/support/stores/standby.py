@@ -28,6 +28,7 @@ class Pair:
         self._standby_runs = False
         both = quote(f"{self.primary_socket},{self._socket}", safe="/,")
         self.dsn = f"postgresql://postgres@/postgres?host={both}&target_session_attrs=read-write"
+        self.standby_dsn = f"postgresql://postgres@/postgres?host={quote(str(self._socket), safe='/')}"
 
     def start_standby(self) -> None:
         """Copy the primary and start the copy, which follows the primary from now on."""
