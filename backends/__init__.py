@@ -13,10 +13,8 @@ from plait.backends.errors import BackendError, BackendUnavailable, ErrorKind
 from plait.backends.function import FunctionBackend, as_backend
 from plait.backends.prices import Billing, Price
 from plait.backends.protocol import (
-    NO_USAGE,
     AdjustableBackend,
     Allowance,
-    Answer,
     Attachment,
     Backend,
     Conversation,
@@ -26,16 +24,13 @@ from plait.backends.protocol import (
     FileBackend,
     Files,
     ForkingBackend,
-    JsonInput,
-    JsonValue,
-    Message,
     ModelOptions,
     Output,
-    Question,
     Reply,
-    Role,
-    Usage,
 )
+from plait.dialogue import Answer, Message, Question, Role
+from plait.json_form import JsonInput, JsonValue
+from plait.usage import NO_USAGE, Usage
 
 if TYPE_CHECKING:
     from plait.backends.agents.acp.backend import AcpBackend

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar, Token
 from typing import cast
 
-from plait.backends.protocol import Answer, JsonInput, JsonValue, Question
+from plait.dialogue import Answer, Question
+from plait.json_form import JsonInput, JsonValue
 
 
 class QuestionAsked(BaseException):

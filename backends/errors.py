@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from plait.backends.protocol import NO_USAGE, Message, Usage
+from plait.dialogue import Message
+from plait.usage import NO_USAGE, Usage
 
 
 class ErrorKind(StrEnum):

@@ -7,7 +7,8 @@ from contextlib import AbstractAsyncContextManager
 from plait.backends.ask import ask
 from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.function import FunctionBackend
-from plait.backends.protocol import Conversation, ConversationRequest, JsonInput, JsonValue
+from plait.backends.protocol import Conversation, ConversationRequest
+from plait.json_form import JsonInput, JsonValue
 
 
 class PersonBackend:

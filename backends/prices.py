@@ -19,9 +19,9 @@ from threading import Lock
 from typing import Any, Final, Protocol, runtime_checkable
 from urllib.parse import urlsplit
 
-from plait.backends.protocol import Usage
 from plait.backends.text import one_line
-from plait.backends.values import value
+from plait.json_form import value
+from plait.usage import Usage
 
 _LOG: Final = logging.getLogger(__name__)
 _PACKAGE = "genai_prices"

@@ -10,103 +10,11 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import field
 from pathlib import Path
-from typing import Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
-from plait.backends.values import value
-
-JsonValue: TypeAlias = "dict[str, JsonValue] | list[JsonValue] | str | int | float | bool | None"
-"""JSON that plait returns."""
-JsonInput: TypeAlias = "Mapping[str, JsonInput] | Sequence[JsonInput] | str | int | float | bool | None"
-"""JSON that plait accepts, including a `dict[str, str]` or a `list[str]`, which type checkers do not accept as
-`JsonValue`. A schema is typed `Mapping[str, object]` instead, the type that mypy infers for a schema held in a
-constant.
-"""
-Role = Literal["system", "user", "assistant"]
-"""The author of a message."""
-
-
-@value
-class Usage:
-    """The cost of a turn and the model that answered."""
-
-    input_tokens: int = 0
-    """Tokens read, as counted by the backend, tokens of the provider's cache included."""
-    output_tokens: int = 0
-    """Tokens written, as counted by the backend, reasoning included."""
-    cost_usd: float | None = None
-    """Cost in US dollars; None if unknown."""
-    model: str | None = None
-    """Printable model name reported by the server or agent; None if not reported. A sum keeps the name of the last
-    addend that has a name.
-    """
-    cache_read_tokens: int = 0
-    """The part of `input_tokens` that the provider read from its cache."""
-    cache_write_tokens: int = 0
-    """The part of `input_tokens` that the provider wrote to its cache."""
-    reasoning_tokens: int = 0
-    """The part of `output_tokens` that the model spent on reasoning."""
-    cost_is_partial: bool = False
-    """Whether a part of the cost is unknown: `cost_usd` is then the cost of the other parts."""
-    cache_write_1h_tokens: int = 0
-    """The part of `cache_write_tokens` that the provider keeps for an hour, at a higher price. Used for the price of
-    an attempt, and not stored.
-    """
-
-    @property
-    def cost_is_unknown(self) -> bool:
-        """Whether nothing is known of a cost: of used tokens, or of a request whose usage was never reported."""
-        return self.cost_usd is None and (self.input_tokens > 0 or self.output_tokens > 0 or self.cost_is_partial)
-
-    def __add__(self, other: Usage) -> Usage:
-        if other is NO_USAGE:
-            return self
-        if self is NO_USAGE:
-            return other
-        costs = [cost for cost in (self.cost_usd, other.cost_usd) if cost is not None]
-        is_partial = self.cost_is_partial or other.cost_is_partial
-        return Usage(
-            self.input_tokens + other.input_tokens,
-            self.output_tokens + other.output_tokens,
-            sum(costs) if costs else None,
-            other.model or self.model,
-            self.cache_read_tokens + other.cache_read_tokens,
-            self.cache_write_tokens + other.cache_write_tokens,
-            self.reasoning_tokens + other.reasoning_tokens,
-            is_partial or (bool(costs) and (self.cost_is_unknown or other.cost_is_unknown)),
-            self.cache_write_1h_tokens + other.cache_write_1h_tokens,
-        )
-
-
-NO_USAGE = Usage()
-"""The usage of a turn without any: no tokens, no known cost, no model."""
-
-
-@value
-class Message:
-    """One message of a conversation."""
-
-    role: Role
-    content: str
-    usage: Usage = NO_USAGE
-    """Usage of an assistant message, if the backend reports usage by message."""
-    thoughts: str = ""
-    """Thoughts that the model wrote into its answer, such as a block `<think>`: no part of `content`, and never sent to
-    a model again.
-    """
-
-
-@value
-class Question:
-    """A question to a person, or to a program answering in the person's place."""
-
-    text: str
-    """The question as shown."""
-    schema: Mapping[str, object] | None = None
-    """JSON Schema of the answer. None accepts any text; an empty schema accepts any JSON value."""
-    default: JsonValue = None
-    """Answer used once `deadline` has passed. With None, the task fails instead."""
-    deadline: float | None = None
-    """Seconds to wait for an answer. None waits for ever."""
+from plait.dialogue import Answer, Message, Question
+from plait.json_form import JsonInput, JsonValue, value
+from plait.usage import NO_USAGE, Usage
 
 
 @value
@@ -154,14 +62,6 @@ def _ignore_output(_output: Output) -> None:
 
 def _ignore_session(_session_id: str) -> None:
     return None
-
-
-@value
-class Answer:
-    """The answer to a question."""
-
-    value: JsonValue
-    """Text, or the value described by the question's schema."""
 
 
 @value

@@ -7,7 +7,7 @@ import math
 import sys
 from collections.abc import Iterable
 
-from plait.backends.protocol import JsonValue
+from plait.json_form import JsonValue
 
 
 def clean_text(text: str) -> str:

@@ -24,8 +24,9 @@ import re
 from collections.abc import Iterable, Mapping
 
 from plait.backends.errors import BackendError, ErrorKind
-from plait.backends.protocol import NO_USAGE, Message, Usage
 from plait.backends.text import clean_text, one_line
+from plait.dialogue import Message
+from plait.usage import NO_USAGE, Usage
 
 FULL_CONTEXT = "model_context_window_exceeded"
 """Reason for the end of an answer, as servers name it: prompt and answer fill the model's context."""

@@ -46,7 +46,6 @@ from plait.persistence.memory.store import MemoryStore
 from plait.persistence.protocol import ContextStore, FilesStore, RunStore, ServerStore, Store, TaskStore
 from plait.persistence.records import (
     AttemptRecord,
-    AttemptStatus,
     EventKind,
     EventRecord,
     MessageRecord,
@@ -54,10 +53,10 @@ from plait.persistence.records import (
     NoteRecord,
     Owner,
     RunRecord,
-    Spent,
     TaskRecord,
 )
 from plait.persistence.sqlite import Purged, SQLiteStore
+from plait.statuses import AttemptStatus
 
 if TYPE_CHECKING:
     from plait.persistence.postgres_store import PostgresStore
@@ -98,7 +97,6 @@ __all__ = [
     "SQLiteStore",
     "ServerStore",
     "SessionOpened",
-    "Spent",
     "Store",
     "StoreBusy",
     "StoreError",

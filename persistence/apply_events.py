@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from plait.persistence import changes as c
 from plait.persistence import event_log, rules, tables
 from plait.persistence.checksums import SHORT, checksum, digest
-from plait.persistence.records import NOTHING_SPENT, Spent
+from plait.usage import NO_USAGE, Usage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -36,7 +36,7 @@ class TaskState(NamedTuple):
     status: str
     attempt: int
     crashes: int = 0
-    spent: Spent = NOTHING_SPENT
+    usage: Usage = NO_USAGE
     """Of the last attempt, for a task that waits for a person."""
     duration_s: float | None = None
 
@@ -52,7 +52,7 @@ class CachedRun:
     """
 
     head: RunHead
-    spent: Spent = NOTHING_SPENT
+    usage: Usage = NO_USAGE
     tasks: dict[str, TaskState] = field(default_factory=dict[str, TaskState])
     size: int | None = None
     """The number of tasks of the run; None if it has to be read."""
@@ -109,7 +109,7 @@ class Applier:
                 events.append((self._run_id, seq, at, kind._value_, task_id, attempt, detail))
         run.head = replace(run.head, last_seq=first_seq + len(batch) - 1)
         if self._input_tokens or self._output_tokens:  # of unknown cost: one addition for the batch
-            run.spent += Spent(self._input_tokens, self._output_tokens)
+            run.usage += Usage(self._input_tokens, self._output_tokens)
         self._flush()
         for task_id in self._ended:  # a task that was reopened in the same batch stays
             if task_id in run.tasks and run.tasks[task_id].status in _ENDED:
@@ -205,35 +205,35 @@ class Applier:
         self._rows[tables.ADD_MESSAGE].append((*place, change.input_tokens, change.output_tokens, *said))
 
     def _complete(self, seq: int, change: c.TaskCompleted) -> c.Change:
-        task_id, text, spent, prompt = change.task_id, change.text, change.spent, change.prompt
+        task_id, text, usage, prompt = change.task_id, change.text, change.usage, change.prompt
         state = self._require(change, change.attempt)
-        if prompt is None or change.data is not None or len(text) > SHORT or len(prompt) > SHORT or _has_parts(spent):
+        if prompt is None or change.data is not None or len(text) > SHORT or len(prompt) > SHORT or _has_parts(usage):
             return self._complete_unusually(seq, change, state)
         # The one path that is written out, because nearly all of the changes that a run pays for take it. The task is
         # running, because the completion brings the prompt.
-        key, attempt, cost = (self._run_id, state.position), change.attempt, spent.cost_usd
+        key, attempt, cost = (self._run_id, state.position), change.attempt, usage.cost_usd
         self._tasks[task_id] = TaskState(state.position, "completed", attempt, state.crashes)
         self._ended.append(task_id)
         self._rows[tables.SET_STATUS].append(("completed", *key))
-        usage = spent.input_tokens, spent.output_tokens, cost, spent.model, change.duration_s
+        used = usage.input_tokens, usage.output_tokens, cost, usage.model, change.duration_s
         said = checksum(task_id, prompt), prompt, checksum(task_id, text), text
-        self._rows[tables.COMPLETE_USUALLY].append(("completed", change.at, seq, *usage, *said, *key, attempt))
+        self._rows[tables.COMPLETE_USUALLY].append(("completed", change.at, seq, *used, *said, *key, attempt))
         if cost is None:
-            self._input_tokens += spent.input_tokens
-            self._output_tokens += spent.output_tokens
+            self._input_tokens += usage.input_tokens
+            self._output_tokens += usage.output_tokens
         else:
-            self._run.spent += spent
+            self._run.usage += usage
         return change
 
     def _complete_unusually(self, seq: int, change: c.TaskCompleted, state: TaskState) -> c.Change:
         task_id, text, data, prompt = change.task_id, change.text, change.data, change.prompt
         asked: Row = (None, None, None) if prompt is None else (checksum(task_id, prompt), *self._text(prompt))
         self._set_ended(change, state, "completed")
-        ended, spent = self._end_values(seq, change, state, "completed")
+        ended, usage = self._end_values(seq, change, state, "completed")
         said = checksum(task_id, text, data), *self._text(text), data
         key = self._run_id, state.position, change.attempt
         self._rows[tables.COMPLETE].append((*ended, *asked, *said, *key))
-        return change if spent is change.spent else replace(change, spent=spent)
+        return change if usage is change.usage else replace(change, usage=usage)
 
     def _set_ended(self, change: c.AttemptEnd, state: TaskState, status: str) -> None:
         self._tasks[change.task_id] = TaskState(state.position, status, state.attempt, state.crashes)
@@ -244,24 +244,24 @@ class Applier:
         else:
             self._rows[tables.SET_STATUS].append((status, *key))
 
-    def _end_values(self, seq: int, change: c.AttemptEnd, state: TaskState, status: str) -> tuple[Row, Spent]:
+    def _end_values(self, seq: int, change: c.AttemptEnd, state: TaskState, status: str) -> tuple[Row, Usage]:
         """Return the values that every end of an attempt has, and the usage of the whole attempt."""
-        spent: Spent = getattr(change, "spent", NOTHING_SPENT)
+        usage: Usage = getattr(change, "usage", NO_USAGE)
         took: float | None = getattr(change, "duration_s", None)
-        if spent is not NOTHING_SPENT:
-            self._run.spent += spent
+        if usage is not NO_USAGE:
+            self._run.usage += usage
         if state.status == "waiting_input":
-            spent = state.spent + spent
+            usage = state.usage + usage
             took = took if state.duration_s is None else state.duration_s + (took or 0.0)
-        return (status, change.at, seq, *_usage(spent), took), spent
+        return (status, change.at, seq, *_usage(usage), took), usage
 
     def _end(
         self, seq: int, change: c.AttemptEnd, state: TaskState, status: str, error: Row = (None, None, None)
-    ) -> Spent:
+    ) -> Usage:
         """End the attempt, with the kind of the error, its text and the traceback. Return its usage."""
-        ended, spent = self._end_values(seq, change, state, status)
+        ended, usage = self._end_values(seq, change, state, status)
         self._rows[tables.END].append((*ended, *error, self._run_id, state.position, state.attempt))
-        return spent
+        return usage
 
     def _fail(self, seq: int, change: c.TaskFailed) -> None:
         rules.check_failed(self._run_id, change)
@@ -284,10 +284,10 @@ class Applier:
 
     def _wait(self, seq: int, change: c.TaskWaiting) -> None:
         state = self._require(change, change.attempt)
-        spent = self._end(seq, change, state, "interrupted" if change.asked is None else "asked")
+        usage = self._end(seq, change, state, "interrupted" if change.asked is None else "asked")
         crashes = state.crashes + change.crashed
         place = state.position, "waiting_input", state.attempt
-        self._tasks[change.task_id] = TaskState(*place, crashes, spent, change.duration_s)
+        self._tasks[change.task_id] = TaskState(*place, crashes, usage, change.duration_s)
         asked = "waiting_input", change.question, change.asked, crashes
         self._rows[tables.ASK].append((*asked, self._run_id, state.position))
 
@@ -338,22 +338,22 @@ class Applier:
     """
 
 
-def _has_parts(spent: Spent) -> bool:
+def _has_parts(usage: Usage) -> bool:
     """Return whether tokens are counted apart, or a part of the cost is unknown."""
-    return bool(spent.cache_read_tokens or spent.cache_write_tokens or spent.reasoning_tokens or spent.cost_is_partial)
+    return bool(usage.cache_read_tokens or usage.cache_write_tokens or usage.reasoning_tokens or usage.cost_is_partial)
 
 
-def _usage(spent: Spent) -> Row:
+def _usage(usage: Usage) -> Row:
     """Return the values of the columns of an attempt."""
-    if spent is NOTHING_SPENT:
+    if usage is NO_USAGE:
         return 0, 0, None, None, 0, 0, 0, 0, 0
-    parts = spent.cache_read_tokens, spent.cache_write_tokens, spent.reasoning_tokens, int(spent.cost_is_partial), 0
-    return spent.input_tokens, spent.output_tokens, spent.cost_usd, spent.model, *parts
+    parts = usage.cache_read_tokens, usage.cache_write_tokens, usage.reasoning_tokens, int(usage.cost_is_partial)
+    return usage.input_tokens, usage.output_tokens, usage.cost_usd, usage.model, *parts, usage.cache_write_1h_tokens
 
 
-def sums(spent: Spent) -> Row:
+def sums(usage: Usage) -> Row:
     """Return the values of the columns of a run."""
-    tokens_in, tokens_out, cost, _, *parts = _usage(spent)
+    tokens_in, tokens_out, cost, _, *parts = _usage(usage)
     return tokens_in, tokens_out, cost, *parts
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from typing import NamedTuple, TypeAlias
 
-from plait.persistence.records import NOTHING_SPENT, Owner, Spent
-from plait.persistence.values import value
+from plait.json_form import value
+from plait.persistence.records import Owner
+from plait.usage import NO_USAGE, Usage
 
 
 class AttemptId(NamedTuple):
@@ -83,14 +84,14 @@ class RunReleased:
 
 @value
 class RunStatusChanged:
-    """Change the status of the run, by the table `rules.RUN_TRANSITIONS`."""
+    """Change the status of the run, as RUN_TRANSITIONS of `plait.statuses` allows."""
 
     at: str
     status: str
     error: str | None = None
     """One line that explains a failure."""
     resumed: bool = False
-    """Another owner continues the run. A running run may become running only with `resumed`."""
+    """The run continues. Only a queued run becomes running without `resumed`."""
 
 
 @value
@@ -233,14 +234,14 @@ class TaskCompleted:
     text: str
     data: str | None = None
     """The structured result as JSON; None without a schema."""
-    spent: Spent = NOTHING_SPENT
+    usage: Usage = NO_USAGE
     duration_s: float = 0.0
     """Seconds that the attempt took."""
     prompt: str | None = None
     """The whole prompt, if the attempt consisted of this prompt and the answer `text`.
 
     Both become messages of the task, as if two MessageAppended preceded the completion; the answer has the tokens of
-    `spent`. Only from running. None if the messages were appended before, or if no message was sent.
+    `usage`. Only from running. None if the messages were appended before, or if no message was sent.
     """
     taken_from: AttemptId | None = None
     """The attempt whose answer was taken over; None for an answer of its own.
@@ -261,7 +262,7 @@ class TaskFailed:
     error_kind: str
     error: str
     duration_s: float = 0.0
-    spent: Spent = NOTHING_SPENT
+    usage: Usage = NO_USAGE
     traceback: str | None = None
     """As in AttemptRecord."""
 
@@ -278,7 +279,7 @@ class TaskRetried:
     delay_s: float
     """Seconds until the next attempt."""
     duration_s: float = 0.0
-    spent: Spent = NOTHING_SPENT
+    usage: Usage = NO_USAGE
     continues_session: bool = False
     """The next attempt continues the session, which is confirmed thereby. False revokes the confirmation."""
     traceback: str | None = None
@@ -313,10 +314,10 @@ class TaskWaiting:
     asked: str | None = None
     """More about the question as JSON, which the store never reads, if the task itself asks.
 
-    The attempt then ends as asked, with `spent`. With None the attempt ends as interrupted.
+    The attempt then ends as asked, with `usage`. With None the attempt ends as interrupted.
     """
     duration_s: float | None = None
-    spent: Spent = NOTHING_SPENT
+    usage: Usage = NO_USAGE
 
 
 @value
@@ -335,7 +336,7 @@ class TaskCancelled:
 
     at: str
     task_id: str
-    spent: Spent = NOTHING_SPENT
+    usage: Usage = NO_USAGE
     """The usage of the attempt that was running."""
 
 

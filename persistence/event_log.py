@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from plait.persistence.changes import Change, NewTask
-    from plait.persistence.records import Spent
+    from plait.usage import Usage
 
 
 EventParts = tuple[str, EventKind, str | None, int | None, str]
@@ -92,7 +92,7 @@ def _session_opened(change: changes.SessionOpened) -> EventParts:
 
 
 def _task_completed(change: changes.TaskCompleted) -> EventParts:
-    return change.at, EventKind.TASK_COMPLETED, change.task_id, change.attempt, completion_detail(change.spent)
+    return change.at, EventKind.TASK_COMPLETED, change.task_id, change.attempt, completion_detail(change.usage)
 
 
 def _task_failed(change: changes.TaskFailed) -> EventParts:
@@ -138,21 +138,21 @@ def start_detail(backend: str) -> str:
     return _pair("backend", backend)
 
 
-def completion_detail(spent: Spent) -> str:
+def completion_detail(usage: Usage) -> str:
     """Return the detail of a TaskCompleted event, for a store that derives the event from the attempt.
 
     Tokens counted apart are named only if there are any, and the cost only if the cost is known.
     """
-    if spent.cost_usd is None and not (spent.cache_read_tokens or spent.cache_write_tokens or spent.reasoning_tokens):
-        return f'{{"input_tokens":{spent.input_tokens:d},"output_tokens":{spent.output_tokens:d}}}'
+    if usage.cost_usd is None and not (usage.cache_read_tokens or usage.cache_write_tokens or usage.reasoning_tokens):
+        return f'{{"input_tokens":{usage.input_tokens:d},"output_tokens":{usage.output_tokens:d}}}'
     values: dict[str, int | float | bool | None] = {
-        "input_tokens": spent.input_tokens,
-        "output_tokens": spent.output_tokens,
-        "cache_read_tokens": spent.cache_read_tokens or None,
-        "cache_write_tokens": spent.cache_write_tokens or None,
-        "reasoning_tokens": spent.reasoning_tokens or None,
-        "cost_usd": spent.cost_usd,
-        "cost_is_partial": spent.cost_is_partial or None,
+        "input_tokens": usage.input_tokens,
+        "output_tokens": usage.output_tokens,
+        "cache_read_tokens": usage.cache_read_tokens or None,
+        "cache_write_tokens": usage.cache_write_tokens or None,
+        "reasoning_tokens": usage.reasoning_tokens or None,
+        "cost_usd": usage.cost_usd,
+        "cost_is_partial": usage.cost_is_partial or None,
     }
     known = {name: value for name, value in values.items() if value is not None}
     return json.dumps(known, allow_nan=False, separators=(",", ":"))

@@ -313,8 +313,8 @@ def _head(run_id: str, run: CachedRun, before: RunHead, lease_s: float | None = 
     head = run.head
     guard = run_id, before.epoch, before.last_seq, before.owner and before.owner.owner_id
     if replace(before, last_seq=head.last_seq) == head:
-        return tables.SET_LAST_SEQ, head.last_seq, *sums(run.spent), lease_s, *guard
-    return tables.SET_HEAD, *head_values(head), *sums(run.spent), lease_s, *guard
+        return tables.SET_LAST_SEQ, head.last_seq, *sums(run.usage), lease_s, *guard
+    return tables.SET_HEAD, *head_values(head), *sums(run.usage), lease_s, *guard
 
 
 def _apply(run_id: str, run: CachedRun, first_seq: int, changes: Sequence[Change]) -> list[Rows]:

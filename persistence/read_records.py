@@ -12,7 +12,6 @@ from plait.persistence.apply_events import TaskState
 from plait.persistence.checksums import checksum, damaged, digest
 from plait.persistence.errors import StoreError
 from plait.persistence.records import (
-    NOTHING_SPENT,
     AttemptRecord,
     EventKind,
     EventRecord,
@@ -20,11 +19,11 @@ from plait.persistence.records import (
     NoteRecord,
     Owner,
     RunRecord,
-    Spent,
     TaskRecord,
 )
 from plait.persistence.rules import Claim, RunHead
 from plait.persistence.tables import RUN_STATUSES, TASK_STATUSES
+from plait.usage import NO_USAGE, Usage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Sequence
@@ -61,12 +60,12 @@ def paused_collector() -> Generator[None]:
             gc.enable()
 
 
-def _spent(values: Sequence[Any]) -> Spent:
+def _usage(values: Sequence[Any]) -> Usage:
     """Return the usage in columns in the order of the fields; all None without an attempt."""
     if not values[0] and not values[1] and values[2] is values[3] is None and not any(values[4:]):
-        return NOTHING_SPENT
-    tokens_in, tokens_out, cost, model, cache_read, cache_write, reasoning, is_partial, _ = values
-    return Spent(tokens_in, tokens_out, cost, model, cache_read, cache_write, reasoning, is_partial == 1)
+        return NO_USAGE
+    tokens_in, tokens_out, cost, model, *parts, is_partial, kept_1h = values
+    return Usage(tokens_in, tokens_out, cost, model, parts[0], parts[1], parts[2], is_partial == 1, kept_1h)
 
 
 def _whole(text: str | None, key: bytes | None, large: str | None) -> str | None:
@@ -76,7 +75,7 @@ def _whole(text: str | None, key: bytes | None, large: str | None) -> str | None
     return large if large is not None and digest(large) == key else None
 
 
-def run_head(row: Row, settings: str = "") -> tuple[RunHead, Spent]:
+def run_head(row: Row, settings: str = "") -> tuple[RunHead, Usage]:
     """Return the head of the run with the row of GET_HEAD, and the usage of all attempts. Raises StoreError."""
     run_id, name, created_at, status, started_at, ended_at, error, last_seq, claims, *owner = row[:15]
     lease, policy_state, policy_seq, tokens_in, tokens_out, cost, *parts, _ = row[15:]
@@ -90,7 +89,7 @@ def run_head(row: Row, settings: str = "") -> tuple[RunHead, Spent]:
         name, settings, created_at, status, started_at, ended_at, error, last_seq,
         None if owner[0] is None else Owner(*owner), lease, claimed, policy_state, policy_seq,
     )  # fmt: skip
-    return head, _spent([tokens_in, tokens_out, cost, None, *parts])
+    return head, _usage([tokens_in, tokens_out, cost, None, *parts])
 
 
 def whole_settings(run_id: str, row: Row) -> str:
@@ -103,18 +102,18 @@ def whole_settings(run_id: str, row: Row) -> str:
 
 
 def run_record(
-    run_id: str, head: RunHead, spent: Spent, counts: dict[str, int], *, lease_has_expired: bool
+    run_id: str, head: RunHead, usage: Usage, counts: dict[str, int], *, lease_has_expired: bool
 ) -> RunRecord:
     """Return the record of the run. Raises StoreError if a task has no status."""
     if not counts.keys() <= set(TASK_STATUSES):
         raise damaged(run_id, "the status of a task")
-    return head.record(run_id, counts, spent, lease_has_expired=lease_has_expired)
+    return head.record(run_id, counts, usage, lease_has_expired=lease_has_expired)
 
 
 def damaged_run(run_id: str, error: StoreError) -> RunRecord:
     """Return the record of a run that cannot be read, for a list of runs."""
     head = RunHead(name="", settings="", created_at="", status="failed", error=str(error))
-    return replace(head.record(run_id, {}, NOTHING_SPENT), damaged=True)
+    return replace(head.record(run_id, {}, NO_USAGE), damaged=True)
 
 
 def task_state(row: Row) -> tuple[str, TaskState]:
@@ -122,7 +121,7 @@ def task_state(row: Row) -> tuple[str, TaskState]:
     task_id, position, status, attempt, crashes, took, *usage = row
     if status != "waiting_input":
         return task_id, TaskState(position, status, attempt, crashes)
-    return task_id, TaskState(position, status, attempt, crashes, _spent(usage), took)
+    return task_id, TaskState(position, status, attempt, crashes, _usage(usage), took)
 
 
 def task_record(run_id: str, row: Row) -> TaskRecord:
@@ -150,7 +149,7 @@ def task_record(run_id: str, row: Row) -> TaskRecord:
     # By position: keyword arguments take a third longer over 10,000 tasks.
     return _record(
         task_id, position, prompt, upstream, backend, spec, status, attempt, text, data, error_kind, error, session_id,
-        _spent(usage), took, started_at, ended_at, is_damaged, crashes, confirmed == 1, question, asked, answers,
+        _usage(usage), took, started_at, ended_at, is_damaged, crashes, confirmed == 1, question, asked, answers,
         added_by,
     )
     # fmt: on
@@ -167,7 +166,7 @@ def attempt_records(rows: Iterable[Row]) -> tuple[AttemptRecord, ...]:
 
 def _attempt(row: Row) -> AttemptRecord:
     _, task_id, attempt, status, backend, session_id, started_at, ended_at, kind, error, took, traceback, *usage = row
-    ended = ended_at, kind, error, _spent(usage), took, traceback
+    ended = ended_at, kind, error, _usage(usage), took, traceback
     return AttemptRecord(task_id, attempt, status, backend, session_id, started_at, *ended)
 
 

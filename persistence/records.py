@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from plait.persistence.values import value
+from plait.json_form import value
+from plait.usage import NO_USAGE, Usage
 
 
 @value
@@ -25,48 +26,6 @@ class Owner:
     process_started: str
     """The start time of the process, as the operating system reports the time."""
     claimed_at: str
-
-
-@value
-class Spent:
-    """The tokens and the cost of an attempt or of a run, and the model that answered."""
-
-    input_tokens: int = 0
-    """Tokens read from and written to the provider's cache included."""
-    output_tokens: int = 0
-    """Reasoning tokens included."""
-    cost_usd: float | None = None
-    """US dollars; None if unknown."""
-    model: str | None = None
-    """The name that the backend reports; None if the backend reports no name, and for a sum over a run."""
-    cache_read_tokens: int = 0
-    cache_write_tokens: int = 0
-    reasoning_tokens: int = 0
-    cost_is_partial: bool = False
-    """Whether a part of the cost is unknown: `cost_usd` is then the cost of the other parts."""
-
-    @property
-    def cost_is_unknown(self) -> bool:
-        """Whether nothing is known of a cost: of used tokens, or of a request whose usage was never reported."""
-        return self.cost_usd is None and (self.input_tokens > 0 or self.output_tokens > 0 or self.cost_is_partial)
-
-    def __add__(self, more: Spent) -> Spent:
-        """Return the sums. The model is the model of `more`; if `more` has none, the model of `self`."""
-        costs = [cost for cost in (self.cost_usd, more.cost_usd) if cost is not None]
-        is_partial = self.cost_is_partial or more.cost_is_partial
-        return Spent(
-            self.input_tokens + more.input_tokens,
-            self.output_tokens + more.output_tokens,
-            sum(costs) if costs else None,
-            self.model if more.model is None else more.model,
-            self.cache_read_tokens + more.cache_read_tokens,
-            self.cache_write_tokens + more.cache_write_tokens,
-            self.reasoning_tokens + more.reasoning_tokens,
-            is_partial or (bool(costs) and (self.cost_is_unknown or more.cost_is_unknown)),
-        )
-
-
-NOTHING_SPENT: Final = Spent()
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +53,7 @@ class RunRecord:
     """Unix time in seconds by the clock of the owner; without an owner, the `due_at` of the last RunReleased."""
     counts: dict[str, int]
     """The number of tasks by status, without the statuses of no task."""
-    spent: Spent = NOTHING_SPENT
+    usage: Usage = NO_USAGE
     """The sums over all attempts, without a model."""
     policy_state: str | None = None
     """The state of the last PolicyDecided."""
@@ -130,7 +89,7 @@ class TaskRecord:
     error_kind: str | None = None
     error: str | None = None
     session_id: str | None = None
-    spent: Spent = NOTHING_SPENT
+    usage: Usage = NO_USAGE
     """The usage of the last attempt."""
     duration_s: float | None = None
     """Seconds that the last attempt took."""
@@ -152,27 +111,6 @@ class TaskRecord:
     """As in TasksAdded; None for a task of RunCreated."""
 
 
-class AttemptStatus(StrEnum):
-    """The status of an attempt: the status of its task, or the way in which the attempt ended without a result."""
-
-    RUNNING = "running"
-    """The attempt is under way, or its process died and no resume has followed."""
-    COMPLETED = "completed"
-    """The result of the task is stored."""
-    FAILED = "failed"
-    """The attempt failed, and the task with the attempt."""
-    SKIPPED = "skipped"
-    """The attempt failed and the failure mode of the task is `skip`, or the condition of the task is false."""
-    RETRIED = "retried"
-    """The attempt failed, and another attempt follows."""
-    ASKED = "asked"
-    """The attempt ended with a question to a person."""
-    INTERRUPTED = "interrupted"
-    """The attempt ended with the owner of the run."""
-    CANCELLED = "cancelled"
-    """The attempt ended with the run, or by the policy."""
-
-
 @dataclass(frozen=True, slots=True)
 class AttemptRecord:
     """A stored attempt at a task."""
@@ -188,7 +126,7 @@ class AttemptRecord:
     ended_at: str | None
     error_kind: str | None
     error: str | None
-    spent: Spent
+    usage: Usage
     duration_s: float | None
     traceback: str | None = None
     """The traceback of a function that failed, as Python prints it."""

@@ -13,39 +13,30 @@ from typing import TYPE_CHECKING
 from plait.persistence import changes
 from plait.persistence.errors import Conflict, Fenced, Gap
 from plait.persistence.records import RunRecord
+from plait.statuses import RUN_TRANSITIONS, TASK_TRANSITIONS
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from plait.persistence.changes import Batch, Change
-    from plait.persistence.records import Owner, Spent
+    from plait.persistence.records import Owner
+    from plait.usage import Usage
 
-RUN_TRANSITIONS: Mapping[str, frozenset[str]] = {
-    "queued": frozenset({"running", "cancelled"}),
-    "running": frozenset({"waiting_input", "completed", "failed", "cancelling", "cancelled"}),
-    "waiting_input": frozenset({"running", "cancelling", "cancelled"}),
-    "cancelling": frozenset({"cancelled"}),
-    "failed": frozenset({"running"}),
-    "completed": frozenset({"running"}),
+_KINDS: Mapping[type, str] = {
+    changes.TaskStarted: "task_started",
+    changes.TaskCompleted: "task_completed",
+    changes.TaskFailed: "task_failed",
+    changes.TaskRetried: "task_retried",
+    changes.TaskInterrupted: "task_interrupted",
+    changes.TaskWaiting: "task_waiting_input",
+    changes.TaskAnswered: "task_answered",
+    changes.TaskCancelled: "task_cancelled",
+    changes.TaskReopened: "task_reopened",
 }
-"""The statuses that may follow each status of a run.
-
-A failed run runs again if a person asks. A completed run runs again only to replace damaged results. A running run
-becomes running only with `RunStatusChanged.resumed`.
-"""
-
-STATUSES_BEFORE: Mapping[type, frozenset[str]] = {
-    changes.TaskStarted: frozenset({"pending"}),
-    changes.TaskCompleted: frozenset({"running", "waiting_input"}),
-    changes.TaskFailed: frozenset({"running", "waiting_input"}),
-    changes.TaskRetried: frozenset({"running"}),
-    changes.TaskInterrupted: frozenset({"running"}),
-    changes.TaskWaiting: frozenset({"running"}),
-    changes.TaskAnswered: frozenset({"waiting_input"}),
-    changes.TaskCancelled: frozenset({"pending", "running", "waiting_input"}),
-    changes.TaskReopened: frozenset({"failed"}),
+_STATUSES_BEFORE: Mapping[type, frozenset[str]] = {
+    change: frozenset(str(status) for status in TASK_TRANSITIONS[kind].before) for change, kind in _KINDS.items()
 }
-"""The statuses of a task before each change; see `statuses_before` for exceptions."""
+_RUN_KINDS = {move.after.value: kind for kind, move in RUN_TRANSITIONS.items() if kind != "run_resumed"}
 _ONLY_RUNNING = frozenset({"running"})
 _ONLY_COMPLETED = frozenset({"completed"})
 
@@ -87,7 +78,7 @@ class RunHead:
         return len(self.claims)
 
     def record(
-        self, run_id: str, counts: dict[str, int], spent: Spent, *, lease_has_expired: bool = False
+        self, run_id: str, counts: dict[str, int], usage: Usage, *, lease_has_expired: bool = False
     ) -> RunRecord:
         """Return the record of the run, with the numbers of tasks by status and the usage of all attempts."""
         return RunRecord(
@@ -104,7 +95,7 @@ class RunHead:
             owner=self.owner,
             lease_expires_at=self.lease_expires_at,
             counts=counts,
-            spent=spent,
+            usage=usage,
             policy_state=self.policy_state,
             policy_seq=self.policy_seq,
             lease_has_expired=lease_has_expired,
@@ -226,8 +217,8 @@ def _with_owner(
 
 
 def _with_status(head: RunHead, change: changes.RunStatusChanged, run_id: str) -> RunHead:
-    goes_on = change.resumed and change.status == head.status == "running"
-    if not goes_on and change.status not in RUN_TRANSITIONS.get(head.status, frozenset()):
+    kind = "run_resumed" if change.resumed and change.status == "running" else _RUN_KINDS.get(change.status)
+    if kind is None or head.status not in RUN_TRANSITIONS[kind].before:
         raise Conflict(f"run {run_id!r} is {head.status} and cannot become {change.status}")
     started_at = head.started_at or (change.at if change.status == "running" else None)
     ended_at = change.at if change.status in _ENDED else None
@@ -235,13 +226,13 @@ def _with_status(head: RunHead, change: changes.RunStatusChanged, run_id: str) -
 
 
 def statuses_before(change: Change) -> frozenset[str]:
-    """Return the statuses of the task from which `change` is allowed."""
+    """Return the statuses of the task from which `change` is allowed: those of TASK_TRANSITIONS, and two exceptions."""
     if isinstance(change, changes.TaskCompleted):
         # The conversation of a task that asked has more messages than a prompt and an answer.
-        return STATUSES_BEFORE[changes.TaskCompleted] if change.prompt is None else _ONLY_RUNNING
+        return _STATUSES_BEFORE[changes.TaskCompleted] if change.prompt is None else _ONLY_RUNNING
     if isinstance(change, changes.TaskReopened) and change.damaged:
         return _ONLY_COMPLETED
-    return STATUSES_BEFORE[type(change)]
+    return _STATUSES_BEFORE[type(change)]
 
 
 def split_completion(change: Change) -> tuple[Change, ...]:
@@ -251,7 +242,7 @@ def split_completion(change: Change) -> tuple[Change, ...]:
     place = change.at, change.task_id, change.attempt
     asked = changes.MessageAppended(*place, "user", change.prompt)
     said = changes.MessageAppended(
-        *place, "assistant", change.text, change.spent.input_tokens, change.spent.output_tokens
+        *place, "assistant", change.text, change.usage.input_tokens, change.usage.output_tokens
     )
     return asked, said, replace(change, prompt=None)
 

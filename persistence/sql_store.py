@@ -76,9 +76,9 @@ class SQLStore:
 def _get_run(run_id: str) -> Reading[RunRecord | None]:
     for row in (yield tables.GET_HEAD, (run_id,)):
         [settings] = yield tables.GET_SETTINGS, (run_id,)
-        head, spent = records.run_head(row, records.whole_settings(run_id, settings))
+        head, usage = records.run_head(row, records.whole_settings(run_id, settings))
         counts = yield from _counts([run_id])
-        return records.run_record(run_id, head, spent, counts.get(run_id, {}), lease_has_expired=row[-1] == 1)
+        return records.run_record(run_id, head, usage, counts.get(run_id, {}), lease_has_expired=row[-1] == 1)
     return None
 
 

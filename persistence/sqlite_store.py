@@ -383,9 +383,9 @@ def _apply(connection: sqlite3.Connection, batch: Batch, run: CachedRun | None) 
     Applier(run_id, run, lambda rows: _change_all(connection, rows)).apply(batch.first_seq + skipped, changes)
     head = run.head
     if replace(before, last_seq=head.last_seq) == head:
-        _change(connection, tables.SET_LAST_SEQ, [(head.last_seq, *sums(run.spent), run_id)])
+        _change(connection, tables.SET_LAST_SEQ, [(head.last_seq, *sums(run.usage), run_id)])
     else:
-        _change(connection, tables.SET_HEAD, [(*head_values(head), *sums(run.spent), run_id)])
+        _change(connection, tables.SET_HEAD, [(*head_values(head), *sums(run.usage), run_id)])
     return run
 
 

@@ -9,7 +9,7 @@ import re
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Final, Literal
 
-from plait.persistence.records import AttemptStatus
+from plait.statuses import AttemptStatus
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

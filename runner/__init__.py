@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+from plait.statuses import RunStatus, TaskStatus
+
 if TYPE_CHECKING:
     from plait.runner.clock import Clock
     from plait.runner.domain import events
@@ -15,7 +17,6 @@ if TYPE_CHECKING:
     from plait.runner.domain.policy import Decision, Policy, RunView
     from plait.runner.domain.question import OpenQuestion
     from plait.runner.domain.result import Degradation, ResumeSummary, RunResult, TaskResult
-    from plait.runner.domain.status import RunStatus, TaskStatus
     from plait.runner.domain.task import FailureMode, GrowthLimits, Retry, Task
     from plait.runner.domain.waiting import WaitKind, WaitReason
     from plait.runner.errors import (
@@ -144,7 +145,6 @@ _HOMES = {
     "domain.policy": "Decision Policy RunView",
     "domain.question": "OpenQuestion",
     "domain.result": "Degradation ResumeSummary RunResult TaskResult",
-    "domain.status": "RunStatus TaskStatus",
     "domain.task": "FailureMode GrowthLimits Retry Task",
     "domain.waiting": "WaitKind WaitReason",
     "errors": "AnswerConflict BackendMissing DAGError KeyConflict OwnershipLost PlaitError PolicyMissing Problem "

@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self, TypeAlias, cast
 
-from plait.backends.protocol import Backend, JsonInput, JsonValue, Usage
+from plait.backends.protocol import Backend
+from plait.json_form import JsonInput, JsonValue
 from plait.persistence.protocol import Store
 from plait.persistence.records import RunRecord, TaskRecord
 from plait.runner.domain.dag import nearest
 from plait.runner.domain.events import Event, PolicyDecided, TaskCompleted
 from plait.runner.domain.question import OnQuestion
 from plait.runner.domain.result import Degradation, RunResult, TaskResult
-from plait.runner.domain.status import RunStatus, TaskStatus
 from plait.runner.engine.feed import EventReader
 from plait.runner.engine.policy_driver import read_policy_state
 from plait.runner.errors import RunNotFound
@@ -31,6 +31,8 @@ from plait.runner.recovery.resume import ResumeOptions
 from plait.runner.run import Run
 from plait.runner.state.own_store import OwnStore, StorePlace
 from plait.runner.state.stored_run import StoredPolicy
+from plait.statuses import RunStatus, TaskStatus
+from plait.usage import Usage
 
 OneBackend: TypeAlias = Backend | Callable[[str], Any]
 

@@ -11,7 +11,8 @@ from typing import Any, Self, TypeAlias
 
 from plait.backends.function import as_backend
 from plait.backends.prices import Price
-from plait.backends.protocol import Backend, JsonInput, Reply
+from plait.backends.protocol import Backend, Reply
+from plait.json_form import JsonInput
 from plait.persistence.changes import RunClaimed
 from plait.persistence.errors import StoreError
 from plait.runner.clock import Clock, iso, new_run_id
@@ -21,7 +22,6 @@ from plait.runner.domain.dag import DAG, as_dag
 from plait.runner.domain.policy import Policy
 from plait.runner.domain.question import OnQuestion, OpenQuestion
 from plait.runner.domain.result import Degradation, RunResult
-from plait.runner.domain.status import RunStatus
 from plait.runner.domain.task import GrowthLimits, Task
 from plait.runner.engine.backend_checks import backend_names
 from plait.runner.engine.config import DEFAULT_BACKEND, Config, answer_keys, default_backend
@@ -56,6 +56,7 @@ from plait.runner.state.reusable_answers import ANSWER_KEYS, ReusableAnswers, Re
 from plait.runner.state.run_state import RunState
 from plait.runner.state.stored_run import ended_result, needs_no_work, require_unfailed, stored_run, with_prompts
 from plait.runner.state.timeouts import TimeoutStore
+from plait.statuses import RunStatus
 
 CANCEL_GRACE_SECONDS = 5.0
 _MOST_CLAIMS = 10

@@ -10,10 +10,10 @@ import anyio
 import anyio.abc
 
 from plait.runner.domain.result import RunResult
-from plait.runner.domain.status import RunStatus
 from plait.runner.engine.feed import EventReader, Feed
 from plait.runner.engine.run_control import Control
 from plait.runner.errors import PlaitError
+from plait.statuses import RunStatus
 
 
 class Run:

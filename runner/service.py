@@ -13,13 +13,13 @@ import anyio.abc
 import anyio.to_thread
 
 from plait.backends.errors import BackendUnavailable
-from plait.backends.protocol import JsonInput, Reply
+from plait.backends.protocol import Reply
+from plait.json_form import JsonInput
 from plait.persistence.errors import StoreError
 from plait.persistence.protocol import Store
 from plait.runner.domain import events
 from plait.runner.domain.dag import DAG, as_dag
 from plait.runner.domain.policy import Policy
-from plait.runner.domain.status import RunStatus
 from plait.runner.domain.task import Task
 from plait.runner.drawing.coordinates import coordinates
 from plait.runner.engine.inbox import LOOK_EVERY_S
@@ -39,6 +39,7 @@ from plait.runner.recovery.preview import Preview
 from plait.runner.recovery.resume import ResumeOptions
 from plait.runner.run import Run
 from plait.runner.state.stored_run import stored_run
+from plait.statuses import RunStatus
 
 POLL_SECONDS = 0.2
 

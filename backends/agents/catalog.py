@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import field
 
-from plait.backends.values import value
+from plait.json_form import value
 
 ACP = "acp"
 """Kind of the backend shared by all agents without a backend of their own."""

@@ -31,9 +31,12 @@ from plait.backends.process.child import Child
 from plait.backends.process.manifest import read_manifest
 from plait.backends.process.private import private_folder
 from plait.backends.process.spawn import Launch, adopted, child_environment, running
-from plait.backends.protocol import NO_USAGE, ConversationRequest, Files, JsonValue, Message, Output, Reply, Usage
+from plait.backends.protocol import ConversationRequest, Files, Output, Reply
 from plait.backends.text import clean_text, one_line
 from plait.backends.whole_answer import whole_answer
+from plait.dialogue import Message
+from plait.json_form import JsonValue
+from plait.usage import NO_USAGE, Usage
 
 _PATIENCE = 30.0
 """Seconds to wait until another process releases a session."""

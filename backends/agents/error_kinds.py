@@ -13,8 +13,8 @@ from plait.backends.error_kinds import kind_of
 from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.json_fields import text
 from plait.backends.limit_resets import reports_limit
-from plait.backends.protocol import NO_USAGE, Usage
 from plait.backends.text import header_values, masked, parse_json, shown
+from plait.usage import NO_USAGE, Usage
 
 Phrases: TypeAlias = Sequence[tuple[str, ErrorKind]]
 """Parts of a message in lower case, and the kind of each. The first match counts."""

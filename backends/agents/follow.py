@@ -21,9 +21,9 @@ from plait.backends.agents.protocol import Call, Reader
 from plait.backends.agents.transcript import exchanges, outputs_of
 from plait.backends.process.lines import Lines
 from plait.backends.process.manifest import read_manifest
-from plait.backends.protocol import JsonValue, Output
+from plait.backends.protocol import Output
 from plait.backends.text import clean_text
-from plait.backends.values import value
+from plait.json_form import JsonValue, value
 
 if TYPE_CHECKING:
     from plait.backends.agents.backend import CliBackend

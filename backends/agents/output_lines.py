@@ -14,9 +14,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from plait.backends.json_fields import text
-from plait.backends.protocol import JsonValue
 from plait.backends.text import parse_json
-from plait.backends.values import value
+from plait.json_form import JsonValue, value
 
 _COLOUR = re.compile(r"\x1b\[[\d;:]*m")
 _CODE = re.compile(

@@ -18,7 +18,9 @@ from typing import Any, cast
 
 from plait.backends.json_fields import at, text
 from plait.backends.process.private import private_folder
-from plait.backends.protocol import NO_USAGE, JsonValue, Output, Usage
+from plait.backends.protocol import Output
+from plait.json_form import JsonValue
+from plait.usage import NO_USAGE, Usage
 
 NAME = "placed.jsonl"
 _KINDS = frozenset({"text", "tool", "waiting", "notice"})

@@ -21,7 +21,7 @@ import anyio
 
 from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.process.private import private_file, private_folder
-from plait.backends.protocol import Usage
+from plait.usage import Usage
 
 _LOOK = 0.2  # seconds between two tries for a lock
 

@@ -11,8 +11,8 @@ from plait.backends.agents.output_lines import OutputLine, read_line
 from plait.backends.agents.protocol import Reader
 from plait.backends.process.lines import Lines
 from plait.backends.process.manifest import read_manifest
-from plait.backends.protocol import JsonValue, Output
-from plait.backends.values import value
+from plait.backends.protocol import Output
+from plait.json_form import JsonValue, value
 
 _REPORTED = "reported"
 """File beside a call's output. Its existence means: the call's failure and cost were reported to the runner."""

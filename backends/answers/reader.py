@@ -6,7 +6,7 @@ import json
 
 from plait.backends.answers.schema import Schema
 from plait.backends.answers.threads import LARGE, in_thread, is_large
-from plait.backends.protocol import JsonValue
+from plait.json_form import JsonValue
 
 
 async def read_answer(schema: Schema, text: str) -> JsonValue:

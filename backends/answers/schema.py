@@ -11,9 +11,9 @@ from plait.backends.answers.candidates import Candidate, parts, whole, why_none
 from plait.backends.answers.cost import Cost, measure
 from plait.backends.answers.validator import SchemaProblem, list_problems, prepare
 from plait.backends.errors import BackendError, ErrorKind
-from plait.backends.protocol import JsonValue
 from plait.backends.text import clean_text, one_line
 from plait.backends.whole_answer import split_thoughts
+from plait.json_form import JsonValue
 
 if TYPE_CHECKING:
     from jsonschema_rs import Validator

@@ -15,8 +15,9 @@ from typing import Any, cast
 
 from plait.backends.errors import BackendUnavailable
 from plait.backends.function import FunctionBackend, as_backend
-from plait.backends.protocol import Backend, JsonValue
+from plait.backends.protocol import Backend
 from plait.backends.text import one_line
+from plait.json_form import JsonValue
 
 
 def describe(backend: object) -> dict[str, JsonValue]:

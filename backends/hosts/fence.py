@@ -28,7 +28,7 @@ from pathlib import Path
 
 from plait.backends.process.private import locked_file, private_file, private_folder
 from plait.backends.process.proctable import Process, boot_id, send_signal, start_time
-from plait.backends.values import value
+from plait.json_form import value
 
 _NAME, _OVER = "fence.json", ".over"
 _ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")

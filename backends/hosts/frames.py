@@ -22,19 +22,10 @@ from dataclasses import asdict
 from typing import Any, TypeAlias
 
 from plait.backends.errors import BackendError, ErrorKind
-from plait.backends.protocol import (
-    NO_USAGE,
-    OWN_OPTIONS,
-    Answer,
-    ConversationRequest,
-    Message,
-    ModelOptions,
-    Output,
-    Question,
-    Reply,
-    Usage,
-)
+from plait.backends.protocol import OWN_OPTIONS, ConversationRequest, ModelOptions, Output, Reply
 from plait.backends.text import one_line
+from plait.dialogue import Answer, Message, Question
+from plait.usage import NO_USAGE, Usage
 
 Frame: TypeAlias = dict[str, Any]
 _SHOWN = 80

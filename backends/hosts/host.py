@@ -49,18 +49,10 @@ from plait.backends.hosts.slots import Slots, slots_taken
 from plait.backends.process.manifest import manifests_below
 from plait.backends.process.private import private_folder
 from plait.backends.process.spawn import sweep
-from plait.backends.protocol import (
-    Allowance,
-    Backend,
-    ConversationRequest,
-    DetachedBackend,
-    Files,
-    JsonValue,
-    Output,
-    Reply,
-)
+from plait.backends.protocol import Allowance, Backend, ConversationRequest, DetachedBackend, Files, Output, Reply
 from plait.backends.secrets import without_secrets
 from plait.backends.text import one_line
+from plait.json_form import JsonValue
 
 Build: TypeAlias = Callable[[Mapping[str, JsonValue]], Backend]
 """Makes the backend that a runner describes. Raises BackendUnavailable."""

@@ -30,7 +30,6 @@ from plait.backends.protocol import (
     ConversationRequest,
     ForkingBackend,
     Hosts,
-    JsonValue,
     OptionalPromptBackend,
     Output,
     Placement,
@@ -38,7 +37,7 @@ from plait.backends.protocol import (
     ReusableBackend,
     RunOnHosts,
 )
-from plait.backends.values import value
+from plait.json_form import JsonValue, value
 
 _OF_HOST = frozenset({ErrorKind.UNAVAILABLE, ErrorKind.AUTH})
 """The kinds of errors whose remedy is on the host: a program, a module or a key is missing there."""

@@ -11,7 +11,7 @@ import anyio
 from plait.backends.hosts.frames import foreign_output, frame_line, read_frame
 from plait.backends.hosts.reachable import HostUnreachable, ReachableHost
 from plait.backends.text import one_line
-from plait.backends.values import value
+from plait.json_form import value
 
 NO_WORKER = "no worker that offers resources"
 """The problem of a cluster that has no host."""

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
-from plait.backends.values import value
+from plait.json_form import value
 
 
 class HostUnreachable(Exception):  # noqa: N818 - reads as what it is

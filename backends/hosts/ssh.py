@@ -18,9 +18,9 @@ from plait.backends.hosts.group import PATIENCE, HostGroup, hello_frame
 from plait.backends.hosts.placed import BackendTraits, HostBackend, host_backend
 from plait.backends.hosts.reachable import CommandResult, HostUnreachable, ReachableHost
 from plait.backends.hosts.session import HostSession
-from plait.backends.protocol import JsonValue, RunOnHosts
+from plait.backends.protocol import RunOnHosts
 from plait.backends.text import one_line
-from plait.backends.values import value
+from plait.json_form import JsonValue, value
 
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=10", "-o", "ServerAliveCountMax=3")
 """The command that reaches a host: no password is asked for, and a silent connection ends after 30 seconds."""

@@ -13,9 +13,12 @@ from typing import Any, cast
 
 from plait.backends.answers.reader import check_answer, read_answer
 from plait.backends.answers.schema import Mismatch, Schema, invalid_output
-from plait.backends.protocol import NO_USAGE, JsonValue, Message, Question, Reply, Usage
+from plait.backends.protocol import Reply
 from plait.backends.text import clean_text, shown
 from plait.backends.whole_answer import whole_answer
+from plait.dialogue import Message, Question
+from plait.json_form import JsonValue
+from plait.usage import NO_USAGE, Usage
 
 _ROLES = {"human": "user", "ai": "assistant", "AIMessageChunk": "assistant", "HumanMessageChunk": "user"}
 _REASONS = ("finish_reason", "stop_reason", "done_reason", "stopReason", "finishReason")

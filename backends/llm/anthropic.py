@@ -14,8 +14,11 @@ from plait.backends.llm.endpoint import Endpoint
 from plait.backends.llm.native_schema import native_schema
 from plait.backends.llm.server_errors import is_error, no_answer
 from plait.backends.prices import Billing
-from plait.backends.protocol import Attachment, ConversationRequest, JsonValue, Message, ModelOptions, Output, Usage
+from plait.backends.protocol import Attachment, ConversationRequest, ModelOptions, Output
 from plait.backends.text import clean_text
+from plait.dialogue import Message
+from plait.json_form import JsonValue
+from plait.usage import Usage
 
 DEFAULT_MODEL = "claude-haiku-4-5"
 """Model used if no model is named."""

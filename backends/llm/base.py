@@ -26,10 +26,13 @@ from plait.backends.llm.prompt_cache import PATIENCE_S, SHORTEST, PromptCache, S
 from plait.backends.llm.server_errors import broken_off, is_error, status_error
 from plait.backends.llm.sse import ServerEvent
 from plait.backends.placeable import Placeable
-from plait.backends.protocol import NO_USAGE, Conversation, ConversationRequest, JsonValue, Message, Output, Usage
+from plait.backends.protocol import Conversation, ConversationRequest, Output
 from plait.backends.replay import ReplayConversation
 from plait.backends.text import check_base_url, one_line, shown
 from plait.backends.whole_answer import is_whole, whole_answer
+from plait.dialogue import Message
+from plait.json_form import JsonValue
+from plait.usage import NO_USAGE, Usage
 
 CONNECT_LIMIT = 15.0
 """Limit in seconds for connecting to a server. An answer may take far longer."""

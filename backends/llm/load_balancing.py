@@ -15,8 +15,10 @@ from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.llm.base import RemoteBackend
 from plait.backends.llm.client import NotConnected
 from plait.backends.prices import UNBILLED, BilledBackend, Billing
-from plait.backends.protocol import Conversation, ConversationRequest, JsonValue, Message, Output
+from plait.backends.protocol import Conversation, ConversationRequest, Output
 from plait.backends.replay import ReplayConversation
+from plait.dialogue import Message
+from plait.json_form import JsonValue
 
 FIRST_PAUSE_S = 1.0
 """Seconds for which a broken server gets no requests. Each further failure in a row, of a request sent after the last

@@ -20,8 +20,11 @@ from plait.backends.llm.client import Client
 from plait.backends.llm.endpoint import Endpoint
 from plait.backends.llm.server_errors import broken_off, is_error, no_answer, status_error
 from plait.backends.prices import Billing
-from plait.backends.protocol import Attachment, ConversationRequest, JsonValue, Message, ModelOptions, Output, Usage
+from plait.backends.protocol import Attachment, ConversationRequest, ModelOptions, Output
 from plait.backends.text import clean_text, one_line
+from plait.dialogue import Message
+from plait.json_form import JsonValue
+from plait.usage import Usage
 
 DEFAULT_MODEL = "gpt-5.4-mini"
 """Model used if no model is named and the server is OpenAI's own."""

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from plait.backends.process.private import private_file
 from plait.backends.process.proctable import Process, ProcessTag, boot_id, members, start_time
-from plait.backends.values import value
+from plait.json_form import value
 
 _NAME, _OVER = "child.json", "over.json"
 _START_LIMIT = 5.0  # seconds; a start takes milliseconds, and some hundred on an overloaded machine

@@ -15,7 +15,7 @@ import psutil
 
 from plait.backends.process.manifest import manifests_below
 from plait.backends.process.proctable import members
-from plait.backends.values import value
+from plait.json_form import value
 
 _ARGUMENTS = ["-P", str(Path(__file__).parent.parent / "llm" / "_llama_server.py")]
 

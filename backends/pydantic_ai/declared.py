@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from plait.backends.errors import BackendUnavailable
-from plait.backends.values import value
+from plait.json_form import value
 
 
 @value

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from plait.backends.process.private import private_folder
-from plait.backends.protocol import JsonValue
-from plait.backends.values import value
+from plait.json_form import JsonValue, value
 
 
 @value

@@ -25,12 +25,13 @@ from plait.backends.llm.load_balancing import LoadBalancedBackend
 from plait.backends.llm.local import LocalBackend, missing_parts
 from plait.backends.llm.openai import OpenAIBackend
 from plait.backends.person import PersonBackend
-from plait.backends.protocol import Backend, JsonValue, ReusableBackend
+from plait.backends.protocol import Backend, ReusableBackend
 from plait.backends.spec.agents import AcpAgent, AcpSpec, AgentSpec, ClaudeCodeSpec, CodexSpec
 from plait.backends.spec.base import BASE_URL, CALL, RatePart, Spec
 from plait.backends.spec.pydantic_ai import PydanticAISpec
 from plait.backends.spec.siblings import importable_siblings
 from plait.backends.text import one_line
+from plait.json_form import JsonValue
 
 
 class FunctionSpec(Spec):

@@ -11,9 +11,10 @@ from plait.backends.errors import BackendUnavailable
 from plait.backends.hosts.dask.hosts import DaskHosts
 from plait.backends.hosts.placed import BackendTraits, HostBackend
 from plait.backends.hosts.ssh import SSHHosts
-from plait.backends.protocol import Backend, JsonValue
+from plait.backends.protocol import Backend
 from plait.backends.spec.build import AnySpec, BackendSpec, build, make_unchecked
 from plait.backends.text import one_line
+from plait.json_form import JsonValue
 
 _SPEC: TypeAdapter[BackendSpec] = TypeAdapter(BackendSpec)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import fields
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -11,9 +11,17 @@ from docstrings import about, of_fields
 from markers import replace_markers, table
 
 from plait.persistence import EventKind
-from plait.persistence.records import AttemptStatus
 from plait.runner.domain import events
-from plait.runner.domain.status import RUN_TRANSITIONS, TASK_TRANSITIONS, RunStatus, TaskStatus
+from plait.statuses import (
+    RUN_DONE,
+    RUN_TRANSITIONS,
+    TASK_DONE,
+    TASK_TRANSITIONS,
+    AttemptStatus,
+    RunStatus,
+    TaskStatus,
+    Transition,
+)
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
@@ -28,21 +36,27 @@ _BEGINNINGS = {
 
 def task_statuses() -> str:
     """Return a table with a row for each status of a task."""
-    return _statuses("task status", TaskStatus, TASK_TRANSITIONS)
+    return _statuses("task status", TaskStatus, next_statuses(TASK_TRANSITIONS, TASK_DONE))
 
 
 def run_statuses() -> str:
     """Return a table with a row for each stored status of a run."""
-    return _statuses("run status", RunStatus, RUN_TRANSITIONS)
+    return _statuses("run status", RunStatus, next_statuses(RUN_TRANSITIONS, RUN_DONE))
 
 
-def _statuses(
-    heading: str,
-    kind: type[StrEnum],
-    transitions: Mapping[TaskStatus, frozenset[TaskStatus]] | Mapping[RunStatus, frozenset[RunStatus]],
-) -> str:
+def next_statuses(
+    transitions: Mapping[str, Transition[TaskStatus]] | Mapping[str, Transition[RunStatus]], done: Collection[str]
+) -> dict[str, set[str]]:
+    """Return the statuses that may follow each status without a person who reopens what has ended."""
+    moves = [(str(old), str(after)) for before, after in transitions.values() for old in before]
+    statuses = {status for move in moves for status in move}
+    return {
+        status: {after for old, after in moves if old == status and status not in {*done, after}} for status in statuses
+    }
+
+
+def _statuses(heading: str, kind: type[StrEnum], after: Mapping[str, set[str]]) -> str:
     texts = of_fields(kind)
-    after: dict[str, set[str]] = {str(one): {str(next_one) for next_one in more} for one, more in transitions.items()}
     rows = [
         (f"`{one}`", ", ".join(f"`{status}`" for status in kind if status in after[one]) or "nothing", texts[one.name])
         for one in kind

@@ -10,7 +10,6 @@ import pytest
 
 from plait.persistence import (
     Change,
-    Spent,
     TaskAnswered,
     TaskCancelled,
     TaskCompleted,
@@ -21,6 +20,7 @@ from plait.persistence import (
 )
 from plait.persistence.contract.opened import OpenedStore
 from plait.persistence.contract.samples import ASK, ASKED, ASKING, DONE_A, RUN, START_A, Writer, at, whole
+from plait.usage import Usage
 
 if TYPE_CHECKING:
     from plait.persistence import Store
@@ -49,10 +49,10 @@ class QuestionsContract(OpenedStore):
         (attempt,) = await store.list_attempts(RUN)
         assert (attempt.status, attempt.started_at, attempt.ended_at, attempt.error) == ("asked", at(3), at(4), None)
         for one in (task, attempt):
-            assert (one.spent, one.duration_s) == (Spent(3, 2, 0.25, "sample-1"), 1.5)
+            assert (one.usage, one.duration_s) == (Usage(3, 2, 0.25, "sample-1"), 1.5)
         run = await store.get_run(RUN)
         assert run is not None
-        assert (run.counts, run.spent) == ({"waiting_input": 1, "pending": 2}, Spent(3, 2, 0.25))
+        assert (run.counts, run.usage) == ({"waiting_input": 1, "pending": 2}, Usage(3, 2, 0.25))
         last = (await store.list_events(RUN))[-1]
         assert (last.kind, last.task_id, last.attempt, last.detail) == ("task_waiting_input", "a", 1, "{}")
 
@@ -61,7 +61,7 @@ class QuestionsContract(OpenedStore):
         task = await task_a(store)
         assert (task.question, task.asked) == ("Was it sent?", None)
         (attempt,) = await store.list_attempts(RUN)
-        assert (attempt.status, attempt.duration_s, attempt.spent.cost_usd) == ("interrupted", None, None)
+        assert (attempt.status, attempt.duration_s, attempt.usage.cost_usd) == ("interrupted", None, None)
 
     async def test_answers_are_kept_until_other_answers_replace_them(self, store: Store, writer: Writer) -> None:
         await writer.write(START_A, ASKING, ANSWERED)
@@ -78,7 +78,7 @@ class QuestionsContract(OpenedStore):
         await writer.write(TaskAnswered(at(8), "a", '["this","that"]'))
         await writer.write(replace(START_A, attempt=6), replace(DONE_A, attempt=6))
         task = await task_a(store)
-        assert (task.status, task.answers, task.asked, task.spent.input_tokens) == (
+        assert (task.status, task.answers, task.asked, task.usage.input_tokens) == (
             "completed",
             '["this","that"]',
             None,
@@ -114,14 +114,14 @@ class QuestionsContract(OpenedStore):
         assert (task.status, task.question, task.asked) == (status, None, None)
         (attempt,) = await store.list_attempts(RUN)
         assert (attempt.status, attempt.ended_at) == (attempt_status, at(6))
-        assert (attempt.spent, attempt.duration_s) == (Spent(3, 2, 0.25, "sample-1"), 3.5)
+        assert (attempt.usage, attempt.duration_s) == (Usage(3, 2, 0.25, "sample-1"), 3.5)
 
     async def test_a_decision_may_add_cost(self, store: Store, writer: Writer) -> None:
         await writer.write(
-            START_A, replace(ASKING, spent=replace(ASKING.spent, cost_usd=None)), replace(DONE_A, duration_s=0.25)
+            START_A, replace(ASKING, usage=replace(ASKING.usage, cost_usd=None)), replace(DONE_A, duration_s=0.25)
         )
         (attempt,) = await store.list_attempts(RUN)
-        assert (attempt.spent, attempt.duration_s) == (Spent(6, 4, 0.25, "sample-1", cost_is_partial=True), 1.75)
+        assert (attempt.usage, attempt.duration_s) == (Usage(6, 4, 0.25, "sample-1", cost_is_partial=True), 1.75)
         assert json.loads((await store.list_events(RUN))[-1].detail) == {
             "input_tokens": 6,
             "output_tokens": 4,
@@ -134,7 +134,7 @@ class QuestionsContract(OpenedStore):
         task = await task_a(store)
         assert (task.status, task.question, task.asked, task.ended_at) == ("cancelled", None, None, at(4))
         (attempt,) = await store.list_attempts(RUN)
-        assert (attempt.status, attempt.spent.cost_usd) == ("asked", 0.25)
+        assert (attempt.status, attempt.usage.cost_usd) == ("asked", 0.25)
 
     @pytest.mark.parametrize("damaged", [False, True])
     async def test_reopening_removes_the_answers(self, store: Store, writer: Writer, *, damaged: bool) -> None:
@@ -147,11 +147,11 @@ class QuestionsContract(OpenedStore):
 
     async def test_asking_written_again_changes_nothing(self, store: Store, writer: Writer) -> None:
         batches = [await writer.write(change) for change in (START_A, ASKING, ANSWERED)]
-        await writer.write(replace(START_A, attempt=2), replace(ASKING, attempt=2, spent=Spent(40)))
+        await writer.write(replace(START_A, attempt=2), replace(ASKING, attempt=2, usage=Usage(40)))
         before = await whole(store)
         for batch in batches:
             await store.write(batch)
         assert await whole(store) == before
         run = await store.get_run(RUN)
         assert run is not None
-        assert run.spent.input_tokens == 43
+        assert run.usage.input_tokens == 43

@@ -21,7 +21,6 @@ from plait.persistence import (
     RunReleased,
     RunStatusChanged,
     SessionOpened,
-    Spent,
     Store,
     TaskAnswered,
     TaskCancelled,
@@ -44,6 +43,7 @@ from plait.persistence.contract.samples import (
     OPENING,
     RUN,
     RUN_LEGAL,
+    RUN_RESUMED,
     RUN_WAY,
     RUNNING,
     START_A,
@@ -54,6 +54,7 @@ from plait.persistence.contract.samples import (
     owner,
     whole,
 )
+from plait.usage import Usage
 
 
 class ReadsContract(OpenedStore):
@@ -94,21 +95,21 @@ class ReadsContract(OpenedStore):
         task = (await store.list_tasks(RUN))[0]
         assert (task.status, task.attempt, task.text, task.data) == ("completed", 1, "The Moon.", '{"moon": true}')
         assert (task.session_id, task.started_at, task.ended_at) == ("session-a", at(3), at(4))
-        assert (task.spent, task.duration_s, task.damaged) == (Spent(3, 2, 0.25, "sample-1"), 1.5, False)
+        assert (task.usage, task.duration_s, task.damaged) == (Usage(3, 2, 0.25, "sample-1"), 1.5, False)
         run = await store.get_run(RUN)
         assert run is not None
-        assert (run.counts, run.spent) == ({"completed": 1, "pending": 2}, Spent(3, 2, 0.25))
+        assert (run.counts, run.usage) == ({"completed": 1, "pending": 2}, Usage(3, 2, 0.25))
         assert (run.started_at, run.owner, run.lease_expires_at) == (at(2), owner(), 1000.5)
 
     async def test_a_cancelled_attempt_keeps_what_it_had_cost(self, store: Store, writer: Writer) -> None:
-        await writer.write(START_A, TaskCancelled(at(4), "a", Spent(7, 5, 0.5)), TaskCancelled(at(4), "c"))
+        await writer.write(START_A, TaskCancelled(at(4), "a", Usage(7, 5, 0.5)), TaskCancelled(at(4), "c"))
         tasks = {task.task_id: task for task in await store.list_tasks(RUN)}
-        assert (tasks["a"].spent, tasks["c"].spent) == (Spent(7, 5, 0.5), Spent())
+        assert (tasks["a"].usage, tasks["c"].usage) == (Usage(7, 5, 0.5), Usage())
         (attempt,) = await store.list_attempts(RUN)
-        assert (attempt.status, attempt.spent) == ("cancelled", Spent(7, 5, 0.5))
+        assert (attempt.status, attempt.usage) == ("cancelled", Usage(7, 5, 0.5))
         run = await store.get_run(RUN)
         assert run is not None
-        assert run.spent == Spent(7, 5, 0.5)
+        assert run.usage == Usage(7, 5, 0.5)
 
     async def test_messages_keep_their_order_over_many_writes(self, store: Store, writer: Writer) -> None:
         await writer.write(START_A, ASK)
@@ -241,7 +242,7 @@ class ReadsContract(OpenedStore):
         assert run is not None
         assert (run.status, run.error, run.ended_at, run.owner) == ("failed", "task b failed", at(9), None)
         assert run.lease_expires_at is None
-        await writer.write(RunClaimed(at(10), owner("next"), 1.0), RunStatusChanged(at(10), "running"))
+        await writer.write(RunClaimed(at(10), owner("next"), 1.0), RunStatusChanged(at(10), "running", resumed=True))
         run = await store.get_run(RUN)
         assert run is not None
         assert (run.status, run.error, run.ended_at, run.started_at, run.epoch) == ("running", None, None, at(2), 2)
@@ -300,7 +301,8 @@ class ReadsContract(OpenedStore):
                 writer, change = Writer(store, run_id), RunStatusChanged(at(2), new, resumed=resumed)
                 await writer.write(CREATED, *(RunStatusChanged(at(1), status) for status in RUN_WAY[old]))
                 before = await whole(store, run_id)
-                if new in RUN_LEGAL[old] or (old == new == "running" and resumed):
+                goes_on = resumed and new == "running"
+                if old in RUN_RESUMED if goes_on else new in RUN_LEGAL[old]:
                     await writer.write(change)
                     run, *_, events = await whole(store, run_id)
                     assert run.status == new

@@ -17,7 +17,6 @@ from plait.persistence import (
     RunClaimed,
     RunCreated,
     RunStatusChanged,
-    Spent,
     Store,
     TaskAnswered,
     TaskCancelled,
@@ -29,6 +28,7 @@ from plait.persistence import (
     TaskStarted,
     TaskWaiting,
 )
+from plait.usage import Usage
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -52,7 +52,7 @@ RUNNING = RunStatusChanged(at(2), "running")
 START_A = TaskStarted(at(3), "a", 1, "fast", "session-a")
 ASK = MessageAppended(at(3), "a", 1, "user", "First.", 3, 0)
 ANSWER = MessageAppended(at(4), "a", 1, "assistant", "The Moon.", 0, 2)
-DONE_A = TaskCompleted(at(4), "a", 1, "The Moon.", '{"moon": true}', Spent(3, 2, 0.25, "sample-1"), 1.5)
+DONE_A = TaskCompleted(at(4), "a", 1, "The Moon.", '{"moon": true}', Usage(3, 2, 0.25, "sample-1"), 1.5)
 OPENING = (CREATED, CLAIMED, RUNNING)
 
 
@@ -103,7 +103,7 @@ ASKING = TaskWaiting(
     "Which one?",
     asked='{"kind": "choice"}',
     duration_s=1.5,
-    spent=Spent(3, 2, 0.25, "sample-1"),
+    usage=Usage(3, 2, 0.25, "sample-1"),
 )
 AT_START: dict[str, tuple[Change, ...]] = {
     "pending": (),
@@ -140,17 +140,17 @@ def status_changes(task_id: str, attempt: int, text: str = "again", *, flag: boo
     short, cost = text[:20], 0.25 if flag else None
     return {
         "start": TaskStarted(at(6), task_id, attempt + 1, "fast", short if flag else None, confirmed=flag),
-        "complete": TaskCompleted(at(6), task_id, attempt, text, text if flag else None, Spent(3, 4, 0.5), 1.5),
+        "complete": TaskCompleted(at(6), task_id, attempt, text, text if flag else None, Usage(3, 4, 0.5), 1.5),
         "complete its prompt": TaskCompleted(
-            at(6), task_id, attempt, text, None, Spent(3, 4), prompt=text if flag else ""
+            at(6), task_id, attempt, text, None, Usage(3, 4), prompt=text if flag else ""
         ),
-        "fail": TaskFailed(at(6), task_id, attempt, "failed", "auth", short, 0.5, Spent(1, 1, cost)),
-        "skip": TaskFailed(at(6), task_id, attempt, "skipped", "auth", short, 0.5, Spent(1, 1)),
+        "fail": TaskFailed(at(6), task_id, attempt, "failed", "auth", short, 0.5, Usage(1, 1, cost)),
+        "skip": TaskFailed(at(6), task_id, attempt, "skipped", "auth", short, 0.5, Usage(1, 1)),
         "retry": TaskRetried(at(6), task_id, attempt, "transient", short, 0.5, continues_session=flag),
         "interrupt": TaskInterrupted(at(6), task_id, attempt, "gone", crashed=flag),
         "cancel": TaskCancelled(at(6), task_id),
         "wait": TaskWaiting(at(6), task_id, attempt, short, crashed=flag),
-        "ask": TaskWaiting(at(6), task_id, attempt, short, False, text, 0.5, Spent(1, 1, cost)),
+        "ask": TaskWaiting(at(6), task_id, attempt, short, False, text, 0.5, Usage(1, 1, cost)),
         "answer": TaskAnswered(at(6), task_id, text if flag else None),
         "reopen": TaskReopened(at(6), task_id),
         "reopen as damaged": TaskReopened(at(6), task_id, damaged=True),
@@ -201,12 +201,15 @@ LEGAL: dict[str, dict[str, str]] = {
 RUN_LEGAL: dict[str, set[str]] = {
     "queued": {"running", "cancelled"},
     "running": {"waiting_input", "completed", "failed", "cancelling", "cancelled"},
-    "waiting_input": {"running", "cancelling", "cancelled"},
+    "waiting_input": {"cancelling", "cancelled"},
     "cancelling": {"cancelled"},
-    "completed": {"running"},
-    "failed": {"running"},
+    "completed": set(),
+    "failed": set(),
     "cancelled": set(),
 }
+"""The statuses that may follow each status of a run, but for running once more: RUN_RESUMED."""
+RUN_RESUMED = {"running", "waiting_input", "completed", "failed"}
+"""The statuses of a run that may be resumed."""
 RUN_WAY: dict[str, tuple[str, ...]] = {
     "queued": (),
     "running": ("running",),

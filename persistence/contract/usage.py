@@ -6,7 +6,6 @@ import json
 from dataclasses import replace
 
 from plait.persistence import (
-    Spent,
     Store,
     TaskAnswered,
     TaskCancelled,
@@ -19,41 +18,42 @@ from plait.persistence import (
 )
 from plait.persistence.contract.opened import OpenedStore
 from plait.persistence.contract.samples import ASKING, DONE_A, OPENING, RUN, START_A, Writer, at
+from plait.usage import Usage
 
 
 class UsageContract(OpenedStore):
     """An attempt has the model, the tokens and the cost that its end names."""
 
     async def test_each_attempt_keeps_the_model_that_answered(self, store: Store, writer: Writer) -> None:
-        await writer.write(START_A, TaskRetried(at(4), "a", 1, "transient", "reset", 0.5, spent=Spent(model="one")))
+        await writer.write(START_A, TaskRetried(at(4), "a", 1, "transient", "reset", 0.5, usage=Usage(model="one")))
         await writer.write(TaskStarted(at(5), "a", 2, "fast"), TaskInterrupted(at(6), "a", 2, "stopped"))
         await writer.write(
-            TaskStarted(at(7), "a", 3, "fast"), TaskWaiting(at(8), "a", 3, "?", asked="{}", spent=Spent(model="two"))
+            TaskStarted(at(7), "a", 3, "fast"), TaskWaiting(at(8), "a", 3, "?", asked="{}", usage=Usage(model="two"))
         )
         await writer.write(TaskAnswered(at(9), "a"), TaskStarted(at(9), "a", 4, "fast"))
-        await writer.write(TaskFailed(at(10), "a", 4, "failed", "auth", "no key", spent=Spent(model="three")))
-        await writer.write(TaskStarted(at(10), "c", 1, "fast"), TaskCancelled(at(11), "c", Spent(1, 1, model="four")))
+        await writer.write(TaskFailed(at(10), "a", 4, "failed", "auth", "no key", usage=Usage(model="three")))
+        await writer.write(TaskStarted(at(10), "c", 1, "fast"), TaskCancelled(at(11), "c", Usage(1, 1, model="four")))
         attempts = await store.list_attempts(RUN)
-        assert [(a.task_id, a.attempt, a.spent.model) for a in attempts] == [
+        assert [(a.task_id, a.attempt, a.usage.model) for a in attempts] == [
             ("a", 1, "one"),
             ("a", 2, None),
             ("a", 3, "two"),
             ("a", 4, "three"),
             ("c", 1, "four"),
         ]
-        assert [task.spent.model for task in await store.list_tasks(RUN)] == ["three", None, "four"]
+        assert [task.usage.model for task in await store.list_tasks(RUN)] == ["three", None, "four"]
         assert attempts[:4] == await store.list_attempts(RUN, "a")
 
     async def test_tokens_counted_apart_are_kept_and_added_up(self, store: Store, writer: Writer) -> None:
-        retried = Spent(100, 20, 0.5, "one", 60, 30, 12)
-        completed = Spent(50, 9, None, "one", 7, 0, 4)
-        await writer.write(START_A, TaskRetried(at(4), "a", 1, "transient", "reset", 0.5, spent=retried))
-        await writer.write(TaskStarted(at(5), "a", 2, "fast"), replace(DONE_A, attempt=2, spent=completed))
-        assert [attempt.spent for attempt in await store.list_attempts(RUN)] == [retried, completed]
-        assert (await store.list_tasks(RUN))[0].spent == completed
+        retried = Usage(100, 20, 0.5, "one", 60, 30, 12)
+        completed = Usage(50, 9, None, "one", 7, 0, 4)
+        await writer.write(START_A, TaskRetried(at(4), "a", 1, "transient", "reset", 0.5, usage=retried))
+        await writer.write(TaskStarted(at(5), "a", 2, "fast"), replace(DONE_A, attempt=2, usage=completed))
+        assert [attempt.usage for attempt in await store.list_attempts(RUN)] == [retried, completed]
+        assert (await store.list_tasks(RUN))[0].usage == completed
         run = await store.get_run(RUN)
         assert run is not None
-        assert run.spent == Spent(150, 29, 0.5, None, 67, 30, 16, cost_is_partial=True)
+        assert run.usage == Usage(150, 29, 0.5, None, 67, 30, 16, cost_is_partial=True)
         last = (await store.list_events(RUN))[-1]
         assert json.loads(last.detail) == {
             "input_tokens": 50,
@@ -64,24 +64,24 @@ class UsageContract(OpenedStore):
 
     async def test_a_single_token_counted_apart_is_kept(self, store: Store) -> None:
         for run_id, apart in (("read", (1, 0, 0)), ("written", (0, 1, 0)), ("reasoning", (0, 0, 1))):
-            spent = Spent(2, 2, 0.5, "one", *apart)
-            await Writer(store, run_id).write(*OPENING, START_A, replace(DONE_A, spent=spent))
-            assert (await store.list_tasks(run_id))[0].spent == spent
+            usage = Usage(2, 2, 0.5, "one", *apart)
+            await Writer(store, run_id).write(*OPENING, START_A, replace(DONE_A, usage=usage))
+            assert (await store.list_tasks(run_id))[0].usage == usage
 
     async def test_an_unknown_cost_makes_a_sum_partial(self, store: Store, writer: Writer) -> None:
-        known, unknown = Spent(1, 1, 0.25), Spent(1, 1)
-        free = Spent()  # nothing was used, so nothing is unknown
+        known, unknown = Usage(1, 1, 0.25), Usage(1, 1)
+        free = Usage()  # nothing was used, so nothing is unknown
         for spents, partial in (((known, unknown), True), ((unknown, known), True), ((known, free), False)):
-            total = sum(spents, Spent())
+            total = sum(spents, Usage())
             assert (total.cost_usd, total.cost_is_partial) == (0.25, partial)
-        assert (sum((unknown, unknown), Spent()).cost_is_unknown, sum((free, free), Spent()).cost_is_unknown) == (
+        assert (sum((unknown, unknown), Usage()).cost_is_unknown, sum((free, free), Usage()).cost_is_unknown) == (
             True,
             False,
         )
-        await writer.write(START_A, replace(DONE_A, spent=replace(known, cost_is_partial=True)))
+        await writer.write(START_A, replace(DONE_A, usage=replace(known, cost_is_partial=True)))
         run = await store.get_run(RUN)
         assert run is not None
-        assert (run.spent, (await store.list_tasks(RUN))[0].spent) == (replace(known, cost_is_partial=True),) * 2
+        assert (run.usage, (await store.list_tasks(RUN))[0].usage) == (replace(known, cost_is_partial=True),) * 2
         assert json.loads((await store.list_events(RUN))[-1].detail)["cost_is_partial"] is True
 
     async def test_each_failed_attempt_keeps_its_traceback(self, store: Store, writer: Writer) -> None:
@@ -94,12 +94,12 @@ class UsageContract(OpenedStore):
         assert [attempt.traceback for attempt in await store.list_attempts(RUN)] == expected
 
     async def test_the_model_of_a_question_stays_if_the_end_names_none(self, store: Store, writer: Writer) -> None:
-        await writer.write(START_A, ASKING, replace(DONE_A, spent=replace(DONE_A.spent, model=None)))
-        assert [attempt.spent.model for attempt in await store.list_attempts(RUN)] == ["sample-1"]
+        await writer.write(START_A, ASKING, replace(DONE_A, usage=replace(DONE_A.usage, model=None)))
+        assert [attempt.usage.model for attempt in await store.list_attempts(RUN)] == ["sample-1"]
         await writer.write(TaskReopened(at(5), "a", damaged=True), TaskStarted(at(6), "a", 2, "fast"))
         assert [
-            (await store.list_tasks(RUN))[0].spent.model,
-            *(a.spent.model for a in await store.list_attempts(RUN)),
+            (await store.list_tasks(RUN))[0].usage.model,
+            *(a.usage.model for a in await store.list_attempts(RUN)),
         ] == [
             None,
             "sample-1",

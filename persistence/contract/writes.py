@@ -28,7 +28,6 @@ from plait.persistence import (
     RunReleased,
     RunStatusChanged,
     SessionOpened,
-    Spent,
     Store,
     StoreError,
     TaskCompleted,
@@ -64,6 +63,7 @@ from plait.persistence.contract.samples import (
     without_messages,
 )
 from plait.persistence.contract.usage import UsageContract
+from plait.usage import Usage
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -99,7 +99,7 @@ async def is_kept(store: Store, change: Any) -> None:
         assert (kept.content, kept.input_tokens) == (change.content, change.input_tokens)
     else:
         task = (await store.list_tasks(RUN))[0]
-        assert (task.text, task.spent) == (change.text, change.spent)
+        assert (task.text, task.usage) == (change.text, change.usage)
 
 
 class StoreContract(
@@ -353,7 +353,7 @@ class StoreContract(
         assert started == names
 
     async def test_numbers_are_kept_to_the_last_digit(self, store: Store, writer: Writer) -> None:
-        done = replace(DONE_A, spent=Spent(3_000_000_007, 2**40, 1234.1), duration_s=0.1)
+        done = replace(DONE_A, usage=Usage(3_000_000_007, 2**40, 1234.1), duration_s=0.1)
         await writer.write(START_A, done)
         task, (attempt,), run = (
             (await store.list_tasks(RUN))[0],
@@ -362,7 +362,7 @@ class StoreContract(
         )
         assert run is not None
         for one in (task, attempt, run):
-            assert one.spent == Spent(3_000_000_007, 2**40, 1234.1)
+            assert one.usage == Usage(3_000_000_007, 2**40, 1234.1)
         assert task.duration_s == attempt.duration_s == 0.1
 
     @pytest.mark.parametrize(
@@ -373,7 +373,7 @@ class StoreContract(
             replace(ASK, input_tokens=-(2**80)),
             replace(ASK, input_tokens=-5),
             replace(DONE_A, text="half \udc00"),
-            replace(DONE_A, spent=Spent(output_tokens=2**70)),
+            replace(DONE_A, usage=Usage(output_tokens=2**70)),
         ],
         ids=["surrogate in a turn", "2**63", "-2**80", "-5", "surrogate in a result", "2**70"],
     )

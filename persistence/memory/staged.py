@@ -6,15 +6,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from plait.persistence import changes, event_log, rules
-from plait.persistence.records import (
-    NOTHING_SPENT,
-    AttemptRecord,
-    AttemptStatus,
-    EventRecord,
-    MessageRecord,
-    NoteRecord,
-    TaskRecord,
-)
+from plait.persistence.records import AttemptRecord, EventRecord, MessageRecord, NoteRecord, TaskRecord
+from plait.statuses import AttemptStatus
+from plait.usage import NO_USAGE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -161,7 +155,7 @@ class StagedRun:
         self._tasks[task_id] = replace(
             self._require_task(change), status="running", attempt=number, session_confirmed=confirmed
         )
-        ended = (None, None, None, NOTHING_SPENT, None)
+        ended = (None, None, None, NO_USAGE, None)
         self._put_attempt(
             AttemptRecord(task_id, number, "running", change.backend, change.session_id, change.at, *ended)
         )
@@ -215,7 +209,7 @@ class StagedRun:
     def _with_total_usage(self, change: changes.TaskCompleted) -> changes.TaskCompleted:
         """Return the change as its event shows it: with the usage of the whole attempt."""
         attempt = self._attempts[change.task_id, change.attempt]
-        return replace(change, spent=attempt.spent)
+        return replace(change, usage=attempt.usage)
 
     def _record_end(
         self,
@@ -233,7 +227,7 @@ class StagedRun:
         if isinstance(change, changes.TaskInterrupted):
             ended["error"] = change.reason
         else:
-            ended["spent"] = attempt.spent + change.spent
+            ended["usage"] = attempt.usage + change.usage
             if not isinstance(change, changes.TaskCancelled):
                 ended["duration_s"] = _sum(attempt.duration_s, change.duration_s)
             if isinstance(change, changes.TaskFailed | changes.TaskRetried):

@@ -17,7 +17,6 @@ from plait.persistence import rules
 from plait.persistence.errors import Conflict
 from plait.persistence.memory.staged import MemoryRun, StagedRun
 from plait.persistence.records import (
-    NOTHING_SPENT,
     AttemptRecord,
     EventKind,
     EventRecord,
@@ -26,6 +25,7 @@ from plait.persistence.records import (
     RunRecord,
     TaskRecord,
 )
+from plait.usage import NO_USAGE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -125,9 +125,9 @@ class MemoryStore:
 
 def _record(run_id: str, run: MemoryRun) -> RunRecord:
     counts = dict(Counter(task.status for task in run.tasks.values()))
-    spent = sum((attempt.spent for attempt in run.attempts.values()), NOTHING_SPENT)
+    usage = sum((attempt.usage for attempt in run.attempts.values()), NO_USAGE)
     has_expired = rules.lease_has_expired(run.head, time.time())
-    return run.head.record(run_id, counts, replace(spent, model=None), lease_has_expired=has_expired)
+    return run.head.record(run_id, counts, replace(usage, model=None), lease_has_expired=has_expired)
 
 
 def _with_attempt(run: MemoryRun, task: TaskRecord) -> TaskRecord:
@@ -139,7 +139,7 @@ def _with_attempt(run: MemoryRun, task: TaskRecord) -> TaskRecord:
         error_kind=last.error_kind,
         error=last.error,
         session_id=last.session_id,
-        spent=last.spent,
+        usage=last.usage,
         duration_s=last.duration_s,
         started_at=last.started_at,
         ended_at=last.ended_at,

@@ -16,7 +16,8 @@ from plait.persistence.old_tables.checksum import (
     task_checksum,
 )
 from plait.persistence.old_tables.rows import NO_NUMBER, NO_TEXT, Row, usage_columns
-from plait.persistence.records import NOTHING_SPENT, AttemptStatus
+from plait.statuses import AttemptStatus
+from plait.usage import NO_USAGE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -41,7 +42,7 @@ class ChangeApplier:
         self._base = cache.base
         self._rows = rows
         self._originals = originals
-        self.spent = NOTHING_SPENT
+        self.usage = NO_USAGE
         """The sums over the ended attempts of the batch."""
 
     def apply(self, first_seq: int, batch: Sequence[Change]) -> None:
@@ -138,11 +139,11 @@ class ChangeApplier:
             ended = self._end_row(seq, change, start, "completed")
             self._finish_waiting(task, ended, self._result_values(start, text, data))
             return
-        end, at, spent, took = self._base | seq, change.at, change.spent, change.duration_s
+        end, at, spent, took = self._base | seq, change.at, change.usage, change.duration_s
         input_tokens, output_tokens, cost, model = spent.input_tokens, spent.output_tokens, spent.cost_usd, spent.model
         parts: Row = _NO_PARTS
-        if spent is not NOTHING_SPENT:
-            self.spent += spent
+        if spent is not NO_USAGE:
+            self.usage += spent
             parts = usage_columns(spent, took)[2:6]
         usage = input_tokens, output_tokens, NO_NUMBER if cost is None else cost, took
         ended = start, end, at, *usage, NO_TEXT if model is None else model
@@ -235,11 +236,11 @@ class ChangeApplier:
 
     def _end_row(self, seq: int, change: changes.AttemptEnd, start: int, status: str, error: Row = (None, None)) -> Row:
         """Return the values that every end of an attempt has. `error` is the kind and the text."""
-        took, spent = None, NOTHING_SPENT
+        took, spent = None, NO_USAGE
         if not isinstance(change, changes.TaskInterrupted):
             took = None if isinstance(change, changes.TaskCancelled) else change.duration_s
-            spent = change.spent
-            self.spent += spent
+            spent = change.usage
+            self.usage += spent
         usage = usage_columns(spent, took)
         return (start, self._base | seq, status, change.at, *usage, *error)
 

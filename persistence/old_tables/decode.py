@@ -21,17 +21,16 @@ from plait.persistence.old_tables.checksum import (
 )
 from plait.persistence.old_tables.rows import spent_in
 from plait.persistence.records import (
-    NOTHING_SPENT,
     AttemptRecord,
     EventKind,
     EventRecord,
     MessageRecord,
     NoteRecord,
     Owner,
-    Spent,
     TaskRecord,
 )
 from plait.persistence.rules import Claim, RunHead
+from plait.usage import NO_USAGE, Usage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Mapping
@@ -54,7 +53,7 @@ def of_wrong_type(error: Exception) -> StoreError:
     return StoreError(f"a stored row is damaged: a value has the wrong type ({error}); restore a copy of the store")
 
 
-def run_head(row: Row, settings: str) -> tuple[int, RunHead, Spent]:
+def run_head(row: Row, settings: str) -> tuple[int, RunHead, Usage]:
     number, run_id, name, created_at, status, started_at, ended_at, error, last_seq, lease_expires_at, claims = row[:11]
     policy_state, policy_seq, input_tokens, output_tokens, cache_read, cache_write, reasoning = row[11:18]
     is_partial, cost_usd, *owner, checksum = row[18:]
@@ -76,7 +75,7 @@ def run_head(row: Row, settings: str) -> tuple[int, RunHead, Spent]:
         policy_seq=policy_seq,
     )
     parts = cache_read, cache_write, reasoning, is_partial == 1
-    return number, head, Spent(input_tokens, output_tokens, cost_usd, None, *parts)
+    return number, head, Usage(input_tokens, output_tokens, cost_usd, None, *parts)
 
 
 class StoredText(NamedTuple):
@@ -201,9 +200,9 @@ def task_record(run_id: str, expected: int, row: Row) -> TaskRecord:
         text, data = said.text, value.text
     if is_damaged:
         text = data = None
-    spent = NOTHING_SPENT
+    spent = NO_USAGE
     if tokens_in or tokens_out or cache_read or cache_write or reasoning or model is not None or cost is not None:
-        spent = Spent(tokens_in, tokens_out, cost, model, cache_read, cache_write, reasoning, is_partial == 1)
+        spent = Usage(tokens_in, tokens_out, cost, model, cache_read, cache_write, reasoning, is_partial == 1)
     # By position: keyword arguments take a third longer over 10,000 tasks.
     return _record(
         task_id, task & _SEQ, prompt, upstream, backend, spec, status, attempt, text, data, error_kind, error,
@@ -228,7 +227,7 @@ def attempt_record(run_id: str, row: Row) -> AttemptRecord:
     if start_sum != start_checksum(start, task, attempt, backend, session_id, confirmed, started_at):
         raise _damaged_start(run_id, task_id)
     if end is None:
-        open_ended = None, None, None, NOTHING_SPENT, None
+        open_ended = None, None, None, NO_USAGE, None
         return AttemptRecord(task_id, attempt, "running", backend, session_id, started_at, *open_ended)
     if end_sum != end_checksum(
         end, end_id, status, ended_at, tokens_in, tokens_out, cache_read, cache_write, reasoning, is_partial, cost,
@@ -236,9 +235,9 @@ def attempt_record(run_id: str, row: Row) -> AttemptRecord:
     ):
         raise _damaged_end(run_id, task_id)
     # fmt: on
-    spent = NOTHING_SPENT
+    spent = NO_USAGE
     if tokens_in or tokens_out or cache_read or cache_write or reasoning or model is not None or cost is not None:
-        spent = Spent(tokens_in, tokens_out, cost, model, cache_read, cache_write, reasoning, is_partial == 1)
+        spent = Usage(tokens_in, tokens_out, cost, model, cache_read, cache_write, reasoning, is_partial == 1)
     given = status, backend, session_id, started_at, ended_at, error_kind, error, spent, took
     return AttemptRecord(task_id, attempt, *given, traceback)
 

@@ -21,7 +21,7 @@ from plait.persistence.old_tables.checksum import (
     start_checksum,
     task_checksum,
 )
-from plait.persistence.records import Spent
+from plait.usage import Usage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -173,20 +173,20 @@ def _finished(stored: Row, ended: Row) -> Row:
     return (*ended[:4], *usage_columns(spent, took), *ended[13:], None, None)
 
 
-def usage_columns(spent: Spent, took: float | None) -> Row:
+def usage_columns(spent: Usage, took: float | None) -> Row:
     """Return the values of the columns of `ends` from `input_tokens` to `model`."""
     cost = spent.cost_usd, took, spent.model
     parts = spent.cache_read_tokens, spent.cache_write_tokens, spent.reasoning_tokens, int(spent.cost_is_partial)
     return (spent.input_tokens, spent.output_tokens, *parts, *cost)
 
 
-def spent_in(end: Row) -> Spent:
+def spent_in(end: Row) -> Usage:
     """Return the usage in a row of `ends`."""
     tokens_in, tokens_out, cache_read, cache_write, reasoning, is_partial, cost, _, model = end[4:13]
-    return Spent(tokens_in, tokens_out, cost, model, cache_read, cache_write, reasoning, is_partial == 1)
+    return Usage(tokens_in, tokens_out, cost, model, cache_read, cache_write, reasoning, is_partial == 1)
 
 
-def run_columns(number: int, run_id: str, head: RunHead, spent: Spent) -> Row:
+def run_columns(number: int, run_id: str, head: RunHead, spent: Usage) -> Row:
     """Return the values of the columns of `runs` that change, from `status` to `row_checksum`, in the order of
     SET_HEAD.
     """

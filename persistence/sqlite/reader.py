@@ -28,19 +28,18 @@ from plait.persistence.old_tables.decode import (
 )
 from plait.persistence.old_tables.task_cache import ids_of
 from plait.persistence.records import (
-    NOTHING_SPENT,
     AttemptRecord,
     EventKind,
     EventRecord,
     MessageRecord,
     NoteRecord,
     RunRecord,
-    Spent,
     TaskRecord,
 )
 from plait.persistence.rules import RunHead, lease_has_expired
 from plait.persistence.sqlite import statements as sql
 from plait.persistence.sqlite.transaction import decode_lossy, transaction
+from plait.usage import NO_USAGE, Usage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -77,7 +76,7 @@ def read(
         connection.text_factory = str
 
 
-def read_head(connection: sqlite3.Connection, run_id: str, *, settings: bool) -> tuple[int, RunHead, Spent] | None:
+def read_head(connection: sqlite3.Connection, run_id: str, *, settings: bool) -> tuple[int, RunHead, Usage] | None:
     """Return the number and the head of the run with the usage of all attempts, or None if there is no such run.
 
     Without `settings` the settings of the head are empty: all inputs are part of the settings, up to many megabytes.
@@ -119,15 +118,15 @@ def _listed(connection: sqlite3.Connection, row: Row) -> RunRecord:
         return _run(connection, row[1], *run_head(row, "")[1:])
     except StoreError as error:
         head = RunHead(name="", settings="", created_at="", status="failed", error=str(error))
-        return replace(head.record(str(row[1]), {}, NOTHING_SPENT), damaged=True)
+        return replace(head.record(str(row[1]), {}, NO_USAGE), damaged=True)
 
 
-def _run(connection: sqlite3.Connection, run_id: str, head: RunHead, spent: Spent) -> RunRecord:
+def _run(connection: sqlite3.Connection, run_id: str, head: RunHead, usage: Usage) -> RunRecord:
     counts: dict[str, int] = dict(connection.execute(sql.COUNT_TASKS, (run_id,)).fetchall())
     if not COUNTED.issuperset(counts):  # rows are counted without their checksums
         raise damaged(run_id, "the status of a task")
     # All processes that share the file have the clock of one host.
-    return head.record(run_id, counts, spent, lease_has_expired=lease_has_expired(head, time.time()))
+    return head.record(run_id, counts, usage, lease_has_expired=lease_has_expired(head, time.time()))
 
 
 def list_tasks(connection: sqlite3.Connection, run_id: str, task_id: str | None = None) -> tuple[TaskRecord, ...]:

@@ -22,16 +22,17 @@ from plait.persistence.old_tables.apply import OF_TASKS, ChangeApplier
 from plait.persistence.old_tables.checksum import content_checksum, message_checksum
 from plait.persistence.old_tables.pieces import cut_settings
 from plait.persistence.old_tables.rows import BatchRows, run_columns
-from plait.persistence.records import NOTHING_SPENT
 from plait.persistence.sqlite import statements as sql
 from plait.persistence.sqlite.bulk import StoredTasks, read_originals, write_rows
 from plait.persistence.sqlite.reader import read_head
 from plait.persistence.sqlite.transaction import transaction
+from plait.usage import NO_USAGE
 
 if TYPE_CHECKING:
     from plait.persistence.changes import Batch, Change
-    from plait.persistence.records import Note, Spent
+    from plait.persistence.records import Note
     from plait.persistence.rules import RunHead
+    from plait.usage import Usage
 
 TaskCaches = dict[str, StoredTasks]
 """The task caches of the runs that are being written, by run id."""
@@ -89,9 +90,9 @@ def _apply(connection: sqlite3.Connection, batch: Batch, cache: StoredTasks | No
     rows = BatchRows(run_id)
     if found is None:
         number, head = _new_run(connection, run_id, changes[0])
-        spent = NOTHING_SPENT
+        usage = NO_USAGE
     else:
-        number, head, spent = found
+        number, head, usage = found
     if cache is None or not cache.is_current(connection, number, head):
         cache = StoredTasks(connection, run_id, number)
     first_seq = batch.first_seq + skipped
@@ -104,8 +105,8 @@ def _apply(connection: sqlite3.Connection, batch: Batch, cache: StoredTasks | No
     for key, (size, text) in rows.blobs_by_key.items():
         connection.execute(sql.ADD_BLOB, (key, size, text))
     write_rows(connection, rows)
-    spent += applier.spent
-    _set_head(connection, (number, run_id), replace(head, last_seq=batch.last_seq), spent, changed=head is not before)
+    usage += applier.usage
+    _set_head(connection, (number, run_id), replace(head, last_seq=batch.last_seq), usage, changed=head is not before)
     cache.mark_written(head, batch.last_seq)
     return cache
 
@@ -124,12 +125,12 @@ def _new_run(connection: sqlite3.Connection, run_id: str, change: Change) -> tup
 
 
 def _set_head(
-    connection: sqlite3.Connection, run: tuple[int, str], head: RunHead, spent: Spent, *, changed: bool
+    connection: sqlite3.Connection, run: tuple[int, str], head: RunHead, usage: Usage, *, changed: bool
 ) -> None:
     """Update the row of the run, which has a new checksum after each batch. Unless `changed`, only the number of the
     last change and the usage differ.
     """
-    columns = run_columns(*run, head, spent)
+    columns = run_columns(*run, head, usage)
     if changed:
         connection.execute(sql.SET_HEAD, (*columns, head.epoch, run[0]))
     else:

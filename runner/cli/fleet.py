@@ -22,11 +22,11 @@ from plait.runner.cli.stored_backends import FileOptions
 from plait.runner.cli.stored_runners import StoredRunners
 from plait.runner.clock import Clock
 from plait.runner.domain import events
-from plait.runner.domain.status import RunStatus
 from plait.runner.errors import RunOwned
 from plait.runner.run import Run
 from plait.runner.state.owner import LEASE_SECONDS
 from plait.runner.state.timeouts import TimeoutStore
+from plait.statuses import RunStatus
 
 POLL_S = 1.0
 """Seconds between two reads of the claimable runs."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from plait.backends.extras import install_command
-from plait.backends.protocol import JsonValue
+from plait.json_form import JsonValue
 from plait.persistence import SQLiteStore
 from plait.persistence.protocol import Store
 from plait.persistence.records import EventKind, RunRecord, TaskRecord
@@ -21,12 +21,12 @@ from plait.runner.cli.exits import STORE, CliError, print_note
 from plait.runner.cli.options import DEFAULT_STORE, ServerAddress, StorePlace, command_line, is_utf8
 from plait.runner.domain.dag import nearest
 from plait.runner.domain.question import OpenQuestion, parse_time
-from plait.runner.domain.status import RUN_REOPENINGS, RunStatus
 from plait.runner.operations.inspect import shown_status
 from plait.runner.operations.list_questions import waiting_tasks
 from plait.runner.state.owner import LEASE_SECONDS, Liveness, liveness
 from plait.runner.state.reusable_answers import is_try
 from plait.runner.state.stored_run import stored_run
+from plait.statuses import RunStatus
 
 if TYPE_CHECKING:
     from plait.persistence import PostgresStore
@@ -169,7 +169,7 @@ async def find_newest_resumable(store: Store, retry_failed: bool) -> RunRecord:
     """Return the newest run that `resume` can continue."""
     wanted = {RunStatus.QUEUED, RunStatus.INTERRUPTED, RunStatus.WAITING_INPUT}
     if retry_failed:
-        wanted |= RUN_REOPENINGS
+        wanted.add(RunStatus.FAILED)
     refused: RunRecord | None = None
     for run in await store.list_runs(MAX_RUNS_SEARCHED):
         if not run.damaged and shown_status(run) in wanted:

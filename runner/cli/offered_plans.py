@@ -11,7 +11,7 @@ from typing import Any, cast
 import anyio.to_thread
 
 from plait.backends.process.proctable import PREFIX
-from plait.backends.protocol import JsonValue
+from plait.json_form import JsonValue
 from plait.persistence.protocol import Store
 from plait.runner.cli.backends import BackendOptions, backend_set_of_plan, read_plan_data
 from plait.runner.cli.commands.submit import queue_run

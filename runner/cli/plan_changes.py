@@ -8,12 +8,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import cast
 
-from plait.backends.protocol import JsonInput, JsonValue
+from plait.json_form import JsonInput, JsonValue
 from plait.persistence.records import RunRecord, TaskRecord
 from plait.runner.cli.backends import BackendOptions, backend_set_of_file
 from plait.runner.cli.exits import CliError, print_note
 from plait.runner.cli.stored_backends import StoredBackends
-from plait.runner.domain.status import TaskStatus
 from plait.runner.domain.task import Task
 from plait.runner.plan import Plan, PlanError
 from plait.runner.plan.loader import load_plan_of_run
@@ -22,6 +21,7 @@ from plait.runner.policies.orchestrator.policy import OrchestratorPolicy
 from plait.runner.policies.workflow import Workflow
 from plait.runner.state.codec import decode_task
 from plait.runner.state.stored_run import StoredPolicy
+from plait.statuses import TaskStatus
 
 _MOST_NAMED = 5
 _FIELDS = {

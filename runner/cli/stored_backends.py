@@ -43,10 +43,10 @@ from plait.runner.cli.backends import (
 from plait.runner.cli.exits import CliError, print_note
 from plait.runner.cli.lookup import stores_backends
 from plait.runner.cli.trusted_files import why_untrusted
-from plait.runner.domain.status import TaskStatus
 from plait.runner.parallel import ParallelRunner
 from plait.runner.state.codec import decode_dag
 from plait.runner.state.placements import placed_attempts
+from plait.statuses import TaskStatus
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 
 from plait.backends.errors import ErrorKind
-from plait.backends.protocol import JsonValue
+from plait.json_form import JsonValue
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.policy import Decision, RunView
 from plait.runner.domain.task import FailureMode, Retry, Task

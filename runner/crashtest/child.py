@@ -26,10 +26,10 @@ from plait.runner.crashtest.snapshot import snapshot
 from plait.runner.crashtest.trial import Point
 from plait.runner.domain import events
 from plait.runner.domain.result import RunResult
-from plait.runner.domain.status import RunStatus, TaskStatus
 from plait.runner.engine.backend_call import only_error
 from plait.runner.parallel import ParallelRunner
 from plait.runner.run import Run
+from plait.statuses import RunStatus, TaskStatus
 
 if TYPE_CHECKING:
     from plait.persistence import PostgresStore

@@ -15,7 +15,8 @@ import anyio
 import anyio.lowlevel
 
 from plait.backends.errors import BackendError, ErrorKind
-from plait.backends.protocol import ConversationRequest, Message, Reply
+from plait.backends.protocol import ConversationRequest, Reply
+from plait.dialogue import Message
 from plait.runner.crashtest.cases import Case, answer
 from plait.runner.crashtest.ledger import DONE, EXEC, FAIL, NOTE, Ledger
 from plait.runner.engine.attempt import INTERRUPTED

@@ -23,8 +23,8 @@ from plait.runner.crashtest.cases import Case
 from plait.runner.crashtest.ledger import Line
 from plait.runner.crashtest.oracle import Expected, forecast, passes, run_status
 from plait.runner.crashtest.snapshot import mark
-from plait.runner.domain.status import TASK_DONE, TaskStatus
 from plait.runner.engine.attempt import INTERRUPTED
+from plait.statuses import TASK_DONE, TaskStatus
 
 Held = Mapping[str, Any]
 

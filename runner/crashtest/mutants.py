@@ -20,12 +20,12 @@ from plait.runner import parallel
 from plait.runner.crashtest.cases import Case
 from plait.runner.crashtest.trial import Kind
 from plait.runner.domain import events
-from plait.runner.domain.status import TASK_DONE, TaskStatus
 from plait.runner.engine.checkpointer import Checkpointer, WritePosition
 from plait.runner.engine.commit import COMMITTED
 from plait.runner.recovery import resume as takeover
 from plait.runner.recovery import resume_plan as verdict
 from plait.runner.state.run_state import RunState
+from plait.statuses import TASK_DONE, TaskStatus
 
 Original = Callable[..., Any]
 

@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from plait.backends.errors import ErrorKind
-from plait.backends.protocol import JsonValue
+from plait.json_form import JsonValue
 from plait.runner.crashtest.cases import LAST, Case, answer, digest, follows, last_task, tries
 from plait.runner.domain.dag import DAG
-from plait.runner.domain.status import TASK_DONE, RunStatus, TaskStatus
 from plait.runner.domain.task import FailureMode, Task
 from plait.runner.plan.added_tasks import tasks_of
 from plait.runner.recovery.resume_plan import MOST_DEATHS
+from plait.statuses import TASK_DONE, RunStatus, TaskStatus
 
 _USE = re.compile(r'\{\{ (?:results\["([^"]+)"\](?:\.mark)?|item) \}\}')
 """A template expression made by `use_of`; without a matched group, the item of a `for_each` part."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import chain
 
-from plait.backends.protocol import Message
 from plait.backends.text import clean_text
-from plait.backends.values import value
+from plait.dialogue import Message
+from plait.json_form import value
 from plait.runner.domain.question import AnsweredQuestion
 from plait.runner.errors import DAGError
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 
-from plait.backends.protocol import NO_USAGE, JsonInput, JsonValue, Message, Reply, Usage
-from plait.backends.values import value
+from plait.backends.protocol import Reply
+from plait.dialogue import Message
+from plait.json_form import JsonInput, JsonValue, value
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.question import AnsweredQuestion, Asking
-from plait.runner.domain.status import RunStatus, TaskStatus
 from plait.runner.domain.task import Task
+from plait.statuses import RunStatus, TaskStatus
+from plait.usage import NO_USAGE, Usage
 
 
 @value

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
-from plait.backends.protocol import JsonInput
+from plait.json_form import JsonInput
 
 _PART = re.compile(r"(.+)\.(\d+)")
 _T = TypeVar("_T")

@@ -11,10 +11,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
-from plait.backends.protocol import JsonInput
+from plait.json_form import JsonInput
 from plait.runner.domain.result import TaskResult
-from plait.runner.domain.status import RunStatus
 from plait.runner.domain.task import Task
+from plait.statuses import RunStatus
 
 if TYPE_CHECKING:
     from plait.runner.domain.dag import DAG

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import chain
 
-from plait.backends.protocol import JsonInput
+from plait.json_form import JsonInput
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.result import TaskResult
-from plait.runner.domain.status import TaskStatus
 from plait.runner.domain.task import Task
 from plait.runner.prompts.base import NoResult, PromptNames, structured
 from plait.runner.prompts.condition import condition_names, is_true
 from plait.runner.prompts.render import names_used, render
+from plait.statuses import TaskStatus
 
 
 def named(task: Task) -> set[str]:

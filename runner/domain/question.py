@@ -11,8 +11,9 @@ from typing import Any, TypeAlias
 
 from plait.backends.answers.schema import Mismatch, Schema
 from plait.backends.errors import BackendError
-from plait.backends.protocol import JsonInput, JsonValue, Question
 from plait.backends.text import clean_text, parse_json
+from plait.dialogue import Question
+from plait.json_form import JsonInput, JsonValue
 from plait.runner.errors import PlaitError
 
 

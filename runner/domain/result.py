@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from plait.backends.protocol import NO_USAGE, JsonValue, Usage
-from plait.backends.values import value
+from plait.json_form import JsonValue, value
 from plait.runner.domain.html_table import html_table
-from plait.runner.domain.spending import cost
-from plait.runner.domain.status import RunStatus, TaskStatus
+from plait.statuses import RunStatus, TaskStatus
+from plait.usage import NO_USAGE, Usage, cost
 
 
 @value

@@ -8,10 +8,11 @@ from enum import StrEnum
 from typing import Literal, TypeAlias
 
 from plait.backends.errors import ErrorKind
-from plait.backends.protocol import OWN_OPTIONS, JsonInput, JsonValue, ModelOptions
-from plait.runner.domain.status import TaskStatus
+from plait.backends.protocol import OWN_OPTIONS, ModelOptions
+from plait.json_form import JsonInput, JsonValue
 from plait.runner.domain.task_file import TaskFile
 from plait.runner.errors import DAGError, Problem, nearest
+from plait.statuses import TaskStatus
 
 
 class FailureMode(StrEnum):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, cast
 
 from plait.backends.answers.schema import schema_problem
-from plait.backends.protocol import JsonInput
+from plait.json_form import JsonInput
 from plait.runner.domain.reachability import not_upstream
 from plait.runner.domain.task import Retry, Task
 from plait.runner.domain.task_file import MAX_FILES, TaskFile

@@ -16,8 +16,8 @@ from typing import Any
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.events import BackendThrottled, HostAway
 from plait.runner.domain.question import parse_time
-from plait.runner.domain.status import RUN_DONE, RunStatus, TaskStatus
 from plait.runner.domain.task import FailureMode
+from plait.statuses import RUN_DONE, RunStatus, TaskStatus
 
 MOST_NAMED = 3
 """Tasks that a reason names."""

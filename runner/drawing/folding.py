@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.groups import group_of, groups_of
-from plait.runner.domain.status import TaskStatus
 from plait.runner.domain.task import Task
 from plait.runner.drawing.picture import Look
 from plait.runner.errors import DAGError
+from plait.statuses import TaskStatus
 
 MOST_DRAWN = 200
 """Tasks from which on groups are folded."""

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from plait.runner.domain.dag import DAG
-from plait.runner.domain.status import TaskStatus
 from plait.runner.drawing.layout import HEIGHT, Box, Layout
+from plait.statuses import TaskStatus
 
 _CHAR = 7.25  # width of a character in the 12 px monospace font, with a margin
 _SMALL = 6.1  # the same at 10 px

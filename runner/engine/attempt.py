@@ -14,22 +14,20 @@ from plait.backends.cancellation import Cancellation
 from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.prices import Price
 from plait.backends.protocol import (
-    NO_USAGE,
     Allowance,
-    Answer,
     Backend,
     ConversationRequest,
     DetachedBackend,
     FileBackend,
     Files,
     ForkingBackend,
-    Message,
     Output,
     PlacedBackend,
     Placement,
     Reply,
 )
 from plait.backends.text import clean_text
+from plait.dialogue import Answer, Message
 from plait.runner.clock import Clock
 from plait.runner.domain import events
 from plait.runner.domain.conversation import NO_HISTORY, Continuation, History
@@ -50,6 +48,7 @@ from plait.runner.state.attempt_files import attempt_files, run_folder
 from plait.runner.state.orphans import end_attempt, make_room
 from plait.runner.state.reusable_answers import ReusableAnswers
 from plait.runner.state.run_state import RunState
+from plait.usage import NO_USAGE
 
 _START_NOT_STORED = (
     "the store does not answer, so this at_most_once task was not started: after a crash "

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from plait.backends.protocol import OWN_OPTIONS, AdjustableBackend, Backend, FileBackend, OptionalPromptBackend
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.policy import Policy
-from plait.runner.domain.status import TASK_DONE, TaskStatus
 from plait.runner.domain.task import NO_PROMPT, Task, no_such_setting
 from plait.runner.domain.task_file import TEXT, TaskFile, takes_no_such_file
 from plait.runner.engine.config import Config
 from plait.runner.errors import BackendMissing, DAGError, Problem
+from plait.statuses import TASK_DONE, TaskStatus
 
 
 def task_backends(dag: DAG, default: str) -> list[str]:

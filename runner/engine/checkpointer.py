@@ -43,12 +43,12 @@ from plait.runner.asyncio_cancellation import outlasting_cancellation
 from plait.runner.clock import Clock, iso
 from plait.runner.domain import events
 from plait.runner.domain.result import Degradation
-from plait.runner.domain.status import RunStatus, TaskStatus
 from plait.runner.engine.commit import COMMITTED, Commit
 from plait.runner.engine.feed import Feed
 from plait.runner.engine.kept_changes import KeptChanges
 from plait.runner.log import logger
 from plait.runner.state.codec import encode_event
+from plait.statuses import RunStatus, TaskStatus
 
 FIRST_RETRY_S = 0.1
 """Seconds before the first retry of a failed write. Each further failure doubles the delay."""

@@ -9,12 +9,8 @@ from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
 from plait.backends.prices import Price
-from plait.backends.protocol import (
-    Backend,
-    JsonValue,
-    PlacedBackend,
-    ReusableBackend,
-)
+from plait.backends.protocol import Backend, PlacedBackend, ReusableBackend
+from plait.json_form import JsonValue
 from plait.persistence.protocol import Store
 from plait.runner.clock import Clock
 from plait.runner.domain.dag import nearest

@@ -35,10 +35,9 @@ from typing import Literal
 import anyio
 import anyio.abc
 
-from plait.backends.protocol import NO_USAGE, JsonInput
+from plait.json_form import JsonInput
 from plait.runner.clock import stamper
 from plait.runner.domain import events
-from plait.runner.domain.status import TASK_DONE, TaskStatus
 from plait.runner.engine.attempt import Attempt, AttemptRunner, RunContext
 from plait.runner.engine.backend_call import CallOutcome
 from plait.runner.engine.commit import Commit
@@ -52,6 +51,8 @@ from plait.runner.engine.workers import WorkerPool
 from plait.runner.log import logger
 from plait.runner.scheduling.scheduler import Scheduler
 from plait.runner.state.run_state import RunState
+from plait.statuses import TASK_DONE, TaskStatus
+from plait.usage import NO_USAGE
 
 _ENDS = frozenset({events.TaskCompleted, events.TaskFailed})
 

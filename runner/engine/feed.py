@@ -9,7 +9,7 @@ from weakref import ref
 import anyio
 
 from plait.runner.domain import events
-from plait.runner.domain.status import RunStatus
+from plait.statuses import RunStatus
 
 
 class EventReader:

@@ -17,16 +17,16 @@ from dataclasses import dataclass
 
 import anyio
 
-from plait.backends.protocol import JsonValue
+from plait.json_form import JsonValue
 from plait.persistence.errors import StoreError
 from plait.persistence.protocol import Store, server_of
 from plait.persistence.records import RUN_ENDS, Note, NoteRecord, Owner, RunRecord
 from plait.runner.clock import Clock
-from plait.runner.domain.status import RUN_DONE, RunStatus
 from plait.runner.engine.run_control import AnswerHandler
 from plait.runner.errors import PlaitError
 from plait.runner.log import logger
 from plait.runner.state.codec import to_json
+from plait.statuses import RUN_DONE, RunStatus
 
 LOOK_EVERY_S = 1.0
 """Seconds between two reads of the inbox by the owner, unless a server notifies the owner."""

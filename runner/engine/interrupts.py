@@ -9,7 +9,7 @@ import anyio
 import anyio.abc
 
 from plait.backends.ask import as_here
-from plait.backends.protocol import JsonInput
+from plait.json_form import JsonInput
 from plait.runner.asyncio_cancellation import Cancels
 from plait.runner.domain.question import Asking, OnQuestion, OpenQuestion, parse_time
 from plait.runner.engine.attempt import RunContext

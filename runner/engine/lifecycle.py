@@ -37,7 +37,6 @@ from plait.runner.domain import events
 from plait.runner.domain.conversation import History
 from plait.runner.domain.policy import Policy
 from plait.runner.domain.result import RunResult
-from plait.runner.domain.status import TASK_DONE, RunStatus, TaskStatus
 from plait.runner.domain.task import failed_status
 from plait.runner.engine.attempt import RunContext
 from plait.runner.engine.cancelled_sessions import note_cancelled
@@ -69,6 +68,7 @@ from plait.runner.state.orphans import kill_orphans
 from plait.runner.state.owner import unregister
 from plait.runner.state.reusable_answers import ReusableAnswers
 from plait.runner.state.run_state import RunState
+from plait.statuses import TASK_DONE, RunStatus, TaskStatus
 
 
 @dataclass(frozen=True, slots=True)

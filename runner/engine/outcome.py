@@ -11,13 +11,14 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from plait.backends.errors import BackendError, ErrorKind
-from plait.backends.protocol import NO_USAGE, ForkingBackend, JsonValue, Message, Question, Reply, Usage
+from plait.backends.protocol import ForkingBackend, Reply
 from plait.backends.text import clean_text
+from plait.dialogue import Message, Question
+from plait.json_form import JsonValue
 from plait.runner.clock import iso
 from plait.runner.domain import events
 from plait.runner.domain.conversation import Continuation, correction_prompt, invalid_tasks_error
 from plait.runner.domain.question import Asking, Way, parse_time
-from plait.runner.domain.status import TASK_DONE, RunStatus, TaskStatus
 from plait.runner.domain.task import FailureMode, Task, at_most_once_question, failed_status
 from plait.runner.engine.attempt import Attempt, RunContext
 from plait.runner.engine.backend_call import CallOutcome
@@ -34,6 +35,8 @@ from plait.runner.state.answer_cache import earlier_answer
 from plait.runner.state.codec import to_json
 from plait.runner.state.reusable_answers import REUSED
 from plait.runner.state.run_state import RunState
+from plait.statuses import TASK_DONE, RunStatus, TaskStatus
+from plait.usage import NO_USAGE, Usage
 
 STORE_WAITS_S = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 """Seconds between attempts of a task marked at_most_once while the store is away, and between attempts to read a

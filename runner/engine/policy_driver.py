@@ -9,12 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias, cast
 
-from plait.backends.protocol import JsonValue
 from plait.backends.text import clean_text
+from plait.json_form import JsonValue
 from plait.runner.domain import events
 from plait.runner.domain.policy import Decision, Policy, RunView
 from plait.runner.domain.result import TaskResult
-from plait.runner.domain.status import TASK_DONE, RunStatus, TaskStatus
 from plait.runner.domain.task import Task
 from plait.runner.engine.growth import Growth
 from plait.runner.errors import DAGError, PlaitError
@@ -22,6 +21,7 @@ from plait.runner.log import logger
 from plait.runner.scheduling.scheduler import Scheduler
 from plait.runner.state.codec import to_json
 from plait.runner.state.run_state import RunState
+from plait.statuses import TASK_DONE, RunStatus, TaskStatus
 
 MAX_STATE = 64 * 1024
 """Largest size of a policy's state, in characters of JSON. The state is stored with every end of a task."""

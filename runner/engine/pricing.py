@@ -10,9 +10,11 @@ from anyio.to_thread import run_sync
 
 from plait.backends import prices
 from plait.backends.prices import UNBILLED, BilledBackend, Billing, Price, Prices
-from plait.backends.protocol import NO_USAGE, Backend, Message, Usage
+from plait.backends.protocol import Backend
+from plait.dialogue import Message
 from plait.runner.clock import Clock
 from plait.runner.engine.backend_call import CallOutcome
+from plait.usage import NO_USAGE, Usage
 
 
 class Pricing:

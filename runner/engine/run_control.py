@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 
 import anyio
 
-from plait.backends.protocol import JsonValue
+from plait.json_form import JsonValue
 
 AnswerHandler: TypeAlias = Callable[[str, int, JsonValue, str], bool]
 """A function of the task id, the attempt that asked, the answer, and the origin of the answer. Returns True if the

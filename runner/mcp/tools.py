@@ -13,12 +13,12 @@ from typing import Any, Protocol
 
 import anyio
 
-from plait.backends.protocol import JsonValue
+from plait.json_form import JsonValue
 from plait.runner.clock import Clock
-from plait.runner.domain.status import RunStatus, TaskStatus
 from plait.runner.errors import RunOwned, TaskNotFound
 from plait.runner.operations.inspect import RunInfo, TaskInfo
 from plait.runner.service import POLL_SECONDS, RunService
+from plait.statuses import RunStatus, TaskStatus
 
 MOST_WAIT_S = 20.0
 MOST_CHARACTERS = 20_000

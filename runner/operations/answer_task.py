@@ -10,13 +10,13 @@ from typing import Literal, TypeAlias, get_args
 from plait.backends.answers.reader import read_answer
 from plait.backends.answers.schema import Mismatch, Schema
 from plait.backends.errors import BackendError
-from plait.backends.protocol import JsonInput, JsonValue, Message
 from plait.backends.text import clean_text
+from plait.dialogue import Message
+from plait.json_form import JsonInput, JsonValue
 from plait.persistence.changes import Change, TaskAnswered, TaskCompleted, TaskFailed, TaskWaiting
 from plait.persistence.records import TaskRecord
 from plait.runner.clock import iso
 from plait.runner.domain.question import Asking, OpenQuestion, Way
-from plait.runner.domain.status import TaskStatus
 from plait.runner.domain.task import Task, failed_status
 from plait.runner.engine.config import Config
 from plait.runner.engine.feed import Feed
@@ -31,6 +31,7 @@ from plait.runner.state.codec import encode_event, message_changes, to_json
 from plait.runner.state.orphans import under_way
 from plait.runner.state.owner import Liveness, liveness
 from plait.runner.state.stored_run import StoredRun, require_unfailed, stored_run
+from plait.statuses import TaskStatus
 
 _LOOK_AGAIN_S = 0.2
 _RELEASE_S = 2.0

@@ -7,9 +7,9 @@ from plait.persistence.protocol import Store
 from plait.persistence.records import EventKind
 from plait.runner.clock import Clock
 from plait.runner.domain.question import parse_time
-from plait.runner.domain.status import RunStatus
 from plait.runner.recovery.answers import open_questions
 from plait.runner.state.stored_run import stored_run
+from plait.statuses import RunStatus
 
 _ANSWERS = frozenset({EventKind.TASK_ANSWERED, EventKind.TASK_COMPLETED, EventKind.TASK_FAILED, EventKind.TASK_SKIPPED})
 """The events by which an answer or a decision of a person reaches a run without an owner."""

@@ -10,7 +10,6 @@ from plait.persistence.records import RunRecord
 from plait.runner.clock import iso
 from plait.runner.domain import events
 from plait.runner.domain.result import RunResult
-from plait.runner.domain.status import RUN_DONE, TASK_DONE, RunStatus
 from plait.runner.engine.cancelled_sessions import note_cancelled
 from plait.runner.engine.config import Config
 from plait.runner.engine.feed import Feed
@@ -23,6 +22,7 @@ from plait.runner.state.orphans import kill_orphans
 from plait.runner.state.owner import Liveness, liveness, seems_free, unregister
 from plait.runner.state.placements import unfinished_on_hosts
 from plait.runner.state.stored_run import StoredRun, stored_record, stored_run
+from plait.statuses import RUN_DONE, TASK_DONE, RunStatus
 
 _LOOK_AGAIN_S = 0.2
 OnUnreached: TypeAlias = Callable[[Mapping[str, Sequence[str]]], None]

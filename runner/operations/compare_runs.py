@@ -14,7 +14,7 @@ from plait.runner.errors import PromptError, RunNotFound
 from plait.runner.operations.inspect import usage_as_json
 from plait.runner.operations.word_changes import word_changes
 from plait.runner.state.answer_changes import RunSide, describe_change
-from plait.runner.state.codec import decode_usage, to_json
+from plait.runner.state.codec import to_json
 from plait.runner.state.kept_answers import KEPT
 from plait.runner.state.reusable_answers import ANSWER_KEYS, REUSED, Reuse, task_identity
 from plait.runner.state.stored_run import StoredRun, stored_run
@@ -38,7 +38,7 @@ class ComparedTask:
             "text": record.text,
             "error_kind": record.error_kind,
             "error": record.error,
-            **usage_as_json(decode_usage(record.spent)),
+            **usage_as_json(record.usage),
             "duration_s": record.duration_s,
         }
 
@@ -119,7 +119,7 @@ def _run_json(run: RunRecord) -> dict[str, Any]:
         "status": run.status,
         "started_at": run.started_at,
         "ended_at": run.ended_at,
-        **usage_as_json(decode_usage(run.spent)),
+        **usage_as_json(run.usage),
     }
 
 

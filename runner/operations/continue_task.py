@@ -23,7 +23,6 @@ from plait.persistence.changes import Change, RunReleased, SessionOpened
 from plait.persistence.protocol import files_root
 from plait.persistence.records import EventKind, TaskRecord
 from plait.runner.clock import iso
-from plait.runner.domain.status import TASK_DONE, TaskStatus
 from plait.runner.domain.task import Task
 from plait.runner.domain.trace_ids import traceparent
 from plait.runner.engine.backend_call import call_backend
@@ -43,6 +42,7 @@ from plait.runner.state.orphans import kill_orphans, under_way
 from plait.runner.state.owner import unregister
 from plait.runner.state.placements import placed_attempts
 from plait.runner.state.stored_run import StoredRun
+from plait.statuses import TASK_DONE, TaskStatus
 
 _PERSON = 0
 """The attempt number of turns outside any attempt: see MessageAppended."""

@@ -14,8 +14,8 @@ import secrets
 from collections.abc import Mapping
 from typing import cast
 
-from plait.backends.protocol import JsonInput
 from plait.backends.text import clean_text
+from plait.json_form import JsonInput
 from plait.persistence.changes import Batch, RunCreated
 from plait.persistence.errors import Conflict
 from plait.persistence.protocol import Store

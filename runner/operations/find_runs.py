@@ -6,8 +6,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from plait.persistence.protocol import Store
-from plait.runner.domain.status import RunStatus
 from plait.runner.operations.inspect import RunInfo, run_info
+from plait.statuses import RunStatus
 
 MOST_SEARCHED = 10_000
 """Runs that a search reads, the newest first."""

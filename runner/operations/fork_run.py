@@ -7,14 +7,13 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from plait.backends.protocol import JsonInput
+from plait.json_form import JsonInput
 from plait.persistence.protocol import Store
 from plait.persistence.records import EventKind
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.groups import group_of
 from plait.runner.domain.policy import Policy
 from plait.runner.domain.prompt_values import named
-from plait.runner.domain.status import TaskStatus
 from plait.runner.domain.task import Task, with_prompt
 from plait.runner.errors import PlaitError, TaskNotFound, nearest
 from plait.runner.operations.create_run import RESERVED_SETTINGS
@@ -23,6 +22,7 @@ from plait.runner.prompts.render import names_used
 from plait.runner.state.kept_answers import ForkPoint, given_answer, positions_of, unfinished_tasks
 from plait.runner.state.reusable_answers import Reuse
 from plait.runner.state.stored_run import StoredPolicy, StoredRun, stored_run
+from plait.statuses import TaskStatus
 
 _RECORDED = "(recorded in the earlier run)"
 

@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 import anyio.to_thread
 
-from plait.backends.protocol import JsonValue, Usage
+from plait.json_form import JsonValue
 from plait.persistence.errors import StoreError
 from plait.persistence.protocol import Store
 from plait.persistence.records import RUN_ENDS, EventKind, EventRecord, Owner, RunRecord, TaskRecord
 from plait.runner.clock import Clock, iso
 from plait.runner.domain.events import OWN_LIMITS, BackendThrottled, HostAway
 from plait.runner.domain.question import AnsweredQuestion, OpenQuestion, answers_of, asking_of, parse_time
-from plait.runner.domain.status import RUN_DONE, TASK_DONE, UNDER_WAY, RunStatus, TaskStatus
 from plait.runner.domain.waiting import WaitingRun, WaitReason, Waits, stored_limits
 from plait.runner.engine.policy_driver import read_policy_state
 from plait.runner.errors import RunNotFound
 from plait.runner.policies.orchestrator.policy import Loop, OrchestratorPolicy
-from plait.runner.state.codec import decode_dag, decode_usage
+from plait.runner.state.codec import decode_dag
 from plait.runner.state.owner import liveness, seems_free
 from plait.runner.state.stored_run import StoredPolicy, next_tries
+from plait.statuses import RUN_DONE, TASK_DONE, UNDER_WAY, RunStatus, TaskStatus
+from plait.usage import Usage
 
 ANSWERED = "answered, to be resumed"
 """A run that is waiting_input although no task asks: no process has resumed the run since the last answer."""
@@ -397,7 +398,7 @@ def run_info(
         run.ended_at,
         run.error,
         {TaskStatus(status): number for status, number in run.counts.items()},
-        decode_usage(run.spent),
+        run.usage,
         run.owner,
         tasks or {},
         throttled,
@@ -430,7 +431,7 @@ def task_info(
         answers=_answers(task),
         session_id=task.session_id,
         session_confirmed=task.session_confirmed,
-        usage=decode_usage(task.spent),
+        usage=task.usage,
         duration_s=task.duration_s,
         started_at=task.started_at,
         ended_at=task.ended_at,
@@ -463,17 +464,12 @@ def asks_as_json(question: OpenQuestion | None) -> dict[str, Any]:
     return {"schema": schema, "default": question.default, "deadline_at": question.deadline_at}
 
 
+_COUNTED = [one.name for one in fields(Usage) if one.name != "model"]
+
+
 def usage_as_json(usage: Usage) -> dict[str, Any]:
     """Return tokens and cost as fields of a JSON object."""
-    return {
-        "input_tokens": usage.input_tokens,
-        "output_tokens": usage.output_tokens,
-        "cache_read_tokens": usage.cache_read_tokens,
-        "cache_write_tokens": usage.cache_write_tokens,
-        "reasoning_tokens": usage.reasoning_tokens,
-        "cost_usd": usage.cost_usd,
-        "cost_is_partial": usage.cost_is_partial,
-    }
+    return {name: getattr(usage, name) for name in _COUNTED}
 
 
 async def history(store: Store, run_id: str, after: int, clock: Clock, poll: float) -> AsyncGenerator[StoredEvent]:

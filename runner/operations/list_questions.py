@@ -9,12 +9,12 @@ from plait.persistence.errors import StoreError
 from plait.persistence.protocol import Store
 from plait.persistence.records import RunRecord, TaskRecord
 from plait.runner.domain.question import OpenQuestion
-from plait.runner.domain.status import RUN_DONE, RunStatus, TaskStatus
 from plait.runner.errors import PlaitError
 from plait.runner.operations.find_runs import MOST_SEARCHED
 from plait.runner.operations.inspect import asks_as_json
 from plait.runner.recovery.answers import first_notes, open_questions
 from plait.runner.state.stored_run import StoredRun, stored_run
+from plait.statuses import RUN_DONE, RunStatus, TaskStatus
 
 
 @dataclass(frozen=True, slots=True)

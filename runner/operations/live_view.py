@@ -14,13 +14,12 @@ from typing import Any
 
 import anyio.to_thread
 
-from plait.backends.protocol import JsonValue
+from plait.json_form import JsonValue
 from plait.persistence.protocol import Store
 from plait.persistence.records import EventKind, RunRecord, TaskRecord
 from plait.runner.clock import Clock
 from plait.runner.domain.groups import group_of
 from plait.runner.domain.question import parse_time
-from plait.runner.domain.status import UNDER_WAY
 from plait.runner.operations.inspect import (
     TaskInfo,
     run_info,
@@ -34,6 +33,7 @@ from plait.runner.operations.run_log import RunLog
 from plait.runner.operations.task_detail import rendered_prompt, task_detail
 from plait.runner.operations.timeline import Timeline, bar_json
 from plait.runner.state.stored_run import stored_record
+from plait.statuses import UNDER_WAY
 
 QUICKEST_S = 0.25
 """Seconds between two looks at the store, at least."""

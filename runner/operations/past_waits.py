@@ -15,10 +15,11 @@ from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 from plait.persistence.protocol import Store
-from plait.persistence.records import TASK_RESULTS, AttemptRecord, AttemptStatus, EventKind, EventRecord
+from plait.persistence.records import TASK_RESULTS, AttemptRecord, EventKind, EventRecord
 from plait.runner.domain.question import parse_time
 from plait.runner.domain.waiting import WaitKind, clock_time
 from plait.runner.state.failures import THROTTLING
+from plait.statuses import AttemptStatus
 
 _KINDS: Final = (
     EventKind.TASK_RETRIED,

@@ -14,13 +14,12 @@ from enum import StrEnum
 from typing import Any
 
 from plait.backends.errors import BackendError, ErrorKind
-from plait.backends.protocol import NO_USAGE, JsonValue, Reply, Usage
-from plait.persistence.records import NOTHING_SPENT
+from plait.backends.protocol import Reply
+from plait.json_form import JsonValue
 from plait.runner.clock import iso
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.policy import Policy
 from plait.runner.domain.prompt_values import named
-from plait.runner.domain.status import TASK_DONE, TaskStatus
 from plait.runner.domain.task import FailureMode, Task, failed_status
 from plait.runner.engine.backend_checks import backend_names
 from plait.runner.engine.config import Config, answer_keys
@@ -35,12 +34,14 @@ from plait.runner.scheduling.scheduler import Scheduler
 from plait.runner.scheduling.slots import SlotPool
 from plait.runner.state.answer_cache import AnswerCache, earlier_answer, load_cache
 from plait.runner.state.answer_changes import RunSide, describe_change
-from plait.runner.state.codec import decode_usage, to_json
+from plait.runner.state.codec import to_json
 from plait.runner.state.kept_answers import GIVEN, KEPT
 from plait.runner.state.reusable_answer import ReusableAnswer
 from plait.runner.state.reusable_answers import ReusableAnswers, Reuse, answers_of, stored_answer_keys, task_identity
 from plait.runner.state.run_state import RunState
 from plait.runner.state.stored_run import StoredRun, stored_run
+from plait.statuses import TASK_DONE, TaskStatus
+from plait.usage import NO_USAGE, Usage
 
 _MOST_NAMED = 3
 
@@ -153,8 +154,8 @@ async def _usages(run: StoredRun) -> dict[str, Usage]:
     usages: dict[str, Usage] = {}
     while True:
         for position, record in enumerate(run.tasks):
-            if record.spent != NOTHING_SPENT:
-                usages.setdefault(to_json(task_identity(run.state, position)), decode_usage(record.spent))
+            if record.usage != NO_USAGE:
+                usages.setdefault(to_json(task_identity(run.state, position)), record.usage)
         reuse = Reuse.of_settings(json.loads(run.record.settings))
         if reuse is None:
             return usages

@@ -9,8 +9,8 @@ from datetime import datetime
 
 from plait.persistence.protocol import Store
 from plait.persistence.records import RunRecord
-from plait.runner.domain.status import RUN_DONE, RunStatus
 from plait.runner.state.reusable_answers import Reuse
+from plait.statuses import RUN_DONE, RunStatus
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 from plait.backends.agents.follow import TurnWatch
-from plait.backends.protocol import JsonValue
+from plait.json_form import JsonValue
 from plait.persistence.protocol import Store, files_root
 from plait.persistence.records import ATTEMPT_ENDS, EventKind, EventRecord, MessageRecord, TaskRecord
 from plait.runner.domain.question import answers_of
@@ -181,7 +181,7 @@ class RunLog:
             return {}
         told: dict[str, JsonValue] = {"session_id": found.session_id}
         if record.kind != EventKind.SESSION_OPENED:
-            told = {"error": found.error, "duration_s": found.duration_s, **asdict(found.spent)}
+            told = {"error": found.error, "duration_s": found.duration_s, **asdict(found.usage)}
         return {name: value for name, value in told.items() if value is not None}
 
     def _of_tasks(self, record: EventRecord, tasks: Mapping[str, TaskRecord], first: int) -> Mapping[str, JsonValue]:

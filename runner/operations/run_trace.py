@@ -7,9 +7,9 @@ from collections.abc import Collection
 
 from plait.persistence.protocol import Store
 from plait.persistence.records import AttemptRecord
-from plait.runner.domain.status import RUN_DONE, RunStatus
 from plait.runner.operations.spans import Span, TracedTask, run_span, task_spans
 from plait.runner.state.stored_run import stored_record
+from plait.statuses import RUN_DONE, RunStatus
 
 _READ_ALONE = 50
 """Number of changed tasks up to which each is read by itself, instead of all tasks of the run."""

@@ -13,17 +13,10 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, TypeAlias
 
-from plait.persistence.records import (
-    THOUGHTS,
-    AttemptRecord,
-    AttemptStatus,
-    MessageRecord,
-    RunRecord,
-    Spent,
-    TaskRecord,
-)
-from plait.runner.domain.status import RUN_DONE, TASK_DONE, RunStatus, TaskStatus
+from plait.persistence.records import THOUGHTS, AttemptRecord, MessageRecord, RunRecord, TaskRecord
 from plait.runner.domain.trace_ids import span_id, trace_id
+from plait.statuses import RUN_DONE, TASK_DONE, AttemptStatus, RunStatus, TaskStatus
+from plait.usage import Usage
 
 AttributeValue: TypeAlias = "str | bool | int | float"
 _AGENTS = {"claude-code": "anthropic", "codex": "openai", "gemini": "gcp.gemini", "acp": None, "pydantic-ai": None}
@@ -99,7 +92,7 @@ def run_span(run: RunRecord) -> Span | None:
                 "error.type": "failed" if failed else None,
                 "plait.run.id": run.run_id,
                 "plait.status": run.status,
-                "plait.cost_usd": run.spent.cost_usd,  # tokens are on the attempts alone: collectors add them up
+                "plait.cost_usd": run.usage.cost_usd,  # tokens are on the attempts alone: collectors add them up
             }
         ),
         error=(run.error or "the run failed") if failed else None,
@@ -174,7 +167,7 @@ def _attempt_span(run: _Run, traced: TracedTask, attempt: AttemptRecord) -> Span
                 "plait.attempt": number,
                 "plait.backend": attempt.backend,
                 "plait.status": attempt.status,
-                **_usage(attempt.spent),
+                **_usage(attempt.usage),
                 **_content(message for message in traced.messages if message.attempt == number),
             }
         ),
@@ -187,7 +180,7 @@ def _attempt_span(run: _Run, traced: TracedTask, attempt: AttemptRecord) -> Span
 def _call(spec: Mapping[str, Any], attempt: AttemptRecord) -> tuple[str, SpanKind, dict[str, AttributeValue | None]]:
     """Return the name of the attempt's span, its kind, and the attributes of the call."""
     kind, model = spec.get("kind"), spec.get("model")
-    answered = attempt.spent.model
+    answered = attempt.usage.model
     if kind in _AGENTS:
         agent = str(spec.get("agent") or kind)
         named: dict[str, AttributeValue | None] = {
@@ -204,18 +197,18 @@ def _call(spec: Mapping[str, Any], attempt: AttemptRecord) -> tuple[str, SpanKin
     return name, span_kind, {**named, "gen_ai.request.model": model, "gen_ai.response.model": answered}
 
 
-def _usage(spent: Spent) -> dict[str, AttributeValue | None]:
+def _usage(usage: Usage) -> dict[str, AttributeValue | None]:
     """Return tokens and cost. A count that is 0 is left out, because a backend without counts reports 0."""
     counts = {
-        "input_tokens": spent.input_tokens,
-        "output_tokens": spent.output_tokens,
-        "cache_read.input_tokens": spent.cache_read_tokens,
-        "cache_creation.input_tokens": spent.cache_write_tokens,
-        "reasoning.output_tokens": spent.reasoning_tokens,
+        "input_tokens": usage.input_tokens,
+        "output_tokens": usage.output_tokens,
+        "cache_read.input_tokens": usage.cache_read_tokens,
+        "cache_creation.input_tokens": usage.cache_write_tokens,
+        "reasoning.output_tokens": usage.reasoning_tokens,
     }
     return {
         **{f"gen_ai.usage.{name}": count or None for name, count in counts.items()},
-        "plait.cost_usd": spent.cost_usd,
+        "plait.cost_usd": usage.cost_usd,
     }
 
 

@@ -8,11 +8,11 @@ from typing import Any
 
 from plait.persistence.protocol import Store
 from plait.persistence.records import AttemptRecord, MessageRecord
-from plait.runner.domain.status import TASK_DONE, TaskStatus
 from plait.runner.errors import PlaitError, TaskNotFound
 from plait.runner.operations.inspect import TaskInfo, task_infos
 from plait.runner.state.placements import placed_attempts
 from plait.runner.state.stored_run import stored_record, stored_run
+from plait.statuses import TASK_DONE, TaskStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +38,8 @@ class TaskDetail:
 
 def _attempt_json(attempt: AttemptRecord, places: Mapping[int, str]) -> dict[str, Any]:
     value = asdict(attempt)
-    spent = value.pop("spent")
-    return {**value, **spent, "place": places.get(attempt.attempt)}
+    usage = value.pop("usage")
+    return {**value, **usage, "place": places.get(attempt.attempt)}
 
 
 async def task_detail(store: Store, run_id: str, task_id: str, now: float) -> TaskDetail:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from plait.persistence.protocol import Store
 from plait.runner.domain.policy import RunView
-from plait.runner.domain.status import RunStatus
 from plait.runner.errors import RunNotFound
 from plait.runner.policies.workflow_session import Session, session_of
 from plait.runner.state.codec import decode_dag
 from plait.runner.state.run_state import RunState
+from plait.statuses import RunStatus
 
 
 async def load_session(store: Store, run_id: str) -> Session:

@@ -12,7 +12,7 @@ from typing import cast
 
 from pydantic import ValidationError
 
-from plait.backends.protocol import JsonValue
+from plait.json_form import JsonValue
 from plait.runner.domain.task import NO_PROMPT, Task, lacks_prompt
 from plait.runner.errors import DAGError, Problem
 from plait.runner.plan.for_each import Member

@@ -6,7 +6,7 @@ import glob
 from collections.abc import Mapping
 from pathlib import Path
 
-from plait.backends.protocol import JsonValue
+from plait.json_form import JsonValue
 from plait.runner.domain.task_file import TaskFile
 from plait.runner.errors import PromptError
 from plait.runner.plan.messages import in_folder

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from plait.backends.protocol import JsonValue
+from plait.json_form import JsonValue
 from plait.runner.plan.schema import TaskPart
 
 MAX_EDGES = 2_000_000

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from plait.backends.protocol import JsonInput, JsonValue
 from plait.backends.spec.build import BackendSpec, LocalSpec
+from plait.json_form import JsonInput, JsonValue
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.task import GrowthLimits
 from plait.runner.errors import PromptError

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from plait.backends.protocol import JsonValue
+from plait.json_form import JsonValue
 from plait.runner.domain.dag import nearest
 from plait.runner.plan.errors import PlanError, PlanProblem, spell
 from plait.runner.plan.messages import describe, in_folder

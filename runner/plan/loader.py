@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ValidationError
 
-from plait.backends.protocol import JsonValue
+from plait.json_form import JsonValue
 from plait.runner.domain.dag import DAG, nearest
 from plait.runner.domain.task import GrowthLimits, no_such_setting
 from plait.runner.domain.task_file import TEXT, media_type, takes_no_such_file
@@ -36,9 +36,9 @@ from plait.runner.policies.orchestrator.policy import OrchestratorPolicy
 
 if TYPE_CHECKING:
     from plait.backends.prices import Price
-    from plait.backends.protocol import JsonValue
     from plait.backends.spec.build import BackendSpec
     from plait.backends.spec.hosts import HostsPart
+    from plait.json_form import JsonValue
     from plait.runner.domain.policy import Policy
 
 NAME_IT = "; name it under 'backends', or leave 'backend' out"

@@ -18,7 +18,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TypeAlias
 
-from plait.backends.protocol import JsonValue
+from plait.json_form import JsonValue
 from plait.runner.plan.errors import PlanProblem, spell
 from plait.runner.plan.messages import describe, in_folder
 from plait.runner.plan.schema import MAX_MADE

@@ -18,7 +18,7 @@ from typing import Any, NoReturn, cast
 
 import yaml
 
-from plait.backends.protocol import JsonValue
+from plait.json_form import JsonValue
 from plait.runner.plan.errors import Path, PlanError, PlanProblem, spell
 from plait.runner.plan.values import MAX_DEPTH, not_json, too_many_digits, unstorable
 

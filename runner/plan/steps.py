@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from plait.backends.protocol import JsonValue
+from plait.json_form import JsonValue
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.task import NO_PROMPT, GrowthLimits
 from plait.runner.errors import DAGError, Problem

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from plait.backends.answers.schema import schema_problem
-from plait.backends.protocol import JsonValue
 from plait.backends.spec.build import FunctionSpec
+from plait.json_form import JsonValue
 from plait.runner.domain.dag import nearest
 from plait.runner.domain.task import DEFAULT_RETRY, NO_PROMPT, TASKS_SCHEMA, FailureMode, Retry, Task
 from plait.runner.domain.task_file import TaskFile

@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator
 
-from plait.backends.protocol import JsonValue
+from plait.json_form import JsonValue
 from plait.runner.plan.errors import Path
 
 MAX_DEPTH = 50

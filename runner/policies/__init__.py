@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Mapping
 from typing import cast
 
-from plait.backends.protocol import JsonValue
+from plait.json_form import JsonValue
 from plait.runner.domain.dag import nearest
 from plait.runner.domain.policy import Policy
 from plait.runner.errors import PlaitError, PolicyMissing

@@ -7,7 +7,7 @@ from dataclasses import asdict, fields
 from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from plait.backends.protocol import JsonValue
+from plait.json_form import JsonValue
 from plait.runner.domain.task import Retry
 
 if TYPE_CHECKING:

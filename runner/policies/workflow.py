@@ -15,10 +15,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias, cast, get_args
 
-from plait.backends.protocol import JsonInput, JsonValue
+from plait.json_form import JsonInput, JsonValue
 from plait.runner.domain.dag import DAG, nearest
 from plait.runner.domain.policy import Decision, RunView
-from plait.runner.domain.status import RUN_DONE, RunStatus, TaskStatus
 from plait.runner.domain.task import DEFAULT_RETRY, NO_PROMPT, FailureMode, Retry, Task, lacks_prompt
 from plait.runner.policies.settings import made_of, settings_of
 from plait.runner.policies.workflow_session import (
@@ -32,6 +31,7 @@ from plait.runner.policies.workflow_session import (
     task_id,
 )
 from plait.runner.prompts.base import RESERVED_NAMES
+from plait.statuses import RUN_DONE, RunStatus, TaskStatus
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,55}")
 """Eight characters shorter than a task id, to leave space for the number of the try."""

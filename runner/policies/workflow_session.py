@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from plait.backends.protocol import JsonValue
+from plait.json_form import JsonValue
 from plait.runner.domain.policy import RunView
 from plait.runner.domain.result import TaskResult
-from plait.runner.domain.status import RunStatus, TaskStatus
 from plait.runner.domain.task import NEVER_RETRIED, Task
 from plait.runner.errors import PlaitError
+from plait.statuses import RunStatus, TaskStatus
 
 
 class UnknownStep(PlaitError):  # noqa: N818

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import GeneratorType
 from typing import Any, cast
 
-from plait.backends.protocol import JsonInput
+from plait.json_form import JsonInput
 from plait.runner.errors import PromptError
 
 CONSTANTS: frozenset[str] = frozenset({"true", "false", "none", "True", "False", "None"})

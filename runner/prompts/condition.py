@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from plait.backends.protocol import JsonInput
+from plait.json_form import JsonInput
 from plait.runner.errors import PromptError
 from plait.runner.prompts.base import DEFAULT_LIMIT, PromptNames
 

@@ -18,7 +18,7 @@ from functools import lru_cache
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from plait.backends.protocol import JsonInput
+from plait.json_form import JsonInput
 from plait.runner.errors import PromptError
 from plait.runner.prompts.base import (
     CONSTANTS,

@@ -21,7 +21,6 @@ from plait.persistence.protocol import files_root
 from plait.persistence.records import TaskRecord
 from plait.runner.domain import events
 from plait.runner.domain.question import parse_time
-from plait.runner.domain.status import TASK_STATUSES, TaskStatus
 from plait.runner.engine.config import Config
 from plait.runner.engine.handover import AdoptedAttempt
 from plait.runner.log import logger
@@ -31,6 +30,7 @@ from plait.runner.state.conversations import load_continuation
 from plait.runner.state.owner import Liveness, liveness
 from plait.runner.state.placements import placed_attempts
 from plait.runner.state.stored_run import StoredRun
+from plait.statuses import TASK_STATUSES, TaskStatus
 
 
 async def with_detached_turns(config: Config, run: StoredRun) -> StoredRun:

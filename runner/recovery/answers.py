@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from plait.backends.protocol import JsonInput, JsonValue
+from plait.json_form import JsonInput, JsonValue
 from plait.persistence.records import TaskRecord
 from plait.runner.domain.question import Asking, OpenQuestion
-from plait.runner.domain.status import TaskStatus
 from plait.runner.engine.inbox import AnswerNote, answer_in
 from plait.runner.errors import AnswerConflict, PlaitError
 from plait.runner.log import logger
 from plait.runner.state.stored_run import StoredRun
+from plait.statuses import TaskStatus
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,6 @@ from plait.persistence.records import Owner, RunRecord
 from plait.runner.clock import iso
 from plait.runner.domain import events
 from plait.runner.domain.question import parse_time
-from plait.runner.domain.status import UNDER_WAY, RunStatus
 from plait.runner.engine.checkpointer import WritePosition
 from plait.runner.engine.config import Config
 from plait.runner.engine.feed import Feed
@@ -30,6 +29,7 @@ from plait.runner.errors import RunOwned
 from plait.runner.state.orphans import has_files, kill_orphans
 from plait.runner.state.owner import Liveness, claim_for_this_process, liveness, unregister
 from plait.runner.state.stored_run import StoredRun
+from plait.statuses import UNDER_WAY, RunStatus
 
 
 async def wait_for_expiry(config: Config, run: StoredRun, feed: Feed, control: Control | None = None) -> bool:

@@ -8,7 +8,6 @@ from typing import Any
 
 from plait.runner.clock import iso
 from plait.runner.domain.html_table import html_table
-from plait.runner.domain.status import TASK_STATUSES, UNDER_WAY, RunStatus, TaskStatus
 from plait.runner.engine.config import Config
 from plait.runner.engine.feed import Feed
 from plait.runner.engine.inbox import is_to_be_cancelled
@@ -36,6 +35,7 @@ from plait.runner.recovery.resume_plan import (
 )
 from plait.runner.state.conversations import load_history
 from plait.runner.state.stored_run import StoredPolicy, StoredRun, needs_no_work
+from plait.statuses import TASK_STATUSES, UNDER_WAY, RunStatus, TaskStatus
 
 DEFAULTED = "no answer by the deadline, so the default answer is used"
 _CHARACTERS_A_TOKEN = 4

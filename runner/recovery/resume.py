@@ -8,14 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from plait.backends.errors import BackendError, ErrorKind
-from plait.backends.protocol import JsonInput
+from plait.json_form import JsonInput
 from plait.persistence.records import TASK_RESULTS, TaskRecord
 from plait.runner.clock import iso
 from plait.runner.domain import events
 from plait.runner.domain.conversation import Continuation, History
 from plait.runner.domain.policy import Policy
 from plait.runner.domain.question import Way, parse_time
-from plait.runner.domain.status import RUN_DONE, TASK_DONE, TASK_REOPENINGS, RunStatus, TaskStatus
 from plait.runner.domain.task import Task
 from plait.runner.engine.backend_checks import backend_names, require_policy_backends
 from plait.runner.engine.config import Config, answer_keys
@@ -45,6 +44,7 @@ from plait.runner.state.kept_answers import has_taken_all
 from plait.runner.state.owner import Liveness, liveness
 from plait.runner.state.reusable_answers import ReusableAnswers, Reuse, load_answers
 from plait.runner.state.stored_run import StoredPolicy, StoredRun, next_tries
+from plait.statuses import RUN_DONE, TASK_DONE, RunStatus, TaskStatus
 
 
 async def prepare_resume(config: Config, run: StoredRun, how: ResumeOptions, control: Control) -> PreparedRun | None:
@@ -223,7 +223,7 @@ def _apply_step(run: StoredRun, position: int, step: ResumeStep, at: str, prompt
     state = run.state
     if step.action is ResumeAction.FAIL:
         return state.fail(position, at, BackendError(ErrorKind.TIMEOUT, step.reason))
-    if step.action is ResumeAction.START_OVER and state.statuses[position] in TASK_REOPENINGS:
+    if step.action is ResumeAction.START_OVER and state.statuses[position] is TaskStatus.FAILED:
         return state.reopen(position, at, prompt=prompt)
     return None
 

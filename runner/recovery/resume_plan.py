@@ -15,8 +15,8 @@ from plait.persistence.records import TaskRecord
 from plait.runner.domain.conversation import INVALID_TASKS
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.question import Way, answers_of
-from plait.runner.domain.status import TASK_DONE, TASK_STATUSES, TaskStatus
 from plait.runner.domain.task import FailureMode, Task, at_most_once_question, crash_question
+from plait.statuses import TASK_DONE, TASK_STATUSES, TaskStatus
 
 
 class ResumeAction(StrEnum):

@@ -20,11 +20,11 @@ from functools import partial
 from math import inf
 
 from plait.runner.domain.dag import DAG
-from plait.runner.domain.status import TASK_DONE, TaskStatus
 from plait.runner.domain.task import FailureMode
 from plait.runner.scheduling.for_each import ForEachQueue
 from plait.runner.scheduling.rate_gate import RunRates
 from plait.runner.scheduling.slots import BackendLimiter, Pause, ReadyQueue, SlotPool
+from plait.statuses import TASK_DONE, TaskStatus
 
 
 @dataclass(frozen=True, slots=True)

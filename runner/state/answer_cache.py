@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from plait.backends.protocol import JsonValue
+from plait.json_form import JsonValue
 from plait.persistence.errors import StoreError
 from plait.persistence.protocol import Store
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.question import parse_time
-from plait.runner.domain.status import TaskStatus
 from plait.runner.domain.task import Task
 from plait.runner.errors import RunNotFound
 from plait.runner.state.codec import to_json
@@ -32,6 +31,7 @@ from plait.runner.state.reusable_answers import (
     stored_answer_keys,
 )
 from plait.runner.state.stored_run import StoredRun, stored_run
+from plait.statuses import TaskStatus
 
 _ALL_RUNS = 10_000_000
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
-from plait.backends.protocol import JsonInput, JsonValue
+from plait.json_form import JsonInput, JsonValue
 from plait.runner.domain.prompt_values import prompt_values
 from plait.runner.domain.task import Task
 from plait.runner.domain.task_file import TaskFile

@@ -7,17 +7,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, cast
 
-from plait.backends.protocol import NO_USAGE, Message, Usage
 from plait.backends.text import clean_text
+from plait.dialogue import Message
 from plait.persistence import changes as stored
 from plait.persistence.errors import StoreError
-from plait.persistence.records import NOTHING_SPENT, THOUGHTS, RunRecord, Spent, TaskRecord
+from plait.persistence.records import THOUGHTS, RunRecord, TaskRecord
 from plait.runner.domain import events
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.question import encode_answers
-from plait.runner.domain.status import RunStatus
 from plait.runner.domain.task import DEFAULT_RETRY, FailureMode, GrowthLimits, Retry, Task
 from plait.runner.domain.task_file import TaskFile
+from plait.statuses import RunStatus
 
 SETTINGS_FORMAT = 100
 """The format of the JSON in a run's settings and in a task's spec. Formats 1 and 2 were used in development."""
@@ -34,36 +34,6 @@ def to_json(value: Any) -> str:
     """
     text = _encode(value)
     return text if text == clean_text(text) else json.dumps(value, separators=(",", ":"))
-
-
-def encode_usage(usage: Usage) -> Spent:
-    """Return the stored form of `usage`."""
-    if usage is NO_USAGE:
-        return NOTHING_SPENT
-    return Spent(
-        usage.input_tokens,
-        usage.output_tokens,
-        usage.cost_usd,
-        usage.model,
-        usage.cache_read_tokens,
-        usage.cache_write_tokens,
-        usage.reasoning_tokens,
-        usage.cost_is_partial,
-    )
-
-
-def decode_usage(spent: Spent) -> Usage:
-    """Return the usage in a record."""
-    return Usage(
-        spent.input_tokens,
-        spent.output_tokens,
-        spent.cost_usd,
-        spent.model,
-        spent.cache_read_tokens,
-        spent.cache_write_tokens,
-        spent.reasoning_tokens,
-        spent.cost_is_partial,
-    )
 
 
 def encode_event(event: events.Event) -> tuple[stored.Change, ...]:
@@ -136,7 +106,7 @@ def _task_completed(event: events.TaskCompleted) -> tuple[stored.Change, ...]:
         event.attempt,
         event.text,
         event.data_json,
-        encode_usage(event.usage),
+        event.usage,
         event.duration_s,
         said if isinstance(said, str) else None,
         None if event.taken_from is None else stored.AttemptId(*event.taken_from),
@@ -168,7 +138,7 @@ def _task_retrying(event: events.TaskRetried) -> tuple[stored.Change, ...]:
         event.error,
         event.delay_s,
         event.duration_s,
-        encode_usage(event.usage),
+        event.usage,
         event.continues_session,
         event.traceback,
     )
@@ -184,7 +154,7 @@ def _task_failed(event: events.TaskFailed) -> tuple[stored.Change, ...]:
         event.error_kind,
         event.error,
         event.duration_s,
-        encode_usage(event.usage),
+        event.usage,
         event.traceback,
     )
     return (*message_changes(event.at, event.task_id, event.attempt, event.messages), failed)
@@ -203,7 +173,7 @@ def _task_waiting(event: events.TaskWaiting) -> tuple[stored.Change, ...]:
         event.crashed,
         None if event.asking is None else event.asking.encoded(),
         event.duration_s,
-        encode_usage(event.usage),
+        event.usage,
     )
     return (*message_changes(event.at, event.task_id, event.attempt, event.messages), waiting)
 
@@ -222,7 +192,7 @@ def _policy_decided(event: events.PolicyDecided) -> tuple[stored.Change, ...]:
 
 
 def _task_cancelled(event: events.TaskCancelled) -> tuple[stored.Change, ...]:
-    return (stored.TaskCancelled(event.at, event.task_id, encode_usage(event.usage)),)
+    return (stored.TaskCancelled(event.at, event.task_id, event.usage),)
 
 
 def _task_reopened(event: events.TaskReopened) -> tuple[stored.Change, ...]:

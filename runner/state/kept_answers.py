@@ -15,10 +15,10 @@ from typing import Any
 from plait.backends.answers.reader import read_answer
 from plait.backends.answers.schema import Mismatch, Schema
 from plait.backends.errors import BackendError
-from plait.backends.protocol import JsonValue, Message
+from plait.dialogue import Message
+from plait.json_form import JsonValue
 from plait.persistence.changes import AttemptId
 from plait.runner.domain.groups import group_of
-from plait.runner.domain.status import TASK_DONE, TaskStatus
 from plait.runner.domain.task import Task
 from plait.runner.errors import PlaitError
 from plait.runner.state.codec import to_json
@@ -26,6 +26,7 @@ from plait.runner.state.conversations import own_messages, sent_prompt
 from plait.runner.state.readable_state import ReadableState
 from plait.runner.state.reusable_answer import ReusableAnswer
 from plait.runner.state.stored_run import StoredRun
+from plait.statuses import TASK_DONE, TaskStatus
 
 GIVEN = "given by a person"
 """The backend name in the events of a task whose result was given with the fork."""

@@ -12,9 +12,9 @@ from anyio.to_thread import run_sync
 
 from plait.persistence.protocol import Store, files_root
 from plait.persistence.records import TaskRecord
-from plait.runner.domain.status import TASK_STATUSES, TaskStatus
 from plait.runner.log import logger
 from plait.runner.state.attempt_files import SESSIONS, attempt_files, run_folder
+from plait.statuses import TASK_STATUSES, TaskStatus
 
 _UNUSED_S = 3600.0
 """Seconds without a change after which the folder of an unstored run is abandoned. A run that began while the store was

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from plait.backends.errors import ErrorKind
 from plait.persistence.protocol import Store
-from plait.persistence.records import AttemptRecord, AttemptStatus, EventKind
+from plait.persistence.records import AttemptRecord, EventKind
+from plait.statuses import AttemptStatus
 
 _WITHOUT_HOST = frozenset({ErrorKind.CRASHED, ErrorKind.TIMEOUT, ErrorKind.UNAVAILABLE})
 """The kinds of errors that an attempt may have although its host reported no end."""

@@ -12,17 +12,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from plait.backends.protocol import NO_USAGE, JsonValue, Reply, Usage
+from plait.backends.protocol import Reply
+from plait.json_form import JsonValue
 from plait.persistence.records import TaskRecord
 from plait.runner.domain.conversation import Continuation, History
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.prompt_values import is_wanted, rendered
 from plait.runner.domain.question import AnsweredQuestion, Asking, Way, answers_of, asking_of
 from plait.runner.domain.result import ResumeSummary, RunResult, TaskResult
-from plait.runner.domain.status import TASK_DONE, TASK_STATUSES, RunStatus, TaskStatus
 from plait.runner.domain.task import Task
-from plait.runner.state.codec import decode_usage
 from plait.runner.state.failures import Failures
+from plait.statuses import TASK_DONE, TASK_STATUSES, RunStatus, TaskStatus
+from plait.usage import NO_USAGE, Usage
 
 
 class ReadableState:
@@ -232,7 +233,7 @@ class ReadableState:
 
 
 def _stored_result(record: TaskRecord, status: TaskStatus) -> TaskResult:
-    usage = decode_usage(record.spent)
+    usage = record.usage
     if record.damaged:
         return TaskResult(
             record.task_id,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from plait.backends.protocol import JsonValue, Message
+from plait.dialogue import Message
+from plait.json_form import JsonValue
 from plait.persistence.changes import AttemptId
 from plait.runner.domain.task import Task
 

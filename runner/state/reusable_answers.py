@@ -12,12 +12,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
-from plait.backends.protocol import JsonValue
 from plait.backends.text import clean_text
+from plait.json_form import JsonValue
 from plait.persistence.changes import AttemptId
 from plait.persistence.protocol import Store
 from plait.runner.domain.groups import group_of
-from plait.runner.domain.status import TaskStatus
 from plait.runner.domain.task import Task
 from plait.runner.domain.task_file import TaskFile
 from plait.runner.errors import TaskNotFound, nearest
@@ -27,6 +26,7 @@ from plait.runner.state.kept_answers import ForkPoint, asked_persons, load_kept,
 from plait.runner.state.readable_state import ReadableState
 from plait.runner.state.reusable_answer import ReusableAnswer
 from plait.runner.state.stored_run import StoredRun, stored_run
+from plait.statuses import TaskStatus
 
 ANSWER_KEYS = "answer_keys"
 """The key in a run's settings of the backends' answer keys, by name; "" is the default backend."""

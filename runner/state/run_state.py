@@ -11,7 +11,7 @@ returns the event of the move:
     wait_for_answer, wait_for_decision  running -> waiting_input
     answer                              waiting_input -> pending
     cancel                              pending, running or waiting_input -> cancelled
-    reopen                              failed -> pending, at a person's request, as TASK_REOPENINGS allows
+    reopen                              failed -> pending, at a person's request
 
 The caller submits the event to the checkpointer in the same step, with no await between the verb and the submission.
 State and submission therefore agree at every await, and the stored events lead a later process to the same state.
@@ -28,18 +28,23 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from plait.backends.errors import BackendError, ErrorKind
-from plait.backends.protocol import NO_USAGE, JsonValue, Message, Reply, Usage
-from plait.persistence.records import AttemptRecord, AttemptStatus, TaskRecord
+from plait.backends.protocol import Reply
+from plait.dialogue import Message
+from plait.json_form import JsonValue
+from plait.persistence.records import AttemptRecord, TaskRecord
 from plait.runner.domain import events
 from plait.runner.domain.conversation import INVALID_TASKS, Continuation, History
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.question import AnsweredQuestion, Asking, Way
 from plait.runner.domain.result import TaskResult
-from plait.runner.domain.status import TASK_REOPENINGS, TASK_TRANSITIONS, TaskStatus
 from plait.runner.domain.task import Task, failed_status
 from plait.runner.state.readable_state import ReadableState
+from plait.statuses import TASK_DONE, TASK_TRANSITIONS, AttemptStatus, TaskStatus
+from plait.usage import NO_USAGE, Usage
 
-_PENDING, _RUNNING, _WAITING = TaskStatus.PENDING, TaskStatus.RUNNING, TaskStatus.WAITING_INPUT
+_PENDING, _RUNNING = TaskStatus.PENDING, TaskStatus.RUNNING
+_ENDS = {move.after: kind for kind, move in TASK_TRANSITIONS.items() if move.after in TASK_DONE}
+"""The kind of the event that ends a task, by the status."""
 
 
 MOST_STORED_IN_MEMORY = 32 * 2**20
@@ -70,7 +75,7 @@ class RunState(ReadableState):
         self, position: int, at: str, backend: str, session_id: str | None = None, *, confirmed: bool = False
     ) -> events.TaskStarted:
         """Begin the pending task's next attempt. A conversation to continue is consumed by the attempt."""
-        self._move(position, _PENDING, _RUNNING)
+        self._move(position, events.TaskStarted.kind)
         self._attempts[position] = number = self._attempts[position] + 1
         self._started.add(position)
         if position in self._continuations:
@@ -161,7 +166,7 @@ class RunState(ReadableState):
         continuation: Continuation | None = None,
     ) -> events.TaskRetried:
         """Make the running task pending again after a failed attempt. `continuation`: how the next attempt begins."""
-        self._move(position, _RUNNING, _PENDING)
+        self._move(position, events.TaskRetried.kind)
         self._add_usage(error.usage)
         if continuation is not None:
             self._continuations[position] = continuation
@@ -178,7 +183,7 @@ class RunState(ReadableState):
         self, position: int, at: str, reason: str, *, crashed: bool = False, delay_s: float = 0.0
     ) -> events.TaskInterrupted:
         """Make the running task pending again, because the attempt ended with the owner of the run."""
-        self._move(position, _RUNNING, _PENDING)
+        self._move(position, events.TaskInterrupted.kind)
         task_id, number = self.dag.tasks[position].id, self._attempts[position]
         return events.TaskInterrupted(at, task_id, number, reason, crashed=crashed, delay_s=delay_s)
 
@@ -194,7 +199,7 @@ class RunState(ReadableState):
         continuation: Continuation | None = None,
     ) -> events.TaskWaiting:
         """Let the running task wait for the answer to the task's own question. `continuation` as in `retry`."""
-        self._move(position, _RUNNING, _WAITING)
+        self._move(position, events.TaskWaiting.kind)
         question = asking.question.text
         self._questions[position] = question
         self._asking[position] = asking
@@ -208,7 +213,7 @@ class RunState(ReadableState):
         """Let the running task wait for a person's decision whether the attempt, which ended with the owner of the run,
         took effect.
         """
-        self._move(position, _RUNNING, _WAITING)
+        self._move(position, events.TaskWaiting.kind)
         self._questions[position] = question
         return events.TaskWaiting(at, self.dag.tasks[position].id, self._attempts[position], question, crashed=crashed)
 
@@ -216,7 +221,7 @@ class RunState(ReadableState):
         """Answer the waiting task's own question with the valid `value`, and make the task pending again."""
         if position not in self._asking:
             raise self._illegal(position, _PENDING)
-        self._move(position, _WAITING, _PENDING)
+        self._move(position, events.TaskAnswered.kind)
         asking, number = self._asking.pop(position), self._attempts[position]
         answered = AnsweredQuestion(number, asking.way, self._questions.pop(position), value, by)
         self._answers[position] = answers = (*self._answers.get(position, ()), answered)
@@ -228,28 +233,22 @@ class RunState(ReadableState):
         """Make the failed task of a stored run pending again, at the request of a person. `prompt` is the task's prompt
         if the prompt is new.
         """
-        if self._statuses[position] not in TASK_REOPENINGS:
-            raise self._illegal(position, _PENDING)
-        self._statuses[position] = _PENDING
+        self._move(position, events.TaskReopened.kind)
         del self._results[position]
         self._answers.pop(position, None)
         damaged = self.records[position].damaged
         return events.TaskReopened(at, self.dag.tasks[position].id, self._attempts[position], damaged, prompt)
 
-    def _move(self, position: int, old: TaskStatus, new: TaskStatus) -> None:
-        """Change the task's status from `old` to `new`. Raise IllegalTransition if the status is not `old`, or if the
-        table does not allow the move.
-        """
-        if self._statuses[position] is not old or new not in TASK_TRANSITIONS[old]:
-            raise self._illegal(position, new)
-        self._statuses[position] = new
+    def _move(self, position: int, kind: str) -> None:
+        """Change the task's status as an event of the kind does. Raise IllegalTransition if the table refuses."""
+        before, after = TASK_TRANSITIONS[kind]
+        if self._statuses[position] not in before:
+            raise self._illegal(position, after)
+        self._statuses[position] = after
 
     def _finish(self, position: int, result: TaskResult) -> None:
-        """End the task with `result`. Raise IllegalTransition if the table does not allow the status of the result."""
-        status = result.status
-        if status not in TASK_TRANSITIONS[self._statuses[position]]:
-            raise self._illegal(position, status)
-        self._statuses[position] = status
+        """End the task with `result`. Raise IllegalTransition if the table refuses the end."""
+        self._move(position, _ENDS[result.status])
         self._results[position] = result
         if result.usage is not NO_USAGE:
             self._usage += result.usage

@@ -7,17 +7,18 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from plait.backends.protocol import DetachedTurn, JsonValue
+from plait.backends.protocol import DetachedTurn
+from plait.json_form import JsonValue
 from plait.persistence.failpoints import reached
 from plait.persistence.protocol import Store
 from plait.persistence.records import EventKind, MessageRecord, RunRecord, TaskRecord
 from plait.runner.domain.question import parse_time
 from plait.runner.domain.result import RunResult
-from plait.runner.domain.status import RUN_DONE, RUN_REOPENINGS, TASK_STATUSES, RunStatus, TaskStatus
 from plait.runner.domain.task import with_prompt
 from plait.runner.errors import PlaitError, RunNotFound, RunNotResumable, StoreRequired, TaskNotFound, nearest
-from plait.runner.state.codec import decode_dag, decode_usage
+from plait.runner.state.codec import decode_dag
 from plait.runner.state.run_state import RunState
+from plait.statuses import RUN_DONE, TASK_STATUSES, RunStatus, TaskStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,7 @@ async def stored_run(store: Store | None, run_id: str) -> StoredRun:
     if not tasks:
         raise RunNotFound(f"run {run_id!r} was deleted from the store just now")
     dag = decode_dag(record, tasks)
-    usage = decode_usage(record.spent)
+    usage = record.usage
     state = RunState(dag, tasks, usage=usage)
     if damaged := await _with_damaged_talk(store, run_id, state):
         tasks = tuple(replace(task, damaged=True) if task.task_id in damaged else task for task in tasks)
@@ -103,7 +104,7 @@ def with_prompts(run: StoredRun, prompts: Mapping[str, str]) -> StoredRun:
     if not prompts:
         return run
     tasks = tuple(replace(one, prompt=prompts.get(one.task_id, one.prompt)) for one in run.tasks)
-    state = RunState(decode_dag(run.record, tasks), tasks, usage=decode_usage(run.record.spent))
+    state = RunState(decode_dag(run.record, tasks), tasks, usage=run.record.usage)
     return replace(run, tasks=tasks, state=state)
 
 
@@ -126,7 +127,7 @@ def _is_damaged(said: Sequence[MessageRecord]) -> bool:
 def has_ended(record: RunRecord, tasks: Sequence[TaskRecord], retry_failed: bool) -> bool:
     """Return whether the run has ended and is not reopened. `retry_failed` reopens a failed run and damaged results."""
     status = RunStatus(record.status)
-    reopens = retry_failed and (status in RUN_REOPENINGS or any(task.damaged for task in tasks))
+    reopens = retry_failed and (status is RunStatus.FAILED or any(task.damaged for task in tasks))
     return status in RUN_DONE and not reopens
 
 

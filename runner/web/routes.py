@@ -13,9 +13,8 @@ from anyio.abc import ObjectReceiveStream
 from fastapi import APIRouter, Depends, Header, Query, Response
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
-from plait.backends.protocol import JsonValue
 from plait.backends.spec.build import BackendSpec
-from plait.runner.domain.status import RUN_DONE, RunStatus
+from plait.json_form import JsonValue
 from plait.runner.engine.config import DEFAULT_BACKEND
 from plait.runner.errors import RunNotResumable, RunOwned
 from plait.runner.operations.inspect import RunInfo, usage_as_json
@@ -26,6 +25,7 @@ from plait.runner.web.errors import DOCUMENTED, DOCUMENTED_BESIDE_OTHERS, Nothin
 from plait.runner.web.json_body import StrictJsonRoute
 from plait.runner.web.posted_plan import posted_plan
 from plait.runner.web.sse import ITEM_SCHEMA, open_stream
+from plait.statuses import RUN_DONE, RunStatus
 
 _Stream: TypeAlias = ObjectReceiveStream[ServerSentEvent]
 _Answers: TypeAlias = dict[int | str, dict[str, Any]]

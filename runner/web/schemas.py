@@ -8,16 +8,15 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool
 
-from plait.backends.protocol import JsonValue
-from plait.persistence.records import AttemptStatus
+from plait.json_form import JsonValue
 from plait.runner.domain.question import Way
-from plait.runner.domain.status import RunStatus, TaskStatus
 from plait.runner.domain.waiting import WaitKind
 from plait.runner.engine.live_text import TextPiece
 from plait.runner.operations.answer_task import How
 from plait.runner.operations.create_run import MOST_KEY_CHARACTERS
 from plait.runner.operations.inspect import RunInfo, StoredEvent
 from plait.runner.policies.orchestrator.policy import Phase
+from plait.statuses import AttemptStatus, RunStatus, TaskStatus
 
 MOST_SEQ = 2**53
 
@@ -201,7 +200,26 @@ class LoopShape(_Sent):
     """Why no further task is planned; null while the loop goes on."""
 
 
-class RunShape(RunStatusShape):
+class UsageShape(_Sent):
+    """Tokens and cost."""
+
+    input_tokens: int
+    output_tokens: int
+    cache_read_tokens: int
+    """Part of `input_tokens` read from the provider's cache."""
+    cache_write_tokens: int
+    """Part of `input_tokens` written to the provider's cache."""
+    cache_write_1h_tokens: int
+    """Part of `cache_write_tokens` that the provider keeps for an hour."""
+    reasoning_tokens: int
+    """Part of `output_tokens` spent on reasoning."""
+    cost_usd: float | None
+    """Dollars; null if unknown."""
+    cost_is_partial: bool
+    """True if `cost_usd` is a sum without some unknown costs."""
+
+
+class RunShape(RunStatusShape, UsageShape):
     """A run in a list."""
 
     name: str
@@ -221,18 +239,6 @@ class RunShape(RunStatusShape):
     """Number of tasks by status; statuses without tasks are left out."""
     loop: LoopShape | None
     """Null for a run without a goal."""
-    input_tokens: int
-    output_tokens: int
-    cache_read_tokens: int
-    """Part of `input_tokens` read from the provider's cache."""
-    cache_write_tokens: int
-    """Part of `input_tokens` written to the provider's cache."""
-    reasoning_tokens: int
-    """Part of `output_tokens` spent on reasoning."""
-    cost_usd: float | None
-    """Dollars; null if unknown."""
-    cost_is_partial: bool
-    """True if `cost_usd` is a sum without some unknown costs."""
 
 
 class AskedShape(_Sent):
@@ -274,7 +280,7 @@ class WaitShape(_Sent):
     """The end of the wait as far as known."""
 
 
-class TaskShape(_Sent):
+class TaskShape(UsageShape):
     """A task and its result. The fields are those of `TaskInfo.as_json`, as in `plait show --json`."""
 
     task_id: str
@@ -309,18 +315,6 @@ class TaskShape(_Sent):
     session_id: str | None
     session_confirmed: bool
     """True if the backend has named the session."""
-    input_tokens: int
-    output_tokens: int
-    cache_read_tokens: int
-    """Part of `input_tokens` read from the provider's cache."""
-    cache_write_tokens: int
-    """Part of `input_tokens` written to the provider's cache."""
-    reasoning_tokens: int
-    """Part of `output_tokens` spent on reasoning."""
-    cost_usd: float | None
-    """Dollars; null if unknown."""
-    cost_is_partial: bool
-    """True if `cost_usd` is a sum without some unknown costs."""
     duration_s: float | None
     """Seconds of the last attempt."""
     started_at: str | None
@@ -373,7 +367,7 @@ class MessageShape(_Sent):
     """True if the content does not match its checksum; it is empty then."""
 
 
-class AttemptShape(_Sent):
+class AttemptShape(UsageShape):
     """An attempt at a task."""
 
     task_id: str
@@ -388,14 +382,7 @@ class AttemptShape(_Sent):
     duration_s: float | None
     traceback: str | None
     """The traceback of a function that failed."""
-    input_tokens: int
-    output_tokens: int
-    cost_usd: float | None
     model: str | None
-    cache_read_tokens: int
-    cache_write_tokens: int
-    reasoning_tokens: int
-    cost_is_partial: bool
     place: str | None
     """The host of an attempt on another host."""
 
@@ -457,20 +444,13 @@ class PreviewShape(_Sent):
     tasks: list[PreviewStepShape]
 
 
-class ReplyShape(_Sent):
+class ReplyShape(UsageShape):
     """The answer to one more message."""
 
     run_id: str
     task_id: str
     text: str
     session_id: str | None
-    input_tokens: int
-    output_tokens: int
-    cache_read_tokens: int
-    cache_write_tokens: int
-    reasoning_tokens: int
-    cost_usd: float | None
-    cost_is_partial: bool
 
 
 class RunList(_Sent):

@@ -11,8 +11,9 @@ from pathlib import Path
 from plait.persistence import EventKind
 from tests.architecture.source import Import, Source
 
-PACKAGES = ("runner", "backends", "persistence")
+PACKAGES = ("src/plait", "runner", "backends", "persistence")
 PURE = (
+    "src/plait/[!_]*.py",
     "runner/prompts/*.py",
     "runner/domain/*.py",
     "runner/scheduling/*.py",
@@ -29,13 +30,11 @@ PURE = (
     "backends/answers/validator.py",
     "backends/text.py",
     "backends/whole_answer.py",
-    "backends/values.py",
     "persistence/changes.py",
     "persistence/errors.py",
     "persistence/event_log.py",
     "persistence/records.py",
     "persistence/rules.py",
-    "persistence/values.py",
 )
 IMPURE = {"asyncio", "anyio", "time", "random", "os", "structlog"}
 HOMES = {

@@ -60,6 +60,13 @@ def test_a_leaf_imports_neither_the_other_leaf_nor_the_runner() -> None:
     assert len(found) == 2
 
 
+def test_a_word_imports_nothing_of_ours_but_words() -> None:
+    others = [Source("src/plait/json_form.py", ""), Source("backends/errors.py", "")]
+    (found,) = breaches([Source("src/plait/usage.py", "import plait.backends.errors\nimport plait.json_form"), *others])
+    assert found == "src/plait/usage.py:1: usage imports plait.backends.errors"
+    assert breaches([Source("persistence/records.py", "from plait import json_form"), *others]) == []
+
+
 def test_a_module_without_a_layer_is_found() -> None:
     with pytest.raises(LookupError, match=r"plait\.runner\.helpers has no layer"):
         name_of("plait.runner.helpers")

@@ -11,7 +11,8 @@ import pytest
 from plait import AnthropicBackend, OpenAIBackend
 from plait.backends import prices
 from plait.backends.prices import FREE, UNBILLED, Billing, Price, Prices
-from plait.backends.protocol import JsonValue, Usage
+from plait.json_form import JsonValue
+from plait.usage import Usage
 
 NOW = 1_800_000_000.0
 OPENAI = Billing("https://api.openai.com/v1")

@@ -96,8 +96,8 @@ def test_the_page_has_every_public_name_once() -> None:
 @pytest.mark.parametrize("extension", ["python_reference"], indirect=True)
 def test_a_value_is_shown_with_its_own_docstring(extension: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     text = extension.reference("plait")
-    for name in ("JsonValue", "JsonInput", "Role", "NO_USAGE"):
-        assert f".. autodata:: plait.backends.protocol.{name}\n" in text
+    for name in ("json_form.JsonValue", "json_form.JsonInput", "dialogue.Role", "usage.NO_USAGE"):
+        assert f".. autodata:: plait.{name}\n" in text
     monkeypatch.setattr(plait.backends, "__all__", ["UNEXPLAINED"])
     monkeypatch.setattr(plait.backends, "UNEXPLAINED", 7, raising=False)
     with pytest.raises(ValueError, match="UNEXPLAINED has no docstring under its assignment"):

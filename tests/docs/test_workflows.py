@@ -10,9 +10,9 @@ import pytest
 from plait.runner import DAG, FailureMode, Interaction, Session, SessionComplete, Step, Workflow
 from plait.runner.domain.policy import RunView
 from plait.runner.domain.result import TaskResult
-from plait.runner.domain.status import TaskStatus
 from plait.runner.policies import workflow_session as session
 from plait.runner.policies.workflow import OnError
+from plait.statuses import TaskStatus
 
 PAGE = (Path(__file__).parent.parent.parent / "docs" / "guides" / "workflows.md").read_text(encoding="utf-8")
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from plait.backends import BackendError, ErrorKind
-from plait.backends.protocol import Question, Reply
+from plait.backends.protocol import Reply
+from plait.dialogue import Question
 from plait.persistence import Batch, Store, TaskStarted
 from plait.runner import DAG, OpenQuestion, ParallelRunner, ResumeAction, Retry, RunStatus, Task
 from tests.support.fakes import QuickClock, Talker

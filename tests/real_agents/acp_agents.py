@@ -21,7 +21,7 @@ import anyio
 import pytest
 
 from plait.backends import AcpBackend, ConversationRequest, Reply
-from plait.backends.protocol import Usage
+from plait.usage import Usage
 from tests.real_agents.install import known
 from tests.real_agents.one_turn import files_of
 from tests.real_agents.stub import Request

@@ -14,7 +14,7 @@ import pytest
 from plait.backends import ConversationRequest, Message, Reply
 from plait.backends.agents.backend import CliBackend
 from plait.backends.errors import BackendError, ErrorKind
-from plait.backends.protocol import Usage
+from plait.usage import Usage
 from tests.real_agents.one_turn import files_of, make_backend
 from tests.real_agents.stub import Request
 from tests.real_agents.world import World, until

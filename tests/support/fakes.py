@@ -9,9 +9,10 @@ import anyio
 import anyio.lowlevel
 
 from plait.backends.errors import BackendError
-from plait.backends.protocol import ConversationRequest, Output, Reply, Usage
+from plait.backends.protocol import ConversationRequest, Output, Reply
 from plait.runner import Clock
 from plait.runner.engine.inbox import LOOK_EVERY_S
+from plait.usage import Usage
 
 Answer = Callable[[str, ConversationRequest], "str | Reply | Exception"]
 

@@ -6,7 +6,8 @@ import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from plait.backends.protocol import ConversationRequest, JsonValue, Reply
+from plait.backends.protocol import ConversationRequest, Reply
+from plait.json_form import JsonValue
 from plait.persistence import Batch, Store
 from plait.runner import Decision, RunView, Task
 from tests.support.fakes import Answer, Talker

@@ -6,12 +6,12 @@ import json
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from plait.backends.protocol import JsonValue
+from plait.json_form import JsonValue
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.policy import Decision, Policy, RunView
 from plait.runner.domain.result import TaskResult
-from plait.runner.domain.status import TASK_DONE, RunStatus, TaskStatus
 from plait.runner.domain.task import Task
+from plait.statuses import TASK_DONE, RunStatus, TaskStatus
 
 Script = Callable[[Task], "JsonValue | Exception"]
 """What a task comes to: a value, or an error that fails it."""

@@ -24,7 +24,8 @@ from plait.backends.errors import BackendError
 from plait.backends.json_fields import at
 from plait.backends.process.child import Child
 from plait.backends.process.manifest import read_manifest
-from plait.backends.protocol import NO_USAGE, ConversationRequest, Files, Reply, Usage
+from plait.backends.protocol import ConversationRequest, Files, Reply
+from plait.usage import NO_USAGE, Usage
 
 _CANCEL = 1.0
 """Seconds for the agent to end a cancelled turn; after that, the agent is ended."""

@@ -11,8 +11,8 @@ from plait.backends.agents.acp.wire import AUTH_REQUIRED, NOT_FOUND
 from plait.backends.agents.error_kinds import COMMON, THROTTLED, Phrases, classify, judged
 from plait.backends.errors import ErrorKind
 from plait.backends.json_fields import at, number, tables, text
-from plait.backends.protocol import JsonValue
 from plait.backends.text import shown
+from plait.json_form import JsonValue
 
 PHRASES: Phrases = (
     # Another process holds the session, or held it a moment ago.

@@ -43,9 +43,10 @@ from plait.backends.agents.protocol import Call, ProcessEnd, TurnAnswer
 from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.json_fields import at, text
 from plait.backends.limit_resets import seconds_left
-from plait.backends.protocol import JsonValue, Output, Usage
+from plait.backends.protocol import Output
 from plait.backends.text import shown
-from plait.backends.values import value
+from plait.json_form import JsonValue, value
+from plait.usage import Usage
 
 _INTRODUCTION: Message = {
     "protocolVersion": 1,

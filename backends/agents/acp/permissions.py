@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, TypeAlias
 
 from plait.backends.json_fields import at, describe_tool_call, tables, text
-from plait.backends.protocol import JsonValue, Question
 from plait.backends.text import shown
-from plait.backends.values import value
+from plait.dialogue import Question
+from plait.json_form import JsonValue, value
 
 PermissionPolicy: TypeAlias = Literal["deny", "allow", "ask"]
 _FIRST: Mapping[str, Sequence[str]] = {

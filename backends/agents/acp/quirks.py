@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 
-from plait.backends.values import value
+from plait.json_form import value
 
 
 @value

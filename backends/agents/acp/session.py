@@ -10,9 +10,8 @@ from plait.backends.agents.error_kinds import failure
 from plait.backends.agents.protocol import Call
 from plait.backends.errors import ErrorKind
 from plait.backends.json_fields import at, tables, text
-from plait.backends.protocol import JsonValue
 from plait.backends.text import shown
-from plait.backends.values import value
+from plait.json_form import JsonValue, value
 
 
 @value

@@ -15,7 +15,8 @@ from plait.backends.agents.acp.permissions import PermissionRequest, permission_
 from plait.backends.agents.acp.wire import Message, answer, name_of
 from plait.backends.agents.protocol import Call
 from plait.backends.json_fields import at, text
-from plait.backends.protocol import JsonValue, Output
+from plait.backends.protocol import Output
+from plait.json_form import JsonValue
 
 
 class AcpTranscriptReader(AcpMachine):

@@ -7,7 +7,9 @@ from dataclasses import replace
 
 from plait.backends.agents.acp.permissions import describe
 from plait.backends.json_fields import at, count, number, tables, text
-from plait.backends.protocol import NO_USAGE, JsonValue, Output, Usage
+from plait.backends.protocol import Output
+from plait.json_form import JsonValue
+from plait.usage import NO_USAGE, Usage
 
 _UNNUMBERED = "\0"
 _TELLING = 500

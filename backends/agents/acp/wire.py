@@ -11,8 +11,8 @@ from enum import IntEnum
 from typing import TypeAlias
 
 from plait.backends.json_fields import at, tables, text
-from plait.backends.protocol import JsonValue
 from plait.backends.text import parse_json
+from plait.json_form import JsonValue
 
 Message: TypeAlias = "dict[str, JsonValue]"
 VERSION = 1

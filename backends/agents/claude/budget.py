@@ -14,8 +14,9 @@ from plait.backends.agents.protocol import Call, Program
 from plait.backends.agents.transcript import earlier, exchanges
 from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.process.manifest import read_manifest
-from plait.backends.protocol import ConversationRequest, Files, JsonValue, Message, Question, Reply
-from plait.backends.values import value
+from plait.backends.protocol import ConversationRequest, Files, Reply
+from plait.dialogue import Message, Question
+from plait.json_form import JsonValue, value
 
 STOP = "stop"
 _NOTE = "budget"

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from plait.backends.agents.error_kinds import COMMON, THROTTLED, Phrases, classify
 from plait.backends.errors import ErrorKind
 from plait.backends.json_fields import count, text
-from plait.backends.protocol import JsonValue
+from plait.json_form import JsonValue
 
 PHRASES: Phrases = (
     ("no conversation found", ErrorKind.SESSION_LOST),

@@ -14,8 +14,10 @@ from plait.backends.agents.protocol import Call, ProcessEnd, TurnAnswer
 from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.json_fields import UsageTally, at, count, describe_tool_call, number, tables, text
 from plait.backends.limit_resets import seconds_left
-from plait.backends.protocol import NO_USAGE, JsonValue, Output, Usage
+from plait.backends.protocol import Output
 from plait.backends.text import shown
+from plait.json_form import JsonValue
+from plait.usage import NO_USAGE, Usage
 
 _FIRST_TO_ADD_UP = (2, 1, 300)
 """From about this version on, `total_cost_usd` counts the whole session; before, the call alone."""

@@ -10,8 +10,10 @@ from plait.backends.agents.protocol import Call, ProcessEnd, TurnAnswer
 from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.json_fields import at, count, describe_tool_call, tables, text
 from plait.backends.limit_resets import seconds_left
-from plait.backends.protocol import NO_USAGE, JsonValue, Output, Usage
+from plait.backends.protocol import Output
 from plait.backends.text import shown
+from plait.json_form import JsonValue
+from plait.usage import NO_USAGE, Usage
 
 _PHRASES: Phrases = (
     ("no rollout found", ErrorKind.SESSION_LOST),

@@ -14,7 +14,7 @@ from plait.backends.hosts.dask import relay
 from plait.backends.hosts.dask.address import host_name, is_open
 from plait.backends.hosts.dask.remote import Comm
 from plait.backends.text import one_line
-from plait.backends.values import value
+from plait.json_form import value
 
 CONNECT_S = 5.0
 """Seconds for the scheduler, or a worker, to answer."""

@@ -14,7 +14,8 @@ from plait.backends.hosts.group import PATIENCE, HostGroup, hello_frame
 from plait.backends.hosts.placed import BackendTraits, HostBackend, host_backend
 from plait.backends.hosts.reachable import HostUnreachable, ReachableHost
 from plait.backends.hosts.session import HostSession
-from plait.backends.protocol import JsonValue, RunOnHosts
+from plait.backends.protocol import RunOnHosts
+from plait.json_form import JsonValue
 
 if TYPE_CHECKING:
     from plait.backends.hosts.dask.connection import WorkerConnection

@@ -23,7 +23,7 @@ from plait.runner.cli.options import (
 )
 from plait.runner.cli.stored_backends import inspecting_runner
 from plait.runner.domain.question import asking_of
-from plait.runner.domain.status import RUN_DONE, RunStatus
+from plait.statuses import RUN_DONE, RunStatus
 
 
 @click.command("answer")

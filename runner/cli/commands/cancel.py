@@ -20,9 +20,9 @@ from plait.runner.cli.options import (
     store_option,
 )
 from plait.runner.cli.stored_backends import FileOptions, cancelling_runner
-from plait.runner.domain.status import RUN_DONE, RunStatus
 from plait.runner.operations.inspect import shown_status
 from plait.runner.parallel import CANCEL_GRACE_SECONDS
+from plait.statuses import RUN_DONE, RunStatus
 
 
 @click.command("cancel")

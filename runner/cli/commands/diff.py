@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import anyio
 import click
 
-from plait.persistence.records import RunRecord, Spent
+from plait.persistence.records import RunRecord
 from plait.runner.cli.display.report import print_json
 from plait.runner.cli.display.sections import print_field, print_section
 from plait.runner.cli.display.text import counted, one_line, seconds, tokens, visible
@@ -15,9 +15,9 @@ from plait.runner.cli.exits import COMPLETED, print_line
 from plait.runner.cli.lookup import find_run, read_only_store
 from plait.runner.cli.options import StorePlace, json_option, store_option
 from plait.runner.domain.question import parse_time
-from plait.runner.domain.spending import cost
 from plait.runner.operations.compare_runs import ComparedTask, RunComparison, TaskDifference, compare_runs
 from plait.runner.operations.word_changes import Piece, word_changes
+from plait.usage import Usage, cost
 
 _CONTEXT = 8
 """The words of unchanged text that are shown on each side of a change."""
@@ -53,7 +53,7 @@ async def diff(path: StorePlace, a: str, b: str, as_json: bool) -> int:
 
 def _print_comparison(comparison: RunComparison) -> None:
     for name, run in (("run", comparison.before), ("other", comparison.after)):
-        print_field(name, f"{visible(run.run_id)}, {', '.join(_facts(run.status, run.spent, _duration(run)))}")
+        print_field(name, f"{visible(run.run_id)}, {', '.join(_facts(run.status, run.usage, _duration(run)))}")
     parted = comparison.parted
     if parted is not None:
         print_field("parted", f"at {_head(parted)}")
@@ -90,12 +90,12 @@ def _print_difference(task: TaskDifference) -> None:
 def _facts_of(task: ComparedTask) -> str:
     record = task.record
     error = f"{record.error_kind}: {one_line(record.error or '', 120)}" if record.error_kind else ""
-    return ", ".join([*_facts(record.status, record.spent, record.duration_s), *filter(None, [error])])
+    return ", ".join([*_facts(record.status, record.usage, record.duration_s), *filter(None, [error])])
 
 
-def _facts(status: str, spent: Spent, duration: float | None) -> Iterator[str]:
-    used = tokens(spent.input_tokens, spent.output_tokens)
-    yield from filter(None, [status, f"{used} tokens" if used else "", cost(spent), seconds(duration)])
+def _facts(status: str, usage: Usage, duration: float | None) -> Iterator[str]:
+    used = tokens(usage.input_tokens, usage.output_tokens)
+    yield from filter(None, [status, f"{used} tokens" if used else "", cost(usage), seconds(duration)])
 
 
 def _duration(run: RunRecord) -> float | None:

@@ -36,9 +36,9 @@ from plait.runner.cli.options import (
     json_option,
     store_option,
 )
-from plait.runner.domain.status import RUN_DONE, RunStatus
 from plait.runner.operations.inspect import shown_status
 from plait.runner.state.owner import Liveness, liveness
+from plait.statuses import RUN_DONE, RunStatus
 
 
 @click.command("doctor")

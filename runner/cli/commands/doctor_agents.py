@@ -14,9 +14,9 @@ from plait.runner.cli.options import (
     StorePlace,
     command_line,
 )
-from plait.runner.domain.status import RUN_DONE, RunStatus
 from plait.runner.state.attempt_files import run_folder
 from plait.runner.state.owner import seems_free
+from plait.statuses import RUN_DONE, RunStatus
 
 _MIB = 1 << 20
 

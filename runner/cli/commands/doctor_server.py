@@ -10,7 +10,7 @@ from plait.persistence.errors import StoreError
 from plait.persistence.findings import Finding, Fitness, checksums
 from plait.runner.cli.lookup import open_server
 from plait.runner.cli.options import ServerAddress
-from plait.runner.domain.status import TaskStatus
+from plait.statuses import TaskStatus
 
 if TYPE_CHECKING:
     from plait.persistence import PostgresStore

@@ -7,9 +7,9 @@ from collections import Counter
 from plait.runner.cli.display import report
 from plait.runner.cli.display.text import counted, one_line
 from plait.runner.cli.exits import COMPLETED, print_line
-from plait.runner.domain.status import RunStatus, TaskStatus
 from plait.runner.recovery.preview import Preview
 from plait.runner.recovery.resume_plan import ResumeAction, ResumeStep
+from plait.statuses import RunStatus, TaskStatus
 
 _WIDEST = max(len(action.value) for action in ResumeAction)
 _MOST_NAMED = 5

@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 import click
 
-from plait.backends.protocol import JsonValue
+from plait.json_form import JsonValue
 from plait.runner.cli.exits import CliError, redirect_prints
 from plait.runner.cli.forks import ForkOptions, parse_files, run_fork
 from plait.runner.cli.like import again_option, dry_run_option

@@ -23,10 +23,10 @@ from plait.runner.cli.options import (
     store_option,
 )
 from plait.runner.clock import iso
-from plait.runner.domain.status import RUN_DONE, RunStatus
 from plait.runner.operations.retention import Expiry, earlier_runs_needed, expired
 from plait.runner.state.orphans import delete_files, has_sessions
 from plait.runner.state.owner import Liveness, liveness
+from plait.statuses import RUN_DONE, RunStatus
 
 _UNITS = {"m": 60.0, "h": 3600.0, "d": 86400.0}
 

@@ -103,7 +103,7 @@ async def _load_run(path: StorePlace, word: str) -> tuple[RunRecord, tuple[TaskR
 
 def _node_style(task: TaskRecord, by: str | None) -> Look:
     status = TaskStatus(task.status)
-    count = tokens(task.spent.input_tokens, task.spent.output_tokens)
+    count = tokens(task.usage.input_tokens, task.usage.output_tokens)
     used = f"{count} tokens" if count else ""
     added = f"added by {by}" if by else ""
     note = " · ".join(filter(None, (status.value.replace("_", " "), seconds(task.duration_s), used, added)))

@@ -17,7 +17,8 @@ from plait.runner.cli.exits import COMPLETED, CliError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from plait.backends.protocol import Backend, JsonValue
+    from plait.backends.protocol import Backend
+    from plait.json_form import JsonValue
 
 
 @click.command("host")

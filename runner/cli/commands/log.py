@@ -30,9 +30,9 @@ from plait.runner.cli.options import (
     store_option,
 )
 from plait.runner.clock import iso
-from plait.runner.domain.status import RUN_DONE, RunStatus
 from plait.runner.operations.inspect import shown_status, task_infos
 from plait.runner.operations.run_log import RunLog, RunLogEntry
+from plait.statuses import RUN_DONE, RunStatus
 
 
 @click.command("log")

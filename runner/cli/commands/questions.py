@@ -26,11 +26,11 @@ from plait.runner.cli.options import (
     store_option,
 )
 from plait.runner.cli.stored_backends import inspecting_runner
-from plait.runner.domain.status import RUN_DONE, RunStatus, TaskStatus
 from plait.runner.operations.inspect import asks_as_json, shown_status
 from plait.runner.recovery.resume_plan import ResumeAction
 from plait.runner.state.codec import decode_task
 from plait.runner.state.owner import Liveness, liveness
+from plait.statuses import RUN_DONE, RunStatus, TaskStatus
 
 
 @click.command("questions")

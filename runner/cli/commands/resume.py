@@ -44,7 +44,6 @@ from plait.runner.cli.stored_backends import FileOptions, StoredBackends, cancel
 from plait.runner.domain.concurrency import DEFAULT_CONCURRENCY
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.result import RunResult
-from plait.runner.domain.status import RunStatus, TaskStatus
 from plait.runner.engine.inbox import is_to_be_cancelled
 from plait.runner.policies import policy_of
 from plait.runner.policies.orchestrator.policy import OrchestratorPolicy
@@ -53,6 +52,7 @@ from plait.runner.recovery.preview import Preview
 from plait.runner.recovery.resume_plan import RUNS, ResumeAction, plan_resume
 from plait.runner.state.codec import decode_dag
 from plait.runner.state.stored_run import StoredPolicy, has_ended
+from plait.statuses import RunStatus, TaskStatus
 
 
 @click.command("resume")

@@ -24,10 +24,10 @@ from plait.runner.cli.options import (
     json_option,
     store_option,
 )
-from plait.runner.domain.spending import cost
-from plait.runner.domain.status import RunStatus, TaskStatus
 from plait.runner.operations.inspect import run_info, shown_status
 from plait.runner.state.owner import Liveness, liveness
+from plait.statuses import RunStatus, TaskStatus
+from plait.usage import cost
 
 
 @click.command("runs")
@@ -113,7 +113,7 @@ def _print_if_more(runs: Sequence[RunRecord], found: Sequence[RunRecord]) -> Non
 
 def _long_row(row: tuple[str, ...], run: RunRecord, held: int) -> tuple[str, ...]:
     *row_start, created = row
-    used = tokens(run.spent.input_tokens, run.spent.output_tokens)
+    used = tokens(run.usage.input_tokens, run.usage.output_tokens)
     return (*row_start, used, size(held), created, _owner(run))
 
 
@@ -150,7 +150,7 @@ def _run_row(run: RunRecord) -> tuple[str, ...]:
         one_line(run.name, 40),
         info.status_text,
         _progress(run),
-        "unknown" if run.spent.cost_is_unknown else cost(run.spent),
+        "unknown" if run.usage.cost_is_unknown else cost(run.usage),
         age(time.time() - created),
     )
 

@@ -36,11 +36,11 @@ from plait.runner.cli.options import (
     store_option,
 )
 from plait.runner.cli.stored_runners import StoredRunners
-from plait.runner.domain.status import RunStatus
 from plait.runner.errors import PlaitError, RunOwned
 from plait.runner.operations.inspect import shown_status
 from plait.runner.parallel import CANCEL_GRACE_SECONDS
 from plait.runner.service import RunService
+from plait.statuses import RunStatus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine

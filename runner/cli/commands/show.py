@@ -14,9 +14,8 @@ from typing import Any
 import anyio
 import click
 
-from plait.backends.protocol import NO_USAGE
 from plait.persistence.protocol import Store
-from plait.persistence.records import AttemptRecord, EventRecord, MessageRecord, RunRecord, Spent, TaskRecord
+from plait.persistence.records import AttemptRecord, EventRecord, MessageRecord, RunRecord, TaskRecord
 from plait.runner.cli.display.report import WHY_STOPPED, print_json
 from plait.runner.cli.display.sections import print_answers, print_field, print_question, print_section, print_table
 from plait.runner.cli.display.text import coloured, counted, one_line, seconds, tokens, visible
@@ -38,8 +37,6 @@ from plait.runner.cli.options import (
 )
 from plait.runner.domain.events import BackendThrottled
 from plait.runner.domain.groups import group_of, groups_of
-from plait.runner.domain.spending import cost, token_parts
-from plait.runner.domain.status import TASK_DONE, RunStatus, TaskStatus
 from plait.runner.domain.waiting import WaitKind, WaitReason
 from plait.runner.operations.compare_runs import cut_offs
 from plait.runner.operations.inspect import TaskInfo, run_info, shown_status, task_infos, throttled_backends
@@ -47,6 +44,8 @@ from plait.runner.operations.task_detail import TaskDetail
 from plait.runner.state.kept_answers import KEPT
 from plait.runner.state.placements import placed_attempts
 from plait.runner.state.reusable_answers import REUSED, Reuse
+from plait.statuses import TASK_DONE, RunStatus, TaskStatus
+from plait.usage import NO_USAGE, Usage, cost, token_parts
 
 _SETTINGS = ("model", "temperature")
 """Settings of a task in place of those of its backend, beside the system prompt."""
@@ -251,9 +250,9 @@ def _print_run(
     _print_field("owner", f"process {owner.pid} on {owner.host}" if owner and status is RunStatus.RUNNING else None)
     for one in throttled:
         _print_field("throttled", throttling_line(one, time.time()))
-    _print_tokens(run.spent)
-    _print_cost(run.spent)
-    models = Counter(task.spent.model for task in tasks if task.spent.model is not None)
+    _print_tokens(run.usage)
+    _print_cost(run.usage)
+    models = Counter(task.usage.model for task in tasks if task.usage.model is not None)
     each = (f"{name} ({counted(number, 'task')})" for name, number in models.most_common())
     _print_field("model", next(iter(models)) if len(models) == 1 else ", ".join(each))
     print_line("")
@@ -270,14 +269,14 @@ def _parent(settings: Mapping[str, Any]) -> str | None:
     return f"{reuse.like} (fork from {', '.join(reuse.fresh)})"
 
 
-def _print_tokens(spent: Spent) -> None:
-    used, parts = tokens(spent.input_tokens, spent.output_tokens), token_parts(spent)
+def _print_tokens(usage: Usage) -> None:
+    used, parts = tokens(usage.input_tokens, usage.output_tokens), token_parts(usage)
     _print_field("tokens", f"{used} ({parts})" if parts else used)
 
 
-def _print_cost(spent: Spent) -> None:
-    named = f" for model {spent.model}" if spent.cost_is_unknown and spent.model else ""
-    _print_field("cost", cost(spent).removeprefix("cost ") + named)
+def _print_cost(usage: Usage) -> None:
+    named = f" for model {usage.model}" if usage.cost_is_unknown and usage.model else ""
+    _print_field("cost", cost(usage).removeprefix("cost ") + named)
 
 
 def _describe_progress(run: RunRecord) -> str:
@@ -377,7 +376,7 @@ def _print_task(run: RunRecord, task: TaskRecord, messages: Sequence[MessageReco
     print_line(f"{'status':<9} {coloured(task.status, task.status, sys.stdout)}")
     _print_field("waits", None if waits is None else waits.text)
     _print_field("backend", task.backend)
-    _print_field("model", task.spent.model)
+    _print_field("model", task.usage.model)
     _print_field("after", ", ".join(task.depends_on))
     _print_field("continues", _continued(task))
     spec = json.loads(task.spec)
@@ -388,11 +387,11 @@ def _print_task(run: RunRecord, task: TaskRecord, messages: Sequence[MessageReco
     _print_field("added by", task.added_by)
     _print_field("session", task.session_id)
     _print_field("time", seconds(task.duration_s))
-    _print_tokens(task.spent)
+    _print_tokens(task.usage)
     later = [one for one in messages if one.attempt == 0]
     if used := tokens(sum(one.input_tokens for one in later), sum(one.output_tokens for one in later)):
         print_line(f"{'':<9} and {used} in turns after the run, not included above")
-    _print_cost(task.spent)
+    _print_cost(task.usage)
     _print_field("error", f"{task.error_kind}: {task.error}" if task.error_kind else None)
 
 
@@ -422,9 +421,9 @@ def _print_attempts(attempts: Sequence[AttemptRecord], places: Mapping[int, str]
             _where(one, places.get(one.attempt)),
             one.started_at,
             seconds(one.duration_s),
-            tokens(one.spent.input_tokens, one.spent.output_tokens),
-            "unknown" if one.spent.cost_is_unknown else cost(one.spent),
-            "; ".join(filter(None, (token_parts(one.spent), _attempt_error(one)))),
+            tokens(one.usage.input_tokens, one.usage.output_tokens),
+            "unknown" if one.usage.cost_is_unknown else cost(one.usage),
+            "; ".join(filter(None, (token_parts(one.usage), _attempt_error(one)))),
         )
         for one in attempts
     ]
@@ -433,7 +432,7 @@ def _print_attempts(attempts: Sequence[AttemptRecord], places: Mapping[int, str]
 
 def _where(attempt: AttemptRecord, place: str | None) -> str:
     """Return the backend, its model, and the host."""
-    model = "" if attempt.spent.model is None else f" ({attempt.spent.model})"
+    model = "" if attempt.usage.model is None else f" ({attempt.usage.model})"
     return one_line(f"{attempt.backend}{model}{'' if place is None else f' on {place}'}")
 
 

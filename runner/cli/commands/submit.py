@@ -10,8 +10,9 @@ from typing import Any
 import anyio
 import click
 
-from plait.backends.protocol import Backend, Conversation, ConversationRequest, JsonValue
+from plait.backends.protocol import Backend, Conversation, ConversationRequest
 from plait.backends.spec.build import BackendSpec, FunctionSpec
+from plait.json_form import JsonValue
 from plait.persistence.protocol import Store
 from plait.runner import Plan
 from plait.runner.cli.backends import BackendOptions, BackendSet, backend_set_of_plan, required_backends

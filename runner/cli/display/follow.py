@@ -14,7 +14,7 @@ from types import FrameType
 import anyio
 import anyio.abc
 
-from plait.backends.protocol import JsonValue
+from plait.json_form import JsonValue
 from plait.persistence import StoreError
 from plait.persistence.protocol import Store
 from plait.runner import PlaitError
@@ -29,10 +29,10 @@ from plait.runner.cli.signals import end_at_second
 from plait.runner.domain import events
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.result import RunResult
-from plait.runner.domain.spending import lacks_price
-from plait.runner.domain.status import RunStatus, TaskStatus
 from plait.runner.domain.waiting import Limits
 from plait.runner.run import Run
+from plait.statuses import RunStatus, TaskStatus
+from plait.usage import lacks_price
 
 _REFRESH = 0.2  # seconds
 _SHOW_CURSOR = b"\x1b[?25h"

@@ -18,8 +18,8 @@ from plait.runner.cli.display.progress import Progress, RunningAttempt
 from plait.runner.cli.display.text import COLOURS, columns, last_cells, one_line, seconds, tokens
 from plait.runner.cli.display.waits import throttling_line
 from plait.runner.domain import events
-from plait.runner.domain.spending import cost
-from plait.runner.domain.status import TaskStatus
+from plait.statuses import TaskStatus
+from plait.usage import cost
 
 _MANY = 100  # tasks; in larger runs completed tasks get no line
 _BAR = 24

@@ -7,15 +7,15 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TypeAlias
 
-from plait.backends.protocol import JsonValue
+from plait.json_form import JsonValue
 from plait.persistence.records import EventKind
 from plait.runner.cli.display.text import coloured, counted, one_line, seconds, tokens, visible
 from plait.runner.cli.display.waits import wait_line
 from plait.runner.domain.events import BackendThrottled, HostAway
-from plait.runner.domain.spending import dollars
-from plait.runner.domain.status import TaskStatus
 from plait.runner.operations.inspect import stored_away, stored_throttling
 from plait.runner.operations.run_log import RunLogEntry
+from plait.statuses import TaskStatus
+from plait.usage import dollars
 
 _LONGEST = 300
 Detail: TypeAlias = "Mapping[str, JsonValue]"

@@ -9,8 +9,8 @@ from plait.runner.cli.display.text import counted, one_line, seconds, tokens
 from plait.runner.cli.display.waits import wait_line
 from plait.runner.cli.exits import print_note
 from plait.runner.domain import events
-from plait.runner.domain.spending import cost
-from plait.runner.domain.status import TaskStatus
+from plait.statuses import TaskStatus
+from plait.usage import cost
 
 _LONGEST_ERROR = 300
 

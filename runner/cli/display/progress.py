@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import islice
 
-from plait.backends.protocol import NO_USAGE, Usage
 from plait.runner.domain import events
 from plait.runner.domain.dag import DAG
-from plait.runner.domain.status import TASK_DONE, RunStatus, TaskStatus
 from plait.runner.domain.waiting import NO_LIMITS, Limits, WaitingRun, WaitReason, Waits, stored_limits
+from plait.statuses import TASK_DONE, RunStatus, TaskStatus
+from plait.usage import NO_USAGE, Usage
 
 _LONGEST = 400  # characters of the output of a task that are kept
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from plait.backends.extras import install_command
 from plait.backends.prices import list_version
-from plait.backends.protocol import JsonValue
+from plait.json_form import JsonValue
 from plait.runner.cli import exits
 from plait.runner.cli.display.text import coloured, counted, one_line, seconds, tokens, visible, without_controls
 from plait.runner.cli.display.waits import named_tasks
@@ -22,11 +22,11 @@ from plait.runner.cli.options import (
 )
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.result import RunResult, TaskResult
-from plait.runner.domain.spending import cost, lacks_price, token_parts
-from plait.runner.domain.status import RunStatus, TaskStatus
 from plait.runner.operations.inspect import usage_as_json
 from plait.runner.policies.orchestrator.policy import Loop, Stop
 from plait.runner.state.codec import to_json
+from plait.statuses import RunStatus, TaskStatus
+from plait.usage import cost, lacks_price, token_parts
 
 _MOST_FAILURES = 10
 _MOST_MODELS = 3

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from plait.backends.protocol import NO_USAGE
 from plait.runner.cli.display import report
 from plait.runner.cli.display.text import one_line
 from plait.runner.cli.exits import COMPLETED, print_line
-from plait.runner.domain.spending import cost
 from plait.runner.operations.preview_reuse import ReuseAction, ReusePreview, ReuseStep
+from plait.usage import NO_USAGE, cost
 
 _WIDEST = max(len(action.value) for action in ReuseAction)
 _MOST_REUSED = 20

@@ -15,7 +15,7 @@ from typing import IO
 
 import click
 
-from plait.runner.domain.status import RunStatus, TaskStatus
+from plait.statuses import RunStatus, TaskStatus
 
 # C0 except newline and tab, DEL, C1, and lone surrogates, which no encoding has.
 _CONTROLS = "\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff"

@@ -14,14 +14,14 @@ from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any, cast
 
-from plait.backends.protocol import JsonInput, JsonValue
+from plait.json_form import JsonInput, JsonValue
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.policy import Decision, RunView
-from plait.runner.domain.status import RunStatus, TaskStatus
 from plait.runner.domain.task import Task
 from plait.runner.policies.orchestrator.evidence import EXECUTED, WorkState, digest, identity, is_work
 from plait.runner.policies.orchestrator.prompts import ANSWER_ID, LoopPrompts, Team
 from plait.runner.policies.orchestrator.replies import KnownTasks, ModelRequest, ParsedReply, read_plan, read_reflection
+from plait.statuses import RunStatus, TaskStatus
 
 _MOST_REASONS = 10
 _LONGEST_NAME = 40

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
-from plait.backends.protocol import JsonValue
+from plait.json_form import JsonValue
 from plait.runner.domain.task import Task
 
 PLANNER, EXECUTOR, REFLECTOR = "planner", "executor", "reflector"

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
-from plait.backends.protocol import JsonValue
+from plait.json_form import JsonValue
 from plait.runner.domain.dag import nearest, sort_names
 from plait.runner.domain.task import Task
 from plait.runner.policies.orchestrator.prompts import LoopPrompts

@@ -25,7 +25,7 @@ from plait.backends import (
     Reply,
 )
 from plait.backends.contract import BackendContract, Subject
-from plait.backends.protocol import Usage
+from plait.usage import Usage
 from tests.support.agents.homes import Home, fails, send, send_opened, until
 from tests.support.processes.warm import Warm
 

@@ -8,10 +8,11 @@ import pytest
 
 from plait.backends import BackendError, CodexBackend
 from plait.backends.agents.session_locks import Sessions
-from plait.backends.protocol import Files, Usage
+from plait.backends.protocol import Files
 from plait.persistence import SQLiteStore
 from plait.runner import DAG, ParallelRunner, Retry, Task, TaskStatus
 from plait.runner.engine.attempt import INTERRUPTED
+from plait.usage import Usage
 from tests.support.agents.homes import Home, send
 
 SCHEMA = {"type": "object", "properties": {"mood": {"type": "string"}}, "required": ["mood"]}
@@ -100,6 +101,6 @@ async def test_a_turn_beyond_its_tasks_time_says_what_it_cost_and_is_gone_on_wit
         result = await ParallelRunner(home.claude(), store=store).run(dag)
         first, second = await store.list_attempts(result.run_id, "b")
     assert (result["a"].error_kind, result["a"].error) == ("timeout", "no answer within the task's timeout of 3 s")
-    assert result["a"].usage.input_tokens == first.spent.input_tokens == 20
-    assert (result["b"].status, second.spent.input_tokens) == (TaskStatus.COMPLETED, 10)
+    assert result["a"].usage.input_tokens == first.usage.input_tokens == 20
+    assert (result["b"].status, second.usage.input_tokens) == (TaskStatus.COMPLETED, 10)
     assert home.prompts[-1] == INTERRUPTED

@@ -19,7 +19,7 @@ from plait.backends.agents.error_kinds import (
 )
 from plait.backends.agents.protocol import ProcessEnd
 from plait.backends.errors import BackendError, ErrorKind
-from plait.backends.protocol import Usage
+from plait.usage import Usage
 
 PHRASES = {
     "You have reached your usage limit": "rate_limited",

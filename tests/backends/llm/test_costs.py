@@ -11,7 +11,7 @@ import pytest
 from plait.backends import BackendError, ConversationRequest, Price, Usage
 from plait.runner import DAG, ParallelRunner, Task
 from plait.runner.domain import events as events_of_run
-from plait.runner.domain.spending import cost
+from plait.usage import cost
 from tests.support.remotes import dialect, make
 from tests.support.wire import Answer, ChatCompletions, Dialect, Messages, events, plain, serve
 

@@ -155,5 +155,5 @@ async def look(folder: Path) -> str:
         database.close()
     fields = "task_id", "attempt", "status", "text", "error_kind", "error", "depends_on"
     told = [{name: getattr(task, name) for name in fields} for task in tasks]
-    tried = [{"task_id": one.task_id, "status": one.status, "input_tokens": one.spent.input_tokens} for one in attempts]
-    return json.dumps([told, tried, run.spent.cost_usd or 0.0, sha256])
+    tried = [{"task_id": one.task_id, "status": one.status, "input_tokens": one.usage.input_tokens} for one in attempts]
+    return json.dumps([told, tried, run.usage.cost_usd or 0.0, sha256])

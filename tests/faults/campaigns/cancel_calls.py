@@ -14,10 +14,11 @@ import anyio
 import anyio.lowlevel
 
 from plait.backends.errors import BackendError, ErrorKind
-from plait.backends.protocol import ConversationRequest, Reply, Usage
+from plait.backends.protocol import ConversationRequest, Reply
 from plait.persistence import Batch, Note, SQLiteStore
 from plait.persistence.changes import LeaseRenewed
 from plait.runner import DAG, ParallelRunner, Retry, Task
+from plait.usage import Usage
 
 RUN: Final = "r"
 DIAMOND: Final = DAG(

@@ -12,7 +12,7 @@ from pathlib import Path
 from plait.persistence import SQLiteStore
 from plait.persistence.records import AttemptRecord, MessageRecord, RunRecord, TaskRecord
 from plait.runner import ParallelRunner, RunStatus, TaskStatus
-from plait.runner.domain.status import TASK_DONE
+from plait.statuses import TASK_DONE
 from tests.faults.campaigns.cancel_calls import DIAMOND, RUN, TEXTS, Server
 from tests.support.cancelling import Cancelled
 

@@ -14,7 +14,7 @@ from operator import getitem
 from typing import Any, cast
 from unittest import mock
 
-from plait.backends.protocol import JsonValue
+from plait.json_form import JsonValue
 from plait.runner import parallel
 from plait.runner.domain.task import Task
 from plait.runner.engine import outcome

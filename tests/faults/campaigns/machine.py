@@ -19,11 +19,12 @@ from hypothesis import seed as seeded
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule, run_state_machine_as_test
 
-from plait.persistence import Spent, TaskCompleted, TaskStarted
+from plait.persistence import TaskCompleted, TaskStarted
 from plait.persistence.contract.samples import TASKS, at
 from plait.persistence.old_tables.task_cache import TaskCache
 from plait.persistence.sqlite import statements
 from plait.persistence.sqlite import writer as writing
+from plait.usage import Usage
 from tests.faults.campaigns.report import Report, Scale
 from tests.persistence.test_state_machine import RUNS, SAID, TEXTS, StoreMachine
 
@@ -55,7 +56,7 @@ class Machine(StoreMachine):
         tasks = [task for task in self.do(self.model.list_tasks(run_id)) if task.status == "completed"]
         if tasks:
             task = data.draw(st.sampled_from(tasks))
-            self.add(run_id, TaskCompleted(at(6), task.task_id, task.attempt, TEXTS[said], None, Spent(5, 6, 0.5), 1.5))
+            self.add(run_id, TaskCompleted(at(6), task.task_id, task.attempt, TEXTS[said], None, Usage(5, 6, 0.5), 1.5))
 
 
 def run(*, scale: Scale, seed: int = 0) -> Report:

@@ -18,7 +18,6 @@ from plait.persistence.errors import Conflict, Fenced, StoreError
 from plait.persistence.records import TaskRecord
 from plait.runner import parallel
 from plait.runner.domain import events
-from plait.runner.domain.status import TaskStatus
 from plait.runner.engine import checkpointer as checkpoint
 from plait.runner.engine import executor as execution
 from plait.runner.engine.checkpointer import WritePosition
@@ -31,6 +30,7 @@ from plait.runner.scheduling import scheduler as schedule
 from plait.runner.scheduling import slots as places
 from plait.runner.state import run_state as state
 from plait.runner.state import stored_run as stored
+from plait.statuses import TaskStatus
 
 
 def _dependents_before_commit() -> AbstractContextManager[object]:

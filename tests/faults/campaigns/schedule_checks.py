@@ -10,7 +10,7 @@ from plait.persistence import StoreError
 from plait.persistence.records import TaskRecord
 from plait.runner import OwnershipLost, PlaitError, RunOwned, RunResult, RunStatus, TaskStatus
 from plait.runner.domain import events
-from plait.runner.domain.status import TASK_DONE
+from plait.statuses import TASK_DONE
 from tests.support.stores.faulty_store import at_once
 from tests.support.story import Ending
 from tests.support.world import RUN, World
@@ -125,7 +125,7 @@ def _check_same(world: World, result: RunResult, status: str, stored: Mapping[st
             world.wrong(f"the result of {task_id} is {seen}, stored is {record.status, record.attempt, record.text}")
         if task.status in TASK_DONE - {TaskStatus.CANCELLED} and (task.error_kind, task.usage.input_tokens) != (
             record.error_kind,
-            record.spent.input_tokens,
+            record.usage.input_tokens,
         ):
             world.wrong(f"the result of {task_id} is {task}, stored is {record}")
 

@@ -26,8 +26,8 @@ from anyio.abc import TaskGroup
 
 from plait.persistence import MemoryStore, StoreError
 from plait.runner import ParallelRunner, PlaitError, Run, RunNotFound, RunNotResumable, RunOwned, RunStatus, TaskStatus
-from plait.runner.domain.status import RUN_DONE
 from plait.runner.engine.feed import EventReader
+from plait.statuses import RUN_DONE
 from tests.faults.campaigns.report import Report, Scale
 from tests.faults.campaigns.schedule_bugs import BUGS
 from tests.faults.campaigns.schedule_checks import Outcome, check_ended, check_round, was_cancelled

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from plait.backends import Question
-from plait.backends.protocol import JsonValue
+from plait.json_form import JsonValue
 from plait.runner.domain.question import Asking, Way
 
 

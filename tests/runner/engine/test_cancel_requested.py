@@ -114,7 +114,7 @@ async def test_an_attempt_that_breaks_off_is_cancelled_and_neither_failed_nor_re
     assert (result["a"].status, result["a"].attempts, result["a"].usage) == (TaskStatus.CANCELLED, 1, Usage(7, 1))
     assert seen[-3:] == ["run_cancelling", "task_cancelled", "run_cancelled"]
     (attempt,) = await store.list_attempts("r", "a")
-    assert (attempt.status, attempt.spent.input_tokens) == ("cancelled", 7)
+    assert (attempt.status, attempt.usage.input_tokens) == ("cancelled", 7)
 
 
 @pytest.mark.parametrize("seconds", [0.0, 600.0])

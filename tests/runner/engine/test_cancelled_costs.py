@@ -9,7 +9,7 @@ from typing import Self
 import anyio
 
 from plait.backends import ConversationRequest, Output, Reply, Usage
-from plait.persistence import Spent, Store
+from plait.persistence import Store
 from plait.runner import DAG, ParallelRunner, RunStatus, Task
 
 SO_FAR, THEN, WHOLE = Usage(40, 3), Usage(100, 7, 0.25), Usage(120, 9, 0.5)
@@ -65,12 +65,12 @@ async def ended(store: Store, agent: Agent, how: str) -> Usage:
 async def test_a_cancelled_turn_has_cost_what_it_had_said(store: Store) -> None:
     assert await ended(store, Agent(), "cancel") == WHOLE + THEN
     tasks = {task.task_id: task for task in await store.list_tasks("r")}
-    assert [replace(tasks[name].spent, model=None) for name in "bc"] == [Spent(100, 7, 0.25), Spent()]
+    assert [replace(tasks[name].usage, model=None) for name in "bc"] == [Usage(100, 7, 0.25), Usage()]
     (attempt,) = await store.list_attempts("r", "b")
-    assert (attempt.status, attempt.spent.input_tokens, attempt.spent.cost_usd) == ("cancelled", 100, 0.25)
+    assert (attempt.status, attempt.usage.input_tokens, attempt.usage.cost_usd) == ("cancelled", 100, 0.25)
     record = await store.get_run("r")
     assert record is not None
-    assert record.spent == Spent(220, 16, 0.75)
+    assert record.usage == Usage(220, 16, 0.75)
 
 
 async def test_a_stopped_turn_is_not_counted_twice(store: Store) -> None:
@@ -99,7 +99,7 @@ async def test_an_earlier_attempts_word_is_not_the_last_ones(store: Store) -> No
     failed: list[str] = []
     assert await ended(store, Once(), "cancel") == THEN
     attempts = [attempt for name in "ab" for attempt in await store.list_attempts("r", name)]
-    assert sorted(attempt.spent.input_tokens for attempt in attempts) == [0, 100]
+    assert sorted(attempt.usage.input_tokens for attempt in attempts) == [0, 100]
 
 
 async def test_a_turn_that_timed_out_has_cost_what_it_had_said(store: Store) -> None:
@@ -107,4 +107,4 @@ async def test_a_turn_that_timed_out_has_cost_what_it_had_said(store: Store) -> 
     result = await ParallelRunner(Agent(), store=store).run(dag, "r")
     assert (result["b"].error_kind, result.usage) == ("timeout", THEN)
     (attempt,) = await store.list_attempts("r", "b")
-    assert (attempt.spent.input_tokens, attempt.spent.cost_usd) == (100, 0.25)
+    assert (attempt.usage.input_tokens, attempt.usage.cost_usd) == (100, 0.25)

@@ -190,7 +190,7 @@ def test_a_task_with_for_each_has_no_element_and_plans_nothing() -> None:
 
 
 async def test_a_part_may_wait_for_a_person(store: Store) -> None:
-    from plait.backends.protocol import Question
+    from plait.dialogue import Question
 
     def answer(prompt: str, request: ConversationRequest) -> str | Reply:
         if prompt == "source":

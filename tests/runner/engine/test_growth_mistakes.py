@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.backends import BackendError, ErrorKind
-from plait.backends.protocol import ConversationRequest, Question, Reply
+from plait.backends.protocol import ConversationRequest, Reply
+from plait.dialogue import Question
 from plait.persistence import MemoryStore, Store
 from plait.runner import DAG, Decision, GrowthLimits, OpenQuestion, ParallelRunner, Retry, RunStatus, Task, TaskStatus
 from tests.support.fakes import QuickClock, Talker

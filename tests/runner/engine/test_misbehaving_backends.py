@@ -13,7 +13,7 @@ import anyio.lowlevel
 import pytest
 
 from plait.backends import BackendError, ConversationRequest, ErrorKind, Message, Output, Reply, Usage
-from plait.persistence import MemoryStore, Spent, SQLiteStore, Store
+from plait.persistence import MemoryStore, SQLiteStore, Store
 from plait.runner import DAG, ParallelRunner, Retry, RunStatus, Task, TaskStatus
 from plait.runner.domain.events import TaskOutput
 from tests.support.fakes import Talker
@@ -239,10 +239,10 @@ async def test_what_a_failed_turn_cost_is_counted(kind: str, sqlite_store: SQLit
     result = await ParallelRunner(Talker(lambda *_: costly), store=store).run(dag)
     assert result["a"].usage == Usage(10, 5, 0.25)
     attempts = await store.list_attempts(result.run_id)
-    assert [(a.status, a.spent) for a in attempts] == [("retried", Spent(10, 5, 0.25)), ("failed", Spent(10, 5, 0.25))]
+    assert [(a.status, a.usage) for a in attempts] == [("retried", Usage(10, 5, 0.25)), ("failed", Usage(10, 5, 0.25))]
     record = await store.get_run(result.run_id)
     assert record is not None
-    assert record.spent == Spent(20, 10, 0.5)
+    assert record.usage == Usage(20, 10, 0.5)
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,7 @@ async def test_every_attempt_keeps_its_own_also_for_a_resume() -> None:
     again = await ParallelRunner(Talker(say), store=store).resume(result.run_id)
     assert [again[name].usage for name in "ab"] == [result[name].usage for name in "ab"]
     attempts = await store.list_attempts(result.run_id)
-    assert [(one.task_id, one.attempt, one.spent.model) for one in attempts] == [
+    assert [(one.task_id, one.attempt, one.usage.model) for one in attempts] == [
         ("a", 1, "first"),
         ("a", 2, "second"),
         ("b", 1, None),
@@ -120,7 +120,7 @@ async def test_no_answer_and_no_cost_is_lost_for_the_name_that_a_backend_gives(
     store = MemoryStore()
     result = await ParallelRunner(backend, store=store).run(DAG([Task("a", prompt="a")]))
     (task,) = await store.list_tasks(result.run_id)
-    assert (result["a"].error, task.spent.input_tokens, task.spent.model) == ("no key" if fails else None, 2, kept)
+    assert (result["a"].error, task.usage.input_tokens, task.usage.model) == ("no key" if fails else None, 2, kept)
     assert fails or result["a"].usage == Usage(2, 2, model=kept)
 
 
@@ -212,4 +212,4 @@ async def test_two_models_of_one_backend_are_told_apart(tmp_path: Path) -> None:
     assert [one["detail"]["model"] for one in ended] == ["old-2026", "new-2026"]
     async with SQLiteStore(tmp_path / ".plait" / "plait.db", mode="read") as store:
         (run,) = await store.list_runs()
-        assert [task.spent.model for task in await store.list_tasks(run.run_id)] == ["old-2026", "new-2026"]
+        assert [task.usage.model for task in await store.list_tasks(run.run_id)] == ["old-2026", "new-2026"]

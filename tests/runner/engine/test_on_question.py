@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from plait.backends import ask
-from plait.backends.protocol import JsonValue
+from plait.json_form import JsonValue
 from plait.persistence import Store
 from plait.runner import (
     DAG,

@@ -11,7 +11,7 @@ import pytest
 from plait import DAG, Message, OpenAIBackend, ParallelRunner, Price, Reply, Retry, RunStatus, SQLiteStore, Task, Usage
 from plait.backends import BackendError, Billing, ConversationRequest, ErrorKind
 from plait.backends.prices import UNBILLED
-from plait.backends.protocol import NO_USAGE
+from plait.usage import NO_USAGE
 from tests.support.wire import ChatCompletions, Script, events, serve
 
 if TYPE_CHECKING:
@@ -57,9 +57,9 @@ async def test_a_task_is_priced_by_the_users_line_with_its_cached_tokens(tmp_pat
         assert (result.usage.cache_read_tokens, result.usage.reasoning_tokens) == (800, 120)
         run = await store.get_run("r")
         assert run is not None
-        assert run.spent.cost_usd == pytest.approx(2 * COST)
-        assert (run.spent.cache_read_tokens, run.spent.cache_write_tokens) == (800, 200)
-        assert [one.spent.cost_usd for one in await store.list_attempts("r")] == [pytest.approx(COST)] * 2
+        assert run.usage.cost_usd == pytest.approx(2 * COST)
+        assert (run.usage.cache_read_tokens, run.usage.cache_write_tokens) == (800, 200)
+        assert [one.usage.cost_usd for one in await store.list_attempts("r")] == [pytest.approx(COST)] * 2
 
 
 async def test_the_list_prices_a_task_and_is_loaded_by_the_first_that_needs_it(tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ async def test_a_sum_with_an_unknown_cost_says_that_it_is_partial(tmp_path: Path
         assert (result["a"].usage.cost_is_unknown, result["b"].usage.cost_usd) == (True, 0.125)
         run = await store.get_run("r")
         assert run is not None
-        for total in (result.usage, run.spent):
+        for total in (result.usage, run.usage):
             assert (total.cost_usd, total.cost_is_partial, total.cost_is_unknown) == (0.125, True, False)
 
 
@@ -137,7 +137,7 @@ async def test_a_failed_attempt_costs_what_it_used(tmp_path: Path) -> None:
         result = await runner.run(DAG([Task("a", "x", retry=retry)]), run_id="r")
         attempts = await store.list_attempts("r")
     assert result.status is RunStatus.FAILED
-    assert [(one.status, one.spent.cost_usd) for one in attempts] == [
+    assert [(one.status, one.usage.cost_usd) for one in attempts] == [
         ("retried", pytest.approx(COST)),
         ("failed", pytest.approx(COST)),
     ]
@@ -157,7 +157,7 @@ async def test_the_cost_is_summed_over_resumes(tmp_path: Path) -> None:
         assert again.usage.cache_read_tokens == 400
         run = await store.get_run("r")
         assert run is not None
-        assert run.spent.cost_usd == pytest.approx(2 * plain + cached)
+        assert run.usage.cost_usd == pytest.approx(2 * plain + cached)
 
 
 async def test_a_wrong_price_is_refused_at_once() -> None:

@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from plait.backends import ask
-from plait.backends.protocol import JsonValue
+from plait.json_form import JsonValue
 from plait.persistence import MemoryStore, Note, Store
 from plait.runner import DAG, ParallelRunner, RunStatus, Task
 from plait.runner.clock import iso

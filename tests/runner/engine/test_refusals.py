@@ -12,7 +12,8 @@ import pytest
 
 from plait import ask
 from plait.backends.errors import BackendError, ErrorKind
-from plait.backends.protocol import Question, Reply
+from plait.backends.protocol import Reply
+from plait.dialogue import Question
 from plait.persistence import Batch, Conflict, MemoryStore, SQLiteStore, Store, StoreError
 from plait.persistence.changes import (
     Change,

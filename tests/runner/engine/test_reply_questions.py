@@ -9,18 +9,12 @@ import pytest
 
 from plait.backends import ask
 from plait.backends.errors import BackendError, ErrorKind
-from plait.backends.protocol import (
-    Answer,
-    Conversation,
-    ConversationRequest,
-    JsonValue,
-    Message,
-    Question,
-    Reply,
-    Usage,
-)
+from plait.backends.protocol import Conversation, ConversationRequest, Reply
+from plait.dialogue import Answer, Message, Question
+from plait.json_form import JsonValue
 from plait.persistence import Store
 from plait.runner import DAG, FailureMode, OpenQuestion, ParallelRunner, PlaitError, Retry, RunStatus, Task, TaskStatus
+from plait.usage import Usage
 from tests.support.fakes import QuickClock, Talker, failing
 
 TALK = DAG(
@@ -86,7 +80,7 @@ async def test_the_answer_goes_on_with_the_same_conversation(store: Store, own_i
         assert words(request.history) == CONVERSATION[:said]
     assert await told(store, first.run_id) == CONVERSATION[2:]
     attempts = await store.list_attempts(first.run_id, "a")
-    assert [(one.status, one.spent.output_tokens) for one in attempts] == [("asked", 0), ("asked", 7), ("completed", 5)]
+    assert [(one.status, one.usage.output_tokens) for one in attempts] == [("asked", 0), ("asked", 7), ("completed", 5)]
 
 
 async def test_a_conversation_is_whole_in_memory_and_for_a_person_who_goes_on_with_it(store: Store) -> None:

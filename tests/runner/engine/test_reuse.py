@@ -142,7 +142,7 @@ async def test_another_function_runs_again_and_an_answer_costs_nothing_and_names
     same = await ParallelRunner(one, store=kept).run(dag, "same", like="first")
     assert (other.text["a"], same.text["a"]) == ("two", "one")
     (attempt,) = await kept.list_attempts("same", "a")
-    assert (attempt.backend, attempt.spent.input_tokens) == ("reused from first", 0)
+    assert (attempt.backend, attempt.usage.input_tokens) == ("reused from first", 0)
     assert [one.content for one in await kept.list_messages("same", "a")] == ["a", "one"]
 
 

@@ -6,7 +6,7 @@ import anyio
 import pytest
 
 from plait.backends import BackendError, ErrorKind, FunctionBackend, ask
-from plait.backends.protocol import Message
+from plait.dialogue import Message
 from plait.persistence import Batch, Conflict, MemoryStore, SQLiteStore, Store
 from plait.runner import (
     DAG,

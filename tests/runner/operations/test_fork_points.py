@@ -13,8 +13,8 @@ from plait.backends.protocol import ConversationRequest
 from plait.persistence import MemoryStore
 from plait.runner import DAG, OpenQuestion, ParallelRunner, PlaitError, RunStatus, Task
 from plait.runner.domain.events import TaskCompleted
-from plait.runner.domain.status import TaskStatus
 from plait.runner.operations.fork_run import Fork
+from plait.statuses import TaskStatus
 
 ANSWERS: dict[str, object] = {
     "l": ["x", "y", "z"],

@@ -10,7 +10,8 @@ import anyio
 import pytest
 
 from plait.backends import BackendError, ErrorKind
-from plait.backends.protocol import ConversationRequest, Question, Reply
+from plait.backends.protocol import ConversationRequest, Reply
+from plait.dialogue import Question
 from plait.persistence import MemoryStore, Store
 from plait.runner import DAG, Decision, GrowthLimits, ParallelRunner, RunStatus, RunView, Task, TaskStatus
 from plait.runner.domain import events

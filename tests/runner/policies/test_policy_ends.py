@@ -8,7 +8,7 @@ from dataclasses import replace
 import anyio
 
 from plait.backends import BackendError, ErrorKind, Reply, as_backend
-from plait.backends.protocol import Question
+from plait.dialogue import Question
 from plait.persistence import MemoryStore, TaskRecord
 from plait.runner import DAG, Decision, ParallelRunner, ResumeAction, Retry, Run, RunStatus, Task, TaskStatus
 from plait.runner.domain import events

@@ -9,7 +9,8 @@ import anyio
 import pytest
 
 from plait.backends import ask
-from plait.backends.protocol import ConversationRequest, Question, Reply
+from plait.backends.protocol import ConversationRequest, Reply
+from plait.dialogue import Question
 from plait.persistence import Batch, MemoryStore, PolicyDecided, Store, TaskCompleted
 from plait.runner import (
     DAG,

@@ -49,8 +49,8 @@ async def test_a_turn_that_outlived_its_runner_is_not_said_again(world: World, e
     async with world.store() as store:
         task = (await store.list_tasks(RUN))[0]
         run = await store.get_run(RUN)
-    assert (task.attempt, task.crashes, task.spent.input_tokens, task.spent.output_tokens) == (1, 0, 10, 7)
-    assert run is not None and (run.status, run.spent.cost_usd) == ("completed", 1.0)
+    assert (task.attempt, task.crashes, task.usage.input_tokens, task.usage.output_tokens) == (1, 0, 10, 7)
+    assert run is not None and (run.status, run.usage.cost_usd) == ("completed", 1.0)
     assert world.alive() == []
 
 

@@ -13,7 +13,8 @@ import anyio
 import pytest
 
 from plait.backends import ask
-from plait.backends.protocol import ConversationRequest, Question, Reply
+from plait.backends.protocol import ConversationRequest, Reply
+from plait.dialogue import Question
 from plait.persistence import MemoryStore, Note, SQLiteStore, Store
 from plait.runner import (
     DAG,

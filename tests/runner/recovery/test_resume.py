@@ -79,7 +79,7 @@ async def test_a_runs_usage_is_that_of_all_its_attempts(store: Store) -> None:
     record = await store.get_run("r")
     assert record is not None
     assert again.status is RunStatus.COMPLETED
-    assert again.usage == Usage(500, 50, 1.25) == translate.decode_usage(record.spent)
+    assert again.usage == Usage(500, 50, 1.25) == record.usage
 
 
 async def test_everything_of_a_task_survives(store: Store) -> None:

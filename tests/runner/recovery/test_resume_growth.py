@@ -149,7 +149,7 @@ async def test_a_correction_is_not_sent_about_results_that_are_made_anew(store: 
 
 
 async def test_a_planner_that_asks_a_person_first(store: Store) -> None:
-    from plait.backends.protocol import Question
+    from plait.dialogue import Question
 
     def answer(prompt: str, request: ConversationRequest) -> str | Reply:
         if prompt != "plan":

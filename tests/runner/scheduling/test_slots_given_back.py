@@ -15,12 +15,13 @@ import anyio.lowlevel
 import pytest
 
 from plait.backends import BackendError, ErrorKind, FunctionBackend, Reply, ask
-from plait.backends.protocol import ConversationRequest, Question
+from plait.backends.protocol import ConversationRequest
+from plait.dialogue import Question
 from plait.persistence import MemoryStore
 from plait.runner import DAG, FailureMode, ParallelRunner, Retry, Task
-from plait.runner.domain.status import TaskStatus
 from plait.runner.scheduling.scheduler import InitialState, Scheduler
 from plait.runner.scheduling.slots import Pause, SlotPool
+from plait.statuses import TaskStatus
 
 SLOTS = 2
 

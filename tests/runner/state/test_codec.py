@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
 
-from plait.backends.protocol import Message, Usage
+from plait.dialogue import Message
 from plait.persistence import changes as stored
-from plait.persistence.records import Spent, TaskRecord
+from plait.persistence.records import TaskRecord
 from plait.runner.domain import events
-from plait.runner.domain.status import TaskStatus
 from plait.runner.domain.task import FailureMode, Retry, Task
-from plait.runner.state.codec import decode_task, decode_usage, encode_event, encode_usage, to_json
+from plait.runner.state.codec import decode_task, encode_event, to_json
+from plait.statuses import TaskStatus
+from plait.usage import Usage
 
 MESSAGES = (Message("user", "hi"), Message("assistant", "ho", Usage(5, 6)))
 VALUES: dict[str, Any] = {
@@ -54,7 +55,7 @@ VALUES: dict[str, Any] = {
     "damaged": True,
     "prompt": "prompt",
 }
-ALIASES = {"spent": Spent(1, 2, 0.5, "m"), "data": "[1]", "prompt": "prompt", "state": "{}", "asked": None}
+ALIASES = {"usage": Usage(1, 2, 0.5, "m"), "data": "[1]", "prompt": "prompt", "state": "{}", "asked": None}
 EVENTS = {
     events.TaskStarted: stored.TaskStarted,
     events.TaskPlaced: stored.TaskPlaced,
@@ -118,15 +119,6 @@ def test_a_turn_of_several_messages_is_stored_as_messages() -> None:
     )
     assert isinstance(completed, stored.TaskCompleted)
     assert (completed.prompt, completed.text, completed.data) == (None, "answer", "[1]")
-
-
-def test_usage_comes_back_as_it_was() -> None:
-    counted = Usage(9, 8, 0.5, "m", 5, 4, 3, cost_is_partial=True)
-    for usage in (Usage(1, 2, 0.5, "m"), Usage(0, 0), Usage(3, 4, None, "m"), counted):
-        assert decode_usage(encode_usage(usage)) == usage
-    every = asdict(counted)
-    del every["cache_write_1h_tokens"]  # counted for the cost alone, which is stored
-    assert asdict(encode_usage(counted)) == every
 
 
 def test_json_keeps_what_utf_8_cannot_hold_as_an_escape() -> None:

@@ -22,8 +22,8 @@ from plait.persistence.records import RunRecord, TaskRecord
 from plait.runner.cli.commands.worker import work
 from plait.runner.cli.fleet import WorkerOptions
 from plait.runner.cli.options import store_place
-from plait.runner.domain.status import TaskStatus
 from plait.runner.state.run_state import RunState
+from plait.statuses import TaskStatus
 
 LEASE_S = 2.0
 LATE_S = 3.0

@@ -16,7 +16,8 @@ from pathlib import Path
 import anyio
 
 from plait.backends import BackendError, ErrorKind
-from plait.backends.protocol import ConversationRequest, Question, Reply
+from plait.backends.protocol import ConversationRequest, Reply
+from plait.dialogue import Question
 from plait.persistence import SQLiteStore
 from plait.runner import DAG, ParallelRunner, Retry, Task
 from plait.runner.engine.inbox import AnswerNote, answer_note

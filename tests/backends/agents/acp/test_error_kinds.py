@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from plait.backends.agents.acp.error_kinds import error_of, list_login_methods, stopped_by_denial
-from plait.backends.protocol import JsonValue
+from plait.json_form import JsonValue
 
 WORDS = {
     "rate_limit": "rate_limited",

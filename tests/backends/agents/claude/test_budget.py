@@ -12,7 +12,7 @@ import yaml
 
 from plait import DAG, ParallelRunner, PlaitError, RunResult, RunStatus, SQLiteStore, Task, TaskStatus
 from plait.backends.agents.claude.budget import Budget, unmarked
-from plait.backends.protocol import Answer
+from plait.dialogue import Answer
 from tests.support.agents.homes import Home, send, until
 from tests.support.processes.command import PLAIT, environment, plait
 from tests.support.processes.warm import Warm

@@ -14,7 +14,7 @@ import pytest
 from plait.backends import BackendError, ErrorKind
 from plait.backends.agents.codex.backend import CodexBackend
 from plait.backends.agents.protocol import Call, ProcessEnd
-from plait.backends.protocol import Usage
+from plait.usage import Usage
 from tests.support.agents.recorded import NOW, Seen, names, read, recorded, replay
 
 PROGRAM = CodexBackend(now=lambda: NOW)

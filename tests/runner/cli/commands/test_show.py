@@ -14,9 +14,10 @@ import pytest
 
 from plait import ParallelRunner, Task
 from plait.backends.spec.build import KINDS
-from plait.persistence.records import Spent, TaskRecord
+from plait.persistence.records import TaskRecord
 from plait.runner.cli.app import COMMANDS, cli
 from plait.runner.cli.commands.graph import _node_style
+from plait.usage import Usage
 from tests.support.plans.logged import calls, make
 from tests.support.processes.command import environment, plait_here
 
@@ -168,8 +169,8 @@ def test_a_task_is_shown_with_its_conversation(folder: Path) -> None:
     assert "-- attempts --\n1  completed  data" in out
     value = plait_here(folder, "show", "last", "x", "--json").value
     assert [attempt["error"] for attempt in value["history"]] == ["the door is shut"]
-    spent = {"input_tokens", "output_tokens", "cost_usd", "model"}
-    assert spent < value["history"][0].keys() and "spent" not in value["history"][0]
+    usage = {"input_tokens", "output_tokens", "cost_usd", "model"}
+    assert usage < value["history"][0].keys() and "usage" not in value["history"][0]
 
 
 def test_the_history_is_shown(folder: Path) -> None:
@@ -189,9 +190,9 @@ def test_graph_of_a_plan_and_of_a_run(folder: Path) -> None:
 
 
 def test_the_label_of_a_task_names_its_tokens() -> None:
-    task = TaskRecord("a", 0, "p", (), None, "{}", "completed", 1, spent=Spent(53, 22), duration_s=0.6)
+    task = TaskRecord("a", 0, "p", (), None, "{}", "completed", 1, usage=Usage(53, 22), duration_s=0.6)
     assert _node_style(task, None).note == "completed · 0.6s · 53+22 tokens"
-    assert _node_style(replace(task, spent=Spent()), None).note == "completed · 0.6s"
+    assert _node_style(replace(task, usage=Usage()), None).note == "completed · 0.6s"
 
 
 def test_runs_are_found_by_their_status_behind_any_number_of_others(tmp_path: Path) -> None:

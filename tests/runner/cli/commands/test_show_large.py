@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from plait.persistence import Spent, SQLiteStore, TaskCompleted, TaskStarted
+from plait.persistence import SQLiteStore, TaskCompleted, TaskStarted
 from plait.persistence.contract.samples import ANSWER, ASK, DONE_A, OPENING, RUN, START_A, Writer, at
+from plait.usage import Usage
 from tests.support.processes.command import environment
 
 pytestmark = pytest.mark.slow
@@ -41,7 +42,7 @@ def peak_mib(store: Path, *words: str) -> float:
 
 async def store_run(path: Path, text: str) -> None:
     """A run whose task `a` has the result `text`, in the conversation and with data, and `b` a small one."""
-    small = TaskStarted(at(5), "b", 1, "fast", None), TaskCompleted(at(6), "b", 1, "small", None, Spent(), 1.0)
+    small = TaskStarted(at(5), "b", 1, "fast", None), TaskCompleted(at(6), "b", 1, "small", None, Usage(), 1.0)
     async with SQLiteStore(path) as store:
         writer = Writer(store)
         await writer.write(*OPENING, START_A, ASK)

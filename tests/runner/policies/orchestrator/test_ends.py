@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from plait.backends.protocol import JsonValue
-from plait.runner.domain.status import RunStatus, TaskStatus
+from plait.json_form import JsonValue
 from plait.runner.domain.task import Task
 from plait.runner.policies.orchestrator.policy import Loop, LoopLimits, OrchestratorPolicy, Phase
+from plait.statuses import RunStatus, TaskStatus
 from tests.support.simulated import Simulation
 
 pytestmark = pytest.mark.slow

@@ -9,9 +9,9 @@ import pytest
 
 from plait.runner.domain.policy import RunView
 from plait.runner.domain.result import TaskResult
-from plait.runner.domain.status import RunStatus, TaskStatus
 from plait.runner.domain.task import Task
 from plait.runner.policies.orchestrator.policy import Loop, LoopLimits, OrchestratorPolicy, Phase
+from plait.statuses import RunStatus, TaskStatus
 from tests.support.scripted import DONE, Script, add, ids, loop_of, plan, simulation, task
 
 
