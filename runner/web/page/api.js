@@ -1,12 +1,10 @@
 // Requests to the server, and the stream of a run.
 
 const BUDGET_MS = 8;
+const POLL_MS = 2000;
 const RETRY_MS = 1000;
 
-/**
- * Return the answer. Throws an Error with the message of the server and the `status`; 0 without an answer. The token is
- * in the storage of this host and port, for one life of the server.
- */
+/** Return the answer. Throws an Error with the message of the server and the `status`; 0 without an answer. */
 async function ask(path, given) {
 	const headers = { authorization: `Bearer ${localStorage.token}`, "content-type": "application/json" };
 	const answer = await fetch(path, { headers, ...given }).catch(() => null);
@@ -22,16 +20,16 @@ export const post = (path, body = {}) => get(path, { method: "POST", body: JSON.
 export const runPath = (run) => `/api/runs/${encodeURIComponent(run)}`;
 export const taskPath = (run, task) => `${runPath(run)}/tasks/${encodeURIComponent(task)}`;
 
-/** Call `load` every `ms` while the tab is seen. `onstate` receives "live", or "lost" and the reason. */
-export function poll(load, ms, onstate) {
+/** Call `load` again and again while the tab is seen. `onstate` receives "live", or "lost" and the reason. */
+export function poll(load, onstate) {
 	let isOver = false;
 	const now = () =>
 		load().then(() => isOver || onstate("live"), (error) => isOver || error.status === 401 || onstate("lost", error.message));
-	const timer = setInterval(() => document.hidden || now(), ms);
+	const timer = setInterval(() => document.hidden || now(), POLL_MS);
 	return { now, end: () => ((isOver = true), clearInterval(timer)) };
 }
 
-/** Give the kind and the data of each server-sent event in `body`, up to its end. */
+/** Give the kind and the data of each event in `body`. */
 async function readEvents(body, give) {
 	const reader = body.pipeThrough(new TextDecoderStream()).getReader();
 	let [kind, held] = ["", []];
@@ -51,8 +49,8 @@ async function readEvents(body, give) {
 }
 
 /**
- * The changes of a run. A tab has one stream, closed while the tab is hidden, since a browser opens few connections to
- * a server. Each frame takes changes for BUDGET_MS at most. `onstate` receives "live", "reading" or "lost".
+ * The changes of a run. The stream is closed while the tab is hidden, since a browser opens few connections to a server.
+ * Each frame takes changes for BUDGET_MS at most. `onstate` receives "live", "reading" or "lost".
  */
 export class Live {
 	constructor(run, { task, attempts }, handlers, onstate) {

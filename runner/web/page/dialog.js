@@ -6,7 +6,7 @@ import { count, plural } from "./format.js";
 
 const MOST_STEPS = 200;
 
-/** Open a dialog. `body` receives the place of its content, the place of errors and `close`, and returns the content. */
+/** Open a dialog. `body` receives the places of content and errors and `close`, and returns the content. */
 function dialog(title, body) {
 	const [content, error] = [h("div"), h("div")];
 	const box = h("dialog", { label: title, onclose: () => box.remove() }, h("h2", title), content, error);
@@ -14,6 +14,10 @@ function dialog(title, body) {
 	replace(content, body(content, error, () => box.close()));
 	box.showModal();
 }
+
+const closing = (close) => h("div.actions", button("Close", close));
+
+const alarm = (error) => h("p.error", { role: "alert" }, error.message);
 
 /** Return a button that is disabled while `work` is under way, and shows in `place` what went wrong. */
 export function working(text, place, work, given) {
@@ -23,7 +27,7 @@ export function working(text, place, work, given) {
 		try {
 			await work();
 		} catch (error) {
-			replace(place, h("p.error", { role: "alert" }, error.message));
+			replace(place, alarm(error));
 		}
 		made.disabled = false;
 	}, given);
@@ -39,7 +43,6 @@ export function cancelRun(run) {
 	]);
 }
 
-/** Show what a resume would do, task by task, and resume. */
 export function resumeRun(run, retryFailed) {
 	dialog(retryFailed ? "Retry failed tasks" : "Resume the run", (content, error, close) => {
 		const go = () => post(`${runPath(run)}/resume`, { retry_failed: retryFailed }).then(close);
@@ -49,7 +52,7 @@ export function resumeRun(run, retryFailed) {
 				!preview.ended && working(retryFailed ? "Run them again" : "Resume", error, go, { class: "primary" }),
 				button(preview.ended ? "Close" : "Not now", close)));
 		};
-		read().catch((refused) => replace(content, h("p.error", { role: "alert" }, refused.message), h("div.actions", button("Close", close))));
+		read().catch((refused) => replace(content, alarm(refused), closing(close)));
 		return h("p", "Reading what would run…");
 	});
 }
@@ -76,7 +79,7 @@ export function continueTask(run, task) {
 		const send = async () => {
 			if (!message.value.trim()) throw new Error("write a message");
 			const reply = await post(`${taskPath(run, task)}/continue`, { message: message.value });
-			replace(content, h("pre.text", reply.text), h("div.actions", button("Close", close)));
+			replace(content, h("pre.text", reply.text), closing(close));
 		};
 		return [h("p", "One more message in the conversation of this task. The turn is stored and paid for; the result of the task does not change."), message,
 			h("div.actions", working("Send", error, send, { class: "primary" }), button("Not now", close))];

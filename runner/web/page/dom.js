@@ -3,8 +3,8 @@
 import { count, words } from "./format.js";
 
 const SVG = "http://www.w3.org/2000/svg";
-// Escape sequences of terminals: CSI, OSC and the like, then any other control character but tab and newline. No part of a
-// pattern runs over a character with which it begins: the time grows with the text alone.
+// Escape sequences of terminals: CSI, OSC and the like. No part of a pattern runs over a character with which it begins:
+// the time grows with the text alone.
 const SEQUENCES = /\u001b\[[0-?]*[ -/]*[@-~]|[\u001b\u009d][\]PX^_]?[^\u0007\u001b\u009c\u009d]*(?:\u0007|\u001b\\|\u009c)|\u001b[ -/]*[0-~]?/g;
 const CONTROLS = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f]/g;
 const DISGUISES = /[\u202a-\u202e\u2066-\u2069\u200e\u200f\u061c]/g;
@@ -31,7 +31,6 @@ export function h(name, ...children) {
 
 export const s = (tag, ...children) => fill(document.createElementNS(SVG, tag), children);
 
-/** Set the attributes of `element` that have a value. */
 export function set(element, attributes) {
 	for (const [name, value] of Object.entries(attributes)) {
 		if ((value ?? false) === false) continue;
@@ -55,11 +54,10 @@ export function replace(element, ...children) {
 	return fill(element, children);
 }
 
-/** Return text with a link for each address of http or https. */
 export const linked = (text) =>
 	clean(text).split(URLS).map((part, n) => (n % 2 && URL.canParse(part) ? h("a", { href: part, target: "_blank", rel: "noopener noreferrer" }, part) : part));
 
-/** The shape of a status: each status has its own, so no colour is needed to tell them apart. */
+/** The shapes of statuses: no colour is needed to tell them apart. */
 export const SHAPES = {
 	running: "▸", waiting_input: "?", completed: "✓", failed: "✕", skipped: "»", cancelled: "⊘", cancelling: "⊖", interrupted: "!",
 };
@@ -70,15 +68,32 @@ export const status = (value) => h("span.status", { status: value }, icon(value)
 
 export const button = (text, onclick, given) => h("button", { type: "button", onclick, ...given }, text);
 
-/** Return buttons that choose statuses, with the number of each if given; `onchange` receives the chosen ones. */
+/** Return buttons that choose statuses; `onchange` receives the chosen ones. */
 export const chips = (statuses, chosen, onchange, counts) =>
 	statuses.map((name) => {
 		const toggle = () => onchange(chosen.has(name) ? [...chosen].filter((one) => one !== name) : [...chosen, name]);
 		return button([icon(name), " ", words(name), counts && ` ${count(counts[name] || 0)}`], toggle, { class: "chip", "aria-pressed": String(chosen.has(name)) });
 	});
 
-/** Return a table: `rows` are lists of cells. */
 export const table = (titles, rows) =>
 	h("div.scroll", h("table",
 		h("thead", h("tr", titles.map((title) => h("th", title)))),
 		h("tbody", rows.map((cells) => h("tr", cells.map((one) => h("td", one)))))));
+
+/** A view that is drawn in the next frame, also if `scroll` is moved or resized, with buttons that `scale` it. */
+export class Picture {
+	zoom = 1;
+
+	zoomed() {
+		this.scroll.addEventListener("scroll", () => this.later());
+		new ResizeObserver(() => this.later()).observe(this.scroll);
+		return h("div.zoom", [["−", 1 / 1.5, "Zoom out"], ["fit", 0], ["+", 1.5, "Zoom in"]].map(([text, by, label]) => button(text, () => this.scale(by), { label })));
+	}
+
+	later() {
+		this.frame ||= requestAnimationFrame(() => {
+			this.frame = null;
+			this.draw();
+		});
+	}
+}

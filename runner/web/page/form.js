@@ -1,12 +1,11 @@
-// A form made from a JSON Schema: choices, text, numbers, yes and no, objects of these; an empty schema is text or JSON,
-// any other schema is JSON text.
+// A form made from a JSON Schema: choices, text, numbers, yes and no, objects of these; for any other schema JSON.
 
 import { h } from "./dom.js";
 import { json } from "./format.js";
 
 let forms = 0;
 
-/** The field for an answer. `read` returns the value, and throws an Error with the reason if it is not filled in. */
+/** The field for an answer. `read` returns the value, and throws an Error if it is not filled in. */
 export class Field {
 	constructor(schema, initial, label) {
 		this.label = label;
@@ -18,21 +17,7 @@ export class Field {
 		else if (kind === "integer" || kind === "number") this.number(schema, given);
 		else if (kind === "string") this.text(schema || {}, given);
 		else if (kind === "object" && schema.properties) this.object(schema, given);
-		else if (!Object.keys(schema).length) this.any(given);
 		else this.json(schema, given);
-	}
-
-	/** As `plait answer` does: text that is JSON is the JSON value, any other text is text. */
-	any(given = "") {
-		const value = typeof given === "string" ? given : json(given);
-		const input = (this.element = h("textarea", { rows: 3, label: this.label, placeholder: "Text or JSON", value }));
-		this.read = () => {
-			try {
-				return JSON.parse(input.value);
-			} catch {
-				return input.value;
-			}
-		};
 	}
 
 	required(value) {
@@ -81,14 +66,19 @@ export class Field {
 		};
 	}
 
+	/** With an empty schema, text that is not JSON is the answer itself, as in `plait answer`. */
 	json(schema, given) {
-		const input = h("textarea", { rows: 4, label: `${this.label}, as JSON`, placeholder: "JSON", value: given === undefined ? "" : json(given) });
-		this.element = h("div", input, h("details", h("summary", "The schema"), h("pre", json(schema))));
+		const isAny = !Object.keys(schema).length;
+		const value = given === undefined || (isAny && typeof given === "string") ? given : json(given);
+		const [label, placeholder] = isAny ? [this.label, "Text or JSON"] : [`${this.label}, as JSON`, "JSON"];
+		const input = h("textarea", { rows: 4, label, placeholder, value });
+		this.element = h("div", input, !isAny && h("details", h("summary", "The schema"), h("pre", json(schema))));
 		this.read = () => {
-			const text = this.required(input.value);
+			const text = isAny ? input.value : this.required(input.value);
 			try {
 				return JSON.parse(text);
 			} catch (error) {
+				if (isAny) return text;
 				throw new Error(`${this.label} is not JSON: ${error.message}`);
 			}
 		};

@@ -4,7 +4,7 @@ export const count = (number) => number.toLocaleString("en-US");
 
 export const plural = (number, noun) => `${count(number)} ${noun}${number === 1 ? "" : "s"}`;
 
-/** Whether all questions of the run are answered, and no process has resumed the run since. */
+/** Whether all questions of the run are answered, and no process runs it. */
 export const isAnswered = (run) => run.status === "waiting_input" && !run.counts.waiting_input;
 
 /** The statuses of a run that no process runs. */
@@ -19,13 +19,13 @@ export const tokens = (number) => (number ? COMPACT.format(number).replace("K", 
 
 export const inOut = (one) => one.input_tokens + one.output_tokens > 0 && `${tokens(one.input_tokens)} in, ${tokens(one.output_tokens)} out`;
 
-/** Return dollars; "≥" marks a sum with unknown parts. */
+/** "≥" marks a sum with unknown parts. */
 export function cost({ cost_usd: dollars, cost_is_partial: partial }) {
 	if ((dollars ?? null) === null) return partial ? "cost unknown" : "";
 	return (partial ? "≥ $" : "$") + (dollars === 0 || dollars >= 0.095 ? dollars.toFixed(2) : Number(dollars.toPrecision(2)));
 }
 
-/** Return seconds as 40 ms, 1.2 s, 12 s, 3 min 05 s, 2 h 10 min, 3 d 04 h. */
+/** 40 ms, 1.2 s, 12 s, 3 min 05 s, 2 h 10 min, 3 d 04 h. */
 export function seconds(value) {
 	if (Number.isNaN(value ?? NaN)) return "";
 	if (value < 1) return `${Math.round(Math.max(value, 0) * 1000)} ms`;
@@ -47,7 +47,7 @@ export function clock(at) {
 
 export const elapsed = (run) => seconds(((time(run.ended_at) || Date.now()) - time(run.started_at)) / 1000);
 
-/** Return `text`, cut to `width` if a character takes `wide` of it. */
+/** Return the text, cut to `width` if a character takes `wide`. */
 export const cut = (text, width, wide) => (text.length * wide <= width ? text : `${text.slice(0, Math.max(1, Math.floor(width / wide) - 1))}…`);
 
 export const addressOf = (run, task) => `#/run/${encodeURIComponent(run)}${task ? `/task/${encodeURIComponent(task)}` : ""}`;

@@ -1,23 +1,21 @@
 // The graph: boxes and curves at the places that the server computes. Only the boxes in view are elements.
 
 import { get } from "./api.js";
-import { h, replace, s, set, SHAPES } from "./dom.js";
+import { h, Picture, replace, s, set, SHAPES } from "./dom.js";
 import { cut, seconds, words } from "./format.js";
 import { countsOf, groupsOf, noteOf } from "./selection.js";
-import { zoomButtons } from "./timeline.js";
 
 const MARGIN = 24;
-const BESIDE = 200; // pixels beside the view in which boxes are elements
+const BESIDE = 200; // pixels beside the view
 const MANY = 300; // boxes; more are not zoomed out until all are in view
 
-export class GraphView {
-	zoom = 1;
-	scroll = h("div.scroller", { onscroll: () => this.later() });
+export class GraphView extends Picture {
+	scroll = h("div.scroller");
 
 	constructor(run, onpick, onopen) {
+		super();
 		Object.assign(this, { run, onpick, onopen });
-		this.element = h("div.graph", this.scroll, zoomButtons((by) => (by ? this.scale(by) : this.fit())));
-		new ResizeObserver(() => this.later()).observe(this.scroll);
+		this.element = h("div.graph", this.scroll, this.zoomed());
 	}
 
 	/** Show the tasks. The places are read again if tasks were added. */
@@ -42,30 +40,16 @@ export class GraphView {
 		this.svg = s("svg", { role: "group", label: "Graph of the tasks", viewBox: `${-MARGIN} ${-MARGIN} ${this.width} ${this.height}` },
 			s("g", { class: "edges" }, edges));
 		replace(this.scroll, this.svg);
-		if (isFirst) this.fit();
-		else this.scale(1);
-	}
-
-	fit() {
-		if (!this.picture) return;
-		const fitting = Math.min(this.scroll.clientWidth / this.width, this.scroll.clientHeight / this.height);
-		this.zoom = Math.min(1, Math.max(fitting, 0.55));
-		this.scale(1);
+		this.scale(isFirst ? 0 : 1);
 	}
 
 	scale(by) {
 		if (!this.picture) return;
-		this.zoom = Math.min(Math.max(this.zoom * by, this.boxes.size > MANY ? 0.4 : 0.05), 3);
+		const fitting = Math.min(this.scroll.clientWidth / this.width, this.scroll.clientHeight / this.height);
+		this.zoom = by ? Math.min(Math.max(this.zoom * by, this.boxes.size > MANY ? 0.4 : 0.05), 3) : Math.min(1, Math.max(fitting, 0.55));
 		this.svg.style.width = `${this.width * this.zoom}px`;
 		this.svg.style.height = `${this.height * this.zoom}px`;
 		this.later();
-	}
-
-	later() {
-		this.frame ||= requestAnimationFrame(() => {
-			this.frame = null;
-			this.draw();
-		});
 	}
 
 	draw() {
@@ -118,7 +102,6 @@ export class GraphView {
 			s("text", { x: 28, y: 32, class: "note" }, cut(told, box.width - 36, 6.1)));
 	}
 
-	/** Arrow keys go to the nearest box in the direction. */
 	press(event, from, pick) {
 		const [dx, dy] = { ArrowRight: [1, 0], ArrowLeft: [-1, 0], ArrowDown: [0, 1], ArrowUp: [0, -1] }[event.key] || [0, 0];
 		const isPick = event.key === "Enter" || event.key === " ";
@@ -138,7 +121,7 @@ export class GraphView {
 	}
 }
 
-/** Return an edge as a path, from the numbers of the server: a start, then for each curve its end and a level line. */
+/** Return the path of an edge: a start, then for each curve its end and the end of a level line. */
 function curve([x, y, ...numbers]) {
 	let path = `M${x} ${y}`;
 	for (let n = 0; n + 2 < numbers.length; n += 3) {

@@ -1,4 +1,4 @@
-// The list of the tasks: only the lines in view are elements, so ten thousand tasks scroll and change quickly.
+// The list of the tasks: only the lines in view are elements, so ten thousand tasks scroll quickly.
 
 import { h, icon, replace, set } from "./dom.js";
 import { cost, seconds, tokens, words } from "./format.js";
@@ -12,8 +12,8 @@ export class TaskList {
 	pool = new Map();
 	space = h("div.space", { role: "presentation" });
 
-	constructor(onpick, ontoggle) {
-		Object.assign(this, { onpick, ontoggle });
+	constructor(onopen, ontoggle) {
+		Object.assign(this, { onopen, ontoggle });
 		this.element = h("plait-tasks", {
 			role: "treegrid", tabindex: "0", label: "Tasks",
 			onscroll: () => this.draw(), onkeydown: (event) => this.press(event), onclick: ({ target }) => target !== this.element && target !== this.space && this.open(target.closest(".line").n),
@@ -52,7 +52,6 @@ export class TaskList {
 		if (lines[this.cursor]) list.setAttribute("aria-activedescendant", idOf(lines[this.cursor]));
 	}
 
-	/** Fill the element of a line, if the line does not look as before. */
 	update(element, { row, group, level, open, more }, n) {
 		const chosen = row?.id === this.selection.task;
 		const took = row && this.selection.took(row);
@@ -77,9 +76,7 @@ export class TaskList {
 
 	open(n = this.cursor) {
 		this.cursor = n;
-		const line = this.selection.lines[n];
-		if (line?.row) this.onpick(line.row.id);
-		else if (line) this.ontoggle(line.group.name);
+		this.onopen(this.selection.lines[n]);
 	}
 
 	press(event) {

@@ -6,7 +6,6 @@ import { QuestionsPage } from "./questions.js";
 import { RunPage } from "./run.js";
 import { RunsPage } from "./runs.js";
 
-const POLL_MS = 3000;
 let place = null;
 let placeKey = "";
 const [main, badge, link] = ["main", ".badge", ".link"].map((one) => document.querySelector(one));
@@ -50,16 +49,16 @@ async function readQuestions() {
 	if (place instanceof QuestionsPage) place.draw(questions);
 }
 
-const polling = poll(readQuestions, POLL_MS, (...state) => place instanceof QuestionsPage && setLink(...state));
+const polling = poll(readQuestions, (...state) => place instanceof QuestionsPage && setLink(...state));
 
 function signedOut(message) {
 	place?.close?.();
 	place = null;
 	placeKey = "";
-	replace(main, h("section.notice", h("h1", "Not signed in"), h("p", message), button("Try again", start)));
+	replace(main, h("section.notice", h("h1", "Not signed in"), h("p", `${message}; run \`plait ui\` on the same store, and open the address that it prints.`), button("Try again", start)));
 }
 
-/** Redeem the code of the address, if there is one, and show the place. A browser that has signed in needs no code. */
+/** Redeem the code of the address, if there is one, and show the place. */
 async function start() {
 	const code = location.hash.slice(1);
 	if (code && !code.startsWith("/")) {
@@ -70,11 +69,11 @@ async function start() {
 			if (!(await get("/api/runs?limit=1").catch(() => null))) return signedOut(error.message);
 		}
 	}
-	if (!localStorage.token) return signedOut("This browser has not signed in to this server; run `plait ui` on the same store, and open the address that it prints.");
+	if (!localStorage.token) return signedOut("This browser has not signed in to this server");
 	show();
 	polling.now();
 }
 
-window.addEventListener("signed-out", () => signedOut("The server was started anew since this browser signed in; run `plait ui` on the same store, and open the new address."));
+window.addEventListener("signed-out", () => signedOut("The server was started anew since this browser signed in"));
 window.addEventListener("hashchange", () => (/^#[^/]/.test(location.hash) ? start() : show()));
 start();

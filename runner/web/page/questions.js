@@ -2,11 +2,11 @@
 
 import { get, post, runPath, taskPath } from "./api.js";
 import { working } from "./dialog.js";
-import { button, h, linked, replace } from "./dom.js";
+import { h, linked, replace } from "./dom.js";
 import { Field } from "./form.js";
 import { addressOf, clock, RESUMABLE, seconds, time } from "./format.js";
 
-/** Return the form of a question: the field, the deadline and the default; `done` is called after the answer. */
+/** Return the form of a question; `done` is called after the answer. */
 export function questionForm(question, done) {
 	const path = taskPath(question.run_id, question.task_id);
 	const said = h("div.ask", linked(question.question));
@@ -56,7 +56,7 @@ export class QuestionsPage {
 		this.navigate = read;
 	}
 
-	/** Add and remove cards; a card that stays is not touched, since a person may be writing in it. */
+	/** A card that stays is not touched: a person may be writing in it. */
 	draw(questions) {
 		const before = this.cards;
 		this.cards = new Map();
@@ -82,9 +82,9 @@ export class QuestionsPage {
 	}
 }
 
-/** Say that the task has its answer, with the way to go on if no process runs the run. */
+/** Say that the task has its answer, and how to go on. */
 export async function afterAnswer(place, { run_id: run, task_id: task }, how) {
 	const { status } = await get(runPath(run));
-	const resume = () => post(`${runPath(run)}/resume`).then(() => replace(place, `Run ${run} continues.`), (error) => replace(place, h("span.error", error.message)));
-	replace(place, `${task} is ${how}. `, RESUMABLE.includes(status) && ["No process runs its run. ", button("Resume the run", resume)]);
+	const resume = () => post(`${runPath(run)}/resume`).then(() => replace(place, `Run ${run} continues.`));
+	replace(place, `${task} is ${how}. `, RESUMABLE.includes(status) && ["No process runs its run. ", working("Resume the run", place, resume)]);
 }

@@ -1,4 +1,4 @@
-// A run: its state and actions, and its tasks in three views of one selection, with the chosen task beside them.
+// A run: its state and actions, and its tasks in three views of one selection, the chosen task beside them.
 
 import { get, Live, runPath } from "./api.js";
 import { cancelRun, resumeRun } from "./dialog.js";
@@ -31,8 +31,9 @@ export class RunPage {
 		this.find = h("input", { type: "search", placeholder: "Find a task", label: "Find tasks by id", oninput: () => this.set({ find: this.find.value }) });
 		const pick = (task) => this.set({ task });
 		const toggle = (name, open) => (this.selection.toggle(name, open), this.draw());
-		this.list = new TaskList(pick, toggle);
-		this.timeline = new Timeline(pick, toggle);
+		const open = (line) => line && (line.row ? pick(line.row.id) : toggle(line.group.name));
+		this.list = new TaskList(open, toggle);
+		this.timeline = new Timeline(open);
 		this.graph = new GraphView(run, pick, (name) => (this.selection.toggle(name, true), this.set({ view: "list" })));
 		this.element = h("section.run",
 			h("div.head", h("div.titles", this.title, this.facts), this.actions), this.bar,
@@ -97,7 +98,7 @@ export class RunPage {
 		});
 	}
 
-	/** Find out why there is no stream: no such run, or no such task. */
+	/** There is no stream: no such run, or no such task. */
 	async explain() {
 		try {
 			await get(runPath(this.run));

@@ -6,7 +6,6 @@ import { button, chips, h, replace, status } from "./dom.js";
 import { addressOf, clock, cost, count, elapsed, isAnswered, tokens, words } from "./format.js";
 
 const LIMIT = 50;
-const POLL_MS = 2000;
 const STATUSES = ["running", "waiting_input", "interrupted", "failed", "queued", "completed", "cancelled"];
 const ORDER = ["completed", "skipped", "running", "waiting_input", "failed", "cancelled", "pending"];
 
@@ -40,7 +39,7 @@ export class RunsPage {
 				h("thead", h("tr", ["Run", "Status", "Progress", "Cost", "Tokens", "Time", "Owner"].map((title) => h("th", { scope: "col", class: `c-${title.toLowerCase()}` }, title)))),
 				this.body)),
 			this.note, this.foot);
-		this.polling = poll(() => this.load(), POLL_MS, setLink);
+		this.polling = poll(() => this.load(), setLink);
 	}
 
 	close() {

@@ -1,10 +1,10 @@
-// The tasks of a run with the one selection that the list, the timeline and the graph show: filter, groups, task.
+// The tasks of a run with the selection that all views show: filter, groups, task.
 
 import { count, plural, words } from "./format.js";
 
 const FOLDED_FROM = 11;
 const MOST_URGENT = 10; // parts that a folded group shows
-/** The statuses of tasks, the most urgent first: the first that a group has is its status. */
+/** The most urgent first: the first that a group has is its status. */
 export const STATUSES = ["failed", "waiting_input", "running", "pending", "cancelled", "skipped", "completed"];
 
 class Group {
@@ -47,7 +47,6 @@ export class Selection {
 	opened = new Map(); // whether a person has opened or folded a group, by its name
 	origin = NaN; // the creation of the run; times of rows are milliseconds since then
 
-	/** Take rows of the server. The lines are laid out by the next `lay`. */
 	merge(rows) {
 		for (const row of rows) {
 			this.all[row.position] = row;
@@ -59,7 +58,7 @@ export class Selection {
 		return Date.now() - this.origin;
 	}
 
-	/** Return the seconds that a task has taken, while it is under way or when it has ended. */
+	/** Return the seconds that a task has taken. */
 	took({ status, start, took }) {
 		return status === "running" ? Math.floor((this.now - start) / 1000) : took / 1000;
 	}
@@ -82,10 +81,7 @@ export class Selection {
 		this.lay();
 	}
 
-	/**
-	 * Lay the fitting tasks out in lines `{row, group, level}`: tasks, and groups with their parts if open. A line with
-	 * `more` stands for the urgent parts of a folded group that have no line.
-	 */
+	/** Lay the fitting tasks out in lines. A line with `more` stands for urgent parts of a folded group without a line. */
 	lay() {
 		this.counts = {};
 		for (const row of this.all) this.counts[row.status] = (this.counts[row.status] || 0) + 1;
@@ -112,7 +108,7 @@ export class Selection {
 	}
 }
 
-/** Return what a list says beside the status of a task: its error or question, and the reason for which it waits. */
+/** The error or question of a task, and the reason for which it waits. */
 export const noteOf = ({ note, wait }) => [note, wait].filter(Boolean).join("; ");
 
 export const moreOf = (more) => `and ${count(more)} more failed or waiting for a person`;

@@ -53,7 +53,7 @@ export class TaskPanel {
 		this.why = text;
 	}
 
-	/** Show the form of a question, once for each attempt: a person may be writing in it. */
+	/** Once for each attempt: a person may be writing in the form. */
 	showQuestion(task) {
 		const attempt = task.status === "waiting_input" ? task.attempts : null;
 		if (attempt === this.asked) return;
@@ -71,7 +71,7 @@ export class TaskPanel {
 		this.showTalk();
 	}
 
-	/** Show the messages by attempt, with the output of agents: of a running attempt in full, of others folded. */
+	/** Show the messages by attempt, with the output of agents, folded unless the attempt is under way. */
 	showTalk() {
 		const { task, activity, element } = this;
 		if (!task) return;
@@ -120,7 +120,7 @@ const textOf = (value) => (typeof value === "string" ? linked(value) : JSON.stri
 const message = ({ role, content, damaged }) =>
 	h(`div.message.${role}`, h("span.role", role === "user" ? "prompt" : role), h("pre.text", damaged ? "(the stored message is damaged)" : linked(content)));
 
-/** Return the output of an agent: texts run together, each tool in a line of its own. */
+/** Return the output of an agent: texts run together, each tool in its own line. */
 function activityOf(entries, isRunning, open, attempt) {
 	if (!entries.length) return isRunning && h("p.about", "at work…");
 	const lines = [];

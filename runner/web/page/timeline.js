@@ -1,7 +1,6 @@
-// The timeline: a canvas with a bar for each attempt, and a line for each wait, with a pattern for its kind. The list has
-// the same lines for keyboards and screen readers.
+// The timeline: a canvas with a bar for each attempt and a line for each wait. Screen readers read the list in its place.
 
-import { button, h, replace, s, set } from "./dom.js";
+import { h, Picture, replace, s, set } from "./dom.js";
 import { clock, count, cut, seconds, time, words } from "./format.js";
 import { countsOf, moreOf, noteOf } from "./selection.js";
 
@@ -10,7 +9,7 @@ const REDRAW_MS = 500;
 const MOST_TOLD = 9; // bars of a line that are told in words
 const OPEN = 10; // pixels of a wait that goes on, at least
 const SHORTEST = 2; // pixels; shorter bars run together
-/** The kinds of waits: the words, the colour, and the width and the dashes of the line. */
+/** The words, the colour, the width and the dashes of each kind of wait. */
 const WAITS = {
 	upstream: ["waits for tasks", "muted", 1, [1, 4]],
 	slot: ["no free slot", "muted", 1, []],
@@ -18,7 +17,7 @@ const WAITS = {
 	retry: ["retry", "failed", 2, [7, 4]],
 	question: ["asks a person", "waiting_input", 4, [4, 3]],
 };
-/** The statuses of attempts, from the back to the front: the least width in pixels, the opacity, and the colour. */
+/** The attempts from the back to the front: the least width in pixels, the opacity, and the colour. */
 const BARS = {
 	completed: [1],
 	skipped: [2],
@@ -35,24 +34,23 @@ const STEPS = [0.01, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900,
 /** Return the bars of the attempts of a task: `[status, start, end]`, without an end while under way. */
 const attemptsOf = ({ bars = [] }) => bars.filter(([kind]) => kind in BARS);
 
-export class Timeline {
-	zoom = 1;
+export class Timeline extends Picture {
 	canvas = h("canvas", { "aria-hidden": "true" });
 	pen = this.canvas.getContext("2d");
 	space = h("div");
 	tip = h("div.tip", { hidden: true, role: "status" });
 
-	constructor(onpick, ontoggle) {
-		Object.assign(this, { onpick, ontoggle });
+	constructor(onopen) {
+		super();
+		this.onopen = onopen;
 		this.scroll = h("div.scroller", {
 			tabindex: 0, role: "group", label: "Timeline; the list shows the same tasks",
-			onkeydown: (event) => this.press(event), onscroll: () => this.later(), onclick: (event) => this.pick(this.lineAt(event)),
+			onkeydown: (event) => this.press(event), onclick: (event) => onopen(this.lineAt(event)),
 			onpointermove: (event) => this.point(event), onpointerleave: () => this.tell(), onblur: () => this.tell(),
 		}, this.space);
 		const legend = Object.values(WAITS).map(([words, status, width, dashes]) =>
 			h("span", s("svg", s("line", { x2: 30, y1: 5.5, y2: 5.5, status, stroke: "currentColor", "stroke-width": width, "stroke-dasharray": dashes })), words));
-		this.element = h("div.timeline", h("div.legend.facts", legend), h("div.plot", this.canvas, this.scroll), this.tip, zoomButtons((by) => this.scale(by)));
-		new ResizeObserver(() => this.later()).observe(this.scroll);
+		this.element = h("div.timeline", h("div.legend.facts", legend), h("div.plot", this.canvas, this.scroll), this.tip, this.zoomed());
 	}
 
 	show(selection, run) {
@@ -61,13 +59,6 @@ export class Timeline {
 		const ends = selection.all.flatMap(attemptsOf).map(([, start, end]) => end ?? start);
 		this.last = ends.reduce((one, other) => Math.max(one, other), this.first);
 		this.later();
-	}
-
-	later() {
-		this.frame ||= requestAnimationFrame(() => {
-			this.frame = null;
-			this.draw();
-		});
 	}
 
 	/** Return what a line shows, by the starts; for a task its waits, too: `[kind, start, end, words]`. */
@@ -165,7 +156,7 @@ export class Timeline {
 		const middle = y + LINE / 2;
 		for (const [kind, [, colour, thick, dashes]] of Object.entries(WAITS))
 			for (const [from, to] of found[kind] || []) {
-				const at = middle + (thick % 2) / 2; // between two pixels, a thin line would be pale, as a short bar
+				const at = middle + (thick % 2) / 2; // between two pixels, a thin line would be pale
 				pen.beginPath();
 				pen.setLineDash(dashes);
 				pen.lineWidth = thick;
@@ -203,7 +194,6 @@ export class Timeline {
 		this.tell(line, line?.row && this.barsOf(line).filter(([, start, end]) => x >= this.x(start) - 3 && x <= this.x(end ?? this.now) + 3));
 	}
 
-	/** Show what a line stands for, with some of its bars in words. */
 	tell(line, bars = []) {
 		this.tip.hidden = !line;
 		if (!line) return;
@@ -220,11 +210,6 @@ export class Timeline {
 		return [wait || `attempt ${number} ${kind}`, clock(start + this.selection.origin), seconds(((end ?? this.now) - start) / 1000)].join(" · ");
 	}
 
-	pick(line) {
-		if (line?.row) this.onpick(line.row.id);
-		else if (line) this.ontoggle(line.group.name);
-	}
-
 	press(event) {
 		const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
 		if (!step) return;
@@ -234,13 +219,9 @@ export class Timeline {
 		do n += step;
 		while (lines[n]?.group);
 		if (!lines[n]) return;
-		this.pick(lines[n]);
+		this.onopen(lines[n]);
 		this.tell(lines[n], this.barsOf(lines[n]));
 		const [top, high] = [n * LINE - this.scroll.scrollTop, this.scroll.clientHeight];
 		if (top < 0 || top > high - 2 * LINE) this.scroll.scrollTop += top - high / 2;
 	}
 }
-
-/** Return the buttons that zoom a picture by a factor; 0 fits the picture into the view. */
-export const zoomButtons = (scale) =>
-	h("div.zoom", button("−", () => scale(1 / 1.5), { label: "Zoom out" }), button("fit", () => scale(0)), button("+", () => scale(1.5), { label: "Zoom in" }));

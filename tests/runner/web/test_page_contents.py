@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import re
 from collections.abc import Generator
@@ -30,8 +29,8 @@ HOSTILE = (
     "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
     "\x1b]0;owned\x07\x1b[31mred\x1b[0m \u202eevil\u202c javascript:alert(1) https://example.org/?q=<b>"
 )
-MOST_BYTES = 35_000
-"""Bytes of all scripts and style sheets as a browser receives them, compressed."""
+MOST_BYTES = 80_000
+"""Bytes of all scripts and style sheets, before compression."""
 
 
 @pytest.fixture(scope="module")
@@ -436,5 +435,5 @@ def test_the_page_is_small(tmp_path: Path) -> None:
             answer = client.get(name)
             assert answer.headers["content-encoding"] == "gzip"
             assert answer.content == page_files()[name][0]
-    assert sum(len(gzip.compress(page_files()[name][0])) for name in names) < MOST_BYTES
+    assert sum(len(page_files()[name][0]) for name in names) < MOST_BYTES
     assert len(names) == 15
