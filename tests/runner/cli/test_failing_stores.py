@@ -6,11 +6,14 @@ import re
 import shutil
 import sqlite3
 import subprocess
+import sys
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from plait.persistence.sqlite import connection
+from plait.runner.engine import checkpointer
 from tests.support.processes.command import PLAIT, environment, plait, plait_here
 
 PLAN = """
@@ -70,6 +73,56 @@ def test_what_a_full_disk_did_not_take_is_told_and_resumed(tmp_path: Path, words
     again = plait_here(tmp_path, "resume", "last", "-q")
     assert (again.code, again.out) == (0, "done\n")
     assert calls(tmp_path) == ["one", "two done", "one", "two done"]
+
+
+HOLDER = """
+import sqlite3, sys, time
+from pathlib import Path
+while not list(Path().glob("call *")):
+    time.sleep(0.01)
+connection = sqlite3.connect(".plait/plait.db", timeout=30, isolation_level=None)
+connection.execute("BEGIN EXCLUSIVE")
+Path("held").touch()
+sys.stdin.read()
+"""
+"""Locks the store from the first call of a run on."""
+UNTIL_HELD = """
+    import asyncio
+    while not Path("held").exists():
+        await asyncio.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize("words", [("-q",), ()])
+def test_a_file_that_another_process_locks_to_the_end_of_a_run_ends_it_with_3(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(connection, "BUSY_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(checkpointer, "BUSY_PATIENCE_S", 0.5)
+    make(tmp_path, UNTIL_HELD)
+    with subprocess.Popen([sys.executable, "-c", HOLDER], cwd=tmp_path, stdin=subprocess.PIPE):
+        done = plait_here(tmp_path, "run", "plan.yaml", *words)
+    reason = "changes not stored: .*database is locked; another process has been writing"
+    assert (done.code, done.out) == (3, "done\n"), "what was paid for is printed"
+    if words:
+        assert re.fullmatch(rf"plait: run (\S+) is interrupted: \d+ {reason}.*; next: plait resume \1\n", done.err)
+    else:
+        assert re.search(rf"^  store +it failed .*{reason}", done.err, re.MULTILINE)
+    [run] = plait_here(tmp_path, "runs", "--json").value
+    assert run["status"] == "interrupted"
+    assert plait_here(tmp_path, "resume", "last", "-q").code == 0
+
+
+def test_a_database_that_may_only_be_read_begins_no_run(tmp_path: Path) -> None:
+    make(tmp_path)
+    assert plait_here(tmp_path, "run", "plan.yaml", "-q").code == 0
+    forget_calls(tmp_path)
+    with (tmp_path / ".plait" / "plait.db").open("r+b") as file:
+        file.seek(18)
+        file.write(b"\x03")  # a version of the format that SQLite only reads, also for root
+    done = plait_here(tmp_path, "run", "plan.yaml", "-q")
+    assert (done.code, calls(tmp_path), done.out) == (3, [], "")
+    assert re.fullmatch(r"plait: .*attempt to write a readonly database; check the permissions .*\n", done.err)
 
 
 def test_a_run_that_cannot_be_stored_does_not_begin(tmp_path: Path) -> None:
