@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 if TYPE_CHECKING:
@@ -27,16 +25,12 @@ async def in_thread(function: Callable[..., _Result], *args: Any) -> _Result:
     from anyio import CapacityLimiter  # noqa: PLC0415 - small answers do without anyio
     from anyio.to_thread import run_sync  # noqa: PLC0415
 
-    def call() -> _Result:
-        with _paused_collector():
-            return function(*args)
-
     kept = _limiter_of_loop()
     limiter = kept.get(None)
     if limiter is None:
         limiter = CapacityLimiter(1)
         kept.set(limiter)
-    return await run_sync(call, abandon_on_cancel=True, limiter=limiter)
+    return await run_sync(partial(function, *args), abandon_on_cancel=True, limiter=limiter)
 
 
 def is_large(value: object) -> bool:
@@ -64,17 +58,3 @@ def _limiter_of_loop() -> RunVar[CapacityLimiter | None]:
     from anyio.lowlevel import RunVar  # noqa: PLC0415
 
     return RunVar("plait_parsing")
-
-
-@contextmanager
-def _paused_collector() -> Generator[None]:
-    """Pause the garbage collector: a pass over a large new value takes longer than parsing the value, and would hold
-    the interpreter right after the parsing, without a pause for the event loop.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
