@@ -410,10 +410,8 @@ class AttemptRunner:
                 attempt.accepted()
             usage = output.usage
             if usage is not NO_USAGE:
-                usage = kept_usage(usage)
-                if usage is not NO_USAGE:
-                    name = self._context.task_backends[attempt.position]
-                    usage = self._pricing.price(usage, name, attempt.task.model)
+                name = self._context.task_backends[attempt.position]
+                usage = self._pricing.price(kept_usage(usage), name, attempt.task.model)
                 self._state.spend(attempt.position, usage)
             if not self._context.feed.has_readers:  # an output is not stored
                 return

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
 from types import NoneType
-from typing import TypeAlias, TypeGuard, cast, get_args
+from typing import TypeAlias, cast, get_args
 
 import anyio
 
@@ -153,9 +153,7 @@ async def _storable(reply: Reply) -> CallOutcome:
 
 
 def _checked(reply: Reply) -> CallOutcome:
-    plain = _is_plain(reply)
-    wrong = None if plain else _reply_problem(reply)
-    if wrong:
+    if wrong := _reply_problem(reply):
         raise BackendError(ErrorKind.UNEXPECTED, f"the backend's reply cannot be stored: {wrong}")
     data_json = None
     if reply.data is not None:
@@ -167,8 +165,8 @@ def _checked(reply: Reply) -> CallOutcome:
             reply = replace(reply, data=json.loads(data_json))
         except (TypeError, ValueError, RecursionError) as error:
             raise BackendError(ErrorKind.INVALID_OUTPUT, f"the reply's data is not JSON: {error}") from error
-    usage = reply.usage if plain else kept_usage(reply.usage)
-    storable = reply.text.isascii() and (plain or all(map(_is_storable, reply.messages)))
+    usage = kept_usage(reply.usage)
+    storable = reply.text.isascii() and all(map(_is_storable, reply.messages))
     if storable and usage is reply.usage:
         return CallOutcome(reply, data_json, None)
     clean = replace(reply, text=clean_text(reply.text), messages=_clean(reply.messages), usage=usage)
@@ -210,26 +208,13 @@ def _reply_problem(reply: object) -> str | None:
         value = getattr(reply, name)
         if not isinstance(value, kinds):
             return f"field {name!r} is of type {type(value).__name__}"
-    if not _are_messages(reply.messages):
-        return f"field 'messages' needs Messages with text, usage and a role of {', '.join(_ROLES)}"
+    if odd := [one.role for one in reply.messages if one.role not in _ROLES]:
+        return f"a message has the role {odd[0]!r}; the roles are {', '.join(_ROLES)}"
     if reply.question is not None and reply.tasks:
         return "the reply has both a question and tasks; return one of the two"
     if reply.question is not None and (wrong := _question_problem(reply.question)):
         return f"the question has {wrong}"
-    return None if _is_usage(reply.usage) else f"field 'usage' is {reply.usage!r}"
-
-
-def _is_plain(reply: object) -> bool:
-    """Return whether `reply` holds only a text, as most replies do. The other checks can then be skipped."""
-    return (
-        type(reply) is Reply
-        and type(reply.text) is str
-        and reply.usage is NO_USAGE
-        and reply.session_id is None
-        and reply.question is None
-        and reply.messages == ()
-        and reply.tasks == ()
-    )
+    return None
 
 
 def _question_problem(question: Question) -> str | None:
@@ -254,23 +239,12 @@ def _question_problem(question: Question) -> str | None:
     return None
 
 
-def _are_messages(messages: object) -> TypeGuard[tuple[Message, ...]]:
-    return isinstance(messages, tuple) and all(
-        isinstance(one, Message)
-        and isinstance(one.content, str)  # pyright: ignore[reportUnnecessaryIsInstance]
-        and isinstance(one.thoughts, str)  # pyright: ignore[reportUnnecessaryIsInstance]
-        and one.role in _ROLES
-        and _is_usage(one.usage)
-        for one in cast("tuple[object, ...]", messages)
-    )
-
-
-def kept_usage(usage: object) -> Usage:
+def kept_usage(usage: Usage) -> Usage:
     """Return `usage` with a printable model name; an unknown usage if its numbers are impossible, such as a negative
-    count, and NO_USAGE if `usage` is none.
+    count.
     """
-    if not _is_usage(usage):
-        return NO_USAGE
+    if usage is NO_USAGE:
+        return usage
     usage = usage if _countable(usage) else Usage(model=usage.model, cost_is_partial=True)
     return usage if usage.model is None else _named(usage, usage.model)
 
@@ -280,26 +254,12 @@ def _named(usage: Usage, model: str) -> Usage:
     return usage if name and name == model else replace(usage, model=name or None)
 
 
-def _is_usage(usage: object) -> TypeGuard[Usage]:
-    """Return whether `usage` is a usage with fields of the right types: third-party backends may report anything."""
-    if usage is NO_USAGE:
-        return True
-    if not isinstance(usage, Usage) or type(usage.cost_is_partial) is not bool:
-        return False
-    numbers = (*_counts(usage), 0 if usage.cost_usd is None else usage.cost_usd)
-    is_named = usage.model is None or isinstance(usage.model, str)  # pyright: ignore[reportUnnecessaryIsInstance]
-    return is_named and set(map(type, numbers)) <= {int, float}
-
-
-def _counts(usage: Usage) -> tuple[int, ...]:
-    read, written, reasoning = usage.input_tokens, usage.output_tokens, usage.reasoning_tokens
-    return read, written, reasoning, usage.cache_read_tokens, usage.cache_write_tokens, usage.cache_write_1h_tokens
-
-
 def _countable(usage: Usage) -> bool:
     """Return whether the numbers of `usage` are possible, and can be added up and stored."""
-    counts, cost = _counts(usage), usage.cost_usd
-    read, written, reasoning, cache_read, cache_write, for_an_hour = counts
+    read, written, reasoning, cost = usage.input_tokens, usage.output_tokens, usage.reasoning_tokens, usage.cost_usd
+    cache_read, cache_write = usage.cache_read_tokens, usage.cache_write_tokens
+    for_an_hour = usage.cache_write_1h_tokens
+    counts = (read, written, reasoning, cache_read, cache_write, for_an_hour)
     whole = set(map(type, counts)) == {int} and min(counts) >= 0 and max(counts) <= _MOST_TOKENS
     whole = whole and cache_read + cache_write <= read and for_an_hour <= cache_write and reasoning <= written
     return whole and (cost is None or 0 <= cost <= _MOST_USD)
@@ -335,19 +295,16 @@ def _tidied(error: BackendError) -> BackendError:
     message, hint = error.message, error.retry_after
     text = clean_text(message) if isinstance(message, str) else _text_of(error)  # pyright: ignore[reportUnnecessaryIsInstance]
     sound = isinstance(hint, int | float) and 0 <= hint <= _LONGEST_HINT_S
-    usage = kept_usage(error.usage)
-    messages = _clean(error.messages) if _are_messages(error.messages) else ()
-    goes_on = error.continues_session is True
     tidied = BackendError(
         kind,
         text[:2000],
         retry_after=hint if sound else None,
-        usage=usage,
-        messages=messages,
-        continues_session=goes_on,
+        usage=kept_usage(error.usage),
+        messages=_clean(error.messages),
+        continues_session=error.continues_session,
         traceback=error.traceback,
     )
-    tidied.status = error.status if isinstance(error.status, int) else None
+    tidied.status = error.status
     tidied.__cause__ = error
     return tidied
 

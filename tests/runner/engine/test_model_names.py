@@ -124,12 +124,6 @@ async def test_no_answer_and_no_cost_is_lost_for_the_name_that_a_backend_gives(
     assert fails or result["a"].usage == Usage(2, 2, model=kept)
 
 
-async def test_what_is_no_name_at_all_is_no_reply() -> None:
-    reply = Reply("fine", usage=Usage(2, 2, model=7))  # type: ignore[arg-type]
-    result = await ParallelRunner(Talker(lambda _prompt, _opening: reply)).run(DAG([Task("a", prompt="a")]))
-    assert "field 'usage' is Usage(input_tokens=2" in (result["a"].error or "")
-
-
 async def test_a_run_has_none_of_its_own() -> None:
     usage, store = Usage(1, 1, model="m"), MemoryStore()
     runner = ParallelRunner(Talker(lambda _prompt, _opening: Reply("fine", usage=usage)), store=store)
