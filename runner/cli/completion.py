@@ -98,7 +98,7 @@ def _read_values(context: click.Context, read: _Read) -> _Items:
 
     try:
         return anyio.run(read_in_time)
-    except Exception:
+    except Exception:  # a message would stand in the middle of the line that is being typed
         return []
 
 

@@ -16,7 +16,7 @@ from plait.persistence.protocol import Store
 from plait.runner.cli.display.follow import stop_on_signal
 from plait.runner.cli.display.plain import PlainDisplay
 from plait.runner.cli.display.report import store_failures
-from plait.runner.cli.display.text import counted, one_line, seconds
+from plait.runner.cli.display.text import as_line, counted, seconds
 from plait.runner.cli.exits import cli_error_of, print_note
 from plait.runner.cli.stored_backends import FileOptions
 from plait.runner.cli.stored_runners import StoredRunners
@@ -107,7 +107,7 @@ class Worker:
             found = await self._store.list_claimable(_PAGE + len(left_out))
         except StoreError as error:
             if not self._away:
-                print_note(f"the store does not answer; trying again every {POLL_S:g} s: {one_line(str(error), 300)}")
+                print_note(f"the store does not answer; trying again every {POLL_S:g} s: {as_line(str(error), 300)}")
             self._away = True
             return []
         self._away = False
@@ -129,7 +129,7 @@ class Worker:
             why = getattr(error, "message", None) or (
                 f"{type(error).__name__}: {error}" if fault is None else fault.message
             )
-            print_note(f"run {one_line(run_id)} is left to other workers for {AGAIN_S:g} s: {one_line(why, 300)}")
+            print_note(f"run {as_line(run_id)} is left to other workers for {AGAIN_S:g} s: {as_line(why, 300)}")
             self._later[run_id] = self._clock.monotonic() + AGAIN_S
         finally:
             del self._runs[run_id]
@@ -150,7 +150,7 @@ class Worker:
                 begins |= isinstance(event, events.RunStarted | events.RunResumed)
                 if isinstance(event, events.StoreAwaited):
                     print_note(
-                        f"run {one_line(run.run_id)} has ended; waiting up to {seconds(event.seconds)} for the store "
+                        f"run {as_line(run.run_id)} has ended; waiting up to {seconds(event.seconds)} for the store "
                         f"to take the last {counted(event.changes, 'change')}; a second signal ends the wait"
                     )
                 elif not isinstance(event, events.TaskEvent | events.TasksAdded):

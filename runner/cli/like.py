@@ -15,7 +15,7 @@ from plait.backends.spec.agents import AgentSpec
 from plait.backends.spec.build import PersonSpec
 from plait.backends.spec.pydantic_ai import PydanticAISpec
 from plait.runner.cli.backends import BackendSet
-from plait.runner.cli.display.text import one_line
+from plait.runner.cli.display.text import as_line
 from plait.runner.cli.exits import CliError, print_note
 from plait.runner.operations.preview_reuse import ReuseAction, ReusePreview
 
@@ -94,12 +94,12 @@ async def keep_or_ask_again(preview: ReusePreview, *, is_interactive: bool) -> b
     """Return whether the answers of persons in `preview`, of a run that keeps the answers, are to be kept. Ask at the
     terminal if `is_interactive`, otherwise keep none.
     """
-    names = [one_line(step.task_id) for step in preview.tasks if step.keeps_answer]
+    names = [as_line(step.task_id) for step in preview.tasks if step.keeps_answer]
     if not names or not is_interactive or not (sys.stdin.isatty() and sys.stderr.isatty()):
         return False
     named = ", ".join(names[:_MOST_NAMED]) + (", ..." if len(names) > _MOST_NAMED else "")
     counted = f"{len(names):,} answers" if len(names) > 1 else "1 answer"
-    print_note(f"{counted} of a person in {one_line(preview.like)} to questions that did not change: {named}")
+    print_note(f"{counted} of a person in {as_line(preview.like)} to questions that did not change: {named}")
     # In a thread that is abandoned, so that Ctrl-C ends the command while the thread reads.
     return await to_thread.run_sync(_ask_to_keep, abandon_on_cancel=True)
 

@@ -16,7 +16,7 @@ from plait.persistence import SQLiteStore
 from plait.persistence.protocol import Store
 from plait.persistence.records import EventKind, RunRecord, TaskRecord
 from plait.runner.cli.backends import read_plan_data
-from plait.runner.cli.display.text import age, one_line
+from plait.runner.cli.display.text import age, as_line
 from plait.runner.cli.exits import STORE, CliError, print_note
 from plait.runner.cli.options import DEFAULT_STORE, ServerAddress, StorePlace, command_line, is_utf8
 from plait.runner.domain.dag import nearest
@@ -117,7 +117,7 @@ def print_watch_notice(run: RunRecord) -> None:
     owner = run.owner
     if owner is not None and liveness(owner) is Liveness.UNKNOWN:
         print_note(
-            f"process {owner.pid} on {one_line(owner.host)} owns run {run.run_id} and cannot be checked from this "
+            f"process {owner.pid} on {as_line(owner.host)} owns run {run.run_id} and cannot be checked from this "
             f"machine; waiting up to {LEASE_SECONDS:g} s for a renewal of the lease"
         )
 
@@ -160,7 +160,7 @@ async def _id_by_prefix(store: Store, prefix: str) -> str:
     if len(found) == 1:
         return found[0]
     if found:
-        shown = ", ".join(one_line(run_id) for run_id in found[:5]) + (", ..." if len(found) > 5 else "")
+        shown = ", ".join(as_line(run_id) for run_id in found[:5]) + (", ..." if len(found) > 5 else "")
         raise CliError(f"{len(found)} runs begin with {prefix!r}: {shown}; give more of the id")
     raise CliError(f"the store has no run {prefix!r}; `plait runs` lists all runs", kind="run_not_found")
 
@@ -232,9 +232,12 @@ class WaitingQuestion:
         if question is None:
             return
         if question.schema is not None:
-            yield "wants", one_line(describe_schema(cast("Mapping[str, JsonValue]", question.schema)), _LONGEST_VALUE)
+            yield (
+                "wants",
+                as_line(describe_schema(cast("Mapping[str, JsonValue]", question.schema)), _LONGEST_VALUE),
+            )
         if question.default is not None:
-            yield "default", one_line(_dump(question.default), _LONGEST_VALUE)
+            yield "default", as_line(_dump(question.default), _LONGEST_VALUE)
         if question.deadline_at is not None:
             yield "deadline", _format_deadline(question, question.deadline_at)
 

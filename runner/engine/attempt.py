@@ -41,6 +41,7 @@ from plait.runner.engine.feed import Feed
 from plait.runner.engine.handover import NO_HANDOVER, AdoptedAttempt, Handover
 from plait.runner.engine.pricing import Pricing
 from plait.runner.engine.task_files import NO_CONTENTS, FileContents, files_of, has_files, read_contents
+from plait.runner.errors import PromptError
 from plait.runner.log import logger
 from plait.runner.scheduling.rate_gate import RateGate
 from plait.runner.state.answer_cache import AnswerCache
@@ -246,7 +247,7 @@ class AttemptRunner:
             history = None if task.continues is None else self._state.history(task)
             messages += () if history is None else history.messages
             return len(self._state.prompt(task)) + sum(len(message.content) for message in messages)
-        except Exception:  # reported by the attempt
+        except PromptError:  # reported by the attempt
             return 0
 
     def run(self, attempt: Attempt) -> Awaitable[CallOutcome]:

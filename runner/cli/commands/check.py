@@ -11,7 +11,7 @@ import click
 
 from plait.runner import Plan, PlanError
 from plait.runner.cli.display.report import print_json
-from plait.runner.cli.display.text import counted, one_line
+from plait.runner.cli.display.text import as_line, counted
 from plait.runner.cli.exits import COMPLETED, USAGE, print_line
 from plait.runner.cli.options import json_option, read_plan, set_option
 from plait.runner.drawing.layout import layers
@@ -51,9 +51,9 @@ def check(path: Path, inputs: Mapping[str, str], as_json: bool) -> int:
     if as_json:
         print_json({"ok": True, **facts})
         return COMPLETED
-    print_line(f"{one_line(plan.name)}: {_size(plan, facts)}, no mistakes")
+    print_line(f"{as_line(plan.name)}: {_size(plan, facts)}, no mistakes")
     if isinstance(plan.policy, OrchestratorPolicy):
-        print_line(f"  goal          {one_line(plan.policy.goal, _LONGEST_GOAL)}")
+        print_line(f"  goal          {as_line(plan.policy.goal, _LONGEST_GOAL)}")
     else:
         shown = facts["critical_path"][:_LONGEST_PATH]
         dots = " -> ..." if len(shown) < len(facts["critical_path"]) else ""
@@ -61,7 +61,7 @@ def check(path: Path, inputs: Mapping[str, str], as_json: bool) -> int:
     for name, backend in facts["backends"].items():
         kind = backend["kind"] or "chosen when it is run"
         tasks = f", {counted(backend['tasks'], 'task')}" if backend["tasks"] else ""
-        print_line(f"  backend       {one_line(name)}: {kind}{tasks}")
+        print_line(f"  backend       {as_line(name)}: {kind}{tasks}")
     return COMPLETED
 
 

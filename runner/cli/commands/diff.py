@@ -10,7 +10,7 @@ import click
 from plait.persistence.records import RunRecord
 from plait.runner.cli.display.report import print_json
 from plait.runner.cli.display.sections import print_field, print_section
-from plait.runner.cli.display.text import counted, one_line, seconds, tokens, visible
+from plait.runner.cli.display.text import as_line, counted, seconds, tokens, visible
 from plait.runner.cli.exits import COMPLETED, print_line
 from plait.runner.cli.lookup import find_run, read_only_store
 from plait.runner.cli.options import StorePlace, json_option, store_option
@@ -67,7 +67,7 @@ def _print_comparison(comparison: RunComparison) -> None:
 def _head(task: TaskDifference) -> str:
     why = task.why or f"another {' and '.join(task.changed)}"
     cut_off = "; same answer: cut off here" if task.changed == ("prompt",) else ""
-    return f"{one_line(task.task_id)}: {one_line(why)}{cut_off}"
+    return f"{as_line(task.task_id)}: {as_line(why)}{cut_off}"
 
 
 def _print_difference(task: TaskDifference) -> None:
@@ -89,7 +89,7 @@ def _print_difference(task: TaskDifference) -> None:
 
 def _facts_of(task: ComparedTask) -> str:
     record = task.record
-    error = f"{record.error_kind}: {one_line(record.error or '', 120)}" if record.error_kind else ""
+    error = f"{record.error_kind}: {as_line(record.error or '', 120)}" if record.error_kind else ""
     return ", ".join([*_facts(record.status, record.usage, record.duration_s), *filter(None, [error])])
 
 

@@ -25,7 +25,7 @@ from plait.runner.cli.commands.doctor_agents import agents_json, check_agents, c
 from plait.runner.cli.commands.doctor_hosts import check_hosts
 from plait.runner.cli.commands.doctor_server import check_server
 from plait.runner.cli.display.report import print_json
-from plait.runner.cli.display.text import columns, counted, one_line
+from plait.runner.cli.display.text import as_line, columns, counted
 from plait.runner.cli.exits import COMPLETED, STORE, print_line
 from plait.runner.cli.lookup import open_server, read_only_store, stores_backends
 from plait.runner.cli.options import (
@@ -240,5 +240,5 @@ def _as_json(path: StorePlace, findings: list[Finding]) -> dict[str, object]:
 def _print_findings(findings: list[Finding]) -> None:
     rows = columns((one.fitness.value, one.check) for one in findings)
     for one, (verdict, check) in zip(findings, rows, strict=True):
-        advice = f"; {one_line(one.advice)}" if one.advice else ""
-        print_line(f"{verdict}  {check}  {one_line(one.found)}{advice}")
+        advice = f"; {as_line(one.advice)}" if one.advice else ""
+        print_line(f"{verdict}  {check}  {as_line(one.found)}{advice}")

@@ -9,7 +9,7 @@ from plait.backends.agents.discovery import Installed
 from plait.backends.process.strays import AtWork
 from plait.persistence.findings import Finding, Fitness
 from plait.persistence.records import RunRecord
-from plait.runner.cli.display.text import counted, one_line, size
+from plait.runner.cli.display.text import as_line, counted, size
 from plait.runner.cli.options import (
     StorePlace,
     command_line,
@@ -105,7 +105,7 @@ def check_left_over(
             continue
         shown = ", ".join(_describe_agent(one, root) for one in those)
         what = f"{counted(len(those), 'agent')} of run {name} still running after the end of the plait process: {shown}"
-        yield Finding("children", Fitness.WARNING, one_line(what), _advise(run, those, path))
+        yield Finding("children", Fitness.WARNING, as_line(what), _advise(run, those, path))
 
 
 def _describe_agent(one: AtWork, root: Path) -> str:

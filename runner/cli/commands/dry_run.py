@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from plait.runner.cli.display import report
-from plait.runner.cli.display.text import counted, one_line
+from plait.runner.cli.display.text import as_line, counted
 from plait.runner.cli.exits import COMPLETED, print_line
 from plait.runner.recovery.preview import Preview
 from plait.runner.recovery.resume_plan import ResumeAction, ResumeStep
@@ -30,7 +30,7 @@ def print_preview(preview: Preview, as_json: bool) -> int:
         )
         shown = others
     for step in shown:
-        print_line(f"{step.action.value:<{_WIDEST}}  {one_line(step.task_id)}: {one_line(step.reason, 300)}")
+        print_line(f"{step.action.value:<{_WIDEST}}  {as_line(step.task_id)}: {as_line(step.reason, 300)}")
     print_line(_summarize(preview))
     return COMPLETED
 
@@ -56,6 +56,6 @@ def _summarize(preview: Preview) -> str:
 
 def _summarize_damage(preview: Preview) -> str:
     """Return the damage to results of tasks that would not run again; empty without damage."""
-    count, named = len(preview.damaged), ", ".join(map(one_line, preview.damaged[:_MOST_NAMED]))
+    count, named = len(preview.damaged), ", ".join(map(as_line, preview.damaged[:_MOST_NAMED]))
     more = ", ..." if count > _MOST_NAMED else ""
     return f"{counted(count, 'damaged result')}, counted as failed: {named}{more}" if count else ""

@@ -13,7 +13,7 @@ import anyio
 import click
 
 from plait.runner.cli.display.report import print_json
-from plait.runner.cli.display.text import counted, one_line
+from plait.runner.cli.display.text import as_line, counted
 from plait.runner.cli.exits import COMPLETED, print_note
 from plait.runner.cli.lookup import RunsOfPlan, find_run, read_only_store, runs_of_plan
 from plait.runner.cli.options import StorePlace, json_option, store_option
@@ -134,6 +134,6 @@ async def export(path: StorePlace, word: str, of: RunsOfPlan | None, options: Ex
     if options.as_json:
         print_json({"run_id": run.run_id, "file": str(file), "rows": len(rows)})
     else:
-        named = one_line(f"{run.name}, {shown_status(run).value}" if run.name else shown_status(run).value)
+        named = as_line(f"{run.name}, {shown_status(run).value}" if run.name else shown_status(run).value)
         print_note(f"{counted(len(rows), 'row')} of run {run.run_id} ({named}) in {file}")
     return COMPLETED

@@ -14,7 +14,7 @@ from plait.persistence import Batch, Conflict, Fenced, RunReleased
 from plait.persistence.records import RunRecord
 from plait.persistence.sqlite import Purged
 from plait.runner.cli.display.report import print_json
-from plait.runner.cli.display.text import counted, one_line, size
+from plait.runner.cli.display.text import as_line, counted, size
 from plait.runner.cli.exits import COMPLETED, print_line, print_note
 from plait.runner.cli.lookup import AnyStore, existing_store, read_only_store
 from plait.runner.cli.options import (
@@ -116,7 +116,7 @@ def _print_outcome(outcome: _Outcome, as_json: bool) -> None:
     else:
         for run in outcome.runs:
             held = size(outcome.sizes.get(run.run_id, 0))
-            print_line(f"{one_line(run.run_id)}  {one_line(run.name, 40)}  {run.status}, {held}")
+            print_line(f"{as_line(run.run_id)}  {as_line(run.name, 40)}  {run.status}, {held}")
         done = "would delete" if purged is None else "deleted"
         freed = "" if purged is None else f", {size(purged.freed_bytes)} freed"
         print_line(f"{done} {counted(len(outcome.runs), 'run')}{freed}; {outcome.kept:,} kept")

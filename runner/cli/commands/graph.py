@@ -14,7 +14,7 @@ import click
 from plait.persistence.records import RunRecord, TaskRecord
 from plait.runner import DAG, TaskStatus
 from plait.runner.cli.display.report import print_json
-from plait.runner.cli.display.text import counted, one_line, seconds, tokens, visible
+from plait.runner.cli.display.text import as_line, counted, seconds, tokens, visible
 from plait.runner.cli.exits import COMPLETED, print_line
 from plait.runner.cli.lookup import find_adders, find_run, read_only_store
 from plait.runner.cli.options import (
@@ -108,7 +108,7 @@ def _node_style(task: TaskRecord, by: str | None) -> Look:
     added = f"added by {by}" if by else ""
     note = " · ".join(filter(None, (status.value.replace("_", " "), seconds(task.duration_s), used, added)))
     attempts = f", {counted(task.attempt, 'attempt')}" if task.attempt else ""
-    error = f"\n{task.error_kind}: {one_line(task.error or '', 300)}" if task.error_kind else ""
+    error = f"\n{task.error_kind}: {as_line(task.error or '', 300)}" if task.error_kind else ""
     return Look(status, note, f"{task.task_id}: {status.value}{attempts}{added and ', '}{added}{error}", by)
 
 

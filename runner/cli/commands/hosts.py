@@ -19,7 +19,7 @@ from plait.persistence.records import RunRecord
 from plait.runner.cli.backends import HostsInUse, hosts_in_use
 from plait.runner.cli.display.report import print_json
 from plait.runner.cli.display.sections import print_table
-from plait.runner.cli.display.text import one_line
+from plait.runner.cli.display.text import as_line
 from plait.runner.cli.display.waits import local_time
 from plait.runner.cli.exits import COMPLETED, FAILED, print_note
 from plait.runner.cli.lookup import MAX_RUNS_SEARCHED, read_only_store
@@ -86,7 +86,7 @@ async def _away_hosts(place: StorePlace) -> Sequence[tuple[Collection[str], Host
                     groups = _groups_of(await store.get_run(run.run_id))
                     found += [(groups, one) for one in away.values()]
     except StoreError as error:
-        print_note(f"the store does not say since when hosts are away: {one_line(str(error))}")
+        print_note(f"the store does not say since when hosts are away: {as_line(str(error))}")
     return found
 
 
@@ -122,7 +122,7 @@ def _away_since(group: str, state: HostState, away: Iterable[tuple[Collection[st
 
 def _row(group: str, state: HostState, since: str | None) -> tuple[str, ...]:
     at_work = "" if state.at_work is None else str(state.at_work)
-    found = "ready" if state.problem is None else one_line(state.problem)
+    found = "ready" if state.problem is None else as_line(state.problem)
     if since is not None:
         found = f"away since {local_time(since, time.time())}{found.removeprefix('away')}"
     return group, state.name, str(state.slots), at_work, state.version or "", found

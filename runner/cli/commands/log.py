@@ -20,7 +20,7 @@ from plait.persistence.protocol import Store
 from plait.persistence.records import EventKind, RunRecord
 from plait.runner.cli.display.log_lines import entry_lines
 from plait.runner.cli.display.report import EXIT_CODES
-from plait.runner.cli.display.text import one_line
+from plait.runner.cli.display.text import as_line
 from plait.runner.cli.exits import CANCELLED, COMPLETED, FAILED, print_line, print_note
 from plait.runner.cli.lookup import find_run, find_task, read_only_store
 from plait.runner.cli.options import (
@@ -105,7 +105,7 @@ async def _waits(store: Store, run: RunRecord, only: str | None) -> AsyncGenerat
     infos = await task_infos(store, run, await store.list_tasks(run.run_id), time.time(), only)
     waiting = [(task.task_id, task.waits.text) for task in infos.values() if task.waits is not None]
     for task_id, text in waiting[:_MOST_WAITING]:
-        yield f"{'':<8}  {one_line(task_id):<{_COLUMN}}  {one_line(text)}"
+        yield f"{'':<8}  {as_line(task_id):<{_COLUMN}}  {as_line(text)}"
     if len(waiting) > _MOST_WAITING:
         yield f"{'':<8}  and {len(waiting) - _MOST_WAITING:,} more tasks that wait"
 
@@ -146,7 +146,7 @@ class _LogPrinter:
             self.print_line(json.dumps(asdict(entry)).replace("\x7f", "\\u007f"))
             return
         clock = self._time_of_day(entry.at)
-        task = one_line(entry.task_id or "")
+        task = as_line(entry.task_id or "")
         column = "" if self.task_id is not None or not task else f"{task:<{_COLUMN}}  "
         for line in entry_lines(entry, self.run.run_id):
             self.print_line(f"{clock:<8}  {column}{line}".rstrip())

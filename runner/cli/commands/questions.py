@@ -11,7 +11,7 @@ import click
 from plait.persistence.protocol import Store
 from plait.persistence.records import RunRecord
 from plait.runner.cli.display.report import print_json
-from plait.runner.cli.display.text import one_line, visible
+from plait.runner.cli.display.text import as_line, visible
 from plait.runner.cli.exits import COMPLETED, print_line, print_note
 from plait.runner.cli.lookup import (
     MAX_RUNS_SEARCHED,
@@ -67,7 +67,7 @@ async def _list_waiting_runs(store: Store) -> list[RunRecord]:
     runs = await store.list_runs(MAX_RUNS_SEARCHED)
     for run in runs:
         if run.damaged:
-            print_note(one_line(run.error or ""))
+            print_note(as_line(run.error or ""))
     asks = (TaskStatus.WAITING_INPUT, TaskStatus.RUNNING)
     return [run for run in runs if any(map(run.counts.get, asks)) and RunStatus(run.status) not in RUN_DONE]
 
@@ -94,10 +94,10 @@ async def _list_interrupted(store: Store, run: RunRecord) -> list[WaitingQuestio
 
 
 def _print_run(run: RunRecord, waiting: Sequence[WaitingQuestion], path: StorePlace) -> None:
-    print_line(f"run {visible(run.run_id)}  {one_line(run.name)}".rstrip())
+    print_line(f"run {visible(run.run_id)}  {as_line(run.name)}".rstrip())
     for one in waiting:
         text = visible(one.text).replace("\n", "\n    ")
-        print_line(f"\n  {one_line(one.task_id)}: {text}")
+        print_line(f"\n  {as_line(one.task_id)}: {text}")
         for what, line in one.facts():
             print_line(f"    {what:<8}  {line}")
         print_line(f"    {'answer':<8}  {one.answer_command(path)}")

@@ -16,7 +16,7 @@ from plait.persistence import Store
 from plait.persistence.records import RunRecord
 from plait.runner.cli.display.report import print_json
 from plait.runner.cli.display.sections import print_table
-from plait.runner.cli.display.text import age, cells, one_line, size, tokens
+from plait.runner.cli.display.text import age, as_line, cells, size, tokens
 from plait.runner.cli.exits import COMPLETED, print_line, print_note
 from plait.runner.cli.lookup import read_only_store
 from plait.runner.cli.options import (
@@ -125,7 +125,7 @@ def _fitted(rows: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
     """Return the columns of the short list, with names cut so that a line has at most 80 columns, if possible."""
     widths = [max(map(cells, column)) for column in zip(HEAD, *rows, strict=True)]
     room = _WIDTH - sum(widths) - 2 * (len(HEAD) - 1) + widths[1]
-    return [(run_id, one_line(name, max(room, _SHORTEST_NAME)), *rest) for run_id, name, *rest in rows]
+    return [(run_id, as_line(name, max(room, _SHORTEST_NAME)), *rest) for run_id, name, *rest in rows]
 
 
 def _long_run_json(run: RunRecord, held: int) -> dict[str, Any]:
@@ -137,17 +137,17 @@ def _owner(run: RunRecord) -> str:
     if run.owner is None:
         return ""
     gone = ", gone" if liveness(run.owner) is Liveness.DEAD else ""
-    return one_line(f"process {run.owner.pid} on {run.owner.host}{gone}")
+    return as_line(f"process {run.owner.pid} on {run.owner.host}{gone}")
 
 
 def _run_row(run: RunRecord) -> tuple[str, ...]:
     if run.damaged:
-        return one_line(run.run_id), "", "damaged", "", "", ""
+        return as_line(run.run_id), "", "damaged", "", "", ""
     info = run_info(run)
     created = datetime.fromisoformat(run.created_at).timestamp()
     return (
-        one_line(run.run_id),
-        one_line(run.name, 40),
+        as_line(run.run_id),
+        as_line(run.name, 40),
         info.status_text,
         _progress(run),
         "unknown" if run.usage.cost_is_unknown else cost(run.usage),

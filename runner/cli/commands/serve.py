@@ -22,7 +22,7 @@ from plait.runner.cli.access import listen, make_access, token_file, url_of
 from plait.runner.cli.backends import BackendOptions, BackendSet, backend_set_of_file
 from plait.runner.cli.commands.submit import make_queueing_runner
 from plait.runner.cli.display.follow import stop_on_signal
-from plait.runner.cli.display.text import one_line
+from plait.runner.cli.display.text import as_line
 from plait.runner.cli.exits import CANCELLED, COMPLETED, CliError, print_line, print_note, redirect_prints
 from plait.runner.cli.lookup import MAX_RUNS_SEARCHED, open_store
 from plait.runner.cli.options import (
@@ -222,11 +222,11 @@ async def _take_up_run(service: RunService, store: Store, run_id: str) -> None:
         record = await store.get_run(run_id)
         if record is not None and json.loads(record.settings).get("posted"):
             await service.start_run(run_id)
-            print_note(f"took up run {one_line(run_id)}")
+            print_note(f"took up run {as_line(run_id)}")
     except RunOwned:
         pass  # another server was faster
     except (PlaitError, StoreError) as error:
-        print_note(f"run {one_line(run_id)} is left as it is: {one_line(str(error), 300)}")
+        print_note(f"run {as_line(run_id)} is left as it is: {as_line(str(error), 300)}")
 
 
 def _prepare(file: Path | None, options: BackendOptions) -> BackendSet:

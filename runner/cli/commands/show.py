@@ -18,7 +18,7 @@ from plait.persistence.protocol import Store
 from plait.persistence.records import AttemptRecord, EventRecord, MessageRecord, RunRecord, TaskRecord
 from plait.runner.cli.display.report import WHY_STOPPED, print_json
 from plait.runner.cli.display.sections import print_answers, print_field, print_question, print_section, print_table
-from plait.runner.cli.display.text import coloured, counted, one_line, seconds, tokens, visible
+from plait.runner.cli.display.text import as_line, coloured, counted, seconds, tokens, visible
 from plait.runner.cli.display.waits import throttling_line
 from plait.runner.cli.exits import COMPLETED, print_line
 from plait.runner.cli.lookup import (
@@ -167,7 +167,7 @@ def _print_tasks(tasks: Mapping[str, TaskInfo], added: Mapping[str, str], *, fol
 
     def add(cells: tuple[str, ...], by: str, status: TaskStatus) -> None:
         *first, note = cells
-        rows.append((*first, *(one_line(by) for _ in added_by), note))
+        rows.append((*first, *(as_line(by) for _ in added_by), note))
         statuses.append(status)
 
     for task in tasks.values():
@@ -199,7 +199,7 @@ def _group_row(name: str, parts: Sequence[TaskInfo]) -> tuple[str, ...]:
     waits = Counter(part.waits.text for part in parts if part.waits is not None and part.status is TaskStatus.PENDING)
     why = [f"{number:,} {text}" for text, number in waits.most_common(1)]
     return (
-        one_line(f"{name}.*"),
+        as_line(f"{name}.*"),
         f"{len(parts):,} parts",
         str(sum(part.attempts for part in parts) or ""),
         "",
@@ -288,14 +288,14 @@ def _describe_progress(run: RunRecord) -> str:
 
 def _print_field(name: str, value: str | None) -> None:
     if value:
-        print_field(name, one_line(value))
+        print_field(name, as_line(value))
 
 
 def _task_row(task: TaskInfo) -> tuple[str, ...]:
     error = f"{task.error_kind}: {task.error}" if task.error_kind else ""
     error = error if task.question is None else f"asks: {task.question}"
     return (
-        one_line(task.task_id),
+        as_line(task.task_id),
         task.status.value,
         str(task.attempts or ""),
         seconds(task.duration_s),
@@ -308,7 +308,7 @@ def _task_row(task: TaskInfo) -> tuple[str, ...]:
 def _notes(task: TaskInfo, error: str) -> tuple[str, str]:
     """Return the error or question of a task, and the reason for which the task is not running."""
     asks = task.waits is not None and task.waits.kind is WaitKind.QUESTION
-    return one_line(error, _LONGEST_ERROR), "" if task.waits is None or asks else one_line(task.waits.text)
+    return as_line(error, _LONGEST_ERROR), "" if task.waits is None or asks else as_line(task.waits.text)
 
 
 async def show_task(path: StorePlace, word: str, task_id: str, as_json: bool) -> int:
@@ -433,12 +433,12 @@ def _print_attempts(attempts: Sequence[AttemptRecord], places: Mapping[int, str]
 def _where(attempt: AttemptRecord, place: str | None) -> str:
     """Return the backend, its model, and the host."""
     model = "" if attempt.usage.model is None else f" ({attempt.usage.model})"
-    return one_line(f"{attempt.backend}{model}{'' if place is None else f' on {place}'}")
+    return as_line(f"{attempt.backend}{model}{'' if place is None else f' on {place}'}")
 
 
 def _attempt_error(attempt: AttemptRecord) -> str:
     error = attempt.error or ""
-    return one_line(f"{attempt.error_kind}: {error}" if attempt.error_kind else error, _LONGEST_ERROR)
+    return as_line(f"{attempt.error_kind}: {error}" if attempt.error_kind else error, _LONGEST_ERROR)
 
 
 async def show_events(path: StorePlace, word: str, as_json: bool) -> int:
@@ -449,7 +449,7 @@ async def show_events(path: StorePlace, word: str, as_json: bool) -> int:
     if as_json:
         print_json([{**asdict(one), "detail": json.loads(one.detail)} for one in events])
         return COMPLETED
-    rows = [(one.at, one.kind, one_line(one.task_id or ""), one_line(_detail(one), _LONGEST_ERROR)) for one in events]
+    rows = [(one.at, one.kind, as_line(one.task_id or ""), as_line(_detail(one), _LONGEST_ERROR)) for one in events]
     print_table(rows, 1, [None] * len(rows))
     return COMPLETED
 

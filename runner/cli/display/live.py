@@ -15,7 +15,7 @@ from rich.text import Text
 
 from plait.runner.cli.display.plain import event_line
 from plait.runner.cli.display.progress import Progress, RunningAttempt
-from plait.runner.cli.display.text import COLOURS, columns, last_cells, one_line, seconds, tokens
+from plait.runner.cli.display.text import COLOURS, as_line, columns, last_cells, seconds, tokens
 from plait.runner.cli.display.waits import throttling_line
 from plait.runner.domain import events
 from plait.statuses import TaskStatus
@@ -37,7 +37,7 @@ class LiveDisplay:
     def __init__(self, progress: Progress, title: str, *, verbose: bool = False) -> None:
         self._progress = progress
         self._verbose = verbose
-        self._title = one_line(title)
+        self._title = as_line(title)
         self._console = Console(stderr=True, markup=False, highlight=False, emoji=False)
         self._live = Live(
             console=self._console,
@@ -60,7 +60,7 @@ class LiveDisplay:
             self._lines.append(Text(event_line(event), style=_line_style(event)))
 
     def note(self, text: str) -> None:
-        self._lines.append(Text(one_line(text), style="bold"))
+        self._lines.append(Text(as_line(text), style="bold"))
         self.tick()
 
     def tick(self) -> None:
@@ -116,11 +116,11 @@ class LiveDisplay:
         for throttled in progress.throttled.values():
             yield _text(f"  ‖ {throttling_line(throttled, time.time())}", "yellow")
         for task_id, until in list(progress.retries.items())[:_MOST_WAITING]:
-            yield _text(f"  ↻ {one_line(task_id)} tries again in {seconds(max(until - now, 0))}", "yellow")
+            yield _text(f"  ↻ {as_line(task_id)} tries again in {seconds(max(until - now, 0))}", "yellow")
         for task_id, question in list(progress.questions.items())[:_MOST_WAITING]:
-            yield _text(f"  ? {one_line(task_id)}  {one_line(question)}", "magenta")
+            yield _text(f"  ? {as_line(task_id)}  {as_line(question)}", "magenta")
         for task_id, reason in progress.waiting_tasks(_MOST_WAITING, time.time()):
-            yield _text(f"  · {one_line(task_id)}  {one_line(reason.text)}", "dim")
+            yield _text(f"  · {as_line(task_id)}  {as_line(reason.text)}", "dim")
 
     def _header(self) -> Text:
         progress = self._progress
@@ -154,10 +154,10 @@ class LiveDisplay:
             line = _text(f"  ▸ {name}", "cyan")
             line.append("".join(f"  {fact}" for fact in facts if fact), style="dim")
             room = self._console.width - line.cell_len - 2
-            doing = one_line(f"waits: {one.now}" if one.kind == "waiting" else one.now)
+            doing = as_line(f"waits: {one.now}" if one.kind == "waiting" else one.now)
             kind = one.kind
             if task_id in held_back:
-                doing, kind = one_line(held_back[task_id]), "waiting"
+                doing, kind = as_line(held_back[task_id]), "waiting"
             if doing and room > 8:
                 fitting = last_cells(doing, room) if kind == "text" else doing
                 line.append(f"  {fitting}", style=_STYLES.get(kind, ""))
@@ -166,9 +166,9 @@ class LiveDisplay:
 
 def _facts(task_id: str, one: RunningAttempt, now: float) -> tuple[str, ...]:
     return (
-        one_line(task_id, _LONGEST_NAME),
+        as_line(task_id, _LONGEST_NAME),
         seconds(now - one.since),
-        one_line(one.backend, _LONGEST_NAME) + (f" attempt {one.attempt}" if one.attempt > 1 else ""),
+        as_line(one.backend, _LONGEST_NAME) + (f" attempt {one.attempt}" if one.attempt > 1 else ""),
         tokens(one.usage.input_tokens, one.usage.output_tokens),
         "" if one.usage.cost_usd is None else cost(one.usage),
     )

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from plait.json_form import JsonValue
 from plait.persistence.records import EventKind
-from plait.runner.cli.display.text import coloured, counted, one_line, seconds, tokens, visible
+from plait.runner.cli.display.text import as_line, coloured, counted, seconds, tokens, visible
 from plait.runner.cli.display.waits import wait_line
 from plait.runner.domain.events import BackendThrottled, HostAway
 from plait.runner.operations.inspect import stored_away, stored_throttling
@@ -28,7 +28,7 @@ def entry_lines(entry: RunLogEntry, run_id: str) -> list[str]:
     if entry.kind == "message":
         return _message_lines(entry.detail)
     if entry.kind.startswith("run_"):
-        return [_run_line(entry, one_line(run_id))]
+        return [_run_line(entry, as_line(run_id))]
     if entry.kind in _STORED_WAITS and entry.at is not None:
         return [wait_line(_STORED_WAITS[entry.kind](entry.at, entry.detail))]
     words = _WORDS.get(entry.kind)
@@ -47,7 +47,7 @@ _STORED_WAITS: Mapping[str, Callable[[str, Detail], BackendThrottled | HostAway]
 
 
 def _message_lines(detail: Detail) -> list[str]:
-    role = one_line(_text(detail, "role"))
+    role = as_line(_text(detail, "role"))
     if detail.get("damaged"):
         return [f"damaged: a message ({role}) does not fit its checksum"]
     return _prefix_lines(f"{role}| ", _text(detail, "content"))
@@ -57,7 +57,7 @@ def _output_lines(detail: Detail) -> list[str]:
     kind, text = _text(detail, "output"), _text(detail, "text")
     if kind == "text":
         return _prefix_lines("| ", text)
-    return [{"tool": "> ", "waiting": "waits: "}.get(kind, "notice: ") + one_line(text, _LONGEST)]
+    return [{"tool": "> ", "waiting": "waits: "}.get(kind, "notice: ") + as_line(text, _LONGEST)]
 
 
 def _prefix_lines(mark: str, text: str) -> list[str]:
@@ -65,7 +65,7 @@ def _prefix_lines(mark: str, text: str) -> list[str]:
 
 
 def _run_line(entry: RunLogEntry, run_id: str) -> str:
-    what = one_line(entry.kind.removeprefix("run_"))
+    what = as_line(entry.kind.removeprefix("run_"))
     if what == "created":
         return f"run {run_id} created, {counted(_count(entry.detail, 'tasks'), 'task')}"
     return f"run {run_id} {coloured(what.replace('_', ' '), what, sys.stdout)}"
@@ -84,11 +84,11 @@ def _retry_line(detail: Detail) -> str:
 
 def _interruption_line(detail: Detail) -> str:
     again = f", starts again in {seconds(_number(detail, 'delay_s'))}" if detail.get("delay_s") else ""
-    return f"interrupted: {one_line(_text(detail, 'reason'), _LONGEST)}{again}"
+    return f"interrupted: {as_line(_text(detail, 'reason'), _LONGEST)}{again}"
 
 
 def _error_text(detail: Detail) -> str:
-    return ": ".join(filter(None, (_text(detail, "error_kind"), one_line(_text(detail, "error"), _LONGEST))))
+    return ": ".join(filter(None, (_text(detail, "error_kind"), as_line(_text(detail, "error"), _LONGEST))))
 
 
 def _spent(detail: Detail) -> str:
@@ -101,7 +101,7 @@ def _spent(detail: Detail) -> str:
 
 
 def _suffix(text: str) -> str:
-    return f": {one_line(text, _LONGEST)}" if text else ""
+    return f": {as_line(text, _LONGEST)}" if text else ""
 
 
 def _ids(detail: Detail) -> str:
@@ -111,7 +111,7 @@ def _ids(detail: Detail) -> str:
 
 def _answer_line(detail: Detail) -> str:
     by = _text(detail, "by")
-    return f"answered by {one_line(by)}{_suffix(_text(detail, 'answer'))}" if by else "answered"
+    return f"answered by {as_line(by)}{_suffix(_text(detail, 'answer'))}" if by else "answered"
 
 
 def _text(detail: Detail, name: str) -> str:
@@ -130,11 +130,11 @@ def _count(detail: Detail, name: str) -> int:
 
 _WORDS: Mapping[str, Callable[[Detail], str]] = {
     EventKind.TASKS_ADDED: lambda detail: f"{counted(_count(detail, 'tasks'), 'task')} added{_suffix(_ids(detail))}",
-    EventKind.TASK_STARTED: lambda detail: f"started ({one_line(_text(detail, 'backend'))})",
+    EventKind.TASK_STARTED: lambda detail: f"started ({as_line(_text(detail, 'backend'))})",
     EventKind.TASK_ADOPTED: lambda _: "is taken over: the agent has outlived the process that started it",
-    EventKind.TASK_PLACED: lambda detail: f"runs on {one_line(_text(detail, 'place'))}",
-    EventKind.NODE_STARTED: lambda detail: f"node {one_line(_text(detail, 'node'))}",
-    EventKind.SESSION_OPENED: lambda detail: f"session {one_line(_text(detail, 'session_id'))}",
+    EventKind.TASK_PLACED: lambda detail: f"runs on {as_line(_text(detail, 'place'))}",
+    EventKind.NODE_STARTED: lambda detail: f"node {as_line(_text(detail, 'node'))}",
+    EventKind.SESSION_OPENED: lambda detail: f"session {as_line(_text(detail, 'session_id'))}",
     EventKind.TASK_COMPLETED: partial(_end_line, TaskStatus.COMPLETED),
     EventKind.TASK_FAILED: partial(_end_line, TaskStatus.FAILED),
     EventKind.TASK_SKIPPED: partial(_end_line, TaskStatus.SKIPPED),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Protocol
 
-from plait.runner.cli.display.text import counted, one_line, seconds, tokens
+from plait.runner.cli.display.text import as_line, counted, seconds, tokens
 from plait.runner.cli.display.waits import wait_line
 from plait.runner.cli.exits import print_note
 from plait.runner.domain import events
@@ -73,20 +73,20 @@ def event_line(event: events.Event) -> str:
     """Return the event as a line that is safe for a terminal; empty for events that only a live display shows."""
     if isinstance(event, events.TaskEvent):
         words = _task_words(event)
-        return f"{one_line(event.task_id)} {words}" if words else ""
+        return f"{as_line(event.task_id)} {words}" if words else ""
     line = ""
     match event:
         case events.RunStarted():
-            line = f"run {one_line(event.run_id)} started"
+            line = f"run {as_line(event.run_id)} started"
         case events.RunResumed():
-            line = f"run {one_line(event.run_id)} resumed, {counted(event.reused, 'task')} completed before"
+            line = f"run {as_line(event.run_id)} resumed, {counted(event.reused, 'task')} completed before"
         case events.RunCancelling():
-            line = f"run {one_line(event.run_id)} is being cancelled; no further task starts"
+            line = f"run {as_line(event.run_id)} is being cancelled; no further task starts"
         case events.RunWatched():
-            line = f"run {one_line(event.run_id)} is owned by {one_line(event.owner)}; "
+            line = f"run {as_line(event.run_id)} is owned by {as_line(event.owner)}; "
             line += f"watching for {seconds(event.seconds)} whether the owner is alive"
         case events.TasksAdded():
-            by = f" by {one_line(event.added_by)}" if event.added_by is not None else ""
+            by = f" by {as_line(event.added_by)}" if event.added_by is not None else ""
             line = (
                 f"{counted(len(event.tasks), 'task')} added{by}: {_shorten(', '.join(task.id for task in event.tasks))}"
             )
@@ -100,7 +100,7 @@ def event_line(event: events.Event) -> str:
         case events.BackendThrottled() | events.HostAway():
             line = wait_line(event)
         case events.RunEnded():
-            line = f"run {one_line(event.run_id)} {event.status.value}"
+            line = f"run {as_line(event.run_id)} {event.status.value}"
         case _:
             pass
     return line
@@ -113,7 +113,7 @@ def _task_words(event: events.TaskEvent) -> str:
             again = f", attempt {event.attempt}" if event.attempt > 1 else ""
             goes_on = ", continues its conversation" if event.confirmed else ""
             how = "is taken over" if event.adopted else "started"
-            line = f"{how} ({one_line(event.backend)}{again}{goes_on})"
+            line = f"{how} ({as_line(event.backend)}{again}{goes_on})"
         case events.TaskPlaced() | events.NodeStarted() | events.TaskOutput():
             line = _report_words(event)
         case events.TaskCompleted():
@@ -147,9 +147,9 @@ def _task_words(event: events.TaskEvent) -> str:
 def _report_words(event: events.TaskPlaced | events.NodeStarted | events.TaskOutput) -> str:
     match event:
         case events.TaskPlaced():
-            return f"runs on {one_line(event.place)}"
+            return f"runs on {as_line(event.place)}"
         case events.NodeStarted():
-            return f"node {one_line(event.node)}"
+            return f"node {as_line(event.node)}"
         case _:
             waits = "waits: " if event.output == "waiting" else ""
             return "" if event.output == "text" else f"{waits}{_shorten(event.text)}"
@@ -163,7 +163,7 @@ def duration_and_tokens(event: events.TaskCompleted) -> str:
 
 
 def _shorten(text: str) -> str:
-    return one_line(text, _LONGEST_ERROR)
+    return as_line(text, _LONGEST_ERROR)
 
 
 def _clock_time(at: str) -> str:

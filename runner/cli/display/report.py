@@ -13,7 +13,7 @@ from plait.backends.extras import install_command
 from plait.backends.prices import list_version
 from plait.json_form import JsonValue
 from plait.runner.cli import exits
-from plait.runner.cli.display.text import coloured, counted, one_line, seconds, tokens, visible, without_controls
+from plait.runner.cli.display.text import as_line, coloured, counted, seconds, tokens, visible, without_controls
 from plait.runner.cli.display.waits import named_tasks
 from plait.runner.cli.lookup import WaitingQuestion
 from plait.runner.cli.options import (
@@ -70,7 +70,7 @@ def as_stored(result: RunResult) -> RunResult:
     lost = [one for one in result.degraded if one.lost]
     if not lost or result.status is RunStatus.CANCELLED:
         return result
-    error = f"{counted(sum(one.lost for one in lost), 'change')} not stored: {one_line(lost[-1].error, 300)}"
+    error = f"{counted(sum(one.lost for one in lost), 'change')} not stored: {as_line(lost[-1].error, 300)}"
     return replace(result, status=RunStatus.INTERRUPTED, error=error)
 
 
@@ -171,7 +171,7 @@ def print_summary(ending: FinishedRun, store: StorePlace | None, waiting: Sequen
 
 def unreached_line(host: str, tasks: Sequence[str]) -> str:
     """Return the line for a host on which tasks may still be under way after the end of the run here."""
-    return f"  away      {one_line(host)} cannot be reached; {named_tasks(tasks)} may still be under way there"
+    return f"  away      {as_line(host)} cannot be reached; {named_tasks(tasks)} may still be under way there"
 
 
 def print_failure(result: RunResult, store: StorePlace | None) -> None:
@@ -217,10 +217,10 @@ def _goal(policy_state: JsonValue) -> Iterator[str]:
 def _failures(result: RunResult) -> Iterator[str]:
     failed = [result[task_id] for task_id in result.failed]
     if result.status is RunStatus.FAILED and not failed and result.error:
-        yield f"  failed    {one_line(result.error, 300)}"
+        yield f"  failed    {as_line(result.error, 300)}"
     for task in failed[:_MOST_FAILURES]:
         tries = f" ({counted(task.attempts, 'attempt')})" if task.attempts > 1 else ""
-        yield f"  failed    {task.id}: {task.error_kind}: {one_line(task.error or '', 300)}{tries}"
+        yield f"  failed    {task.id}: {task.error_kind}: {as_line(task.error or '', 300)}{tries}"
     if len(failed) > _MOST_FAILURES:
         yield f"  failed    and {len(failed) - _MOST_FAILURES} more"
 
@@ -236,7 +236,7 @@ def _unknown_costs(ending: FinishedRun) -> Iterator[str]:
     last = {one.model for one in used if lacks_price(one)}
     models = sorted(model for model in last | ending.unpriced if model)
     if models:
-        shown = ", ".join(one_line(model, 60) for model in models[:_MOST_MODELS])
+        shown = ", ".join(as_line(model, 60) for model in models[:_MOST_MODELS])
         more = f" and {len(models) - _MOST_MODELS} more" if len(models) > _MOST_MODELS else ""
         remedy = "add the price to `prices:` in the plan"
         remedy += "" if list_version() else f", or install the list of prices: {install_command('prices')}"
@@ -246,7 +246,7 @@ def _unknown_costs(ending: FinishedRun) -> Iterator[str]:
 def _questions(result: RunResult, store: StorePlace | None, waiting: Sequence[WaitingQuestion]) -> Iterator[str]:
     known = {one.task_id: one for one in waiting}
     for task_id in result.waiting[:_MOST_QUESTIONS]:
-        yield f"  waiting   {task_id}: {one_line(result[task_id].question or '', 300)}"
+        yield f"  waiting   {task_id}: {as_line(result[task_id].question or '', 300)}"
         if store is not None and task_id in known:
             yield from (f"  {what:<9} {text}" for what, text in known[task_id].facts())
             yield f"  answer    {known[task_id].answer_command(store)}"
@@ -259,7 +259,7 @@ def store_failures(result: RunResult) -> Iterator[str]:
     for one in result.degraded:
         what = f"until {one.until}" if one.until else "to the end"
         what += f": {counted(one.lost, 'change')} not stored" if one.lost else ""
-        yield f"  store     it failed from {one.since} {what}: {one_line(one.error, 300)}"
+        yield f"  store     it failed from {one.since} {what}: {as_line(one.error, 300)}"
 
 
 def _next_commands(dag: DAG, result: RunResult, store: StorePlace) -> Iterator[tuple[str, str]]:

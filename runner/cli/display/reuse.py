@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from plait.runner.cli.display import report
-from plait.runner.cli.display.text import one_line
+from plait.runner.cli.display.text import as_line
 from plait.runner.cli.exits import COMPLETED, print_line
 from plait.runner.operations.preview_reuse import ReuseAction, ReusePreview, ReuseStep
 from plait.usage import NO_USAGE, cost
@@ -29,7 +29,7 @@ def print_reuse(preview: ReusePreview, as_json: bool) -> int:
         if folded and step.action is ReuseAction.REUSE:
             continue
         last = cost(step.usage) if step.action is not ReuseAction.REUSE else ""
-        line = f"{step.action.value:<{_WIDEST}}  {one_line(step.task_id)}: {one_line(step.reason, 300)}"
+        line = f"{step.action.value:<{_WIDEST}}  {as_line(step.task_id)}: {as_line(step.reason, 300)}"
         print_line(f"{line} ({last} last time)" if last else line)
     print_line(summarize_reuse(preview))
     return COMPLETED
@@ -45,7 +45,7 @@ def summarize_reuse(preview: ReusePreview) -> str:
     ):
         if steps:
             parts.append(_counted(steps, f"run {word} the tasks before give the same answers"))
-    return f"like {one_line(preview.like)} of {preview.created_at[:10]}: {', '.join(parts)}"
+    return f"like {as_line(preview.like)} of {preview.created_at[:10]}: {', '.join(parts)}"
 
 
 def tell_paid_again(preview: ReusePreview) -> str | None:
@@ -60,11 +60,11 @@ def tell_paid_again(preview: ReusePreview) -> str | None:
     ]
     if not again:
         return None
-    first, like = one_line(again[0].task_id), one_line(preview.like)
+    first, like = as_line(again[0].task_id), as_line(preview.like)
     which = f"{first} completed in {like} and runs again"
     if len(again) > 1:
         which = f"{len(again):,} tasks completed in {like} and run again, first {first}"
-    return f"{which}: {one_line(again[0].reason, 300)}"
+    return f"{which}: {as_line(again[0].reason, 300)}"
 
 
 def _counted(steps: Sequence[ReuseStep], verb: str) -> str:

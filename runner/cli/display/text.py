@@ -43,7 +43,7 @@ def without_controls(text: str) -> str:
     return _ACTS.sub(_escape, text.replace("\r\n", "\n"))
 
 
-def one_line(text: str, width: int = 0) -> str:
+def as_line(text: str, width: int = 0) -> str:
     """Return `text` as `visible` does, in one line, cut to `width` characters unless `width` is 0."""
     line = visible(" ".join(text.split()))
     return line if not width or len(line) <= width else line[: max(width - 1, 0)] + "…"

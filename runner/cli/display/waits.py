@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from plait.runner.cli.display.text import one_line, seconds
+from plait.runner.cli.display.text import as_line, seconds
 from plait.runner.domain import events
 from plait.runner.domain.question import parse_time
 from plait.runner.domain.waiting import MOST_NAMED
@@ -20,7 +20,7 @@ def wait_line(event: events.BackendThrottled | events.HostAway) -> str:
     """Return the throttling of a backend, or the state of a host: `m3 away since 12:03:04 (timed out); a, b wait`."""
     if isinstance(event, events.BackendThrottled):
         return throttling_line(event, parse_time(event.at))
-    host, reason = one_line(event.host), one_line(event.reason)
+    host, reason = as_line(event.host), as_line(event.reason)
     if event.since is None:
         return f"no task waits for {host} any longer: {reason}" if reason else f"{host} is back"
     since = f"{datetime.fromisoformat(event.since).astimezone():%H:%M:%S}"
@@ -30,13 +30,13 @@ def wait_line(event: events.BackendThrottled | events.HostAway) -> str:
 
 def named_tasks(tasks: Sequence[str]) -> str:
     """Return the first of the task ids, and the number of the others: `a, b, c and 4 more`."""
-    names = ", ".join(map(one_line, tasks[:MOST_NAMED]))
+    names = ", ".join(map(as_line, tasks[:MOST_NAMED]))
     return f"{names} and {len(tasks) - MOST_NAMED:,} more" if len(tasks) > MOST_NAMED else names
 
 
 def throttling_line(throttled: events.BackendThrottled, now: float) -> str:
     """Return the throttling of a backend at Unix time `now`: `api paused 1.2s after 429; 4 of 8 slots`."""
-    name, after = one_line(throttled.backend), f" after {one_line(throttled.cause)}" if throttled.cause else ""
+    name, after = as_line(throttled.backend), f" after {as_line(throttled.cause)}" if throttled.cause else ""
     slots = f"{throttled.slots} of {throttled.total} slots"
     left = 0.0 if throttled.until is None else parse_time(throttled.until) - now
     if left > 0 and throttled.until is not None:

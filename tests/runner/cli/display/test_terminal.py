@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.runner.cli.display.sections import print_field, print_section
-from plait.runner.cli.display.text import age, columns, command, one_line, seconds, visible, without_controls
+from plait.runner.cli.display.text import age, as_line, columns, command, seconds, visible, without_controls
 from tests.support.linear import check_linear
 from tests.support.processes.command import Terminal, plait
 
@@ -155,8 +155,8 @@ def test_visible_text_holds_no_control_and_no_bidi_control(text: str) -> None:
 
 @given(st.text())
 def test_one_line_is_one_line_of_at_most_its_width(text: str) -> None:
-    assert len(one_line(text).splitlines()) <= 1
-    assert len(one_line(text, 10)) <= 10
+    assert len(as_line(text).splitlines()) <= 1
+    assert len(as_line(text, 10)) <= 10
 
 
 def test_ordinary_text_stays_as_it_is() -> None:
@@ -188,7 +188,7 @@ class Screen(io.StringIO):
 @pytest.mark.parametrize("unit", [*map(chr, [*range(33), *range(0x7F, 0xA0), 0x2028]), "a ", " \n", "\x1b[", "\x1b]"])
 def test_the_time_grows_with_the_text_alone(monkeypatch: pytest.MonkeyPatch, unit: str) -> None:
     monkeypatch.setattr(sys, "stdout", Screen())
-    for show in (visible, without_controls, one_line):
+    for show in (visible, without_controls, as_line):
         check_linear(show, unit)
     check_linear(lambda text: print_field("error", text), unit)
     check_linear(lambda text: print_section("result", text), unit)
