@@ -63,10 +63,9 @@ _WORDS: Final = {
 _TABLES: Final = f"""{tables.schema(_WORDS)}
 -- By the server's clock: the time of the last batch, and the seconds after it for which the owner is taken to be alive.
 ALTER TABLE runs ADD written_at TIMESTAMPTZ NOT NULL DEFAULT clock_timestamp(), ADD lease_s DOUBLE PRECISION;
--- Room in the pages for the next versions of a row.
+-- Room for the next versions of a row in its page: then no index changes.
 ALTER TABLE runs SET (fillfactor = 50);
-ALTER TABLE tasks SET (fillfactor = 35);
-ALTER TABLE attempts SET (fillfactor = 45);
+ALTER TABLE tasks SET (fillfactor = 50);
 -- One row: the format of the tables, and the id of this store, which names the folder of agents' files.
 CREATE TABLE plait_store (format BIGINT NOT NULL, store_id TEXT NOT NULL);
 """
