@@ -250,6 +250,35 @@ async def test_a_database_without_tables_is_not_filled_for_reading(dsn: str, mod
         await admin.close()
 
 
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (
+            "CREATE TABLE plait_store (format BIGINT, store_id TEXT); INSERT INTO plait_store VALUES (3, 'x')",
+            r"have format 3, but this plait reads format \d+; name another database$",
+        ),
+        ("CREATE TABLE tasks (mine TEXT)", "has other tables with names of plait's: .*tasks"),
+    ],
+    ids=["another format", "another program"],
+)
+async def test_tables_that_are_not_of_this_plait_are_refused_and_left_alone(dsn: str, made: str, said: str) -> None:
+    admin = await asyncpg.connect(dsn)
+    listed = "SELECT relname FROM pg_class WHERE relnamespace = 'foreign_tables'::regnamespace"
+    try:
+        await admin.execute(
+            "DROP SCHEMA IF EXISTS foreign_tables CASCADE; CREATE SCHEMA foreign_tables; "
+            f"SET search_path = foreign_tables; {made}"
+        )
+        before = await admin.fetch(listed)
+        with pytest.raises(StoreUnusable, match=said):
+            async with PostgresStore(in_schema(dsn, "foreign_tables")):
+                pass
+        assert await admin.fetch(listed) == before
+    finally:
+        await admin.execute("DROP SCHEMA foreign_tables CASCADE")
+        await admin.close()
+
+
 async def test_stores_that_are_opened_at_once_make_the_tables_once(dsn: str) -> None:
     admin = await asyncpg.connect(dsn)
     await admin.execute("DROP SCHEMA IF EXISTS race CASCADE; CREATE SCHEMA race")
