@@ -53,12 +53,17 @@ _OVERFLOW_PHRASES = (
     "maximum model length",
     "maximum prompt length",
     "exceeds the maximum number of tokens",
+    "exceeded model token limit",
+    "input is too long",
 )
+_OF_OVERFLOWS = {0, 200, 400, 422, 500}
+"""Statuses with which servers report a full context: that of llama.cpp and of Ollama is 500."""
 _TOO_LARGE = "request too large"
 """In the message that a single request exceeds the tokens of a whole minute. Waiting does not help, whatever the status
 and the code say.
 """
 _QUOTA_PHRASES = ("credit balance is too low",)
+_REFUSED_PHRASE = "your input was flagged"
 _OF_SOME_LIMITS = {0, 200, 400, 403, 500}
 """Statuses with which some servers report a used-up limit, and others an error that lasts. The message decides."""
 
@@ -71,10 +76,12 @@ def kind_of(status: int, words: Sequence[str], detail: str) -> ErrorKind:
     for word in words:
         if word in _BY_CODE:
             return _BY_CODE[word]
-    if status in {0, 200, 400} and any(phrase in lowered for phrase in _OVERFLOW_PHRASES):
+    if status in _OF_OVERFLOWS and any(phrase in lowered for phrase in _OVERFLOW_PHRASES):
         return ErrorKind.CONTEXT_OVERFLOW
     if any(phrase in lowered for phrase in _QUOTA_PHRASES):
         return ErrorKind.AUTH
+    if _REFUSED_PHRASE in lowered:
+        return ErrorKind.REFUSED
     if status in _OF_SOME_LIMITS and reports_limit(detail):
         status = 429
     if status >= 300:

@@ -18,6 +18,7 @@ from codecs import BOM_UTF8
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, cast
 
 import anyio
@@ -29,6 +30,7 @@ from plait.backends.text import clean_text
 
 if TYPE_CHECKING:
     import aiohttp
+    from aiohttp.client_proto import ResponseHandler
 
 IDLE_LIMIT = 4.0
 """Seconds for which an unused connection is kept: less than the 5 of uvicorn, Node and llama.cpp, so that the client
@@ -310,6 +312,7 @@ async def _open_session(
     import aiohttp  # noqa: PLC0415 - imported by the client before
 
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_LIMIT, ssl=tls)
+    connector._factory = partial(_protocol(), loop=asyncio.get_running_loop())  # pyright: ignore[reportPrivateUsage]
     head: dict[str, Any] = {"max_line_size": _LONGEST_HEADER, "max_field_size": _LONGEST_HEADER}
     if "max_headers" in (aiohttp.ClientSession.__init__.__kwdefaults__ or ()):  # older versions have no limit
         head["max_headers"] = _MOST_HEADERS
@@ -318,6 +321,23 @@ async def _open_session(
         yield session
     finally:
         await session.close()
+
+
+@cache
+def _protocol() -> type[ResponseHandler]:
+    """Return a reader of responses that takes a head before its body. aiohttp loses the head, and with it a whole
+    answer, if the body that came in the same packet ends in an error.
+    """
+    from aiohttp.client_proto import ResponseHandler  # noqa: PLC0415 - imported by the client before
+
+    class Protocol(ResponseHandler):
+        def data_received(self, data: bytes) -> None:
+            if data.startswith(b"HTTP/") and (body := data.partition(b"\r\n\r\n")[2]):
+                super().data_received(data[: -len(body)])
+                data = body
+            super().data_received(data)
+
+    return Protocol
 
 
 def _is_json(body: bytes) -> bool:

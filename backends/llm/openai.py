@@ -252,7 +252,9 @@ class _Answer(PartialAnswer):
                 piece = text
             else:
                 whole = text
-        if piece:
+        if piece and whole and whole == self.text and choice.get("finish_reason"):
+            pass  # the last chunk repeats the whole text as a piece, too
+        elif piece:
             self.has_deltas = True
             self._say(piece)
         elif whole:

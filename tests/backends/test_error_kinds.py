@@ -58,6 +58,9 @@ OVERFLOWS = [
     "longer than the maximum model length",
     "the maximum prompt length is 8",
     "input exceeds the maximum number of tokens",
+    "the input length exceeds the context length",
+    "Your request exceeded model token limit: 8192",
+    "Input is too long for requested model.",
 ]
 
 
@@ -79,10 +82,11 @@ def test_a_code_in_a_stream_counts_where_there_is_no_status(code: str) -> None:
 
 
 @pytest.mark.parametrize("message", OVERFLOWS)
-@pytest.mark.parametrize("status", [0, 200, 400])
+@pytest.mark.parametrize("status", [0, 200, 400, 422, 500])
 def test_a_full_context_is_known_by_the_message(status: int, message: str) -> None:
     assert kind_of(status, [], message).value == "context_overflow"
-    assert kind_of(500, [], message).value == "transient"
+    assert kind_of(503, [], message).value == "overloaded"
+    assert kind_of(429, [], message).value == "rate_limited"
 
 
 @pytest.mark.parametrize("status", [0, 200, 400, 413, 429])
@@ -94,6 +98,12 @@ def test_a_request_larger_than_the_limit_of_a_minute_is_not_waited_for(status: i
 
 def test_a_body_too_large_is_not_waited_for_whatever_the_code() -> None:
     assert kind_of(413, ["rate_limit_exceeded"], "Too many tokens").value == "context_overflow"
+
+
+def test_a_flagged_input_is_refused_whatever_the_status() -> None:
+    """So OpenRouter says it, with 403."""
+    said = "openai/gpt requires moderation. Your input was flagged for violence"
+    assert kind_of(403, ["403"], said).value == "refused"
 
 
 def test_no_credit_is_no_mistake_in_the_request() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -62,8 +63,15 @@ WHOLE = {"object": "chat.completion", "choices": [message("Hello world", finish_
             sse({"choices": [{"delta": {"content": ""}, **message("Hello world"), "finish_reason": "stop"}]}),
         ],
         [piece("Hello world"), sse({"choices": [message("")]}), STOP],
+        [
+            piece("Hello "),
+            piece("world"),
+            sse(
+                {"choices": [{"delta": {"content": "Hello world"}, **message("Hello world"), "finish_reason": "stop"}]}
+            ),
+        ],
     ],
-    ids=["at the end", "without thoughts", "beside", "alone", "growing", "pieces", "both", "empty"],
+    ids=["at the end", "without thoughts", "beside", "alone", "growing", "pieces", "both", "empty", "once more"],
 )
 async def test_a_whole_message_comes_in_place_of_its_pieces(parts: list[str]) -> None:
     assert (await say(CHAT, events([*parts, "data: [DONE]\n\n"]))).text == "Hello world"
@@ -186,6 +194,39 @@ async def test_noise_is_no_event_and_no_end(dialect: Dialect, noise: str) -> Non
 async def test_noise_is_told_where_the_answer_broke_off(dialect: Dialect) -> None:
     error = await failure(dialect, events([*dialect.parts("half", reason=None), "data: upstream is gone\n\n"]))
     assert (error.kind, error.message.endswith(": upstream is gone")) == (K.TRANSIENT, True)
+
+
+@pytest.mark.parametrize("pause", [False, True], ids=["in one packet", "in two packets"])
+@pytest.mark.parametrize("tail", ["a broken chunk", "a chunk too short", "a length too short", "a length too long"])
+async def test_no_error_of_the_tail_takes_a_whole_answer_away(tail: str, pause: bool, dialect: Dialect) -> None:
+    body = "".join(dialect.parts("fine")).encode()
+    framing = "Transfer-Encoding: chunked"
+    framed = b"%x\r\n%s\r\n" % (len(body), body)
+    if tail == "a broken chunk":
+        framed += b"ZZZ\r\n"
+    elif tail == "a chunk too short":
+        framed = framed.removesuffix(b"\r\n") + b" more\r\n"
+    else:
+        more = b": more\n\n" if tail == "a length too short" else b""
+        framing, framed = f"Content-Length: {len(body) + (0 if more else 9)}", body + more
+    closed = asyncio.Event()
+    head = f"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n{framing}\r\n\r\n".encode()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        for part in (head, framed) if pause else (head + framed,):
+            writer.write(part)
+            await asyncio.sleep(0.05)
+        writer.close()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
+        closed.set()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        async with make(dialect, url) as backend, backend.open(ConversationRequest()) as conversation:
+            assert (await conversation.send("Hello.")).text == "fine"
+        await closed.wait()
 
 
 async def test_half_a_piece_is_no_noise(dialect: Dialect) -> None:
