@@ -195,7 +195,9 @@ class Waits:
             return WaitReason(WaitKind.SLOT, f"no free slot of {name} ({taken} of {most})", backend=name)
         if name in self._run.rated:
             return WaitReason(WaitKind.RATE, f"{name} has reached its limits of rate", backend=name)
-        return WaitReason(WaitKind.SLOT, "waits for a free slot")
+        # Other runs of the process may hold the slots of a throttled backend.
+        slowed = None if throttled is None else self._throttling(throttled, throttled.slots)
+        return slowed or WaitReason(WaitKind.SLOT, "waits for a free slot")
 
     def _throttling(self, throttled: BackendThrottled, taken: int) -> WaitReason | None:
         name, until = throttled.backend, throttled.until

@@ -43,7 +43,6 @@ from plait.runner.engine.pricing import Pricing
 from plait.runner.engine.task_files import NO_CONTENTS, FileContents, files_of, has_files, read_contents
 from plait.runner.errors import PromptError
 from plait.runner.log import logger
-from plait.runner.scheduling.rate_gate import RateGate
 from plait.runner.state.answer_cache import AnswerCache
 from plait.runner.state.attempt_files import attempt_files, run_folder
 from plait.runner.state.orphans import end_attempt, make_room
@@ -99,8 +98,6 @@ class RunContext:
     """The answers of an earlier run that this run takes over."""
     cache: AnswerCache | None = None
     """The answers of all runs of the store, for the tasks with `cache`."""
-    gates: Mapping[str, RateGate] = field(default_factory=dict[str, RateGate])
-    """The limits of rate, by the name of the backend."""
 
 
 _ATTACH_SECONDS = 1.0
@@ -175,12 +172,19 @@ class Attempt:
 
 
 class AttemptRunner:
-    """Prepares and runs the attempts of one run."""
+    """Prepares and runs the attempts of one run. `lower` is told the limits that a server reports to a task."""
 
-    def __init__(self, state: RunState, context: RunContext, stamp: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        state: RunState,
+        context: RunContext,
+        stamp: Callable[[], str],
+        lower: Callable[[int, Allowance], None],
+    ) -> None:
         self._state = state
         self._context = context
         self._stamp = stamp
+        self._lower = lower
         self._log = logger(run=context.run_id)
         self._pricing = Pricing(context.backends, context.prices, context.clock)
         # Computed once: isinstance with a protocol costs more than the rest of an attempt's start.
@@ -422,8 +426,7 @@ class AttemptRunner:
             self._context.feed.publish(event)
 
     def _allowance(self, attempt: Attempt, allowance: Allowance) -> None:
-        if (gate := self._context.gates.get(self._context.task_backends[attempt.position])) is not None:
-            gate.lower(allowance)
+        self._lower(attempt.position, allowance)
         if allowance.accepted:
             attempt.accepted()
         attempt.exhausted = not allowance.accepted and 0 in (allowance.requests_left, allowance.tokens_left)

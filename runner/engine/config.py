@@ -16,8 +16,7 @@ from plait.runner.clock import Clock
 from plait.runner.domain.dag import nearest
 from plait.runner.domain.question import OnQuestion
 from plait.runner.domain.task import GrowthLimits
-from plait.runner.engine.rate_gates import RateGates
-from plait.runner.scheduling.rate_gate import RateGate
+from plait.runner.engine.process_accounts import Accounts
 from plait.runner.scheduling.rates import RateLimits
 from plait.runner.scheduling.slots import SlotPool
 
@@ -46,7 +45,7 @@ class Config:
     _shared: WeakKeyDictionary[asyncio.AbstractEventLoop, SlotPool] = field(
         init=False, default_factory=WeakKeyDictionary["asyncio.AbstractEventLoop", SlotPool]
     )
-    _gates: RateGates = field(init=False)
+    _accounts: Accounts = field(init=False)
 
     def slot_pool(self) -> SlotPool:
         """Return the slots for a new run: a pool of the run's own, or the pool shared by all runs of this event loop.
@@ -54,18 +53,11 @@ class Config:
         Without a number of tasks at once there is one slot, until the hosts are connected: see `follow_slots`.
         Shared pools are kept per event loop, because slots taken in an abandoned loop are never freed.
         """
-        if not self.shared_limits:
-            return SlotPool(self.concurrency or 1, self.limits, gates=self.gates())
-        loop = asyncio.get_running_loop()
-        pool = SlotPool(self.concurrency or 1, self.limits, shared=True, gates=self.gates())
-        return self._shared.setdefault(loop, pool)
-
-    def gates(self) -> dict[str, RateGate]:
-        """Return the limits of rate for the runs of this event loop, by the name of the backend."""
-        return {name: self._gates.find(name, self.backends[name], limits) for name, limits in self.rates.items()}
+        pool = SlotPool(self.concurrency or 1, self.limits, shared=self.shared_limits, account_of=self._accounts.find)
+        return self._shared.setdefault(asyncio.get_running_loop(), pool) if self.shared_limits else pool
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_gates", RateGates(self.clock.monotonic))
+        object.__setattr__(self, "_accounts", Accounts(self.backends, self.rates, self.clock.monotonic))
         if self.concurrency is not None and self.concurrency < 1:
             raise ValueError(f"concurrency must be at least 1, not {self.concurrency}")
         for name, limit in self.limits.items():

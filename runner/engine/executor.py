@@ -76,7 +76,7 @@ class Executor:
         self._policy_driver = policy_driver
         self._stamp = stamper(context.clock)
         self._log = logger(run=context.run_id)
-        self._attempt_runner = AttemptRunner(state, context, self._stamp)
+        self._attempt_runner = AttemptRunner(state, context, self._stamp, scheduler.lower)
         self._outcomes = OutcomeHandler(state, scheduler, growth, context, self._stamp)
         self._workers: anyio.abc.TaskGroup | None = None
         self._pool = WorkerPool(self._work)
@@ -255,8 +255,7 @@ class Executor:
             new_events.append(started)
         if self.ended_by is None and self._scheduler.enqueue(self._take_offered) and not self._scheduler.taken:
             self._pool.keep_one()
-        if self._scheduler.rates.gates:
-            self._throttling.limited(self._scheduler.rates.waiting())
+        self._throttling.limited(self._scheduler.rates.waiting())
         return attempts
 
     def _take_slotless(self, new_events: list[events.Event]) -> None:

@@ -59,8 +59,8 @@ from plait.runner.engine.policy_driver import PolicyDriver, PolicyState
 from plait.runner.engine.run_control import Control
 from plait.runner.errors import OwnershipLost, RunExists
 from plait.runner.log import logger
+from plait.runner.scheduling.account import Pause
 from plait.runner.scheduling.scheduler import InitialState, Scheduler
-from plait.runner.scheduling.slots import Pause
 from plait.runner.state.answer_cache import AnswerCache
 from plait.runner.state.conversations import load_history
 from plait.runner.state.failures import THROTTLING
@@ -238,7 +238,6 @@ def _context(run: PreparedRun, config: Config, sink: EventSink, feed: Feed) -> R
         partial(_recall, config, run.run_id, run.state),
         files_root(config.store),
         prices=config.prices,
-        gates=config.gates(),
         answers=run.answers,
         cache=run.cache,
     )

@@ -29,8 +29,8 @@ from plait.runner.engine.retry import deserves_retry, retry_delay
 from plait.runner.engine.throttling import pause_of
 from plait.runner.errors import DAGError, PromptError
 from plait.runner.log import logger
+from plait.runner.scheduling.account import Pause
 from plait.runner.scheduling.scheduler import Scheduler
-from plait.runner.scheduling.slots import Pause
 from plait.runner.state.answer_cache import earlier_answer
 from plait.runner.state.codec import to_json
 from plait.runner.state.reusable_answers import REUSED

@@ -1,9 +1,9 @@
 """`ThrottlingReporter`: the event BackendThrottled whenever the throttling of a backend of the run changes.
 
-A change of another run with the same slots counts as well: it holds the tasks of this run back. A refusal that delays
-only its own task is no event. Calls that are refused while the backend is paused change nothing, unless the pause
-becomes longer, so a refusal of many tasks at once is one event. The end of a short pause needs no event: the event of
-the pause names its end.
+A change caused by another run of the account counts as well: it holds the tasks of this run back. A refusal that
+delays only its own task is no event. Calls that are refused while the backend is paused change nothing, unless the
+pause becomes longer, so a refusal of many tasks at once is one event. The end of a short pause needs no event: the
+event of the pause names its end.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from plait.backends.limit_resets import names_quota
 from plait.runner.clock import iso
 from plait.runner.domain import events
 from plait.runner.engine.checkpointer import EventSink
+from plait.runner.scheduling.account import Account, Pause
 from plait.runner.scheduling.scheduler import Scheduler
-from plait.runner.scheduling.slots import BackendLimiter, Pause
 
 LONG_S = 60.0
 """Seconds of a pause after which a single task goes first: its limit is likely to hold for all tasks alike."""
@@ -60,26 +60,26 @@ class ThrottlingReporter:
                 event = events.BackendThrottled(self._stamp(), name, None, events.OWN_LIMITS, slots, total)
                 self._sink.submit([event])
 
-    def _changed(self, name: str, limiter: BackendLimiter) -> None:
-        pause, told = limiter.pause, self._told.get(name)
-        until = pause.until if pause is not None and limiter.throttled else 0.0
-        if not _is_news(told, until, limiter):
+    def _changed(self, name: str, account: Account) -> None:
+        pause, told = account.pause, self._told.get(name)
+        until = pause.until if pause is not None and account.throttled else 0.0
+        if not _is_news(told, until, account):
             return
         if pause is None:
             del self._told[name]
         else:
-            self._told[name], self._causes[name] = (until, limiter.slots), pause.cause
+            self._told[name], self._causes[name] = (until, account.slots), pause.cause
         end = iso(until) if until else None
-        event = events.BackendThrottled(self._stamp(), name, end, self._causes[name], limiter.slots, limiter.total)
+        event = events.BackendThrottled(self._stamp(), name, end, self._causes[name], account.slots, account.total)
         self._sink.submit([event])
 
 
-def _is_news(told: tuple[float, int] | None, until: float, limiter: BackendLimiter) -> bool:
+def _is_news(told: tuple[float, int] | None, until: float, account: Account) -> bool:
     """Return whether a pause until `until`, 0.0 for none, is to be reported after `told`."""
     if told is None:
-        return limiter.pause is not None
+        return account.pause is not None
     told_until, told_slots = told
     if until:
         return not told_until or until > told_until + _LONGER_S
-    was_long = told_until > 0 and limiter.pause is not None and limiter.pause.probe
-    return limiter.pause is None or limiter.slots != told_slots or was_long
+    was_long = told_until > 0 and account.pause is not None and account.pause.probe
+    return account.pause is None or account.slots != told_slots or was_long

@@ -7,7 +7,7 @@ only obstacle to its next task: a run without a free slot leaves the queue and d
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextvars import copy_context
 from functools import partial
 from typing import TypeAlias
@@ -104,12 +104,11 @@ class RateGate:
 
 
 class RunRates:
-    """The calls of `run` on backends with limits of rate."""
+    """The calls of `run` on backends with limits of rate. `gates` returns the gates of the run's backends, by name."""
 
-    def __init__(self, run: object) -> None:
+    def __init__(self, run: object, gates: Callable[[], Mapping[str, RateGate]]) -> None:
         self._run = run
-        self.gates: dict[str, RateGate] = {}
-        """The gates of the backends of the run, by name. Empty without limits."""
+        self.gates = gates
         self.size_of: Callable[[int], int] = lambda _position: 0
         """Returns the length in characters of a task's prompt and history, by position."""
         self.timer: Timer | None = None
@@ -144,12 +143,12 @@ class RunRates:
 
     def leave(self) -> None:
         """Leave all lines."""
-        for gate in self.gates.values():
+        for gate in self.gates().values():
             gate.leave(self._run)
 
     def waiting(self) -> list[str]:
         """Return the backends at whose limits of rate tasks of the run wait."""
-        return [name for name, gate in self.gates.items() if gate.makes_wait(self._run)]
+        return [name for name, gate in self.gates().items() if gate.makes_wait(self._run)]
 
     def _size(self, gate: RateGate, position: int) -> int:
         if not gate.limiter.counts_tokens:

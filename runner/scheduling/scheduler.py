@@ -19,11 +19,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from math import inf
 
+from plait.backends.protocol import Allowance
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.task import FailureMode
+from plait.runner.scheduling.account import Account, Pause
 from plait.runner.scheduling.for_each import ForEachQueue
-from plait.runner.scheduling.rate_gate import RunRates
-from plait.runner.scheduling.slots import BackendLimiter, Pause, ReadyQueue, SlotPool
+from plait.runner.scheduling.rate_gate import RateGate, RunRates
+from plait.runner.scheduling.slots import ReadyQueue, SlotPool
 from plait.statuses import TASK_DONE, TaskStatus
 
 
@@ -63,9 +65,9 @@ class Scheduler:
         self._dag = dag
         self._slots = slots
         self._priorities = dag.priorities()
-        self._changed: Callable[[str, BackendLimiter], None] | None = None
+        self._changed: Callable[[str, Account], None] | None = None
         self._queues: dict[str, ReadyQueue] = {}
-        self.rates = RunRates(self)
+        self.rates = RunRates(self, self._gates)
         """The calls of this run on backends with limits of rate."""
         self._queue_of = [self._queue(name) for name in backends]
         self._for_each = ForEachQueue(dag)
@@ -80,17 +82,16 @@ class Scheduler:
         self.later: list[int] = []
         """Tasks set aside at the start."""
         for position in initial.held:
-            self._queue_of[position].take()
+            self._queue_of[position].take(None)
             self.taken += 1
         self._load(initial.statuses or [TaskStatus.PENDING] * len(dag), initial)
 
     def _queue(self, name: str) -> ReadyQueue:
         queue = self._queues.get(name)
         if queue is None:
-            queue = self._queues[name] = ReadyQueue(self._slots.limiter(name), self._slots)
-            queue.limiter.watchers[self] = partial(self._throttling_changed, name, queue.limiter)
-            if queue.limiter.gate is not None:
-                self.rates.gates[name] = queue.limiter.gate
+            changed = partial(self._throttling_changed, name)
+            account = self._slots.account_of(name)
+            queue = self._queues[name] = ReadyQueue(self, self._slots, self._slots.slots(name), account, changed)
         return queue
 
     def widen(self, concurrency: int) -> None:
@@ -98,23 +99,23 @@ class Scheduler:
         self._slots.widen(concurrency)
         self._slots.offer(self)
 
-    def watch(self, changed: Callable[[str, BackendLimiter], None]) -> None:
-        """Call `changed` with the name of each backend that is throttled now, and later at each change: see
-        `BackendLimiter.watchers`.
+    def watch(self, changed: Callable[[str, Account], None]) -> None:
+        """Call `changed` with the name of each backend that is throttled now, and later whenever it is paused, opened,
+        or has all its slots again.
         """
         self._changed = changed
         for name, queue in self._queues.items():
-            if queue.limiter.pause is not None:
-                changed(name, queue.limiter)
+            if queue.account.pause is not None:
+                changed(name, queue.account)
 
     def slots_of(self, name: str) -> tuple[int, int]:
-        """Return the slots of the run's backend `name`: how many now, and how many without throttling."""
-        limiter = self._queues[name].limiter
-        return limiter.slots, limiter.total
+        """Return the slots of the run's backend `name` for all runs: how many now, and how many without throttling."""
+        account = self._queues[name].account
+        return account.slots, account.total
 
-    def _throttling_changed(self, name: str, limiter: BackendLimiter) -> None:
+    def _throttling_changed(self, name: str, account: Account) -> None:
         if self._changed is not None:
-            self._changed(name, limiter)
+            self._changed(name, account)
 
     def extend(self, backends: Sequence[str], statuses: Sequence[TaskStatus]) -> None:
         """Add the tasks appended to the graph. `backends` names the backends of the new tasks; `statuses` covers all
@@ -165,10 +166,10 @@ class Scheduler:
         best = self._best()
         if best is None:
             return None
-        best.start(best.heap[0][1])
+        best.take(best.heap[0][1])
         self.taken += 1
-        if best.limiter.gate is not None:
-            self.rates.reserve(best.limiter.gate, best.heap[0][1])
+        if best.account.gate is not None:
+            self.rates.reserve(best.account.gate, best.heap[0][1])
         return self._pop(best.heap)
 
     def _best(self) -> ReadyQueue | None:
@@ -177,7 +178,7 @@ class Scheduler:
         best: ReadyQueue | None = None
         for queue in self._queues.values():
             if queue.heap and queue.may_take and (best is None or queue.heap[0] < best.heap[0]):
-                gate = queue.limiter.gate
+                gate = queue.account.gate
                 best = queue if gate is None or self.rates.admitted(gate, queue.heap[0][1]) else best
         return best
 
@@ -187,23 +188,33 @@ class Scheduler:
         return self._best() is not None
 
     def enqueue(self, take: Callable[[], None]) -> bool:
-        """Request slots held by other runs, and turns at the limits of rate. Return whether eligible tasks wait for
-        either; `take` is called when one of them may start.
+        """Request slots held by other runs, backends that refusals have closed or narrowed, and turns at the limits of
+        rate. Return whether eligible tasks wait for any of them; `take` is called when one of them may start.
         """
-        waits = bool(self.rates.gates) and self._join_all(take)
-        if not self._slots.shared:
-            return waits
-        waiting = [queue for queue in self._queues.values() if queue.heap]
-        for queue in waiting:
-            self._slots.enqueue(self, queue.limiter, partial(self._offered, queue, take))
-        return bool(waiting)
+        waits = self._join_all(take)
+        for queue in self._queues.values():
+            if queue.heap and (self._slots.shared or not queue.account.is_open):
+                queue.wait(partial(self._offered, queue, take))
+                waits = True
+        return waits
+
+    def _gates(self) -> dict[str, RateGate]:
+        """Return the limits of rate of the run's backends, by name."""
+        queues = self._queues.items()
+        return {name: queue.account.gate for name, queue in queues if queue.account.gate is not None}
+
+    def lower(self, position: int, allowance: Allowance) -> None:
+        """Take the limits into account that the server reports to the task at `position`."""
+        gate = self._queue_of[position].account.gate
+        if gate is not None:
+            gate.lower(allowance)
 
     def _join_all(self, take: Callable[[], None]) -> bool:
         return any([self._join(queue, take) for queue in self._queues.values()])  # noqa: C419 - each queue joins
 
     def _join(self, queue: ReadyQueue, take: Callable[[], None]) -> bool:
         """Wait for a turn at the backend's limit of rate if the limit is the only obstacle. Return whether it is."""
-        gate = queue.limiter.gate
+        gate = queue.account.gate
         if gate is None:
             return False
         position = queue.heap[0][1] if queue.heap else None
@@ -216,29 +227,26 @@ class Scheduler:
 
     def _offered(self, queue: ReadyQueue, take: Callable[[], None]) -> None:
         if self.may_take:
-            del queue.limiter.queue[self]
+            del queue.account.queue[self]
             take()
         elif not queue.heap:
-            del queue.limiter.queue[self]  # all its tasks have been started meanwhile
+            del queue.account.queue[self]  # all its tasks have been started meanwhile
         else:
             self._join(queue, take)
 
     def release_all(self) -> None:
         """Release all slots and requests at the end of the run's execution."""
-        self._slots.dequeue(self)
         for queue in self._queues.values():
-            del queue.limiter.watchers[self]
             queue.release_all()
-            if queue.throttled and not queue.limiter.throttled:
-                queue.limiter.announce()
         self._slots.offer(self)
+        for queue in self._queues.values():
+            queue.leave()
 
     def finish(self, position: int, status: TaskStatus) -> None:
         """Release the slot of the started task at `position`, ended as `status`, and unlock its dependents."""
         self._free(position)
-        limiter = self._queue_of[position].limiter
         if status is TaskStatus.COMPLETED:
-            limiter.completed()
+            self._queue_of[position].account.complete()
         self._slots.offer(self)
         self.finish_without_slot(position, status)
 
@@ -288,17 +296,14 @@ class Scheduler:
     def throttle(self, position: int, pause: Pause = _UNKNOWN) -> None:
         """Set the started task aside after its backend refused the call. The task is back at the end of `pause`.
 
-        Other tasks start on the backend as far as it accepts calls: see `slots`.
+        Other tasks start on the backend as far as it accepts calls: see `account`.
         """
-        queue = self._queue_of[position]
-        queue.throttle(position, pause)
-        if queue.limiter.throttled:
-            queue.limiter.announce()
+        self._queue_of[position].account.throttle((self, position), pause)
         self.set_aside(position)
 
     def refuse_for_good(self, position: int, took: float) -> None:
         """Record that the backend refused, after `took` seconds, the call of a started task that is not retried."""
-        self._queue_of[position].refuse(position, took)
+        self._queue_of[position].account.refuse((self, position), took)
 
     def moment(self, position: int) -> float | None:
         """Return the seconds after which the call of the started task counts as accepted, without a response; infinite
@@ -307,7 +312,7 @@ class Scheduler:
         queue = self._queue_of[position]
         if not queue.is_probe(position):
             return None
-        return inf if queue.limiter.probing else queue.limiter.moment
+        return inf if queue.account.probing else queue.account.moment
 
     def accept(self, position: int) -> bool:
         """Let further tasks start on the backend, which has accepted the call of the started task. Return False, with
@@ -316,7 +321,7 @@ class Scheduler:
         queue = self._queue_of[position]
         if not queue.is_probe(position):
             return False
-        queue.limiter.end_probe()
+        queue.account.end_probe()
         self._slots.offer(self)
         return True
 
@@ -326,7 +331,7 @@ class Scheduler:
         """
         queue = self._queue_of[position]
         if queue.is_probe(position):
-            queue.limiter.probe = None
+            queue.account.probe = None
             self._slots.offer(self)
 
     def refusals(self, position: int) -> int:
@@ -336,9 +341,7 @@ class Scheduler:
     def requeue(self, position: int) -> None:
         """Make a task that was set aside eligible again, unless it was dropped meanwhile."""
         self.aside -= 1
-        queue = self._queue_of[position]
-        if queue.reopen_for(position):
-            queue.limiter.announce()
+        if self._queue_of[position].account.reopen_for((self, position)):
             self._slots.offer(self)
         if position not in self._dropped:
             self._push(position)
@@ -363,15 +366,23 @@ class Scheduler:
                 self._missing[position] = -1
             elif not self._missing[position] and position in initial.later:
                 self.later.append(position)
-                if position in initial.throttled:
-                    self._queue_of[position].close_for(position, initial.throttled[position])
-                    self._queue_of[position].limiter.announce()
+                if position in initial.throttled and self._only_user(position):
+                    account = self._queue_of[position].account
+                    account.close_for((self, position), initial.throttled[position])
+                    account.announce()
             elif not self._missing[position]:
-                queue = self._queue_of[position]
-                if position in initial.throttled and queue.limiter.taken == queue.taken:  # no other run uses it
-                    queue.limiter.probing = True  # the limit may not have ended, though its time has passed
+                if position in initial.throttled and self._only_user(position):
+                    # The limit may not have ended, though its time has passed.
+                    self._queue_of[position].account.probing = True
                 self._push(position)
         self.aside += len(self.later)
+
+    def _only_user(self, position: int) -> bool:
+        """Return whether no other run calls the task's backend now. Calls that are accepted say more about a limit than
+        what an earlier process has stored.
+        """
+        queue = self._queue_of[position]
+        return queue.account.taken == queue.taken
 
     def _count(self, position: int, statuses: Sequence[TaskStatus]) -> int:
         """Return the number of tasks that the task at `position` waits for."""
@@ -411,4 +422,4 @@ class Scheduler:
         queue.free()
         self.taken -= 1
         if queue.is_probe(position):
-            queue.limiter.end_probe()
+            queue.account.end_probe()

@@ -28,6 +28,7 @@ MODULES = (
     "persistence/sqlite/purge.py",
     "runner/scheduling/for_each.py",
     "runner/scheduling/scheduler.py",
+    "runner/scheduling/account.py",
     "runner/scheduling/slots.py",
     "runner/state/codec.py",
     "runner/state/run_state.py",

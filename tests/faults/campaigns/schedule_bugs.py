@@ -102,8 +102,8 @@ def _limit_off_by_one() -> AbstractContextManager[object]:
 
 
 def _backend_limit_off_by_one() -> AbstractContextManager[object]:
-    is_open = property(lambda gate: not gate.away and gate.taken <= gate.limit)
-    return mock.patch.object(places.BackendLimiter, "is_open", is_open)
+    may_take = property(lambda queue: queue.account.is_open and queue.slots.taken <= queue.slots.ceiling)
+    return mock.patch.object(places.ReadyQueue, "may_take", may_take)
 
 
 def _wake_up_lost() -> AbstractContextManager[object]:
@@ -111,7 +111,7 @@ def _wake_up_lost() -> AbstractContextManager[object]:
     next_turn = execution.Executor._next_turn
 
     async def slow(self: Any) -> object:
-        if not self._schedule.exhausted:
+        if not self._scheduler.exhausted:
             await self._context.clock.sleep(0.005)
             return await self._pool.wait()
         return await next_turn(self)
@@ -120,8 +120,7 @@ def _wake_up_lost() -> AbstractContextManager[object]:
 
 
 def _retry_not_requeued() -> AbstractContextManager[object]:
-    async def forgetful(self: Any, _position: int, delay: float) -> None:
-        await self._context.clock.sleep(delay)
+    async def forgetful(self: Any, _position: int) -> None:
         happened: list[events.Event] = []
         await self._start(self._take(happened), happened)
 

@@ -82,7 +82,9 @@ def test_a_throttled_backend_is_named_with_its_pause_and_its_limit() -> None:
     assert (found.text, found.until) == ("api paused 1.2 s after 429, limit 4 of 8", PAUSED.until)
     slowed = BackendThrottled(AT, "api", None, "429", 1, 8)
     assert reason("ccrppp", "t1", throttled={"api": slowed}).text == "api slowed after 429, limit 1 of 8"
-    assert reason("ccpppp", "t1", throttled={"api": slowed}).kind is WaitKind.SLOT, "its one slot is free"
+    of_other_runs = reason("ccpppp", "t1", throttled={"api": slowed})
+    assert of_other_runs.text == "api slowed after 429, limit 1 of 8", "another run of the process has its one slot"
+    assert reason("ccpppp", "t1", throttled={"api": slowed}, limits=Limits("api", 8, {"api": 0})).kind is WaitKind.SLOT
     assert reason("ccpppp", "t1", throttled={"other": PAUSED}).kind is WaitKind.SLOT
     assert reason("ccpppp", "t1", rated=["api"]).kind is WaitKind.RATE
 

@@ -15,7 +15,7 @@ from plait.backends.protocol import Allowance
 from plait.persistence import Store
 from plait.persistence.records import EventKind
 from plait.runner import DAG, ParallelRunner, Retry, Run, RunStatus, Task
-from plait.runner.scheduling.slots import PROBES
+from plait.runner.scheduling.account import PROBES
 from tests.support.fakes import QuickClock
 from tests.support.remotes import dialect, make
 from tests.support.wire import ChatCompletions, Dialect, Exchange, plain, serve

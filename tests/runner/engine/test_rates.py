@@ -8,7 +8,7 @@ from collections import Counter
 from contextlib import AsyncExitStack
 from itertools import pairwise
 from pathlib import Path
-from weakref import ref
+from weakref import ReferenceType, ref
 
 import anyio
 import pytest
@@ -20,7 +20,8 @@ from plait.persistence.changes import TaskStarted
 from plait.runner import DAG, FailureMode, ParallelRunner, RateLimits, RunStatus, Task, TaskStatus
 from plait.runner.cli.display.waits import throttling_line
 from plait.runner.domain import events
-from plait.runner.engine.rate_gates import RateGates
+from plait.runner.engine.process_accounts import Accounts
+from plait.runner.scheduling.rates import RateLimiter
 from tests.support.hosts import functions
 from tests.support.hosts.world import HostFolder
 from tests.support.seeded_loop import TICK_S, VirtualClock, run_seeded
@@ -118,6 +119,21 @@ def test_two_runners_keep_to_the_limit_of_one_account_together(seed) -> None:
 
     run_seeded(main, seed)
     assert Counter(prompt for _, prompt in calls.began) == {"a": 15, "b": 15}
+    assert all(1 - 2 * TICK_S <= gap <= 1 + 2 * TICK_S for gap in calls.gaps), calls.gaps
+
+
+def test_a_limit_holds_for_the_run_of_a_runner_that_does_not_name_it() -> None:
+    calls = Calls(0.1)
+    calls.account = "a server and key with one limit"
+
+    async def main() -> None:
+        plain = ParallelRunner(backends={"api": calls}, clock=VirtualClock())
+        async with anyio.create_task_group() as group:
+            group.start_soon(make_runner(calls, RateLimits(60)).run, wide("a", 5))
+            group.start_soon(plain.run, wide("b", 5))
+
+    run_seeded(main, 0)
+    assert len(calls.began) == 10
     assert all(1 - 2 * TICK_S <= gap <= 1 + 2 * TICK_S for gap in calls.gaps), calls.gaps
 
 
@@ -276,10 +292,16 @@ def test_a_run_that_is_stopped_before_its_call_begins_gives_the_share_back() -> 
 
 
 async def test_the_limiter_of_one_runner_ends_with_the_runner() -> None:
-    gates = RateGates(VirtualClock().monotonic)
-    limiter = ref(gates.find("api", Calls(), RateLimits(60)).limiter)
-    assert gates.find("api", Calls(), RateLimits(60)).limiter is limiter()
-    del gates
+    accounts = Accounts({"api": Calls()}, {"api": RateLimits(60)}, VirtualClock().monotonic)
+    limiters: list[ReferenceType[RateLimiter]] = []
+    for _ in range(2):
+        gate = accounts.find("api").gate
+        assert gate is not None
+        limiters.append(ref(gate.limiter))
+    del gate
+    limiter = limiters[0]
+    assert limiters[1]() is limiter()
+    del accounts
     gc.collect()
     assert limiter() is None
 

@@ -135,7 +135,7 @@ def test_a_limit_is_at_least_one(wrong):
 
 def test_each_attempt_takes_the_share_of_its_own_prompt():
     gate = RateGate(RateLimiter(RateLimits(tokens_per_minute=6e9), 0.0), lambda: 0.0)
-    rates, sizes = RunRates("run"), [10, 1000]
+    rates, sizes = RunRates("run", dict), [10, 1000]
     rates.size_of = lambda _position: sizes.pop(0)
     shares: list[int] = []
     for _ in range(2):

@@ -135,9 +135,13 @@ async def test_a_run_has_its_whole_patience_with_a_backend_that_earlier_ones_hav
         assert calls == number * (PATIENCE + 3), "what is throttled that often, and then three attempts"
 
 
+@pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("seed", range(12))
-async def test_whatever_happens_all_places_come_back(seed: int) -> None:
-    """Many small runs on two backends, some of which fail, retry, are throttled, stopped or cancelled at any moment."""
+async def test_whatever_happens_all_places_come_back(seed: int, shared: bool) -> None:
+    """Many small runs on two backends, some of which fail, retry, are throttled, stopped or cancelled at any moment.
+
+    Refusals hold for all of them, whether the runs share their slots or not.
+    """
     rng = random.Random(seed)
     meters = {"one": Meter(), "two": Meter()}
 
@@ -154,7 +158,7 @@ async def test_whatever_happens_all_places_come_back(seed: int) -> None:
         default="one",
         concurrency=5,
         limits={"two": 2},
-        shared_limits=True,
+        shared_limits=shared,
         clock=QuickClock(),
         rng=rng,
         store=MemoryStore(),
@@ -185,13 +189,16 @@ async def test_whatever_happens_all_places_come_back(seed: int) -> None:
         async with anyio.create_task_group() as group:
             for number in range(25):
                 group.start_soon(one, number)
-    assert max(meters["one"].most, meters["two"].most) <= 5
-    assert meters["two"].most <= 2
+    if shared:
+        assert max(meters["one"].most, meters["two"].most) <= 5
+        assert meters["two"].most <= 2
     meters["one"].most = 0
     assert await run_all(runner, [wide("after", 40, "one")]) in ([COMPLETED], [RunStatus.FAILED])
+    assert meters["one"].most == 5, "nothing keeps the backend narrow"
     slots = runner.config.slot_pool()
-    assert (slots.taken, slots.limiter("one").taken, slots.limiter("two").taken) == (0, 0, 0)
-    assert (slots.limiter("one").throttled, slots.limiter("two").throttled) == (0, 0)
+    assert (slots.taken, slots.slots("one").taken, slots.slots("two").taken) == (0, 0, 0)
+    assert not slots.accounts, "all runs have left"
+    assert not slots.account_of("one").runs
 
 
 async def test_resumed_runs_keep_to_the_limits_as_well(sqlite_store: SQLiteStore) -> None:

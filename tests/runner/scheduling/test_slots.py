@@ -8,8 +8,9 @@ import anyio.lowlevel
 import pytest
 
 from plait.runner import DAG, ParallelRunner, Task, TaskStatus
+from plait.runner.scheduling.account import Account, Pause
 from plait.runner.scheduling.scheduler import InitialState, Scheduler
-from plait.runner.scheduling.slots import Pause, SlotPool
+from plait.runner.scheduling.slots import SlotPool
 from tests.support.sharing import COMPLETED, run_all, wide
 
 AT_ONCE = Pause(at_once=True)
@@ -52,8 +53,9 @@ def test_a_resumed_run_whose_task_was_sent_away_does_not_make_others_go_one_by_o
     places = SlotPool(8, shared=True)
     busy = Scheduler(wide("a", 20), ["x"] * 20, places)
     assert [busy.take() for _ in range(8)] == list(range(8))
-    resumed = Scheduler(wide("b", 1), ["x"], places, InitialState(later=[0], throttled={0: Pause()}))
-    busy.throttle(0)
+    resumed = Scheduler(wide("b", 1), ["x"], places, InitialState(later=[0], throttled={0: Pause(probe=True)}))
+    assert busy.slots_of("x") == (8, 8), "and does not close what accepts calls"
+    busy.throttle(0, AT_ONCE)
     for number in range(1, 8):
         busy.finish(number, TaskStatus.FAILED)
     resumed.requeue(0)
@@ -70,6 +72,36 @@ def test_a_backend_has_never_more_than_its_limit_whoever_held_turns_on_it_before
         resumed.finish(position, TaskStatus.COMPLETED)
     resumed.requeue(0)
     assert [resumed.take(), resumed.take(), resumed.take()] == [0, 8, None]
+
+
+def own_slots(account: Account, name: str, most: int, limits: dict[str, int] | None = None) -> Scheduler:
+    """Return a schedule with slots of its own on `account`, all of them taken."""
+    found = Scheduler(wide(name, 20), ["x"] * 20, SlotPool(most, limits, account_of=lambda _: account))
+    taken(found)
+    return found
+
+
+def test_runs_with_slots_of_their_own_share_what_the_account_lets_through() -> None:
+    account = Account()
+    first, second = own_slots(account, "a", 4), own_slots(account, "b", 5, {"x": 2})
+    assert (first.taken, second.taken) == (4, 2), "each its own limits"
+    assert first.slots_of("x") == second.slots_of("x") == (6, 6)
+    first.throttle(0, AT_ONCE)
+    for position in (0, 1):
+        second.finish(position, TaskStatus.FAILED)
+    assert (first.take(), second.take()) == (None, None), "closed for both"
+    assert first.enqueue(lambda: None)
+    assert second.enqueue(lambda: offered.append(second.take()))
+    offered: list[int | None] = []
+    first.requeue(0)
+    assert offered == [], "three still run, and half of six may"
+    first.finish(1, TaskStatus.FAILED)
+    assert offered == [2], "to the other run first, and one"
+    assert second.enqueue(lambda: offered.append(second.take()))
+    first.release_all()
+    assert offered == [2, 3], "within its own limit"
+    assert (second.slots_of("x"), account.pause) == ((2, 2), None), "half of six is enough for the run that stays"
+    assert not second.enqueue(lambda: None)
 
 
 def test_who_has_left_is_offered_nothing_and_has_nothing() -> None:

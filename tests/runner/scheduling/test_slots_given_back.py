@@ -19,8 +19,9 @@ from plait.backends.protocol import ConversationRequest
 from plait.dialogue import Question
 from plait.persistence import MemoryStore
 from plait.runner import DAG, FailureMode, ParallelRunner, Retry, Task
+from plait.runner.scheduling.account import Pause
 from plait.runner.scheduling.scheduler import InitialState, Scheduler
-from plait.runner.scheduling.slots import Pause, SlotPool
+from plait.runner.scheduling.slots import SlotPool
 from plait.statuses import TaskStatus
 
 SLOTS = 2
@@ -172,9 +173,9 @@ def test_each_way_to_leave_a_slot_frees_one_of_the_pool(way: str, held: bool) ->
     other = Scheduler(DAG(Task(f"o{n}", "x") for n in range(9)), ["wide"] * 9, pool)
     if not held:
         assert mine.take() == 0
-    assert (pool.limiter("deep").taken, pool.taken) == (1, 1)
+    assert (pool.slots("deep").taken, pool.taken) == (1, 1)
     assert [other.take() is None for _ in range(3)] == [False, False, True]
     LEAVES[way](mine, 0)
-    assert (pool.limiter("deep").taken, pool.taken) == (0, 2)
+    assert (pool.slots("deep").taken, pool.taken) == (0, 2)
     assert [other.take() is None for _ in range(2)] == [False, True]
     assert pool.taken == 3

@@ -11,8 +11,9 @@ import pytest
 from plait.backends import BackendError, ConversationRequest, ErrorKind, Reply
 from plait.persistence import Store
 from plait.runner import DAG, ParallelRunner, Retry, RunStatus, Task, TaskStatus
+from plait.runner.scheduling.account import PROBES, Account, Pause
 from plait.runner.scheduling.scheduler import InitialState, Scheduler
-from plait.runner.scheduling.slots import PROBES, BackendLimiter, Pause, SlotPool
+from plait.runner.scheduling.slots import SlotPool
 from plait.runner.state.failures import PATIENCE
 from tests.support.fakes import QuickClock, Talker, failing
 
@@ -69,8 +70,8 @@ def schedule(count: int = 99, width: int = 8, slots: SlotPool | None = None) -> 
     return plan
 
 
-def limiter(plan: Scheduler) -> BackendLimiter:
-    return plan._queue("one").limiter  # pyright: ignore[reportPrivateUsage]
+def account(plan: Scheduler) -> Account:
+    return plan._queue("one").account  # pyright: ignore[reportPrivateUsage]
 
 
 def test_a_refusal_delays_its_task_and_one_other_goes_ahead() -> None:
@@ -84,7 +85,7 @@ def test_a_refusal_delays_its_task_and_one_other_goes_ahead() -> None:
     assert taken(plan) == [20, 21], "the places are free for other backends"
     plan.requeue(3)
     assert taken(plan) == [], "one at a time"
-    assert not limiter(plan).pause
+    assert not account(plan).pause
 
 
 Ending = Callable[[Scheduler, int], object]
@@ -111,8 +112,8 @@ def test_an_accepted_probe_opens_the_backend_at_the_same_width(ending: Ending, r
     assert taken(plan) == []
     ending(plan, probe)
     taken(plan)
-    assert limiter(plan).taken == 8
-    assert not limiter(plan).pause
+    assert account(plan).taken == 8
+    assert not account(plan).pause
 
 
 def test_refusals_that_come_one_at_a_time_never_pause_the_backend() -> None:
@@ -121,7 +122,7 @@ def test_refusals_that_come_one_at_a_time_never_pause_the_backend() -> None:
     for _ in range(20):
         plan.throttle(running.pop(0))
         (probe,) = taken(plan)
-        assert limiter(plan).pause is None
+        assert account(plan).pause is None
         plan.accept(probe)
         running += [probe, *taken(plan)]
         assert len(running) == 8, "at the same width"
@@ -131,10 +132,10 @@ def test_as_many_refused_probes_as_it_takes_pause_the_backend_and_halve_its_widt
     plan = schedule()
     plan.throttle(0, Pause(5.0, "429"))
     for number in range(PROBES):
-        assert limiter(plan).pause is None, f"{number} probes are refused"
+        assert account(plan).pause is None, f"{number} probes are refused"
         (probe,) = taken(plan)
         plan.throttle(probe, Pause(6.0 + number, "429"))
-    assert limiter(plan).pause == Pause(5.0 + PROBES, "429"), "for as long as the last refusal said"
+    assert account(plan).pause == Pause(5.0 + PROBES, "429"), "for as long as the last refusal said"
     for position in range(1, 8):
         plan.finish(position, TaskStatus.FAILED)
     plan.requeue(0)
@@ -152,7 +153,7 @@ def test_refusals_of_calls_that_were_under_way_are_no_probes() -> None:
         assert taken(plan) == []
     plan.accept(probe)
     assert len(taken(plan)) == 5, "the width is as before"
-    assert not limiter(plan).pause
+    assert not account(plan).pause
     assert plan.refusals(0) == 1
 
 
@@ -161,13 +162,13 @@ def test_many_refused_calls_under_way_pause_the_backend_like_refused_probes(widt
     plan = schedule(count=width, width=width)
     for position in range(many - 1):
         plan.throttle(position)
-        assert not limiter(plan).pause
+        assert not account(plan).pause
     plan.throttle(many - 1)
-    assert limiter(plan).pause
-    assert limiter(plan).slots == max(1, min(width // 2, width - many)), "half, or as many as got through"
+    assert account(plan).pause
+    assert account(plan).slots == max(1, min(width // 2, width - many)), "half, or as many as got through"
     if width > many:
         plan.throttle(many)
-        assert limiter(plan).slots == max(1, min(width // 2, width - many - 1))
+        assert account(plan).slots == max(1, min(width // 2, width - many - 1))
 
 
 def test_many_refusals_are_counted_since_the_backend_was_opened() -> None:
@@ -181,15 +182,15 @@ def test_many_refusals_are_counted_since_the_backend_was_opened() -> None:
     assert len(late) == 5
     for position in late[:4]:
         plan.throttle(position)
-    assert not limiter(plan).pause
+    assert not account(plan).pause
     plan.throttle(late[4])
-    assert limiter(plan).pause, "five of the five calls, of twenty under way"
+    assert account(plan).pause, "five of the five calls, of twenty under way"
 
 
 def test_a_refusal_that_holds_for_all_pauses_at_once() -> None:
     plan = schedule()
     plan.throttle(0, AT_ONCE)
-    assert limiter(plan).pause == AT_ONCE
+    assert account(plan).pause == AT_ONCE
     assert taken(plan) == []
     plan.throttle(1, AT_ONCE)
     plan.requeue(0)
@@ -216,7 +217,7 @@ def test_a_probe_that_tells_nothing_leaves_the_place_to_another() -> None:
     other.throttle(0)
     assert taken(other) == [1]
     other.throttle(1, Pause(3.0, "429"))
-    assert limiter(other).pause, "two runs, one row: a refusal and two probes"
+    assert account(other).pause, "two runs, one row: a refusal and two probes"
 
 
 def test_a_probe_accepted_in_one_run_opens_the_backend_for_the_others() -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import signal
 import subprocess
+import threading
 import time
 from contextlib import AbstractContextManager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import anyio
@@ -124,6 +126,7 @@ def test_a_fleet_completes_every_run_although_one_worker_is_killed_and_one_is_st
 
 
 STUBBORN = """
+import threading
 import time
 from pathlib import Path
 
@@ -228,3 +231,83 @@ def test_a_run_that_was_begun_comes_before_queued_runs(folder: Path) -> None:
     with worker(folder, 1):
         until(lambda: bool(begun(folder)))
     assert begun(folder)[0][1:] == ["begun", "b"]
+
+
+ASKING = """
+inputs: {{n: "0"}}
+backends: {{api: {{kind: openai, model: m, base_url: "{url}/v1", concurrency: 1}}}}
+tasks:
+  - {{id: a, prompt: one}}
+  - {{id: b, prompt: two}}
+"""
+PAUSE_S = 2.0
+
+
+class Provider(ThreadingHTTPServer):
+    """A server whose quota is used up by the first of two requests at once, for PAUSE_S."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.url = f"http://127.0.0.1:{self.server_address[1]}"
+        self.lock = threading.Lock()
+        self.arrived: list[float] = []
+        self.both_arrived = threading.Barrier(2)
+        self.go_on = threading.Event()
+        self.refused_at = 0.0
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Provider
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        with self.server.lock:
+            self.server.arrived.append(time.monotonic())
+            number = len(self.server.arrived)
+        status, body = 200, '{"choices": [{"index": 0, "message": {"content": "x"}, "finish_reason": "stop"}]}'
+        if number <= 2:
+            self.server.both_arrived.wait(LIMIT_S)
+        if number == 1:
+            self.server.refused_at = time.monotonic()
+            status, body = 429, '{"error": {"message": "You exceeded your current quota"}}'
+        elif number == 2:
+            self.server.go_on.wait(LIMIT_S)
+        self.send_response(status)
+        for name, value in (("content-type", "application/json"), ("content-length", len(body))):
+            self.send_header(name, str(value))
+        self.send_header("retry-after", f"{PAUSE_S:g}")
+        self.end_headers()
+        self.wfile.write(body.encode())
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_what_one_run_is_refused_holds_for_the_other_run_of_the_worker(folder: Path) -> None:
+    with Provider() as provider:
+        threading.Thread(target=provider.serve_forever, daemon=True).start()
+        (folder / "plan.yaml").write_text(ASKING.format(url=provider.url))
+        both = {submit(folder, key) for key in "12"}
+
+        def paused() -> set[str]:
+            return {run_id for run_id in both if has_event(folder, run_id, EventKind.BACKEND_THROTTLED)}
+
+        with worker(folder) as member:
+            until(lambda: bool(paused()))
+            provider.go_on.set()
+            until(lambda: {run.status for run in runs(folder).values()} == {"completed"})
+            fleet.stop(member)
+        provider.shutdown()
+        assert len(provider.arrived) == 5
+        assert min(provider.arrived[2:]) - provider.refused_at >= PAUSE_S
+        assert paused() == both, "each of them says why it waits"
+
+
+def has_event(folder: Path, run_id: str, kind: EventKind) -> bool:
+    async def read() -> bool:
+        async with SQLiteStore(folder / STORE, mode="read") as store:
+            return bool(await store.list_events(run_id, kind=kind))
+
+    return anyio.run(read)
