@@ -8,8 +8,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 from plait.backends.json_fields import at, count, is_impossible, number, tables, text
-from plait.backends.llm.base import PartialAnswer, RemoteBackend, StreamUsage, in_words
-from plait.backends.llm.client import Client
+from plait.backends.llm.base import BodyOf, PartialAnswer, RemoteBackend, in_words
 from plait.backends.llm.endpoint import Endpoint
 from plait.backends.llm.native_schema import native_schema
 from plait.backends.llm.server_errors import is_error, no_answer
@@ -50,7 +49,7 @@ class AnthropicBackend(RemoteBackend):
     """System prompt."""
     temperature: float | None = None
     """Sampling temperature; None for the server's default. Newer models do not accept a temperature."""
-    max_tokens: int = 16_384
+    max_tokens: int = 16_384  # pyright: ignore[reportIncompatibleVariableOverride] - this API cannot do without
     """Limit of one answer, in tokens."""
 
     needs_cache_marks: ClassVar[bool] = True
@@ -63,16 +62,15 @@ class AnthropicBackend(RemoteBackend):
         """The facts that decide the price of calls without a reported cost."""
         return Billing(self._url, self.model or DEFAULT_MODEL, terms=self._terms)
 
-    async def _ask(
-        self, client: Client, request: ConversationRequest, messages: Sequence[Message], spent: StreamUsage
-    ) -> Message:
-        url = self._server.url_of("/v1/messages")
+    async def _prepare(
+        self, request: ConversationRequest, messages: Sequence[Message]
+    ) -> tuple[str, Sequence[str], BodyOf]:
         texts = [_system(self._options(request), messages), *(turn.content for turn in _turns(messages))]
-        async with self._sharing(request, texts, repeats=len(messages) > len(request.history) + 1) as shared:
-            build = partial(self._request, request, messages, 0 if shared is None else shared.length)
-            answer = _Answer(request, spent, self._server, url, shared)
-            await self._receive(client, build, answer)
-        return answer.finish(self.max_tokens)
+        return self._server.url_of("/v1/messages"), texts, partial(self._request, request, messages)
+
+    @property
+    def _answer_type(self) -> type[PartialAnswer]:
+        return _Answer
 
     def _headers(self, server: Endpoint) -> Mapping[str, str]:
         key = {"x-api-key": server.key} if server.key else {}

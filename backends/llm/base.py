@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from secrets import token_hex
 from types import TracebackType
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self, TypeAlias
 from urllib.parse import urlsplit
 
 from plait.backends.errors import BackendError, BackendUnavailable, ErrorKind
@@ -46,6 +46,12 @@ _PRICED = frozenset({"service_tier", "speed"})
 # Words in the error message of a server that supports no schema, or not the given schema.
 _SCHEMA_WORDS = ("schema", "response_format", "output_config", "grammar")
 _WAITS_FOR_CACHE = Output("waiting", "another task with the same beginning fills the server's cache")
+
+
+BodyOf: TypeAlias = Callable[[int, Set[str]], dict[str, Any]]
+"""Returns the body of a request, given the length in characters of the beginning of the prompt that the server is to
+keep (0 for none), and the parts of a request to avoid.
+"""
 
 
 class StreamUsage:
@@ -109,6 +115,8 @@ class RemoteBackend(Placeable, ABC):
     with a long common beginning the first is then sent alone, until its answer begins, and Anthropic is told what to
     keep. None means true for the vendor's own server and false for any other.
     """
+    max_tokens: int | None = None
+    """Limit of one answer, in tokens; None for the server's default."""
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
     _client: Client | None = field(default=None, init=False, repr=False)
     _server: Endpoint = field(default=Endpoint("", ""), init=False, repr=False)
@@ -209,7 +217,6 @@ class RemoteBackend(Placeable, ABC):
     ) -> None:
         await self.aclose()
 
-    @abstractmethod
     async def _ask(
         self, client: Client, request: ConversationRequest, messages: Sequence[Message], spent: StreamUsage
     ) -> Message:
@@ -217,6 +224,28 @@ class RemoteBackend(Placeable, ABC):
 
         Raises BackendError, and any exception of the client.
         """
+        url, texts, body_of = await self._prepare(request, messages)
+        async with self._sharing(request, texts, repeats=len(messages) > len(request.history) + 1) as shared:
+            answer = self._answer_type(request, spent, self._server, url, shared)
+            build = partial(body_of, 0 if shared is None else shared.length)
+            async with client.limit():
+                spent.is_open = True
+                with await self._answered(client, url, build, request) as response:
+                    await response.receive(answer.take, answer.take_whole, lambda: bool(answer.reasons))
+                    is_counted = response.failure is None or spent.usage.input_tokens > 0
+                spent.is_open = not answer.reasons or not is_counted
+        return answer.finish(self.max_tokens)
+
+    @abstractmethod
+    async def _prepare(
+        self, request: ConversationRequest, messages: Sequence[Message]
+    ) -> tuple[str, Sequence[str], BodyOf]:
+        """Return the URL, the parts of the prompt, and a function that returns the body. Raises as `_ask`."""
+
+    @property
+    @abstractmethod
+    def _answer_type(self) -> type[PartialAnswer]:
+        """The answers of the API."""
 
     @abstractmethod
     def _headers(self, server: Endpoint) -> Mapping[str, str]:
@@ -246,23 +275,6 @@ class RemoteBackend(Placeable, ABC):
             if build(avoided) == body:
                 raise error
             request.on_output(Output("notice", "the server refuses a part of the request; asking without it"))
-
-    async def _receive(
-        self,
-        client: Client,
-        build: Callable[[Set[str]], dict[str, Any]],
-        answer: PartialAnswer,
-    ) -> None:
-        """Send the request made by `build`, and add what arrives to `answer`. Raises BackendError, and the exceptions
-        of the client.
-        """
-        spent = answer.spent
-        async with client.limit():
-            spent.is_open = True
-            with await self._answered(client, answer.url, build, answer.request) as response:
-                await response.receive(answer.take, answer.take_whole, lambda: bool(answer.reasons))
-                is_counted = response.failure is None or spent.usage.input_tokens > 0
-            spent.is_open = not answer.reasons or not is_counted
 
     def _sharing(
         self, request: ConversationRequest, texts: Sequence[str], *, repeats: bool

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import KW_ONLY, dataclass, field, replace
-from functools import partial
 from typing import Any, ClassVar
 from urllib.parse import quote, urlencode
 
 from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.json_fields import at, count, is_impossible, number, tables
-from plait.backends.llm.base import PartialAnswer, RemoteBackend, StreamUsage, in_words, json_or_text
+from plait.backends.llm.base import BodyOf, PartialAnswer, RemoteBackend, in_words, json_or_text
 from plait.backends.llm.client import Client
 from plait.backends.llm.endpoint import Endpoint
 from plait.backends.llm.server_errors import broken_off, is_error, no_answer, status_error
@@ -56,8 +55,6 @@ class OpenAIBackend(RemoteBackend):
     """System prompt."""
     temperature: float | None = None
     """Sampling temperature; None for the server's default."""
-    max_tokens: int | None = None
-    """Limit of one answer, in tokens; None for the server's default."""
     api_version: str | None = None
     """Version of Azure's API, such as "2024-10-21", for Azure's form of addressing. `base_url` is then the URL of the
     resource (`https://NAME.openai.azure.com`), `model` is the deployment, and the key goes into the header `api-key`.
@@ -78,21 +75,20 @@ class OpenAIBackend(RemoteBackend):
         """The facts that decide the price of calls without a reported cost."""
         return Billing(self._url, self.model, terms=self._terms)
 
-    async def _ask(
-        self, client: Client, request: ConversationRequest, messages: Sequence[Message], spent: StreamUsage
-    ) -> Message:
+    async def _prepare(
+        self, request: ConversationRequest, messages: Sequence[Message]
+    ) -> tuple[str, Sequence[str], BodyOf]:
         own = ModelOptions(self.model, self.system, self.temperature)
         options = request.options.over(own)
-        model = options.model or await self._choose_model(client)
+        model = options.model or await self._choose_model()
         if options.model is None:
             options = replace(options, model=model)
-        build = partial(self._request, options, request, messages)
-        url = self._url_for(model)
         texts = [options.system or "", *(message.content for message in messages)]
-        async with self._sharing(request, texts, repeats=len(messages) > len(request.history) + 1) as shared:
-            answer = _Answer(request, spent, self._server, url, shared)
-            await self._receive(client, build, answer)
-        return answer.finish(self.max_tokens)
+        return self._url_for(model), texts, lambda _kept, avoided: self._request(options, request, messages, avoided)
+
+    @property
+    def _answer_type(self) -> type[PartialAnswer]:
+        return _Answer
 
     def _headers(self, server: Endpoint) -> Mapping[str, str]:
         if not server.key:
@@ -105,14 +101,14 @@ class OpenAIBackend(RemoteBackend):
         path = f"/openai/deployments/{quote(model, safe='')}/chat/completions"
         return self._server.url_of(path, urlencode({"api-version": self.api_version}))
 
-    async def _choose_model(self, client: Client) -> str:
+    async def _choose_model(self) -> str:
         if self._listed_model:
             return self._listed_model
         if self.api_version is not None:
             raise BackendError(ErrorKind.INVALID_REQUEST, "name the deployment with `model`")
         if not self._is_custom:
             return DEFAULT_MODEL
-        self._listed_model = self._first(await self._list(client))
+        self._listed_model = self._first(await self._list(await self.connect()))
         return self._listed_model
 
     async def _list(self, client: Client) -> list[str]:

@@ -118,7 +118,7 @@ def test_every_wrong_answer_is_one_line(waiting: Path) -> None:
     refused(
         plait_here(waiting, "answer", "last", "many", "three"), '\'How many?\': at $: "three" is not of type "integer"'
     )
-    refused(plait_here(waiting, "answer", "last", "many", "[" * 100_000), "checking it would take too long")
+    refused(plait_here(waiting, "answer", "last", "many", "[" * 100_000), "nested too deeply")
     refused(plait_here(waiting, "answer", "last", "wher", "x"), "did you mean 'where'?")
     refused(plait_here(waiting, "answer", "last", "end", "x"), "is pending and has no open question")
     refused(
