@@ -1,4 +1,4 @@
-"""Hosts on which a command of plait can be run, outside of any run: for `plait hosts` and `plait doctor`."""
+"""Hosts on which a command of plait can be run, outside of any run: for `plait doctor --hosts`."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class FunctionSpec(Spec):
 
 
 class PersonSpec(Spec):
-    """A person, asked the task's prompt: `plait questions`, `plait answer`."""
+    """A person, asked the task's prompt: `plait answer`."""
 
     kind: Literal["person"]
     default: Any = Field(default=None, description="Answer used once the deadline has passed.")

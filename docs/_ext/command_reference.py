@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from plait.runner.cli.app import cli
+from plait.runner.cli.command_line import cli
 from plait.runner.cli.exits import EXIT_CODES
 
 if TYPE_CHECKING:

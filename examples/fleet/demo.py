@@ -169,7 +169,7 @@ def start_cluster(demo: Demo) -> None:
 
 def all_ready(demo: Demo) -> bool:
     """Return whether each worker is ready. Print the workers when they are."""
-    command = [BIN / "plait", "hosts", "plan.json"]
+    command = [BIN / "plait", "doctor", "--hosts", "plan.json"]
     asked = subprocess.run(command, cwd=demo.folder, env=demo.environment, capture_output=True, text=True, check=False)
     is_ready = asked.returncode == 0 and all(f" {name} " in asked.stdout for name in WORKERS)
     if is_ready:
@@ -193,7 +193,7 @@ def write_plan(demo: Demo, address: str) -> None:
 def submit(demo: Demo) -> None:
     """Submit the runs."""
     for topic in RUNS:
-        demo.plait("submit", "plan.json", "--set", f"topic={topic}", "--key", topic)
+        demo.plait("run", "plan.json", "--queue", "--set", f"topic={topic}", "--key", topic)
     demo.say(f"submitted {len(RUNS)} runs of {demo.agents} agents each")
 
 
@@ -227,7 +227,7 @@ def all_completed(demo: Demo, completed: set[str]) -> bool:
 
 def places(demo: Demo) -> dict[str, int]:
     """Return the number of agents at work on each worker."""
-    states = json.loads(demo.plait("hosts", "plan.json", "--json"))
+    states = json.loads(demo.plait("doctor", "--hosts", "plan.json", "--json"))["hosts"]
     return {one["name"]: one["at_work"] for one in sorted(states, key=itemgetter("name"))}
 
 

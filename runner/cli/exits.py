@@ -32,13 +32,13 @@ _READER_GONE = frozenset({errno.EPIPE, errno.EIO})  # the latter after a termina
 
 EXIT_CODES: Mapping[int, str] = {
     COMPLETED: "completed; any other command did its work",
-    FAILED: "tasks failed, the turn of `continue` failed, `hosts` found a host away, or `crashtest` found a violation",
+    FAILED: "tasks failed, or the turn of `continue` failed",
     USAGE: "usage or bad input: a mistake in a plan, an unknown run or task, a missing backend, a run that another "
     "process owns, an answer that comes too late",
     STORE: "the store cannot be used, or did not take a part of the run, as on a full disk: `plait resume` runs what "
-    "is not stored again; or `doctor` found a bad check; or standard output cannot be written: the stored run is "
-    "unharmed",
-    WAITING: "waiting for a person: `plait questions` lists the questions, `plait answer` answers",
+    "is not stored again; or `doctor` found a bad check, or a host that cannot be used; or standard output cannot be "
+    "written: the stored run is unharmed",
+    WAITING: "waiting for a person: `plait answer` lists the questions, and answers one",
     TAKEN_OVER: "another process took the run over while this process slept",
     CANCELLED: "the run was cancelled, or interrupted by Ctrl-C, SIGTERM or SIGHUP (a closed terminal; ignored under "
     "`nohup`): `plait resume` continues",

@@ -14,7 +14,7 @@ from plait.backends.process.proctable import PREFIX
 from plait.json_form import JsonValue
 from plait.persistence.protocol import Store
 from plait.runner.cli.backends import BackendOptions, backend_set_of_plan, read_plan_data
-from plait.runner.cli.commands.submit import queue_run
+from plait.runner.cli.commands.run_command import queue_run
 from plait.runner.cli.exits import CliError
 from plait.runner.domain.dag import nearest
 from plait.runner.errors import PlaitError

@@ -52,7 +52,7 @@ def store_place(text: str) -> StorePlace:
 
 
 def _is_address(text: str) -> bool:
-    from plait.persistence.address import SCHEMES  # noqa: PLC0415 - `plait version` needs no store
+    from plait.persistence.address import SCHEMES  # noqa: PLC0415 - `plait --help` needs no store
 
     return text.startswith(SCHEMES)
 
@@ -258,7 +258,7 @@ def read_plan(path: Path, inputs: Mapping[str, str], *, with_functions: bool = F
     """Return the plan in the file at `path`, or on standard input for the path `-`. `with_functions` checks that its
     functions can be imported. Raises PlanError with every mistake.
     """
-    from plait.runner.plan import loader  # noqa: PLC0415 - `plait version` needs no plan
+    from plait.runner.plan import loader  # noqa: PLC0415 - `plait --help` needs no plan
     from plait.runner.plan.source import MAX_BYTES  # noqa: PLC0415 - as above
 
     if str(path) == "-":

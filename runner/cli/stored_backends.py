@@ -43,6 +43,7 @@ from plait.runner.cli.backends import (
 from plait.runner.cli.exits import CliError, print_note
 from plait.runner.cli.lookup import stores_backends
 from plait.runner.cli.trusted_files import why_untrusted
+from plait.runner.domain.concurrency import DEFAULT_CONCURRENCY
 from plait.runner.parallel import ParallelRunner
 from plait.runner.state.codec import decode_dag
 from plait.runner.state.placements import placed_attempts
@@ -354,3 +355,11 @@ async def _make_runner(
             why = error.message if isinstance(error, CliError) else error
             print_note(f"plait: cannot check whether agents of the run still work: {why}")
     return BackendSet({}).make_runner({}, store=store)
+
+
+def stored_concurrency(record: RunRecord) -> int | None:
+    """Return how many tasks of the run may be under way at once, as stored with the run. None: as many as the hosts of
+    the backends have slots.
+    """
+    stored = json.loads(record.settings).get("concurrency", DEFAULT_CONCURRENCY)
+    return stored if stored is None or (isinstance(stored, int) and stored > 0) else DEFAULT_CONCURRENCY

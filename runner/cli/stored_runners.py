@@ -9,9 +9,15 @@ from plait.backends.errors import BackendUnavailable
 from plait.persistence.protocol import Store
 from plait.persistence.records import RunRecord, TaskRecord
 from plait.runner.cli.backends import BackendSet
-from plait.runner.cli.commands.resume import select_backends, stored_concurrency
+from plait.runner.cli.commands.resume_command import select_backends
 from plait.runner.cli.exits import CliError
-from plait.runner.cli.stored_backends import FileOptions, StoredBackends, cancelling_runner, inspecting_runner
+from plait.runner.cli.stored_backends import (
+    FileOptions,
+    StoredBackends,
+    cancelling_runner,
+    inspecting_runner,
+    stored_concurrency,
+)
 from plait.runner.engine.inbox import is_to_be_cancelled
 from plait.runner.errors import PlaitError, TaskNotFound
 from plait.runner.parallel import ParallelRunner

@@ -100,7 +100,7 @@ async def use(wheel: Path, folder: Path) -> None:
         )
         if not told.strip() or "Usage(" not in told:
             raise ReleaseError(f"README's first example printed {told!r}")
-    version = run([str(programs / "plait"), "version"], place)
+    version = run([str(programs / "plait"), "--version"], place)
     hint = run([str(programs / "python"), "-c", HINT], place)
     if wheel.as_uri() not in hint:
         raise ReleaseError(f"plait {version.strip()} names the wrong command to install an extra: {hint.strip()}")

@@ -10,7 +10,7 @@ import pytest
 
 import plait
 from plait.runner import RunStatus, TaskStatus
-from plait.runner.cli.app import COMMANDS
+from plait.runner.cli.command_line import COMMANDS
 
 PAGE = (Path(__file__).parent.parent.parent / "docs" / "explanation" / "names.md").read_text(encoding="utf-8")
 ROWS = [line.strip("|").split("|") for line in PAGE.splitlines() if line.startswith("| ") and "| in plait" not in line]

@@ -412,8 +412,8 @@ def test_blocks_are_found_where_they_are() -> None:
     shell, script = blocks("a.md", PAGE)
     assert commands(shell) == [Command("make demo", 0), Command("plait run x -j 2", 1)]
     assert (script.id, script.info, script.name, script.text) == ("a.md:10", "python", "a.py", "# a.py\n1\n")
-    console = Block("a.md", 1, "console", "$ plait version\nplait 0.1.0\n")
-    assert commands(console) == [Command("plait version", 0)]
+    console = Block("a.md", 1, "console", "$ plait --version\nplait 0.1.0\n")
+    assert commands(console) == [Command("plait --version", 0)]
     with pytest.raises(ValueError, match=r"a\.md:1: the block is not closed"):
         blocks("a.md", "```python\n1\n")
     assert broken_links(ROOT, "README.md", "[a](docs/nowhere.md) [b](#nothing) [c](https://example.org)") == [
@@ -426,7 +426,7 @@ def test_blocks_are_found_where_they_are() -> None:
 WRONG = {
     "python": "import plait\nplait.Nothing",
     "sh": "true\nfalse",
-    "console": "plait version",
+    "console": "plait --version",
     "yaml": "tasks: [{id: a, prompt: '{{ b }}'}]",
     "yaml fragment": "a: [",
     "json": '{"tasks": []}',

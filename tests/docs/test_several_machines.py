@@ -72,10 +72,10 @@ def started(folder: Path, machine: Mapping[str, str], *words: str) -> Generator[
 
 
 def hosts(folder: Path, machine: Mapping[str, str], port: int) -> Done:
-    """Run `plait hosts` with the plan of the page."""
+    """Run `plait doctor --hosts` with the plan of the page."""
     plan = shown("# cluster.yaml").replace("10.0.0.1:8786", f"127.0.0.1:{port}")
     (folder / "cluster.yaml").write_text(plan, encoding="utf-8")
-    return plait(folder, "hosts", "cluster.yaml", **machine)
+    return plait(folder, "doctor", "--hosts", "cluster.yaml", **machine)
 
 
 async def registered(folder: Path, logs: str) -> None:
@@ -99,7 +99,7 @@ async def test_the_certificate_serves_scheduler_worker_and_runner(tmp_path: Path
         assert found.out.splitlines()[1].split()[:3] == ["fleet", "m1", "4"], found.out
         assert "TLS" not in found.out
         refused = hosts(tmp_path, {**machine, "DASK_ROOT_CONFIG": str(tmp_path / "none")}, port)
-    assert (refused.code, "TLS expects a `ssl_context` argument" in refused.out) == (1, True), refused.out
+    assert (refused.code, "TLS expects a `ssl_context` argument" in refused.out) == (3, True), refused.out
 
 
 async def test_jobs_of_slurm_are_workers(tmp_path: Path, machine: dict[str, str]) -> None:
@@ -143,8 +143,8 @@ def test_each_reason_against_a_host_is_as_the_page_says(tmp_path: Path) -> None:
         (tmp_path / "changed").write_text(config)
         plan = f"hosts: {{fleet: {{kind: ssh, ssh: [ssh, -F, changed], hosts: [{host}]}}}}\ntasks: []\n"
         (tmp_path / "fleet.yaml").write_text(plan)
-        done = plait(tmp_path, "hosts", "fleet.yaml")
-        assert done.code == 1, done.out
+        done = plait(tmp_path, "doctor", "--hosts", "fleet.yaml")
+        assert done.code == 3, done.out
         return done.out
 
     with sshd.server(tmp_path, "m*", "127.0.0.1", port := sshd.free_port()):

@@ -13,7 +13,7 @@ import pytest
 
 import plait
 from plait import backends, persistence, runner
-from plait.runner.cli.app import cli
+from plait.runner.cli.command_line import cli
 from plait.runner.cli.exits import EXIT_CODES
 from plait.runner.plan.schema import plan_schema
 from tests.docs.extensions import load_extension

@@ -67,7 +67,7 @@ def begin(world: World, agent: Mapping[str, Any], prompt: str) -> dict[str, Any]
 
 
 def question(world: World) -> dict[str, Any]:
-    (asked,) = json.loads(plait(world, "questions", "last", "--json"))
+    (asked,) = json.loads(plait(world, "answer", "last", "--json"))
     return asked
 
 

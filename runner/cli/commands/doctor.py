@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -20,13 +20,14 @@ from plait.persistence.errors import StoreError
 from plait.persistence.findings import Finding, Fitness
 from plait.persistence.records import Owner, RunRecord
 from plait.persistence.sqlite import health
-from plait.runner.cli.backends import HostsInUse, hosts_in_use
+from plait.runner.cli.backends import hosts_in_use
 from plait.runner.cli.commands.doctor_agents import agents_json, check_agents, check_left_over
 from plait.runner.cli.commands.doctor_hosts import check_hosts
 from plait.runner.cli.commands.doctor_server import check_server
 from plait.runner.cli.display.report import print_json
-from plait.runner.cli.display.text import as_line, columns, counted
-from plait.runner.cli.exits import COMPLETED, STORE, print_line
+from plait.runner.cli.display.sections import findings_json, print_findings
+from plait.runner.cli.display.text import counted
+from plait.runner.cli.exits import COMPLETED, STORE
 from plait.runner.cli.lookup import open_server, read_only_store, stores_backends
 from plait.runner.cli.options import (
     DEFAULT_STORE,
@@ -46,7 +47,7 @@ from plait.statuses import RUN_DONE, RunStatus
     "--hosts",
     "hosts_file",
     type=click.Path(path_type=Path),
-    help="Also check each host in this file, a plan or the part under `hosts` alone, by `plait doctor` there.",
+    help="Check the hosts in this file, a plan or the part under `hosts` alone, in place of this machine.",
 )
 @store_option
 @json_option
@@ -56,8 +57,14 @@ def doctor_command(store_path: StorePlace, as_json: bool, hosts_file: Path | Non
     Checks the versions, the coding agents (each is started for its version; the login is checked without reading a
     secret), the file system, the permissions, every page and checksum of the store, runs without an owner, and
     processes left behind. Changes nothing. The exit code is 3 if a check is bad; warnings alone give 0.
+
+    With --hosts, ask each host for its slots, the attempts at work there, of all runs, and its version of plait, and
+    run `plait doctor` there. For a host that is away, also print since when a run in the store waits for the host;
+    workers of a Dask cluster that are gone are printed only then. A host that cannot be used is bad.
     """
-    return run_doctor(store_path, as_json, hosts_in_use(hosts_file))
+    if hosts_file is not None:
+        return anyio.run(check_hosts, hosts_in_use(hosts_file), store_path, as_json)
+    return run_doctor(store_path, as_json)
 
 
 _MOUNTS = Path("/proc/self/mountinfo")
@@ -65,15 +72,16 @@ _MOST_RUNS = 5
 _ALL = 1 << 31
 
 
-def run_doctor(path: StorePlace, as_json: bool, hosts: Sequence[HostsInUse] = ()) -> int:
-    """Run all checks and print the findings. Return the exit code."""
+def run_doctor(path: StorePlace, as_json: bool) -> int:
+    """Run all checks of this machine and print the findings. Return the exit code."""
     agents, memory = anyio.run(look_for_agents), available_memory()
     findings = [*_check_machine(path), *check_agents(agents, memory), *_check_store(path), *_check_children(path)]
-    findings += anyio.run(check_hosts, hosts)
     if as_json:
-        print_json({**_as_json(path, findings), "agents": agents_json(agents, memory)})
+        worst = max((one.fitness for one in findings), key=list(Fitness).index)
+        checked = {"verdict": worst.value, "store": str(path), "checks": findings_json(findings)}
+        print_json({**checked, "agents": agents_json(agents, memory)})
     else:
-        _print_findings(findings)
+        print_findings(findings)
     return STORE if any(one.fitness is Fitness.BAD for one in findings) else COMPLETED
 
 
@@ -227,18 +235,3 @@ def _files_root(place: ServerAddress) -> Path | None:
 async def _read_files_root(place: ServerAddress) -> Path | None:
     async with open_server(place, "read") as store:
         return store.files_root
-
-
-def _as_json(path: StorePlace, findings: list[Finding]) -> dict[str, object]:
-    worst = max((one.fitness for one in findings), key=list(Fitness).index)
-    checks = [
-        {"check": one.check, "verdict": one.fitness.value, "found": one.found, "advice": one.advice} for one in findings
-    ]
-    return {"verdict": worst.value, "store": str(path), "checks": checks}
-
-
-def _print_findings(findings: list[Finding]) -> None:
-    rows = columns((one.fitness.value, one.check) for one in findings)
-    for one, (verdict, check) in zip(findings, rows, strict=True):
-        advice = f"; {as_line(one.advice)}" if one.advice else ""
-        print_line(f"{verdict}  {check}  {as_line(one.found)}{advice}")

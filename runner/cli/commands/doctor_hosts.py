@@ -1,9 +1,11 @@
-"""The part of `plait doctor` about other machines: each is asked by `plait doctor` there."""
+"""`plait doctor --hosts`: the state of each host of a plan, and the findings of `plait doctor` there."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, cast
 
 import anyio
@@ -11,8 +13,20 @@ import anyio
 from plait.backends.agents.catalog import AGENTS
 from plait.backends.hosts.probe import NO_WORKER, HostState, probe_hosts
 from plait.backends.hosts.reachable import HostUnreachable, ReachableHost
+from plait.backends.spec.hosts import DaskHostsPart
+from plait.persistence.errors import StoreError
 from plait.persistence.findings import Finding, Fitness
+from plait.persistence.records import RunRecord
 from plait.runner.cli.backends import HostsInUse
+from plait.runner.cli.display.report import print_json
+from plait.runner.cli.display.sections import findings_json, print_findings, print_table
+from plait.runner.cli.display.text import as_line
+from plait.runner.cli.display.waits import local_time
+from plait.runner.cli.exits import COMPLETED, STORE, print_line, print_note
+from plait.runner.cli.lookup import MAX_RUNS_SEARCHED, read_only_store
+from plait.runner.cli.options import StorePlace
+from plait.runner.domain.events import HostAway
+from plait.runner.operations.inspect import away_hosts
 
 _ANSWER_S = 120.0
 """Seconds for `plait doctor` on a host, which starts each agent for its version."""
@@ -22,36 +36,54 @@ _SUCCEEDED = frozenset({0, 3})
 """The exit codes with findings: no check is bad, or some are."""
 
 
-async def check_hosts(groups: Sequence[HostsInUse]) -> list[Finding]:
-    """Return the findings about each host, and those of `plait doctor` there, asked of all hosts of a group at once."""
+async def check_hosts(groups: Sequence[HostsInUse], place: StorePlace, as_json: bool) -> int:
+    """Print the state of each host, and the findings about those that answer. Return the exit code."""
+    states: list[tuple[HostsInUse, list[HostState]]] = []
     findings: list[Finding] = []
     for group in groups:
-        try:
-            async with group.part.make().reachable(group.needs) as hosts:
-                none = Finding(f"{group.part.way}: host", Fitness.BAD, NO_WORKER, "start workers, with --resources")
-                findings += await _check_group(hosts) or [none]
-        except HostUnreachable as error:
-            findings.append(Finding(f"{group.part.way}: host", Fitness.BAD, f"away: {error}"))
-    return findings
+        known, there = await _visit(group)
+        states.append((group, known))
+        findings += there
+    away = await _away_hosts(place) if any(_may_lack(*one) for one in states) else ()
+    hosts = [
+        (group.name, state, _away_since(group.name, state, away))
+        for group, known in states
+        for state in [*known, *_gone(group, known, away)]
+    ]
+    is_bad = not all(state.is_usable for _, state, _ in hosts) or any(one.fitness is Fitness.BAD for one in findings)
+    if as_json:
+        listed = [{"hosts": name, **state.as_json(), "away_since": since} for name, state, since in hosts]
+        print_json({"hosts": listed, "checks": findings_json(findings)})
+    else:
+        heads = ("hosts", "name", "slots", "at work", "version", "state")
+        rows = [heads, *(_row(*one) for one in hosts)]
+        print_table(rows, 5, [None] * len(rows), frozenset({2, 3}))
+        if findings:
+            print_line("")
+            print_findings(findings)
+    return STORE if is_bad else COMPLETED
 
 
-async def _check_group(hosts: Sequence[ReachableHost]) -> list[Finding]:
+async def _visit(group: HostsInUse) -> tuple[list[HostState], list[Finding]]:
+    """Return the states of the hosts of the group, and the findings of `plait doctor` on each that can be used, all
+    asked at once.
+    """
     found: dict[int, list[Finding]] = {}
 
-    async def check(index: int, host: ReachableHost, state: HostState) -> None:
-        found[index] = [_state(state), *(await _doctor(host) if state.is_usable else ())]
+    async def check(index: int, host: ReachableHost) -> None:
+        found[index] = await _doctor(host)
 
-    async with anyio.create_task_group() as beside:
-        for index, (host, state) in enumerate(zip(hosts, await probe_hosts(hosts), strict=True)):
-            beside.start_soon(check, index, host, state)
-    return [finding for index in range(len(hosts)) for finding in found[index]]
-
-
-def _state(state: HostState) -> Finding:
-    if state.problem is not None:
-        return Finding(f"{state.name}: host", Fitness.BAD, state.problem)
-    about = f"plait {state.version}, {state.slots} slots, {state.at_work} at work"
-    return Finding(f"{state.name}: host", Fitness.OK, about)
+    try:
+        async with group.part.make().reachable(group.needs) as hosts:
+            states = await probe_hosts(hosts)
+            async with anyio.create_task_group() as beside:
+                for index, (host, state) in enumerate(zip(hosts, states, strict=True)):
+                    if state.is_usable:
+                        beside.start_soon(check, index, host)
+            none = HostState(group.part.way, 0, problem=f"{NO_WORKER}; start workers, with --resources")
+            return states or [none], [one for index in sorted(found) for one in found[index]]
+    except HostUnreachable as error:
+        return [HostState(group.part.way, 0, problem=f"away: {error}")], []
 
 
 async def _doctor(host: ReachableHost) -> list[Finding]:
@@ -66,3 +98,62 @@ async def _doctor(host: ReachableHost) -> list[Finding]:
             ]
         return [Finding(f"{host.name}: doctor", Fitness.BAD, f"plait doctor exited with {answer.code} there")]
     return [Finding(f"{host.name}: doctor", Fitness.BAD, f"plait doctor did not end within {_ANSWER_S:g} s there")]
+
+
+def _may_lack(group: HostsInUse, states: Iterable[HostState]) -> bool:
+    """Return whether runs may wait for a host of the group: one that does not answer, or one that is not listed."""
+    return isinstance(group.part, DaskHostsPart) or any(state.version is None for state in states)
+
+
+async def _away_hosts(place: StorePlace) -> Sequence[tuple[Collection[str], HostAway]]:
+    """Return the hosts that running runs in the store wait for, each with the groups of hosts of the run."""
+    if isinstance(place, Path) and not place.exists():  # nothing has run yet
+        return ()
+    found: list[tuple[Collection[str], HostAway]] = []
+    try:
+        async with read_only_store(place) as store:
+            for run in await store.list_runs(MAX_RUNS_SEARCHED):
+                if away := await away_hosts(store, run):
+                    groups = _groups_of(await store.get_run(run.run_id))
+                    found += [(groups, one) for one in away.values()]
+    except StoreError as error:
+        print_note(f"the store does not say since when hosts are away: {as_line(str(error))}")
+    return found
+
+
+def _groups_of(run: RunRecord | None) -> Collection[str]:
+    """Return the names of the groups of hosts that the backends of the run are placed on."""
+    if run is None:
+        return ()
+    backends: Mapping[str, Mapping[str, Any]] = json.loads(run.settings).get("backends", {})
+    return {str(spec["on"]) for spec in backends.values() if "on" in spec}
+
+
+def _gone(
+    group: HostsInUse, states: Iterable[HostState], away: Iterable[tuple[Collection[str], HostAway]]
+) -> list[HostState]:
+    """Return the workers of a Dask cluster that a run waits for, and the scheduler has no longer."""
+    if not isinstance(group.part, DaskHostsPart):
+        return []
+    listed = {state.name for state in states}
+    gone = {one.host: one for groups, one in away if group.name in groups and one.host not in listed}
+    return [HostState(name, 0, problem=f"away: {one.reason}") for name, one in sorted(gone.items())]
+
+
+def _away_since(group: str, state: HostState, away: Iterable[tuple[Collection[str], HostAway]]) -> str | None:
+    """Return the earliest time since which a run waits for the host of the group; None for a host that answers.
+
+    The run of a Python program names no groups, and counts for each.
+    """
+    if state.version is not None:
+        return None
+    found = [one.since for groups, one in away if one.host == state.name and (group in groups or not groups)]
+    return min((since for since in found if since is not None), default=None)
+
+
+def _row(group: str, state: HostState, since: str | None) -> tuple[str, ...]:
+    at_work = "" if state.at_work is None else str(state.at_work)
+    found = "ready" if state.problem is None else as_line(state.problem)
+    if since is not None:
+        found = f"away since {local_time(since, time.time())}{found.removeprefix('away')}"
+    return group, state.name, str(state.slots), at_work, state.version or "", found

@@ -210,7 +210,7 @@ def _print_end(run: RunRecord, path: StorePlace) -> int:
     status = shown_status(run)
     if status in {RunStatus.INTERRUPTED, RunStatus.WAITING_INPUT}:
         print_note(f"run {run.run_id} is {status.value.replace('_', ' ')}, and no process works on it")
-        what = "resume" if status is RunStatus.INTERRUPTED else "questions"
+        what = "resume" if status is RunStatus.INTERRUPTED else "answer"
         print_note(f"  {what:<9} {command_line(path, what, run.run_id)}")
     return EXIT_CODES.get(status, CANCELLED)
 

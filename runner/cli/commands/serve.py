@@ -20,7 +20,7 @@ from plait.persistence.errors import StoreError
 from plait.persistence.protocol import Store
 from plait.runner.cli.access import listen, make_access, token_file, url_of
 from plait.runner.cli.backends import BackendOptions, BackendSet, backend_set_of_file
-from plait.runner.cli.commands.submit import make_queueing_runner
+from plait.runner.cli.commands.run_command import make_queueing_runner
 from plait.runner.cli.display.follow import stop_on_signal
 from plait.runner.cli.display.text import as_line
 from plait.runner.cli.exits import CANCELLED, COMPLETED, CliError, print_line, print_note, redirect_prints

@@ -144,7 +144,7 @@ async def show_run(path: StorePlace, word: str, as_json: bool, choice: TaskChoic
         _print_tasks(shown_tasks, added, folded=not choice.is_given)
     next_commands: list[str] = []
     if any(task.status is TaskStatus.WAITING_INPUT for task in infos.values()):
-        next_commands.append("questions")
+        next_commands.append("answer")
     if shown_status(run) in {RunStatus.INTERRUPTED, RunStatus.WAITING_INPUT} and stores_backends(run):
         next_commands.append("resume")
     if next_commands:

@@ -177,7 +177,7 @@ def unreached_line(host: str, tasks: Sequence[str]) -> str:
 def print_failure(result: RunResult, store: StorePlace | None) -> None:
     """Print the one line with which a quiet run reports its end, with the command by which a run in `store` goes on."""
     said = f"plait: run {result.run_id} is {result.status.value}" + (f": {result.error}" if result.error else "")
-    further = {RunStatus.WAITING_INPUT: "questions", RunStatus.INTERRUPTED: "resume"}.get(result.status)
+    further = {RunStatus.WAITING_INPUT: "answer", RunStatus.INTERRUPTED: "resume"}.get(result.status)
     if store is not None and further is not None:
         said += f"; next: {command_line(store, further, result.run_id)}"
     exits.print_note(said)
@@ -266,7 +266,7 @@ def _next_commands(dag: DAG, result: RunResult, store: StorePlace) -> Iterator[t
     run_id = result.run_id
     yield "show", command_line(store, "show", run_id)
     if result.waiting:
-        yield "questions", command_line(store, "questions", run_id)
+        yield "questions", command_line(store, "answer", run_id)
     if result.status in {RunStatus.INTERRUPTED, RunStatus.WAITING_INPUT}:
         yield "resume", command_line(store, "resume", run_id)
     elif result.failed:

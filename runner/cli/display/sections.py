@@ -1,4 +1,4 @@
-"""Parts of the output of `plait runs` and `plait show`."""
+"""Parts of the output of several commands: fields, sections, tables, findings."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import sys
 from collections.abc import Sequence
 from itertools import pairwise
 
+from plait.persistence.findings import Finding
 from plait.persistence.records import TaskRecord
-from plait.runner.cli.display.text import cells, coloured, columns, first_cells, visible
+from plait.runner.cli.display.text import as_line, cells, coloured, columns, first_cells, visible
 from plait.runner.cli.exits import output, print_line, write
 from plait.runner.cli.lookup import WaitingQuestion
 from plait.runner.cli.options import StorePlace
@@ -124,3 +125,18 @@ def _line_starts(widths: Sequence[int], width: int) -> list[int]:
             end = len(_INDENT) - len(_GAP)
         end += len(_GAP) + needed
     return starts
+
+
+def findings_json(findings: Sequence[Finding]) -> list[dict[str, str]]:
+    """Return the findings of `plait doctor` for JSON."""
+    return [
+        {"check": one.check, "verdict": one.fitness.value, "found": one.found, "advice": one.advice} for one in findings
+    ]
+
+
+def print_findings(findings: Sequence[Finding]) -> None:
+    """Print the findings of `plait doctor`, a line each."""
+    rows = columns((one.fitness.value, one.check) for one in findings)
+    for one, (verdict, check) in zip(findings, rows, strict=True):
+        advice = f"; {as_line(one.advice)}" if one.advice else ""
+        print_line(f"{verdict}  {check}  {as_line(one.found)}{advice}")

@@ -45,7 +45,7 @@ def test_the_decisions_come_over_http_and_from_the_command(tmp_path: Path) -> No
             if by == "HTTP":
                 post(client, f"/api/runs/{run_id}/tasks/report/answer", {"value": DECISIONS}).raise_for_status()
             else:
-                (asked,) = plait(tmp_path, "questions", run_id, "--json").value
+                (asked,) = plait(tmp_path, "answer", run_id, "--json").value
                 assert asked["command"] == f"plait answer {run_id} report VALUE"
                 assert plait(tmp_path, "answer", run_id, "report", json.dumps(DECISIONS)).code == 0
             post(client, f"/api/runs/{run_id}/resume").raise_for_status()

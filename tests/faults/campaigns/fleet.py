@@ -88,7 +88,7 @@ def play(kind: str, folder: Path, runs: int, bug: str = "") -> tuple[list[str], 
     (folder / "plan.yaml").write_text(_PLAN)
     (folder / "work.py").write_text(_WORK)
     for number in range(runs):
-        done = plait_here(folder, "submit", "plan.yaml", "--set", f"n={number}", "--store", store)
+        done = plait_here(folder, "run", "plan.yaml", "--queue", "--set", f"n={number}", "--store", store)
         assert done.code == 0, done.err
     died: dict[str, float] = {}
     """The time at which the worker of a run was killed."""

@@ -221,7 +221,7 @@ def _in_two_runs(folder: Path, plant: str, prompts: Sequence[str]) -> int | None
         name = prompt.split()[0]
         if not (folder / f"{name}.yaml").exists():
             _write(folder / f"{name}.yaml", [(name, prompt, [])])
-            _command(folder, plant, "-m", "plait", "submit", f"{name}.yaml", ends_after=_LIMIT)
+            _command(folder, plant, "-m", "plait", "run", "--queue", f"{name}.yaml", ends_after=_LIMIT)
     words = ("-m", "tests.support.processes.fleet_worker", ".plait/plait.db", "2")
     return _command(folder, plant, *words, ends_after=_LIMIT, until_settled=True)
 

@@ -67,7 +67,8 @@ def write_two_groups(world: HostFolder) -> str:
 
 def times(file: str, folder: Path, *words: str) -> dict[str, str | None]:
     """Return the time since which a run waits for the only host of each group."""
-    return {one["hosts"]: one["away_since"] for one in plait(folder, "hosts", file, "--json", *words).value}
+    hosts = plait(folder, "doctor", "--hosts", file, "--json", *words).value["hosts"]
+    return {one["hosts"]: one["away_since"] for one in hosts}
 
 
 def is_there(*paths: Path) -> Callable[[], bool]:
@@ -94,9 +95,9 @@ def test_each_output_says_for_which_host_a_task_waits(world: HostFolder, tmp_pat
         assert f"m1 away since {since} (" in logged
         assert "); a, b wait" in logged
         assert logged.count(text) == 2
-        listed = plait_here(tmp_path, "hosts", "plan.json")
-        assert (listed.code, f"away since {since}: ssh: connect" in " ".join(listed.out.split())) == (1, True)
-        (host,) = plait_here(tmp_path, "hosts", "plan.json", "--json").value
+        listed = plait_here(tmp_path, "doctor", "--hosts", "plan.json")
+        assert (listed.code, f"away since {since}: ssh: connect" in " ".join(listed.out.split())) == (3, True)
+        (host,) = plait_here(tmp_path, "doctor", "--hosts", "plan.json", "--json").value["hosts"]
         assert host["away_since"].endswith("Z")
         assert times(write_two_groups(world), tmp_path) == {"fleet": host["away_since"], "other": None}
         with served(tmp_path) as server, server.client() as client:
@@ -108,7 +109,7 @@ def test_each_output_says_for_which_host_a_task_waits(world: HostFolder, tmp_pat
         assert run.wait() == 0
     assert waits(tmp_path) == {}
     world.set_away("m1")
-    (host,) = plait_here(tmp_path, "hosts", "plan.json", "--json").value
+    (host,) = plait_here(tmp_path, "doctor", "--hosts", "plan.json", "--json").value["hosts"]
     assert host["away_since"] is None, "no run waits"
     assert "m1 is back" in plait_here(tmp_path, "log", "last").out
     away, back = away_events(tmp_path)

@@ -167,11 +167,11 @@ def test_an_agent_that_is_not_as_in_the_plan_file_is_refused_with_what_differs(
     plan = tmp_path / "plan.yaml"
     plan.write_text("backends: {coder: {kind: codex, cwd: .}}\ntasks: [{id: a, prompt: one}]\n")
     if now is None:
-        submitted = plait(tmp_path, "submit", "-", stdin=plan)
+        submitted = plait(tmp_path, "run", "-", "--queue", stdin=plan)
         assert submitted.code == 0
         assert "workers take backend coder from a file only: start them with --backends FILE" in submitted.err
     else:
-        submitted = plait_here(tmp_path, "submit", "plan.yaml")
+        submitted = plait_here(tmp_path, "run", "plan.yaml", "--queue")
         assert (submitted.code, submitted.err) == (0, "")
         plan.write_text(f"backends: {{{now}}}\ntasks: [{{id: a, prompt: one}}]\n")
     refused = plait_here(tmp_path, "resume", "last")

@@ -74,7 +74,7 @@ def test_a_submitted_plan_stores_the_number(
     tmp_path: Path, backends: str, top: str, words: tuple[str, ...], number: int
 ) -> None:
     plan_of(tmp_path, backends, top)
-    done = plait_here(tmp_path, "submit", "plan.yaml", *words)
+    done = plait_here(tmp_path, "run", "plan.yaml", "--queue", *words)
     assert done.code == 0, done.err
 
     async def read() -> object:

@@ -9,7 +9,7 @@ import click
 import httpx
 import pytest
 
-from plait.runner.cli.app import COMMANDS, cli
+from plait.runner.cli.command_line import COMMANDS, cli
 from tests.support.processes.command import plait, plait_here
 from tests.support.processes.served import served
 
@@ -68,8 +68,6 @@ WITH_STORE = {
     "gc": "--keep 1",
     "graph": "last",
     "log": "last",
-    "orchestrate": "goal --backend openai --model m",
-    "questions": "last",
     "resume": "last",
     "run": "plan.yaml",
     "runs": "",
@@ -79,8 +77,8 @@ WITH_STORE = {
     "ui": "--no-browser --port 0",
 }
 """The words with which each command reaches the store."""
-NO_STORE_NEEDED = {"crashtest", "doctor", "hosts"}
-"""`crashtest` makes stores, `doctor` reports a bad store, and `hosts` only notes it."""
+NO_STORE_NEEDED = {"doctor"}
+"""`doctor` reports a bad store."""
 
 
 @pytest.mark.parametrize("name", WITH_JSON)

@@ -45,7 +45,7 @@ def test_every_command_works_on_a_server(tmp_path: Path, dsn: str) -> None:
     assert ran.code == 4, ran.err  # waits for a person
     [run] = plait_here(tmp_path, "runs", "--json", PLAIT_STORE=dsn).value
     assert (run["name"], run["status"]) == ("letters", "waiting_input")
-    assert "Which one?" in plait_here(tmp_path, "questions", "--store", dsn).out
+    assert "Which one?" in plait_here(tmp_path, "answer", "--store", dsn).out
     answered = plait_here(tmp_path, "answer", run["run_id"], "c", "this", "--store", dsn, **state)
     assert answered.code == 0, answered.err
     resumed = plait_here(tmp_path, "resume", run["run_id"], "--store", dsn, "-q", **state)
@@ -203,7 +203,7 @@ def test_a_role_that_may_only_read_is_refused_before_anything_is_paid_and_still_
             done = plait_here(tmp_path, *command, **place)
             assert (done.code, len(done.err.splitlines())) == (3, 1), done.err
             assert f"the role {role} may not write to" in done.err and "GRANT" in done.err
-        for command in (("show", "last"), ("log", "last"), ("runs",), ("questions",)):
+        for command in (("show", "last"), ("log", "last"), ("runs",), ("answer",)):
             assert plait_here(tmp_path, *command, **place).code == 0
         examined = plait_here(tmp_path, "doctor", **place)
         assert examined.code == 3 and f"the role {role} may not write to" in examined.out

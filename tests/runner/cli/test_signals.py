@@ -112,7 +112,7 @@ import sys
 
 class Interrupted:
     def find_spec(self, name, path=None, target=None):
-        if name == "plait.runner.cli.app":
+        if name == "plait.runner.cli.command_line":
             raise KeyboardInterrupt
 
 sys.meta_path.insert(0, Interrupted())

@@ -16,7 +16,7 @@ import pytest
 
 from plait import DAG, SQLiteStore, Task
 from plait.runner.cli.backends import BackendOptions, backend_set_of_file
-from plait.runner.cli.commands.submit import make_queueing_runner
+from plait.runner.cli.commands.run_command import make_queueing_runner
 from plait.runner.cli.trusted_files import why_untrusted
 from tests.support.processes.command import PLAIT, environment, plait_here
 from tests.support.processes.fleet import LIMIT_S, until
@@ -122,7 +122,7 @@ def submitted(folder: Path, name: str) -> tuple[str, Path]:
     plans.mkdir()
     (plans / "plan.yaml").write_text(PLAN)
     (plans / "work.py").write_text(WORK)
-    done = plait_here(folder, "submit", f"{name}/plan.yaml", "--store", str(STORE))
+    done = plait_here(folder, "run", f"{name}/plan.yaml", "--queue", "--store", str(STORE))
     assert done.code == 0, done.err
     return done.out.strip(), plans
 

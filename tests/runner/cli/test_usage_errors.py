@@ -12,7 +12,7 @@ from tests.support.processes.command import plait_here
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("run", "missing argument 'PLAN'; see `plait run --help`"),
+        ("run", "give either a plan file (- for standard input) or --goal TEXT; see `plait run --help`"),
         ("run plan.yaml --x", "no such option '--x'; see `plait run --help`"),
         ("show a b c", "got unexpected extra argument (c); see `plait show --help`"),
         ("nope", "no such command 'nope'; see `plait --help`"),

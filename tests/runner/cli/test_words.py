@@ -32,7 +32,7 @@ COMMANDS = [
     "show last a",
     "show last --events",
     "log last",
-    "questions",
+    "answer",
     "resume last --dry-run --retry-failed",
     "answer last q red",
     "resume last --quiet",
@@ -87,7 +87,7 @@ def test_a_run_and_a_task_are_spelt_as_over_http(told: dict[str, Any]) -> None:
         assert set(TaskShape.model_fields) == task.keys()
     asking = told["show last"]["tasks"][3]
     assert asking["asks"] == {"schema": {"enum": ["red", "blue"]}, "default": None, "deadline_at": None}
-    [question] = told["questions"]
+    [question] = told["answer"]
     assert {name: question[name] for name in asking["asks"]} == asking["asks"]
 
 

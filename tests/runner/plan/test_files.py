@@ -69,18 +69,18 @@ def test_a_plan_with_files_runs_and_shows_them(tmp_path: Path) -> None:
 
 def test_a_run_with_images_is_submitted_without_its_backend(tmp_path: Path) -> None:
     path = plan_of(tmp_path, "backends: {o: {kind: openai}}\ntasks: [{id: a, prompt: x, files: chart.png}]")
-    assert plait(tmp_path, "submit", path.name).code == 0
+    assert plait(tmp_path, "run", path.name, "--queue").code == 0
     path.write_text(path.read_text().replace("openai", "person"))
-    refused = plait(tmp_path, "submit", path.name)
+    refused = plait(tmp_path, "run", path.name, "--queue")
     assert (refused.code, len(refused.err.splitlines())) == (2, 1)
     assert "backend 'o' takes text files only, not chart.png (image/png)" in refused.err
 
 
 @pytest.mark.parametrize("kind", ["openai", "claude-code"])
-@pytest.mark.parametrize("command", ["check", "run", "submit"])
+@pytest.mark.parametrize("command", ["check", "run", "run --queue"])
 def test_an_image_for_a_backend_on_hosts_is_refused_before_the_run(tmp_path: Path, kind: str, command: str) -> None:
     text = f"hosts: {{fleet: {{kind: ssh, hosts: [gpu1]}}}}\nbackends: {{o: {{kind: {kind}, on: fleet}}}}\n"
     plan = plan_of(tmp_path, f"{text}tasks: [{{id: a, prompt: x, files: chart.png}}]")
-    refused = plait(tmp_path, command, plan.name)
+    refused = plait(tmp_path, *command.split(), plan.name)
     assert (refused.code, len(refused.err.splitlines())) == (2, 1)
     assert "backend 'o' takes text files only, not chart.png (image/png)" in refused.err

@@ -22,7 +22,7 @@ def test_the_runs_of_a_killed_server(tmp_path: Path) -> None:
         events(client, waits, until_="run_waiting_input")
         server.kill()
     (tmp_path / "plan.yaml").write_text(OF_A_PERSON)
-    queued = plait(tmp_path, "submit", "plan.yaml").out.strip()
+    queued = plait(tmp_path, "run", "plan.yaml", "--queue").out.strip()
     (tmp_path / "go").touch()
     with served(tmp_path, "--resume") as server, server.client() as client:
         assert events(client, held)[-1].event == "run_completed"

@@ -25,16 +25,14 @@ from typing import Any, TextIO
 
 ROOT = Path(__file__).parents[3]
 LOADED = (
-    "plait.runner.cli.app",
-    "plait.runner.cli.commands.run",
-    "plait.runner.cli.commands.resume",
+    "plait.runner.cli.command_line",
+    "plait.runner.cli.commands.run_command",
+    "plait.runner.cli.commands.resume_command",
     "plait.runner.cli.commands.continue_task",
-    "plait.runner.cli.commands.orchestrate",
     "plait.runner.cli.display.live",
     "plait.runner.cli.commands.show",
     "plait.runner.cli.commands.cancel",
-    "plait.runner.cli.commands.questions",
-    "plait.runner.cli.commands.answer",
+    "plait.runner.cli.commands.answer_command",
     "plait.runner.cli.commands.crashtest",
     "plait.runner.cli.commands.serve",
     "plait.runner.cli.commands.ui",

@@ -142,7 +142,7 @@ async def test_a_budget_reached_while_nobody_was_there_is_asked_about(home: Home
     await until(lambda: not home.processes)
     for _ in range(2):  # the question stays
         assert plait(tmp_path, "resume", "--json").code == WAITING
-    (asked,) = plait(tmp_path, "questions", "last", "--json").value
+    (asked,) = plait(tmp_path, "answer", "last", "--json").value
     assert asked["question"] == ASKED.format("0.0015", "0.002")
     assert len(home.calls) == 2
     assert plait(tmp_path, "answer", "last", "a", "1").code == 0
@@ -165,7 +165,7 @@ async def test_a_raised_budget_holds_after_a_crash(home: Home, tmp_path: Path, a
         await until(lambda: not home.processes)
     (home.path / "hold").unlink()
     assert plait(tmp_path, "resume", "--json").code == WAITING
-    (asked,) = plait(tmp_path, "questions", "last", "--json").value
+    (asked,) = plait(tmp_path, "answer", "last", "--json").value
     # No killed agent says what it cost in dollars.
     assert asked["question"] == ASKED.format("0.0025", "0.003")
     assert [float(call["budget"]) for call in home.calls[2:]] == pytest.approx([0.0005] * (2 if agent_too else 1))

@@ -54,13 +54,13 @@ def killed(folder: Path, plan: str = PLAN, work: str = WORK) -> None:
 def test_a_killed_task_that_must_not_happen_twice_is_among_the_questions_before_any_resume(tmp_path: Path) -> None:
     killed(tmp_path)
     for words in ((), ("last",)):
-        (one,) = plait_here(tmp_path, "questions", *words, "--json").value
+        (one,) = plait_here(tmp_path, "answer", *words, "--json").value
         assert (one["task_id"], one["kind"], one["attempt"]) == ("pay", "at_most_once", 1)
         assert "did the attempt take effect?" in one["question"]
-    asked = plait_here(tmp_path, "questions").out
+    asked = plait_here(tmp_path, "answer").out
     answered = plait_here(tmp_path, *one["command"].replace("TEXT", "receipt").split()[1:])
     assert (answered.code, f"answer    {one['command']}\n" in asked) == (0, True)
-    assert plait_here(tmp_path, "questions").out == "nothing waits for a person\n"
+    assert plait_here(tmp_path, "answer").out == "nothing waits for a person\n"
 
 
 def test_a_task_that_must_not_happen_twice_is_asked_about(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ tasks:
     soon = "from plait.runner.recovery import resume\nresume.longest_delay = lambda deaths: 0.3"
     killed(tmp_path, plan, f"{WORK}\n{soon}\n")
     assert [plait(tmp_path, "resume").code for _ in range(9)] == [-signal.SIGKILL] * 9
-    (one,) = plait_here(tmp_path, "questions", "--json").value
+    (one,) = plait_here(tmp_path, "answer", "--json").value
     assert (one["task_id"], "died 10 times" in one["question"]) == ("bad", True)
     assert plait(tmp_path, "resume").code == 4
     tasks = {task["task_id"]: task for task in plait(tmp_path, "show", "last", "--json").value["tasks"]}

@@ -83,7 +83,7 @@ def test_the_number_of_tasks_at_once_is_the_sum_of_the_slots(world: HostFolder) 
 
 def test_a_resume_takes_the_hosts_from_files_alone(world: HostFolder) -> None:
     folder = write_plan(world, "file")
-    assert plait(folder, "submit", "plan.json").code == 0
+    assert plait(folder, "run", "plan.json", "--queue").code == 0
     refused = plait(folder, "resume", "last")
     assert (refused.code, refused.out) == (2, "")
     assert "backend 'work' runs on the hosts 'fleet', which are not given" in refused.err
@@ -110,18 +110,18 @@ def test_a_plan_names_its_hosts_rightly(world: HostFolder) -> None:
 
 def test_hosts_and_their_state_are_listed(world: HostFolder) -> None:
     folder = write_plan(world)
-    done = plait(folder, "hosts", "plan.json")
+    done = plait(folder, "doctor", "--hosts", "plan.json")
     assert done.code == 0, done.err
-    rows = [line.split() for line in done.out.splitlines()]
+    rows = [line.split() for line in done.out.partition("\n\n")[0].splitlines()]
     assert rows == [
         ["hosts", "name", "slots", "at", "work", "version", "state"],
         ["fleet", "m1", "2", "0", "0.1.0", "ready"],
         ["fleet", "m2", "3", "0", "0.1.0", "ready"],
     ]
     world.set_away("m2")
-    done = plait(folder, "hosts", "plan.json", "--json")
-    assert done.code == 1
-    assert [(one["name"], one["at_work"], one["problem"]) for one in done.value] == [
+    done = plait(folder, "doctor", "--hosts", "plan.json", "--json")
+    assert done.code == 3
+    assert [(one["name"], one["at_work"], one["problem"]) for one in done.value["hosts"]] == [
         ("m1", 0, None),
         ("m2", None, "away: ssh: connect to host m2 port 22: No route to host"),
     ]
@@ -131,27 +131,24 @@ def test_a_host_whose_folder_cannot_be_written_is_named(world: HostFolder) -> No
     folder = write_plan(world)
     (world.folder / "m2").touch()  # a file in place of the folder of the host's state
     why = f"{world.folder}/m2/plait cannot be used: Not a directory"
-    done = plait(folder, "hosts", "plan.json", "--json")
-    assert (done.code, [one["problem"] for one in done.value]) == (1, [None, why])
-    done = plait(folder, "doctor", "--hosts", "plan.json", "--json", HOME=str(folder))
-    checks = {one["check"]: (one["verdict"], one["found"]) for one in done.value["checks"]}
-    assert checks["m2: host"] == ("bad", why)
+    done = plait(folder, "doctor", "--hosts", "plan.json", "--json")
+    assert (done.code, [one["problem"] for one in done.value["hosts"]]) == (3, [None, why])
 
 
 def test_hosts_are_listed_although_the_store_cannot_be_read(world: HostFolder) -> None:
     folder = write_plan(world)
     world.set_away("m2")
     (folder / "other").write_text("no store")
-    done = plait(folder, "hosts", "plan.json", "--store", "other")
-    assert (done.code, "No route to host" in done.out) == (1, True)
+    done = plait(folder, "doctor", "--hosts", "plan.json", "--store", "other")
+    assert (done.code, "No route to host" in done.out) == (3, True)
     assert "the store does not say since when hosts are away: " in done.err
 
 
 def test_a_store_in_which_nothing_has_run_yet_is_not_missed(world: HostFolder) -> None:
     folder = write_plan(world)
     world.set_away("m2")
-    done = plait(folder, "hosts", "plan.json", PLAIT_STORE="runs/new.db")
-    assert (done.code, done.err) == (1, "")
+    done = plait(folder, "doctor", "--hosts", "plan.json", PLAIT_STORE="runs/new.db")
+    assert (done.code, done.err) == (3, "")
     assert not (folder / "runs").exists()
 
 
@@ -159,18 +156,16 @@ def test_the_doctor_visits_the_hosts(world: HostFolder) -> None:
     folder = write_plan(world)
     world.set_away("m2")
     done = plait(folder, "doctor", "--hosts", "plan.json", "--json", HOME=str(folder))
-    checks = {one["check"]: (one["verdict"], one["found"]) for one in done.value["checks"]}
+    checks = {one["check"] for one in done.value["checks"]}
     assert done.code == 3
-    assert checks["m1: host"] == ("ok", "plait 0.1.0, 2 slots, 0 at work")
     assert "m1: codex" in checks
-    assert checks["m2: host"] == ("bad", "away: ssh: connect to host m2 port 22: No route to host")
-    assert not any(check.startswith("m2: codex") for check in checks)
+    assert not any(check.startswith("m2: ") for check in checks)
 
 
 @pytest.mark.parametrize("file", ["missing.json", "empty.json", "plan.json"])
 def test_a_file_without_hosts_is_refused(tmp_path: Path, file: str) -> None:
     (tmp_path / "empty.json").write_text("{}")
     (tmp_path / "plan.json").write_text('{"name": "x", "tasks": [{"id": "a", "prompt": "p"}]}')
-    done = plait(tmp_path, "hosts", file)
+    done = plait(tmp_path, "doctor", "--hosts", file)
     assert (done.code, done.out) == (2, "")
     assert ("cannot be read" if file == "missing.json" else "names no hosts") in done.err

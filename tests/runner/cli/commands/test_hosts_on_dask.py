@@ -8,6 +8,7 @@ from collections.abc import Generator
 from contextlib import closing
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -26,6 +27,7 @@ plait = partial(command.plait, loaded=("distributed",))
 FUNCTIONS = """
 import os
 from pathlib import Path
+from typing import Any
 
 import anyio
 
@@ -60,6 +62,11 @@ def write_plan(folder: Path, address: str, **backend: object) -> None:
     (folder / "plan.json").write_text(json.dumps(plan))
 
 
+def listed(folder: Path) -> list[dict[str, Any]]:
+    hosts: list[dict[str, Any]] = plait_here(folder, "doctor", "--hosts", "plan.json", "--json").value["hosts"]
+    return hosts
+
+
 def test_a_plan_runs_on_the_cluster_that_it_names(cluster: DaskCluster, tmp_path: Path) -> None:
     write_plan(tmp_path, cluster.address, needs={"agents": 3})
     done = plait(tmp_path, "run", "plan.json", "-v")
@@ -75,21 +82,19 @@ def test_a_plan_runs_on_the_cluster_that_it_names(cluster: DaskCluster, tmp_path
 
 def test_workers_and_their_state_are_listed_and_visited(cluster: DaskCluster, tmp_path: Path) -> None:
     write_plan(tmp_path, cluster.address)
-    done = plait(tmp_path, "hosts", "plan.json")
+    done = plait(tmp_path, "doctor", "--hosts", "plan.json")
     assert done.code == 0, done.err
-    rows = [line.split() for line in done.out.splitlines()]
+    rows = [line.split() for line in done.out.partition("\n\n")[0].splitlines()]
     assert sorted(rows[1:]) == [
         ["fleet", "m1", "2", "0", "0.1.0", "ready"],
         ["fleet", "m2", "3", "0", "0.1.0", "ready"],
     ]
     write_plan(tmp_path, cluster.address, needs={"agents": 1.5})
-    rows = plait(tmp_path, "hosts", "plan.json", "--json").value
+    rows = plait(tmp_path, "doctor", "--hosts", "plan.json", "--json").value["hosts"]
     assert {one["name"]: one["slots"] for one in rows} == {"m1": 1, "m2": 2}
     write_plan(tmp_path, cluster.address)
     done = plait(tmp_path, "doctor", "--hosts", "plan.json", "--json", HOME=str(tmp_path))
-    checks = {one["check"]: (one["verdict"], one["found"]) for one in done.value["checks"]}
-    assert checks["m1: host"] == ("ok", "plait 0.1.0, 2 slots, 0 at work")
-    assert "m2: codex" in checks
+    assert "m2: codex" in {one["check"] for one in done.value["checks"]}
 
 
 def test_a_worker_that_is_gone_is_listed_while_a_run_waits_for_it(tmp_path: Path) -> None:
@@ -101,8 +106,8 @@ def test_a_worker_that_is_gone_is_listed_while_a_run_waits_for_it(tmp_path: Path
             wait_for(lambda: begun.exists() and begun.read_text() != "")
             place = begun.read_text()
             cluster.kill(place)
-            wait_for(lambda: "away since" in plait_here(tmp_path, "hosts", "plan.json").out)
-            rows = {one["name"]: one for one in plait_here(tmp_path, "hosts", "plan.json", "--json").value}
+            wait_for(lambda: "away since" in plait_here(tmp_path, "doctor", "--hosts", "plan.json").out)
+            rows = {one["name"]: one for one in listed(tmp_path)}
             assert set(rows) == {"m1", "m2"}
             assert rows[place]["problem"].startswith("away: ")
             assert rows[place]["away_since"].endswith("Z")
@@ -110,44 +115,29 @@ def test_a_worker_that_is_gone_is_listed_while_a_run_waits_for_it(tmp_path: Path
             (tmp_path / "go").touch()
             cluster.start_worker(place)
             assert run.wait() == 0
-        rows = plait_here(tmp_path, "hosts", "plan.json", "--json").value
+        rows = listed(tmp_path)
         assert [one["problem"] for one in rows] == [None, None]
         cluster.kill(place)
-        wait_for(lambda: len(plait_here(tmp_path, "hosts", "plan.json", "--json").value) == 1)  # no run waits
+        wait_for(lambda: len(listed(tmp_path)) == 1)  # no run waits
 
 
 def test_a_scheduler_that_is_away_is_named(tmp_path: Path) -> None:
     away = DaskCluster(tmp_path / "away", {}).address
     write_plan(tmp_path, away)
-    done = plait(tmp_path, "hosts", "plan.json")
-    assert done.code == 1
+    done = plait(tmp_path, "doctor", "--hosts", "plan.json")
+    assert done.code == 3
     assert f"away: the scheduler {away} cannot be used" in done.out
     assert "distributed" not in done.err
-    done = plait(tmp_path, "doctor", "--hosts", "plan.json", "--json", HOME=str(tmp_path))
-    assert done.code == 3
-    assert {one["check"]: one["verdict"] for one in done.value["checks"]}[f"{away}: host"] == "bad"
 
 
 def test_a_cluster_without_resources_is_named(tmp_path: Path) -> None:
     with DaskCluster(tmp_path / "cluster", {}) as cluster:
         write_plan(tmp_path, cluster.address)
-        done = plait(tmp_path, "hosts", "plan.json")
-        findings = plait(tmp_path, "doctor", "--hosts", "plan.json", "--json", HOME=str(tmp_path))
-    assert findings.code == 3
-    (found,) = [one for one in findings.value["checks"] if one["check"] == f"{cluster.address}: host"]
-    assert (found["verdict"], found["found"]) == ("bad", "no worker that offers resources")
-    assert found["advice"] == "start workers, with --resources"
-    assert done.code == 1
-    assert done.out.splitlines()[1].split() == [
-        "fleet",
-        cluster.address,
-        "0",
-        "no",
-        "worker",
-        "that",
-        "offers",
-        "resources",
-    ]
+        done = plait(tmp_path, "doctor", "--hosts", "plan.json")
+    assert done.code == 3
+    assert " ".join(done.out.splitlines()[1].split()) == (
+        f"fleet {cluster.address} 0 no worker that offers resources; start workers, with --resources"
+    )
 
 
 def test_a_cluster_with_tls_takes_the_certificates_of_dask(tmp_path: Path) -> None:
@@ -157,8 +147,8 @@ def test_a_cluster_with_tls_takes_the_certificates_of_dask(tmp_path: Path) -> No
         write_plan(tmp_path, cluster.address)
         done = plait(tmp_path, "run", "plan.json", loaded=(), **settings)  # Dask takes the settings when imported
         assert (done.code, done.out.strip()) == (0, "hello on m1; again on m1"), done.err
-        refused = plait(tmp_path, "hosts", "plan.json")
-    assert refused.code == 1
+        refused = plait(tmp_path, "doctor", "--hosts", "plan.json")
+    assert refused.code == 3
     assert f"the scheduler {cluster.address} cannot be used: TLS" in refused.out
     assert "Traceback" not in refused.err
 
@@ -166,8 +156,8 @@ def test_a_cluster_with_tls_takes_the_certificates_of_dask(tmp_path: Path) -> No
 def test_a_cluster_that_others_reach_without_tls_is_refused(tmp_path: Path) -> None:
     with DaskCluster(tmp_path / "cluster", {}, host="0.0.0.0") as cluster:
         write_plan(tmp_path, cluster.address)
-        done = plait(tmp_path, "hosts", "plan.json")
-    assert done.code == 1
+        done = plait(tmp_path, "doctor", "--hosts", "plan.json")
+    assert done.code == 3
     assert "listens on tcp://0.0.0.0" in done.out
     assert "without TLS: whoever reaches it executes code" in done.out
 
@@ -176,11 +166,11 @@ def test_a_worker_that_others_reach_without_tls_is_refused(tmp_path: Path) -> No
     with DaskCluster(tmp_path / "cluster", {"m1": 2}, worker_host="0.0.0.0") as cluster:
         anyio.run(cluster.ready)
         write_plan(tmp_path, cluster.address)
-        listed = plait(tmp_path, "hosts", "plan.json")
+        shown = plait(tmp_path, "doctor", "--hosts", "plan.json")
         (tmp_path / "plan.json").write_text((tmp_path / "plan.json").read_text().replace(str(LIMIT), "1"))
         ran = plait(tmp_path, "run", "plan.json")
-    assert (listed.code, ran.code) == (1, 1), ran.err
-    for said in (listed.out, ran.err):
+    assert (shown.code, ran.code) == (3, 1), ran.err
+    for said in (shown.out, ran.err):
         assert "listens on tcp://0.0.0.0" in " ".join(said.split())
 
 

@@ -62,7 +62,7 @@ def test_the_exit_code_of_a_followed_run_is_the_runs(home: Home, tasks: str, cod
     assert plait_here(folder, "run", "plan.yaml", "-q").code == code
     followed = plait_here(folder, "log", "last", "-f")
     assert followed.code == code, followed.out
-    assert ("plait questions" in followed.err) == (code == 4)
+    assert ("plait answer" in followed.err) == (code == 4)
     assert plait_here(folder, "log", "last").code == 0
 
 

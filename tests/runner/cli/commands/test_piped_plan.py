@@ -41,7 +41,7 @@ def test_a_plan_on_standard_input_runs_with_paths_from_the_working_folder(
 
 def test_a_resume_of_a_piped_plan_takes_its_functions_from_the_file_that_is_named(tmp_path: Path) -> None:
     plan = make(tmp_path, "  - {id: a, prompt: one}\n")
-    submitted = piped(tmp_path, plan.read_text(), "submit")
+    submitted = piped(tmp_path, plan.read_text(), "run", "--queue")
     run_id = submitted.out.strip()
     refused = plait(tmp_path, "resume", run_id)
     assert (refused.code, calls(tmp_path)) == (2, [])

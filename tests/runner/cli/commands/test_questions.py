@@ -1,4 +1,4 @@
-"""`plait questions` and `plait answer`, and what `run`, `resume` and `show` say of tasks that ask."""
+"""`plait answer`, with and without a task, and what `run`, `resume` and `show` say of tasks that ask."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def waiting(tmp_path: Path) -> Path:
     make(tmp_path)
     done = plait_here(tmp_path, "run", "plan.yaml", "-q")
     assert done.code == 4
-    assert re.fullmatch(r"plait: run (\S+) is waiting_input; next: plait questions \1\n", done.err)
+    assert re.fullmatch(r"plait: run (\S+) is waiting_input; next: plait answer \1\n", done.err)
     return tmp_path
 
 
@@ -90,7 +90,7 @@ def test_a_run_that_waits_says_what_for_and_how_to_answer(tmp_path: Path) -> Non
 
 
 def test_questions_are_listed_with_all_there_is_to_know(waiting: Path) -> None:
-    listed = plait_here(waiting, "questions")
+    listed = plait_here(waiting, "answer")
     assert listed.code == 0
     assert "  where: Where to?\n    And why?\n" in listed.out
     assert re.search(
@@ -98,7 +98,7 @@ def test_questions_are_listed_with_all_there_is_to_know(waiting: Path) -> None:
     )
     run_id = plait_here(waiting, "runs", "--json").value[0]["run_id"]
     assert f"    answer    plait answer {run_id} many JSON\n" in listed.out
-    value = plait_here(waiting, "questions", "last", "--json").value
+    value = plait_here(waiting, "answer", "last", "--json").value
     assert [(one["task_id"], one["kind"], one["schema"], one["default"]) for one in value] == [
         ("where", "question", None, None),
         ("many", "question", {"type": "integer"}, 2),
@@ -107,11 +107,11 @@ def test_questions_are_listed_with_all_there_is_to_know(waiting: Path) -> None:
     assert "-- question --\nHow many?\nwants     integer\n" in plait_here(waiting, "show", "last", "many").out
     assert "asks: Where to? And why?" in plait_here(waiting, "show", "last").out
     plait_here(waiting, "answer", "last", "where", "Rome")
-    assert "where" not in plait_here(waiting, "questions").out
+    assert "where" not in plait_here(waiting, "answer").out
     plait_here(waiting, "cancel", "last")
-    assert plait_here(waiting, "questions").out == "nothing waits for a person\n"
-    assert plait_here(waiting, "questions", "last", "--json").value == []
-    refused(plait_here(waiting, "questions", "nowhere"), "no run 'nowhere'")
+    assert plait_here(waiting, "answer").out == "nothing waits for a person\n"
+    assert plait_here(waiting, "answer", "last", "--json").value == []
+    refused(plait_here(waiting, "answer", "nowhere"), "no run 'nowhere'")
 
 
 def test_every_wrong_answer_is_one_line(waiting: Path) -> None:
@@ -184,7 +184,7 @@ def test_what_is_asked_never_acts_on_a_terminal(tmp_path: Path) -> None:
     seen = b""
     for words in (
         ("run", "plan.yaml"),
-        ("questions",),
+        ("answer",),
         ("show", "last"),
         ("show", "last", "a"),
         ("show", "last", "--events"),

@@ -69,7 +69,7 @@ def test_a_line_before_the_run_says_how_many_tasks_run(folder: Path) -> None:
 
 
 def test_a_run_that_no_process_began_is_not_the_last(folder: Path) -> None:
-    assert plait_here(folder, "submit", "plan.yaml").code == 0
+    assert plait_here(folder, "run", "plan.yaml", "--queue").code == 0
     done = plait_here(folder, "run", "plan.yaml", "--like", "last", "-q")
     assert (done.code, done.err, calls(folder)) == (0, "", [])
 
@@ -121,7 +121,7 @@ def test_an_unknown_fresh_task_is_one_line(folder: Path) -> None:
 
 
 def test_a_submitted_run_can_be_taken_from(folder: Path) -> None:
-    submitted = plait_here(folder, "submit", "plan.yaml")
+    submitted = plait_here(folder, "run", "plan.yaml", "--queue")
     assert plait_here(folder, "resume", submitted.out.strip(), "-q").code == 0
     assert len(calls(folder)) == 3
     assert plait_here(folder, "run", "plan.yaml", "--like", submitted.out.strip(), "-q").code == 0

@@ -95,7 +95,7 @@ def test_a_damaged_run_is_neither_deleted_nor_resumed_unasked(folder: Path) -> N
 def test_questions_of_a_damaged_run_are_not_missed_in_silence(folder: Path) -> None:
     broken, *_ = ids(folder)
     damage(folder, broken)
-    done = plait_here(folder, "questions")
+    done = plait_here(folder, "answer")
     assert (done.code, done.out) == (0, "nothing waits for a person\n")
     assert f"run '{broken}' is damaged" in done.err
 

@@ -1,4 +1,4 @@
-"""`plait check`, `runs`, `show`, `graph`, `schema`, `version` and `--help`."""
+"""`plait check`, `runs`, `show`, `graph`, `--version` and `--help`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 
 import anyio
@@ -15,7 +16,7 @@ import pytest
 from plait import ParallelRunner, Task
 from plait.backends.spec.build import KINDS
 from plait.persistence.records import TaskRecord
-from plait.runner.cli.app import COMMANDS, cli
+from plait.runner.cli.command_line import COMMANDS, FORMER_WORDS, cli
 from plait.runner.cli.commands.graph import _node_style
 from plait.usage import Usage
 from tests.support.plans.logged import calls, make
@@ -46,9 +47,9 @@ def test_nothing_is_imported_that_is_not_needed(tmp_path: Path) -> None:
     make(tmp_path, "  - {id: a, prompt: one}\n")
     script = (
         "import sys\n"
-        "from plait.runner.cli.app import cli\n"
+        "from plait.runner.cli.command_line import cli\n"
         "from plait.runner.cli.exits import run_cli\n"
-        "for words in (['--help'], ['version']):\n"
+        "for words in (['--help'], ['--version']):\n"
         "    assert run_cli(cli, words) == 0\n"
         "heavy = 'pydantic aiohttp networkx rich jinja2 anyio asyncio sqlite3 structlog yaml'.split()\n"
         "loaded = [name for name in heavy if name in sys.modules]\n"
@@ -75,21 +76,28 @@ def test_every_line_of_the_help_stands_for_the_command_of_that_name() -> None:
     commands = {name: cli.get_command(context, name) for name in cli.list_commands(context)}
     assert {name: command and command.name for name, command in commands.items()} == {name: name for name in COMMANDS}
     said = cli.get_help(context)
-    assert all(f"  {name:<11}  {line}" in said for name, (_, line) in COMMANDS.items())
+    assert all(f"  {name:<8}  {line}" in said for name, (_, line) in COMMANDS.items())
+    assert len(COMMANDS) <= 20
+
+
+@pytest.mark.parametrize(("word", "now"), FORMER_WORDS.items())
+def test_a_former_word_names_the_new_one(tmp_path: Path, word: str, now: str) -> None:
+    done = plait_here(tmp_path, word, "plan.yaml", "--json")
+    assert (done.code, done.err) == (2, f"plait: `plait {word}` is now `{now}`\n")
 
 
 def test_help_names_every_backend(tmp_path: Path) -> None:
-    for words in ("run", "orchestrate", "serve"):
+    for words in ("run", "serve"):
         said = " ".join(plait_here(tmp_path, words, "--help").out.split()).replace("- ", "-")
         assert re.search(rf"--backend KIND Use this backend [^:]*: {', '.join(KINDS[:-1])} or {KINDS[-1]}\.", said)
 
 
 def test_version(folder: Path) -> None:
-    assert plait_here(folder, "version").out == f"plait {plait_here(folder, 'version', '--json').value['version']}\n"
+    assert plait_here(folder, "--version").out == f"plait {version('plait')}\n"
 
 
 def test_schema_is_json_schema(folder: Path) -> None:
-    assert "tasks" in plait_here(folder, "schema").value["properties"]
+    assert "tasks" in plait_here(folder, "check", "--schema").value["properties"]
 
 
 def test_check_says_what_would_run_and_runs_nothing(tmp_path: Path) -> None:

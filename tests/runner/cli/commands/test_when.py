@@ -59,7 +59,7 @@ def test_the_reason_of_a_skip_is_shown(tmp_path: Path) -> None:
 def test_the_settings_of_a_task_are_shown(tmp_path: Path) -> None:
     tasks = "[{id: a, prompt: x, model: big, temperature: 0.0, system: Be brief.}]"
     (tmp_path / "plan.yaml").write_text(f"backends: {{o: {{kind: openai}}}}\ntasks: {tasks}")
-    run_id = plait(tmp_path, "submit", "plan.yaml").out.strip()
+    run_id = plait(tmp_path, "run", "plan.yaml", "--queue").out.strip()
     shown = plait(tmp_path, "show", run_id, "a").out
     assert "settings  model big, temperature 0.0\nsystem    Be brief.\n" in shown
 

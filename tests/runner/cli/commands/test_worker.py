@@ -1,4 +1,4 @@
-"""`plait worker` and `plait submit`: queued runs, runs whose worker died or was stopped, runs that cannot run here."""
+"""`plait worker` and `run --queue`: queued runs, runs whose worker died or was stopped, runs that cannot run here."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def numbers_held_by(folder: Path, pid: int) -> set[str]:
 
 
 def submit(folder: Path, key: str, *words: str) -> str:
-    done = plait_here(folder, "submit", "plan.yaml", "--set", f"n={key}", "--key", key, *words)
+    done = plait_here(folder, "run", "plan.yaml", "--queue", "--set", f"n={key}", "--key", key, *words)
     assert done.code == 0, done.err
     return done.out.strip()
 
@@ -154,7 +154,7 @@ def _pends(pid: int, number: int) -> bool:
 
 def test_a_run_that_cannot_run_here_is_left_alone_with_one_line(folder: Path) -> None:
     (folder / "other.yaml").write_text("backends: {m: {kind: openai, model: x}}\ntasks: [{id: a, prompt: hello}]\n")
-    done = plait_here(folder, "submit", "other.yaml")
+    done = plait_here(folder, "run", "other.yaml", "--queue")
     assert done.code == 0, "no key is needed to submit"
     lost = submit(folder, "lost")
     gone = folder / "gone.yaml"
@@ -163,7 +163,7 @@ def test_a_run_that_cannot_run_here_is_left_alone_with_one_line(folder: Path) ->
     with worker(folder, 1) as member:
         other = folder / "second.yaml"
         other.write_text(PLAN)
-        fine = plait_here(folder, "submit", "second.yaml").out.strip()
+        fine = plait_here(folder, "run", "second.yaml", "--queue").out.strip()
         (folder / "go").touch()
         until(lambda: runs(folder)[fine].status == "completed")
         member.send_signal(signal.SIGTERM)
@@ -178,7 +178,7 @@ def test_a_run_that_cannot_run_here_is_left_alone_with_one_line(folder: Path) ->
 
 
 def refused(folder: Path, earlier: str, difference: str, *words: str) -> None:
-    done = plait_here(folder, "submit", "plan.yaml", *words, "--key", "k")
+    done = plait_here(folder, "run", "plan.yaml", "--queue", *words, "--key", "k")
     assert (done.code, done.out) == (2, "")
     assert done.err.count("\n") == 1
     assert "key 'k' was used" in done.err and earlier in done.err and difference in done.err, done.err
@@ -201,7 +201,7 @@ def test_a_key_submits_one_run(folder: Path) -> None:
     own.write_text(PLAN)
     assert submit(folder, "k", "-j", "8") == first
     assert list(runs(folder)) == [first]
-    assert plait_here(folder, "submit", "plan.yaml").out.strip() != first
+    assert plait_here(folder, "run", "plan.yaml", "--queue").out.strip() != first
     assert {run.status for run in runs(folder).values()} == {"queued"}
 
 
@@ -214,7 +214,7 @@ def test_resume_runs_what_was_submitted(folder: Path) -> None:
 
 def test_a_plan_with_a_mistake_is_not_submitted(folder: Path) -> None:
     (folder / "plan.yaml").write_text("tasks: [{id: a, prompt: '{{ missing }}'}]\n")
-    done = plait_here(folder, "submit", "plan.yaml")
+    done = plait_here(folder, "run", "plan.yaml", "--queue")
     assert done.code == 2 and "missing" in done.err
     assert not (folder / STORE).exists()
 

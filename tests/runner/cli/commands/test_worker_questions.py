@@ -34,7 +34,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 def submit(folder: Path, store: str, second: str = "person") -> str:
     (folder / "plan.yaml").write_text(PLAN % second)
     (folder / "work.py").write_text(WORK)
-    done = plait_here(folder, "submit", "plan.yaml", "--store", store)
+    done = plait_here(folder, "run", "plan.yaml", "--queue", "--store", store)
     assert done.code == 0, done.err
     return done.out.strip()
 
@@ -59,7 +59,7 @@ def test_a_worker_continues_a_run_that_was_answered(tmp_path: Path, store: str) 
         reaches(tmp_path, store, run_id, "waiting_input")
         reaches(tmp_path, store, other, "waiting_input")
         answer(tmp_path, store, run_id, "first", "this")
-        until(lambda: "first" not in plait_here(tmp_path, "questions", run_id, "--store", store).out)
+        until(lambda: "first" not in plait_here(tmp_path, "answer", run_id, "--store", store).out)
         answer(tmp_path, store, run_id, "second", "--done", "that")
         reaches(tmp_path, store, run_id, "completed")
     assert plait_here(tmp_path, "show", run_id, "uses", "--store", store).out.count("got this and that") == 1

@@ -108,7 +108,7 @@ def test_hosts_fit_too(folder: Path) -> None:
         "fleet": {"kind": "ssh", "ssh": ["/bin/false"], "hosts": ["build-machine-of-the-second-floor.example.org"]}
     }
     (folder / "hosts.json").write_text(json.dumps(hosts))
-    lines = on_terminal(folder, "hosts", "hosts.json", code=1)
+    lines = on_terminal(folder, "doctor", "--hosts", "hosts.json", code=3)
     assert max(map(cells, lines)) <= 80
     assert lines[1:] == [
         "  state",

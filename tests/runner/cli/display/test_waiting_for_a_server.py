@@ -48,7 +48,7 @@ def test_ctrl_c_ends_the_wait_and_the_loss_is_said(tmp_path: Path) -> None:
 
 def test_a_worker_that_is_stopped_stores_the_run_first(tmp_path: Path) -> None:
     write_plan(tmp_path)
-    assert plait_here(tmp_path, "submit", "plan.yaml").code == 0
+    assert plait_here(tmp_path, "run", "plan.yaml", "--queue").code == 0
     with waiting(tmp_path, "worker") as (process, line, lines):
         assert "a second signal ends the wait" in line
         process.send_signal(signal.SIGTERM)

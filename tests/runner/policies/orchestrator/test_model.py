@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,10 @@ pytestmark = [
 
 
 def test_the_shipped_goal_is_reached(tmp_path: Path) -> None:
-    done = plait(tmp_path, "orchestrate", GOAL, "--backend", "local", "--max-iterations", "4", "--json")
+    goal = {"goal": GOAL, "max_iterations": 4}
+    plan = {"backends": {"small": {"kind": "local", "max_tokens": 512}}, "orchestrate": goal}
+    (tmp_path / "goal.json").write_text(json.dumps(plan))
+    done = plait(tmp_path, "run", "goal.json", "--json")
     assert done.code == 0, done.err
     tasks = {task["task_id"]: task for task in done.value["tasks"]}
     state = done.value["policy_state"]

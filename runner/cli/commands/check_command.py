@@ -1,4 +1,4 @@
-"""`plait check`: check a plan file and say what it would run."""
+"""`plait check`: check a plan file and print what a run would do; the JSON Schema of plan files."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from plait.runner.cli.exits import COMPLETED, USAGE, print_line
 from plait.runner.cli.options import json_option, read_plan, set_option
 from plait.runner.drawing.layout import layers
 from plait.runner.engine.backend_checks import policy_backends
+from plait.runner.plan import plan_schema
 from plait.runner.policies.orchestrator.policy import OrchestratorPolicy
 from plait.runner.policies.workflow import Workflow
 
@@ -24,13 +25,24 @@ _LONGEST_PATH = 12  # tasks of the critical path that are printed
 
 
 @click.command("check")
-@click.argument("plan", type=click.Path(path_type=Path))
+@click.argument("plan", type=click.Path(path_type=Path), required=False)
 @set_option
+@click.option(
+    "--schema",
+    "prints_schema",
+    is_flag=True,
+    help="Print the JSON Schema of plan files, for editors that complete and check them; check nothing.",
+)
 @json_option
-def check_command(plan: Path, inputs: dict[str, str], as_json: bool) -> int:
+def check_command(plan: Path | None, inputs: dict[str, str], prints_schema: bool, as_json: bool) -> int:
     """Check the plan in the file PLAN, or on standard input if PLAN is `-`, and print what a run would do. Every
     mistake is listed with its place in the file.
     """
+    if prints_schema:
+        print_json(plan_schema())
+        return COMPLETED
+    if plan is None:
+        raise click.UsageError("name a plan file, or - for standard input")
     return check(plan, inputs, as_json)
 
 

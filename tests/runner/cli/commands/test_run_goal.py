@@ -1,4 +1,4 @@
-"""`plait orchestrate`, in a process of its own, against a server that plays all three parts."""
+"""`plait run --goal` and `orchestrate:`, in a process of its own, against a server that plays all three parts."""
 
 from __future__ import annotations
 
@@ -50,14 +50,21 @@ async def plait(folder: Path, server: Script, *words: str) -> Done:
     return Done(done.returncode, done.stdout, done.stderr)
 
 
-def orchestrate(*more: str) -> tuple[str, ...]:
-    return ("orchestrate", GOAL, "--backend", "openai", "--model", "m", "--reflect-every", "2", "-j", "1", *more)
+def goal_plan(folder: Path, **settings: object) -> tuple[str, ...]:
+    """Write a plan with the goal, and return the words that run the plan."""
+    plan = {
+        "backends": {"m": {"kind": "openai", "model": "m"}, "wise": {"kind": "openai", "model": "wise"}},
+        "defaults": {"backend": "m"},
+        "orchestrate": {"goal": GOAL, "reflect_every": 2, **settings},
+    }
+    (folder / "goal.json").write_text(json.dumps(plan))
+    return ("run", "goal.json", "-j", "1")
 
 
 async def test_the_answer_goes_to_standard_output_and_the_way_there_to_standard_error(tmp_path: Path) -> None:
     cast = Cast()
     async with serve(cast) as server:
-        done = await plait(tmp_path, server, *orchestrate())
+        done = await plait(tmp_path, server, *goal_plan(tmp_path))
         assert (done.code, done.out) == (0, f"{ANSWER}\n"), done.err
         assert cast.calls == CALLS
         assert "3 tasks added: do.a, do.c, do.b\n" in done.err
@@ -74,16 +81,26 @@ async def test_the_answer_goes_to_standard_output_and_the_way_there_to_standard_
 async def test_each_part_may_have_a_backend_of_its_own(tmp_path: Path) -> None:
     cast = Cast()
     async with serve(cast) as server:
-        done = await plait(
-            tmp_path, server, *orchestrate("--planner", "openai:big", "--reflector", "openai:wise", "-q")
-        )
+        done = await plait(tmp_path, server, *goal_plan(tmp_path, planner="wise"), "-q")
     assert (done.out, done.err) == (f"{ANSWER}\n", "")
-    assert cast.models == {"plan": {"big"}, "answer": {"big"}, "find": {"m"}, "reflect": {"wise"}}
+    assert cast.models == {"plan": {"wise"}, "answer": {"wise"}, "find": {"m"}, "reflect": {"m"}}
+
+
+async def test_a_goal_alone_runs_on_the_backend_of_the_command_line(tmp_path: Path) -> None:
+    cast = Cast()
+    words = ("run", "--goal", GOAL, "--backend", "openai", "--model", "m")
+    async with serve(cast) as server:
+        queued = await plait(tmp_path, server, *words, "--queue", "--json")
+        assert (queued.code, cast.calls) == (0, [])
+        done = await plait(tmp_path, server, "resume", queued.value["run_id"], "-q")
+        again = await plait(tmp_path, server, *words, "-q")
+    assert (done.code, done.out) == (again.code, again.out) == (0, f"{ANSWER}\n"), done.err
+    assert set.union(*cast.models.values()) == {"m"}
 
 
 async def test_it_says_at_which_limit_it_stopped(tmp_path: Path) -> None:
     async with serve(Cast()) as server:
-        done = await plait(tmp_path, server, *orchestrate("--max-iterations", "2"))
+        done = await plait(tmp_path, server, *goal_plan(tmp_path, max_iterations=2))
         assert done.code == 0
         assert done.out == "found a; found c\n"
         assert "  stopped   no further task was started: max_iterations is reached\n" in done.err
@@ -92,7 +109,7 @@ async def test_it_says_at_which_limit_it_stopped(tmp_path: Path) -> None:
         value = (await plait(tmp_path, server, "show", "last", "--json")).value
         assert value["loop"] == {"phase": "done", "iteration": 2, "ended_by": "max_iterations"}
         assert value["reason"] == "goal not reached (max_iterations), 2 tasks executed"
-        done = await plait(tmp_path, server, *orchestrate("--max-tasks", "3", "--json", "--no-store"))
+        done = await plait(tmp_path, server, *goal_plan(tmp_path, max_tasks=3), "--json", "--no-store")
     assert done.value["policy_state"]["stopped"] == "max_tasks"
     assert done.value["policy_state"]["phase"] == "done"
 
@@ -103,7 +120,7 @@ async def test_killed_it_is_resumed_where_it_was(tmp_path: Path, call: str) -> N
     cast.hangs.add(call)
     async with serve(cast) as server:
         variables = environment(OPENAI_BASE_URL=f"{server.url}/v1", OPENAI_API_KEY="test")
-        with Warm([*PLAIT, *orchestrate()], cwd=tmp_path, env=variables) as process:
+        with Warm([*PLAIT, *goal_plan(tmp_path)], cwd=tmp_path, env=variables) as process:
             with anyio.fail_after(30):
                 await cast.hanging.wait()
             process.kill()
@@ -121,7 +138,7 @@ async def test_a_planner_that_only_plans_circles_fails_the_run(tmp_path: Path) -
             return {"tasks": [{"id": "a", "prompt": "p", "depends_on": ["a"]}]}
 
     async with serve(Cast(Circling)) as server:
-        done = await plait(tmp_path, server, *orchestrate())
+        done = await plait(tmp_path, server, *goal_plan(tmp_path))
     assert (done.code, done.out) == (1, "")
     assert "second plan cannot be used either: these tasks wait for each other: a -> a" in done.err
 
@@ -130,16 +147,19 @@ async def test_a_planner_that_only_plans_circles_fails_the_run(tmp_path: Path) -
     ("words", "message"),
     [
         (("",), "the goal is empty"),
-        (("goal", "--max-iterations", "0"), "max-iterations"),
+        (("goal", "plan.yaml"), "give either a plan file (- for standard input) or --goal TEXT"),
+        (("goal", "--set", "a=b"), "--goal has none"),
         (("goal",), "no backend is configured"),
-        (("goal", "--planner", "oracle", "--backend", "local"), "'oracle' is not an available backend"),
-        (("goal", "--planner", "antropic:m"), "plait: there is no backend 'antropic'; did you mean 'anthropic'?\n"),
+        (("goal", "--backend", "oracle"), "'oracle' is not an available backend"),
+        (("goal", "--backend", "antropic"), "plait: there is no backend 'antropic'; did you mean 'anthropic'?\n"),
+        (("goal", "--backend", "openai", "--model", "m", "--key", "a"), "--key goes with --queue"),
+        (("goal", "--backend", "openai", "--model", "m", "--queue", "--no-store"), "--queue only stores the run"),
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_is_stored(
     tmp_path: Path, words: tuple[str, ...], message: str
 ) -> None:
-    done = plait_here(tmp_path, "orchestrate", *words)
+    done = plait_here(tmp_path, "run", "--goal", *words)
     assert (done.code, done.out) == (2, "")
     assert message in done.err
     assert not (tmp_path / ".plait").exists()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,11 +12,11 @@ import click
 
 from plait.persistence.records import RunRecord, TaskRecord
 from plait.runner.cli.backends import BackendSet, required_backends
-from plait.runner.cli.commands.dry_run import print_preview
 from plait.runner.cli.display import report
 from plait.runner.cli.display.follow import follow_run
 from plait.runner.cli.display.report import FinishedRun
-from plait.runner.cli.exits import CliError, print_note, redirect_prints
+from plait.runner.cli.display.text import as_line, counted
+from plait.runner.cli.exits import COMPLETED, CliError, print_line, print_note, redirect_prints
 from plait.runner.cli.lookup import (
     existing_store,
     find_newest_resumable,
@@ -40,8 +40,13 @@ from plait.runner.cli.options import (
     verbose_option,
 )
 from plait.runner.cli.plan_changes import print_plan_changes, repaired_prompts
-from plait.runner.cli.stored_backends import FileOptions, StoredBackends, cancelling_runner, inspecting_runner
-from plait.runner.domain.concurrency import DEFAULT_CONCURRENCY
+from plait.runner.cli.stored_backends import (
+    FileOptions,
+    StoredBackends,
+    cancelling_runner,
+    inspecting_runner,
+    stored_concurrency,
+)
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.result import RunResult
 from plait.runner.engine.inbox import is_to_be_cancelled
@@ -49,10 +54,15 @@ from plait.runner.policies import policy_of
 from plait.runner.policies.orchestrator.policy import OrchestratorPolicy
 from plait.runner.policies.orchestrator.prompts import ANSWER_ID
 from plait.runner.recovery.preview import Preview
-from plait.runner.recovery.resume_plan import RUNS, ResumeAction, plan_resume
+from plait.runner.recovery.resume_plan import RUNS, ResumeAction, ResumeStep, plan_resume
 from plait.runner.state.codec import decode_dag
 from plait.runner.state.stored_run import StoredPolicy, has_ended
 from plait.statuses import RunStatus, TaskStatus
+
+_WIDEST = max(len(action.value) for action in ResumeAction)
+_MOST_NAMED = 5
+_MOST_KEPT = 20
+"""Completed tasks are listed up to this number; a longer list would hide the other tasks."""
 
 
 @click.command("resume")
@@ -186,14 +196,6 @@ def _status_after_resume(action: ResumeAction, task: TaskRecord) -> TaskStatus:
     return TaskStatus.WAITING_INPUT if action is ResumeAction.ASK else TaskStatus(task.status)
 
 
-def stored_concurrency(record: RunRecord) -> int | None:
-    """Return how many tasks of the run may be under way at once, as stored with the run. None: as many as the hosts of
-    the backends have slots.
-    """
-    stored = json.loads(record.settings).get("concurrency", DEFAULT_CONCURRENCY)
-    return stored if stored is None or (isinstance(stored, int) and stored > 0) else DEFAULT_CONCURRENCY
-
-
 def _print_ended(result: RunResult, dag: DAG, options: OutputOptions) -> int:
     """Print the result of a run that has ended, and the command that shows the run. Return the exit code."""
     if options.as_json:
@@ -205,3 +207,47 @@ def _print_ended(result: RunResult, dag: DAG, options: OutputOptions) -> int:
         print_note(f"run {result.run_id} is {result.status.value}, nothing is left to do{hint}")
         print_note(f"  {'show':<9} {command_line(options.store, 'show', result.run_id)}")
     return report.exit_code(result)
+
+
+def print_preview(preview: Preview, as_json: bool) -> int:
+    """Print the preview. Return the exit code."""
+    if as_json:
+        report.print_json(preview.as_json())
+        return COMPLETED
+    shown = list(preview.tasks.values())
+    others = [step for step in shown if not _is_kept(step)]
+    if (kept := len(shown) - len(others)) > _MOST_KEPT:
+        print_line(
+            f"{ResumeAction.KEEP.value:<{_WIDEST}}  {kept:,} tasks: {TaskStatus.COMPLETED.value} (--json names them)"
+        )
+        shown = others
+    for step in shown:
+        print_line(f"{step.action.value:<{_WIDEST}}  {as_line(step.task_id)}: {as_line(step.reason, 300)}")
+    print_line(_summarize(preview))
+    return COMPLETED
+
+
+def _is_kept(step: ResumeStep) -> bool:
+    return step.action is ResumeAction.KEEP and step.reason == TaskStatus.COMPLETED.value
+
+
+def _summarize(preview: Preview) -> str:
+    run = f"run {preview.run_id}"
+    if preview.ended:
+        hint = "; --retry-failed runs what failed again" if preview.status is RunStatus.FAILED else ""
+        left = _summarize_damage(preview) or "nothing is left to do"
+        return f"{run} is {preview.status.value}; {left}{hint}"
+    counts = Counter(step.action for step in preview.tasks.values())
+    parts = [f"{counts[action]:,} {action.value}" for action in ResumeAction if counts[action]]
+    again = len(preview.repeats)
+    bill = f"{counted(again, 'task')} possibly billed twice" if again else "nothing billed twice"
+    if again:
+        bill += f", about {preview.repeated_input_tokens:,} input tokens and the output before the interruption"
+    return "; ".join(filter(None, (f"{run}: {', '.join(parts)}", bill, _summarize_damage(preview))))
+
+
+def _summarize_damage(preview: Preview) -> str:
+    """Return the damage to results of tasks that would not run again; empty without damage."""
+    count, named = len(preview.damaged), ", ".join(map(as_line, preview.damaged[:_MOST_NAMED]))
+    more = ", ..." if count > _MOST_NAMED else ""
+    return f"{counted(count, 'damaged result')}, counted as failed: {named}{more}" if count else ""

@@ -1,0 +1,215 @@
+"""`plait answer`: list the questions of tasks, answer one, or settle a task that waits for a person."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import anyio
+import click
+
+from plait.persistence.protocol import Store
+from plait.persistence.records import RunRecord, TaskRecord
+from plait.runner.cli.backends import BackendSet
+from plait.runner.cli.display import report
+from plait.runner.cli.display.text import as_line, visible
+from plait.runner.cli.exits import COMPLETED, print_line, print_note
+from plait.runner.cli.lookup import (
+    MAX_RUNS_SEARCHED,
+    WaitingQuestion,
+    existing_store,
+    find_run,
+    find_task,
+    list_waiting,
+    print_watch_notice,
+    read_only_store,
+)
+from plait.runner.cli.options import (
+    StorePlace,
+    command_line,
+    is_utf8,
+    json_option,
+    store_option,
+)
+from plait.runner.cli.stored_backends import inspecting_runner
+from plait.runner.domain.question import asking_of
+from plait.runner.operations.inspect import asks_as_json, shown_status
+from plait.runner.recovery.resume_plan import ResumeAction
+from plait.runner.state.codec import decode_task
+from plait.runner.state.owner import Liveness, liveness
+from plait.statuses import RUN_DONE, RunStatus, TaskStatus
+
+
+@click.command("answer")
+@click.argument("run", required=False)
+@click.argument("task", required=False)
+@click.argument("value", required=False)
+@click.option(
+    "--done", metavar="TEXT", help="Complete the task with TEXT as its result (JSON if it has an output_schema)."
+)
+@click.option(
+    "--again",
+    is_flag=True,
+    help="Run the task again: the cut attempt had no effect. Only for a task marked at_most_once.",
+)
+@click.option("--fail", metavar="REASON", help="Fail the task for this REASON.")
+@store_option
+@json_option
+def answer_command(
+    run: str | None,
+    task: str | None,
+    value: str | None,
+    done: str | None,
+    again: bool,
+    fail: str | None,
+    store_path: StorePlace,
+    as_json: bool,
+) -> int:
+    """Answer the question of TASK in RUN (an id, the beginning of an id, or `last`) with VALUE: text, or JSON if the
+    question has a schema. The first answer counts, also while another process runs the run.
+
+    Without TASK, print the open questions of RUN, or of all runs, with the commands that answer. A question that has
+    been answered is no longer printed, also before the run has received the answer.
+
+    A task marked at_most_once waits if the process died while the task was running: give --done, --again or --fail.
+    --done and --fail also end a task that asks a question. `plait resume` continues the run.
+    """
+    said: dict[AnswerKind, str | None] = {"value": value, "done": done, "again": "" if again else None, "fail": fail}
+    given = [AnswerChoice(kind, text) for kind, text in said.items() if text is not None]
+    if run is None or task is None:
+        if given:
+            raise click.UsageError("name the run and the task that the answer is for")
+        return anyio.run(list_questions, run, store_path, as_json)
+    if len(given) != 1:
+        raise click.UsageError(
+            "give one of VALUE, --done TEXT, --again and --fail REASON; without TASK, the open questions are printed"
+        )
+    if not is_utf8(given[0].text):
+        raise click.BadParameter("the answer is not text in UTF-8")
+    return anyio.run(answer_task, (run, task), given[0], store_path, as_json)
+
+
+AnswerKind: TypeAlias = Literal["value", "done", "again", "fail"]
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerChoice:
+    """The answer of a person: a `value` for the question, or how the task is settled."""
+
+    kind: AnswerKind
+    text: str
+
+
+async def answer_task(which: tuple[str, str], choice: AnswerChoice, path: StorePlace, as_json: bool) -> int:
+    """Answer or settle the task `which` (run, task). Return the exit code."""
+    async with existing_store(path) as store:
+        record = await find_run(store, which[0])
+        task = await find_task(store, record, which[1])
+        taken = True
+        if choice.kind == "value":
+            taken = await _submit_answer(store, record, task, choice.text)
+        else:
+            print_watch_notice(record)
+            async with inspecting_runner(store, record, await store.list_tasks(record.run_id)) as runner:
+                await runner.answer(record.run_id, task.task_id, choice.kind, choice.text)
+        record = await find_run(store, record.run_id)
+    if as_json:
+        report.print_json({"run_id": record.run_id, "task_id": task.task_id, "answer": choice.kind, "taken": taken})
+        return COMPLETED
+    said = choice.text if choice.kind == "value" else choice.kind
+    print_note(f"task {task.task_id} of run {record.run_id} is answered: {said}{_describe_result(record, taken)}")
+    if record.owner is None and RunStatus(record.status) not in RUN_DONE:
+        print_note(f"  {'resume':<9} {command_line(path, 'resume', record.run_id)}")
+    else:
+        print_note(f"  {'show':<9} {command_line(path, 'show', record.run_id, task.task_id)}")
+    return COMPLETED
+
+
+async def _submit_answer(store: Store, record: RunRecord, task: TaskRecord, text: str) -> bool:
+    # Without a question the runner decides: it reads the task once more.
+    asking = None if task.asked is None else asking_of(task.question or "", task.asked)
+    value = text if asking is None else asking.read(text)
+    runner = BackendSet({}).make_runner({}, store=store)
+    return await runner.answer_question(record.run_id, task.task_id, value, attempt=task.attempt or None)
+
+
+def _describe_result(record: RunRecord, taken: bool) -> str:
+    if record.owner is None:
+        return ""
+    owner = f"process {record.owner.pid} on {record.owner.host}"
+    if taken:
+        return f"\n{owner} continues the task"
+    return f"\n{owner} has not yet received the answer; if the process dies, the next `plait resume` uses it"
+
+
+async def list_questions(word: str | None, path: StorePlace, as_json: bool) -> int:
+    """Print the questions of the run that `word` names, or of every run in the store. Return the exit code."""
+    async with read_only_store(path) as store:
+        runs = [await find_run(store, word)] if word is not None else await _list_waiting_runs(store)
+        found = [(run, [*await list_waiting(store, run.run_id), *await _list_interrupted(store, run)]) for run in runs]
+    if as_json:
+        report.print_json([_as_json(one, path) for _, waiting in found for one in waiting])
+        return COMPLETED
+    for run, waiting in found:
+        if waiting:
+            _print_run(run, waiting, path)
+    if not any(waiting for _, waiting in found):
+        print_line(
+            "nothing waits for a person" + (f" in run {visible(found[0][0].run_id)}" if word is not None else "")
+        )
+    return COMPLETED
+
+
+async def _list_waiting_runs(store: Store) -> list[RunRecord]:
+    runs = await store.list_runs(MAX_RUNS_SEARCHED)
+    for run in runs:
+        if run.damaged:
+            print_note(as_line(run.error or ""))
+    asks = (TaskStatus.WAITING_INPUT, TaskStatus.RUNNING)
+    return [run for run in runs if any(map(run.counts.get, asks)) and RunStatus(run.status) not in RUN_DONE]
+
+
+async def _list_interrupted(store: Store, run: RunRecord) -> list[WaitingQuestion]:
+    """Return the tasks that wait for a person since the process of the run died: tasks marked at_most_once, and tasks
+    during which a process died often. The next resume stores the status.
+    """
+    if shown_status(run) is not RunStatus.INTERRUPTED or (run.owner and liveness(run.owner) is not Liveness.DEAD):
+        return []
+    tasks = await store.list_tasks(run.run_id)
+    running = [one for one in tasks if one.status == TaskStatus.RUNNING]
+    cut = {one.task_id: one for one in running if one.crashes or decode_task(one).at_most_once}
+    whole = await store.get_run(run.run_id) if cut else None
+    if whole is None:
+        return []
+    async with inspecting_runner(store, whole, tasks) as runner:
+        steps = (await runner.preview_resume(run.run_id)).tasks
+    return [
+        WaitingQuestion(run.run_id, name, one.attempt, steps[name].reason, None)
+        for name, one in cut.items()
+        if steps[name].action is ResumeAction.ASK
+    ]
+
+
+def _print_run(run: RunRecord, waiting: Sequence[WaitingQuestion], path: StorePlace) -> None:
+    print_line(f"run {visible(run.run_id)}  {as_line(run.name)}".rstrip())
+    for one in waiting:
+        text = visible(one.text).replace("\n", "\n    ")
+        print_line(f"\n  {as_line(one.task_id)}: {text}")
+        for what, line in one.facts():
+            print_line(f"    {what:<8}  {line}")
+        print_line(f"    {'answer':<8}  {one.answer_command(path)}")
+    print_line("")
+
+
+def _as_json(one: WaitingQuestion, path: StorePlace) -> dict[str, Any]:
+    asked = one.question
+    return {
+        "run_id": one.run_id,
+        "task_id": one.task_id,
+        "attempt": one.attempt,
+        "kind": "at_most_once" if asked is None else "question",
+        "question": one.text,
+        **asks_as_json(asked),
+        "command": one.answer_command(path),
+    }

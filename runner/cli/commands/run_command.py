@@ -1,0 +1,257 @@
+"""`plait run`: run a plan file or reach a goal, now or, with `--queue`, by a worker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anyio
+import click
+
+from plait.backends.protocol import Backend, Conversation, ConversationRequest
+from plait.backends.spec.build import BackendSpec, FunctionSpec, LocalSpec
+from plait.json_form import JsonValue
+from plait.persistence.protocol import Store
+from plait.runner import Plan
+from plait.runner.cli.backends import BackendOptions, BackendSet, backend_set_of_plan, required_backends
+from plait.runner.cli.display.follow import follow_run
+from plait.runner.cli.display.report import print_json
+from plait.runner.cli.display.reuse import print_reuse, summarize_reuse, tell_paid_again, with_effects_marked
+from plait.runner.cli.exits import COMPLETED, CliError, print_line, print_note, redirect_prints
+from plait.runner.cli.like import NOT_LIKE, LikeOptions, keep_or_ask_again, like_options, list_effects, require_again
+from plait.runner.cli.lookup import RunsOfPlan, find_run, open_store
+from plait.runner.cli.options import (
+    OutputOptions,
+    StorePlace,
+    apply_log_options,
+    backend_options,
+    concurrency_option,
+    hosts_option,
+    is_utf8,
+    json_option,
+    log_options,
+    quiet_option,
+    read_plan,
+    set_option,
+    store_option,
+    strict_option,
+    verbose_option,
+)
+from plait.runner.cli.stored_backends import backends_of_file_only, stored_concurrency
+from plait.runner.errors import KeyConflict
+from plait.runner.operations.preview_reuse import ReusePreview
+from plait.runner.parallel import ParallelRunner
+from plait.runner.policies.orchestrator.policy import OrchestratorPolicy
+from plait.runner.policies.orchestrator.prompts import ANSWER_ID, Team
+
+_LOCAL_ANSWER = 512  # tokens
+
+
+@click.command("run")
+@click.argument("plan", type=click.Path(path_type=Path), required=False)
+@click.option(
+    "--goal",
+    metavar="TEXT",
+    help="In place of PLAN: plan tasks, run the tasks, reflect on the results, and repeat until the goal is reached.",
+)
+@set_option
+@concurrency_option("as the plan says")
+@backend_options
+@hosts_option
+@store_option
+@like_options
+@click.option("--queue", is_flag=True, help="Only store the run, and print its id: `plait worker` runs it.")
+@click.option(
+    "--key", metavar="TEXT", help="With --queue: store one run only, however often the same plan is stored with TEXT."
+)
+@click.option("--no-store", is_flag=True, help="Store nothing; the run cannot be resumed.")
+@strict_option
+@json_option
+@quiet_option
+@verbose_option
+@log_options
+def run_command(plan: Path | None, goal: str | None, inputs: dict[str, str], **options: Any) -> int:
+    """Run the plan in the file PLAN, or on standard input if PLAN is `-`. The results of the final tasks are printed on
+    standard output, everything else on standard error.
+
+    With --goal, a model plans the tasks, and the answer that it writes from all results is printed. A plan with
+    `orchestrate:` says more: its limits, and a backend for each part.
+
+    Ctrl-C stops the run, and `plait resume` continues the run later; a second Ctrl-C exits at once.
+    """
+    apply_log_options(options["log_style"], options["log_level"])
+    if options["strict"] and options["no_store"]:
+        raise CliError("--strict ends the run if the store fails, and --no-store uses none; leave one of them out")
+    loaded = _plan_or_goal(plan, goal, inputs)
+    chosen = BackendOptions(options["backend"], options["model"], options["base_url"])
+    backend_set = backend_set_of_plan(loaded, chosen, options["hosts"])
+    if goal is not None:
+        backend_set = _with_long_answers(backend_set)
+    like = LikeOptions.of(options)
+    if options["queue"]:
+        if like.run is not None or options["no_store"] or options["strict"] or options["hosts"] is not None:
+            raise click.UsageError("--queue only stores the run; leave --like, --no-store, --strict and --hosts out")
+        concurrency = options["concurrency"] or loaded.concurrency or backend_set.concurrency()
+        place, key = options["store_path"], options["key"]
+        return anyio.run(queue_and_print, loaded, backend_set, concurrency, key, place, options["as_json"])
+    if options["key"] is not None:
+        raise click.UsageError("--key goes with --queue")
+    with redirect_prints():
+        return anyio.run(run_plan, loaded, backend_set, OutputOptions.of(options), like)
+
+
+def _plan_or_goal(plan: Path | None, goal: str | None, inputs: dict[str, str]) -> Plan:
+    """Return the plan in the file, or the plan whose only contents are the goal. Raises PlanError."""
+    if (plan is None) == (goal is None):
+        raise click.UsageError("give either a plan file (- for standard input) or --goal TEXT")
+    if plan is not None:
+        return read_plan(plan, inputs)
+    assert goal is not None
+    if inputs:
+        raise click.UsageError("--set is for the inputs of a plan; --goal has none")
+    if not is_utf8(goal):
+        raise click.BadParameter("the goal is not text in UTF-8")
+    if not goal.strip():
+        raise click.BadParameter("the goal is empty")
+    policy = OrchestratorPolicy(goal, team=Team(None, None, None))
+    dag = policy.dag()
+    return Plan(dag.name, dag, policy=policy)
+
+
+def _with_long_answers(backend_set: BackendSet) -> BackendSet:
+    """Return the backends, a small model on this machine with room for a plan: it stops late."""
+    specs = {
+        name: spec.model_copy(update={"max_tokens": _LOCAL_ANSWER}) if isinstance(spec, LocalSpec) else spec
+        for name, spec in backend_set.specs.items()
+    }
+    return replace(backend_set, specs=specs)
+
+
+async def run_plan(plan: Plan, backend_set: BackendSet, options: OutputOptions, like: LikeOptions = NOT_LIKE) -> int:
+    """Run `plan`, with the answers of an earlier run where nothing changed. Return the exit code."""
+    plan = plan.fitted_to(backend_set.specs, backend_set.default)
+    if isinstance(plan.policy, OrchestratorPolicy):
+        options = replace(options, result_of=ANSWER_ID)
+    names = required_backends(plan.dag, backend_set.default, policy=plan.policy, known=backend_set.specs)
+    store = None
+    if options.store is not None:
+        store = open_store(options.store, like.store_mode)
+    # The store is opened last, so that a missing backend leaves no empty store behind.
+    async with backend_set.open(names) as made, store or nullcontext():
+        concurrency = options.concurrency or plan.concurrency or backend_set.concurrency()
+        runner = backend_set.make_runner(made, store=store, concurrency=concurrency, strict=options.strict)
+        preview, keep = None, False
+        if like.run is not None and store is not None:
+            earlier = (await find_run(store, like.run, RunsOfPlan(plan.name, backend_set.plan))).run_id
+            preview, keep = await _preview(runner, plan, earlier, like, is_interactive=not options.quiet)
+            effects = [] if like.again else list_effects(preview, backend_set, made)
+            if like.dry_run:
+                return print_reuse(with_effects_marked(preview, effects), options.as_json)
+            require_again(preview, effects)
+            told = tell_paid_again(preview) if options.quiet else summarize_reuse(preview)
+            if told is not None:
+                print_note(told)
+        run = runner.start(
+            plan.dag,
+            settings=backend_set.settings(),
+            policy=plan.policy,
+            like=preview,
+            fresh=like.fresh,
+            keep_answers=keep,
+        )
+        return await follow_run(run, plan.dag, options, store)
+
+
+async def _preview(
+    runner: ParallelRunner, plan: Plan, earlier: str, like: LikeOptions, *, is_interactive: bool
+) -> tuple[ReusePreview, bool]:
+    """Return the preview of the run, and whether the run keeps the answers of persons."""
+    look = partial(runner.preview_like, plan.dag, earlier, fresh=like.fresh, policy=plan.policy)
+    preview = await look(keep_answers=like.keep_answers is not False)
+    keep = like.keep_answers
+    if keep is None:
+        keep = await keep_or_ask_again(preview, is_interactive=is_interactive and not like.dry_run)
+    if not keep and any(step.keeps_answer for step in preview.tasks):
+        preview = await look(keep_answers=False)
+    return preview, keep
+
+
+async def queue_and_print(
+    plan: Plan, backend_set: BackendSet, concurrency: int | None, key: str | None, place: StorePlace, as_json: bool
+) -> int:
+    """Store a queued run of `plan`, and print its id. Return the exit code."""
+    async with open_store(place) as store:
+        run_id = await queue_run(plan, backend_set, store, concurrency, key)
+    if as_json:
+        print_json({"run_id": run_id})
+    else:
+        print_line(run_id)
+    if backend_set.plan is None and (names := backends_of_file_only(backend_set)):
+        print_note(
+            f"the plan is in no file, and workers take backend {', '.join(names)} from a file only: start them with "
+            "--backends FILE, a plan file that has the backend as submitted"
+        )
+    return COMPLETED
+
+
+async def queue_run(
+    plan: Plan, backend_set: BackendSet, store: Store, concurrency: int | None, key: str | None = None
+) -> str:
+    """Store a queued run of `plan`, one for a key, and return its id. Raises as `ParallelRunner.create_run`, and
+    KeyConflict if the run of the key has another `concurrency`.
+    """
+    plan = plan.fitted_to(backend_set.specs, backend_set.default)
+    names = required_backends(plan.dag, backend_set.default, policy=plan.policy, known=backend_set.specs)
+    runner = make_queueing_runner(backend_set, names, store, concurrency)
+    run_id = await runner.create_run(plan.dag, key=key, settings=backend_set.settings(), policy=plan.policy)
+    if key is not None and (record := await store.get_run(run_id)) is not None:
+        # A runner may be restarted with another concurrency, but here the number is part of what was submitted.
+        stored = stored_concurrency(record)
+        if stored != concurrency:
+            raise KeyConflict(
+                f"key {key!r} was used at {record.created_at} for run {run_id}, with "
+                f"{stored or 'a changing number of'} tasks at once, not {concurrency or 'a changing number'}; "
+                "give a new run a new key"
+            )
+    return run_id
+
+
+def make_queueing_runner(
+    backend_set: BackendSet, names: Iterable[str], store: Store, concurrency: int | None
+) -> ParallelRunner:
+    """Return a runner that creates runs on the backends in `names`, and opens none of them."""
+    unopened = {name: _unopened(backend_set, name) for name in names if name in backend_set.specs}
+    return backend_set.make_runner(unopened, store=store, concurrency=concurrency)
+
+
+def _unopened(backend_set: BackendSet, name: str) -> Backend:
+    """Return a backend that stands for another one, which is opened only where the run is executed."""
+    spec, answer_key = backend_set.specs[name], backend_set.answer_key(name)
+    return _Unopened(spec) if answer_key is None else _UnopenedReusable(spec, answer_key)
+
+
+class _Unopened:
+    def __init__(self, spec: BackendSpec) -> None:
+        self.adjustable = spec.adjustable
+        self.needs_prompt = not isinstance(spec, FunctionSpec)
+        if spec.file_form is not None:
+            self.takes_files = spec.file_form
+
+    def new_session_id(self) -> str | None:
+        return None
+
+    def open(self, request: ConversationRequest) -> AbstractAsyncContextManager[Conversation]:  # noqa: ARG002 - signature of Backend
+        raise AssertionError("a queued run calls no backend")
+
+
+class _UnopenedReusable(_Unopened):
+    def __init__(self, spec: BackendSpec, answer_key: JsonValue) -> None:
+        super().__init__(spec)
+        self._answer_key = answer_key
+
+    def answer_key(self) -> JsonValue:
+        return self._answer_key
