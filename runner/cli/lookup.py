@@ -97,8 +97,8 @@ def runs_of_plan(path: Path | None) -> RunsOfPlan | None:
 
 async def find_run(store: Store, word: str, of: RunsOfPlan | None = None) -> RunRecord:
     """Return the run with the id `word`, the only run whose id begins with `word`, or for `last` the newest run: `of` a
-    plan, or of any. A `try`, which runs one task, is never `last`, and of a plan only then a run that no process began,
-    if there is no other.
+    plan, or of any. A `try`, which runs one task, is never `last`, and of a plan only then a run that was interrupted,
+    cancelled or never begun, if no other has run to its end.
     """
     if not is_utf8(word):
         raise CliError(f"the store has no run {word!r}; `plait runs` lists all runs", kind="run_not_found")
@@ -133,8 +133,12 @@ async def _last_run(store: Store) -> RunRecord:
 async def _last_run_of(store: Store, plan: RunsOfPlan) -> RunRecord:
     runs = [run for run in await store.list_runs(MAX_RUNS_SEARCHED) if not run.damaged]
     path, same_name = str(plan.path), None
-    # Those of the name first, then those that began (a queued run holds no answers), each kind newest first.
-    for listed in sorted(runs, key=lambda run: (run.name != plan.name, run.started_at is None)):
+    # Those of the name first, then those that are whole, then those that began (a queued run holds no answers), each
+    # kind newest first.
+    whole = {RunStatus.COMPLETED, RunStatus.FAILED}
+    for listed in sorted(
+        runs, key=lambda run: (run.name != plan.name, run.status not in whole, run.started_at is None)
+    ):
         if listed.name != plan.name and (same_name is not None or plan.path is None):
             break
         run = await store.get_run(listed.run_id)

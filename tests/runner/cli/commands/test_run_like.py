@@ -74,6 +74,19 @@ def test_a_run_that_no_process_began_is_not_the_last(folder: Path) -> None:
     assert (done.code, done.err, calls(folder)) == (0, "", [])
 
 
+def test_an_interrupted_run_is_not_the_last_whole_run(folder: Path) -> None:
+    whole = plait_here(folder, "runs", "--json").value[0]["run_id"]
+    dies = FUNCTIONS.replace("    with", "    if prompt == 'c':\n        import os\n        os._exit(9)\n    with")
+    (folder / "functions.py").write_text(dies)
+    assert plait(folder, "run", "plan.yaml", "-q").code == 9
+    (folder / "functions.py").write_text(FUNCTIONS)
+    (folder / "calls").unlink(missing_ok=True)
+    assert [run["status"] for run in plait_here(folder, "runs", "--json").value] == ["interrupted", "completed"]
+    done = plait_here(folder, "run", "plan.yaml", "--like", "last")
+    assert (done.code, calls(folder)) == (0, [])
+    assert f"like {whole} of " in done.err
+
+
 def test_fresh_runs_an_unchanged_task(folder: Path) -> None:
     done = plait_here(folder, "run", "plan.yaml", "--like", "last", "--fresh", "c", "-q")
     assert (done.code, done.err) == (0, "")
