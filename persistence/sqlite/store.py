@@ -194,15 +194,17 @@ class SQLiteStore:
 
     def _check_identity(self) -> None:
         if self._identity() != self._file:
-            # SQLite would write into the removed file, and every write would succeed.
-            raise StoreError(f"the store {self.path} was removed or replaced while in use; put it back, or start again")
+            # SQLite would write into the removed file, or the log beside an empty one, and every write would succeed.
+            raise StoreError(
+                f"the store {self.path} was removed or replaced, or emptied, while in use; put it back, or start again"
+            )
 
     def _identity(self) -> tuple[int, int] | None:
         try:
             found = self.path.stat()
         except OSError:
             return None
-        return found.st_dev, found.st_ino
+        return (found.st_dev, found.st_ino) if found.st_size else None
 
     async def _call(
         self, function: Callable[Concatenate[sqlite3.Connection, P], T], *args: P.args, **kwargs: P.kwargs

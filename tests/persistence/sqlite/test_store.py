@@ -132,6 +132,9 @@ async def test_the_file_taken_away_is_noticed(path: Path) -> None:
             await writer.write(START_A)
         path.with_name("elsewhere").rename(path)
         await writer.write(START_A)
+        os.truncate(path, 0)
+        with pytest.raises(StoreError, match="or emptied"):
+            await writer.write(DONE_A)
 
 
 # Refusals.

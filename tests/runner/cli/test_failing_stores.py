@@ -137,6 +137,13 @@ def test_a_run_that_cannot_be_stored_does_not_begin(tmp_path: Path) -> None:
     assert len(plait_here(tmp_path, "runs", "--json").value) == 1
 
 
+def test_a_file_that_is_emptied_during_the_last_task_ends_the_run_with_3(tmp_path: Path) -> None:
+    make(tmp_path, 'import os; prompt == "one" or os.truncate(".plait/plait.db", 0)')
+    done = plait_here(tmp_path, "run", "plan.yaml", "-q")
+    assert (done.code, done.out) == (3, "done\n")
+    assert "changes not stored: " in done.err and "was removed or replaced, or emptied, while in use" in done.err
+
+
 def test_no_command_is_offered_for_a_run_that_is_gone_from_the_store(tmp_path: Path) -> None:
     make(tmp_path)
     assert plait_here(tmp_path, "run", "plan.yaml", "-q").code == 0
