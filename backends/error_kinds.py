@@ -1,11 +1,17 @@
-"""Map a server's error to an `ErrorKind` by HTTP status, error codes and message text. Pure."""
+"""The error in a server's answer, as an `ErrorKind` by HTTP status, error codes and message text. Pure.
+
+The text for a person is never the whole body: servers that validate fields return the request, including the prompt.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
 from plait.backends.errors import ErrorKind
+from plait.backends.json_fields import at
 from plait.backends.limit_resets import reports_limit
+from plait.backends.text import parse_json
+from plait.json_form import JsonValue
 
 _BY_STATUS: Mapping[int, ErrorKind] = {
     401: ErrorKind.AUTH,
@@ -67,6 +73,24 @@ _REFUSED_PHRASE = "your input was flagged"
 _OF_SOME_LIMITS = {0, 200, 400, 403, 500}
 """Statuses with which some servers report a used-up limit, and others an error that lasts. The message decides."""
 
+_TEXTS = ("message", "detail", "error", "msg", "errors", "status_msg", "error_msg", "reason")
+"""Fields of an error with its text, or with further errors."""
+_DEEPEST, _MOST = 4, 3
+"""Levels of an error that are read, and the members of a list."""
+_MINIMAX: Mapping[str, str] = {
+    "1002": "rate_limit_error",
+    "1039": "rate_limit_error",
+    "1041": "rate_limit_error",
+    "2045": "rate_limit_error",
+    "1004": "authentication_error",
+    "2049": "authentication_error",
+    "1008": "insufficient_quota",
+    "1026": "content_filter",
+    "1027": "content_filter",
+    "2013": "invalid_request_error",
+}
+"""The codes of `base_resp`, which MiniMax sends with status 200, in the words of others."""
+
 
 def kind_of(status: int, words: Sequence[str], detail: str) -> ErrorKind:
     """Return the kind of an error with HTTP `status` (0 if unknown), machine-readable `words`, and message `detail`."""
@@ -87,3 +111,64 @@ def kind_of(status: int, words: Sequence[str], detail: str) -> ErrorKind:
     if status >= 300:
         return _BY_STATUS.get(status, ErrorKind.TRANSIENT if status >= 500 else ErrorKind.INVALID_REQUEST)
     return next((_WITHOUT_STATUS[word] for word in words if word in _WITHOUT_STATUS), ErrorKind.TRANSIENT)
+
+
+def is_error(body: JsonValue) -> bool:
+    """Return whether a JSON value that came with status 200, or in a stream, is an error. An `object` named so comes
+    from vLLM and Mistral, and `base_resp` from MiniMax.
+    """
+    if at(body, "error") or at(body, "object") in ("error", "Error") or at(body, "type") == "error":
+        return True
+    return bool(at(body, "base_resp", "status_code"))
+
+
+def error_in(body: JsonValue) -> Mapping[str, JsonValue]:
+    """Return the part of an answer that describes its error; empty if there is none."""
+    # Gemini returns a list.
+    whole = next((one for one in body if isinstance(one, dict)), None) if isinstance(body, list) else body
+    for part in (at(whole, "error"), at(whole, "base_resp") if is_error(whole) else None, whole):
+        if part and isinstance(part, dict):
+            return part
+    return {}
+
+
+def read_error(body: JsonValue) -> tuple[list[str], str]:
+    """Return the machine-readable words of an error body, and its text for a person. `body` is the value of a JSON
+    body, and the text of any other.
+    """
+    error = error_in(body)
+    if not error:
+        return [], body if isinstance(body, str) and body else "no reason given"
+    words, said = _words_and_text(error)
+    # OpenRouter: the message of the provider behind it.
+    more, reason = _words_and_text(error_in(_parsed(at(error, "metadata", "raw"))))
+    return words + more, ": ".join(text for text in (said, reason) if text) or "no reason given"
+
+
+def _words_and_text(error: Mapping[str, JsonValue]) -> tuple[list[str], str]:
+    words = [str(error[key]) for key in ("code", "type", "status_code") if error.get(key)]
+    if "status_msg" in error:
+        words = [_MINIMAX.get(word, word) for word in words]
+    return words, _text_in(error, 0)
+
+
+def _text_in(value: JsonValue | Mapping[str, JsonValue], depth: int) -> str:
+    """Return the text for a person in an error, which may be a list, or an object for each field that is wrong."""
+    if isinstance(value, str):
+        parsed = _parsed(value) if value.startswith(("{", "[")) else value  # Mistral: JSON in a text
+        return value if isinstance(parsed, str) else _text_in(parsed, depth + 1) or value
+    if depth > _DEEPEST:
+        return ""
+    if isinstance(value, list):
+        return "; ".join(filter(None, (_text_in(one, depth + 1) for one in value[:_MOST])))
+    text = next(filter(None, (_text_in(at(value, key), depth + 1) for key in _TEXTS)), "")
+    steps = at(value, "loc")
+    place = ".".join(str(step) for step in steps if isinstance(step, str | int)) if isinstance(steps, list) else ""
+    return f"{place}: {text}" if place and text else text
+
+
+def _parsed(raw: JsonValue) -> JsonValue:
+    try:
+        return parse_json(raw) if isinstance(raw, str) else raw
+    except ValueError:
+        return {"message": raw}

@@ -9,9 +9,8 @@ from typing import TypeAlias
 
 from plait.backends.agents.output_lines import plain
 from plait.backends.agents.protocol import ProcessEnd
-from plait.backends.error_kinds import kind_of
+from plait.backends.error_kinds import kind_of, read_error
 from plait.backends.errors import BackendError, ErrorKind
-from plait.backends.json_fields import text
 from plait.backends.limit_resets import reports_limit
 from plait.backends.text import header_values, masked, parse_json, shown
 from plait.usage import NO_USAGE, Usage
@@ -68,7 +67,7 @@ def classify(message: str, phrases: Phrases, status: int = 0, words: Sequence[st
     return _by_phrase(message, phrases) or kind_of(status, words, message)
 
 
-def judged(message: str, phrases: Phrases) -> tuple[ErrorKind, str]:
+def kind_of_failure(message: str, phrases: Phrases) -> tuple[ErrorKind, str]:
     """Return kind and message of a failed request, as reported by a program.
 
     For HTTP status 400 a program reports the server's whole answer as JSON.
@@ -79,8 +78,8 @@ def judged(message: str, phrases: Phrases) -> tuple[ErrorKind, str]:
         body = None
     if not isinstance(body, dict):
         return classify(message, phrases), message
-    told = text(body, "error", "message") or text(body, "message") or "the server rejected the request as invalid"
-    return classify(told, phrases, 400, [text(body, "error", "code")]), told
+    words, reason = read_error(body)
+    return classify(reason, phrases, 400, words), reason
 
 
 def status_in(message: str) -> int:

@@ -7,11 +7,12 @@ from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import Any, ClassVar
 
+from plait.backends.error_kinds import is_error
 from plait.backends.json_fields import at, count, is_impossible, number, tables, text
 from plait.backends.llm.base import BodyOf, PartialAnswer, RemoteBackend, in_words
 from plait.backends.llm.endpoint import Endpoint
 from plait.backends.llm.native_schema import native_schema
-from plait.backends.llm.server_errors import is_error, no_answer
+from plait.backends.llm.server_errors import no_answer
 from plait.backends.prices import Billing
 from plait.backends.protocol import Attachment, ConversationRequest, ModelOptions, Output
 from plait.backends.text import clean_text

@@ -17,13 +17,14 @@ from types import TracebackType
 from typing import Any, ClassVar, Literal, Self, TypeAlias
 from urllib.parse import urlsplit
 
+from plait.backends.error_kinds import is_error
 from plait.backends.errors import BackendError, BackendUnavailable, ErrorKind
 from plait.backends.json_fields import at_least, parse
 from plait.backends.llm.allowance import reported_allowance
 from plait.backends.llm.client import Client, Limits, NotConnected, Response
 from plait.backends.llm.endpoint import Endpoint, environment_headers, find_server, is_environments
 from plait.backends.llm.prompt_cache import PATIENCE_S, SHORTEST, PromptCache, SharedBeginning
-from plait.backends.llm.server_errors import broken_off, is_error, status_error
+from plait.backends.llm.server_errors import broken_off, status_error
 from plait.backends.llm.sse import ServerEvent
 from plait.backends.placeable import Placeable
 from plait.backends.protocol import Conversation, ConversationRequest, Output

@@ -12,12 +12,13 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, ClassVar
 from urllib.parse import quote, urlencode
 
+from plait.backends.error_kinds import is_error
 from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.json_fields import at, count, is_impossible, number, tables
 from plait.backends.llm.base import BodyOf, PartialAnswer, RemoteBackend, in_words, json_or_text
 from plait.backends.llm.client import Client
 from plait.backends.llm.endpoint import Endpoint
-from plait.backends.llm.server_errors import broken_off, is_error, no_answer, status_error
+from plait.backends.llm.server_errors import broken_off, no_answer, status_error
 from plait.backends.prices import Billing
 from plait.backends.protocol import Attachment, ConversationRequest, ModelOptions, Output
 from plait.backends.text import clean_text, one_line

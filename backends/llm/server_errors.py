@@ -11,31 +11,13 @@ import re
 import time
 from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
-from typing import Any, cast
+from typing import Any
 
-from plait.backends.error_kinds import kind_of
+from plait.backends.error_kinds import error_in, kind_of, read_error
 from plait.backends.errors import BackendError, ErrorKind
+from plait.backends.json_fields import tables
 from plait.backends.limit_resets import seconds_left
 from plait.backends.llm.endpoint import Endpoint
-from plait.backends.text import parse_json
-
-_TEXTS = ("message", "detail", "error", "msg", "errors", "status_msg", "error_msg", "reason")
-"""Fields of an error with its text, or with further errors."""
-_DEEPEST, _MOST = 4, 3
-"""Levels of an error that are read, and the members of a list."""
-_MINIMAX: Mapping[str, str] = {
-    "1002": "rate_limit_error",
-    "1039": "rate_limit_error",
-    "1041": "rate_limit_error",
-    "2045": "rate_limit_error",
-    "1004": "authentication_error",
-    "2049": "authentication_error",
-    "1008": "insufficient_quota",
-    "1026": "content_filter",
-    "1027": "content_filter",
-    "2013": "invalid_request_error",
-}
-"""The codes of `base_resp`, which MiniMax sends with status 200, in the words of others."""
 
 
 def status_error(status: int, headers: Mapping[str, str], body: Any, url: str, server: Endpoint) -> BackendError:
@@ -43,7 +25,7 @@ def status_error(status: int, headers: Mapping[str, str], body: Any, url: str, s
 
     `body` is the value of a JSON body, and the text of any other.
     """
-    words, detail = _read_body(body)
+    words, detail = read_error(body)
     if 300 <= status < 400:
         detail = "the server redirects; set base_url to the target of the redirect"
     hint = retry_after(headers)
@@ -69,18 +51,6 @@ def broken_off(body: Any, server: Endpoint, *, begun: bool) -> BackendError:
     return error
 
 
-def is_error(body: Any) -> bool:
-    """Return whether a JSON value that came with status 200, or in a stream, is an error. An `object` named so comes
-    from vLLM and Mistral, and `base_resp` from MiniMax.
-    """
-    if not isinstance(body, dict):
-        return False
-    told = cast("dict[str, Any]", body)
-    if told.get("error") or told.get("object") in {"error", "Error"} or told.get("type") == "error":
-        return True
-    return "base_resp" in told and bool(_as_dict(told["base_resp"]).get("status_code"))
-
-
 def no_answer(body: Any, url: str, server: Endpoint) -> BackendError:
     """Return the BackendError for a JSON `body` with status 200 that holds no answer."""
     return _without_status(body, f"{server.name} answered with JSON that holds no answer", server, _doubt(url))
@@ -101,7 +71,7 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
 
 
 def _without_status(body: Any, what: str, server: Endpoint, doubt: str = "") -> BackendError:
-    words, detail = _read_body(body)
+    words, detail = read_error(body)
     status = next((int(word) for word in words if word.isdigit() and 400 <= int(word) < 600), 0)
     text = server.safe_text(f"{what}: {detail}", doubt)
     return BackendError(kind_of(status, words, detail), text, retry_after=_asked_delay(body, detail))
@@ -113,67 +83,10 @@ def _doubt(url: str) -> str:
     return "" if re.search(r"/v\d|/deployments/", url) else "; is /v1 missing at the end of base_url?"
 
 
-def _read_body(body: Any) -> tuple[list[str], str]:
-    """Return the machine-readable words of an error body, and its text for a person."""
-    error = _error_in(body)
-    if not error:
-        return [], body if isinstance(body, str) and body else "no reason given"
-    words, said = _words_and_text(error)
-    # OpenRouter: the message of the provider behind it.
-    more, reason = _words_and_text(_error_in(_parsed(_as_dict(error.get("metadata")).get("raw"))))
-    return words + more, ": ".join(text for text in (said, reason) if text) or "no reason given"
-
-
-def _words_and_text(error: Mapping[str, Any]) -> tuple[list[str], str]:
-    words = [str(error[key]) for key in ("code", "type", "status_code") if error.get(key)]
-    if "status_msg" in error:
-        words = [_MINIMAX.get(word, word) for word in words]
-    return words, _said(error, 0)
-
-
-def _said(value: Any, depth: int) -> str:
-    """Return the text for a person in an error, which may be a list, or an object for each field that is wrong.
-
-    Never the whole of it: servers that validate fields return the request, including the prompt.
-    """
-    if isinstance(value, str):
-        parsed = _parsed(value) if value.startswith(("{", "[")) else value  # Mistral: JSON in a text
-        return value if isinstance(parsed, str) else _said(parsed, depth + 1) or value
-    if depth > _DEEPEST:
-        return ""
-    if isinstance(value, list):
-        return "; ".join(filter(None, (_said(one, depth + 1) for one in _as_list(value)[:_MOST])))
-    parts = _as_dict(value)
-    said = next(filter(None, (_said(parts.get(key), depth + 1) for key in _TEXTS)), "")
-    place = ".".join(str(step) for step in _as_list(parts.get("loc")) if isinstance(step, str | int))
-    return f"{place}: {said}" if place and said else said
-
-
 def _asked_delay(body: Any, message: str) -> float | None:
     """Return the seconds of `"retryDelay": "34s"`, which Gemini sends instead of a header, or those in `message`."""
-    for detail in _as_list(_error_in(body).get("details")):
-        found = re.fullmatch(r"(\d{1,9}(?:\.\d+)?)s", str(_as_dict(detail).get("retryDelay")))
+    for detail in tables(error_in(body), "details"):
+        found = re.fullmatch(r"(\d{1,9}(?:\.\d+)?)s", str(detail.get("retryDelay")))
         if found:
             return float(found[1])
     return seconds_left(message, time.time())
-
-
-def _error_in(body: Any) -> dict[str, Any]:
-    # Gemini returns a list.
-    error = next((_as_dict(part) for part in _as_list(body) if isinstance(part, dict)), _as_dict(body))
-    return _as_dict(error.get("error")) or (is_error(error) and _as_dict(error.get("base_resp"))) or error
-
-
-def _parsed(raw: Any) -> Any:
-    try:
-        return parse_json(raw) if isinstance(raw, str) else raw
-    except ValueError:
-        return {"message": raw}
-
-
-def _as_list(value: Any) -> list[object]:
-    return cast("list[object]", value) if isinstance(value, list) else []
-
-
-def _as_dict(value: Any) -> dict[str, Any]:
-    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}

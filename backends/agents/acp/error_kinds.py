@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from plait.backends.agents.acp.quirks import AcpQuirks
 from plait.backends.agents.acp.updates import Updates
 from plait.backends.agents.acp.wire import AUTH_REQUIRED, NOT_FOUND
-from plait.backends.agents.error_kinds import COMMON, THROTTLED, Phrases, classify, judged
+from plait.backends.agents.error_kinds import COMMON, THROTTLED, Phrases, classify, kind_of_failure
 from plait.backends.errors import ErrorKind
 from plait.backends.json_fields import at, number, tables, text
 from plait.backends.text import shown
@@ -90,7 +90,7 @@ def error_in_text(agent: AcpQuirks, result: JsonValue, updates: Updates, prompt:
         return classify(words, PHRASES, int(status[1]) if status else 0), words
     if agent.counts_answers and at(result, "usage") is None:
         # Warnings precede the error in the same text, one per paragraph.
-        return judged(words.rpartition("\n\n")[2] or "no reason given", PHRASES)
+        return kind_of_failure(words.rpartition("\n\n")[2] or "no reason given", PHRASES)
     if not words and not updates.used_tools and prompt.lstrip().startswith("/"):
         # opencode treats a path at the beginning of a prompt as an unknown command.
         hint = "the agent may have taken the prompt for a command; begin the prompt with another character than a slash"

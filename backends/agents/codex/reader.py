@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 
-from plait.backends.agents.error_kinds import COMMON, Phrases, failure, judged, no_outcome
+from plait.backends.agents.error_kinds import COMMON, Phrases, failure, kind_of_failure, no_outcome
 from plait.backends.agents.protocol import Call, ProcessEnd, TurnAnswer
 from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.json_fields import at, count, describe_tool_call, tables, text
@@ -149,7 +149,7 @@ class CodexReader:
         return [Output("tool", _TOOLS[kind](item))]
 
     def _failure(self, message: str) -> BackendError:
-        kind, said = judged(message, _PHRASES)
+        kind, said = kind_of_failure(message, _PHRASES)
         return failure(kind, f"Codex: {said}", wait=seconds_left(said, self._now()), continues_session=self._has_said)
 
 

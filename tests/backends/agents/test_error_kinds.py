@@ -12,7 +12,7 @@ from plait.backends.agents.error_kinds import (
     classify,
     failure,
     hide,
-    judged,
+    kind_of_failure,
     no_outcome,
     safe_line,
     status_in,
@@ -85,23 +85,23 @@ def test_the_status_in_a_message(message: str, status: int) -> None:
         ({"error": {"message": "no", "code": "content_filter"}}, "refused", "no"),
         ({"message": "bad field"}, "invalid_request", "bad field"),
         ({"error": {"message": "first"}, "message": "second"}, "invalid_request", "first"),
-        ({"else": 1}, "invalid_request", "the server rejected the request as invalid"),
+        ({"else": 1}, "invalid_request", "no reason given"),
     ],
 )
 def test_a_server_s_whole_answer_is_read(body: object, kind: str, message: str) -> None:
-    found = judged(json.dumps(body), COMMON)
+    found = kind_of_failure(json.dumps(body), COMMON)
     assert (found[0].value, found[1]) == (kind, message)
 
 
 def test_an_unpaid_account_is_no_limit_to_wait_for() -> None:
     body = {"error": {"message": "quota exceeded, try again in 3 days", "code": "insufficient_quota"}}
-    assert judged(json.dumps(body), COMMON)[0] is ErrorKind.AUTH
+    assert kind_of_failure(json.dumps(body), COMMON)[0] is ErrorKind.AUTH
 
 
 @pytest.mark.parametrize("message", ["API Error: 503 busy", "[503]"])
 def test_any_other_text_is_the_message(message: str) -> None:
     kind = "overloaded" if "Error" in message else "transient"
-    assert (judged(message, COMMON)[0].value, judged(message, COMMON)[1]) == (kind, message)
+    assert (kind_of_failure(message, COMMON)[0].value, kind_of_failure(message, COMMON)[1]) == (kind, message)
 
 
 def test_only_a_limit_has_a_time_to_wait_and_a_lost_session_is_not_continued() -> None:
