@@ -30,7 +30,7 @@ from plait.persistence import read_records as records
 from plait.persistence.address import SCHEMES, masked
 from plait.persistence.apply_events import Applier, CachedRun, head_values, sums
 from plait.persistence.changes import RunClaimed, RunCreated, RunReleased
-from plait.persistence.errors import Conflict, Gap, StoreError, StoreNotOpen, StoreRefused, StoreUnusable
+from plait.persistence.errors import Conflict, Fenced, Gap, StoreError, StoreNotOpen, StoreRefused, StoreUnusable
 from plait.persistence.failpoints import SENT, reached
 from plait.persistence.postgres_connection import (
     WRITES,
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from plait.persistence.delete_runs import Purged
     from plait.persistence.postgres_connection import Connection, Mode
     from plait.persistence.records import Note
-    from plait.persistence.rules import RunHead
+    from plait.persistence.rules import Claim, RunHead
     from plait.persistence.sql_store import Reading
     from plait.persistence.tables import Write
 
@@ -329,13 +329,16 @@ async def _write_batch(connection: Connection, batch: Batch, runs: Runs, counts:
     """Apply the changes that are not applied yet, all or nothing. Raises Fenced, Conflict, or an error of asyncpg."""
     run = runs.pop(batch.run_id, None)
     counts.all += 1
-    if run is None or not _is_next(batch, run) or not await _write_next(connection, batch, run, counts):
+    if run is not None and not _is_next(batch, run):
+        run = None
+    claims = () if run is None else run.head.claims
+    if run is None or not await _write_next(connection, batch, run, counts):
         try:
-            run = await _write_exactly(connection, batch)
+            run = await _write_exactly(connection, batch, claims)
         except Exception as error:
             if getattr(error, "sqlstate", None) != _UNIQUE_VIOLATION:
                 raise
-            run = await _write_exactly(connection, batch)  # another process created the run at the same time
+            run = await _write_exactly(connection, batch, claims)  # another process created the run at the same time
     if run is not None and not isinstance(batch.changes[-1], RunReleased):
         runs[batch.run_id] = run
 
@@ -390,13 +393,19 @@ def _about_to_commit() -> None:
     asyncio.get_running_loop().call_soon(reached, SENT)
 
 
-async def _write_exactly(connection: Connection, batch: Batch) -> CachedRun | None:
-    """Lock and read the head of the run, and apply what is not applied yet. Return the run after the batch."""
+async def _write_exactly(connection: Connection, batch: Batch, claims: tuple[Claim, ...]) -> CachedRun | None:
+    """Lock and read the head of the run, and apply what is not applied yet. Return the run after the batch.
+
+    `claims` are those that the owner knows, if the batch continues what the owner wrote last.
+    """
     run_id = batch.run_id
     async with connection.transaction():
         reached("txn.begun")
         creates = bool(batch.changes) and isinstance(batch.changes[0], RunCreated)
         run = await _read(connection, sql_store.stored_run(run_id, settings=creates, lock=_LOCK))
+        if run is not None and any(known != stored for known, stored in zip(claims, run.head.claims, strict=False)):
+            # A failover lost the claim, and another process has claimed the run in its place, with the same epoch.
+            raise Fenced(f"run {run_id!r} has another owner: do not write to the run, or resume the run to take over")
         skipped = rules.count_applied(batch, None if run is None else run.head)
         changes = batch.changes[skipped:]
         if not changes:

@@ -20,7 +20,6 @@ from plait import ParallelRunner, PostgresStore
 from plait.persistence import (
     Batch,
     Conflict,
-    Fenced,
     Note,
     RunClaimed,
     RunStatusChanged,
@@ -31,7 +30,7 @@ from plait.persistence import (
     postgres_connection,
     postgres_store,
 )
-from plait.persistence.contract.samples import OPENING, RUN, START_A, Writer, at, owner, whole
+from plait.persistence.contract.samples import OPENING, RUN, START_A, Writer, at, owner
 from plait.persistence.sqlite_store import SQLiteStore
 from tests.persistence.postgres.runs import TASKS, Counted, dag
 from tests.support.stores.postgres import in_schema, restart
@@ -98,22 +97,6 @@ async def completed(store: PostgresStore, run_id: str) -> int:
         return sum(task.status == "completed" for task in await store.list_tasks(run_id))
     except StoreError:
         return 0
-
-
-async def test_a_former_owner_is_fenced_by_the_one_statement(store: PostgresStore, dsn: str) -> None:
-    first = Writer(store)
-    await first.write(*OPENING)
-    async with PostgresStore(dsn) as other:
-        second = Writer(other)
-        second.next_seq, second.epoch = first.next_seq, first.epoch
-        await second.write(RunClaimed(at(9), owner("other"), 9.0))
-        with pytest.raises(Fenced, match="has another owner"):
-            await first.write(START_A)
-        await second.write(START_A)
-        before = await whole(other)
-        with pytest.raises(Fenced):
-            await first.write(START_A)
-        assert await whole(other) == before
 
 
 async def test_usual_batches_are_one_round_trip(store: PostgresStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,6 +173,8 @@ async def test_the_clock_of_the_server_counts_the_silence_of_an_owner(store: Pos
     await blocker.execute("UPDATE runs SET written_at = written_at - interval '1 hour'")
     await blocker.close()
     assert 3590 < await store.silence(RUN) < 3700
+    await store.write(Batch(RUN, 1, 4, (START_A,)))
+    assert 0 <= await store.silence(RUN) < 30
 
 
 async def test_nobody_waits_a_lease_for_an_owner_that_was_silent_for_longer(store: PostgresStore, dsn: str) -> None:
