@@ -33,6 +33,8 @@ from plait.runner.state.codec import encode_event
 from plait.runner.state.reusable_answers import ANSWER_KEYS
 
 MOST_KEY_CHARACTERS = 200
+KEYED = "key-"
+"""The beginning of a run id that is made from a key."""
 RESERVED_RUN_IDS = frozenset({"last"})
 """Words with a meaning in place of a run id."""
 RESERVED_SETTINGS = (
@@ -141,7 +143,7 @@ def run_id_of(key: str) -> str:
     """Return the run id derived from `key`. Raises ValueError if the key is empty or too long."""
     if not 0 < len(key) <= MOST_KEY_CHARACTERS or key != clean_text(key):
         raise ValueError(f"a key is text of 1 to {MOST_KEY_CHARACTERS} characters, not {key[:80]!r}")
-    return f"key-{hashlib.sha256(key.encode()).hexdigest()[:32]}"
+    return f"{KEYED}{hashlib.sha256(key.encode()).hexdigest()[:32]}"
 
 
 def _change(event: events.RunCreated) -> RunCreated:

@@ -46,7 +46,7 @@ def _row(task: TaskInfo) -> dict[str, Any]:
         "backend": task.backend,
         "model": task.usage.model,
         **usage_as_json(task.usage),
-        "duration_s": task.duration_s,
+        "duration_s": None if task.duration_s is None else round(task.duration_s, 3),
         "session_id": task.session_id,
         "started_at": task.started_at,
         "ended_at": task.ended_at,

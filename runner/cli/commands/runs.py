@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Collection, Sequence
@@ -24,6 +25,7 @@ from plait.runner.cli.options import (
     json_option,
     store_option,
 )
+from plait.runner.operations.create_run import KEYED
 from plait.runner.operations.inspect import run_info, shown_status
 from plait.runner.state.owner import Liveness, liveness
 from plait.statuses import RunStatus, TaskStatus
@@ -75,7 +77,8 @@ async def list_runs(path: StorePlace, chosen: RunFilter, as_json: bool) -> int:
     async with read_only_store(path) as store:
         found = await _find_runs(store, chosen)
         sizes = await store.run_sizes() if chosen.long else {}
-    runs = found[: chosen.limit]
+        runs = found[: chosen.limit]
+        keys = [] if as_json else [await _key(store, run) for run in runs]
     held = [sizes.get(run.run_id, 0) for run in runs]
     if as_json:
         print_json(list(map(_long_run_json, runs, held)) if chosen.long else list(map(_run_json, runs)))
@@ -88,6 +91,8 @@ async def list_runs(path: StorePlace, chosen: RunFilter, as_json: bool) -> int:
     if chosen.long:
         rows = list(map(_long_row, rows, runs, held))
     head = LONG_HEAD if chosen.long else HEAD
+    if any(keys):
+        head, rows = (*head, "KEY"), [(*row, key) for row, key in zip(rows, keys, strict=True)]
     print_table([head, *rows], 2, [None, *(shown_status(run) for run in runs)], frozenset({4, 5, 6, 7}))
     _print_if_more(runs, found)
     return COMPLETED
@@ -153,6 +158,15 @@ def _run_row(run: RunRecord) -> tuple[str, ...]:
         "unknown" if run.usage.cost_is_unknown else cost(run.usage),
         age(time.time() - created),
     )
+
+
+async def _key(store: Store, run: RunRecord) -> str:
+    """Return the key from which the id of the run was made; empty without one. It is read for such runs alone: with the
+    settings come all inputs.
+    """
+    whole = await store.get_run(run.run_id) if run.run_id.startswith(KEYED) and not run.damaged else None
+    key = None if whole is None or whole.damaged else json.loads(whole.settings).get("key")
+    return as_line(key, 40) if isinstance(key, str) else ""
 
 
 def _progress(run: RunRecord) -> str:

@@ -37,7 +37,8 @@ from plait.runner.cli.options import (
 )
 from plait.runner.domain.events import BackendThrottled
 from plait.runner.domain.groups import group_of, groups_of
-from plait.runner.domain.waiting import WaitKind, WaitReason
+from plait.runner.domain.question import parse_time
+from plait.runner.domain.waiting import WaitKind, WaitReason, clock_time
 from plait.runner.operations.compare_runs import cut_offs
 from plait.runner.operations.inspect import TaskInfo, run_info, shown_status, task_infos, throttled_backends
 from plait.runner.operations.task_detail import TaskDetail
@@ -196,7 +197,8 @@ def _group_status(parts: Sequence[TaskInfo]) -> TaskStatus:
 def _group_row(name: str, parts: Sequence[TaskInfo]) -> tuple[str, ...]:
     counts = Counter(part.status for part in parts)
     usage = sum((part.usage for part in parts), NO_USAGE)
-    waits = Counter(part.waits.text for part in parts if part.waits is not None and part.status is TaskStatus.PENDING)
+    pending = [part.waits for part in parts if part.waits is not None and part.status is TaskStatus.PENDING]
+    waits = Counter(text for one in pending if (text := _own_reason(one)))
     why = [f"{number:,} {text}" for text, number in waits.most_common(1)]
     return (
         as_line(f"{name}.*"),
@@ -237,6 +239,7 @@ def _print_run(
     _print_field("name", run.name)
     info = run_info(run)
     print_line(f"{'status':<9} {coloured(info.status_text, status, sys.stdout)}, {_describe_progress(run)}")
+    _print_field("reason", info.reason if status is RunStatus.INTERRUPTED else None)
     _print_field("error", run.error)
     if (loop := info.loop) is not None:
         _print_field("goal", loop.description)
@@ -245,6 +248,8 @@ def _print_run(
     _print_field("parent", _parent(settings))
     _print_field("reused", f"{counted(len(reused), 'result')} of the parent, at no cost" if reused else None)
     _print_field("cut off", f"same answer: cut off at {_shortened(cut_off)}" if cut_off else None)
+    key = settings.get("key")
+    _print_field("key", key if isinstance(key, str) else None)
     _print_field("created", run.created_at)
     _print_field("ended", run.ended_at)
     _print_field("owner", f"process {owner.pid} on {owner.host}" if owner and status is RunStatus.RUNNING else None)
@@ -306,9 +311,16 @@ def _task_row(task: TaskInfo) -> tuple[str, ...]:
 
 
 def _notes(task: TaskInfo, error: str) -> tuple[str, str]:
-    """Return the error or question of a task, and the reason for which the task is not running."""
-    asks = task.waits is not None and task.waits.kind is WaitKind.QUESTION
-    return as_line(error, _LONGEST_ERROR), "" if task.waits is None or asks else as_line(task.waits.text)
+    """Return the error or question of a task, and the reason for which the task is not running, unless it is that of
+    the whole run.
+    """
+    return as_line(error, _LONGEST_ERROR), "" if task.waits is None else as_line(_own_reason(task.waits))
+
+
+def _own_reason(waits: WaitReason) -> str:
+    if waits.kind is WaitKind.OWNER_DEAD:
+        return "" if waits.until is None else f"retry at {clock_time(parse_time(waits.until), time.time())}"
+    return "" if waits.kind is WaitKind.QUESTION else waits.text
 
 
 async def show_task(path: StorePlace, word: str, task_id: str, as_json: bool) -> int:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import anyio
 import click
 
+from plait.persistence.errors import StoreError
 from plait.runner.cli.exits import COMPLETED, print_note, redirect_prints
 from plait.runner.cli.fleet import Worker, WorkerOptions
 from plait.runner.cli.lookup import open_store
@@ -57,6 +59,11 @@ def worker_command(store_path: StorePlace, concurrency: int, **options: Any) -> 
 async def work(place: StorePlace, options: WorkerOptions) -> int:
     """Work until a signal. Return the exit code."""
     async with open_store(place) as store:
+        is_empty = False
+        with suppress(StoreError):  # a store that is away is waited for
+            is_empty = not await store.list_runs(1)
         print_note(f"working on the runs of {place}, {options.concurrency} at once; Ctrl-C stops")
+        if is_empty:
+            print_note(f"{place} has no run yet; if runs were queued elsewhere, name their store with --store")
         await Worker(store, options).work()
     return COMPLETED

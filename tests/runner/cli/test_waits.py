@@ -117,6 +117,9 @@ def test_another_process_gives_the_reason_of_each_task_alive_and_dead(tmp_path: 
     }
     assert dead["first"].startswith(f"owner dead (process {process.pid} on ")
     assert f"waits     {dead['second']}\n" in plait_here(tmp_path, "show", "last", "second").out
+    shown = plait_here(tmp_path, "show", "last").out
+    assert f"\nreason    {dead['second']}\n" in shown
+    assert shown.count("owner dead") == 1, "once, not in each row"
 
 
 def test_the_live_display_names_the_same_reasons(tmp_path: Path) -> None:

@@ -73,6 +73,7 @@ def test_each_part_is_a_row_in_the_order_of_its_number(folder: Path) -> None:
     assert (rows[1]["item.name"], rows[1]["item.=age"]) == ("p2", "-2")
     assert (rows[1]["cost_usd"], rows[1]["input_tokens"], rows[1]["group"]) == ("0.5", "10", "part")
     assert (rows[10]["data.score"], rows[10]["status"]) == ("-3", "completed")
+    assert all(len(row["duration_s"].partition(".")[2]) <= 3 for row in rows), "in milliseconds"
     assert stat.S_IMODE((folder / "all.csv").stat().st_mode) == 0o600
 
 

@@ -117,3 +117,15 @@ def test_an_answered_run_is_to_be_resumed(tmp_path: Path) -> None:
     assert plait_here(tmp_path, "runs", "--status", "waiting_input", "--json").value == [run]
     assert plait_here(tmp_path, "resume", "last", "-q").code == 0
     assert "answered" not in plait_here(tmp_path, "runs").out
+
+
+def test_a_run_begun_by_a_key_is_listed_with_it(tmp_path: Path) -> None:
+    make(tmp_path, "  - {id: a, prompt: one}\n")
+    assert plait_here(tmp_path, "run", "plan.yaml", "-q").code == 0
+    assert "KEY" not in plait_here(tmp_path, "runs").out
+    assert plait_here(tmp_path, "run", "plan.yaml", "--queue", "--key", "order 4711").code == 0
+    for words in ((), ("--long",)):
+        head, keyed, plain = plait_here(tmp_path, "runs", *words).out.splitlines()
+        assert head.endswith("  KEY")
+        assert (keyed.endswith("  order 4711"), "4711" in plain) == (True, False)
+    assert "\nkey       order 4711\n" in plait_here(tmp_path, "show", "last").out

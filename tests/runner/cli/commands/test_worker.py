@@ -177,6 +177,20 @@ def test_a_run_that_cannot_run_here_is_left_alone_with_one_line(folder: Path) ->
     assert "OPENAI_API_KEY" in said and "no backend 'w'" in said
 
 
+def test_a_worker_in_the_wrong_folder_says_that_its_store_has_no_run(folder: Path) -> None:
+    submit(folder, "1")
+    elsewhere = folder / "elsewhere"
+    elsewhere.mkdir()
+    with worker(elsewhere) as member:
+        assert member.stderr is not None
+        said = member.stderr.readline() + member.stderr.readline()
+        assert f"{STORE} has no run yet; if runs were queued elsewhere" in said
+    (folder / "go").touch()
+    with worker(folder) as member:
+        until(lambda: {run.status for run in runs(folder).values()} == {"completed"})
+        assert "no run yet" not in fleet.stop(member)
+
+
 def refused(folder: Path, earlier: str, difference: str, *words: str) -> None:
     done = plait_here(folder, "run", "plan.yaml", "--queue", *words, "--key", "k")
     assert (done.code, done.out) == (2, "")
