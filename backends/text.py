@@ -84,6 +84,15 @@ def parse_json(text: str) -> JsonValue:
     return value
 
 
+def is_json(text: str) -> bool:
+    """Return whether `parse_json` can read `text`."""
+    try:
+        parse_json(text)
+    except ValueError:
+        return False
+    return True
+
+
 def json_at(text: str, start: int) -> tuple[JsonValue, int]:
     """Return the JSON value that starts at `start` of `text`, and its end. Raises ValueError as `parse_json` does."""
     try:

@@ -29,7 +29,7 @@ from plait.backends.llm.sse import ServerEvent
 from plait.backends.placeable import Placeable
 from plait.backends.protocol import Conversation, ConversationRequest, Output
 from plait.backends.replay import ReplayConversation
-from plait.backends.text import check_base_url, one_line, shown
+from plait.backends.text import check_base_url, one_line, parse_json, shown
 from plait.backends.whole_answer import is_whole, whole_answer
 from plait.dialogue import Message
 from plait.json_form import JsonValue
@@ -475,10 +475,9 @@ def json_or_text(body: bytes) -> JsonValue:
     """Return the value of a JSON `body`, or the text of any other."""
     text = body.decode(errors="replace")
     try:
-        value: JsonValue = json.loads(text)
-    except (ValueError, RecursionError):
+        return parse_json(text)
+    except ValueError:
         return text.strip()
-    return value
 
 
 def _complaint(error: BackendError, body: JsonValue) -> str:

@@ -26,7 +26,7 @@ import anyio
 from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.llm.endpoint import Endpoint
 from plait.backends.llm.sse import EventDecoder, ServerEvent
-from plait.backends.text import clean_text
+from plait.backends.text import clean_text, is_json
 
 if TYPE_CHECKING:
     import aiohttp
@@ -100,7 +100,7 @@ class Response:
         pieces: list[bytes] = []
         while piece := await self._piece():
             pieces.append(piece)
-        if self.failure is not None and self.status < 300 and not _is_json(b"".join(pieces)):
+        if self.failure is not None and self.status < 300 and not is_json(b"".join(pieces).decode(errors="replace")):
             raise self.failure
         return b"".join(pieces)
 
@@ -121,7 +121,7 @@ class Response:
             while piece := await self._piece():
                 pieces.append(piece)
             body = b"".join(pieces)
-            if self.failure is not None and not _is_json(body):
+            if self.failure is not None and not is_json(body.decode(errors="replace")):
                 raise self.failure
             take_whole(json.loads(body))
             return
@@ -338,14 +338,6 @@ def _protocol() -> type[ResponseHandler]:
             super().data_received(data)
 
     return Protocol
-
-
-def _is_json(body: bytes) -> bool:
-    try:
-        json.loads(body)
-    except (ValueError, RecursionError):
-        return False
-    return True
 
 
 def _close_at_exit(sessions: _Sessions) -> None:

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from plait.backends.answers.schema import Mismatch, Schema
 from plait.backends.errors import BackendError
-from plait.backends.text import clean_text, parse_json
+from plait.backends.text import clean_text, is_json, parse_json
 from plait.dialogue import Question
 from plait.json_form import JsonInput, JsonValue
 from plait.runner.errors import PlaitError
@@ -79,7 +79,7 @@ class Asking:
         Text that does not fit the schema as JSON is tried as a JSON string. With an empty schema, only a text that is
         JSON as a whole is parsed. Raises PlaitError if neither fits.
         """
-        if self.question.schema is None or (not self.question.schema and not _is_json(text)):
+        if self.question.schema is None or (not self.question.schema and not is_json(text)):
             return clean_text(text)
         try:
             return Schema(self.question.schema).read(text)
@@ -87,23 +87,14 @@ class Asking:
             try:
                 return self.checked(clean_text(text))
             except PlaitError as mismatch:
-                if len(text) <= _SHORT_ANSWER and not _is_json(
-                    text
-                ):  # report a type mismatch for `yes`, not invalid JSON
+                # Report a type mismatch for `yes`, not invalid JSON.
+                if len(text) <= _SHORT_ANSWER and not is_json(text):
                     raise mismatch from None
                 asked = _short(self.question.text)
                 raise PlaitError(f"the answer does not fit the question {asked!r}: {error}") from None
 
 
 _SHORT_ANSWER = 40
-
-
-def _is_json(text: str) -> bool:
-    try:
-        json.loads(text)
-    except (ValueError, RecursionError):
-        return False
-    return True
 
 
 def asking_of(text: str, encoded: str) -> Asking:
