@@ -7,7 +7,7 @@ what it finds, as `plait resume` does. The claim decides a race: the loser reads
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import anyio
 
@@ -15,7 +15,7 @@ from plait.persistence.errors import StoreError
 from plait.persistence.protocol import Store
 from plait.runner.cli.display.follow import stop_on_signal
 from plait.runner.cli.display.plain import PlainDisplay
-from plait.runner.cli.display.report import store_failures
+from plait.runner.cli.display.report import as_stored, store_failures
 from plait.runner.cli.display.text import as_line, counted, seconds
 from plait.runner.cli.exits import cli_error_of, print_note
 from plait.runner.cli.stored_backends import FileOptions
@@ -144,7 +144,7 @@ class Worker:
         if self._stopping:
             return
         self._runs[run.run_id] = run
-        begins = False
+        begins, end = False, None
         async with run:
             async for event in run.events():
                 begins |= isinstance(event, events.RunStarted | events.RunResumed)
@@ -153,9 +153,13 @@ class Worker:
                         f"run {as_line(run.run_id)} has ended; waiting up to {seconds(event.seconds)} for the store "
                         f"to take the last {counted(event.changes, 'change')}; a second signal ends the wait"
                     )
+                elif isinstance(event, events.RunEnded):
+                    end = event
                 elif not isinstance(event, events.TaskEvent | events.TasksAdded):
                     self._display.handle(event)
         result = await run.result()
+        if end is not None:  # told with the status that is stored, which is known only now
+            self._display.handle(replace(end, status=as_stored(result).status))
         for line in store_failures(result):
             print_note(line)
         if result.status is RunStatus.INTERRUPTED:

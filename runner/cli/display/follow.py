@@ -103,6 +103,7 @@ async def _drive(run: Run, dag: DAG, display: Display) -> FinishedRun:
     unpriced: set[str | None] = set()
     policy_state: JsonValue = None
     left = _TasksLeft()
+    end: events.RunEnded | None = None
 
     def stop() -> None:
         left.end()
@@ -124,12 +125,18 @@ async def _drive(run: Run, dag: DAG, display: Display) -> FinishedRun:
                     elif isinstance(event, events.TaskRetried | events.TaskWaiting) and lacks_price(event.usage):
                         unpriced.add(event.usage.model)
                     left.handle(event)
-                    display.handle(event)
+                    if isinstance(event, events.RunEnded):
+                        end = event
+                    else:
+                        display.handle(event)
             beside.cancel_scope.cancel()
+        took = time.monotonic() - began
+        result = await run.result()
+        if end is not None:  # told with the status that is stored, which is known only now
+            display.handle(replace(end, status=report.as_stored(result).status))
     finally:
         display.close()
-    took = time.monotonic() - began
-    return FinishedRun(await run.result(), dag, len(started), took, policy_state, unpriced, left.by_host())
+    return FinishedRun(result, dag, len(started), took, policy_state, unpriced, left.by_host())
 
 
 class _TasksLeft:

@@ -65,6 +65,8 @@ def test_what_a_full_disk_did_not_take_is_told_and_resumed(tmp_path: Path, words
     elif words == ("--json",):
         assert (done.value["status"], done.value["degraded"][0]["lost"] > 0) == ("interrupted", True)
     else:
+        assert re.search(r"^\S+ run \S+ interrupted$", done.err, re.MULTILINE), "and not that it is completed"
+        assert not re.search(r"^\S+ run \S+ completed$", done.err, re.MULTILINE)
         assert re.search(r"^  store +it failed .* changes not stored: ", done.err, re.MULTILINE)
         assert re.search(r"^  resume +plait resume \S+$", done.err, re.MULTILINE)
     make(tmp_path)
