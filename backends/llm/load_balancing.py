@@ -50,7 +50,7 @@ class _Server:
 class LoadBalancedBackend:
     """Several servers with the same model, used as one backend.
 
-    A request goes to the server with the fewest requests under way in this process. A conversation goes on at its last
+    A request goes to the server with the fewest requests of this backend under way. A conversation goes on at its last
     server, which may have its beginning in the cache, unless that server has more than twice the requests of the least
     loaded one. A server that fails (kinds `transient`, `overloaded` and `rate_limited`) gets no requests for a second,
     and for up to a minute if it keeps failing. A request that the server has not processed goes to the next server at
