@@ -149,19 +149,21 @@ def _words_and_text(error: Mapping[str, JsonValue]) -> tuple[list[str], str]:
     words = [str(error[key]) for key in ("code", "type", "status_code") if error.get(key)]
     if "status_msg" in error:
         words = [_MINIMAX.get(word, word) for word in words]
-    return words, _text_in(error, 0)
+    return words, error_text(error)
 
 
-def _text_in(value: JsonValue | Mapping[str, JsonValue], depth: int) -> str:
-    """Return the text for a person in an error, which may be a list, or an object for each field that is wrong."""
+def error_text(value: JsonValue | Mapping[str, JsonValue], depth: int = 0) -> str:
+    """Return the text for a person in an error, which may be a list, or an object for each field that is wrong; empty
+    if there is none.
+    """
     if isinstance(value, str):
         parsed = _parsed(value) if value.startswith(("{", "[")) else value  # Mistral: JSON in a text
-        return value if isinstance(parsed, str) else _text_in(parsed, depth + 1) or value
+        return value if isinstance(parsed, str) else error_text(parsed, depth + 1) or value
     if depth > _DEEPEST:
         return ""
     if isinstance(value, list):
-        return "; ".join(filter(None, (_text_in(one, depth + 1) for one in value[:_MOST])))
-    text = next(filter(None, (_text_in(at(value, key), depth + 1) for key in _TEXTS)), "")
+        return "; ".join(filter(None, (error_text(one, depth + 1) for one in value[:_MOST])))
+    text = next(filter(None, (error_text(at(value, key), depth + 1) for key in _TEXTS)), "")
     steps = at(value, "loc")
     place = ".".join(str(step) for step in steps if isinstance(step, str | int)) if isinstance(steps, list) else ""
     return f"{place}: {text}" if place and text else text

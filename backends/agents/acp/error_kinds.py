@@ -9,9 +9,10 @@ from plait.backends.agents.acp.quirks import AcpQuirks
 from plait.backends.agents.acp.updates import Updates
 from plait.backends.agents.acp.wire import AUTH_REQUIRED, NOT_FOUND
 from plait.backends.agents.error_kinds import COMMON, THROTTLED, Phrases, classify, kind_of_failure
+from plait.backends.error_kinds import error_text
 from plait.backends.errors import ErrorKind
 from plait.backends.json_fields import at, number, tables, text
-from plait.backends.text import shown
+from plait.backends.text import clean_text, shown
 from plait.json_form import JsonValue
 
 PHRASES: Phrases = (
@@ -109,8 +110,12 @@ def _code(error: JsonValue) -> int:
     return code if isinstance(code, int) else int(number(error, "code") or 0)
 
 
+def _words(value: JsonValue, name: str) -> str:
+    return text(value, name) or clean_text(error_text(at(value, name)))
+
+
 def _message(error: JsonValue) -> str:
     """Return the error's message, without details that repeat the request."""
-    said, data = text(error, "message"), at(error, "data")
-    details = data if isinstance(data, str) else text(data, "details") or text(data, "message")
+    said, data = _words(error, "message"), at(error, "data")
+    details = data if isinstance(data, str) else _words(data, "details") or _words(data, "message")
     return f"{said}: {details}" if details and details not in said else said or "no reason given"

@@ -11,11 +11,12 @@ from plait.backends.agents.claude.error_kinds import PHRASES, REFUSES_SCHEMA, ki
 from plait.backends.agents.claude.questions import question_of
 from plait.backends.agents.error_kinds import THROTTLED, SchemaRefused, failure, no_outcome, safe_line
 from plait.backends.agents.protocol import Call, ProcessEnd, TurnAnswer
+from plait.backends.error_kinds import error_text
 from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.json_fields import UsageTally, at, count, describe_tool_call, number, tables, text
 from plait.backends.limit_resets import seconds_left
 from plait.backends.protocol import Output
-from plait.backends.text import shown
+from plait.backends.text import clean_text, shown
 from plait.json_form import JsonValue
 from plait.usage import NO_USAGE, Usage
 
@@ -270,7 +271,7 @@ class ClaudeReader:
     def _failure(self, result: Mapping[str, JsonValue]) -> BackendError:
         errors = at(result, "errors")
         first = errors[0] if isinstance(errors, list) and errors else None
-        message = text(result, "result") or (first if isinstance(first, str) else "") or "no reason given"
+        message = text(result, "result") or clean_text(error_text(first)) or "no reason given"
         self._check_schema(message)
         kind = kind_of_result(result, message, self._error)
         if text(result, "subtype") == _BUDGET:

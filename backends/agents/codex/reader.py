@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 from plait.backends.agents.error_kinds import COMMON, Phrases, failure, kind_of_failure, no_outcome
 from plait.backends.agents.protocol import Call, ProcessEnd, TurnAnswer
+from plait.backends.error_kinds import error_text
 from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.json_fields import at, count, describe_tool_call, tables, text
 from plait.backends.limit_resets import seconds_left
 from plait.backends.protocol import Output
-from plait.backends.text import shown
+from plait.backends.text import clean_text, shown
 from plait.json_form import JsonValue
 from plait.usage import NO_USAGE, Usage
 
@@ -103,7 +104,7 @@ class CodexReader:
             case "turn.completed":
                 self._completed, self._has_said = event, True
             case "turn.failed":
-                self._failed, self._has_said = text(event, "error", "message"), True
+                self._failed, self._has_said = _reason(event), True
             case "error" if (message := text(event, "message")).startswith("Reconnecting"):
                 self._has_said = True
                 return [Output("waiting", shown(message))]
@@ -151,6 +152,10 @@ class CodexReader:
     def _failure(self, message: str) -> BackendError:
         kind, said = kind_of_failure(message, _PHRASES)
         return failure(kind, f"Codex: {said}", wait=seconds_left(said, self._now()), continues_session=self._has_said)
+
+
+def _reason(event: Mapping[str, JsonValue]) -> str:
+    return text(event, "error", "message") or clean_text(error_text(at(event, "error"))) or "no reason given"
 
 
 def _command(item: JsonValue) -> str:

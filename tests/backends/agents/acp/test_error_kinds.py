@@ -120,3 +120,9 @@ def test_the_login_methods_are_named() -> None:
     )
     assert list_login_methods([]) == list_login_methods(None) == "none"
     assert len(list_login_methods([{"id": f"key{n}", "name": "API key"} for n in range(30)])) == 200
+
+
+@pytest.mark.parametrize("message", [["no such model"], {"detail": [{"msg": "no such model"}]}])
+def test_a_message_in_another_form_than_text_is_read(message: JsonValue) -> None:
+    assert error_of({"code": -32602, "message": message})[1] == "no such model"
+    assert error_of({"code": -32602, "message": "no", "data": {"details": message}})[1] == "no: no such model"

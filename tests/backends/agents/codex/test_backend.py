@@ -183,6 +183,13 @@ def test_kinds_by_what_it_says(message: str, kind: ErrorKind, wait: float | None
     assert (seen.error.kind, seen.error.retry_after) == (kind, wait)
 
 
+def test_a_reason_in_another_form_than_text_is_read() -> None:
+    error = {"message": {"detail": [{"loc": ["body", "model"], "msg": "no such model"}]}}
+    seen = _read({"type": "thread.started", "thread_id": "t"}, {"type": "turn.failed", "error": error})
+    assert seen.error is not None
+    assert seen.error.message == "Codex: body.model: no such model"
+
+
 ALWAYS = ["--json", "--skip-git-repo-check", "--disable=plugins", "--disable=unbounded_connection_retries"]
 SAFE = ['--config=sandbox_mode="read-only"', "--config=analytics.enabled=false"]
 
