@@ -85,7 +85,7 @@ def error_in_text(agent: AcpQuirks, result: JsonValue, updates: Updates, prompt:
 
     Some agents report errors as answer text.
     """
-    words = updates.last_words.strip()
+    words = updates.text.strip()
     if agent.error_begins is not None and words.startswith(agent.error_begins):
         status = _IN_BRACKETS.search(words)
         return classify(words, PHRASES, int(status[1]) if status else 0), words

@@ -35,15 +35,13 @@ class Updates:
         self._cost: float | None = None
 
     @property
-    def last_words(self) -> str:
-        """The last message of any kind."""
-        return next(reversed(self._messages.values()), "")
-
-    @property
     def text(self) -> str:
-        """The last message of the answer. Agents that number their messages insert notes without a number."""
-        numbered = (said for known, said in reversed(self._messages.items()) if not known.startswith(_UNNUMBERED))
-        return next(numbered, self.last_words)
+        """The last message. Agents that number their messages insert notes without a number, which count only where
+        there is nothing else.
+        """
+        last = [*reversed(self._messages.items())]
+        numbered = (message for known, message in last if not known.startswith(_UNNUMBERED))
+        return next(numbered, last[0][1] if last else "")
 
     @property
     def answer(self) -> str:
