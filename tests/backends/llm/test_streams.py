@@ -98,6 +98,7 @@ async def test_another_choice_is_another_answer() -> None:
 
 
 START = MESSAGES.event("message_start", message={"id": "m1", "model": "m", "usage": {"input_tokens": 8}})
+BEGUN = MESSAGES.event("message_start", message={"id": "m1", "content": [{"type": "text", "text": "Hello "}]})
 END = [MESSAGES.event("message_delta", delta={"stop_reason": "end_turn"}), MESSAGES.event("message_stop")]
 
 
@@ -119,8 +120,22 @@ def delta(index: int, text: str) -> str:
         [START, block(0, ""), delta(0, "Hel"), START.replace("m1", "m2"), block(0, ""), delta(0, "Hello world")],
         [START, block(0, ""), delta(0, "Hello "), START, delta(0, "world")],
         [START, block(0, ""), delta(0, "Hel"), START, block(0, ""), delta(0, "Hello world")],
+        [BEGUN, delta(0, "world")],
+        [BEGUN, BEGUN, delta(0, "world")],
+        [BEGUN, block(0, "Hello "), delta(0, "world")],
     ],
-    ids=["begun", "at once", "no start", "by index", "another message", "the same message", "once more"],
+    ids=[
+        "begun",
+        "at once",
+        "no start",
+        "by index",
+        "another message",
+        "the same message",
+        "once more",
+        "begun with the message",
+        "begun twice",
+        "begun in both",
+    ],
 )
 async def test_the_blocks_of_the_messages_api(parts: list[str]) -> None:
     assert (await say(MESSAGES, events([*parts, *END]))).text == "Hello world"
