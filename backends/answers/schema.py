@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from plait.backends.answers.candidates import Candidate, parts, whole, why_none
-from plait.backends.answers.cost import Cost, measure
+from plait.backends.answers.schema_cost import Cost, measure
 from plait.backends.answers.validator import SchemaProblem, list_problems, prepare
 from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.text import clean_text, one_line

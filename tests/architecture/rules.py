@@ -25,7 +25,7 @@ PURE = (
     "backends/errors.py",
     "backends/protocol.py",
     "backends/answers/candidates.py",
-    "backends/answers/cost.py",
+    "backends/answers/schema_cost.py",
     "backends/answers/schema.py",
     "backends/answers/validator.py",
     "backends/text.py",

@@ -10,7 +10,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from plait.backends import BackendError, ConversationRequest, ErrorKind, FunctionBackend
-from plait.backends.answers.cost import MAX_DEPTH, MAX_VALUES, SchemaProblem, measure
+from plait.backends.answers.schema_cost import MAX_DEPTH, MAX_VALUES, SchemaProblem, measure
 from tests.support.linear import check_linear
 
 DATE = {"type": "string", "pattern": r"^\d{4}-\d{2}-\d{2}$"}
