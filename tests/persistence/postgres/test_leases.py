@@ -9,7 +9,7 @@ import asyncpg
 import pytest
 
 from plait import DAG, ParallelRunner, PostgresStore, Task
-from plait.persistence import LeaseRenewed, RunClaimed, RunReleased
+from plait.persistence import LeaseRenewed, RunClaimed, RunReleased, RunStatusChanged
 from plait.persistence.contract.samples import CREATED, RUN, RUNNING, Writer, owner
 from plait.runner.clock import Clock, iso
 
@@ -73,3 +73,12 @@ async def test_the_lease_of_the_last_claim_counts(store: PostgresStore, dsn: str
     assert await claimable_after(store, dsn, 2 * LEASE_S + 1)
     await writer.write(RunReleased(iso(clock.wall())))
     assert await claimable_after(store, dsn, 0)
+
+
+async def test_a_waiting_run_whose_owner_died_before_the_release_is_free_one_lease_later(
+    store: PostgresStore, dsn: str
+) -> None:
+    clock, writer = Skewed(0), Writer(store, RUN)
+    await writer.write(CREATED, claim(clock, LEASE_S), RUNNING, RunStatusChanged(iso(clock.wall()), "waiting_input"))
+    assert not await claimable_after(store, dsn, LEASE_S - 5)
+    assert await claimable_after(store, dsn, LEASE_S + 1)
