@@ -7,6 +7,8 @@ alone.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import shutil
 import time
@@ -25,6 +27,7 @@ from plait.backends.agents.transcript import exchanges, reread
 from plait.backends.errors import BackendUnavailable
 from plait.backends.placeable import Placeable
 from plait.backends.process.manifest import read_manifest
+from plait.backends.process.spawn import child_environment
 from plait.backends.process.watchdog import scratch
 from plait.backends.protocol import Conversation, ConversationRequest, DetachedTurn, Files
 
@@ -172,6 +175,12 @@ class CliBackend(Placeable, ABC):
     def called(self) -> str:
         """The command, as a name on PATH or a path."""
         return self.command or self.program
+
+    @property
+    def account(self) -> str:
+        """The command and its environment, unreadable: agents with the same account share the limits of a login."""
+        seen = [self.called, child_environment((*self.passes, *self.pass_env))]
+        return f"{self.kind} {hashlib.sha256(json.dumps(seen, sort_keys=True).encode()).hexdigest()[:16]}"
 
     @property
     def passes(self) -> Sequence[str]:

@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import anyio
 import anyio.abc
@@ -14,11 +15,12 @@ import pytest
 
 from plait.backends import OpenAIBackend
 from plait.backends.function import as_backend
-from plait.runner import ParallelRunner, Run, RunStatus
+from plait.runner import DAG, ParallelRunner, Run, RunStatus, Task
 from plait.runner.clock import Clock
 from plait.runner.domain import events
 from plait.runner.engine.process_accounts import Accounts
 from plait.runner.scheduling.account import PROBES, Account, BackendSlots, Pause
+from tests.support.agents.homes import make_home
 from tests.support.remotes import make
 from tests.support.sharing import wide
 from tests.support.wire import Answer, ChatCompletions, Exchange, Script, serve
@@ -183,6 +185,26 @@ async def test_two_refused_runs_send_the_probes_of_one_and_share_half_of_their_s
         provider.open()
         await first.completes()
         await second.completes()
+
+
+async def test_a_usage_limit_that_an_agent_has_met_in_one_run_holds_in_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, until_then = make_home(tmp_path, monkeypatch), int(time.time()) + 2
+    first = ParallelRunner(backends={"claude": home.claude()}, concurrency=1)
+    second = ParallelRunner(backends={"claude": home.claude()}, concurrency=1)
+    limited = DAG([Task("limited", f"[[limit {until_then}]]")])
+    gate = tmp_path / "gate"
+    others = DAG([Task("under-way", f"[[until {gate}]]"), Task("after", "Go on.")])
+    async with first.start(limited) as one, second.start(others) as other, anyio.create_task_group() as group:
+        refused, told = Watched(one), Watched(other)
+        group.start_soon(refused.read)
+        group.start_soon(told.read)
+        await told.tells(events.BackendThrottled)
+        gate.touch()
+        await told.completes()
+        assert time.time() >= until_then
+        await refused.completes()
 
 
 OTHERS: dict[str, dict[str, object]] = {"key": {"api_key_env": "OTHER_API_KEY"}, "name": {"name": "large"}, "url": {}}

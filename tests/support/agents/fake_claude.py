@@ -2,11 +2,11 @@
 """Stands in for `claude -p --output-format=stream-json`: the same arguments, events and session rules, no model.
 
 Its sessions are files in $HOME/sessions. Words in the prompt say what it does: [[say TEXT]], [[until PATH]] (answers
-when that file exists), [[error STATUS]], [[tool]] (uses a tool first), [[later TEXT]] (a command in the background ends
-before the first result, so that a second one with this text follows), [[json VALUE]], [[plain]] (a schema is not
-heeded), [[die]], [[ask]] (defers a tool until it is answered), [[deaf]] (does not heed SIGINT), [[immortal]] (does
-not heed SIGTERM either, but notes it); the models "hangs" and "fails" do so with any prompt. No answer comes as long
-as there is a file $HOME/hold. --max-budget-usd is heeded.
+when that file exists), [[error STATUS]], [[limit SECONDS]] (a usage limit up to that Unix time), [[tool]] (uses a tool
+first), [[later TEXT]] (a command in the background ends before the first result, so that a second one with this text
+follows), [[json VALUE]], [[plain]] (a schema is not heeded), [[die]], [[ask]] (defers a tool until it is answered),
+[[deaf]] (does not heed SIGINT), [[immortal]] (does not heed SIGTERM either, but notes it); the models "hangs" and
+"fails" do so with any prompt. No answer comes as long as there is a file $HOME/hold. --max-budget-usd is heeded.
 What the model would see goes to $HOME/calls.jsonl, one line a request: the witness of what was sent, how often, in
 which order. As soon as it has printed that the answer begins, begun.jsonl has a line too.
 """
@@ -190,6 +190,10 @@ def answer(talk: Talk, last: str, use: dict[str, object]) -> None:
     if (status := word(last, "error")) is not None:
         text = f"API Error: {status} no"
         talk.result(is_error=True, api_error_status=int(status), result=text, terminal_reason="api_error")
+        sys.exit(1)
+    if float(word(last, "limit") or 0) > time.time():
+        text = f"Claude AI usage limit reached|{word(last, 'limit')}"
+        talk.result(is_error=True, api_error_status=429, result=text, terminal_reason="api_error")
         sys.exit(1)
     if word(last, "tool") is not None:
         use_tool(talk)
