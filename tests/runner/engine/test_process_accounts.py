@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import anyio
-import anyio.abc
 import pytest
 
 from plait.backends import OpenAIBackend
