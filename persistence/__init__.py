@@ -3,29 +3,31 @@
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from plait.persistence.changes import (
+from plait.events import (
     AttemptId,
     BackendThrottled,
-    Batch,
-    Change,
     HostAway,
-    LeaseRenewed,
-    MessageAppended,
     NewTask,
     NodeStarted,
+    SessionOpened,
+    TaskAdopted,
+    TaskInterrupted,
+    TaskPlaced,
+)
+from plait.persistence.changes import (
+    Batch,
+    Change,
+    LeaseRenewed,
+    MessageAppended,
     PolicyDecided,
     RunClaimed,
     RunCreated,
     RunReleased,
     RunStatusChanged,
-    SessionOpened,
-    TaskAdopted,
     TaskAnswered,
     TaskCancelled,
     TaskCompleted,
     TaskFailed,
-    TaskInterrupted,
-    TaskPlaced,
     TaskReopened,
     TaskRetried,
     TasksAdded,

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from json.encoder import encode_basestring
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from plait import events
 from plait.persistence import changes as c
 from plait.persistence import event_log, rules, tables
 from plait.persistence.checksums import SHORT, checksum, digest
@@ -161,7 +162,7 @@ class Applier:
         rules.check_added(self._run_id, change, self._tasks.keys() & set(rules.mentioned_task_ids(change)))
         self._insert(change.tasks, change.added_by)
 
-    def _insert(self, tasks: Sequence[c.NewTask], added_by: str | None) -> None:
+    def _insert(self, tasks: Sequence[events.NewTask], added_by: str | None) -> None:
         run, rows = self._run, self._rows[tables.ADD_TASK]
         assert run.size is not None
         for position, new in enumerate(tasks, run.size):
@@ -186,7 +187,7 @@ class Applier:
         else:
             self._rows[tables.ADD_ATTEMPT_IN_SESSION].append((*started, change.session_id))
 
-    def _open_session(self, _seq: int, change: c.SessionOpened) -> None:
+    def _open_session(self, _seq: int, change: events.SessionOpened) -> None:
         state = self._tasks.get(change.task_id)
         if state is None or not state.attempt or change.attempt not in {0, state.attempt}:
             raise rules.conflict(self._run_id, change, state and (state.status, state.attempt))
@@ -275,7 +276,7 @@ class Applier:
         self._end(seq, change, state, "retried", (change.error_kind, change.error, change.traceback))
         self._rows[tables.RETRY].append(("pending", int(change.continues_session), self._run_id, state.position))
 
-    def _interrupt(self, seq: int, change: c.TaskInterrupted) -> None:
+    def _interrupt(self, seq: int, change: events.TaskInterrupted) -> None:
         state = self._require(change, change.attempt)
         crashes = state.crashes + change.crashed
         self._tasks[change.task_id] = TaskState(state.position, "pending", state.attempt, crashes)
@@ -322,12 +323,12 @@ class Applier:
     _OF_TASKS: Final[dict[type, Callable[..., c.Change | None]]] = {
         c.TasksAdded: _add_tasks,
         c.TaskStarted: _start,
-        c.SessionOpened: _open_session,
+        events.SessionOpened: _open_session,
         c.MessageAppended: _append,
         c.TaskCompleted: _complete,
         c.TaskFailed: _fail,
         c.TaskRetried: _retry,
-        c.TaskInterrupted: _interrupt,
+        events.TaskInterrupted: _interrupt,
         c.TaskWaiting: _wait,
         c.TaskCancelled: _cancel,
         c.TaskAnswered: _answer,

@@ -7,35 +7,22 @@ Statuses are the words of docs/concepts.md.
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
+from plait.events import (
+    AttemptId,
+    BackendThrottled,
+    HostAway,
+    NewTask,
+    NodeStarted,
+    SessionOpened,
+    TaskAdopted,
+    TaskInterrupted,
+    TaskPlaced,
+)
 from plait.json_form import value
 from plait.persistence.records import Owner
 from plait.usage import NO_USAGE, Usage
-
-
-class AttemptId(NamedTuple):
-    """An attempt of any run of the store."""
-
-    run_id: str
-    task_id: str
-    attempt: int
-
-
-@value
-class NewTask:
-    """A task to be added, as pending."""
-
-    task_id: str
-    """Unique in the run."""
-    prompt: str
-    """The template, before rendering."""
-    depends_on: tuple[str, ...] = ()
-    """The ids of the tasks that have to end first."""
-    backend: str | None = None
-    """The name of the backend in the plan; None for the run's default."""
-    spec: str = "{}"
-    """The other fields of the task as JSON. The store never reads the JSON."""
 
 
 @value
@@ -132,84 +119,6 @@ class TaskStarted:
 
 
 @value
-class TaskAdopted:
-    """Record that a new owner follows an attempt of a dead process. Adds an event and changes no task."""
-
-    at: str
-    task_id: str
-    attempt: int
-
-
-@value
-class TaskPlaced:
-    """Record the host of an attempt, before the host may begin. Adds an event and changes no task."""
-
-    at: str
-    task_id: str
-    attempt: int
-    place: str
-    """The name of the host."""
-    interrupted: bool = False
-    """Whether the attempt continues an interrupted turn, so that its prompt says only that."""
-
-
-@value
-class NodeStarted:
-    """Record that a node of a graph begins within an attempt. Adds an event and changes no task."""
-
-    at: str
-    task_id: str
-    attempt: int
-    node: str
-    """The name of the node."""
-
-
-@value
-class BackendThrottled:
-    """Record how a backend is throttled from now on. Adds an event and changes no task."""
-
-    at: str
-    backend: str
-    until: str | None
-    """The end of the pause; None if the backend is not paused."""
-    cause: str
-    """The HTTP status or the kind of the error behind the pause; `limits` for limits of rate that the run keeps."""
-    slots: int
-    """The number of tasks that may run on the backend at once, after the pause."""
-    total: int
-    """The number without throttling."""
-
-
-@value
-class HostAway:
-    """Record the tasks that wait for a host from now on. Adds an event and changes no task."""
-
-    at: str
-    host: str
-    """The name of the host."""
-    since: str | None
-    """The time at which the host was found to be away; None once no task waits for the host."""
-    reason: str
-    """Why the host is away; empty if the host is back."""
-    tasks: tuple[str, ...]
-    """The ids of the tasks."""
-
-
-@value
-class SessionOpened:
-    """Store the session id of an attempt, and confirm the session.
-
-    A confirmed session exists at the backend and holds the task's prompt, so a later attempt can continue by its id.
-    """
-
-    at: str
-    task_id: str
-    attempt: int
-    """The last attempt; 0 if a person continued the conversation, which confirms nothing."""
-    session_id: str
-
-
-@value
 class MessageAppended:
     """Append a message to the conversation of a task."""
 
@@ -284,20 +193,6 @@ class TaskRetried:
     """The next attempt continues the session, which is confirmed thereby. False revokes the confirmation."""
     traceback: str | None = None
     """As in AttemptRecord."""
-
-
-@value
-class TaskInterrupted:
-    """End an attempt together with its owner: running -> pending. The outcome of the attempt is unknown."""
-
-    at: str
-    task_id: str
-    attempt: int
-    reason: str
-    crashed: bool = False
-    """The owner died, and did not stop by itself. `TaskRecord.crashes` counts the deaths."""
-    delay_s: float = 0.0
-    """Seconds from `at` until the next attempt may start."""
 
 
 @value

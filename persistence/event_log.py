@@ -6,13 +6,15 @@ import json
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from plait import events
 from plait.persistence import changes
 from plait.persistence.records import EventKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from plait.persistence.changes import Change, NewTask
+    from plait.events import NewTask
+    from plait.persistence.changes import Change
     from plait.usage import Usage
 
 
@@ -56,39 +58,9 @@ def _task_started(change: changes.TaskStarted) -> EventParts:
     return change.at, EventKind.TASK_STARTED, change.task_id, change.attempt, start_detail(change.backend)
 
 
-def _task_adopted(change: changes.TaskAdopted) -> EventParts:
-    return change.at, EventKind.TASK_ADOPTED, change.task_id, change.attempt, "{}"
-
-
-def _task_placed(change: changes.TaskPlaced) -> EventParts:
-    return change.at, EventKind.TASK_PLACED, change.task_id, change.attempt, _placed(change.place, change.interrupted)
-
-
-@lru_cache(maxsize=256)
-def _placed(place: str, interrupted: bool) -> str:
-    values: dict[str, str | bool] = {"place": place, **({"interrupted": True} if interrupted else {})}
-    return json.dumps(values, ensure_ascii=False, separators=(",", ":"))
-
-
-def _node_started(change: changes.NodeStarted) -> EventParts:
-    return change.at, EventKind.NODE_STARTED, change.task_id, change.attempt, _pair("node", change.node)
-
-
-def _backend_throttled(change: changes.BackendThrottled) -> EventParts:
-    names = ("backend", "until", "cause", "slots", "total")
-    detail = json.dumps({name: getattr(change, name) for name in names}, ensure_ascii=False, separators=(",", ":"))
-    return change.at, EventKind.BACKEND_THROTTLED, None, None, detail
-
-
-def _host_away(change: changes.HostAway) -> EventParts:
-    names = ("host", "since", "reason", "tasks")
-    detail = json.dumps({name: getattr(change, name) for name in names}, ensure_ascii=False, separators=(",", ":"))
-    return change.at, EventKind.HOST_AWAY, None, None, detail
-
-
-def _session_opened(change: changes.SessionOpened) -> EventParts:
-    detail = _pair("session_id", change.session_id)
-    return change.at, EventKind.SESSION_OPENED, change.task_id, change.attempt, detail
+def _shared(event: events.Event) -> EventParts:
+    task_id, attempt = (event.task_id, event.attempt) if isinstance(event, events.TaskEvent) else (None, None)
+    return event.at, EventKind(event.kind), task_id, attempt, events.detail_of(event)
 
 
 def _task_completed(change: changes.TaskCompleted) -> EventParts:
@@ -106,14 +78,6 @@ def _task_retried(change: changes.TaskRetried) -> EventParts:
         values["continues_session"] = True
     detail = json.dumps(values, allow_nan=False, separators=(",", ":"))
     return change.at, EventKind.TASK_RETRIED, change.task_id, change.attempt, detail
-
-
-def _task_interrupted(change: changes.TaskInterrupted) -> EventParts:
-    values: dict[str, str | float] = {"reason": change.reason}
-    if change.crashed:
-        values["delay_s"] = change.delay_s
-    detail = json.dumps(values, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return change.at, EventKind.TASK_INTERRUPTED, change.task_id, change.attempt, detail
 
 
 def _task_waiting(change: changes.TaskWaiting) -> EventParts:
@@ -169,16 +133,16 @@ _EVENTS: dict[type, Callable[..., EventParts]] = {
     changes.TasksAdded: _tasks_added,
     changes.PolicyDecided: _policy_decided,
     changes.TaskStarted: _task_started,
-    changes.TaskAdopted: _task_adopted,
-    changes.TaskPlaced: _task_placed,
-    changes.NodeStarted: _node_started,
-    changes.BackendThrottled: _backend_throttled,
-    changes.HostAway: _host_away,
-    changes.SessionOpened: _session_opened,
+    events.TaskAdopted: _shared,
+    events.TaskPlaced: _shared,
+    events.NodeStarted: _shared,
+    events.BackendThrottled: _shared,
+    events.HostAway: _shared,
+    events.SessionOpened: _shared,
     changes.TaskCompleted: _task_completed,
     changes.TaskFailed: _task_failed,
     changes.TaskRetried: _task_retried,
-    changes.TaskInterrupted: _task_interrupted,
+    events.TaskInterrupted: _shared,
     changes.TaskWaiting: _task_waiting,
     changes.TaskAnswered: _task_answered,
     changes.TaskCancelled: _task_cancelled,

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from plait import events
 from plait.persistence import changes
 from plait.persistence.errors import Conflict, Fenced, Gap
 from plait.persistence.records import RunRecord
@@ -27,7 +28,7 @@ _KINDS: Mapping[type, str] = {
     changes.TaskCompleted: "task_completed",
     changes.TaskFailed: "task_failed",
     changes.TaskRetried: "task_retried",
-    changes.TaskInterrupted: "task_interrupted",
+    events.TaskInterrupted: "task_interrupted",
     changes.TaskWaiting: "task_waiting_input",
     changes.TaskAnswered: "task_answered",
     changes.TaskCancelled: "task_cancelled",

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from plait.statuses import RunStatus, TaskStatus
 
 if TYPE_CHECKING:
+    from plait import events
     from plait.runner.clock import Clock
-    from plait.runner.domain import events
     from plait.runner.domain.dag import DAG
     from plait.runner.domain.policy import Decision, Policy, RunView
     from plait.runner.domain.question import OpenQuestion
@@ -173,7 +173,7 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split
 
 def __getattr__(name: str) -> object:
     if name == "events":
-        return importlib.import_module("plait.runner.domain.events")
+        return importlib.import_module("plait.events")
     if name not in _HOME_OF:
         raise AttributeError(f"module 'plait.runner' has no attribute {name!r}")
     return getattr(importlib.import_module(f"plait.runner.{_HOME_OF[name]}"), name)

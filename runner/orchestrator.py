@@ -13,11 +13,11 @@ from types import TracebackType
 from typing import Any, Self, TypeAlias, cast
 
 from plait.backends.protocol import Backend
+from plait.events import Event, PolicyDecided, TaskCompleted
 from plait.json_form import JsonInput, JsonValue
 from plait.persistence.protocol import Store
 from plait.persistence.records import RunRecord, TaskRecord
 from plait.runner.domain.dag import nearest
-from plait.runner.domain.events import Event, PolicyDecided, TaskCompleted
 from plait.runner.domain.question import OnQuestion
 from plait.runner.domain.result import Degradation, RunResult, TaskResult
 from plait.runner.engine.feed import EventReader

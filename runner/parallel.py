@@ -9,6 +9,7 @@ from dataclasses import replace
 from types import EllipsisType, TracebackType
 from typing import Any, Self, TypeAlias
 
+from plait import events
 from plait.backends.function import as_backend
 from plait.backends.prices import Price
 from plait.backends.protocol import Backend, Reply
@@ -16,7 +17,6 @@ from plait.json_form import JsonInput
 from plait.persistence.changes import RunClaimed
 from plait.persistence.errors import StoreError
 from plait.runner.clock import Clock, iso, new_run_id
-from plait.runner.domain import events
 from plait.runner.domain.concurrency import default_concurrency
 from plait.runner.domain.dag import DAG, as_dag
 from plait.runner.domain.policy import Policy
@@ -50,6 +50,7 @@ from plait.runner.recovery.resume import ResumeOptions, earlier_answers, prepare
 from plait.runner.run import Run
 from plait.runner.scheduling.rates import RateLimits
 from plait.runner.state.answer_cache import load_cache
+from plait.runner.state.codec import run_created
 from plait.runner.state.own_store import OwnStore, StorePlace, with_open_store
 from plait.runner.state.owner import LEASE_SECONDS, claim_for_this_process
 from plait.runner.state.reusable_answers import ANSWER_KEYS, ReusableAnswers, Reuse, load_answers, require_tasks
@@ -469,7 +470,7 @@ class ParallelRunner:
                 answers = await load_answers(config.store, reuse, answer_keys(config))
             cache = await load_cache(config.store, dag, answer_keys(config), config.clock.wall())
             at = iso(config.clock.wall())
-            created = events.RunCreated(at, run_id, dag, kept, None if reuse is None else reuse.like)
+            created = run_created(at, run_id, dag, kept, None if reuse is None else reuse.like)
             owner = claim_for_this_process(at)
             claim = RunClaimed(at, owner, config.clock.wall() + config.lease)
             first = (created, events.RunStarted(at, run_id))
@@ -497,7 +498,7 @@ class ParallelRunner:
                 outcome = await self._resume_once(interrupted.run_id, ResumeOptions(policy=policy), feed, control)
             except StoreError as error:
                 at = iso(self._config.clock.wall())
-                feed.publish(events.RunInterrupted(at, interrupted.run_id, RunStatus.INTERRUPTED, str(error)))
+                feed.publish(events.RunInterrupted(at, interrupted.run_id, str(error)))
                 degraded = (*interrupted.degraded, Degradation(at, None, str(error)))
                 return replace(interrupted, degraded=degraded, error=str(error))
             if isinstance(outcome, Diverged):

@@ -12,12 +12,12 @@ import anyio
 import anyio.abc
 import anyio.to_thread
 
+from plait import events
 from plait.backends.errors import BackendUnavailable
 from plait.backends.protocol import Reply
 from plait.json_form import JsonInput
 from plait.persistence.errors import StoreError
 from plait.persistence.protocol import Store
-from plait.runner.domain import events
 from plait.runner.domain.dag import DAG, as_dag
 from plait.runner.domain.policy import Policy
 from plait.runner.domain.task import Task

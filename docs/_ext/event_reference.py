@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from docstrings import about, of_fields
 from markers import replace_markers, table
 
+from plait import events
 from plait.persistence import EventKind
-from plait.runner.domain import events
 from plait.statuses import (
     RUN_DONE,
     RUN_TRANSITIONS,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from plait.persistence import AttemptId, TaskCompleted, TaskFailed, TaskReopened, TasksAdded, TaskStarted
+from plait.events import AttemptId
+from plait.persistence import TaskCompleted, TaskFailed, TaskReopened, TasksAdded, TaskStarted
 from plait.persistence.contract.opened import OpenedStore
 from plait.persistence.contract.samples import CREATED, OPENING, RUN, Writer, at, whole
 from plait.persistence.memory.store import MemoryStore

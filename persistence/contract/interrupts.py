@@ -8,20 +8,22 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from plait.persistence import (
+from plait.events import (
     BackendThrottled,
-    Change,
-    EventKind,
     HostAway,
     NodeStarted,
     SessionOpened,
     TaskAdopted,
+    TaskInterrupted,
+    TaskPlaced,
+)
+from plait.persistence import (
+    Change,
+    EventKind,
     TaskAnswered,
     TaskCancelled,
     TaskCompleted,
     TaskFailed,
-    TaskInterrupted,
-    TaskPlaced,
     TaskReopened,
     TaskRetried,
     TaskStarted,
@@ -57,10 +59,16 @@ class InterruptsContract(OpenedStore):
     async def test_adoption_adds_only_an_event(self, store: Store, writer: Writer) -> None:
         await writer.write(START_A)
         before = await store.list_tasks(RUN), await store.list_attempts(RUN, "a")
-        await writer.write(TaskAdopted(at(4), "a", 1))
+        await writer.write(TaskAdopted(at(4), "a", 1, "fast"))
         assert (await store.list_tasks(RUN), await store.list_attempts(RUN, "a")) == before
         told = (await store.list_events(RUN))[-1]
-        assert (told.at, told.kind, told.task_id, told.attempt, told.detail) == (at(4), "task_adopted", "a", 1, "{}")
+        assert (told.at, told.kind, told.task_id, told.attempt, told.detail) == (
+            at(4),
+            "task_adopted",
+            "a",
+            1,
+            '{"backend":"fast"}',
+        )
 
     async def test_the_start_of_a_node_adds_only_an_event(self, store: Store, writer: Writer) -> None:
         await writer.write(START_A)

@@ -8,16 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from plait.persistence import (
-    Change,
-    TaskAnswered,
-    TaskCancelled,
-    TaskCompleted,
-    TaskFailed,
-    TaskInterrupted,
-    TaskReopened,
-    TaskRetried,
-)
+from plait.events import TaskInterrupted
+from plait.persistence import Change, TaskAnswered, TaskCancelled, TaskCompleted, TaskFailed, TaskReopened, TaskRetried
 from plait.persistence.contract.opened import OpenedStore
 from plait.persistence.contract.samples import ASK, ASKED, ASKING, DONE_A, RUN, START_A, Writer, at, whole
 from plait.usage import Usage

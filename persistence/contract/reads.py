@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 
+from plait.events import NewTask, SessionOpened, TaskInterrupted
 from plait.persistence import (
     Change,
     Conflict,
@@ -16,16 +17,13 @@ from plait.persistence import (
     LeaseRenewed,
     MessageAppended,
     MessageRecord,
-    NewTask,
     RunClaimed,
     RunReleased,
     RunStatusChanged,
-    SessionOpened,
     Store,
     TaskAnswered,
     TaskCancelled,
     TaskCompleted,
-    TaskInterrupted,
     TaskReopened,
     TaskStarted,
     TaskWaiting,

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
+from plait.events import NewTask, TaskInterrupted
 from plait.persistence import (
     Batch,
     Change,
     MessageAppended,
-    NewTask,
     Owner,
     RunClaimed,
     RunCreated,
@@ -22,7 +22,6 @@ from plait.persistence import (
     TaskCancelled,
     TaskCompleted,
     TaskFailed,
-    TaskInterrupted,
     TaskReopened,
     TaskRetried,
     TaskStarted,

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+from plait.events import TaskInterrupted
 from plait.persistence import (
     Store,
     TaskAnswered,
     TaskCancelled,
     TaskFailed,
-    TaskInterrupted,
     TaskReopened,
     TaskRetried,
     TaskStarted,

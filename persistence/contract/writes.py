@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 
+from plait.events import NewTask, NodeStarted, SessionOpened
 from plait.persistence import (
     Batch,
     Change,
@@ -20,14 +21,11 @@ from plait.persistence import (
     Gap,
     LeaseRenewed,
     MessageAppended,
-    NewTask,
-    NodeStarted,
     Note,
     PolicyDecided,
     RunClaimed,
     RunReleased,
     RunStatusChanged,
-    SessionOpened,
     Store,
     StoreError,
     TaskCompleted,

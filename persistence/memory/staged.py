@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from plait import events
 from plait.persistence import changes, event_log, rules
 from plait.persistence.records import AttemptRecord, EventRecord, MessageRecord, NoteRecord, TaskRecord
 from plait.statuses import AttemptStatus
@@ -13,7 +14,8 @@ from plait.usage import NO_USAGE
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from plait.persistence.changes import Change, NewTask
+    from plait.events import NewTask
+    from plait.persistence.changes import Change
     from plait.persistence.rules import RunHead
 
 AttemptKey = tuple[str, int]
@@ -73,7 +75,7 @@ class StagedRun:
                 self._add_tasks(change.tasks, change.added_by)
             case changes.TaskStarted():
                 self._start_task(change)
-            case changes.SessionOpened():
+            case events.SessionOpened():
                 self._open_session(change)
             case changes.MessageAppended():
                 self._append_message(change)
@@ -83,7 +85,7 @@ class StagedRun:
             case (
                 changes.TaskFailed()
                 | changes.TaskRetried()
-                | changes.TaskInterrupted()
+                | events.TaskInterrupted()
                 | changes.TaskWaiting()
                 | changes.TaskCancelled()
             ):
@@ -160,7 +162,7 @@ class StagedRun:
             AttemptRecord(task_id, number, "running", change.backend, change.session_id, change.at, *ended)
         )
 
-    def _open_session(self, change: changes.SessionOpened) -> None:
+    def _open_session(self, change: events.SessionOpened) -> None:
         task = self._find_task(change, change.task_id)
         attempt = self._find_attempt(task, task.attempt)
         if attempt is None or change.attempt not in {0, task.attempt}:
@@ -188,7 +190,7 @@ class StagedRun:
                 self._record_end(
                     change, replace(task, session_confirmed=change.continues_session), "pending", AttemptStatus.RETRIED
                 )
-            case changes.TaskInterrupted():
+            case events.TaskInterrupted():
                 self._record_end(change, _crashed(task, change), "pending", AttemptStatus.INTERRUPTED)
             case changes.TaskWaiting():
                 ended_as = AttemptStatus.INTERRUPTED if change.asked is None else AttemptStatus.ASKED
@@ -224,7 +226,7 @@ class StagedRun:
         if attempt is None or (isinstance(change, changes.TaskCancelled) and task.status != "running"):
             return
         ended: dict[str, Any] = {"status": attempt_status, "ended_at": change.at}
-        if isinstance(change, changes.TaskInterrupted):
+        if isinstance(change, events.TaskInterrupted):
             ended["error"] = change.reason
         else:
             ended["usage"] = attempt.usage + change.usage
@@ -239,5 +241,5 @@ def _sum(before: float | None, more: float | None) -> float | None:
     return more if before is None else before if more is None else before + more
 
 
-def _crashed(task: TaskRecord, change: changes.TaskInterrupted | changes.TaskWaiting) -> TaskRecord:
+def _crashed(task: TaskRecord, change: events.TaskInterrupted | changes.TaskWaiting) -> TaskRecord:
     return replace(task, crashes=task.crashes + change.crashed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from json.encoder import encode_basestring
 from typing import TYPE_CHECKING, Final
 
+from plait import events
 from plait.persistence import changes, event_log, rules
 from plait.persistence.old_tables import kinds
 from plait.persistence.old_tables.checksum import (
@@ -22,7 +23,8 @@ from plait.usage import NO_USAGE
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from plait.persistence.changes import Change, NewTask
+    from plait.events import NewTask
+    from plait.persistence.changes import Change
     from plait.persistence.old_tables.originals import Originals
     from plait.persistence.old_tables.rows import BatchRows
     from plait.persistence.old_tables.task_cache import CachedTask, TaskCache
@@ -110,7 +112,7 @@ class ChangeApplier:
         if attempt > 1:  # the task may have been set to pending
             self._rows.set_task(task, None)
 
-    def open_session(self, _seq: int, change: changes.SessionOpened) -> None:
+    def open_session(self, _seq: int, change: events.SessionOpened) -> None:
         task_id, attempt = change.task_id, change.attempt
         _, status, last, start = self._cache.find(change, task_id)
         if not last or attempt not in (0, last):
@@ -209,7 +211,7 @@ class ChangeApplier:
         self._add_traceback(start, change.traceback)
         self._rows.set_session(start, confirmed=change.continues_session)
 
-    def interrupt_task(self, seq: int, change: changes.TaskInterrupted) -> None:
+    def interrupt_task(self, seq: int, change: events.TaskInterrupted) -> None:
         task, _, last, start = self._require_task(change, change.attempt)
         self._cache.tasks[change.task_id] = (task, "pending", last, start)
         ended = self._end_row(seq, change, start, AttemptStatus.INTERRUPTED, (None, change.reason))
@@ -237,7 +239,7 @@ class ChangeApplier:
     def _end_row(self, seq: int, change: changes.AttemptEnd, start: int, status: str, error: Row = (None, None)) -> Row:
         """Return the values that every end of an attempt has. `error` is the kind and the text."""
         took, spent = None, NO_USAGE
-        if not isinstance(change, changes.TaskInterrupted):
+        if not isinstance(change, events.TaskInterrupted):
             took = None if isinstance(change, changes.TaskCancelled) else change.duration_s
             spent = change.usage
             self.usage += spent
@@ -261,7 +263,7 @@ _Ends = (
     changes.TaskCompleted
     | changes.TaskFailed
     | changes.TaskRetried
-    | changes.TaskInterrupted
+    | events.TaskInterrupted
     | changes.TaskWaiting
     | changes.TaskCancelled
 )
@@ -271,12 +273,12 @@ _APPLY: Final[dict[type, Callable[..., None]]] = {
     changes.TasksAdded: ChangeApplier.add_tasks,
     changes.TaskReopened: ChangeApplier.requeue_task,
     changes.TaskStarted: ChangeApplier.start_task,
-    changes.SessionOpened: ChangeApplier.open_session,
+    events.SessionOpened: ChangeApplier.open_session,
     changes.MessageAppended: ChangeApplier.append_message,
     changes.TaskCompleted: ChangeApplier.complete_task,
     changes.TaskFailed: ChangeApplier.fail_task,
     changes.TaskRetried: ChangeApplier.retry_task,
-    changes.TaskInterrupted: ChangeApplier.interrupt_task,
+    events.TaskInterrupted: ChangeApplier.interrupt_task,
     changes.TaskWaiting: ChangeApplier.wait_for_input,
     changes.TaskAnswered: ChangeApplier.requeue_task,
     changes.TaskCancelled: ChangeApplier.cancel_task,

@@ -11,7 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from plait.persistence.changes import AttemptId, RunCreated, TaskCompleted, TasksAdded
+from plait.events import AttemptId
+from plait.persistence.changes import RunCreated, TaskCompleted, TasksAdded
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

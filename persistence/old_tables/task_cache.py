@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from typing import Any, TypeAlias
 
-    from plait.persistence.changes import Change, NewTask
+    from plait.events import NewTask
+    from plait.persistence.changes import Change
     from plait.persistence.rules import RunHead
 
     CachedTask: TypeAlias = tuple[int, str, int, int]

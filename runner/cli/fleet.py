@@ -7,10 +7,11 @@ what it finds, as `plait resume` does. The claim decides a race: the loser reads
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import anyio
 
+from plait import events
 from plait.persistence.errors import StoreError
 from plait.persistence.protocol import Store
 from plait.runner.cli.display.follow import stop_on_signal
@@ -21,7 +22,6 @@ from plait.runner.cli.exits import cli_error_of, print_note
 from plait.runner.cli.stored_backends import FileOptions
 from plait.runner.cli.stored_runners import StoredRunners
 from plait.runner.clock import Clock
-from plait.runner.domain import events
 from plait.runner.errors import RunOwned
 from plait.runner.run import Run
 from plait.runner.state.owner import LEASE_SECONDS
@@ -159,7 +159,8 @@ class Worker:
                     self._display.handle(event)
         result = await run.result()
         if end is not None:  # told with the status that is stored, which is known only now
-            self._display.handle(replace(end, status=as_stored(result).status))
+            is_stored = as_stored(result) is result
+            self._display.handle(end if is_stored else events.RunInterrupted(end.at, end.run_id))
         for line in store_failures(result):
             print_note(line)
         if result.status is RunStatus.INTERRUPTED:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import anyio
 
+from plait import events
 from plait.persistence import SQLiteStore, Store, StoreError, failpoints
 from plait.runner.clock import Clock
 from plait.runner.crashtest import ledger as words
@@ -24,7 +25,6 @@ from plait.runner.crashtest.fake_backend import KEEPS, FakeBackend
 from plait.runner.crashtest.ledger import Ledger
 from plait.runner.crashtest.snapshot import snapshot
 from plait.runner.crashtest.trial import Point
-from plait.runner.domain import events
 from plait.runner.domain.result import RunResult
 from plait.runner.engine.backend_call import only_error
 from plait.runner.parallel import ParallelRunner

@@ -12,6 +12,7 @@ from typing import Any
 
 import anyio.lowlevel
 
+from plait import events
 from plait.persistence import Batch, Fenced, PolicyDecided, TasksAdded, rules
 from plait.persistence.failpoints import FAILPOINTS
 from plait.persistence.old_tables import decode
@@ -19,7 +20,6 @@ from plait.persistence.sqlite import store
 from plait.runner import parallel
 from plait.runner.crashtest.cases import Case
 from plait.runner.crashtest.trial import Kind
-from plait.runner.domain import events
 from plait.runner.engine.checkpointer import Checkpointer, WritePosition
 from plait.runner.engine.commit import COMMITTED
 from plait.runner.recovery import resume as takeover

@@ -13,8 +13,8 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
+from plait.events import BackendThrottled, HostAway
 from plait.runner.domain.dag import DAG
-from plait.runner.domain.events import BackendThrottled, HostAway
 from plait.runner.domain.question import parse_time
 from plait.runner.domain.task import FailureMode
 from plait.statuses import RUN_DONE, RunStatus, TaskStatus

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import anyio.lowlevel
 
+from plait import events
 from plait.backends.cancellation import Cancellation
 from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.prices import Price
@@ -29,7 +30,6 @@ from plait.backends.protocol import (
 from plait.backends.text import clean_text
 from plait.dialogue import Answer, Message
 from plait.runner.clock import Clock
-from plait.runner.domain import events
 from plait.runner.domain.conversation import NO_HISTORY, Continuation, History
 from plait.runner.domain.question import OnQuestion
 from plait.runner.domain.task import Task

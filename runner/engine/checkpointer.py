@@ -33,6 +33,7 @@ from typing import Protocol
 import anyio
 import anyio.lowlevel
 
+from plait import events
 from plait.persistence import changes as stored
 from plait.persistence.changes import Batch, Change, LeaseRenewed, RunClaimed, RunReleased
 from plait.persistence.errors import Conflict, Fenced, Gap, StoreBusy, StoreError, StoreNotOpen, StoreRefused
@@ -41,14 +42,13 @@ from plait.persistence.protocol import Store, server_of
 from plait.persistence.records import RunRecord
 from plait.runner.asyncio_cancellation import outlasting_cancellation
 from plait.runner.clock import Clock, iso
-from plait.runner.domain import events
 from plait.runner.domain.result import Degradation
 from plait.runner.engine.commit import COMMITTED, Commit
 from plait.runner.engine.feed import Feed
 from plait.runner.engine.kept_changes import KeptChanges
 from plait.runner.log import logger
 from plait.runner.state.codec import encode_event
-from plait.statuses import RunStatus, TaskStatus
+from plait.statuses import TaskStatus
 
 FIRST_RETRY_S = 0.1
 """Seconds before the first retry of a failed write. Each further failure doubles the delay."""
@@ -70,12 +70,12 @@ _ENDS_OF_ATTEMPTS = events.TaskCompleted | events.TaskFailed | events.TaskRetrie
 _ENDS_OF_RUNS = events.RunCompleted | events.RunFailed | events.RunWaitingInput | events.RunInterrupted
 _INFORMATIVE = frozenset(
     {
-        stored.SessionOpened,
-        stored.TaskAdopted,
-        stored.TaskPlaced,
-        stored.NodeStarted,
-        stored.BackendThrottled,
-        stored.HostAway,
+        events.SessionOpened,
+        events.TaskAdopted,
+        events.TaskPlaced,
+        events.NodeStarted,
+        events.BackendThrottled,
+        events.HostAway,
         LeaseRenewed,
     }
 )
@@ -367,11 +367,11 @@ class Checkpointer:
     def _fail_in_place(self, unit: _Unit, ended: _ENDS_OF_ATTEMPTS, error: Conflict) -> None:
         # The words of the store may quote the very value that it refuses.
         reason = str(error)[:_LONGEST_REASON].encode("ascii", "backslashreplace").decode()
-        failed = events.TaskFailed(
+        skips = self.status_of_failure(ended.task_id) is TaskStatus.SKIPPED
+        failed = (events.TaskSkipped if skips else events.TaskFailed)(
             ended.at,
             ended.task_id,
             ended.attempt,
-            self.status_of_failure(ended.task_id),
             NOT_STORED,
             f"the store refused the end of the attempt: {reason}",
             ended.duration_s or 0.0,
@@ -393,7 +393,7 @@ class Checkpointer:
             if unit.is_told or unit.replaces:
                 continue
             match unit.event:
-                case events.TaskStarted(task_id=task_id, adopted=False):
+                case events.TaskStarted(task_id=task_id) if not isinstance(unit.event, events.TaskAdopted):
                     self._unbegun.add(task_id)
                     unit.forget()
                 case events.TasksAdded(added_by=added_by) if added_by not in ended:
@@ -418,7 +418,7 @@ class Checkpointer:
             unit.forget()  # without the release as well: no other process takes the run over in between
             return
         at, run_id = unit.event.at, unit.event.run_id
-        unit.event = events.RunInterrupted(at, run_id, RunStatus.INTERRUPTED, self.loss)
+        unit.event = events.RunInterrupted(at, run_id, self.loss)
         unit.changes = encode_event(unit.event)
 
     async def _close_gap(self, gap: Gap, kept: KeptChanges) -> StoreError | None:

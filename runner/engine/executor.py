@@ -35,9 +35,9 @@ from typing import Literal
 import anyio
 import anyio.abc
 
+from plait import events
 from plait.json_form import JsonInput
 from plait.runner.clock import stamper
-from plait.runner.domain import events
 from plait.runner.engine.attempt import Attempt, AttemptRunner, RunContext
 from plait.runner.engine.backend_call import CallOutcome
 from plait.runner.engine.commit import Commit
@@ -418,8 +418,8 @@ class Executor:
         assert self._workers is not None
         if isinstance(event, events.TaskRetried):
             self._delays.begin(self._workers, position, event.delay_s)
-        elif isinstance(event, events.TaskWaiting) and event.asking is not None:
-            self._questions.begin(self._workers, position, event.asking)
+        elif isinstance(event, events.TaskWaiting) and event.asked is not None:
+            self._questions.begin(self._workers, position, self._state.asking[position])
 
     async def _try_again(self, position: int) -> None:
         self._scheduler.requeue(position)

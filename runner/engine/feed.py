@@ -8,7 +8,7 @@ from weakref import ref
 
 import anyio
 
-from plait.runner.domain import events
+from plait import events
 from plait.statuses import RunStatus
 
 

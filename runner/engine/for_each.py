@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from plait import events
 from plait.json_form import JsonValue
-from plait.runner.domain import events
 from plait.runner.domain.prompt_values import named
 from plait.runner.domain.result import TaskResult
 from plait.runner.domain.task import Task

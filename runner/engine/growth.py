@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from plait import events
 from plait.backends.protocol import Backend, Reply
 from plait.backends.text import parse_json
-from plait.runner.domain import events
 from plait.runner.domain.dag import nearest
 from plait.runner.domain.task import GrowthLimits, Task
 from plait.runner.domain.validation import go_on_with_many, lists_gone_over, taken_from_parts

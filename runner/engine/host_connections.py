@@ -7,9 +7,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import anyio
 
+from plait import events
 from plait.backends.protocol import AwayHost, Backend, HostConnections, PlacedBackend, RunOnHosts
 from plait.runner.clock import iso
-from plait.runner.domain import events
 from plait.runner.engine.checkpointer import EventSink
 from plait.runner.log import logger
 from plait.runner.state.attempt_files import hosts_key

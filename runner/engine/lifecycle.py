@@ -25,6 +25,7 @@ from functools import partial
 
 import anyio
 
+from plait import events
 from plait.backends.errors import BackendError, ErrorKind
 from plait.persistence.changes import Change, RunReleased
 from plait.persistence.errors import Conflict, Fenced, StoreError
@@ -33,7 +34,6 @@ from plait.persistence.protocol import Store, files_root
 from plait.persistence.records import Owner
 from plait.runner.asyncio_cancellation import require_asyncio
 from plait.runner.clock import iso, stamper
-from plait.runner.domain import events
 from plait.runner.domain.conversation import History
 from plait.runner.domain.policy import Policy
 from plait.runner.domain.result import RunResult

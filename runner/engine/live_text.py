@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import anyio
 
-from plait.runner.domain import events
+from plait import events
 
 _UNDER_WAY = (events.TaskStarted, events.TaskOutput, events.SessionOpened, events.NodeStarted)
 

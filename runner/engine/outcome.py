@@ -10,13 +10,13 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from plait import events
 from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.protocol import ForkingBackend, Reply
 from plait.backends.text import clean_text
 from plait.dialogue import Message, Question
 from plait.json_form import JsonValue
 from plait.runner.clock import iso
-from plait.runner.domain import events
 from plait.runner.domain.conversation import Continuation, correction_prompt, invalid_tasks_error
 from plait.runner.domain.question import Asking, Way, parse_time
 from plait.runner.domain.task import FailureMode, Task, at_most_once_question, failed_status
@@ -355,16 +355,16 @@ def _fails(ending: RunEnd) -> bool:
 
 def _last_event(run_id: str, state: RunState, ending: RunEnd, at: str) -> events.RunEnded:
     if ending.by == "cancel":
-        return events.RunCancelled(at, run_id, RunStatus.CANCELLED)
+        return events.RunCancelled(at, run_id)
     if ending.by == "policy" and ending.decided is not None:
         if _fails(ending):
-            return events.RunFailed(at, run_id, RunStatus.FAILED, ending.decided.error)
-        return events.RunCompleted(at, run_id, RunStatus.COMPLETED)
+            return events.RunFailed(at, run_id, ending.decided.error)
+        return events.RunCompleted(at, run_id)
     if ending.by == "refusal" or not ending.exhausted:
-        return events.RunInterrupted(at, run_id, RunStatus.INTERRUPTED)
+        return events.RunInterrupted(at, run_id)
     if TaskStatus.WAITING_INPUT in state.statuses:
         deadlines = (parse_time(one.deadline_at) for one in state.asking.values() if one.deadline_at is not None)
-        return events.RunWaitingInput(at, run_id, RunStatus.WAITING_INPUT, due_at=min(deadlines, default=None))
+        return events.RunWaitingInput(at, run_id, due_at=min(deadlines, default=None))
     return _exhausted_event(run_id, state, at)
 
 
@@ -372,12 +372,12 @@ def _exhausted_event(run_id: str, state: RunState, at: str) -> events.RunEnded:
     """Return the last event of a run that ended because nothing was left to run."""
     failed = [result for result in state.results.values() if result.status is TaskStatus.FAILED]
     if not failed:
-        return events.RunCompleted(at, run_id, RunStatus.COMPLETED)
+        return events.RunCompleted(at, run_id)
     blocked = sum(status not in TASK_DONE for status in state.statuses)
     names = ", ".join(result.id for result in failed[:5])
     error = f"{len(failed)} failed ({names}{', ...' if len(failed) > 5 else ''})"
     error += f", {blocked} blocked" if blocked else ""
-    return events.RunFailed(at, run_id, RunStatus.FAILED, f"{error}; {failed[0].id}: {failed[0].error}")
+    return events.RunFailed(at, run_id, f"{error}; {failed[0].id}: {failed[0].error}")
 
 
 def _is_prompt_and_answer(reply: Reply, prompt: str) -> bool:

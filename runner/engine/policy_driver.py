@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias, cast
 
+from plait import events
 from plait.backends.text import clean_text
 from plait.json_form import JsonValue
-from plait.runner.domain import events
 from plait.runner.domain.policy import Decision, Policy, RunView
 from plait.runner.domain.result import TaskResult
 from plait.runner.domain.task import Task
@@ -109,7 +109,7 @@ class PolicyDriver:
             new_events = []
             self._failed(error, ended)
             encoded = self.decided.encoded()
-        return [*new_events, events.PolicyDecided(self._stamp(), self.decided.state, encoded)]
+        return [*new_events, events.PolicyDecided(self._stamp(), encoded)]
 
     def _failed(self, error: Exception, ended: str | None) -> None:
         when = "nothing was left to run" if ended is None else f"task {ended!r} had ended"

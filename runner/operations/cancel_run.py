@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
+from plait import events
 from plait.persistence.records import RunRecord
 from plait.runner.clock import iso
-from plait.runner.domain import events
 from plait.runner.domain.result import RunResult
 from plait.runner.engine.cancelled_sessions import note_cancelled
 from plait.runner.engine.config import Config
@@ -82,7 +82,7 @@ async def finish_cancelling(
             new_events.append(state.cancel(position, at))
             if session_id := run.tasks[position].session_id:
                 sessions[position] = session_id
-    new_events.append(events.RunCancelled(at, record.run_id, RunStatus.CANCELLED))
+    new_events.append(events.RunCancelled(at, record.run_id))
     owner, written = await acquire(
         config, run.store, record, [change for event in new_events for change in encode_event(event)]
     )

@@ -19,7 +19,8 @@ from plait.backends.protocol import (
     Reply,
 )
 from plait.backends.text import clean_text
-from plait.persistence.changes import Change, RunReleased, SessionOpened
+from plait.events import SessionOpened
+from plait.persistence.changes import Change, RunReleased
 from plait.persistence.protocol import files_root
 from plait.persistence.records import EventKind, TaskRecord
 from plait.runner.clock import iso

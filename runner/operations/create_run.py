@@ -12,16 +12,15 @@ import json
 import re
 import secrets
 from collections.abc import Mapping
-from typing import cast
 
+from plait import events
 from plait.backends.text import clean_text
 from plait.json_form import JsonInput
-from plait.persistence.changes import Batch, RunCreated
+from plait.persistence.changes import Batch
 from plait.persistence.errors import Conflict
 from plait.persistence.protocol import Store
 from plait.persistence.records import RunRecord
 from plait.runner.clock import iso, new_run_id
-from plait.runner.domain import events
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.policy import CheckingPolicy, Policy
 from plait.runner.domain.validation import why_no_json
@@ -29,7 +28,7 @@ from plait.runner.engine.backend_checks import backend_names, require_policy_bac
 from plait.runner.engine.config import Config, answer_keys
 from plait.runner.engine.task_files import with_digests
 from plait.runner.errors import KeyConflict, RunExists, StoreRequired
-from plait.runner.state.codec import encode_event
+from plait.runner.state.codec import encode_event, run_created
 from plait.runner.state.reusable_answers import ANSWER_KEYS
 
 MOST_KEY_CHARACTERS = 200
@@ -114,15 +113,15 @@ async def create_run(
     at, kept = iso(config.clock.wall()), {**settings, **slot_settings(config), ANSWER_KEYS: answer_keys(config)}
     if key is not None:
         run_id = run_id_of(key)
-        kept |= {"key": key, "digest": _digest(_change(events.RunCreated(at, run_id, dag, settings)))}
+        kept |= {"key": key, "digest": _digest(run_created(at, run_id, dag, settings))}
     if run_id is not None:
         # Writing an identical RunCreated twice is idempotent, so two callers with the same id would not notice each
         # other. A random ticket makes each request distinct.
         kept["ticket"] = secrets.token_hex(8)
     run_id = run_id or new_run_id(config.clock)
-    created = _change(events.RunCreated(at, run_id, dag, kept))
+    created = run_created(at, run_id, dag, kept)
     try:
-        await store.write(Batch(run_id, 0, 1, (created,)))
+        await store.write(Batch(run_id, 0, 1, encode_event(created)))
     except Conflict as error:
         there = await store.get_run(run_id)
         if there is None:
@@ -146,18 +145,14 @@ def run_id_of(key: str) -> str:
     return f"{KEYED}{hashlib.sha256(key.encode()).hexdigest()[:32]}"
 
 
-def _change(event: events.RunCreated) -> RunCreated:
-    return cast("RunCreated", encode_event(event)[0])
-
-
-def _digest(created: RunCreated) -> str:
+def _digest(created: events.RunCreated) -> str:
     """Return a digest of the request, independent of the order of mappings."""
     tasks = [(t.task_id, t.prompt, t.depends_on, t.backend, json.loads(t.spec)) for t in created.tasks]
     asked = json.dumps([created.name, json.loads(created.settings), tasks], sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(asked.encode()).hexdigest()
 
 
-async def _difference(store: Store, asked: RunCreated, run: RunRecord) -> str:
+async def _difference(store: Store, asked: events.RunCreated, run: RunRecord) -> str:
     """Return a description of the first difference between the stored run and the request."""
     there = {task.task_id: task for task in await store.list_tasks(run.run_id)}
     for task in asked.tasks:

@@ -9,12 +9,12 @@ from typing import Any
 
 import anyio.to_thread
 
-from plait.json_form import JsonValue
+from plait.events import OWN_LIMITS, BackendThrottled, HostAway
+from plait.json_form import JsonValue, from_json
 from plait.persistence.errors import StoreError
 from plait.persistence.protocol import Store
 from plait.persistence.records import RUN_ENDS, EventKind, EventRecord, Owner, RunRecord, TaskRecord
 from plait.runner.clock import Clock, iso
-from plait.runner.domain.events import OWN_LIMITS, BackendThrottled, HostAway
 from plait.runner.domain.question import AnsweredQuestion, OpenQuestion, answers_of, asking_of, parse_time
 from plait.runner.domain.waiting import WaitingRun, WaitReason, Waits, stored_limits
 from plait.runner.engine.policy_driver import read_policy_state
@@ -318,12 +318,12 @@ def _at(throttled: BackendThrottled, now: float) -> BackendThrottled:
 
 def stored_throttling(at: str, detail: Mapping[str, Any]) -> BackendThrottled:
     """Return the event that was stored at time `at` with `detail`."""
-    return BackendThrottled(at, detail["backend"], detail["until"], detail["cause"], detail["slots"], detail["total"])
+    return from_json(BackendThrottled, {"at": at, **detail})
 
 
 def stored_away(at: str, detail: Mapping[str, Any]) -> HostAway:
     """Return the event that was stored at time `at` with `detail`."""
-    return HostAway(at, detail["host"], detail["since"], detail["reason"], tuple(detail["tasks"]))
+    return from_json(HostAway, {"at": at, **detail})
 
 
 async def task_infos(

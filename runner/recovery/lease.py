@@ -13,13 +13,13 @@ from typing import Literal
 
 import anyio
 
+from plait import events
 from plait.persistence.changes import Batch, Change, RunClaimed, RunReleased
 from plait.persistence.errors import Conflict, Fenced, StoreError
 from plait.persistence.failpoints import reached
 from plait.persistence.protocol import Store, server_of
 from plait.persistence.records import Owner, RunRecord
 from plait.runner.clock import iso
-from plait.runner.domain import events
 from plait.runner.domain.question import parse_time
 from plait.runner.engine.checkpointer import WritePosition
 from plait.runner.engine.config import Config

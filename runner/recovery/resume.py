@@ -7,11 +7,11 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from plait import events
 from plait.backends.errors import BackendError, ErrorKind
 from plait.json_form import JsonInput
 from plait.persistence.records import TASK_RESULTS, TaskRecord
 from plait.runner.clock import iso
-from plait.runner.domain import events
 from plait.runner.domain.conversation import Continuation, History
 from plait.runner.domain.policy import Policy
 from plait.runner.domain.question import Way, parse_time
@@ -101,7 +101,7 @@ async def prepare_resume(config: Config, run: StoredRun, how: ResumeOptions, con
     if not backlog and decided != read_policy_state(record.policy_state):
         # With a backlog, the first decision stores the reopened state. Otherwise the state is stored here; without
         # the event, a second resume would read the old end of the run again.
-        new_events.append(events.PolicyDecided(at, decided.state, decided.encoded()))
+        new_events.append(events.PolicyDecided(at, decided.encoded()))
     later = await later_tries(run, steps, config.clock.wall())
     owner, next_write = await acquire(
         config, run.store, record, [change for e in new_events for change in encode_event(e)]
@@ -280,10 +280,10 @@ def _may_correct(task: Task, record: TaskRecord, step: ResumeStep) -> bool:
     return step.action is not ResumeAction.CONTINUE and not record.session_confirmed
 
 
-def _adopted(run: StoredRun, position: int, backend: str, at: str) -> events.TaskStarted:
+def _adopted(run: StoredRun, position: int, backend: str, at: str) -> events.TaskAdopted:
     """Return the event of an adoption: an attempt of an earlier process continues."""
     record = run.tasks[position]
-    return events.TaskStarted(at, record.task_id, record.attempt, backend, record.session_id, adopted=True)
+    return events.TaskAdopted(at, record.task_id, record.attempt, backend, record.session_id)
 
 
 async def later_tries(run: StoredRun, steps: Sequence[ResumeStep], now: float) -> dict[int, float]:

@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, cast
 
+from plait import events
 from plait.backends.text import clean_text
 from plait.dialogue import Message
+from plait.json_form import JsonInput
 from plait.persistence import changes as stored
 from plait.persistence.errors import StoreError
 from plait.persistence.records import THOUGHTS, RunRecord, TaskRecord
-from plait.runner.domain import events
 from plait.runner.domain.dag import DAG
-from plait.runner.domain.question import encode_answers
 from plait.runner.domain.task import DEFAULT_RETRY, FailureMode, GrowthLimits, Retry, Task
 from plait.runner.domain.task_file import TaskFile
 from plait.statuses import RunStatus
@@ -36,18 +36,37 @@ def to_json(value: Any) -> str:
     return text if text == clean_text(text) else json.dumps(value, separators=(",", ":"))
 
 
+def run_created(
+    at: str, run_id: str, dag: DAG, settings: Mapping[str, JsonInput], like: str | None = None
+) -> events.RunCreated:
+    """Return the event that stores the run with its whole DAG."""
+    kept: dict[str, Any] = {**settings, "format": SETTINGS_FORMAT, "inputs": dag.inputs}
+    if dag.growth is not None:
+        kept["growth"] = asdict(dag.growth)
+    return events.RunCreated(at, run_id, dag.name, to_json(kept), tuple(map(new_task, dag)), like)
+
+
+_SHARED = (
+    events.TaskAdopted,
+    events.TaskPlaced,
+    events.NodeStarted,
+    events.BackendThrottled,
+    events.HostAway,
+    events.SessionOpened,
+    events.TaskInterrupted,
+)
+
+
 def encode_event(event: events.Event) -> tuple[stored.Change, ...]:
     """Return the changes to store for `event`; none for an event that is only published."""
+    if isinstance(event, _SHARED):
+        return (event,)
     translate = _CHANGES.get(type(event))
     return () if translate is None else translate(event)
 
 
 def _run_created(event: events.RunCreated) -> tuple[stored.Change, ...]:
-    settings = {**event.settings, "format": SETTINGS_FORMAT, "inputs": event.dag.inputs}
-    if event.dag.growth is not None:
-        settings["growth"] = asdict(event.dag.growth)
-    tasks = tuple(_new_task(task) for task in event.dag)
-    return (stored.RunCreated(event.at, event.dag.name, to_json(settings), tasks, event.like),)
+    return (stored.RunCreated(event.at, event.name, event.settings, event.tasks, event.like),)
 
 
 def _run_started(event: events.RunStarted) -> tuple[stored.Change, ...]:
@@ -70,32 +89,10 @@ def _run_ended(event: events.RunEnded) -> tuple[stored.Change, ...]:
 
 
 def _task_started(event: events.TaskStarted) -> tuple[stored.Change, ...]:
-    if event.adopted:
-        return (stored.TaskAdopted(event.at, event.task_id, event.attempt),)
     started = stored.TaskStarted(
         event.at, event.task_id, event.attempt, event.backend, event.session_id, event.confirmed
     )
     return (started,)
-
-
-def _backend_throttled(event: events.BackendThrottled) -> tuple[stored.Change, ...]:
-    return (stored.BackendThrottled(event.at, event.backend, event.until, event.cause, event.slots, event.total),)
-
-
-def _host_away(event: events.HostAway) -> tuple[stored.Change, ...]:
-    return (stored.HostAway(event.at, event.host, event.since, event.reason, event.tasks),)
-
-
-def _session_opened(event: events.SessionOpened) -> tuple[stored.Change, ...]:
-    return (stored.SessionOpened(event.at, event.task_id, event.attempt, event.session_id),)
-
-
-def _task_placed(event: events.TaskPlaced) -> tuple[stored.Change, ...]:
-    return (stored.TaskPlaced(event.at, event.task_id, event.attempt, event.place, event.interrupted),)
-
-
-def _node_started(event: events.NodeStarted) -> tuple[stored.Change, ...]:
-    return (stored.NodeStarted(event.at, event.task_id, event.attempt, event.node),)
 
 
 def _task_completed(event: events.TaskCompleted) -> tuple[stored.Change, ...]:
@@ -109,7 +106,7 @@ def _task_completed(event: events.TaskCompleted) -> tuple[stored.Change, ...]:
         event.usage,
         event.duration_s,
         said if isinstance(said, str) else None,
-        None if event.taken_from is None else stored.AttemptId(*event.taken_from),
+        event.taken_from,
     )
     return (
         (completed,)
@@ -160,10 +157,6 @@ def _task_failed(event: events.TaskFailed) -> tuple[stored.Change, ...]:
     return (*message_changes(event.at, event.task_id, event.attempt, event.messages), failed)
 
 
-def _task_interrupted(event: events.TaskInterrupted) -> tuple[stored.Change, ...]:
-    return (stored.TaskInterrupted(event.at, event.task_id, event.attempt, event.reason, event.crashed, event.delay_s),)
-
-
 def _task_waiting(event: events.TaskWaiting) -> tuple[stored.Change, ...]:
     waiting = stored.TaskWaiting(
         event.at,
@@ -171,7 +164,7 @@ def _task_waiting(event: events.TaskWaiting) -> tuple[stored.Change, ...]:
         event.attempt,
         event.question,
         event.crashed,
-        None if event.asking is None else event.asking.encoded(),
+        event.asked,
         event.duration_s,
         event.usage,
     )
@@ -179,12 +172,11 @@ def _task_waiting(event: events.TaskWaiting) -> tuple[stored.Change, ...]:
 
 
 def _task_answered(event: events.TaskAnswered) -> tuple[stored.Change, ...]:
-    answers = None if event.answers is None else encode_answers(event.answers)
-    return (stored.TaskAnswered(event.at, event.task_id, answers),)
+    return (stored.TaskAnswered(event.at, event.task_id, event.answers),)
 
 
 def _tasks_added(event: events.TasksAdded) -> tuple[stored.Change, ...]:
-    return (stored.TasksAdded(event.at, tuple(_new_task(task) for task in event.tasks), event.added_by, event.like),)
+    return (stored.TasksAdded(event.at, event.tasks, event.added_by, event.like),)
 
 
 def _policy_decided(event: events.PolicyDecided) -> tuple[stored.Change, ...]:
@@ -212,15 +204,10 @@ _CHANGES = cast(
         events.RunInterrupted: _run_ended,
         events.RunWaitingInput: _run_ended,
         events.TaskStarted: _task_started,
-        events.TaskPlaced: _task_placed,
-        events.NodeStarted: _node_started,
-        events.BackendThrottled: _backend_throttled,
-        events.HostAway: _host_away,
-        events.SessionOpened: _session_opened,
         events.TaskCompleted: _task_completed,
         events.TaskRetried: _task_retrying,
         events.TaskFailed: _task_failed,
-        events.TaskInterrupted: _task_interrupted,
+        events.TaskSkipped: _task_failed,
         events.TaskWaiting: _task_waiting,
         events.TaskAnswered: _task_answered,
         events.TasksAdded: _tasks_added,
@@ -231,8 +218,9 @@ _CHANGES = cast(
 )
 
 
-def _new_task(task: Task) -> stored.NewTask:
-    return stored.NewTask(task.id, task.prompt, tuple(task.depends_on), task.backend, _spec(task))
+def new_task(task: Task) -> events.NewTask:
+    """Return the task as it is stored."""
+    return events.NewTask(task.id, task.prompt, tuple(task.depends_on), task.backend, _spec(task))
 
 
 def _spec(task: Task) -> str:
@@ -270,7 +258,7 @@ def _set(task: Task, *names: str) -> dict[str, Any]:
     return {name: kept for name in names if (kept := getattr(task, name)) is not None and kept is not False}
 
 
-def decode_task(record: TaskRecord) -> Task:
+def decode_task(record: TaskRecord | events.NewTask) -> Task:
     """Return the task as given at the creation of the run."""
     if record.spec == "{}":
         return Task(record.task_id, record.prompt, record.depends_on, record.backend)

@@ -16,8 +16,8 @@ from plait.backends.answers.reader import read_answer
 from plait.backends.answers.schema import Mismatch, Schema
 from plait.backends.errors import BackendError
 from plait.dialogue import Message
+from plait.events import AttemptId
 from plait.json_form import JsonValue
-from plait.persistence.changes import AttemptId
 from plait.runner.domain.groups import group_of
 from plait.runner.domain.task import Task
 from plait.runner.errors import PlaitError

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from plait.dialogue import Message
+from plait.events import AttemptId
 from plait.json_form import JsonValue
-from plait.persistence.changes import AttemptId
 from plait.runner.domain.task import Task
 
 

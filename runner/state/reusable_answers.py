@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from plait.backends.text import clean_text
+from plait.events import AttemptId
 from plait.json_form import JsonValue
-from plait.persistence.changes import AttemptId
 from plait.persistence.protocol import Store
 from plait.runner.domain.groups import group_of
 from plait.runner.domain.task import Task

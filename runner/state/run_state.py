@@ -27,17 +27,18 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from plait import events
 from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.protocol import Reply
 from plait.dialogue import Message
 from plait.json_form import JsonValue
 from plait.persistence.records import AttemptRecord, TaskRecord
-from plait.runner.domain import events
 from plait.runner.domain.conversation import INVALID_TASKS, Continuation, History
 from plait.runner.domain.dag import DAG
-from plait.runner.domain.question import AnsweredQuestion, Asking, Way
+from plait.runner.domain.question import AnsweredQuestion, Asking, Way, encode_answers
 from plait.runner.domain.result import TaskResult
 from plait.runner.domain.task import Task, failed_status
+from plait.runner.state.codec import new_task
 from plait.runner.state.readable_state import ReadableState
 from plait.statuses import TASK_DONE, TASK_TRANSITIONS, AttemptStatus, TaskStatus
 from plait.usage import NO_USAGE, Usage
@@ -93,7 +94,7 @@ class RunState(ReadableState):
         *,
         turn: tuple[Message, ...] | str = (),
         earlier_messages: tuple[Message, ...] = (),
-        taken_from: tuple[str, str, int] | None = None,
+        taken_from: events.AttemptId | None = None,
     ) -> events.TaskCompleted:
         """Complete the task with `reply`, and keep the conversation in memory until `settle_conversation`.
 
@@ -113,7 +114,7 @@ class RunState(ReadableState):
             messages = reply.turn(turn) if isinstance(turn, str) else turn
             self._conversations[position] = History(session_id, (*earlier_messages, *messages), self.history(task))
         return events.TaskCompleted(
-            at, task.id, number, reply.text, reply.data, data_json, usage, duration_s, session_id, turn, taken_from
+            at, task.id, number, reply.text, data_json, usage, duration_s, session_id, turn, taken_from
         )
 
     def fail(
@@ -139,15 +140,16 @@ class RunState(ReadableState):
                 duration_s=duration_s,
             ),
         )
+        failed = events.TaskSkipped if status is TaskStatus.SKIPPED else events.TaskFailed
         message, usage, traceback = error.message, error.usage, error.traceback
-        return events.TaskFailed(at, task.id, number, status, kind, message, duration_s, usage, messages, traceback)
+        return failed(at, task.id, number, kind, message, duration_s, usage, messages, traceback)
 
-    def skip(self, position: int, at: str, error_kind: str, reason: str) -> events.TaskFailed:
+    def skip(self, position: int, at: str, error_kind: str, reason: str) -> events.TaskSkipped:
         """Skip the running task, whatever the failure mode. The task does not count as executed by this process."""
         task_id, number, status = self.dag.tasks[position].id, self._attempts[position], TaskStatus.SKIPPED
         self._finish(position, TaskResult(task_id, status, error_kind=error_kind, error=reason, attempts=number))
         self._started.discard(position)
-        return events.TaskFailed(at, task_id, number, status, error_kind, reason, 0.0)
+        return events.TaskSkipped(at, task_id, number, error_kind, reason)
 
     def cancel(self, position: int, at: str) -> events.TaskCancelled:
         """Cancel the unfinished task. The cost of an attempt under way is the cost reported so far."""
@@ -207,7 +209,7 @@ class RunState(ReadableState):
             self._continuations[position] = continuation
         self._add_usage(usage)
         task_id, number = self.dag.tasks[position].id, self._attempts[position]
-        return events.TaskWaiting(at, task_id, number, question, False, asking, duration_s, usage, messages)
+        return events.TaskWaiting(at, task_id, number, question, False, asking.encoded(), duration_s, usage, messages)
 
     def wait_for_decision(self, position: int, at: str, question: str, *, crashed: bool) -> events.TaskWaiting:
         """Let the running task wait for a person's decision whether the attempt, which ended with the owner of the run,
@@ -227,7 +229,7 @@ class RunState(ReadableState):
         self._answers[position] = answers = (*self._answers.get(position, ()), answered)
         if position in self._continuations and answered.way is Way.REPLY:
             self._continuations[position] = replace(self._continuations[position], answer=answered)
-        return events.TaskAnswered(at, self.dag.tasks[position].id, number, answers)
+        return events.TaskAnswered(at, self.dag.tasks[position].id, number, encode_answers(answers))
 
     def reopen(self, position: int, at: str, *, prompt: str | None = None) -> events.TaskReopened:
         """Make the failed task of a stored run pending again, at the request of a person. `prompt` is the task's prompt
@@ -288,7 +290,7 @@ class RunState(ReadableState):
             self._note_added(position, added_by)
             if task.continues is not None:
                 self._continued[self.dag.position(task.continues)] += 1
-        return events.TasksAdded(at, tuple(tasks), added_by, like)
+        return events.TasksAdded(at, tuple(map(new_task, tasks)), added_by, like)
 
     def withdraw_tasks(self, start: int) -> None:
         """Undo the last `add_tasks`, which began at position `start`. To be called before the event is submitted."""

@@ -1,10 +1,31 @@
-"""JSON types, and `value`: the frozen values that plait passes on, stores and shows. Pure."""
+"""JSON types, and `value`: the frozen values that plait passes on, stores and shows; their JSON form, both ways. Pure.
+
+The form of a value is an object of the fields that differ from their default. A value within a value has the same form,
+a tuple is a list, a member of an enum its word. What the fields may hold is read from their annotations, once for each
+class.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TypeAlias, TypeVar, dataclass_transform
+from contextlib import suppress
+from dataclasses import dataclass, field, fields, is_dataclass
+from enum import Enum
+from functools import cache
+from types import NoneType, UnionType
+from typing import (
+    Any,
+    Literal,
+    TypeAlias,
+    TypeVar,
+    Union,
+    cast,
+    dataclass_transform,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 JsonValue: TypeAlias = "dict[str, JsonValue] | list[JsonValue] | str | int | float | bool | None"
 """JSON that plait returns."""
@@ -25,3 +46,80 @@ def value(cls: type[T]) -> type[T]:
     fields), and a run makes a dozen values for each task.
     """
     return dataclass(slots=True, unsafe_hash=True)(cls)
+
+
+def parsed(text: str) -> JsonValue:
+    """Return the value of a JSON text. Raises ValueError if it is none."""
+    return cast("JsonValue", json.loads(text))
+
+
+def parsed_object(text: str) -> dict[str, JsonValue]:
+    """Return the object of a JSON text. Raises ValueError if it is none."""
+    found = parsed(text)
+    if not isinstance(found, dict):
+        raise ValueError(f"{text[:60]!r} is no JSON object")
+    return found
+
+
+def as_json(one: object) -> dict[str, JsonValue]:
+    """Return the JSON form of the value `one`."""
+    form: dict[str, JsonValue] = {}
+    kind: Any = type(one)
+    for name, default in _defaults(kind):
+        held = getattr(one, name)
+        if held is not default and held != default:
+            form[name] = _written(held)
+    return form
+
+
+def _written(held: Any) -> JsonValue:
+    if isinstance(held, tuple):
+        return [_written(one) for one in cast("tuple[object, ...]", held)]
+    if isinstance(held, Enum):
+        return cast("JsonValue", held.value)
+    return as_json(held) if is_dataclass(held) else cast("JsonValue", held)
+
+
+@cache
+def _defaults(kind: Any) -> Sequence[tuple[str, object]]:
+    return [(one.name, one.default) for one in fields(kind)]
+
+
+def from_json(kind: type[T], form: object) -> T:
+    """Return the value of class `kind` with the JSON form `form`. Raises ValueError if there is none."""
+    if not isinstance(form, dict):
+        raise ValueError(f"{form!r} is no object, so not the form of a {kind.__name__}")
+    types = _types(cast("Any", kind))
+    try:
+        return kind(**{name: _read(types[name], held) for name, held in cast("dict[str, object]", form).items()})
+    except (KeyError, TypeError) as error:  # an unknown field, or the absence of one without a default
+        raise ValueError(f"not the form of a {kind.__name__}: {error}") from None
+
+
+@cache
+def _types(kind: Any) -> Mapping[str, Any]:
+    hints = get_type_hints(kind)
+    return {one.name: hints[one.name] for one in fields(kind)}
+
+
+def _read(kind: Any, form: Any) -> Any:
+    """Return the value of the annotation `kind` with the form `form`. Raises ValueError or TypeError."""
+    if type(form) is kind or (kind is float and type(form) is int) or (kind is NoneType and form is None):
+        return form
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin in {Union, UnionType}:
+        for one in inner:
+            with suppress(ValueError, TypeError):
+                return _read(one, form)
+    elif origin is tuple and isinstance(form, list):
+        return tuple(_read(inner[0], one) for one in cast("list[object]", form))
+    elif origin is Literal and form in inner:
+        return form
+    elif origin is None and is_dataclass(kind):
+        return from_json(cast("type[object]", kind), form)
+    elif origin is None and issubclass(kind, tuple) and isinstance(form, list):
+        items: list[Any] = form
+        return cast("Any", kind)(*items)
+    elif origin is None and issubclass(kind, Enum):
+        return kind(form)
+    raise ValueError(f"{form!r} is no {kind}")

@@ -19,6 +19,7 @@ LAYERS: list[list[str]] = [
     ["json_form"],
     ["usage", "statuses"],
     ["dialogue"],
+    ["events"],
     # The contract of a backend and its vocabulary.
     ["backends.protocol backends.errors backends.text backends.json_fields backends.error_kinds "
      "backends.limit_resets backends.extras backends.prices backends.secrets backends.placeable backends.whole_answer"],
@@ -61,7 +62,7 @@ LAYERS: list[list[str]] = [
 LEVEL = {name: level for level, units in enumerate(LAYERS) for unit in units for name in unit.split()}
 UNIT = {name: unit for units in LAYERS for unit in units for name in unit.split()}
 # The words, each a module of `plait`: all packages may import them, and they import each other alone.
-WORDS = ("json_form", "usage", "statuses", "dialogue")
+WORDS = ("json_form", "usage", "statuses", "dialogue", "events")
 # Neither imports the other or the runner, whatever the layer.
 LEAVES = ("backends", "persistence")
 PUBLIC_NAMES = ("runner", "backends", "persistence")

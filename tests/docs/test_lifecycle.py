@@ -11,7 +11,8 @@ from typing import Any
 import anyio
 import pytest
 
-from plait.persistence import Batch, MemoryStore, NewTask, RunCreated, RunStatusChanged, StoreError
+from plait.events import NewTask
+from plait.persistence import Batch, MemoryStore, RunCreated, RunStatusChanged, StoreError
 from plait.persistence.records import RunRecord
 from plait.runner import DAG, ParallelRunner, RunService, Task
 from plait.statuses import RUN_DONE, RUN_TRANSITIONS, RunStatus, Transition

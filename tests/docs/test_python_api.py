@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import plait
-from plait.runner.domain import events
+from plait import events
 from tests.docs.extensions import load_extension
 
 REFERENCE = Path(__file__).parent.parent.parent / "docs" / "reference"

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from plait.events import SessionOpened, TaskInterrupted
 from plait.persistence import (
     Batch,
     Change,
@@ -20,10 +21,8 @@ from plait.persistence import (
     MessageAppended,
     RunClaimed,
     RunStatusChanged,
-    SessionOpened,
     SQLiteStore,
     StoreError,
-    TaskInterrupted,
     TaskStarted,
     TaskWaiting,
 )

@@ -6,7 +6,8 @@ import inspect
 
 import pytest
 
-from plait.persistence import Batch, ContextStore, NewTask, RunCreated, RunStore, Store, TaskStore
+from plait.events import NewTask
+from plait.persistence import Batch, ContextStore, RunCreated, RunStore, Store, TaskStore
 
 FACETS = (RunStore, TaskStore, ContextStore)
 

@@ -12,17 +12,14 @@ from pathlib import Path
 import asyncpg
 import pytest
 
+from plait.events import HostAway, NewTask, NodeStarted, SessionOpened
 from plait.persistence import (
-    HostAway,
     MessageAppended,
-    NewTask,
-    NodeStarted,
     Note,
     PolicyDecided,
     PostgresStore,
     RunReleased,
     RunStatusChanged,
-    SessionOpened,
     SQLiteStore,
     TaskAnswered,
     TaskCompleted,

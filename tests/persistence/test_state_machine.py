@@ -18,27 +18,21 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from plait.events import AttemptId, BackendThrottled, HostAway, NewTask, NodeStarted, SessionOpened, TaskPlaced
 from plait.persistence import (
-    AttemptId,
-    BackendThrottled,
     Batch,
     Change,
     Conflict,
-    HostAway,
     LeaseRenewed,
     MemoryStore,
     MessageAppended,
-    NewTask,
-    NodeStarted,
     PolicyDecided,
     RunClaimed,
     RunReleased,
     RunStatusChanged,
-    SessionOpened,
     SQLiteStore,
     StoreError,
     TaskCompleted,
-    TaskPlaced,
     TaskReopened,
     TasksAdded,
     TaskStarted,

@@ -9,6 +9,7 @@ from typing import Any
 import anyio
 import pytest
 
+from plait import events
 from plait.backends import ConversationRequest, Reply, ask
 from plait.persistence import Store, StoreError
 from plait.runner import (
@@ -21,7 +22,6 @@ from plait.runner import (
     Task,
     TaskStatus,
 )
-from plait.runner.domain import events
 from plait.runner.domain.dag import DAG
 from plait.runner.orchestrator import LoopState, load_loop_state
 from plait.runner.policies.orchestrator.policy import Loop, Stop

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 
 import anyio
 
+from plait import events
 from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.protocol import Backend, ConversationRequest, Reply
 from plait.dialogue import Message
 from plait.persistence import MemoryStore
 from plait.persistence.records import TaskRecord
 from plait.runner.clock import iso
-from plait.runner.domain import events
 from plait.statuses import TASK_DONE, TaskStatus
 from plait.usage import Usage
 from tests.support.seeded_loop import VirtualClock

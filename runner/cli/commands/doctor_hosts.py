@@ -14,6 +14,7 @@ from plait.backends.agents.catalog import AGENTS
 from plait.backends.hosts.probe import NO_WORKER, HostState, probe_hosts
 from plait.backends.hosts.reachable import HostUnreachable, ReachableHost
 from plait.backends.spec.hosts import DaskHostsPart
+from plait.events import HostAway
 from plait.persistence.errors import StoreError
 from plait.persistence.findings import Finding, Fitness
 from plait.persistence.records import RunRecord
@@ -25,7 +26,6 @@ from plait.runner.cli.display.waits import local_time
 from plait.runner.cli.exits import COMPLETED, STORE, print_line, print_note
 from plait.runner.cli.lookup import MAX_RUNS_SEARCHED, read_only_store
 from plait.runner.cli.options import StorePlace
-from plait.runner.domain.events import HostAway
 from plait.runner.operations.inspect import away_hosts
 
 _ANSWER_S = 120.0

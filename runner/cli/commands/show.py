@@ -14,6 +14,7 @@ from typing import Any
 import anyio
 import click
 
+from plait.events import BackendThrottled
 from plait.persistence.protocol import Store
 from plait.persistence.records import AttemptRecord, EventRecord, MessageRecord, RunRecord, TaskRecord
 from plait.runner.cli.display.report import WHY_STOPPED, print_json
@@ -35,7 +36,6 @@ from plait.runner.cli.options import (
     json_option,
     store_option,
 )
-from plait.runner.domain.events import BackendThrottled
 from plait.runner.domain.groups import group_of, groups_of
 from plait.runner.domain.question import parse_time
 from plait.runner.domain.waiting import WaitKind, WaitReason, clock_time

@@ -14,6 +14,7 @@ from types import FrameType
 import anyio
 import anyio.abc
 
+from plait import events
 from plait.json_form import JsonValue
 from plait.persistence import StoreError
 from plait.persistence.protocol import Store
@@ -26,7 +27,6 @@ from plait.runner.cli.exits import CliError
 from plait.runner.cli.lookup import WaitingQuestion, list_waiting, read_only_store
 from plait.runner.cli.options import OutputOptions, StorePlace
 from plait.runner.cli.signals import end_at_second
-from plait.runner.domain import events
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.result import RunResult
 from plait.runner.domain.waiting import Limits
@@ -115,9 +115,8 @@ async def _drive(run: Run, dag: DAG, display: Display) -> FinishedRun:
             beside.start_soon(_refresh_display, display)
             async with run:
                 async for event in run.events():
-                    if isinstance(event, events.TaskStarted):
-                        if not event.adopted:
-                            started.add(event.task_id)
+                    if isinstance(event, events.TaskStarted) and not isinstance(event, events.TaskAdopted):
+                        started.add(event.task_id)
                     elif isinstance(event, events.TasksAdded):
                         grow(dag, event)
                     elif isinstance(event, events.PolicyDecided):
@@ -133,7 +132,8 @@ async def _drive(run: Run, dag: DAG, display: Display) -> FinishedRun:
         took = time.monotonic() - began
         result = await run.result()
         if end is not None:  # told with the status that is stored, which is known only now
-            display.handle(replace(end, status=report.as_stored(result).status))
+            is_stored = report.as_stored(result) is result
+            display.handle(end if is_stored else events.RunInterrupted(end.at, end.run_id))
     finally:
         display.close()
     return FinishedRun(result, dag, len(started), took, policy_state, unpriced, left.by_host())

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TypeAlias
 
+from plait.events import BackendThrottled, HostAway
 from plait.json_form import JsonValue
 from plait.persistence.records import EventKind
 from plait.runner.cli.display.text import as_line, coloured, counted, seconds, tokens, visible
 from plait.runner.cli.display.waits import wait_line
-from plait.runner.domain.events import BackendThrottled, HostAway
 from plait.runner.operations.inspect import stored_away, stored_throttling
 from plait.runner.operations.run_log import RunLogEntry
 from plait.statuses import TaskStatus

@@ -5,10 +5,11 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Protocol
 
+from plait import events
 from plait.runner.cli.display.text import as_line, counted, seconds, tokens
 from plait.runner.cli.display.waits import wait_line
 from plait.runner.cli.exits import print_note
-from plait.runner.domain import events
+from plait.runner.domain.question import answers_of
 from plait.statuses import TaskStatus
 from plait.usage import cost
 
@@ -87,9 +88,8 @@ def event_line(event: events.Event) -> str:
             line += f"watching for {seconds(event.seconds)} whether the owner is alive"
         case events.TasksAdded():
             by = f" by {as_line(event.added_by)}" if event.added_by is not None else ""
-            line = (
-                f"{counted(len(event.tasks), 'task')} added{by}: {_shorten(', '.join(task.id for task in event.tasks))}"
-            )
+            ids = ", ".join(task.task_id for task in event.tasks)
+            line = f"{counted(len(event.tasks), 'task')} added{by}: {_shorten(ids)}"
         case events.StoreDegraded():
             line = f"the store failed, continuing without a store: {_shorten(event.error)}"
         case events.StoreAwaited():
@@ -112,7 +112,7 @@ def _task_words(event: events.TaskEvent) -> str:
         case events.TaskStarted():
             again = f", attempt {event.attempt}" if event.attempt > 1 else ""
             goes_on = ", continues its conversation" if event.confirmed else ""
-            how = "is taken over" if event.adopted else "started"
+            how = "is taken over" if isinstance(event, events.TaskAdopted) else "started"
             line = f"{how} ({as_line(event.backend)}{again}{goes_on})"
         case events.TaskPlaced() | events.NodeStarted() | events.TaskOutput():
             line = _report_words(event)
@@ -130,11 +130,8 @@ def _task_words(event: events.TaskEvent) -> str:
         case events.TaskWaiting():
             line = f"waits for a person: {_shorten(event.question)}"
         case events.TaskAnswered():
-            line = (
-                f"answered by {event.answers[-1].by}: {_shorten(event.answers[-1].text)}"
-                if event.answers
-                else "is to run again"
-            )
+            given = answers_of(event.answers)[-1:]
+            line = f"answered by {given[0].by}: {_shorten(given[0].text)}" if given else "is to run again"
         case events.TaskCancelled():
             line = "cancelled"
         case events.TaskReopened():

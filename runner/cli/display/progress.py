@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import islice
 
-from plait.runner.domain import events
+from plait import events
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.waiting import NO_LIMITS, Limits, WaitingRun, WaitReason, Waits, stored_limits
+from plait.runner.state.codec import decode_task
 from plait.statuses import TASK_DONE, RunStatus, TaskStatus
 from plait.usage import NO_USAGE, Usage
 
@@ -105,7 +107,7 @@ class Progress:
             self._apply_task_event(event)
         elif isinstance(event, events.TasksAdded):
             grow(self.dag, event)
-            self.statuses.update({task.id: TaskStatus.PENDING for task in event.tasks})
+            self.statuses.update({task.task_id: TaskStatus.PENDING for task in event.tasks})
             self.counts[TaskStatus.PENDING] += len(event.tasks)
         else:
             self._apply_run_event(event)
@@ -122,7 +124,7 @@ class Progress:
             if event.since is None:
                 del self.away[event.host]
         elif isinstance(event, events.RunCreated):
-            self.limits = stored_limits(event.settings)
+            self.limits = stored_limits(json.loads(event.settings))
         elif isinstance(event, events.StoreDegraded):
             self.degraded = event.error
         elif isinstance(event, events.StoreRecovered):
@@ -186,7 +188,7 @@ _Billed = events.TaskCompleted | events.TaskRetried | events.TaskFailed | events
 def grow(dag: DAG, event: events.TasksAdded) -> None:
     """Add the tasks of the event to `dag`, which the caller owns."""
     start = len(dag)
-    dag.extend(event.tasks)
+    dag.extend([decode_task(task) for task in event.tasks])
     # A `for_each` task waits for its generated tasks.
     if event.added_by is not None and dag[event.added_by].for_each is not None:
         dag.join(dag.position(event.added_by), range(start, len(dag)))

@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
+from plait import events
 from plait.runner.cli.display.text import as_line, seconds
-from plait.runner.domain import events
 from plait.runner.domain.question import parse_time
 from plait.runner.domain.waiting import MOST_NAMED
 

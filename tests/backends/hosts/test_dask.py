@@ -16,6 +16,7 @@ pytest.importorskip("distributed")
 
 from distributed import Client
 
+from plait import events
 from plait.backends import DaskHosts, FunctionBackend, SSHHosts
 from plait.backends.hosts.dask import relay
 from plait.backends.hosts.dask.address import slots_for
@@ -25,7 +26,6 @@ from plait.backends.spec.build import BackendSpec
 from plait.backends.spec.described import placed, spec_description
 from plait.persistence import EventKind, SQLiteStore
 from plait.runner import DAG, ParallelRunner, RunStatus, Task, TaskStatus
-from plait.runner.domain import events
 from tests.backends.hosts.test_placing import GatedStore, tasks, this_one
 from tests.support.hosts import functions
 from tests.support.hosts.dask_cluster import DaskCluster

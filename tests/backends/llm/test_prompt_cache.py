@@ -18,9 +18,9 @@ import pytest
 
 from plait.backends import AnthropicBackend, BackendError, ConversationRequest, OpenAIBackend
 from plait.backends.llm.prompt_cache import PATIENCE_S, PromptCache, SharedBeginning
+from plait.events import TaskCompleted, TaskOutput
 from plait.persistence import MemoryStore
 from plait.runner import DAG, ParallelRunner, Retry, RunStatus, Task
-from plait.runner.domain.events import TaskCompleted, TaskOutput
 from tests.support.wire import ChatCompletions, Dialect, Exchange, Messages, Script, events, plain, serve, silence
 
 DIALECTS: list[Dialect] = [ChatCompletions(), Messages()]

@@ -14,10 +14,10 @@ from unittest import mock
 import anyio
 import anyio.lowlevel
 
+from plait import events
 from plait.persistence.changes import LeaseRenewed
 from plait.persistence.sqlite import store, thread
 from plait.persistence.sqlite import writer as writing
-from plait.runner.domain import events
 from plait.runner.engine import checkpointer as checkpoint
 from plait.runner.engine import executor as execution
 from plait.runner.recovery import lease as ownership

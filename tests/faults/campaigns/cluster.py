@@ -35,8 +35,8 @@ AT_ONCE = {"quick": 8, "nightly": 100}
 PLANTED: Mapping[str, tuple[str, Shown]] = {
     "worker killed": ("a broken connection taken for the end", Shown("worker", "begun twice")),
     "scheduler killed": ("a broken connection taken for the end", Shown("scheduler", "begun twice")),
-    "runner killed": ("placed attempts begun anew", Shown("runner", "assert event.adopted")),
-    "all killed": ("placed attempts begun anew", Shown("all", "assert event.adopted")),
+    "runner killed": ("placed attempts begun anew", Shown("runner", "assert isinstance(event, events.TaskAdopted)")),
+    "all killed": ("placed attempts begun anew", Shown("all", "assert isinstance(event, events.TaskAdopted)")),
 }
 """The bug, and where it has to show."""
 _FEW, _ONE = 2, 1

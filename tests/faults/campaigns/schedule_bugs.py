@@ -13,11 +13,11 @@ from unittest import mock
 
 import anyio
 
+from plait import events
 from plait.persistence.changes import Batch, Change
 from plait.persistence.errors import Conflict, Fenced, StoreError
 from plait.persistence.records import TaskRecord
 from plait.runner import parallel
-from plait.runner.domain import events
 from plait.runner.engine import checkpointer as checkpoint
 from plait.runner.engine import executor as execution
 from plait.runner.engine.checkpointer import WritePosition

@@ -6,10 +6,9 @@ import asyncio
 import json
 from pathlib import Path
 
-from plait import ParallelRunner, PostgresStore
+from plait import ParallelRunner, PostgresStore, events
 from plait.persistence import EventKind, EventRecord
 from plait.runner import RunStatus
-from plait.runner.domain import events
 from plait.runner.operations.inspect import stored_away
 from tests.support.agents.outliving import RUN
 from tests.support.hosts.agent import Agent

@@ -9,7 +9,8 @@ import anyio
 import asyncpg
 import pytest
 
-from plait.persistence import NewTask, PostgresStore, RunReleased, RunStatusChanged, TaskCompleted, TaskStarted
+from plait.events import NewTask
+from plait.persistence import PostgresStore, RunReleased, RunStatusChanged, TaskCompleted, TaskStarted
 from plait.persistence.contract.samples import CREATED, OPENING, Writer, at, whole
 from tests.support.stores.postgres import new_store, worker_dsn
 

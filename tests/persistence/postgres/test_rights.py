@@ -10,9 +10,9 @@ import asyncpg
 import pytest
 
 from plait import DAG, ParallelRunner, PostgresStore, Task
+from plait.events import StoreAwaited
 from plait.persistence import Conflict, StoreError, StoreRefused, StoreUnusable, postgres_connection
 from plait.runner import RunStatus
-from plait.runner.domain.events import StoreAwaited
 from tests.support.fakes import Talker
 from tests.support.stores.postgres import restart_as_standby
 

@@ -9,16 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from plait.persistence import (
-    AttemptId,
-    NewTask,
-    RunReleased,
-    RunStatusChanged,
-    SQLiteStore,
-    Store,
-    TaskCompleted,
-    TaskStarted,
-)
+from plait.events import AttemptId, NewTask
+from plait.persistence import RunReleased, RunStatusChanged, SQLiteStore, Store, TaskCompleted, TaskStarted
 from plait.persistence.contract.samples import CREATED, OPENING, Writer, at, whole
 
 LONG = "a text of some length " * 40

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from plait.persistence import NewTask, RunRecord, SQLiteStore, StoreError, StoreUnusable
+from plait.events import NewTask
+from plait.persistence import RunRecord, SQLiteStore, StoreError, StoreUnusable
 from plait.persistence.contract.samples import (
     ANSWER,
     ASK,

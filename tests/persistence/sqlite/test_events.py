@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from plait.persistence import Batch, Change, NewTask, TaskCompleted, TaskRetried, TaskStarted
+from plait.events import NewTask
+from plait.persistence import Batch, Change, TaskCompleted, TaskRetried, TaskStarted
 from plait.persistence.contract.samples import CLAIMED, CREATED, RUN, at
 from plait.persistence.old_tables.task_cache import ids_of
 from plait.persistence.sqlite import reader as reading

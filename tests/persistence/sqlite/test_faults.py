@@ -11,19 +11,17 @@ from pathlib import Path
 import anyio
 import pytest
 
+from plait.events import NewTask, SessionOpened, TaskInterrupted
 from plait.persistence import (
     Change,
     Conflict,
     MessageAppended,
-    NewTask,
-    SessionOpened,
     SQLiteStore,
     StoreBusy,
     StoreError,
     StoreUnusable,
     TaskCompleted,
     TaskFailed,
-    TaskInterrupted,
     TaskStarted,
 )
 from plait.persistence.contract.samples import ASKED, CLAIMED, CREATED, DONE_A, OPENING, RUN, START_A, Writer, at, whole

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from plait.events import NewTask
 from plait.persistence import (
     Conflict,
-    NewTask,
     Note,
     PolicyDecided,
     RunReleased,

@@ -11,16 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from plait.persistence import (
-    Batch,
-    LeaseRenewed,
-    NewTask,
-    SessionOpened,
-    SQLiteStore,
-    Store,
-    TaskCompleted,
-    TaskStarted,
-)
+from plait.events import NewTask, SessionOpened
+from plait.persistence import Batch, LeaseRenewed, SQLiteStore, Store, TaskCompleted, TaskStarted
 from plait.persistence.contract.samples import (
     ANSWER,
     ASK,

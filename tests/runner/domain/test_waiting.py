@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from plait.events import BackendThrottled, HostAway
 from plait.runner import DAG, RunStatus, Task, TaskStatus
 from plait.runner.clock import iso
-from plait.runner.domain.events import BackendThrottled, HostAway
 from plait.runner.domain.waiting import Limits, WaitingRun, WaitKind, WaitReason, Waits
 
 NOW = 1_800_000_000.0

@@ -10,10 +10,10 @@ import sys
 import anyio
 import pytest
 
+from plait.events import RunCompleted, StoreDegraded, StoreRecovered, TaskStarted
 from plait.persistence import Batch, Conflict, MemoryStore, RunReleased, SQLiteStore, StoreBusy, StoreError
 from plait.persistence.changes import TaskCompleted
 from plait.runner import DAG, OwnershipLost, ParallelRunner, RunExists, RunStatus, Task, TaskStatus
-from plait.runner.domain.events import RunCompleted, StoreDegraded, StoreRecovered, TaskStarted
 from plait.runner.engine.outcome import STORE_WAITS_S
 from tests.support.fakes import QuickClock, Talker
 from tests.support.stores.faulty_store import Fault, FaultyStore, on_write

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from plait import events
 from plait.backends.protocol import Reply
 from plait.persistence import MemoryStore, SQLiteStore, Store
 from plait.runner import DAG, ParallelRunner, RunStatus, Task, TaskStatus
-from plait.runner.domain import events
 from tests.support.growth import Recording, listed, plan, spec, talker
 
 
@@ -138,7 +138,7 @@ async def test_listeners_are_told_what_was_added_by_whom() -> None:
     async with runner.start(DAG([Task("a", prompt="a", adds_tasks=True)])) as run:
         told = [event async for event in run.events()]
     (added,) = [event for event in told if isinstance(event, events.TasksAdded)]
-    assert ([task.id for task in added.tasks], added.added_by) == (["b"], "a")
+    assert ([task.task_id for task in added.tasks], added.added_by) == (["b"], "a")
     kinds = [event.kind for event in told if not isinstance(event, events.TaskOutput)]
     assert kinds.index("tasks_added") == kinds.index("task_completed") + 1
 

@@ -10,6 +10,7 @@ from plait.runner import DAG, DAGError, GrowthLimits, Problem, Task, TaskStatus
 from plait.runner.engine.growth import Growth
 from plait.runner.scheduling.scheduler import InitialState, Scheduler
 from plait.runner.scheduling.slots import SlotPool
+from plait.runner.state.codec import new_task
 from plait.runner.state.run_state import RunState
 from tests.support.fakes import Talker
 
@@ -46,7 +47,7 @@ def grow(
     except DAGError:
         assert (len(dag), names) == (len(GIVEN), ["fast"] * len(GIVEN))
         raise
-    assert (event.tasks, event.added_by, event.at) == (tuple(tasks), added_by, "now")
+    assert (event.tasks, event.added_by, event.at) == (tuple(map(new_task, tasks)), added_by, "now")
     assert len(dag) == len(GIVEN) + len(tasks)
     return names
 

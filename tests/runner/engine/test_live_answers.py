@@ -7,11 +7,11 @@ import json
 import anyio
 import pytest
 
+from plait import events as new_events
 from plait.backends import ask
 from plait.persistence import Batch, MemoryStore, Note, Store
 from plait.persistence.records import NoteRecord, TaskRecord
 from plait.runner import DAG, AnswerConflict, FailureMode, OpenQuestion, ParallelRunner, RunStatus, Task, TaskStatus
-from plait.runner.domain import events as new_events
 from plait.runner.engine.inbox import LOOK_EVERY_S
 from tests.support.fakes import QuickClock
 from tests.support.growth import tasks

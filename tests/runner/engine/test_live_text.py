@@ -5,7 +5,7 @@ from __future__ import annotations
 import anyio
 import anyio.lowlevel
 
-from plait.runner.domain import events
+from plait import events
 from plait.runner.engine.live_text import LiveText, TextPiece
 
 AT = "2026-01-01T00:00:00.000Z"

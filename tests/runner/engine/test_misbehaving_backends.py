@@ -13,9 +13,9 @@ import anyio.lowlevel
 import pytest
 
 from plait.backends import BackendError, ConversationRequest, ErrorKind, Message, Output, Reply, Usage
+from plait.events import TaskOutput
 from plait.persistence import MemoryStore, SQLiteStore, Store
 from plait.runner import DAG, ParallelRunner, Retry, RunStatus, Task, TaskStatus
-from plait.runner.domain.events import TaskOutput
 from tests.support.fakes import Talker
 
 

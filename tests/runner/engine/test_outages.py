@@ -8,10 +8,10 @@ from itertools import pairwise
 import anyio
 import pytest
 
+from plait.events import SessionOpened, StoreDegraded, StoreRecovered
 from plait.persistence import Batch, Conflict, MemoryStore, StoreError, failpoints
-from plait.persistence.changes import Change, PolicyDecided, SessionOpened, TaskCancelled
+from plait.persistence.changes import Change, PolicyDecided, TaskCancelled
 from plait.runner import DAG, Decision, ParallelRunner, RunResult, RunStatus, Task
-from plait.runner.domain.events import StoreDegraded, StoreRecovered
 from plait.runner.domain.question import parse_time
 from plait.runner.engine import checkpointer
 from plait.runner.state.owner import LEASE_SECONDS

@@ -7,13 +7,13 @@ import json
 import anyio
 import pytest
 
+from plait import events as new_events
 from plait.backends import ask
 from plait.json_form import JsonValue
 from plait.persistence import MemoryStore, Note, Store
 from plait.runner import DAG, ParallelRunner, RunStatus, Task
 from plait.runner.clock import iso
-from plait.runner.domain import events as new_events
-from plait.runner.domain.question import parse_time
+from plait.runner.domain.question import answers_of, parse_time
 from tests.support.fakes import QuickClock
 from tests.support.stores.faulty_store import Fault, FaultyStore
 
@@ -60,7 +60,7 @@ class Scene:
                             await self.store.send(run.run_id, note)
                         self.clock.passes.set()
                     if isinstance(event, new_events.TaskAnswered):
-                        answers += [(str(one.value), one.by) for one in event.answers or ()]
+                        answers += [(str(one.value), one.by) for one in answers_of(event.answers)]
                         self._limiter.set()
                 result = await run.result()
         (answer,) = answers

@@ -10,16 +10,16 @@ from pathlib import Path
 import anyio
 import pytest
 
-from plait import ask
+from plait import ask, events
 from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.protocol import Reply
 from plait.dialogue import Question
+from plait.events import SessionOpened
 from plait.persistence import Batch, Conflict, MemoryStore, SQLiteStore, Store, StoreError
 from plait.persistence.changes import (
     Change,
     PolicyDecided,
     RunReleased,
-    SessionOpened,
     TaskAnswered,
     TaskCompleted,
     TaskFailed,
@@ -29,7 +29,6 @@ from plait.persistence.changes import (
     TaskWaiting,
 )
 from plait.runner import DAG, Decision, FailureMode, ParallelRunner, RunResult, RunStatus, Task, TaskStatus
-from plait.runner.domain import events
 from plait.runner.domain.policy import RunView
 from tests.support.fakes import QuickClock, Talker
 from tests.support.growth import Scripted, by_end, tasks

@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator
 import anyio
 import pytest
 
+from plait import events as ev
 from plait.persistence import MemoryStore
 from plait.runner import DAG, ParallelRunner, RunExists, RunStatus, Task, TaskStatus
-from plait.runner.domain import events as ev
 from tests.support.fakes import Talker
 
 TWO = DAG([Task("a", prompt="one"), Task("b", prompt="two", depends_on=["a"])])

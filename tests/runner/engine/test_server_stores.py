@@ -9,11 +9,11 @@ from pathlib import Path
 import anyio
 import pytest
 
+from plait.events import StoreAwaited, StoreDegraded, StoreRecovered
 from plait.persistence import Batch, Gap, MemoryStore, RunReleased, SQLiteStore, StoreError
 from plait.persistence.changes import RunClaimed, RunStatusChanged
 from plait.persistence.records import Note, NoteRecord, Owner, RunRecord
 from plait.runner import DAG, OwnershipLost, ParallelRunner, RunStatus, Task
-from plait.runner.domain.events import StoreAwaited, StoreDegraded, StoreRecovered
 from plait.runner.engine import inbox, kept_changes
 from plait.runner.engine.checkpointer import SERVER_PATIENCE_S
 from tests.support.fakes import QuickClock, Talker

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from plait import events
 from plait.backends.hosts import connection, session
 from plait.runner import ParallelRunner, RunStatus
-from plait.runner.domain import events
 from tests.support.agents.outliving import RUN
 from tests.support.hosts.outliving import HostsWorld
 

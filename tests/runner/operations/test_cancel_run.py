@@ -10,6 +10,7 @@ import anyio.lowlevel
 import anyio.to_thread
 import pytest
 
+from plait import events as ev
 from plait.backends import BackendError, ErrorKind
 from plait.persistence import (
     Batch,
@@ -23,7 +24,6 @@ from plait.persistence import (
     TaskStarted,
 )
 from plait.runner import DAG, ParallelRunner, Retry, RunStatus, Task, TaskStatus
-from plait.runner.domain import events as ev
 from tests.support.fakes import Talker
 from tests.support.stores.faulty_store import Fault, on_write
 from tests.support.stores.held import GRACE, HeldClock, HeldStore

@@ -8,10 +8,10 @@ import anyio
 import pytest
 
 from plait.backends import BackendError, ErrorKind
+from plait.events import NewTask
 from plait.persistence import (
     Batch,
     MemoryStore,
-    NewTask,
     Note,
     NoteRecord,
     RunClaimed,

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
+from plait.events import BackendThrottled, NewTask
 from plait.persistence import (
-    BackendThrottled,
     Change,
     MemoryStore,
-    NewTask,
     RunClaimed,
     RunCreated,
     RunStatusChanged,

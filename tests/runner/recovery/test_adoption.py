@@ -7,9 +7,9 @@ from pathlib import Path
 import anyio
 import pytest
 
+from plait import events
 from plait.backends import Usage
 from plait.runner import Clock, ParallelRunner, ResumeAction, Run, RunStatus, TaskStatus
-from plait.runner.domain import events
 from plait.runner.domain.result import ResumeSummary
 from plait.runner.engine.attempt import INTERRUPTED
 from tests.support.agents.adopting import allow_once_adopted, foretold, history, is_adopted, resumed, said_in
@@ -120,14 +120,15 @@ async def test_nothing_starts_before_fewer_are_at_work_than_may_be(world: World)
             done.add(event.task_id)
             for name in sorted(at_work - done)[:1] or names:
                 world.allow(name)
-        if isinstance(event, events.TaskStarted) and not event.adopted:
+        if isinstance(event, events.TaskStarted) and not isinstance(event, events.TaskAdopted):
             alive_at_start.append(len(at_work - done))
 
     done: set[str] = set()
     result, told = await resumed(world, on_event, concurrency=2)
     assert result.status is RunStatus.COMPLETED
     assert (result.resume_summary.adopted, result.resume_summary.ran, len(world.turns)) == (5, 2, 7)
-    assert [event.adopted for event in told if isinstance(event, events.TaskStarted)] == [True] * 5 + [False] * 2
+    started = [type(event) for event in told if isinstance(event, events.TaskStarted)]
+    assert started == [events.TaskAdopted] * 5 + [events.TaskStarted] * 2
     assert max(alive_at_start) <= 1
 
 

@@ -7,9 +7,9 @@ import sys
 import anyio
 import pytest
 
+from plait import events
 from plait.persistence import SQLiteStore
 from plait.runner import ParallelRunner, ResumeAction
-from plait.runner.domain import events
 from tests.support.agents.homes import Home, until
 from tests.support.processes.warm import Warm
 

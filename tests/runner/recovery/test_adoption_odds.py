@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
+from plait import events
 from plait.backends import BackendUnavailable
 from plait.backends.process.proctable import start_time
 from plait.backends.process.spawn import sweep
 from plait.backends.protocol import ConversationRequest
 from plait.persistence import SQLiteStore
 from plait.runner import ParallelRunner, ResumeAction, TaskStatus
-from plait.runner.domain import events
 from tests.support.agents.detached_backend import Outliver
 from tests.support.agents.homes import Home, until
 from tests.support.agents.outliving import RUN, World

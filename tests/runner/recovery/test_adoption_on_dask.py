@@ -15,9 +15,9 @@ from anyio.to_thread import run_sync
 
 pytest.importorskip("distributed")
 
+from plait import events
 from plait.persistence import EventKind
 from plait.runner import RunStatus, TaskStatus
-from plait.runner.domain import events
 from tests.support.agents.outliving import RUN
 from tests.support.hosts.dask_outliving import DaskWorld
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from plait import events
 from plait.backends.hosts.slots import Slots
 from plait.persistence import EventKind
 from plait.runner import ResumeAction, RunStatus, TaskStatus
-from plait.runner.domain import events
 from plait.runner.engine.attempt import INTERRUPTED
 from tests.support.agents.outliving import RUN
 from tests.support.hosts.outliving import SLOTS, HostsWorld, busy_hosts
@@ -35,7 +35,7 @@ async def resumed(world: HostsWorld) -> None:
     async with world.store() as store, world.runner(store).start_resume(RUN) as run:
         async for event in run.events():
             if isinstance(event, events.TaskStarted):
-                assert event.adopted
+                assert isinstance(event, events.TaskAdopted)
                 adopted.add(event.task_id)
             if len(adopted) == COUNT:
                 adopted.clear()

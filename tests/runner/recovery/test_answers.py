@@ -15,6 +15,7 @@ import pytest
 from plait.backends import ask
 from plait.backends.protocol import ConversationRequest, Reply
 from plait.dialogue import Question
+from plait.events import TaskStarted, TaskWaiting
 from plait.persistence import MemoryStore, Note, SQLiteStore, Store
 from plait.runner import (
     DAG,
@@ -29,7 +30,6 @@ from plait.runner import (
     Task,
     TaskStatus,
 )
-from plait.runner.domain.events import TaskStarted, TaskWaiting
 from tests.support.fakes import QuickClock, Talker
 from tests.support.late import Held
 from tests.support.processes.command import environment

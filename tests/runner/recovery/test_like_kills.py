@@ -17,7 +17,7 @@ _SCRIPT = """
 import asyncio, json, os, shutil, signal, sys
 from plait import DAG, MemoryStore, ParallelRunner, PersonBackend, SQLiteStore, Task
 from plait.persistence import failpoints
-from plait.runner.domain.events import TaskCompleted
+from plait.events import TaskCompleted
 
 HERE = os.getcwd()
 LIST = {"type": "array"}

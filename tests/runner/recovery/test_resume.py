@@ -13,6 +13,7 @@ from pathlib import Path
 import anyio
 import pytest
 
+from plait import events
 from plait.backends import BackendError, ErrorKind, Reply, Usage
 from plait.persistence import Batch, Conflict, MemoryStore, RunStatusChanged, SQLiteStore, Store, StoreError
 from plait.persistence.contract.samples import whole
@@ -29,7 +30,6 @@ from plait.runner import (
     Task,
     TaskStatus,
 )
-from plait.runner.domain import events
 from plait.runner.operations.workflow_session import load_session
 from plait.runner.state import codec as translate
 from tests.support.fakes import QuickClock, Talker

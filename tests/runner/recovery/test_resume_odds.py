@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from plait import events
 from plait.backends import BackendError, ErrorKind, Message, Reply
 from plait.persistence import Batch, MemoryStore, RunClaimed, SQLiteStore, Store, StoreError
 from plait.runner import (
@@ -24,7 +25,6 @@ from plait.runner import (
     Task,
     TaskStatus,
 )
-from plait.runner.domain import events
 from plait.runner.engine.attempt import INTERRUPTED
 from plait.runner.state.owner import Liveness, claim_for_this_process, liveness, unregister
 from tests.support.crashed import Dying, die

@@ -15,10 +15,10 @@ import anyio
 import anyio.abc
 import pytest
 
+from plait import events
 from plait.backends.hosts.group import HostGroup
 from plait.persistence import SQLiteStore
 from plait.runner import ParallelRunner, RunResult, RunStatus
-from plait.runner.domain import events
 from plait.runner.engine.host_connections import run_on_hosts
 from tests.support.agents.outliving import RUN
 from tests.support.hosts.outliving import LEASE, HostsWorld, PlacedWorld
@@ -80,7 +80,7 @@ async def taken_over(world: PlacedWorld, sleeping: anyio.abc.Process) -> RunResu
     async with world.store() as store, runner(world, store).start_resume(RUN) as run:
         async for event in run.events():
             if isinstance(event, events.TaskStarted):
-                assert event.adopted
+                assert isinstance(event, events.TaskAdopted)
                 adopted.add(event.task_id)
             if len(adopted) == COUNT:
                 adopted.clear()

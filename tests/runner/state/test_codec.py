@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
+from plait import events
 from plait.dialogue import Message
 from plait.persistence import changes as stored
-from plait.persistence.records import TaskRecord
-from plait.runner.domain import events
 from plait.runner.domain.task import FailureMode, Retry, Task
-from plait.runner.state.codec import decode_task, encode_event, to_json
+from plait.runner.state.codec import decode_task, encode_event, new_task, to_json
 from plait.statuses import TaskStatus
 from plait.usage import Usage
 
@@ -27,7 +26,6 @@ VALUES: dict[str, Any] = {
     "place": "m3",
     "interrupted": True,
     "confirmed": True,
-    "adopted": False,
     "text": "answer",
     "data": [1],
     "data_json": "[1]",
@@ -46,24 +44,21 @@ VALUES: dict[str, Any] = {
     "reason": "stopped",
     "crashed": True,
     "question": "Which?",
-    "asking": None,
-    "answers": None,
-    "tasks": (Task("x", "p", backend="deep"),),
+    "asked": "{}",
+    "answers": "[]",
+    "tasks": (events.NewTask("x", "p"),),
     "added_by": "t",
     "state": {},
     "state_json": "{}",
     "damaged": True,
     "prompt": "prompt",
 }
-ALIASES = {"usage": Usage(1, 2, 0.5, "m"), "data": "[1]", "prompt": "prompt", "state": "{}", "asked": None}
+ALIASES = {"usage": Usage(1, 2, 0.5, "m"), "data": "[1]", "prompt": "prompt", "state": "{}", "asked": "{}"}
 EVENTS = {
     events.TaskStarted: stored.TaskStarted,
-    events.TaskPlaced: stored.TaskPlaced,
-    events.SessionOpened: stored.SessionOpened,
     events.TaskCompleted: stored.TaskCompleted,
     events.TaskRetried: stored.TaskRetried,
-    events.TaskFailed: stored.TaskFailed,
-    events.TaskInterrupted: stored.TaskInterrupted,
+    events.TaskSkipped: stored.TaskFailed,
     events.TaskWaiting: stored.TaskWaiting,
     events.TaskAnswered: stored.TaskAnswered,
     events.PolicyDecided: stored.PolicyDecided,
@@ -96,19 +91,11 @@ def test_each_value_is_stored(kind: type[events.Event]) -> None:
 def test_a_task_stores_the_options_that_differ_from_the_defaults() -> None:
     retry = Retry(on=["timeout"])
     tasks = (Task("x", "p", retry=Retry()), Task("y", "p", failure_mode="soft", retry=retry, aliases={"z": "x"}))
-    (change,) = encode_event(event_of(events.TasksAdded, tasks=tasks))
-    assert isinstance(change, stored.TasksAdded)
-    plain, odd = change.tasks
+    plain, odd = map(new_task, tasks)
     assert plain.spec == "{}"
     assert set(json.loads(odd.spec)) == {"failure_mode", "retry", "aliases"}
-    record = TaskRecord("y", 1, "p", (), None, odd.spec, "pending", 0)
-    assert replace(decode_task(record), depends_on=()) == tasks[1]
-    assert decode_task(record).failure_mode is FailureMode.SOFT
-
-
-def test_an_adopted_attempt_is_stored_as_adopted() -> None:
-    adopted = event_of(events.TaskStarted, adopted=True)
-    assert encode_event(adopted) == (stored.TaskAdopted(VALUES["at"], "t", 7),)
+    assert replace(decode_task(odd), depends_on=()) == tasks[1]
+    assert decode_task(odd).failure_mode is FailureMode.SOFT
 
 
 def test_a_turn_of_several_messages_is_stored_as_messages() -> None:

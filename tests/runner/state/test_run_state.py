@@ -11,15 +11,16 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from plait import events
 from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.protocol import Reply
 from plait.dialogue import Message, Question
 from plait.persistence.records import AttemptRecord, TaskRecord
 from plait.runner import DAG, DAGError, FailureMode, Task, TaskResult, TaskStatus
-from plait.runner.domain import events
 from plait.runner.domain.conversation import INVALID_TASKS, Continuation, History
 from plait.runner.domain.question import AnsweredQuestion, Asking, Way, encode_answers
 from plait.runner.state import run_state
+from plait.runner.state.codec import new_task
 from plait.runner.state.run_state import IllegalTransition, RunState
 from plait.statuses import TASK_TRANSITIONS
 from plait.usage import Usage
@@ -165,7 +166,7 @@ def test_complete_keeps_the_result_the_cost_and_a_plain_conversation() -> None:
     state = at(RUNNING)
     reply = Reply("yes", {"x": 1}, usage=COST)
     event = state.complete(0, AT, reply, '{"x":1}', 2.5, "s", turn="ask")
-    assert event == events.TaskCompleted(AT, "a", 2, "yes", {"x": 1}, '{"x":1}', COST, 2.5, "s", "ask")
+    assert event == events.TaskCompleted(AT, "a", 2, "yes", '{"x":1}', COST, 2.5, "s", "ask")
     result = TaskResult("a", COMPLETED, "yes", {"x": 1}, attempts=2, usage=COST, duration_s=2.5, session_id="s")
     assert state.results == {0: result}
     assert state._usage == MORE + COST
@@ -195,7 +196,7 @@ def test_fail_keeps_the_error_and_the_cost() -> None:
     state = at(WAITING)
     state.continue_with(0, BEGUN)
     event = state.fail(0, AT, ERROR, 2.5, SAID)
-    assert event == events.TaskFailed(AT, "a", 2, FAILED, "transient", "gone", 2.5, COST, SAID)
+    assert event == events.TaskFailed(AT, "a", 2, "transient", "gone", 2.5, COST, SAID)
     result = TaskResult("a", FAILED, error_kind="transient", error="gone", attempts=2, usage=COST, duration_s=2.5)
     assert state.results == {0: result}
     assert state._usage == MORE + COST
@@ -271,7 +272,7 @@ def test_a_crash_delays_the_next_attempt() -> None:
 def test_waiting_for_an_answer_keeps_the_question_and_the_conversation() -> None:
     state = at(RUNNING)
     event = state.wait_for_answer(0, AT, ASKING, 2.5, COST, SAID, continuation=Continuation("s", SAID))
-    assert event == events.TaskWaiting(AT, "a", 2, "which?", False, ASKING, 2.5, COST, SAID)
+    assert event == events.TaskWaiting(AT, "a", 2, "which?", False, ASKING.encoded(), 2.5, COST, SAID)
     assert (state.questions, state.asking) == ({0: "which?"}, {0: ASKING})
     assert state.continuations == {0: Continuation("s", SAID)}
     assert state._usage == MORE + COST
@@ -299,7 +300,7 @@ def test_answer_adds_to_the_answers_and_goes_into_the_conversation() -> None:
     state = at(WAITING, answers=encode_answers((ANSWERED,)))
     state.continue_with(0, Continuation("s", SAID))
     event, given = state.answer(0, AT, {"x": 1}, "person"), AnsweredQuestion(2, Way.REPLY, "which?", {"x": 1}, "person")
-    assert event == events.TaskAnswered(AT, "a", 2, (ANSWERED, given))
+    assert event == events.TaskAnswered(AT, "a", 2, encode_answers((ANSWERED, given)))
     assert state.answers == {0: (ANSWERED, given)}
     assert (state.questions, state.asking) == ({}, {})
     assert state.continuations == {0: Continuation("s", SAID, given)}
@@ -317,7 +318,7 @@ def test_reopen_removes_the_result_and_the_answers(damaged: bool) -> None:
 def test_added_tasks_are_pending_and_know_who_added_them() -> None:
     state = at(RUNNING)
     more = [Task("c", "x", continues="a"), Task("d", "x")]
-    assert state.add_tasks(more, "b", AT) == events.TasksAdded(AT, tuple(more), "b")
+    assert state.add_tasks(more, "b", AT) == events.TasksAdded(AT, tuple(map(new_task, more)), "b")
     assert state.statuses[2:] == [PENDING, PENDING]
     assert state.attempts[2:] == [0, 0]
     assert state.depths == {2: 1, 3: 1}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeGuard
 
+from plait import events
 from plait.runner import ParallelRunner, Preview, Run
-from plait.runner.domain import events
 from tests.support.agents.outliving import RUN, World
 
 
@@ -26,7 +26,7 @@ async def resumed(world: World, on_event: Callable[[events.Event, Run], None] = 
 
 
 def is_adopted(event: events.Event) -> TypeGuard[events.TaskStarted]:
-    return isinstance(event, events.TaskStarted) and event.adopted
+    return isinstance(event, events.TaskAdopted)
 
 
 def allow_once_adopted(world: World, name: str) -> Callable[[events.Event, Run], None]:

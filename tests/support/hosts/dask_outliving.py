@@ -18,11 +18,11 @@ import anyio
 import psutil
 from anyio.to_thread import run_sync
 
+from plait import events
 from plait.backends import DaskHosts
 from plait.backends.hosts.placed import HostBackend
 from plait.persistence import EventKind, SQLiteStore
 from plait.runner import ParallelRunner, RunResult
-from plait.runner.domain import events
 from tests.support.agents.outliving import RUN, dag_of
 from tests.support.hosts.agent import Agent
 from tests.support.hosts.dask_cluster import DaskCluster
@@ -85,7 +85,7 @@ class DaskWorld(PlacedWorld):
         async with self.store() as store, self.runner(store).start_resume(RUN) as run:
             async for event in run.events():
                 if isinstance(event, events.TaskStarted):
-                    assert event.adopted
+                    assert isinstance(event, events.TaskAdopted)
                     adopted.add(event.task_id)
                 if len(adopted) == count:
                     adopted.clear()

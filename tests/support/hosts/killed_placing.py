@@ -14,8 +14,9 @@ from pathlib import Path
 
 import anyio
 
-from plait.persistence import Batch, SQLiteStore, TaskPlaced, failpoints
-from plait.runner.domain import events
+from plait import events
+from plait.events import TaskPlaced
+from plait.persistence import Batch, SQLiteStore, failpoints
 from plait.runner.engine.attempt import Attempt, AttemptRunner
 from tests.support.agents.outliving import RUN
 from tests.support.hosts.outliving import HostsWorld

@@ -17,11 +17,11 @@ from typing import Any
 
 import anyio
 
+from plait import events
 from plait.backends.protocol import Conversation, ConversationRequest, Reply
 from plait.dialogue import Question
 from plait.persistence import SQLiteStore
 from plait.runner import DAG, OpenQuestion, ParallelRunner, Task
-from plait.runner.domain import events
 
 RUN = "r"
 PLAN = DAG(

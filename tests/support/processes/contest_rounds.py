@@ -20,9 +20,9 @@ from typing import cast
 
 import anyio
 
+from plait.events import TaskCompleted
 from plait.persistence import Batch, Fenced, SQLiteStore
 from plait.runner import Clock, OwnershipLost, ParallelRunner, Run
-from plait.runner.domain.events import TaskCompleted
 from tests.support.processes.contest import LEASE, PATIENCE, RUN, TASKS, Round, Sabotage, resumed, sabotaged
 from tests.support.processes.forked import Child, Gate, lines_of
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import anyio
 import pytest
 
+from plait import events
 from plait.persistence import SQLiteStore
 from plait.runner import DAG, Decision, ParallelRunner, RunStatus, Task, TaskStatus
 from plait.runner.cli.display.plain import event_line
 from plait.runner.cli.display.progress import Progress
-from plait.runner.domain import events
 from tests.support.fakes import Talker
 from tests.support.growth import Scripted, by_end, listed, plan, spec, talker, tasks
 from tests.support.processes.command import plait_here
@@ -152,5 +152,5 @@ def test_a_question_is_shown_until_it_is_answered() -> None:
     progress.handle(answered)
     assert (progress.questions, progress.counts[TaskStatus.PENDING]) == ({}, 1)
     assert event_line(answered) == "a is to run again"
-    assert event_line(events.TasksAdded("2026-01-01T00:00:00.000Z", (Task("n", "n"),))) == "1 task added: n"
-    assert not event_line(events.PolicyDecided("2026-01-01T00:00:00.000Z", None, "{}"))
+    assert event_line(events.TasksAdded("2026-01-01T00:00:00.000Z", (events.NewTask("n", "n"),))) == "1 task added: n"
+    assert not event_line(events.PolicyDecided("2026-01-01T00:00:00.000Z", "{}"))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from plait.events import NewTask, TaskCompleted, TasksAdded, TaskStarted
 from plait.runner import DAG, Task, TaskStatus
 from plait.runner.cli.display.plain import event_line
 from plait.runner.cli.display.progress import Progress, grow
-from plait.runner.domain.events import TaskCompleted, TasksAdded, TaskStarted
+from plait.runner.state.codec import new_task
 
 AT = "2026-11-21T23:00:00.000Z"
 
@@ -14,7 +15,7 @@ def test_added_tasks_are_counted_and_wait_for_what_they_depend_on() -> None:
     dag = DAG([Task("plan", "p")])
     progress = Progress(dag, lambda: 0.0)
     progress.handle(TaskCompleted(AT, "plan", 1, "x"))
-    added = TasksAdded(AT, (Task("a", "p"), Task("b", "p", depends_on=["a"])))
+    added = TasksAdded(AT, (NewTask("a", "p"), NewTask("b", "p", ("a",))))
     progress.handle(added)
     progress.handle(TaskStarted(AT, "a", 1, "default"))
     assert (progress.done, len(progress.dag), len(dag)) == (1, 3, 1)
@@ -27,6 +28,6 @@ def test_added_tasks_are_counted_and_wait_for_what_they_depend_on() -> None:
 def test_what_a_task_was_unfolded_into_is_waited_for() -> None:
     dag = DAG([Task("list", "p"), Task("each", "{{ item }}", for_each="list"), Task("end", "p", depends_on=["each"])])
     parts = tuple(Task(f"each.{i}", "{{ item }}", depends_on=["list"], item=i) for i in (1, 2))
-    grow(dag, TasksAdded(AT, parts, "each"))
+    grow(dag, TasksAdded(AT, tuple(map(new_task, parts)), "each"))
     assert dag.dependencies[dag.position("each")] == (0, 3, 4)
     assert [task.id for task, after in zip(dag.tasks, dag.dependents, strict=True) if not after] == ["end"]

@@ -1,22 +1,43 @@
-"""Events of a run: frozen values, delivered in the order in which their changes became durable.
+"""Everything that can happen in a run, as frozen values: made by the engine, stored, streamed, worded, traced.
 
 An event is delivered only after the store wrote it, or, during an outage of the store, after the outage was detected.
-`at` is UTC in ISO 8601 with milliseconds. Durations are seconds.
+`at` is UTC in ISO 8601 with milliseconds. Durations are seconds. JSON is stored text, because a value could otherwise
+change between its making and the transaction.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar, Literal
+import json
+from typing import ClassVar, Literal, NamedTuple
 
-from plait.backends.protocol import Reply
 from plait.dialogue import Message
-from plait.json_form import JsonInput, JsonValue, value
-from plait.runner.domain.dag import DAG
-from plait.runner.domain.question import AnsweredQuestion, Asking
-from plait.runner.domain.task import Task
+from plait.json_form import JsonValue, as_json, parsed, parsed_object, value
 from plait.statuses import RunStatus, TaskStatus
 from plait.usage import NO_USAGE, Usage
+
+
+class AttemptId(NamedTuple):
+    """An attempt of any run of the store."""
+
+    run_id: str
+    task_id: str
+    attempt: int
+
+
+@value
+class NewTask:
+    """A task to be added, as pending."""
+
+    task_id: str
+    """Unique in the run."""
+    prompt: str
+    """The template, before rendering."""
+    depends_on: tuple[str, ...] = ()
+    """The ids of the tasks that have to end first."""
+    backend: str | None = None
+    """The name of the backend in the plan; None for the run's default."""
+    spec: str = "{}"
+    """The other fields of the task as JSON. The store never reads the JSON."""
 
 
 @value
@@ -30,13 +51,16 @@ class Event:
 
 @value
 class RunCreated(Event):
-    """The run and its whole DAG are stored."""
+    """The run and its whole DAG are stored, as queued. Always the first event."""
 
     kind: ClassVar[str] = "run_created"
     run_id: str
-    dag: DAG
-    settings: Mapping[str, JsonInput]
-    """The settings stored with the run."""
+    name: str
+    """The name for people; need not be unique."""
+    settings: str
+    """JSON that the store never reads."""
+    tasks: tuple[NewTask, ...]
+    """In the order of their positions, which count from 0."""
     like: str | None = None
     """The run whose answers are taken over; None for a run of its own."""
 
@@ -66,7 +90,8 @@ class TasksAdded(Event):
     """Tasks were added to the run."""
 
     kind: ClassVar[str] = "tasks_added"
-    tasks: tuple[Task, ...]
+    tasks: tuple[NewTask, ...]
+    """May depend on existing tasks and on each other."""
     added_by: str | None = None
     """The id of the task whose answer or expansion added the tasks; None for the policy of the run."""
     like: str | None = None
@@ -78,10 +103,13 @@ class PolicyDecided(Event):
     """The policy of the run made a decision."""
 
     kind: ClassVar[str] = "policy_decided"
-    state: JsonValue
-    """The state for the policy's next decision."""
     state_json: str
-    """`state` as stored text."""
+    """JSON of an object: the policy's `state`, and what it decided for the run."""
+
+    @property
+    def state(self) -> JsonValue:
+        """The state for the policy's next decision."""
+        return parsed_object(self.state_json).get("state")
 
 
 @value
@@ -143,9 +171,9 @@ class HostAway(Event):
 class RunEnded(Event):
     """Base of the events that end a run for this process. No event follows."""
 
-    run_id: str
-    status: RunStatus
+    status: ClassVar[RunStatus]
     """The status of the run."""
+    run_id: str
     error: str | None = None
     """The reason for a failure, in one line."""
 
@@ -155,6 +183,7 @@ class RunCompleted(RunEnded):
     """Every task is completed or skipped."""
 
     kind: ClassVar[str] = "run_completed"
+    status: ClassVar[RunStatus] = RunStatus.COMPLETED
 
 
 @value
@@ -162,6 +191,7 @@ class RunFailed(RunEnded):
     """At least one task failed, and every task able to run has run."""
 
     kind: ClassVar[str] = "run_failed"
+    status: ClassVar[RunStatus] = RunStatus.FAILED
 
 
 @value
@@ -169,6 +199,7 @@ class RunCancelled(RunEnded):
     """The run was cancelled permanently."""
 
     kind: ClassVar[str] = "run_cancelled"
+    status: ClassVar[RunStatus] = RunStatus.CANCELLED
 
 
 @value
@@ -176,6 +207,7 @@ class RunInterrupted(RunEnded):
     """This process stopped executing the run before its end. `resume` continues the run."""
 
     kind: ClassVar[str] = "run_interrupted"
+    status: ClassVar[RunStatus] = RunStatus.INTERRUPTED
 
 
 @value
@@ -183,6 +215,7 @@ class RunWaitingInput(RunEnded):
     """No task can run before a person answers a question. `resume` continues the run afterwards."""
 
     kind: ClassVar[str] = "run_waiting_input"
+    status: ClassVar[RunStatus] = RunStatus.WAITING_INPUT
 
     due_at: float | None = None
     """The earliest deadline of the questions, as Unix time in seconds; None without a deadline."""
@@ -207,8 +240,13 @@ class TaskStarted(TaskEvent):
     """The id of the conversation, if known before the call."""
     confirmed: bool = False
     """True if the attempt continues the conversation of an interrupted attempt."""
-    adopted: bool = False
-    """True if a process that has died began the attempt and the turn outlived the process."""
+
+
+@value
+class TaskAdopted(TaskStarted):
+    """This process follows an attempt that a process which has died began: the turn outlived the process."""
+
+    kind: ClassVar[str] = "task_adopted"
 
 
 @value
@@ -257,7 +295,6 @@ class TaskCompleted(TaskEvent):
 
     kind: ClassVar[str] = "task_completed"
     text: str
-    data: JsonValue = None
     data_json: str | None = None
     """`data` as stored text."""
     usage: Usage = NO_USAGE
@@ -267,13 +304,20 @@ class TaskCompleted(TaskEvent):
     """The messages of the turn; the prompt alone if the turn consists of the prompt and `text` (true for most
     tasks).
     """
-    taken_from: tuple[str, str, int] | None = None
-    """The run, the task and the attempt whose answer was taken over; None for an answer of its own."""
+    taken_from: AttemptId | None = None
+    """The attempt whose answer was taken over; None for an answer of its own."""
+
+    @property
+    def data(self) -> JsonValue:
+        """The structured result; None without one."""
+        return None if self.data_json is None else parsed(self.data_json)
 
     @property
     def messages(self) -> tuple[Message, ...]:
         """The messages of the turn, including the prompt."""
-        return Reply(self.text, usage=self.usage).turn(self.turn) if isinstance(self.turn, str) else self.turn
+        if isinstance(self.turn, str):
+            return Message("user", self.turn), Message("assistant", self.text, self.usage)
+        return self.turn
 
 
 @value
@@ -284,7 +328,7 @@ class TaskRetried(TaskEvent):
     error_kind: str
     error: str
     delay_s: float
-    duration_s: float
+    duration_s: float = 0.0
     usage: Usage = NO_USAGE
     messages: tuple[Message, ...] = ()
     continues_session: bool = False
@@ -295,17 +339,25 @@ class TaskRetried(TaskEvent):
 
 @value
 class TaskFailed(TaskEvent):
-    """The task failed for good or is skipped, depending on `status`."""
+    """The task failed for good, or is skipped."""
 
     kind: ClassVar[str] = "task_failed"
-    status: TaskStatus
+    status: ClassVar[TaskStatus] = TaskStatus.FAILED
     error_kind: str
     error: str
-    duration_s: float
+    duration_s: float = 0.0
     usage: Usage = NO_USAGE
     messages: tuple[Message, ...] = ()
     traceback: str | None = None
     """As in TaskRetried."""
+
+
+@value
+class TaskSkipped(TaskFailed):
+    """The task failed and its failure mode is `skip`, or the condition of the task (`when`) is false."""
+
+    kind: ClassVar[str] = "task_skipped"
+    status: ClassVar[TaskStatus] = TaskStatus.SKIPPED
 
 
 @value
@@ -327,9 +379,9 @@ class TaskWaiting(TaskEvent):
     kind: ClassVar[str] = "task_waiting_input"
     question: str
     crashed: bool = False
-    asking: Asking | None = None
-    """The question asked by the task's code or conversation. None if the attempt ended with its owner and a person has
-    to decide whether the attempt took effect.
+    asked: str | None = None
+    """More about the question as JSON, if the task's code or conversation asked it. None if the attempt ended with its
+    owner and a person has to decide whether the attempt took effect.
     """
     duration_s: float | None = None
     usage: Usage = NO_USAGE
@@ -341,8 +393,8 @@ class TaskAnswered(TaskEvent):
     """The question of a waiting task is answered; the task continues."""
 
     kind: ClassVar[str] = "task_answered"
-    answers: tuple[AnsweredQuestion, ...] | None = None
-    """All answers of the task, the newest last. None if a person decided to run the task again."""
+    answers: str | None = None
+    """All answers of the task as JSON, the newest last. None if a person decided to run the task again."""
 
 
 @value
@@ -398,3 +450,15 @@ class EventsDropped(Event):
 
     kind: ClassVar[str] = "events_dropped"
     count: int
+
+
+IN_THE_ROW = frozenset({"at", "run_id", "task_id", "attempt"})
+"""Fields that are columns of a stored event, beside its kind and its detail."""
+
+
+def detail_of(event: Event) -> str:
+    """Return the detail of a stored event: the JSON text of its further fields, without what was asked and answered."""
+    form = as_json(event)
+    return json.dumps(
+        {name: held for name, held in form.items() if name not in IN_THE_ROW}, ensure_ascii=False, separators=(",", ":")
+    )
