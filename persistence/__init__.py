@@ -34,6 +34,7 @@ from plait.persistence.changes import (
     TaskStarted,
     TaskWaiting,
 )
+from plait.persistence.delete_runs import Purged
 from plait.persistence.errors import (
     Conflict,
     Fenced,
@@ -44,7 +45,6 @@ from plait.persistence.errors import (
     StoreRefused,
     StoreUnusable,
 )
-from plait.persistence.memory.store import MemoryStore
 from plait.persistence.protocol import ContextStore, FilesStore, RunStore, ServerStore, Store, TaskStore
 from plait.persistence.records import (
     AttemptRecord,
@@ -57,7 +57,7 @@ from plait.persistence.records import (
     RunRecord,
     TaskRecord,
 )
-from plait.persistence.sqlite import Purged, SQLiteStore
+from plait.persistence.sqlite_store import MemoryStore, SQLiteStore
 from plait.statuses import AttemptStatus
 
 if TYPE_CHECKING:

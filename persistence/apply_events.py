@@ -181,7 +181,7 @@ class Applier:
         self._tasks[task_id] = TaskState(state.position, "running", attempt, state.crashes)
         key = self._run_id, state.position
         self._rows[tables.START_TASK].append(("running", attempt, int(change.confirmed), *key))
-        started = *key, attempt, "running", change.backend, change.at, seq
+        started = *key, task_id, attempt, "running", change.backend, change.at, seq
         if change.session_id is None:
             self._rows[tables.ADD_ATTEMPT].append(started)
         else:
@@ -201,8 +201,8 @@ class Applier:
         state, content = self._tasks.get(change.task_id), change.content
         if state is None:
             raise rules.conflict(self._run_id, change, None)
-        place = self._run_id, state.position, seq, change.attempt, change.role, change.at
-        said = checksum(change.task_id, content), *self._text(content)
+        place = self._run_id, state.position, change.task_id, seq, change.attempt, change.role, change.at
+        said = checksum(change.task_id, content, change.role), *self._text(content)
         self._rows[tables.ADD_MESSAGE].append((*place, change.input_tokens, change.output_tokens, *said))
 
     def _complete(self, seq: int, change: c.TaskCompleted) -> c.Change:

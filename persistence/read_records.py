@@ -6,6 +6,7 @@ import gc
 import json
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from plait.persistence.apply_events import TaskState
@@ -81,6 +82,7 @@ def run_head(row: Row, settings: str = "") -> tuple[RunHead, Usage]:
     lease, policy_state, policy_seq, tokens_in, tokens_out, cost, *parts, _ = row[15:]
     try:
         claimed = tuple(Claim(seq, owner_id) for seq, owner_id in json.loads(claims))
+        datetime.fromisoformat(created_at)  # lists of runs show it
     except WRONG_TYPES as wrong:
         raise damaged(run_id, "its row") from wrong
     if status not in RUN_STATUSES:
@@ -173,7 +175,7 @@ def _attempt(row: Row) -> AttemptRecord:
 def message_records(task_id: str, messages: Iterable[Row], exchanges: Iterable[Row]) -> tuple[MessageRecord, ...]:
     """Return the records of the rows of LIST_MESSAGES and LIST_EXCHANGES, in order. A damaged message is marked."""
     found = [
-        (seq, attempt, role, _said(task_id, total, _whole(text, key, large)), tokens_in, tokens_out, at)
+        (seq, attempt, role, _said(task_id, total, _whole(text, key, large), role), tokens_in, tokens_out, at)
         for seq, attempt, role, at, tokens_in, tokens_out, total, key, text, large in messages
     ]
     for seq, attempt, at, tokens_in, tokens_out, prompt_sum, prompt_key, prompt, large_prompt, *result in exchanges:
@@ -190,9 +192,9 @@ def message_records(task_id: str, messages: Iterable[Row], exchanges: Iterable[R
     )
 
 
-def _said(task_id: str, expected: int, text: str | None, data: str | None = None) -> str | None:
+def _said(task_id: str, expected: int, text: str | None, more: str | None = None) -> str | None:
     """Return the text, or None if it does not fit its checksum."""
-    return None if text is None or checksum(task_id, text, data) != expected else text
+    return None if text is None or checksum(task_id, text, more) != expected else text
 
 
 def event_record(row: Row) -> EventRecord:

@@ -42,13 +42,13 @@ class SQLStore:
         raise NotImplementedError
 
     async def get_run(self, run_id: str) -> RunRecord | None:
-        return await self._read(_get_run, run_id)
+        return await self._read(get_run, run_id)
 
     async def list_runs(self, limit: int = 50) -> tuple[RunRecord, ...]:
-        return await self._read(_list_runs, tables.LIST_RUNS, limit)
+        return await self._read(list_runs, tables.LIST_RUNS, limit)
 
     async def list_claimable(self, limit: int = 50) -> tuple[RunRecord, ...]:
-        found = await self._read(_list_runs, tables.LIST_CLAIMABLE, limit)
+        found = await self._read(list_runs, tables.LIST_CLAIMABLE, limit)
         return tuple(run for run in found if not run.damaged)
 
     async def list_tasks(self, run_id: str, task_id: str | None = None) -> tuple[TaskRecord, ...]:
@@ -58,7 +58,7 @@ class SQLStore:
         return await self._read(list_attempts, run_id, task_id)
 
     async def list_messages(self, run_id: str, task_id: str) -> tuple[MessageRecord, ...]:
-        return await self._read(_list_messages, run_id, task_id)
+        return await self._read(list_messages, run_id, task_id)
 
     async def list_events(
         self, run_id: str, after: int = 0, limit: int = 1000, kind: EventKind | None = None
@@ -70,10 +70,10 @@ class SQLStore:
 
     async def session_ids(self) -> set[str]:
         """Return the backends' session ids of all tasks in all runs."""
-        return await self._read(_session_ids)
+        return await self._read(session_ids)
 
 
-def _get_run(run_id: str) -> Reading[RunRecord | None]:
+def get_run(run_id: str) -> Reading[RunRecord | None]:
     for row in (yield tables.GET_HEAD, (run_id,)):
         [settings] = yield tables.GET_SETTINGS, (run_id,)
         head, usage = records.run_head(row, records.whole_settings(run_id, settings))
@@ -90,7 +90,7 @@ def _counts(run_ids: list[str]) -> Reading[dict[str, dict[str, int]]]:
     return counts
 
 
-def _list_runs(statement: str, limit: int) -> Reading[tuple[RunRecord, ...]]:
+def list_runs(statement: str, limit: int) -> Reading[tuple[RunRecord, ...]]:
     rows = list((yield statement, (min(max(0, limit), _MOST),)))
     counts = yield from _counts([row[0] for row in rows])
     return tuple(_listed(row, counts.get(row[0], {})) for row in rows)
@@ -122,7 +122,7 @@ def list_attempts(run_id: str, task_id: str | None) -> Reading[tuple[AttemptReco
     return records.attempt_records((yield tables.LIST_TASK_ATTEMPTS, (run_id, task_id)))
 
 
-def _list_messages(run_id: str, task_id: str) -> Reading[tuple[MessageRecord, ...]]:
+def list_messages(run_id: str, task_id: str) -> Reading[tuple[MessageRecord, ...]]:
     messages = list((yield tables.LIST_MESSAGES, (run_id, task_id)))
     return records.message_records(task_id, messages, (yield tables.LIST_EXCHANGES, (run_id, task_id)))
 
@@ -140,7 +140,7 @@ def list_notes(run_id: str, after: int) -> Reading[tuple[NoteRecord, ...]]:
     return tuple(records.note_record(run_id, row) for row in (yield tables.LIST_NOTES, (run_id, after)))
 
 
-def _session_ids() -> Reading[set[str]]:
+def session_ids() -> Reading[set[str]]:
     sessions = list((yield tables.LIST_SESSIONS, ()))
     return records.session_ids(sessions, (yield tables.LIST_OPENED_SESSIONS, ()))
 

@@ -94,7 +94,7 @@ class _OneConnection(SQLStore):
         return await self._call(function, *args, **kwargs)
 
     async def _read(self, read: Callable[P, Reading[T]], *args: P.args, **kwargs: P.kwargs) -> T:
-        return await self._call(read_whole, lambda: read(*args, **kwargs))
+        return await self._call(lambda connection: read_on(connection, read, *args, **kwargs))
 
     async def write(self, batch: Batch) -> None:
         await self._write(write_batch, batch, self._runs)
@@ -234,11 +234,11 @@ class SQLiteStore(_OneConnection):
         try:
             # If the caller is cancelled, the function still runs to its end.
             found = await self._connection.execute_fetchall(whole, cast("tuple[Any]", (args, kwargs)))
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:
             raise self._explained(error) from error
         return cast("list[T]", found).pop()
 
-    def _explained(self, error: sqlite3.Error) -> StoreError:
+    def _explained(self, error: Exception) -> StoreError:
         code: int = getattr(error, "sqlite_errorcode", 0) & 0xFF
         hint = _HINTS.get(code)
         kind = StoreBusy if code == sqlite3.SQLITE_BUSY else StoreError
@@ -354,6 +354,8 @@ def write_batch(connection: sqlite3.Connection, batch: Batch, runs: CachedRuns) 
             run = _apply(connection, batch, run)
             reached("txn.before_commit")
         reached("txn.after_commit")
+    except UnicodeDecodeError:  # a message of SQLite quotes a damaged page: the batch is not the cause
+        raise
     except (UnicodeEncodeError, OverflowError, ValueError, sqlite3.DataError, sqlite3.IntegrityError) as error:
         raise Conflict(f"run {run_id!r}: a value of the batch cannot be stored: {error}") from error
     if run is not None and not isinstance(batch.changes[-1], RunReleased):
@@ -367,11 +369,7 @@ def _apply(connection: sqlite3.Connection, batch: Batch, run: CachedRun | None) 
     creates = bool(batch.changes) and isinstance(batch.changes[0], RunCreated)
     if found is None:
         run = None
-    elif (
-        run is None
-        or creates
-        or found != (run.head.last_seq, run.head.epoch, run.head.owner and run.head.owner.owner_id)
-    ):
+    elif run is None or creates or found != run.last_written:
         run = _rows_of(connection, sql_store.stored_run(run_id, settings=creates))
     skipped = rules.count_applied(batch, None if run is None else run.head)
     changes = batch.changes[skipped:]
@@ -428,21 +426,21 @@ def _rows_of(connection: sqlite3.Connection, reading: Reading[T]) -> T:
         return cast("T", done.value)
 
 
-def read_whole(connection: sqlite3.Connection, read: Callable[[], Reading[T]]) -> T:
-    """Read in one transaction.
+def read_on(connection: sqlite3.Connection, read: Callable[P, Reading[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Read in one transaction, by a function of sql_store.py.
 
-    If the file holds bytes that are no UTF-8, the read begins again with a lossy decoder. The checksum then shows the
-    damaged record, and the other records can still be read.
+    If the file holds bytes that are no UTF-8, the reading begins again with a lossy decoder. The checksum then shows
+    the damaged record, and the other records can still be read.
     """
     try:
         with transaction(connection), records.explained_damage():
-            return _rows_of(connection, read())
+            return _rows_of(connection, read(*args, **kwargs))
     except sqlite3.OperationalError as error:
         if "decode" not in str(error):
             raise
     connection.text_factory = decode_lossy
     try:
         with transaction(connection), records.explained_damage():
-            return _rows_of(connection, read())
+            return _rows_of(connection, read(*args, **kwargs))
     finally:
         connection.text_factory = str

@@ -83,11 +83,12 @@ CREATE TABLE tasks (
     prompt {text},                       -- the template; NULL if in texts
     PRIMARY KEY (run_id, position),
     UNIQUE (run_id, task_id)
-){keyed};
+){table};
 
 CREATE TABLE attempts (
     run_id {text} NOT NULL,
     position {int} NOT NULL,             -- of the task
+    task_id {text} NOT NULL,
     attempt {int} NOT NULL,
     status {text} NOT NULL CHECK ({attempt_status}),
     backend {text} NOT NULL,
@@ -117,22 +118,23 @@ CREATE TABLE attempts (
     text {text},                         -- the result; NULL if in texts
     data {text},                         -- JSON: the structured result
     PRIMARY KEY (run_id, position, attempt)
-){keyed};
+){table};
 
 CREATE TABLE messages (                  -- of conversations of more than one prompt and one answer
     run_id {text} NOT NULL,
     position {int} NOT NULL,             -- of the task
+    task_id {text} NOT NULL,
     seq {int} NOT NULL,                  -- the number of the change
     attempt {int} NOT NULL,              -- 0 for a message of a person after the run
     role {text} NOT NULL,
     at {text} NOT NULL,
     input_tokens {int} NOT NULL,
     output_tokens {int} NOT NULL,
-    checksum {int} NOT NULL,             -- over task_id and content
+    checksum {int} NOT NULL,             -- over task_id, content and role
     content_sha256 {bytes},
     content {text},                      -- NULL if in texts
     PRIMARY KEY (run_id, position, seq)
-){keyed};
+){table};
 
 CREATE TABLE events (                    -- the history of each run, for people and for listeners
     run_id {text} NOT NULL,
@@ -256,13 +258,13 @@ ADD_TASK: Final = Write(
     "run_id position task_id status backend added_by depends_on spec spec_checksum prompt_checksum prompt_sha256 "
     "prompt",
 )
-_STARTED = "run_id position attempt status backend started_at started_seq"
+_STARTED = "run_id position task_id attempt status backend started_at started_seq"
 ADD_ATTEMPT: Final = Write("insert", "attempts", _STARTED)
 ADD_ATTEMPT_IN_SESSION: Final = Write("insert", "attempts", f"{_STARTED} session_id")
 ADD_MESSAGE: Final = Write(
     "insert",
     "messages",
-    "run_id position seq attempt role at input_tokens output_tokens checksum content_sha256 content",
+    "run_id position task_id seq attempt role at input_tokens output_tokens checksum content_sha256 content",
 )
 ADD_EVENT: Final = Write("insert", "events", "run_id seq at kind task_id attempt detail")
 ADD_NOTE: Final = Write("insert", "notes", "run_id number at kind task_id body checksum")
@@ -327,6 +329,7 @@ ORDER BY created_at, number LIMIT ?"""
 LIST_RUN_IDS: Final = "SELECT run_id FROM runs ORDER BY number"
 COUNT_TASKS: Final = """SELECT run_id, status, count(*) FROM tasks WHERE run_id {among}
 GROUP BY run_id, status ORDER BY min(position)"""
+LIST_TASK_IDS: Final = "SELECT task_id FROM tasks WHERE run_id = ? ORDER BY position"
 GET_SIZE: Final = "SELECT count(*) FROM tasks WHERE run_id = ?"
 _SPENT = _columns("a.", _USAGE)
 _WITH_ATTEMPT = "a.run_id = t.run_id AND a.position = t.position AND a.attempt = t.attempt"
@@ -341,20 +344,18 @@ FROM tasks AS t LEFT JOIN attempts AS a ON {_WITH_ATTEMPT}
     LEFT JOIN texts AS x ON x.sha256 = a.text_sha256 LEFT JOIN texts AS p ON p.sha256 = t.prompt_sha256
 WHERE t.run_id = ?"""
 LIST_TASK: Final = f"{LIST_TASKS} AND t.task_id = ?"
-LIST_ATTEMPTS: Final = f"""SELECT a.started_seq, t.task_id, a.attempt, a.status, a.backend, a.session_id, a.started_at,
+LIST_ATTEMPTS: Final = f"""SELECT a.started_seq, a.task_id, a.attempt, a.status, a.backend, a.session_id, a.started_at,
     a.ended_at, a.error_kind, a.error, a.duration_s, a.traceback, {_SPENT}
-FROM attempts AS a JOIN tasks AS t ON t.run_id = a.run_id AND t.position = a.position WHERE a.run_id = ?"""
-LIST_TASK_ATTEMPTS: Final = f"{LIST_ATTEMPTS} AND t.task_id = ?"
-_OF_TASK = (
-    """m.run_id = ? AND m.position = (SELECT position FROM tasks AS t WHERE t.run_id = m.run_id AND t.task_id = ?)"""
-)
-LIST_MESSAGES: Final = f"""SELECT m.seq, m.attempt, m.role, m.at, m.input_tokens, m.output_tokens, m.checksum,
-    m.content_sha256, m.content, x.content
-FROM messages AS m LEFT JOIN texts AS x ON x.sha256 = m.content_sha256 WHERE {_OF_TASK}"""
-LIST_EXCHANGES: Final = f"""SELECT m.ended_seq, m.attempt, m.ended_at, m.input_tokens, m.output_tokens,
-    m.prompt_checksum, m.prompt_sha256, m.prompt, p.content, m.result_checksum, m.text_sha256, m.text, x.content, m.data
-FROM attempts AS m LEFT JOIN texts AS x ON x.sha256 = m.text_sha256 LEFT JOIN texts AS p ON p.sha256 = m.prompt_sha256
-WHERE {_OF_TASK} AND m.prompt_checksum IS NOT NULL"""
+FROM attempts AS a WHERE a.run_id = ?"""
+_OF_TASK = "a.run_id = ? AND a.position = (SELECT position FROM tasks AS t WHERE t.run_id = a.run_id AND t.task_id = ?)"
+LIST_TASK_ATTEMPTS: Final = LIST_ATTEMPTS.replace("a.run_id = ?", _OF_TASK)
+LIST_MESSAGES: Final = f"""SELECT a.seq, a.attempt, a.role, a.at, a.input_tokens, a.output_tokens, a.checksum,
+    a.content_sha256, a.content, x.content
+FROM messages AS a LEFT JOIN texts AS x ON x.sha256 = a.content_sha256 WHERE {_OF_TASK}"""
+LIST_EXCHANGES: Final = f"""SELECT a.ended_seq, a.attempt, a.ended_at, a.input_tokens, a.output_tokens,
+    a.prompt_checksum, a.prompt_sha256, a.prompt, p.content, a.result_checksum, a.text_sha256, a.text, x.content, a.data
+FROM attempts AS a LEFT JOIN texts AS x ON x.sha256 = a.text_sha256 LEFT JOIN texts AS p ON p.sha256 = a.prompt_sha256
+WHERE {_OF_TASK} AND a.prompt_checksum IS NOT NULL"""
 """The attempts that were one prompt and one answer."""
 _EVENT = "SELECT seq, at, kind, task_id, attempt, detail FROM events WHERE run_id = ? AND seq > ?"
 LIST_EVENTS: Final = f"{_EVENT} ORDER BY seq LIMIT ?"

@@ -9,7 +9,7 @@ from plait.events import AttemptId
 from plait.persistence import TaskCompleted, TaskFailed, TaskReopened, TasksAdded, TaskStarted
 from plait.persistence.contract.opened import OpenedStore
 from plait.persistence.contract.samples import CREATED, OPENING, RUN, Writer, at, whole
-from plait.persistence.memory.store import MemoryStore
+from plait.persistence.sqlite_store import MemoryStore
 
 if TYPE_CHECKING:
     from plait.persistence import Change, Store

@@ -13,10 +13,8 @@ from typing import Any
 import anyio.lowlevel
 
 from plait import events
-from plait.persistence import Batch, Fenced, PolicyDecided, TasksAdded, rules
+from plait.persistence import Batch, Fenced, PolicyDecided, TasksAdded, read_records, rules, sqlite_store
 from plait.persistence.failpoints import FAILPOINTS
-from plait.persistence.old_tables import decode
-from plait.persistence.sqlite import store
 from plait.runner import parallel
 from plait.runner.crashtest.cases import Case
 from plait.runner.crashtest.trial import Kind
@@ -181,7 +179,7 @@ class _Equal:
     __hash__ = None  # type: ignore[assignment]
 
 
-def _skip_checksums(_content_checksum: Original, *_: Any) -> Any:
+def _skip_checksums(_checksum: Original, *_: Any) -> Any:
     return _Equal()
 
 
@@ -235,8 +233,13 @@ MUTANTS = (
     Mutant("no epoch check", rules, "count_applied", _ignore_the_epoch, _STOP, range(2, 11), Kind.RIVAL),
     Mutant("claimed beside a living owner", parallel, "wait_for_expiry", _do_not_wait, _STOP, range(2, 11), Kind.RIVAL),
     Mutant(
-        "a missing store made to resume", store, "open_database", _create_always, ("file.before_link",), range(1, 2)
+        "a missing store made to resume",
+        sqlite_store,
+        "open_database",
+        _create_always,
+        ("file.before_link",),
+        range(1, 2),
     ),
-    Mutant("checksums not looked at", decode, "content_checksum", _skip_checksums, kind=Kind.ROT),
+    Mutant("checksums not looked at", read_records, "checksum", _skip_checksums, kind=Kind.ROT),
 )
 """All planted bugs."""

@@ -15,7 +15,7 @@ from plait.persistence.protocol import Store
 
 if TYPE_CHECKING:
     from plait.persistence.postgres_store import PostgresStore
-    from plait.persistence.sqlite import SQLiteStore
+    from plait.persistence.sqlite_store import SQLiteStore
 
 StorePlace: TypeAlias = "Store | str | os.PathLike[str]"
 """A store, the path of a SQLite file, or the address of a PostgreSQL database (`postgresql://user@host/database`)."""
@@ -79,6 +79,6 @@ def _store_at(place: str | os.PathLike[str]) -> SQLiteStore | PostgresStore:
         from plait.persistence.postgres_store import PostgresStore  # noqa: PLC0415 - of an extra
 
         return PostgresStore(place)
-    from plait.persistence.sqlite import SQLiteStore  # noqa: PLC0415 - not needed by every run
+    from plait.persistence.sqlite_store import SQLiteStore  # noqa: PLC0415 - not needed by every run
 
     return SQLiteStore(place)

@@ -37,9 +37,7 @@ LAYERS: list[list[str]] = [
      "persistence.rules persistence.event_log persistence.failpoints persistence.address persistence.findings"],
     ["persistence.tables persistence.checksums persistence.apply_events persistence.read_records "
      "persistence.sqlite_file persistence.delete_runs persistence.sql_store"],
-    ["persistence.old_tables"],
-    ["persistence.memory", "persistence.sqlite", "persistence.sqlite_store",
-     "persistence.postgres_store persistence.postgres_connection"],
+    ["persistence.sqlite_store persistence.store_health", "persistence.postgres_store persistence.postgres_connection"],
     ["persistence"],  # the public names
     ["persistence.contract"],
     # One run of a DAG.

@@ -38,8 +38,8 @@ PURE = (
 )
 IMPURE = {"asyncio", "anyio", "time", "random", "os", "structlog"}
 HOMES = {
-    "aiosqlite": "persistence/sqlite_store.py persistence/sqlite/*.py",
-    "sqlite3": "persistence/*.py persistence/sqlite/*.py",
+    "aiosqlite": "persistence/sqlite_store.py",
+    "sqlite3": "persistence/*.py",
     "asyncpg": "persistence/postgres_connection.py",
     "distributed": "backends/hosts/dask/*.py",
     "networkx": "runner/domain/dag.py",
@@ -102,7 +102,7 @@ def _is_pure(found: Import) -> bool:
 def libraries_have_one_home(source: Source) -> Findings:
     """Each heavy or dangerous library is imported in its own place alone."""
     for library, line, _ in _library_imports(source):
-        if not source.lies_in(*HOMES[library].split()):
+        if not source.lies_in(HOMES[library]):
             yield line, f"{library} belongs to {HOMES[library]}"
 
 
@@ -209,7 +209,7 @@ def _starts_as_sql(node: ast.AST | None) -> bool:
 
 def only_sqlite_opens_the_database(source: Source) -> Findings:
     """Closing a descriptor of the file drops SQLite's locks on it: nothing here opens files, but `os.open` with O_EXCL
-    to make a new one or with O_DIRECTORY for a folder, files of the package itself, and the log, which has no locks.
+    to make a new one or with O_DIRECTORY for a folder, and files of the package itself.
     """
     if not source.path.startswith("persistence/"):
         return
@@ -217,9 +217,7 @@ def only_sqlite_opens_the_database(source: Source) -> Findings:
         name, whole = _name(call.func), ast.unparse(call.func)
         if name not in READERS or whole.startswith(OWN_FILES):
             continue
-        if source.path == "persistence/sqlite/wal_frames.py" and whole == "log.open":
-            continue
-        if whole == "os.open" and re.search(r"O_EXCL|O_DIRECTORY|\(self\._log_path, os\.O_RDONLY\)", ast.unparse(call)):
+        if whole == "os.open" and re.search(r"O_EXCL|O_DIRECTORY", ast.unparse(call)):
             continue
         yield call.lineno, f"calls {whole}"
 

@@ -16,7 +16,6 @@ from tests.faults.campaigns import (
     edits,
     files,
     fleet,
-    flips,
     frequent,
     hosts,
     kills,
@@ -128,7 +127,6 @@ def test_every_mistake_has_a_method_that_plants_it() -> None:
         "cancels": cancel_bugs.BUGS.keys(),
         "slow": slow.PLANTED.keys(),
         "machine": machine.BUGS.keys(),
-        "flips": flips.BUGS.keys(),
     }
     assert planted.keys() == set(METHODS)
     for mistake, (module, name) in TO_BE_SEEN.items():

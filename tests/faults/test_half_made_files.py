@@ -12,8 +12,7 @@ from unittest import mock
 
 import pytest
 
-from plait.persistence import SQLiteStore
-from plait.persistence.sqlite import connection as request
+from plait.persistence import SQLiteStore, sqlite_file
 from tests.support.plans.logged import make, wait_for_call
 from tests.support.processes.command import PLAIT, environment, plait_here
 from tests.support.processes.warm import Warm
@@ -21,7 +20,7 @@ from tests.support.stores.database import in_child
 
 OPEN = """
 import asyncio, os, signal, sys
-from plait.persistence import SQLiteStore
+from plait.persistence import SQLiteStore, sqlite_file
 from plait.persistence import failpoints
 
 def on_reach(name):
@@ -93,7 +92,7 @@ def test_an_owner_that_is_stopped_within_a_transaction_is_told_and_keeps_nothing
     with subprocess.Popen([sys.executable, "-c", STOPPED], cwd=tmp_path, env=environment()) as owner:
         try:
             assert os.WIFSTOPPED(os.waitpid(owner.pid, os.WUNTRACED)[1])
-            with mock.patch.object(request, "BUSY_TIMEOUT_S", 0.1):
+            with mock.patch.object(sqlite_file, "BUSY_TIMEOUT_S", 0.1):
                 refused = plait_here(tmp_path, "resume", cut["run_id"])
             assert (refused.code, refused.out, len(refused.err.splitlines())) == (3, "", 1)
             assert "database is locked; another process has been writing" in refused.err

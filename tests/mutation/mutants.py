@@ -24,8 +24,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 MODULES = (
     "persistence/rules.py",
-    "persistence/tables/apply.py",
-    "persistence/sqlite/purge.py",
+    "persistence/apply_events.py",
+    "persistence/read_records.py",
+    "persistence/delete_runs.py",
     "runner/scheduling/for_each.py",
     "runner/scheduling/scheduler.py",
     "runner/scheduling/account.py",

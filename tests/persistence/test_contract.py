@@ -28,6 +28,7 @@ from plait.persistence import (
 )
 from plait.persistence.contract import StoreContract
 from plait.persistence.contract.samples import CREATED, NEXT, OPENING, RUN, at, owner, whole
+from tests.support.stores.model_store import ModelStore
 
 
 class TestMemoryStore(StoreContract):
@@ -97,7 +98,7 @@ async def test_a_store_that_keeps_what_it_has_only_when_closed_is_found_out(tmp_
         await store.test_acknowledged_changes_are_durable_before_close(tmp_path, store.reopen_store)
 
 
-# Two stores, one behaviour: any batches, in any state, written again or not, by whoever.
+# A store does as the model: any batches, in any state, written again or not, by whoever.
 
 CHANGES: list[Change] = [
     *NEXT.values(),
@@ -122,7 +123,7 @@ BATCHES = st.lists(
 )
 
 
-async def outcomes(store: MemoryStore | SQLiteStore, batches: list[tuple[list[Change], int, int]]) -> list[object]:
+async def outcomes(store: ModelStore | SQLiteStore, batches: list[tuple[list[Change], int, int]]) -> list[object]:
     seen: list[object] = []
     async with store:
         await store.write(Batch(RUN, 0, 1, OPENING))
@@ -141,7 +142,7 @@ async def outcomes(store: MemoryStore | SQLiteStore, batches: list[tuple[list[Ch
 @pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(BATCHES)
-def test_both_stores_do_the_same(batches: list[tuple[list[Change], int, int]]) -> None:
+def test_the_store_does_as_the_model(batches: list[tuple[list[Change], int, int]]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         in_file = asyncio.run(outcomes(SQLiteStore(Path(folder) / "runs.db"), batches))
-    assert asyncio.run(outcomes(MemoryStore(), batches)) == in_file
+    assert asyncio.run(outcomes(ModelStore(), batches)) == in_file

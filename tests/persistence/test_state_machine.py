@@ -1,4 +1,4 @@
-"""Hypothesis drives a SQLite store through any changes, crashes and errors, beside a memory store that has none.
+"""Hypothesis drives a SQLite store through any changes, crashes and errors, beside a model that has none.
 
 `python -m tests.faults.campaigns --nightly` tries much more, and other things for each seed.
 """
@@ -24,7 +24,6 @@ from plait.persistence import (
     Change,
     Conflict,
     LeaseRenewed,
-    MemoryStore,
     MessageAppended,
     PolicyDecided,
     RunClaimed,
@@ -39,6 +38,7 @@ from plait.persistence import (
     failpoints,
 )
 from plait.persistence.contract.samples import LEGAL, OPENING, TASKS, at, owner, status_changes, whole
+from tests.support.stores.model_store import ModelStore
 
 pytestmark = pytest.mark.slow
 
@@ -103,7 +103,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.copies = 0
         self.path = Path(self.folder.name) / "0.db"
         self.store = SQLiteStore(self.path)
-        self.model = MemoryStore()
+        self.model = ModelStore()
         self.written: list[Batch] = []
         self.do(self.store.__aenter__())
 
@@ -127,7 +127,7 @@ class StoreMachine(RuleBasedStateMachine):
         batch = self.next_batch(run_id)
         self.write(replace(batch, changes=(*batch.changes, change)))
 
-    def outcome(self, store: SQLiteStore | MemoryStore, batch: Batch) -> type | None:
+    def outcome(self, store: SQLiteStore | ModelStore, batch: Batch) -> type | None:
         try:
             self.do(store.write(batch))
         except (StoreError, PlantedError) as error:
@@ -276,7 +276,7 @@ class StoreMachine(RuleBasedStateMachine):
             raise AssertionError("a run that goes on was deleted")
         purged = self.do(self.store.purge([run_id]))
         assert (len(purged.run_ids), purged.remains) == (run is not None, None)
-        self.model._runs.pop(run_id, None)
+        self.model.runs.pop(run_id, None)
         self.written = [batch for batch in self.written if batch.run_id != run_id]
 
     @invariant()
@@ -286,9 +286,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @invariant()
     def no_transaction_is_open(self) -> None:
-        thread = self.store._thread
-        assert thread is not None
-        assert not self.do(thread.run(lambda connection: connection.in_transaction))
+        assert not self.do(self.store._call(lambda connection: connection.in_transaction))
 
 
 TestStoreMachine = StoreMachine.TestCase

@@ -11,8 +11,8 @@ import anyio
 import click
 
 from plait.persistence import Batch, Conflict, Fenced, RunReleased
+from plait.persistence.delete_runs import Purged
 from plait.persistence.records import RunRecord
-from plait.persistence.sqlite import Purged
 from plait.runner.cli.display.report import print_json
 from plait.runner.cli.display.text import as_line, counted, size
 from plait.runner.cli.exits import COMPLETED, print_line, print_note

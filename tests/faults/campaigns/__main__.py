@@ -34,7 +34,6 @@ METHODS = (
     "cancels",
     "slow",
     "machine",
-    "flips",
 )
 """Modules of this folder. The kills come first: they fork, which needs a process without threads."""
 _MOST_SHOWN = 20

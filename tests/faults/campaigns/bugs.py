@@ -25,8 +25,6 @@ TO_BE_SEEN: Mapping[str, tuple[str, str]] = {
     "a living owner not looked at": ("kills", "claimed beside a living owner"),
     "a missing database created by resume": ("kills", "a missing store made to resume"),
     "checksums not looked at": ("kills", "checksums not looked at"),
-    "a damaged prompt not looked at": ("flips", "prompts not checked"),
-    "a damaged log not looked at": ("flips", "the log not checked"),
     "no epoch check": ("two", "no epoch check"),
     "epoch check outside the transaction": ("two", "epoch checked outside the transaction"),
     "lease on wall time": ("two", "lease by the wall clock"),

@@ -15,9 +15,8 @@ import anyio
 import anyio.lowlevel
 
 from plait import events
+from plait.persistence import SQLiteStore, sqlite_store
 from plait.persistence.changes import LeaseRenewed
-from plait.persistence.sqlite import store, thread
-from plait.persistence.sqlite import writer as writing
 from plait.runner.engine import checkpointer as checkpoint
 from plait.runner.engine import executor as execution
 from plait.runner.recovery import lease as ownership
@@ -40,19 +39,16 @@ def _writer_not_shielded() -> AbstractContextManager[object]:
 @contextmanager
 def _statement_by_statement() -> Generator[None]:
     """A batch is begun, written and committed by three calls of the thread instead of one."""
-    run = thread.DatabaseThread.run
 
     async def in_steps(self: Any, function: Any, *args: Any) -> Any:
-        if getattr(function, "__func__", None) is not store.SQLiteStore._write:
-            return await run(self, function, *args)
-        await run(self, _execute, "BEGIN IMMEDIATE")
-        written = await run(self, function, *args)
-        await run(self, _execute, "COMMIT")
+        await self._call(_execute, "BEGIN IMMEDIATE")
+        written = await self._call(function, *args)
+        await self._call(_execute, "COMMIT")
         return written
 
     with (
-        mock.patch.object(thread.DatabaseThread, "run", in_steps),
-        mock.patch.object(writing, "transaction", return_value=nullcontext()),
+        mock.patch.object(SQLiteStore, "_write", in_steps),
+        mock.patch.object(sqlite_store, "transaction", return_value=nullcontext()),
     ):
         yield
 
@@ -82,13 +78,11 @@ def _claim_not_given_back() -> AbstractContextManager[object]:
 def _store_not_closed() -> AbstractContextManager[object]:
     """A store that is cancelled while it closes leaves its thread going."""
 
-    async def close(self: Any) -> None:
+    async def close(connection: Any) -> None:
         await anyio.lowlevel.checkpoint()
-        connection, self._thread = self._thread, None
-        if connection is not None:
-            await connection.stop()
+        await connection.close()
 
-    return mock.patch.object(store.SQLiteStore, "close", close)
+    return mock.patch.object(sqlite_store, "_close", close)
 
 
 BUGS: dict[str, Callable[[], AbstractContextManager[object]]] = {

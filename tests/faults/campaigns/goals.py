@@ -76,8 +76,6 @@ GOALS = (
     Goal("its tasks executed again, and late take-overs", "fleet", "", most=0),
     Goal("edited plans", "edits", None, 1_000),
     Goal("calls and previews that differ from the oracle", "edits", "", most=0),
-    Goal("flipped bits", "flips", None, 10_000),
-    Goal("other work, or other texts, without a report", "flips", "", most=0),
     Goal("event-loop lag with syncs of 0.3 s, p99 in ms", "slow", "event-loop lag p99 ms", most=10),
 )
 

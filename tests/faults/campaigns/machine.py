@@ -1,4 +1,4 @@
-"""The state machine: SQLite and the memory store driven side by side by Hypothesis, with crashes and errors within.
+"""The state machine: SQLite and a model driven side by side by Hypothesis, with crashes and errors within.
 
 It is the one of tests/persistence/test_state_machine.py, with more and longer stories, and other ones for each seed.
 """
@@ -9,8 +9,8 @@ import contextlib
 import io
 import sqlite3
 import time
-from collections.abc import Callable, Generator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 from unittest import mock
 
@@ -19,11 +19,9 @@ from hypothesis import seed as seeded
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule, run_state_machine_as_test
 
-from plait.persistence import TaskCompleted, TaskStarted
+from plait.persistence import TaskCompleted, TaskStarted, sqlite_store
+from plait.persistence.apply_events import Applier, TaskState
 from plait.persistence.contract.samples import TASKS, at
-from plait.persistence.old_tables.task_cache import TaskCache
-from plait.persistence.sqlite import statements
-from plait.persistence.sqlite import writer as writing
 from plait.usage import Usage
 from tests.faults.campaigns.report import Report, Scale
 from tests.persistence.test_state_machine import RUNS, SAID, TEXTS, StoreMachine
@@ -99,21 +97,15 @@ def _stories(count: int, steps: int, seed: int, *phases: Phase) -> tuple[str, in
     return "", Machine.told - before
 
 
-@contextmanager
-def _results_replaced() -> Generator[None]:
-    """A result that comes a second time takes the place of the one that is stored, as with INSERT OR REPLACE."""
-    bulk_sql = statements.bulk_sql
-    added = "INSERT INTO ends"
-    assert added in statements.ADD_COMPLETIONS.statement
+def _results_replaced() -> AbstractContextManager[object]:
+    """A result that comes a second time takes the place of the one that is stored."""
 
-    def replacing(bulk: Any, size: int) -> str:
-        return bulk_sql(bulk, size).replace(added, "INSERT OR REPLACE INTO ends")
+    def require(self: Any, change: Any, _attempt: int | None = None) -> TaskState:
+        self._touch(change.task_id)
+        state: TaskState = self._tasks[change.task_id]
+        return state
 
-    def still_running(_book: TaskCache, _task_id: str, _standing: object) -> None:
-        return None
-
-    with mock.patch.object(statements, "bulk_sql", replacing), mock.patch.object(TaskCache, "put_ended", still_running):
-        yield
+    return mock.patch.object(Applier, "_require", require)
 
 
 def _no_transaction() -> AbstractContextManager[object]:
@@ -122,7 +114,7 @@ def _no_transaction() -> AbstractContextManager[object]:
     def transaction(_connection: sqlite3.Connection, _begin: str) -> AbstractContextManager[None]:
         return nullcontext()
 
-    return mock.patch.object(writing, "transaction", transaction)
+    return mock.patch.object(sqlite_store, "transaction", transaction)
 
 
 BUGS: dict[str, Callable[[], AbstractContextManager[object]]] = {

@@ -1,7 +1,7 @@
 """Power losses: a real run over a recorded disk, then what is left after the power went at any moment.
 
 The runner, the store, its schema and its settings are the real ones (support/stores/power_vfs.py says how). After every
-operation on the disk, several images of what it may hold are opened by the store and compared with the memory store
+operation on the disk, several images of what it may hold are opened by the store and compared with the model
 that got the same batches: an image has to hold exactly the first n batches, with n at least as many as the store had
 acknowledged by then. Some images are resumed to the end.
 """
@@ -21,12 +21,14 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import anyio
 
-from plait.persistence import Batch, MemoryStore, SQLiteStore, StoreUnusable
-from plait.persistence.sqlite import connection as request
-from plait.persistence.sqlite import reader as reading
+from plait.persistence import Batch, SQLiteStore, StoreUnusable
+from plait.persistence.sql_store import get_run, list_attempts, list_events, list_messages, list_tasks
+from plait.persistence.sqlite_file import open_database
+from plait.persistence.sqlite_store import read_on
 from plait.runner import DAG, FailureMode, ParallelRunner, Retry, RunStatus, Task
 from tests.faults.campaigns.report import Report, Scale
 from tests.support.fakes import Talker
+from tests.support.stores.model_store import ModelStore
 from tests.support.stores.power_images import Disk, Image, Kept
 from tests.support.stores.power_vfs import Acknowledged, Begun, Operation, Recording, recorded
 
@@ -164,7 +166,7 @@ class _Noting(SQLiteStore):
 
 
 async def _snapshots(batches: list[Batch]) -> list[Snapshot]:
-    memory = MemoryStore()
+    memory = ModelStore()
     snapshots = [await _read_memory(memory)]
     for batch in batches:
         await memory.write(batch)
@@ -172,7 +174,7 @@ async def _snapshots(batches: list[Batch]) -> list[Snapshot]:
     return snapshots
 
 
-async def _read_memory(store: MemoryStore) -> Snapshot:
+async def _read_memory(store: ModelStore) -> Snapshot:
     tasks = await store.list_tasks(RUN)
     messages = [await store.list_messages(RUN, task.task_id) for task in tasks]
     run, attempts = await store.get_run(RUN), await store.list_attempts(RUN)
@@ -181,14 +183,14 @@ async def _read_memory(store: MemoryStore) -> Snapshot:
 
 def _read_file(path: Path) -> Snapshot:
     """The same of a file that the store opens; anything that it would not open is an error."""
-    with closing(request.open_database(path, "existing")) as connection:
+    with closing(open_database(path, "existing")) as connection:
         (verdict,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
         if verdict != "ok":
             raise sqlite3.DatabaseError(verdict)
-        tasks = reading.list_tasks(connection, RUN)
-        messages = [reading.list_messages(connection, RUN, task.task_id) for task in tasks]
-        run, attempts = reading.get_run(connection, RUN), reading.list_attempts(connection, RUN, None)
-        return run, tasks, attempts, messages, reading.list_events(connection, RUN, 0, 1000)
+        tasks = read_on(connection, list_tasks, RUN, None)
+        messages = [read_on(connection, list_messages, RUN, task.task_id) for task in tasks]
+        run, attempts = read_on(connection, get_run, RUN), read_on(connection, list_attempts, RUN, None)
+        return run, tasks, attempts, messages, read_on(connection, list_events, RUN, 0, 1000, None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,11 +12,9 @@ import pytest
 from plait.events import NewTask
 from plait.persistence import Batch, Change, TaskCompleted, TaskRetried, TaskStarted
 from plait.persistence.contract.samples import CLAIMED, CREATED, RUN, at
-from plait.persistence.old_tables.task_cache import ids_of
-from plait.persistence.sqlite import reader as reading
-from plait.persistence.sqlite import statements
-from plait.persistence.sqlite.connection import open_database
-from plait.persistence.sqlite.writer import write_batch
+from plait.persistence.sql_store import list_events
+from plait.persistence.sqlite_file import open_database
+from plait.persistence.sqlite_store import read_on, write_batch
 from tests.support.stores.database import steps
 
 
@@ -45,34 +43,22 @@ def test_a_page_costs_the_same_in_a_large_run(tmp_path: Path, where: float) -> N
     for tasks in (500, 4000):
         with closing(filled(tmp_path / f"{tasks}.db", tasks)) as connection:
             after = int(tasks * 8 / 3 * where)
-            cost.append(steps(connection, lambda: reading.list_events(connection, RUN, after, 10)))  # noqa: B023
+            cost.append(steps(connection, lambda: read_on(connection, list_events, RUN, after, 10, None)))  # noqa: B023
     assert 0 < cost[1] < 1.2 * cost[0] + 50
 
 
 def test_who_waits_for_events_asks_for_nothing_but_the_last_number(tmp_path: Path) -> None:
     with closing(filled(tmp_path / "runs.db", 500)) as connection:
-        last = reading.list_events(connection, RUN, 0, 10_000)[-1].seq
-        assert steps(connection, lambda: reading.list_events(connection, RUN, last, 1000)) < 50
-        assert [event.seq for event in reading.list_events(connection, RUN, last - 1, 1000)] == [last]
+        last = read_on(connection, list_events, RUN, 0, 10_000, None)[-1].seq
+        assert steps(connection, lambda: read_on(connection, list_events, RUN, last, 1000, None)) < 50
+        assert [event.seq for event in read_on(connection, list_events, RUN, last - 1, 1000, None)] == [last]
 
 
-def test_pages_together_are_the_view(tmp_path: Path) -> None:
+def test_pages_together_are_the_table(tmp_path: Path) -> None:
     with closing(filled(tmp_path / "runs.db", 100)) as connection:
         pages, after = list[tuple[int, str, str | None]](), 0
-        while page := reading.list_events(connection, RUN, after, 7):
+        while page := read_on(connection, list_events, RUN, after, 7, None):
             pages += [(event.seq, event.kind, event.task_id) for event in page]
             after = page[-1].seq
-        view = connection.execute("SELECT seq, kind, task_id FROM events WHERE run_id = ? ORDER BY seq", (RUN,))
-        assert pages == view.fetchall()
-
-
-def test_every_part_of_a_page_is_found_by_its_number(tmp_path: Path) -> None:
-    with closing(filled(tmp_path / "runs.db", 10)) as connection:
-        page = {"run_id": RUN, "after": 5, "limit": 100, "kind": None, **ids_of(1)}
-        pages = statements.LIST_OTHER_EVENTS, statements.LIST_STARTS, statements.LIST_COMPLETIONS
-        plan = [row for one in pages for row in connection.execute(f"EXPLAIN QUERY PLAN {one}", page).fetchall()]
-    parts = [row[3] for row in plan if row[3].startswith(("SEARCH", "SCAN"))]
-    by_number = ("(run_id=? AND seq>?)", "(rowid>? AND rowid<?)", "(end_id>? AND end_id<?)")
-    found = [part for part in parts if part.endswith(by_number)]
-    assert len(found) == 3
-    assert all(part.endswith("(rowid=?)") for part in parts if part not in found), parts
+        table = connection.execute("SELECT seq, kind, task_id FROM events WHERE run_id = ? ORDER BY seq", (RUN,))
+        assert pages == table.fetchall()

@@ -11,31 +11,28 @@ from pathlib import Path
 import anyio
 import pytest
 
-from plait.events import NewTask, SessionOpened, TaskInterrupted
+from plait.events import NewTask
 from plait.persistence import (
-    Change,
-    Conflict,
     MessageAppended,
+    Note,
     SQLiteStore,
     StoreBusy,
     StoreError,
     StoreUnusable,
-    TaskCompleted,
-    TaskFailed,
+    TaskAnswered,
     TaskStarted,
+    TaskWaiting,
+    sqlite_file,
 )
-from plait.persistence.contract.samples import ASKED, CLAIMED, CREATED, DONE_A, OPENING, RUN, START_A, Writer, at, whole
-from plait.persistence.sqlite import connection as opening
-from tests.support.stores.database import edit, edit_untyped, end_of, in_child, make
+from plait.persistence.contract.samples import CLAIMED, CREATED, DONE_A, OPENING, RUN, START_A, Writer, at, whole
+from tests.support.stores.database import attempts_of, edit, edit_untyped, in_child, make
 
 ROOT = Path(__file__).parent.parent.parent.parent
 
 
 async def on_database(store: SQLiteStore, sql: str) -> int:
     """Run one statement on the store's own connection, where the page limit lives."""
-    thread = store._thread
-    assert thread is not None
-    return await thread.run(lambda connection: connection.execute(sql).fetchone()[0])
+    return await store._call(lambda connection: connection.execute(sql).fetchone()[0])
 
 
 async def test_a_full_disk_undoes_the_batch_and_the_same_batch_goes_in_later(path: Path) -> None:
@@ -76,7 +73,7 @@ async def test_a_database_that_another_process_has_locked_cannot_be_opened(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await make(path)
-    monkeypatch.setattr(opening, "BUSY_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(sqlite_file, "BUSY_TIMEOUT_S", 0.01)
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("PRAGMA locking_mode = EXCLUSIVE")
         other.execute("BEGIN EXCLUSIVE")
@@ -89,28 +86,21 @@ async def test_a_database_that_another_process_has_locked_cannot_be_opened(
 
 
 DAMAGE = {
-    "text": end_of("a", "text = 'The Sun.'"),
-    "data": end_of("a", "data = NULL"),
-    "checksum": end_of("a", "checksum = NULL"),
-    "not utf-8": end_of("a", "text = CAST(x'ff00fe' AS TEXT)"),
-    "lost": end_of("a", "text = NULL, data = NULL, checksum = NULL"),
-    "made up": end_of("b", "text = 'never said'"),
+    "text": attempts_of("a", "text = 'The Sun.'"),
+    "data": attempts_of("a", "data = NULL"),
+    "checksum": attempts_of("a", "result_checksum = NULL"),
+    "not utf-8": attempts_of("a", "text = CAST(x'ff00fe' AS TEXT)"),
+    "lost": attempts_of("a", "text = NULL, data = NULL, result_checksum = NULL"),
 }
 
 
 @pytest.mark.parametrize("kind", DAMAGE)
 async def test_a_damaged_result_is_told_and_not_given(path: Path, kind: str) -> None:
     await make(path)
-    async with SQLiteStore(path) as store:
-        writer = Writer(store)
-        writer.next_seq, writer.epoch = 8, 1
-        await writer.write(replace(START_A, task_id="b"), TaskFailed(at(5), "b", 1, "failed", "auth", "no key"))
     edit(path, DAMAGE[kind])
     async with SQLiteStore(path, mode="existing") as store:
         tasks = await store.list_tasks(RUN)
-        damaged = tasks[1 if kind == "made up" else 0]
-        assert [task.damaged for task in tasks].count(True) == 1
-        assert (damaged.damaged, damaged.text, damaged.data) == (True, None, None)
+        assert [(task.damaged, task.text, task.data) for task in tasks[:2]] == [(True, None, None), (False, None, None)]
 
 
 async def test_a_result_moved_to_another_task_is_told(path: Path) -> None:
@@ -119,8 +109,8 @@ async def test_a_result_moved_to_another_task_is_told(path: Path) -> None:
         writer = Writer(store)
         writer.next_seq, writer.epoch = 8, 1
         await writer.write(replace(START_A, task_id="c"), replace(DONE_A, task_id="c", text="Other.", data=None))
-    columns = "text, data, checksum"
-    edit(path, end_of("c", f"({columns}) = (SELECT {columns} FROM tasks WHERE task_id = 'a')"))
+    columns = "text, data, result_checksum"
+    edit(path, attempts_of("c", f"({columns}) = (SELECT {columns} FROM attempts WHERE position = 0)"))
     async with SQLiteStore(path) as store:
         assert [task.damaged for task in await store.list_tasks(RUN)] == [False, False, True]
 
@@ -128,36 +118,64 @@ async def test_a_result_moved_to_another_task_is_told(path: Path) -> None:
 @pytest.mark.parametrize("value", ["'The Sun.'", "CAST(x'ff' AS TEXT)"], ids=["another text", "not utf-8"])
 async def test_a_damaged_message_is_told_and_not_given(path: Path, value: str) -> None:
     await make(path)
-    edit(path, f"UPDATE other_messages SET content = {value} WHERE role = 'assistant'")
+    edit(path, f"UPDATE messages SET content = {value} WHERE role = 'assistant'")
     async with SQLiteStore(path) as store:
         messages = await store.list_messages(RUN, "a")
         assert [(m.content, m.damaged) for m in messages] == [("First.", False), ("", True)]
 
 
-RENEWED: dict[str, tuple[tuple[Change, ...], str, Change]] = {
-    "a start": ((START_A,), "UPDATE starts SET session_confirmed = x'30'", SessionOpened(at(5), "a", 1, "other")),
-    "a task": ((START_A,), "UPDATE given_tasks SET crashes = x'30'", TaskInterrupted(at(5), "a", 1, "x", crashed=True)),
-    "an end": ((START_A, ASKED), "UPDATE ends SET input_tokens = x'30'", TaskCompleted(at(5), "a", 1, "Done.")),
+ASKED_OF = {
+    "a prompt": "UPDATE tasks SET prompt = 'Say something else.' WHERE position = 0",
+    "a spec": "UPDATE tasks SET spec = '{}' WHERE position = 1",
+    "the dependencies": "UPDATE tasks SET depends_on = '[]' WHERE position = 1",
+    "answers": """UPDATE tasks SET answers = '["no"]' WHERE position = 2""",
+    "not utf-8": "UPDATE tasks SET prompt = CAST(x'ff00fe' AS TEXT) WHERE position = 0",
 }
-"""What was written, the damage, and a change that renews the checksum of the damaged row."""
 
 
-@pytest.mark.parametrize("row", RENEWED)
-async def test_a_number_of_another_type_in_a_row_that_changes_is_told_as_damage(path: Path, row: str) -> None:
-    before, damage, change = RENEWED[row]
+@pytest.mark.parametrize("what", ASKED_OF)
+async def test_what_was_asked_is_never_given_damaged(path: Path, what: str) -> None:
+    await make(path)
     async with SQLiteStore(path) as store:
         writer = Writer(store)
-        await writer.write(*OPENING, *before)
-        edit_untyped(path, damage)  # opening the file would find the damage
-        with pytest.raises(StoreError, match=r"run 'run-1' is damaged: .* does not fit its checksum; restore") as told:
-            await writer.write(change)
-        assert not isinstance(told.value, Conflict)
+        writer.next_seq, writer.epoch = 8, 1
+        asked = TaskWaiting(at(5), "c", 1, "Go on?", asked="{}")
+        await writer.write(replace(START_A, task_id="c"), asked, TaskAnswered(at(6), "c", '["yes"]'))
+    edit(path, ASKED_OF[what])
+    async with SQLiteStore(path, mode="existing") as store:
+        with pytest.raises(StoreError, match=r"run 'run-1' is damaged: task '.' .* does not fit its checksum; restore"):
+            await store.list_tasks(RUN)
+
+
+async def test_a_damaged_note_is_told_and_not_given(path: Path) -> None:
+    await make(path)
+    async with SQLiteStore(path) as store:
+        await store.send(RUN, Note("answer", at(5), "a", '"yes"'))
+        edit(path, """UPDATE notes SET body = '"no"'""")
+        with pytest.raises(StoreError, match="note 1 does not fit its checksum"):
+            await store.list_notes(RUN)
+
+
+WRONG_TYPES = {
+    "claims": "UPDATE runs SET claims = 3",
+    "a kind of event": "UPDATE events SET kind = 'task_startled'",
+    "dependencies": "UPDATE tasks SET depends_on = 7",
+}
+
+
+@pytest.mark.parametrize("what", WRONG_TYPES)
+async def test_a_value_of_another_type_is_told_as_damage(path: Path, what: str) -> None:
+    await make(path)
+    async with SQLiteStore(path) as store:
+        edit_untyped(path, WRONG_TYPES[what])
+        with pytest.raises(StoreError, match="damaged"):
+            await whole(store)
 
 
 async def test_a_damaged_status_is_not_counted(path: Path) -> None:
     await make(path)
     async with SQLiteStore(path, mode="read") as store:
-        edit_untyped(path, "UPDATE ends SET status = 'complgted'")
+        edit_untyped(path, "UPDATE tasks SET status = 'complgted' WHERE position = 0")
         with pytest.raises(StoreError, match="run 'run-1' is damaged: the status of a task does not fit"):
             await store.get_run(RUN)
         assert [run.damaged for run in await store.list_runs()] == [True]

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from plait.persistence import SQLiteStore, StoreUnusable
-from plait.persistence.sqlite.connection import APPLICATION_ID
-from plait.persistence.sqlite.schema import DATABASE_FORMAT
+from plait.persistence.sqlite_file import APPLICATION_ID
+from plait.persistence.tables import FORMAT
 from tests.support.plans.logged import CHAIN, make
 from tests.support.processes.command import plait_here
 
-DEVELOPMENT = (1, 2, 3, 4, 5, 100, 101, 102)
-NEWER = DATABASE_FORMAT + 1
+DEVELOPMENT = (1, 5, 100, 103)
+NEWER = FORMAT + 1
 MODES = pytest.mark.parametrize("mode", ["create", "existing", "read"])
 COMMANDS = (
     ("run", "plan.yaml"),
@@ -26,7 +26,7 @@ COMMANDS = (
     ("runs",),
     ("show", "last"),
     ("log", "last"),
-    ("questions",),
+    ("answer",),
     ("cancel", "last"),
     ("gc", "--keep", "1"),
     ("serve", "--backends", "plan.yaml", "--port", "0"),
@@ -35,14 +35,14 @@ COMMANDS = (
 
 def refusal(path: Path | str, number: int) -> str:
     """The whole message about a file at `path` of the format `number`."""
-    if number > DATABASE_FORMAT:
+    if number > FORMAT:
         return (
-            f"{path} was made by a newer plait (database format {number}); this plait reads format {DATABASE_FORMAT} "
+            f"{path} was made by a newer plait (database format {number}); this plait reads format {FORMAT} "
             "only. Upgrade plait"
         )
     return (
         f"{path} was made by a development version of plait (database format {number}); this plait reads format "
-        f"{DATABASE_FORMAT} only. Start a new file, e.g. --store NEW.db"
+        f"{FORMAT} only. Start a new file, e.g. --store NEW.db"
     )
 
 
@@ -125,8 +125,8 @@ def test_a_new_file_has_the_one_format(tmp_path: Path) -> None:
     make(tmp_path, CHAIN)
     assert plait_here(tmp_path, "run", "plan.yaml", "-q", "--store", "new.db").code == 0
     with closing(sqlite3.connect(tmp_path / "new.db")) as connection:
-        assert connection.execute("PRAGMA user_version").fetchone() == (DATABASE_FORMAT,)
+        assert connection.execute("PRAGMA user_version").fetchone() == (FORMAT,)
         assert connection.execute("PRAGMA application_id").fetchone() == (APPLICATION_ID,)
         assert connection.execute("PRAGMA foreign_key_check").fetchall() == []
     found = plait_here(tmp_path, "doctor", "--store", "new.db", "--json").value["checks"]
-    assert [(one["verdict"], one["found"]) for one in found if one["check"] == "schema"] == [("ok", "format 103")]
+    assert [(one["verdict"], one["found"]) for one in found if one["check"] == "schema"] == [("ok", f"format {FORMAT}")]

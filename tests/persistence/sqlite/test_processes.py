@@ -55,37 +55,3 @@ async def test_what_was_acknowledged_survives_a_kill(path: Path, acknowledged: i
             assert run.last_seq >= seq
             await store.write(Writer(store, run_id).batch(*OPENING, START_A, ASK, ANSWER, DONE_A))
             assert len(await store.list_messages(run_id, "a")) == 2
-
-
-WITHOUT_ITS_LOG = """
-import asyncio, os, sys
-from contextlib import AsyncExitStack
-from plait.persistence import SQLiteStore
-from plait.persistence.contract.samples import ANSWER, ASK, DONE_A, OPENING, START_A, Writer
-
-async def main(path, others):
-    async with SQLiteStore(path) as store, AsyncExitStack() as stack:
-        writer = Writer(store)
-        await writer.write(*OPENING)
-        for _ in range(others):
-            await stack.enter_async_context(SQLiteStore(path))
-        os.unlink(f"{path}-wal")
-        for change in (START_A, ASK, ANSWER):
-            await writer.write(change)
-        await stack.aclose()
-        await writer.write(DONE_A)
-        print(os.path.exists(f"{path}-wal"), flush=True)
-        os.kill(os.getpid(), 9)
-
-asyncio.run(main(sys.argv[1], int(sys.argv[2])))
-"""
-
-
-@pytest.mark.parametrize("others", [0, 1])
-async def test_a_log_that_was_removed_under_its_writer_costs_nothing(path: Path, others: int) -> None:
-    child = in_child(WITHOUT_ITS_LOG, str(path), str(others))
-    said, errors = child.communicate(timeout=60)
-    assert (child.returncode, said, errors) == (-signal.SIGKILL, "True\n", "")
-    async with SQLiteStore(path, mode="existing") as store:
-        (run,) = await store.list_runs()
-        assert (run.last_seq, run.counts) == (7, {"completed": 1, "pending": 2})

@@ -222,8 +222,6 @@ async def test_an_error_that_leaves_a_transaction_open_is_no_end(path: Path) -> 
     async with SQLiteStore(path) as store:
         writer = Writer(store)
         await writer.write(*OPENING)
-        thread = store._thread
-        assert thread is not None
 
         def left_open(connection):
             connection.execute("BEGIN IMMEDIATE")
@@ -231,7 +229,7 @@ async def test_an_error_that_leaves_a_transaction_open_is_no_end(path: Path) -> 
             raise ZeroDivisionError
 
         with pytest.raises(ZeroDivisionError):
-            await thread.run(left_open)
+            await store._call(left_open)
         with anyio.fail_after(4):  # no lock is waited for
             await writer.write(START_A)
         run = await store.get_run(RUN)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from plait.persistence.sqlite import connection
+from plait.persistence import sqlite_file
 from plait.runner.engine import checkpointer
 from tests.support.processes.command import PLAIT, environment, plait, plait_here
 
@@ -34,7 +34,7 @@ async def work(prompt):
 FULL = "resource.setrlimit(resource.RLIMIT_FSIZE, (1, -1))"
 """No file grows any more, as on a full disk."""
 REFUSING = """
-CREATE TRIGGER refusing BEFORE INSERT ON ends BEGIN SELECT RAISE(ABORT, 'no result is good enough'); END
+CREATE TRIGGER refusing BEFORE UPDATE ON attempts BEGIN SELECT RAISE(ABORT, 'no result is good enough'); END
 """
 
 
@@ -99,7 +99,7 @@ UNTIL_HELD = """
 def test_a_file_that_another_process_locks_to_the_end_of_a_run_ends_it_with_3(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
 ) -> None:
-    monkeypatch.setattr(connection, "BUSY_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(sqlite_file, "BUSY_TIMEOUT_S", 0.1)
     monkeypatch.setattr(checkpointer, "BUSY_PATIENCE_S", 0.5)
     make(tmp_path, UNTIL_HELD)
     with subprocess.Popen([sys.executable, "-c", HOLDER], cwd=tmp_path, stdin=subprocess.PIPE):
@@ -161,7 +161,7 @@ def test_a_result_that_the_store_refuses_is_a_failed_task(tmp_path: Path) -> Non
     make(tmp_path)
     assert plait_here(tmp_path, "run", "plan.yaml", "-q").code == 0
     with closing(sqlite3.connect(tmp_path / ".plait" / "plait.db")) as database:
-        database.execute(REFUSING.replace("ON ends", "ON ends WHEN NEW.text IS NOT NULL"))
+        database.execute(REFUSING.replace("ON attempts", "ON attempts WHEN NEW.text IS NOT NULL"))
     done = plait_here(tmp_path, "run", "plan.yaml")
     assert (done.code, calls(tmp_path)) == (1, ["one", "two done", "one"])
     assert re.search(r"^  failed +a: not_stored: .*no result is good enough", done.err, re.MULTILINE)

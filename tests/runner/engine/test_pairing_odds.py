@@ -16,7 +16,7 @@ from plait.runner import DAG, Decision, GrowthLimits, ParallelRunner, ResumeActi
 from tests.support.fakes import Talker
 from tests.support.growth import Scripted, listed, plan, spec, talker
 from tests.support.processes.command import plait_here
-from tests.support.stores.database import end_of
+from tests.support.stores.database import attempts_of
 from tests.support.stores.faulty_store import FaultyStore
 
 SOURCE = Task("source", prompt="source")
@@ -136,7 +136,7 @@ async def test_a_list_that_has_changed_pairs_up_with_nothing(tmp_path: Path, now
     dag = DAG([SOURCE, DRAFT, Task("other", prompt="other", depends_on=["draft"]), late])
     async with SQLiteStore(path) as store, ParallelRunner(answer, store=store).start(dag, "r") as run:
         runs = [run]
-    tamper(path, end_of("source", "text = 'tampered'"))
+    tamper(path, attempts_of("source", "text = 'tampered'"))
     async with SQLiteStore(path, mode="existing") as store:
         result = await ParallelRunner(answer, store=store).resume("r", retry_failed=True)
     says = "task 'late': continues the parts of 'draft', which were made from another list: the result of 'source'"

@@ -15,7 +15,7 @@ from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.protocol import Reply
 from plait.dialogue import Question
 from plait.events import SessionOpened
-from plait.persistence import Batch, Conflict, MemoryStore, SQLiteStore, Store, StoreError
+from plait.persistence import Batch, Conflict, MemoryStore, SQLiteStore, Store, StoreError, sqlite_file
 from plait.persistence.changes import (
     Change,
     PolicyDecided,
@@ -333,7 +333,7 @@ async def test_strict_makes_a_refusal_fatal() -> None:
 
 
 TRIGGER = """
-CREATE TRIGGER no_poison BEFORE INSERT ON ends WHEN NEW.text LIKE '%poison%'
+CREATE TRIGGER no_poison BEFORE UPDATE ON attempts WHEN NEW.text LIKE '%poison%'
 BEGIN SELECT RAISE(ABORT, 'no poison here'); END
 """
 
@@ -356,16 +356,14 @@ async def test_a_trigger_in_the_database_fails_the_task_whose_result_it_refuses(
 async def test_a_result_beyond_the_size_of_a_value_fails_its_task(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from plait.persistence.sqlite import connection as opened
-
-    connect = opened._connect
+    connect = sqlite_file._connect
 
     def limited(*args):  # type: ignore[no-untyped-def]
         made = connect(*args)
         made.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 500_000)
         return made
 
-    monkeypatch.setattr(opened, "_connect", limited)
+    monkeypatch.setattr(sqlite_file, "_connect", limited)
 
     async def work(prompt: str) -> str:
         return "x" * (600_000 if prompt == "a" else 10)

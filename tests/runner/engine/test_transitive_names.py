@@ -16,7 +16,7 @@ from plait.backends import ask
 from plait.persistence import SQLiteStore
 from plait.runner import DAG, OpenQuestion, ParallelRunner, RunResult, RunStatus, Task, TaskStatus
 from tests.support.fakes import QuickClock
-from tests.support.stores.database import end_of
+from tests.support.stores.database import attempts_of
 
 A, B = Task("a", prompt="a"), Task("b", prompt="b {{ a }}", depends_on=["a"])
 END = Task("end", prompt="end {{ a }} {{ b }}", depends_on=["b"])
@@ -56,7 +56,7 @@ class Kept:
     def tamper(self, *task_ids: str) -> None:
         with closing(sqlite3.connect(self.path)) as connection, connection:
             for task_id in task_ids:
-                changed = connection.execute(end_of(task_id, "text = 'tampered'"))
+                changed = connection.execute(attempts_of(task_id, "text = 'tampered'"))
                 assert changed.rowcount == 1
 
     async def resume(self, *, retry_failed: bool = True, stop_at: str | None = None) -> RunResult:

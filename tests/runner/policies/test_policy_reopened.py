@@ -12,7 +12,7 @@ import pytest
 from plait.persistence import SQLiteStore, Store
 from plait.runner import DAG, Decision, ParallelRunner, ResumeAction, RunStatus, Step, Task, Workflow
 from tests.support.growth import Scripted, by_end
-from tests.support.stores.database import end_of
+from tests.support.stores.database import attempts_of
 
 FLOW = Workflow([Step("build", "Build."), Step("check", "Check {{ build }}.")])
 
@@ -45,7 +45,7 @@ async def interrupted(store: SQLiteStore) -> None:
 
 def tamper(path: Path, task_id: str) -> None:
     with closing(sqlite3.connect(path)) as connection:
-        connection.execute(end_of(task_id, "text = 'tampered'"))
+        connection.execute(attempts_of(task_id, "text = 'tampered'"))
         connection.commit()
 
 

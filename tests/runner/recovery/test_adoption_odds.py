@@ -25,7 +25,7 @@ from tests.support.agents.detached_backend import Outliver
 from tests.support.agents.homes import Home, until
 from tests.support.agents.outliving import RUN, World
 from tests.support.processes.warm import Warm
-from tests.support.stores.database import end_of
+from tests.support.stores.database import attempts_of
 
 PARENT = """
 import anyio, sys
@@ -99,7 +99,7 @@ async def test_at_most_once_stays_at_work_whatever_becomes_of_what_it_began_with
     await world.killed(2)
     if why == "damaged":
         with closing(sqlite3.connect(world.folder / "runs.db")) as database, database:
-            database.execute(end_of("first", "text = 'other'"))
+            database.execute(attempts_of("first", "text = 'other'"))
     async with world.store() as store:
         runner = ParallelRunner(world.backend, store=store)
         for retries in (False, True):

@@ -23,7 +23,7 @@ from tests.support.crashed import Dying, die
 from tests.support.fakes import QuickClock, Talker
 from tests.support.hosts import functions
 from tests.support.hosts.world import HostFolder
-from tests.support.stores.database import end_of
+from tests.support.stores.database import attempts_of
 from tests.support.stores.faulty_store import Fault, FaultyStore, on_write
 
 WORK = DAG([Task("a", prompt="first"), Task("b", prompt="then {{ a }}", depends_on=["a"])])
@@ -356,7 +356,7 @@ async def test_what_nobody_can_know_any_more_is_not_stored_as_asked(tmp_path) ->
     async with SQLiteStore(path) as store:
         await die(store, Dying(hangs_on("pay")), dag)
     with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute(end_of("a", "text = 'tampered'"))
+        connection.execute(attempts_of("a", "text = 'tampered'"))
     async with SQLiteStore(path, mode="existing") as store:
         await ParallelRunner(Talker(), store=store).answer("r", "pay", "done", "ok")
         assert [m.content for m in await store.list_messages("r", "pay")] == ["ok"]

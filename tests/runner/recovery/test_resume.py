@@ -34,7 +34,7 @@ from plait.runner.operations.workflow_session import load_session
 from plait.runner.state import codec as translate
 from tests.support.fakes import QuickClock, Talker
 from tests.support.stopped import DIAMOND, stopped_after
-from tests.support.stores.database import end_of
+from tests.support.stores.database import attempts_of
 from tests.support.stores.faulty_store import FaultyStore
 
 
@@ -251,7 +251,7 @@ async def test_a_run_whose_process_died_before_the_end_was_stored_ends(store: St
 def damage(path: Path) -> None:
     """Change task a's stored result behind plait's back."""
     with sqlite3.connect(path) as db:
-        db.execute(end_of("a", "text = 'tampered'"))
+        db.execute(attempts_of("a", "text = 'tampered'"))
     db.close()
 
 

@@ -29,7 +29,7 @@ from plait.runner.engine.attempt import INTERRUPTED
 from plait.runner.state.owner import Liveness, claim_for_this_process, liveness, unregister
 from tests.support.crashed import Dying, die
 from tests.support.fakes import QuickClock, Talker
-from tests.support.stores.database import end_of
+from tests.support.stores.database import attempts_of
 from tests.support.stores.faulty_store import Fault, FaultyStore, on_write
 
 REFUSED = BackendError(ErrorKind.REFUSED, "no")
@@ -53,7 +53,7 @@ async def test_a_damaged_message_harms_only_those_who_continue_it(tmp_path: Path
     path = tmp_path / "p.db"
     async with SQLiteStore(path) as store:
         await die(store, Dying(hangs_on("two", "zed")), CHAT)
-    tamper(path, end_of("a", "prompt = 'tampered'"))
+    tamper(path, attempts_of("a", "prompt = 'tampered'"))
     async with SQLiteStore(path, mode="existing") as store:
         runner = ParallelRunner(Talker(), store=store)
         preview = await runner.preview_resume("r", retry_failed=retry_failed)
@@ -86,7 +86,7 @@ async def test_a_reopened_task_begins_a_new_conversation(tmp_path: Path) -> None
     path = tmp_path / "p.db"
     async with SQLiteStore(path) as store:
         await ParallelRunner(Talker(own_ids=True), store=store).run(DAG([Task("a", prompt="one")]), "r")
-    tamper(path, "UPDATE ends SET text = 'tampered'")
+    tamper(path, "UPDATE attempts SET text = 'tampered'")
     async with SQLiteStore(path, mode="existing") as store:
         only_the_claim = FaultyStore(store, on_write(lambda n: None if n == 1 else Fault.BEFORE))
         runner = ParallelRunner(Talker(own_ids=True), store=only_the_claim, clock=QuickClock())
@@ -134,7 +134,7 @@ async def test_a_damaged_result_is_not_called_reused(tmp_path: Path) -> None:
     path = tmp_path / "p.db"
     async with SQLiteStore(path) as store:
         await die(store, Dying(hangs_on("zed")), DAG([Task("a", prompt="one"), Task("z", prompt="zed")]))
-    tamper(path, end_of("a", "text = 'tampered'"))
+    tamper(path, attempts_of("a", "text = 'tampered'"))
     async with SQLiteStore(path, mode="existing") as store:
         result = await ParallelRunner(Talker(), store=store).resume("r")
     assert result.resume_summary is not None
@@ -165,7 +165,7 @@ async def test_asked_for_again_it_has_all_its_tries_again(tmp_path: Path) -> Non
     dag = DAG([Task("a", prompt="one", retry=Retry(attempts=3, base_delay=0))])
     async with SQLiteStore(path) as store:
         await ParallelRunner(Talker(third_time), store=store).run(dag, "r")
-    tamper(path, "UPDATE ends SET text = 'tampered'")
+    tamper(path, "UPDATE attempts SET text = 'tampered'")
     async with SQLiteStore(path, mode="existing") as store:
         result = await ParallelRunner(Talker(third_time), store=store).resume("r", retry_failed=True)
     assert result.status is RunStatus.COMPLETED
@@ -175,7 +175,7 @@ async def test_what_took_effect_and_must_not_happen_twice_is_not_run_again(tmp_p
     path = tmp_path / "p.db"
     async with SQLiteStore(path) as store:
         await ParallelRunner(Talker(), store=store).run(DAG([Task("pay", prompt="pay", at_most_once=True)]), "r")
-    tamper(path, "UPDATE ends SET text = 'tampered'")
+    tamper(path, "UPDATE attempts SET text = 'tampered'")
     async with SQLiteStore(path, mode="existing") as store:
         backend = Talker()
         await ParallelRunner(backend, store=store).resume("r", retry_failed=True)
@@ -209,14 +209,12 @@ async def test_options_that_cannot_be_read_are_said_in_one_line(store: Store, sp
 
 
 CHANGES = {
-    "prompt": ("UPDATE given_tasks SET prompt = 'Transfer 900 EUR'", r"task 'b' \(prompt, dependencies"),
-    "options": ("UPDATE given_tasks SET spec = '{\"timeout\": 9}'", r"task 'b' \(prompt, dependencies, options"),
-    "edges": ("UPDATE given_tasks SET depends_on = '[]'", r"task 'b' \(prompt, dependencies"),
-    "answers": ("UPDATE given_tasks SET answers = '[]'", r"task 'b' \(prompt, dependencies, options, answers\)"),
+    "prompt": ("UPDATE tasks SET prompt = 'Transfer 900 EUR'", r"task 'b' \(prompt, dependencies"),
+    "options": ("UPDATE tasks SET spec = '{\"timeout\": 9}'", r"task 'b' \(prompt, dependencies, options"),
+    "edges": ("UPDATE tasks SET depends_on = '[]'", r"task 'b' \(prompt, dependencies"),
+    "answers": ("UPDATE tasks SET answers = '[]'", r"task 'b' \(prompt, dependencies, options, answers\)"),
     "inputs": ("UPDATE runs SET settings = replace(settings, 'Bob', 'Bop')", "the text of its settings and inputs"),
-    "attempt": ("UPDATE starts SET session_id = 'of another'", "the start of an attempt at task 'a'"),
-    "end": ("UPDATE ends SET input_tokens = 900", "the end of an attempt at task 'a'"),
-    "run": ("UPDATE runs SET status = 'queued'", "its row"),
+    "run": ("UPDATE runs SET claims = 'none'", "its row"),
 }
 """A change behind the back of plait, and the part of the run that is then damaged. Task b is to run."""
 
@@ -230,7 +228,7 @@ async def test_a_run_whose_work_is_damaged_is_refused(tmp_path: Path, change: st
     )
     async with SQLiteStore(path) as store:
         await die(store, Dying(hangs_on("Transfer")), dag)
-    where = " WHERE task_id = 'b'" if "given_tasks" in statement else ""
+    where = " WHERE task_id = 'b'" if "UPDATE tasks" in statement else ""
     tamper(path, statement + where)
     backend = Talker()
     async with SQLiteStore(path, mode="existing") as store:

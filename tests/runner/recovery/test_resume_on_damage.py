@@ -13,7 +13,7 @@ from plait.runner import DAG, ParallelRunner, RunNotResumable, RunStatus, Task
 from plait.runner.orchestrator import Orchestrator
 from tests.support.crashed import Dying, die
 from tests.support.fakes import Talker
-from tests.support.stores.database import edit, end_of
+from tests.support.stores.database import attempts_of, edit
 from tests.support.team import ANSWER, GOAL, Team
 
 
@@ -21,7 +21,7 @@ async def left_over(path: Path, tasks: Sequence[Task], damaged: str) -> None:
     """Leave run "r" crashed at prompts that begin with "last", with the result of the task `damaged` changed."""
     async with SQLiteStore(path) as store:
         await die(store, Dying(lambda prompt: prompt.startswith("last")), DAG(tasks))
-    edit(path, end_of(damaged, "text = 'tampered'"))
+    edit(path, attempts_of(damaged, "text = 'tampered'"))
 
 
 async def refusal(path: Path, *, retry_failed: bool = False) -> str:
@@ -89,7 +89,7 @@ async def test_a_policy_does_not_decide_on_a_damaged_result(tmp_path: Path, task
         with anyio.CancelScope() as scope:
             team = Team(lambda call: scope.cancel() if call == "find d" else None)
             await Orchestrator(GOAL, backends=team.backends, store=store, run_id="r").run()
-    edit(path, end_of(task_id, "text = 'tampered'"))
+    edit(path, attempts_of(task_id, "text = 'tampered'"))
     calls = list[str]()
     async with SQLiteStore(path, mode="existing") as store:
         runner = ParallelRunner(backends=Team(calls.append).backends, default="executor", store=store)

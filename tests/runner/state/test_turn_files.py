@@ -13,7 +13,6 @@ from plait.backends import BackendError, ErrorKind, Usage
 from plait.backends.agents.session_locks import Sessions
 from plait.backends.protocol import DetachedTurn, Files
 from plait.persistence import FilesStore, MemoryStore, SQLiteStore, Store
-from plait.persistence.old_tables.checksum import row_checksum
 from plait.runner import DAG, ParallelRunner, Retry, RunStatus, Task
 from plait.runner.state.attempt_files import attempt_files, run_folder
 from plait.runner.state.orphans import delete_files
@@ -116,9 +115,9 @@ def test_what_is_kept_of_sessions_goes_with_the_last_run_that_had_them(folder: P
     place = folder / ROOT / "sessions"
     for session_id, run_ids in {"gone": [older], "held": [older], "both": [older, newer], "fresh": [older]}.items():
         for run_id in run_ids:
-            checksum = row_checksum(run_id, "a", session_id, 1)
-            row = f"'{run_id}', 'a', '{session_id}', 1, '', {checksum}"
-            edit(folder / ROOT.with_suffix(""), f"INSERT INTO sessions VALUES ({row})")
+            detail = f'{{"session_id":"{session_id}"}}'
+            row = f"'{run_id}', (SELECT max(seq) + 1 FROM events), '', 'session_opened', 'a', 1, '{detail}'"
+            edit(folder / ROOT.with_suffix(""), f"INSERT INTO events VALUES ({row})")
         Sessions(place, "codex").note_spent(session_id, Usage(1, 2))
         if session_id != "fresh":
             for one in place.iterdir():

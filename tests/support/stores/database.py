@@ -10,9 +10,8 @@ from contextlib import closing
 from pathlib import Path
 
 from plait.persistence import SQLiteStore
+from plait.persistence.checksums import checksum
 from plait.persistence.contract.samples import ANSWER, ASK, DONE_A, OPENING, START_A, Writer
-from plait.persistence.old_tables.checksum import content_checksum, row_checksum
-from plait.persistence.sqlite import statements as sql
 from tests.support.processes.warm import Warm
 
 ROOT = Path(__file__).parents[3]
@@ -23,10 +22,9 @@ async def make(path: Path) -> None:
         await Writer(store).write(*OPENING, START_A, ASK, ANSWER, DONE_A)
 
 
-def end_of(task_id: str, change: str) -> str:
-    """The statement that changes what is stored of the ends of a task's attempts, its result among it."""
-    ids = f"SELECT s.id FROM starts AS s JOIN given_tasks AS t ON t.id = s.task WHERE t.task_id = '{task_id}'"
-    return f"UPDATE ends SET {change} WHERE id IN ({ids})"
+def attempts_of(task_id: str, change: str) -> str:
+    """The statement that changes what is stored of a task's attempts, its result among it."""
+    return f"UPDATE attempts SET {change} WHERE position = (SELECT position FROM tasks WHERE task_id = '{task_id}')"
 
 
 def edit(path: Path, *statements: str) -> None:
@@ -38,7 +36,7 @@ def edit(path: Path, *statements: str) -> None:
 def edit_untyped(path: Path, statement: str) -> None:
     """Execute the statement on tables that check neither types nor values, as damage does not check them."""
     tables = "type = 'table' AND name NOT LIKE 'sqlite_%'"
-    loose = f"UPDATE sqlite_schema SET sql = replace(sql, ') STRICT', ')') WHERE {tables}"
+    loose = f"UPDATE sqlite_schema SET sql = replace(replace(sql, 'STRICT, ', ''), 'STRICT', '') WHERE {tables}"
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         kept = connection.execute(f"SELECT sql, name FROM sqlite_schema WHERE {tables}").fetchall()
     edit(path, "PRAGMA writable_schema = ON", loose)
@@ -52,11 +50,9 @@ def edit_runs(path: Path, change: str) -> None:
     """Change the rows of all runs as an earlier writer would have left them: with checksums that fit."""
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute(f"UPDATE runs SET {change}")
-        for *row, _ in connection.execute(sql.LIST_RUNS, (-1,)).fetchall():
-            number, run_id = row[:2]
-            (settings,) = connection.execute("SELECT settings FROM runs WHERE number = ?", (number,)).fetchone()
-            sums = row_checksum(*row), content_checksum(run_id, settings), number
-            connection.execute("UPDATE runs SET row_checksum = ?, settings_checksum = ? WHERE number = ?", sums)
+        for run_id, settings in connection.execute("SELECT run_id, settings FROM runs").fetchall():
+            fits = checksum(run_id, settings)
+            connection.execute("UPDATE runs SET settings_checksum = ? WHERE run_id = ?", (fits, run_id))
 
 
 def in_child(code: str, *arguments: str) -> Warm:

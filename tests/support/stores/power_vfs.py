@@ -184,6 +184,9 @@ class _Connection:
             rows: list[tuple[Any, ...]] = list(self._connection.execute(sql, values))  # pyright: ignore[reportUnknownMemberType]
             return _Cursor(rows, self._connection.changes())
 
+    def executemany(self, sql: str, rows: Sequence[Sequence[Any]]) -> _Cursor:
+        return _Cursor([], sum(self.execute(sql, values).rowcount for values in rows))
+
     def close(self) -> None:
         # The last reader asks for a lock that it cannot have. SQLite shrugs at that, apsw tells of it all the same.
         with suppress(apsw.IOError) if self._reads_only else _translated():

@@ -18,8 +18,7 @@ from unittest import mock
 
 import anyio
 
-from plait.persistence import Batch, SQLiteStore, StoreError, TaskCompleted
-from plait.persistence.sqlite import writer as writing
+from plait.persistence import Batch, SQLiteStore, StoreError, TaskCompleted, sqlite_store
 from plait.runner import DAG, ParallelRunner, RunResult, Task
 
 RUN = "r"
@@ -120,8 +119,8 @@ class _Noting(SQLiteStore):
 
     async def write(self, batch: Batch) -> None:
         self._until_full -= 1
-        if self._until_full == 0 and self._thread is not None:
-            await self._thread.run(_leave_no_page)
+        if self._until_full == 0:
+            await self._call(_leave_no_page)
         try:
             await super().write(batch)
         except StoreError:
@@ -140,7 +139,7 @@ def _leave_no_page(connection: sqlite3.Connection) -> None:
 async def _run(folder: Path, shape: Shape, sabotage: str) -> dict[str, Any]:
     late: list[float] = []
     if sabotage == "going on after SQLITE_FULL":
-        mock.patch.object(writing, "transaction", _going_on).start()
+        mock.patch.object(sqlite_store, "transaction", _going_on).start()
 
     async def work(prompt: str) -> str:
         await anyio.sleep(0.005)

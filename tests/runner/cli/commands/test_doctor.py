@@ -19,13 +19,13 @@ from plait.backends import BackendError, ErrorKind
 from plait.backends.process.strays import left_over_servers
 from plait.persistence import SQLiteStore
 from plait.persistence.findings import Fitness
-from plait.persistence.sqlite.health import file, file_system, library, space
+from plait.persistence.store_health import file, file_system, library, space
 from plait.runner import DAG, ParallelRunner, Retry, RunStatus, Task
 from tests.support.fakes import QuickClock, Talker
 from tests.support.plans.logged import make, wait_for_call
 from tests.support.processes.command import PLAIT, environment, plait, plait_here
 from tests.support.processes.warm import Warm
-from tests.support.stores.database import edit, end_of
+from tests.support.stores.database import attempts_of, edit
 from tests.support.stores.database import make as make_store
 
 TASKS = '  - {id: a, prompt: one}\n  - {id: b, prompt: "two {{ a }}", depends_on: a}\n'
@@ -124,12 +124,12 @@ def test_foreign_and_newer_files_are_bad(store: Path) -> None:
 
 
 def test_a_damaged_result_and_a_damaged_message_are_named(store: Path) -> None:
-    edit(store, end_of("a", "text = 'something else'"))
+    edit(store, attempts_of("a", "text = 'something else'"))
     value = examined(store, 3)
     assert checks(value, "pages") == [("ok", "whole")]
     [(step, found)] = checks(value, "checksums")
     assert (step, found) == ("bad", "damaged: run-1/a (results: 1, messages: 2)")
-    edit(store, "UPDATE other_messages SET content = CAST(x'ff' AS TEXT)")
+    edit(store, "UPDATE messages SET content = CAST(x'ff' AS TEXT)")
     assert checks(examined(store, 3), "checksums")[0][0] == "bad"
 
 
@@ -165,10 +165,8 @@ async def test_a_large_run_is_checked_in_little_memory(tmp_path: Path) -> None:
 
 
 DAMAGE = {
-    "a task behind the first page": "UPDATE given_tasks SET prompt = 'other' WHERE task_id = 't39'",
-    "a task that is lost between two pages": "DELETE FROM given_tasks WHERE task_id = 't16'",
-    "the end of an earlier attempt": "UPDATE ends SET error = 'other' WHERE error LIKE '%p39 later%'",
-    "an event behind the first page": "UPDATE other_events SET at = 'other' WHERE kind = 'run_completed'",
+    "the prompt of a late task": "UPDATE tasks SET prompt = 'other' WHERE task_id = 't39'",
+    "an event behind the first page": "UPDATE events SET kind = 'other' WHERE kind = 'run_completed'",
 }
 
 
@@ -179,7 +177,7 @@ async def test_damage_is_found_on_each_page(tmp_path: Path, damage: str) -> None
     await fill(path, 1100 if "event" in damage else 40, "x")
     assert found_in_file(path).startswith("all fit")
     edit(path, DAMAGE[damage])
-    assert found_in_file(path).startswith("damaged: run 'r' is damaged: ")
+    assert found_in_file(path).startswith("damaged: ")
 
 
 def test_what_was_damaged_and_is_mended_is_not_told_any_more(tmp_path: Path) -> None:
@@ -193,7 +191,7 @@ def test_what_was_damaged_and_is_mended_is_not_told_any_more(tmp_path: Path) -> 
             assert result.status is RunStatus.COMPLETED
 
     anyio.run(lambda: run(again=False))
-    edit(path, end_of("a", "text = 'tampered'"))
+    edit(path, attempts_of("a", "text = 'tampered'"))
     assert checks(examined(path, 3), "checksums")[0][0] == "bad"
     anyio.run(lambda: run(again=True))
     assert checks(examined(path, 0), "checksums") == [("ok", "all fit (results: 2, messages: 5)")]

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from plait.persistence import sqlite_file
 from plait.persistence.records import Owner, RunRecord
-from plait.persistence.sqlite import connection
 from plait.runner.operations.retention import Expiry, expired
 from tests.support.plans.logged import make, wait_for_call
 from tests.support.processes.command import PLAIT, environment, plait, plait_here
@@ -154,7 +154,7 @@ def test_a_dry_run_counts_what_a_dead_process_owns_as_the_deletion_does(folder: 
 
 
 def test_while_somebody_reads_it_says_that_something_remains(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "BUSY_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(sqlite_file, "BUSY_TIMEOUT_S", 0.1)
     with closing(sqlite3.connect(folder / STORE, isolation_level=None)) as reader:
         reader.execute("BEGIN")
         reader.execute("SELECT count(*) FROM runs").fetchone()

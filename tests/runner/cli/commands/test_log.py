@@ -161,8 +161,8 @@ def test_damaged_messages_are_named_and_not_left_out(home: Home) -> None:
     assert plait_here(folder, "run", "plan.yaml", "-q").code == 0
     assert plait_here(folder, "continue", "last", "fix", "And? [[say Two.]]").code == 0
     whole = untimed(plait_here(folder, "log", "last").out)
-    edit(folder / ".plait" / "plait.db", "UPDATE ends SET text = 'no' WHERE prompt = 'two'")
-    edit(folder / ".plait" / "plait.db", "UPDATE other_messages SET content = 'no' WHERE content = 'Two.'")
+    edit(folder / ".plait" / "plait.db", "UPDATE attempts SET text = 'no' WHERE prompt = 'two'")
+    edit(folder / ".plait" / "plait.db", "UPDATE messages SET content = 'no' WHERE content = 'Two.'")
     told = untimed(plait_here(folder, "log", "last").out)
     expected = {
         "echo          assistant| re: two": "echo          damaged: a message (assistant) does not fit its checksum",

@@ -17,7 +17,7 @@ from tests.support.plans.logged import calls, make, wait_for_call
 from tests.support.processes import warm
 from tests.support.processes.command import PLAIT, Terminal, environment, plait, plait_here
 from tests.support.processes.warm import Warm
-from tests.support.stores.database import edit, edit_runs, end_of
+from tests.support.stores.database import attempts_of, edit, edit_runs
 
 HELD = """
   - {id: a, prompt: one}
@@ -225,7 +225,7 @@ def test_a_dry_run_names_the_damaged_results_of_a_run_that_is_over(tmp_path: Pat
     assert plait_here(tmp_path, "run", "plan.yaml", "-q").code == 0
     whole = plait_here(tmp_path, "resume", "last", "--dry-run")
     assert (whole.code, "is completed; nothing is left to do" in whole.out, "damaged" in whole.out) == (0, True, False)
-    edit(tmp_path / ".plait" / "plait.db", end_of("a", "text = 'another'"))
+    edit(tmp_path / ".plait" / "plait.db", attempts_of("a", "text = 'another'"))
     told = plait_here(tmp_path, "resume", "last", "--dry-run").out.splitlines()
     assert "a: the stored result does not fit its checksum" in told[0]
     assert "--retry-failed runs the task again" in told[0]

@@ -33,11 +33,11 @@ def ids(folder: Path) -> list[str]:
     return [run["run_id"] for run in plait_here(folder, "runs", "--json").value]
 
 
-def damage(folder: Path, run_id: str, change: str = "error = 'another'") -> None:
+def damage(folder: Path, run_id: str, change: str = "claims = '[['") -> None:
     edit(folder / STORE, f"UPDATE runs SET {change} WHERE run_id = '{run_id}'")
 
 
-CHANGES = ["error = 'another'", "status = 'running'", "created_at = '2026-13-77'", "claims = '[['", "name = 'other'"]
+CHANGES = ["created_at = '2026-13-77'", "claims = '[['"]
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -75,9 +75,7 @@ def test_a_damaged_run_is_one_clear_line(folder: Path, words: list[str]) -> None
 @pytest.mark.parametrize("change", ["prompt = 'two'", "spec = '{'"])
 def test_damage_of_a_task_is_one_clear_line_and_the_run_is_listed(folder: Path, change: str) -> None:
     newest, *_ = whole = ids(folder)
-    edit(
-        folder / STORE, f"UPDATE given_tasks SET {change} WHERE task_id = 'a' AND run = (SELECT max(number) FROM runs)"
-    )
+    edit(folder / STORE, f"UPDATE tasks SET {change} WHERE task_id = 'a' AND run_id = '{newest}'")
     done = plait_here(folder, "show", newest)
     assert (done.code, done.out, len(done.err.splitlines())) == (3, "", 1)
     assert f"run '{newest}' is damaged: task 'a'" in done.err

@@ -7,6 +7,7 @@ the WAL beside the file, as after every read.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sqlite3
 import stat
@@ -15,29 +16,23 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Final
 
+from plait.persistence import sql_store, tables
 from plait.persistence.errors import StoreError, StoreUnusable
 from plait.persistence.findings import MOST_NAMED, Finding, Fitness, checksums
-from plait.persistence.sqlite import reader
-from plait.persistence.sqlite import statements as sql
-from plait.persistence.sqlite.connection import (
+from plait.persistence.sqlite_file import (
     OLDEST_SQLITE,
-    check_journal,
-    check_references,
     check_tables,
+    decode_lossy,
     open_database,
+    page_damage,
+    repair_advice,
     unfinished_files,
+    wal_path,
 )
-from plait.persistence.sqlite.file_system import Locality, file_system_type, locality_of
-from plait.persistence.sqlite.purge import session_ids
-from plait.persistence.sqlite.schema import DATABASE_FORMAT
-from plait.persistence.sqlite.transaction import decode_lossy
-from plait.persistence.sqlite.wal import repair_advice, wal_path
-from plait.persistence.sqlite.wal_frames import DOUBT, LogState, damaged_log, restore_log, state_of_log
+from plait.persistence.sqlite_store import read_on
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from plait.persistence.records import TaskRecord
 
 _WAL_RESET_BUG: Final = (((3, 7, 0), (3, 44, 6)), ((3, 45, 0), (3, 50, 7)), ((3, 51, 0), (3, 51, 3)))
 """The versions with the bug, from each first version to before the second. Two connections that write and checkpoint
@@ -46,8 +41,6 @@ at the same moment may lose committed rows, or the whole file.
 _LARGE_WAL: Final = 64 << 20  # bytes; about 8 MiB is usual
 _LITTLE_SPACE: Final = 100_000_000  # bytes
 _EVENTS_AT_ONCE: Final = 1000
-_TASKS_AT_ONCE: Final = 16
-"""A run of a million tasks takes no more memory than this number of tasks with their results."""
 
 
 def library(version: tuple[int, int, int] = sqlite3.sqlite_version_info) -> Finding:
@@ -66,26 +59,54 @@ def library(version: tuple[int, int, int] = sqlite3.sqlite_version_info) -> Find
     return Finding("sqlite", Fitness.OK, name)
 
 
+_NETWORK: Final = frozenset(
+    {"nfs", "nfs4", "cifs", "smb2", "smb3", "smbfs", "ncpfs", "afs", "ceph", "lustre", "gpfs", "beegfs", "glusterfs",
+     "orangefs", "pvfs2", "davfs", "fuse.sshfs", "fuse.glusterfs", "fuse.ceph", "fuse.ceph-fuse", "fuse.s3fs",
+     "fuse.rclone", "fuse.gcsfuse", "fuse.davfs", "fuse.cifs", "fuse.juicefs", "fuse.goofys", "fuse.mountpoint-s3"}
+)  # fmt: skip
+# A folder of the host, shared by a hypervisor: no shared memory between host and guest.
+_SHARED: Final = frozenset({"9p", "virtiofs", "vboxsf", "vmhgfs", "fuse.vmhgfs-fuse", "prl_fs", "drvfs"})
+_IN_MEMORY: Final = frozenset({"tmpfs", "ramfs"})
+_OCTAL: Final = re.compile(r"\\([0-7]{3})")
+
+
 def file_system(path: Path, mountinfo: str | None) -> Finding:
-    """Check that a store at `path` lies on a local disk.
+    """Check that a store at `path` lies on a local disk, because all users of a store in WAL mode share memory.
 
     `mountinfo` is the text of /proc/self/mountinfo, or None on other systems than Linux.
     """
     kind = file_system_type(path.resolve(), mountinfo or "")
-    locality, local = locality_of(kind), "put the store on a local disk with --store"
-    name = "file system"
-    if locality is Locality.NETWORK:
+    name, local = "file system", "put the store on a local disk with --store"
+    if kind in _NETWORK:
         return Finding(
             name, Fitness.BAD, f"{kind} is a network file system; it lacks the memory that WAL shares", local
         )
-    if locality is Locality.SHARED:
+    if kind in _SHARED:
         return Finding(name, Fitness.BAD, f"{kind} is a folder shared with another system; WAL is unsafe there", local)
-    if locality is Locality.IN_MEMORY:
+    if kind in _IN_MEMORY:
         return Finding(name, Fitness.WARNING, f"{kind} is gone when this machine stops", local)
-    if locality is Locality.UNKNOWN:
+    if not kind or kind.startswith("fuse"):
         found = f"unknown file system {kind}" if kind else "cannot tell"
         return Finding(name, Fitness.OK, found, "make sure that the store is on a local disk")
     return Finding(name, Fitness.OK, kind)
+
+
+def file_system_type(path: Path, mountinfo: str) -> str:
+    """Return the type of the file system of `path`, or an empty text if unknown.
+
+    `path` is absolute and without links; `mountinfo` is the text of /proc/self/mountinfo.
+    """
+    best, kind = -1, ""
+    for line in mountinfo.splitlines():
+        fields, _, rest = line.partition(" - ")
+        columns = fields.split(" ")
+        if len(columns) < 5 or not rest:
+            continue
+        point = _OCTAL.sub(lambda found: chr(int(found[1], 8)), columns[4])
+        # A later line hides an earlier line with the same mount point.
+        if len(point) >= best and path.is_relative_to(point):
+            best, kind = len(point), rest.split(" ")[0]
+    return kind
 
 
 def space(folder: Path) -> Finding:
@@ -147,7 +168,7 @@ def file(path: Path) -> Iterator[Finding]:
         return
     with closing(connection):
         connection.text_factory = decode_lossy  # bytes that are no text fit no checksum, which reports the record
-        yield Finding("schema", Fitness.OK, f"format {DATABASE_FORMAT}")  # another format cannot be opened
+        yield Finding("schema", Fitness.OK, f"format {tables.FORMAT}")  # another format cannot be opened
         try:
             yield _pages(path, connection)
             yield from _structure(path, connection)
@@ -174,18 +195,15 @@ def _beside(path: Path, end: str) -> Path:
 
 
 def _pages(path: Path, connection: sqlite3.Connection) -> Finding:
-    (verdict,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
-    if verdict == "ok":
+    damage = page_damage(connection)
+    if not damage:
         return Finding("pages", Fitness.OK, "whole")
-    damage = str(verdict).strip().replace("\n", "; ")
     return Finding("pages", Fitness.BAD, f"damaged: {damage}", f"{repair_advice(path)}; no run can be resumed before")
 
 
 def _structure(path: Path, connection: sqlite3.Connection) -> Iterator[Finding]:
     try:
-        check_journal(path, connection)
         check_tables(path, connection)
-        check_references(path, connection)
     except StoreUnusable as error:
         yield Finding("file", Fitness.BAD, str(error))
 
@@ -193,50 +211,37 @@ def _structure(path: Path, connection: sqlite3.Connection) -> Iterator[Finding]:
 def _rows(connection: sqlite3.Connection) -> Finding:
     results = messages = 0
     damaged: list[str] = []
-    for (run_id,) in connection.execute(sql.LIST_RUN_IDS).fetchall():
+    for (run_id,) in connection.execute(tables.LIST_RUN_IDS).fetchall():
         try:
-            for task in _checked_tasks(connection, run_id):
-                talk = reader.read(connection, reader.list_messages, run_id, task.task_id)
+            _check_run(connection, run_id)
+            # Task by task: a run of a million tasks takes the memory of one.
+            for (task_id,) in connection.execute(tables.LIST_TASK_IDS, (run_id,)):
+                (task,) = read_on(connection, sql_store.list_tasks, run_id, task_id)
+                talk = read_on(connection, sql_store.list_messages, run_id, task_id)
                 results += task.status == "completed"
                 messages += len(talk)
-                is_damaged = task.damaged or any(message.damaged for message in talk)
-                damaged += [f"{run_id}/{task.task_id}"] if is_damaged else []
+                if task.damaged or any(message.damaged for message in talk):
+                    damaged.append(f"{run_id}/{task_id}")
         except StoreError as error:
             damaged.append(str(error).split(";", maxsplit=1)[0])
-    try:
-        session_ids(connection)
-    except StoreError as error:
-        damaged.append(str(error).split(";", maxsplit=1)[0])
     return checksums(damaged, results, messages)
 
 
-def _checked_tasks(connection: sqlite3.Connection, run_id: str) -> Iterator[TaskRecord]:
-    """Read everything of the run but messages, page by page. Yield the tasks. Raises StoreError for a damaged row."""
-    reader.read(connection, reader.get_run, run_id)
-    reader.read(connection, reader.list_notes, run_id, 0)
+def _check_run(connection: sqlite3.Connection, run_id: str) -> None:
+    """Read the run, its notes and its events. Raises StoreError if one is damaged."""
+    read_on(connection, sql_store.get_run, run_id)
+    read_on(connection, sql_store.list_notes, run_id, 0)
     last = 0
-    while events := reader.read(connection, reader.list_events, run_id, last, _EVENTS_AT_ONCE):
+    while events := read_on(connection, sql_store.list_events, run_id, last, _EVENTS_AT_ONCE, None):
         last = events[-1].seq
-    position = 0
-    while tasks := reader.read(connection, reader.page_of_tasks, run_id, position, _TASKS_AT_ONCE):
-        position += len(tasks)
-        for task in tasks:
-            if task.attempt > 1 or task.status != "completed":  # else the task is read with all of its attempts
-                reader.read(connection, reader.list_attempts, run_id, task.task_id)
-            yield task
 
 
 def _wal(path: Path) -> Finding:
     try:
-        size = _beside(path, "-wal").stat().st_size
+        size = wal_path(path).stat().st_size
     except OSError:
         size = 0
     shown = f"{size / 1e6:,.1f} MB"
-    state = state_of_log(wal_path(path))
-    if state is LogState.DAMAGED:
-        return Finding("wal", Fitness.BAD, damaged_log(path), restore_log(path))
-    if state is LogState.IN_DOUBT:
-        return Finding("wal", Fitness.WARNING, f"{shown}; {DOUBT}")
     if size > _LARGE_WAL:
         advice = "end the processes that read the store for long; the next write then shrinks the WAL"
         return Finding("wal", Fitness.WARNING, shown, advice)

@@ -13,7 +13,7 @@ import pytest
 
 from plait.persistence import Change, MessageAppended, RunStatusChanged, SQLiteStore, StoreError
 from plait.persistence.contract.samples import ANSWER, ASK, CREATED, DONE_A, OPENING, RUN, START_A, Writer, at
-from tests.support.stores.database import edit, end_of
+from tests.support.stores.database import attempts_of, edit
 
 LARGE = "All that the model said. " * 4000
 TEXTS = {
@@ -48,9 +48,10 @@ async def test_a_thousand_turns_take_little_more_than_their_text(path: Path, kin
     assert path.stat().st_size < 1.3 * raw
 
 
-def blobs(path: Path) -> list[tuple[int, int]]:
+def texts(path: Path) -> list[int]:
+    """The bytes of each text that is stored apart."""
     with closing(sqlite3.connect(path)) as connection:
-        return connection.execute("SELECT size, length(CAST(content AS BLOB)) FROM blobs ORDER BY size").fetchall()
+        return [size for (size,) in connection.execute("SELECT length(CAST(content AS BLOB)) FROM texts ORDER BY 1")]
 
 
 async def write_large(path: Path, *runs: str, **texts: str | None) -> None:
@@ -63,7 +64,7 @@ async def write_large(path: Path, *runs: str, **texts: str | None) -> None:
 
 async def test_a_large_text_is_stored_once_for_all_who_say_it(path: Path) -> None:
     await write_large(path, RUN, "run-2", "run-3")
-    assert blobs(path) == [(len(LARGE), len(LARGE))]
+    assert texts(path) == [len(LARGE)]
     assert path.stat().st_size < 400_000
     async with SQLiteStore(path, mode="read") as store:
         for run_id in (RUN, "run-2", "run-3"):
@@ -85,26 +86,26 @@ async def test_a_large_text_is_stored_once_for_all_who_say_it(path: Path) -> Non
     ids=["64 KiB", "one more", "two bytes each", "two more", "four bytes each", "four more"],
 )
 async def test_large_is_more_than_64_kib_of_utf_8(path: Path, text: str, stored: list[int]) -> None:
-    await write_large(path, RUN, answer="short", text="short", data=text)
-    assert [size for size, _ in blobs(path)] == stored
+    await write_large(path, RUN, answer="short", text=text)
+    assert texts(path) == stored
     async with SQLiteStore(path, mode="read") as store:
         task = (await store.list_tasks(RUN))[0]
-        assert (task.text, task.data, task.damaged) == ("short", text, False)
+        assert (task.text, task.damaged) == (text, False)
 
 
 @pytest.mark.parametrize("large", ["text", "data", "prompt"])
-async def test_of_a_completion_with_its_prompt_what_is_large_is_a_blob(path: Path, large: str) -> None:
-    texts = {"text": "short", "data": '"short"', "prompt": "First.", large: LARGE}
+async def test_of_a_completion_with_its_prompt_what_is_large_is_stored_apart(path: Path, large: str) -> None:
+    parts = {"text": "short", "data": '"short"', "prompt": "First.", large: LARGE}
     async with SQLiteStore(path) as store:
         for run_id in (RUN, "run-2"):
-            await Writer(store, run_id).write(*OPENING, START_A, replace(DONE_A, **texts))
-    assert [size for size, _ in blobs(path)] == [len(LARGE)]
+            await Writer(store, run_id).write(*OPENING, START_A, replace(DONE_A, **parts))
+    assert texts(path) == ([] if large == "data" else [len(LARGE)])
     async with SQLiteStore(path, mode="read") as store:
         task, (asked, answer) = (await store.list_tasks(RUN))[0], await store.list_messages(RUN, "a")
-        assert (task.text, task.data, task.damaged) == (texts["text"], texts["data"], False)
+        assert (task.text, task.data, task.damaged) == (parts["text"], parts["data"], False)
         assert [(m.role, m.content, m.damaged) for m in (asked, answer)] == [
-            ("user", texts["prompt"], False),
-            ("assistant", texts["text"], False),
+            ("user", parts["prompt"], False),
+            ("assistant", parts["text"], False),
         ]
 
 
@@ -117,7 +118,7 @@ async def test_damage_to_a_prompt_harms_the_message_and_not_the_result(
 ) -> None:
     async with SQLiteStore(path) as store:
         await Writer(store).write(*OPENING, START_A, replace(DONE_A, prompt="First."))
-    edit(path, end_of("a", f"{harmed} = 'tampered'"))
+    edit(path, attempts_of("a", f"{harmed} = 'tampered'"))
     async with SQLiteStore(path, mode="existing") as store:
         task, (asked, answer) = (await store.list_tasks(RUN))[0], await store.list_messages(RUN, "a")
         assert (task.damaged, asked.damaged, answer.damaged) == damaged
@@ -125,18 +126,18 @@ async def test_damage_to_a_prompt_harms_the_message_and_not_the_result(
 
 
 DAMAGE = {
-    "another text": "UPDATE blobs SET content = 'x' || substr(content, 2)",
-    "cut": "UPDATE blobs SET content = substr(content, 1, 70000)",
-    "not utf-8": "UPDATE blobs SET content = CAST(x'ff00fe' AS TEXT)",
-    "lost": "DELETE FROM blobs",
-    "not referred to": "UPDATE ends SET text_sha256 = NULL WHERE text_sha256 IS NOT NULL",
+    "another text": "UPDATE texts SET content = 'x' || substr(content, 2)",
+    "cut": "UPDATE texts SET content = substr(content, 1, 70000)",
+    "not utf-8": "UPDATE texts SET content = CAST(x'ff00fe' AS TEXT)",
+    "lost": "DELETE FROM texts",
+    "not referred to": "UPDATE attempts SET text_sha256 = NULL",
 }
 
 
 @pytest.mark.parametrize("kind", DAMAGE)
 async def test_a_damaged_or_missing_large_text_is_told_and_not_given(path: Path, kind: str) -> None:
     await write_large(path, RUN)
-    edit(path, "PRAGMA foreign_keys = OFF", DAMAGE[kind])
+    edit(path, DAMAGE[kind])
     async with SQLiteStore(path, mode="existing") as store:
         task, messages = (await store.list_tasks(RUN))[0], await store.list_messages(RUN, "a")
         assert (task.damaged, task.text, task.data) == (True, None, None)
@@ -150,7 +151,7 @@ async def test_large_settings_are_kept_once_and_told_where_they_are_lost(path: P
     for run_id in ("one", "two"):
         async with SQLiteStore(path) as store:
             await Writer(store, run_id).write(created, RunStatusChanged(at(9), "cancelled"))
-        kept.append(blobs(path))
+        kept.append(texts(path))
     assert kept[0] == kept[1] != []
     async with SQLiteStore(path, mode="existing") as store:
         for run_id in ("one", "two"):
@@ -158,8 +159,8 @@ async def test_large_settings_are_kept_once_and_told_where_they_are_lost(path: P
             assert run is not None
             assert run.settings == created.settings
         await store.purge(["one"])
-        assert blobs(path) == kept[1], "the other one has them still"
-    edit(path, "PRAGMA foreign_keys = OFF", "DELETE FROM blobs")
+        assert texts(path) == kept[1], "the other one has them still"
+    edit(path, "DELETE FROM texts")
     async with SQLiteStore(path, mode="existing") as store:
         assert [run.run_id for run in await store.list_runs()] == ["two"]
         with pytest.raises(StoreError, match=r"run 'two' is damaged: the text of its settings .*; restore a copy"):
@@ -170,7 +171,7 @@ async def test_a_damaged_large_text_is_mended_by_whoever_says_it_again(path: Pat
     await write_large(path, RUN)
     edit(path, DAMAGE["another text"])
     await write_large(path, "run-2")
-    assert len(blobs(path)) == 1
+    assert len(texts(path)) == 1
     async with SQLiteStore(path, mode="existing") as store:
         assert [(await store.list_tasks(run_id))[0].text for run_id in (RUN, "run-2")] == [LARGE, LARGE]
 
@@ -180,4 +181,4 @@ async def test_a_refused_batch_leaves_no_large_text(path: Path) -> None:
     async with SQLiteStore(path) as store:
         with pytest.raises(Exception, match="does not follow"):
             await Writer(store).write(*changes)
-    assert blobs(path) == []
+    assert texts(path) == []

@@ -1,28 +1,42 @@
-"""The effects of a batch on a run in memory, kept apart from the run until the whole batch has been checked."""
+"""A store in plain dictionaries that applies a batch change by change: what the stores on tables have to do as well.
+
+It shares `rules.py` and `event_log.py` with the stores, and nothing of what they make of a change.
+"""
 
 from __future__ import annotations
 
+import time
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from itertools import islice
+from typing import Any, Self
 
 from plait import events
+from plait.events import NewTask
 from plait.persistence import changes, event_log, rules
-from plait.persistence.records import AttemptRecord, EventRecord, MessageRecord, NoteRecord, TaskRecord
+from plait.persistence.changes import Batch, Change
+from plait.persistence.errors import Conflict
+from plait.persistence.records import (
+    AttemptRecord,
+    EventKind,
+    EventRecord,
+    MessageRecord,
+    Note,
+    NoteRecord,
+    RunRecord,
+    TaskRecord,
+)
+from plait.persistence.rules import RunHead
 from plait.statuses import AttemptStatus
 from plait.usage import NO_USAGE
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from plait.events import NewTask
-    from plait.persistence.changes import Change
-    from plait.persistence.rules import RunHead
 
 AttemptKey = tuple[str, int]
 
 
 @dataclass(slots=True)
-class MemoryRun:
+class ModelRun:
     """A stored run."""
 
     head: RunHead
@@ -40,7 +54,7 @@ class MemoryRun:
 class StagedRun:
     """The state of a run after a batch, invisible until `publish`."""
 
-    def __init__(self, run_id: str, run: MemoryRun) -> None:
+    def __init__(self, run_id: str, run: ModelRun) -> None:
         self._run_id = run_id
         self._run = run
         self._head = run.head
@@ -243,3 +257,107 @@ def _sum(before: float | None, more: float | None) -> float | None:
 
 def _crashed(task: TaskRecord, change: events.TaskInterrupted | changes.TaskWaiting) -> TaskRecord:
     return replace(task, crashes=task.crashes + change.crashed)
+
+
+class ModelStore:
+    """Keeps runs in memory."""
+
+    def __init__(self) -> None:
+        self.runs: dict[str, ModelRun] = {}
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        return None
+
+    async def write(self, batch: Batch) -> None:
+        run = self.runs.get(batch.run_id)
+        skipped = rules.count_applied(batch, None if run is None else run.head)
+        changes = batch.changes[skipped:]
+        if not changes:
+            return
+        run = run or ModelRun(rules.new_head(changes[0]))
+        staged = StagedRun(batch.run_id, run)
+        for seq, change in enumerate(changes, batch.first_seq + skipped):
+            staged.apply(seq, change)
+        staged.publish(batch.last_seq)
+        self.runs[batch.run_id] = run
+
+    async def get_run(self, run_id: str) -> RunRecord | None:
+        run = self.runs.get(run_id)
+        return None if run is None else _record(run_id, run)
+
+    async def list_runs(self, limit: int = 50) -> tuple[RunRecord, ...]:
+        # Reversed before the stable sort, which puts the later of two runs of one millisecond first.
+        latest_first = reversed(self.runs.items())
+        newest_first = sorted(latest_first, key=lambda item: item[1].head.created_at, reverse=True)
+        return tuple(replace(_record(run_id, run), settings="") for run_id, run in newest_first)[: max(0, limit)]
+
+    async def list_claimable(self, limit: int = 50) -> tuple[RunRecord, ...]:
+        now = time.time()
+        found = [
+            (run.head.created_at, run_id, run) for run_id, run in self.runs.items() if rules.is_claimable(run.head, now)
+        ]
+        found.sort(key=lambda one: one[0])
+        return tuple(replace(_record(run_id, run), settings="") for _, run_id, run in found[: max(0, limit)])
+
+    async def list_tasks(self, run_id: str, task_id: str | None = None) -> tuple[TaskRecord, ...]:
+        run = self.runs.get(run_id)
+        tasks: Iterable[TaskRecord] = () if run is None else run.tasks.values()
+        return tuple(_with_attempt(run, task) for task in tasks if run is not None and task_id in {None, task.task_id})
+
+    async def list_attempts(self, run_id: str, task_id: str | None = None) -> tuple[AttemptRecord, ...]:
+        run = self.runs.get(run_id)
+        attempts: Iterable[AttemptRecord] = () if run is None else run.attempts.values()
+        return tuple(attempt for attempt in attempts if task_id in {None, attempt.task_id})
+
+    async def list_messages(self, run_id: str, task_id: str) -> tuple[MessageRecord, ...]:
+        run = self.runs.get(run_id)
+        messages = [] if run is None else run.messages.get(task_id, [])
+        discarded = set[tuple[str, int]]() if run is None else run.discarded
+        kept = [message for message in messages if (task_id, message.position) not in discarded]
+        return tuple(replace(message, position=position) for position, message in enumerate(kept))
+
+    async def list_events(
+        self, run_id: str, after: int = 0, limit: int = 1000, kind: EventKind | None = None
+    ) -> tuple[EventRecord, ...]:
+        run = self.runs.get(run_id)
+        if run is None:
+            return ()
+        first = bisect_right(run.events, after, key=lambda event: event.seq)
+        found = islice(run.events, first, None) if kind is None else (e for e in run.events[first:] if e.kind == kind)
+        return tuple(islice(found, max(0, limit)))
+
+    async def send(self, run_id: str, note: Note) -> None:
+        run = self.runs.get(run_id)
+        if run is None:
+            raise Conflict(f"run {run_id!r} is not in the store, so no note can be sent to its owner")
+        run.notes.append(NoteRecord(len(run.notes) + 1, note.kind, note.at, note.task_id, note.body))
+
+    async def list_notes(self, run_id: str, after: int = 0) -> tuple[NoteRecord, ...]:
+        run = self.runs.get(run_id)
+        return () if run is None else tuple(run.notes[max(0, after) :])
+
+
+def _record(run_id: str, run: ModelRun) -> RunRecord:
+    counts = dict(Counter(task.status for task in run.tasks.values()))
+    spent = sum((attempt.usage for attempt in run.attempts.values()), NO_USAGE)
+    has_expired = rules.lease_has_expired(run.head, time.time())
+    return run.head.record(run_id, counts, replace(spent, model=None), lease_has_expired=has_expired)
+
+
+def _with_attempt(run: ModelRun, task: TaskRecord) -> TaskRecord:
+    last = run.attempts.get((task.task_id, task.attempt))
+    if last is None:
+        return task
+    return replace(
+        task,
+        error_kind=last.error_kind,
+        error=last.error,
+        session_id=last.session_id,
+        usage=last.usage,
+        duration_s=last.duration_s,
+        started_at=last.started_at,
+        ended_at=last.ended_at,
+    )
