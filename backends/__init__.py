@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from plait.backends.ask import ask
 from plait.backends.cancellation import cancel_requested
-from plait.backends.errors import BackendError, BackendUnavailable, ErrorKind
 from plait.backends.function import FunctionBackend, as_backend
 from plait.backends.prices import Billing, Price
 from plait.backends.protocol import (
@@ -29,6 +28,7 @@ from plait.backends.protocol import (
     Reply,
 )
 from plait.dialogue import Answer, Message, Question, Role
+from plait.errors import BackendError, BackendUnavailable, ErrorKind
 from plait.json_form import JsonInput, JsonValue
 from plait.usage import NO_USAGE, Usage
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from plait.backends.errors import ErrorKind
 from plait.backends.json_fields import at
 from plait.backends.limit_resets import reports_limit
 from plait.backends.text import parse_json
+from plait.errors import ErrorKind
 from plait.json_form import JsonValue
 
 _BY_STATUS: Mapping[int, ErrorKind] = {

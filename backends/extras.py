@@ -17,7 +17,7 @@ from typing import Any, cast
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
-from plait.backends.errors import BackendUnavailable
+from plait.errors import BackendUnavailable
 
 _ROOT = Path(__file__).resolve().parents[1]  # a checkout, or the installed package `plait`
 

@@ -14,11 +14,11 @@ from typing import Any, ClassVar, TypeAlias, cast
 from plait.backends.answers.reader import read_answer
 from plait.backends.answers.schema import Mismatch, Schema, invalid_output
 from plait.backends.answers.threads import in_thread, is_large
-from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.placeable import Placeable
 from plait.backends.protocol import Backend, ConversationRequest, Reply
 from plait.backends.secrets import without_secrets
 from plait.backends.text import clean_text, one_line, parse_json
+from plait.errors import BackendError, ErrorKind
 from plait.json_form import JsonValue
 
 _NOT_THEIRS = (Path(__file__).parent, Path(inspect.__file__).parent)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from contextlib import AbstractAsyncContextManager
 
 from plait.backends.ask import ask
-from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.function import FunctionBackend
 from plait.backends.protocol import Conversation, ConversationRequest
+from plait.errors import BackendError, ErrorKind
 from plait.json_form import JsonInput, JsonValue
 
 

@@ -7,10 +7,10 @@ from typing import TypeAlias
 
 from plait.backends.answers.reader import read_answer
 from plait.backends.answers.schema import Mismatch, Schema, invalid_output, repair_prompt
-from plait.backends.errors import BackendError
 from plait.backends.protocol import ConversationRequest, Output, Reply
 from plait.backends.text import clean_text
 from plait.dialogue import Message
+from plait.errors import BackendError
 from plait.json_form import JsonValue
 from plait.usage import NO_USAGE, Usage
 

@@ -3,6 +3,16 @@
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from plait.errors import (
+    Conflict,
+    Fenced,
+    Gap,
+    StoreBusy,
+    StoreError,
+    StoreNotOpen,
+    StoreRefused,
+    StoreUnusable,
+)
 from plait.events import (
     AttemptId,
     BackendThrottled,
@@ -35,16 +45,6 @@ from plait.persistence.changes import (
     TaskWaiting,
 )
 from plait.persistence.delete_runs import Purged
-from plait.persistence.errors import (
-    Conflict,
-    Fenced,
-    Gap,
-    StoreBusy,
-    StoreError,
-    StoreNotOpen,
-    StoreRefused,
-    StoreUnusable,
-)
 from plait.persistence.protocol import ContextStore, FilesStore, RunStore, ServerStore, Store, TaskStore
 from plait.persistence.records import (
     AttemptRecord,

@@ -6,7 +6,7 @@ from hashlib import sha256
 from typing import Final
 from zlib import crc32
 
-from plait.persistence.errors import StoreError
+from plait.errors import StoreError
 
 _LARGE: Final = 64 * 1024
 SHORT: Final = _LARGE // 4

@@ -6,7 +6,7 @@ import sqlite3
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from plait.persistence.errors import Conflict
+from plait.errors import Conflict
 from plait.persistence.sqlite_file import transaction
 
 if TYPE_CHECKING:

@@ -16,9 +16,9 @@ from uuid import uuid4
 
 import anyio
 
+from plait.errors import Conflict, StoreBusy, StoreError, StoreRefused, StoreUnusable
 from plait.persistence import tables
 from plait.persistence.address import MASK, has_unescaped_password, masked, passwords
-from plait.persistence.errors import Conflict, StoreBusy, StoreError, StoreRefused, StoreUnusable
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -96,7 +96,7 @@ class Store(RunStore, TaskStore, ContextStore, Protocol):
     Cancellation: a cancelled call never stores half of a batch. A cancelled `write` is unknown, like a `write` that
     raised, and may be repeated.
 
-    Errors: only the errors of `persistence/errors.py`. A store with an opening step raises StoreNotOpen before and
+    Errors: only StoreError and its subclasses. A store with an opening step raises StoreNotOpen before and
     after, so that no run spends money unrecorded.
     """
 

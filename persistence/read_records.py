@@ -9,9 +9,9 @@ from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
+from plait.errors import StoreError
 from plait.persistence.apply_events import TaskState
 from plait.persistence.checksums import checksum, damaged, digest
-from plait.persistence.errors import StoreError
 from plait.persistence.records import (
     AttemptRecord,
     EventKind,

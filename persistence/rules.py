@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from plait import events
+from plait.errors import Conflict, Fenced, Gap
 from plait.persistence import changes
-from plait.persistence.errors import Conflict, Fenced, Gap
 from plait.persistence.records import RunRecord
 from plait.statuses import RUN_TRANSITIONS, TASK_TRANSITIONS
 

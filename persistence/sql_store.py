@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeAlias, TypeVar
 
+from plait.errors import StoreError
 from plait.persistence import read_records as records
 from plait.persistence import tables
 from plait.persistence.apply_events import CachedRun
-from plait.persistence.errors import StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

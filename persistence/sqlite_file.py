@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
-from plait.persistence.errors import StoreUnusable
+from plait.errors import StoreUnusable
 from plait.persistence.failpoints import reached
 from plait.persistence.tables import FORMAT, schema
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Final
 
+from plait.errors import StoreError, StoreUnusable
 from plait.persistence import sql_store, tables
-from plait.persistence.errors import StoreError, StoreUnusable
 from plait.persistence.findings import MOST_NAMED, Finding, Fitness, checksums
 from plait.persistence.sqlite_file import (
     OLDEST_SQLITE,

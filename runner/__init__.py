@@ -12,17 +12,11 @@ from plait.statuses import RunStatus, TaskStatus
 
 if TYPE_CHECKING:
     from plait import events
-    from plait.runner.clock import Clock
-    from plait.runner.domain.dag import DAG
-    from plait.runner.domain.policy import Decision, Policy, RunView
-    from plait.runner.domain.question import OpenQuestion
-    from plait.runner.domain.result import Degradation, ResumeSummary, RunResult, TaskResult
-    from plait.runner.domain.task import FailureMode, GrowthLimits, Retry, Task
-    from plait.runner.domain.waiting import WaitKind, WaitReason
-    from plait.runner.errors import (
+    from plait.errors import (
         AnswerConflict,
         BackendMissing,
         DAGError,
+        ImpossibleState,
         KeyConflict,
         OwnershipLost,
         PlaitError,
@@ -33,10 +27,19 @@ if TYPE_CHECKING:
         RunNotFound,
         RunNotResumable,
         RunOwned,
+        SessionEnded,
         StoreRequired,
         TaskNotFound,
         TurnNotStored,
+        UnknownStep,
     )
+    from plait.runner.clock import Clock
+    from plait.runner.domain.dag import DAG
+    from plait.runner.domain.policy import Decision, Policy, RunView
+    from plait.runner.domain.question import OpenQuestion
+    from plait.runner.domain.result import Degradation, ResumeSummary, RunResult, TaskResult
+    from plait.runner.domain.task import FailureMode, GrowthLimits, Retry, Task
+    from plait.runner.domain.waiting import WaitKind, WaitReason
     from plait.runner.log import configure_logging
     from plait.runner.operations.fork_run import Fork, ForkEdits
     from plait.runner.operations.inspect import RunInfo, StoredEvent, TaskInfo
@@ -50,12 +53,9 @@ if TYPE_CHECKING:
     from plait.runner.policies.orchestrator.prompts import Team
     from plait.runner.policies.workflow import Step, Workflow
     from plait.runner.policies.workflow_session import (
-        ImpossibleState,
         Interaction,
         Session,
         SessionComplete,
-        SessionEnded,
-        UnknownStep,
     )
     from plait.runner.recovery.preview import Preview
     from plait.runner.recovery.resume_plan import ResumeAction, ResumeStep
@@ -140,33 +140,34 @@ __all__ = [
 ]
 
 _HOMES = {
-    "clock": "Clock",
-    "domain.dag": "DAG",
-    "domain.policy": "Decision Policy RunView",
-    "domain.question": "OpenQuestion",
-    "domain.result": "Degradation ResumeSummary RunResult TaskResult",
-    "domain.task": "FailureMode GrowthLimits Retry Task",
-    "domain.waiting": "WaitKind WaitReason",
-    "errors": "AnswerConflict BackendMissing DAGError KeyConflict OwnershipLost PlaitError PolicyMissing Problem "
-    "PromptError RunExists RunNotFound RunNotResumable RunOwned StoreRequired TaskNotFound TurnNotStored",
-    "log": "configure_logging",
-    "operations.fork_run": "Fork ForkEdits",
-    "operations.inspect": "RunInfo StoredEvent TaskInfo",
-    "operations.preview_reuse": "ReuseAction ReusePreview ReuseStep",
-    "operations.workflow_session": "load_session",
-    "orchestrator": "LoopState Orchestrator OrchestratorResult load_loop_state",
-    "parallel": "ParallelRunner",
-    "plan": "Plan PlanError load_plan",
-    "policies.follow_ups": "FollowUp FollowUps",
-    "policies.orchestrator.policy": "LoopLimits OrchestratorPolicy Phase",
-    "policies.orchestrator.prompts": "Team",
-    "policies.workflow": "Step Workflow",
-    "policies.workflow_session": "ImpossibleState Interaction Session SessionComplete SessionEnded UnknownStep",
-    "recovery.preview": "Preview",
-    "recovery.resume_plan": "ResumeAction ResumeStep",
-    "run": "Run",
-    "scheduling.rates": "RateLimits",
-    "service": "RunService",
+    "runner.clock": "Clock",
+    "runner.domain.dag": "DAG",
+    "runner.domain.policy": "Decision Policy RunView",
+    "runner.domain.question": "OpenQuestion",
+    "runner.domain.result": "Degradation ResumeSummary RunResult TaskResult",
+    "runner.domain.task": "FailureMode GrowthLimits Retry Task",
+    "runner.domain.waiting": "WaitKind WaitReason",
+    "errors": "AnswerConflict BackendMissing DAGError ImpossibleState KeyConflict OwnershipLost PlaitError PlanError "
+    "PolicyMissing Problem PromptError RunExists RunNotFound RunNotResumable RunOwned SessionEnded StoreRequired "
+    "TaskNotFound TurnNotStored UnknownStep",
+    "runner.log": "configure_logging",
+    "runner.operations.fork_run": "Fork ForkEdits",
+    "runner.operations.inspect": "RunInfo StoredEvent TaskInfo",
+    "runner.operations.preview_reuse": "ReuseAction ReusePreview ReuseStep",
+    "runner.operations.workflow_session": "load_session",
+    "runner.orchestrator": "LoopState Orchestrator OrchestratorResult load_loop_state",
+    "runner.parallel": "ParallelRunner",
+    "runner.plan": "Plan load_plan",
+    "runner.policies.follow_ups": "FollowUp FollowUps",
+    "runner.policies.orchestrator.policy": "LoopLimits OrchestratorPolicy Phase",
+    "runner.policies.orchestrator.prompts": "Team",
+    "runner.policies.workflow": "Step Workflow",
+    "runner.policies.workflow_session": "Interaction Session SessionComplete",
+    "runner.recovery.preview": "Preview",
+    "runner.recovery.resume_plan": "ResumeAction ResumeStep",
+    "runner.run": "Run",
+    "runner.scheduling.rates": "RateLimits",
+    "runner.service": "RunService",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 
@@ -176,4 +177,4 @@ def __getattr__(name: str) -> object:
         return importlib.import_module("plait.events")
     if name not in _HOME_OF:
         raise AttributeError(f"module 'plait.runner' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"plait.runner.{_HOME_OF[name]}"), name)
+    return getattr(importlib.import_module(f"plait.{_HOME_OF[name]}"), name)

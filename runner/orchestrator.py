@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, Self, TypeAlias, cast
 
 from plait.backends.protocol import Backend
+from plait.errors import RunNotFound
 from plait.events import Event, PolicyDecided, TaskCompleted
 from plait.json_form import JsonInput, JsonValue
 from plait.persistence.protocol import Store
@@ -22,7 +23,6 @@ from plait.runner.domain.question import OnQuestion
 from plait.runner.domain.result import Degradation, RunResult, TaskResult
 from plait.runner.engine.feed import EventReader
 from plait.runner.engine.policy_driver import read_policy_state
-from plait.runner.errors import RunNotFound
 from plait.runner.parallel import ParallelRunner
 from plait.runner.policies.orchestrator.evidence import EXECUTED, is_work
 from plait.runner.policies.orchestrator.policy import Loop, LoopLimits, OrchestratorPolicy, Phase, Stop

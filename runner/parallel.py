@@ -13,9 +13,9 @@ from plait import events
 from plait.backends.function import as_backend
 from plait.backends.prices import Price
 from plait.backends.protocol import Backend, Reply
+from plait.errors import RunOwned, StoreError
 from plait.json_form import JsonInput
 from plait.persistence.changes import RunClaimed
-from plait.persistence.errors import StoreError
 from plait.runner.clock import Clock, iso, new_run_id
 from plait.runner.domain.concurrency import default_concurrency
 from plait.runner.domain.dag import DAG, as_dag
@@ -30,7 +30,6 @@ from plait.runner.engine.inbox import is_to_be_cancelled
 from plait.runner.engine.lifecycle import Diverged, PreparedRun, execute_run
 from plait.runner.engine.run_control import Control
 from plait.runner.engine.task_files import with_digests
-from plait.runner.errors import RunOwned
 from plait.runner.operations.answer_task import (
     How,
     PersonDecision,

@@ -9,10 +9,10 @@ from typing import Self
 import anyio
 import anyio.abc
 
+from plait.errors import PlaitError
 from plait.runner.domain.result import RunResult
 from plait.runner.engine.feed import EventReader, Feed
 from plait.runner.engine.run_control import Control
-from plait.runner.errors import PlaitError
 from plait.statuses import RunStatus
 
 

@@ -13,10 +13,9 @@ import anyio.abc
 import anyio.to_thread
 
 from plait import events
-from plait.backends.errors import BackendUnavailable
 from plait.backends.protocol import Reply
+from plait.errors import PlaitError, RunOwned, StoreRequired
 from plait.json_form import JsonInput
-from plait.persistence.errors import StoreError
 from plait.persistence.protocol import Store
 from plait.runner.domain.dag import DAG, as_dag
 from plait.runner.domain.policy import Policy
@@ -24,7 +23,6 @@ from plait.runner.domain.task import Task
 from plait.runner.drawing.coordinates import coordinates
 from plait.runner.engine.inbox import LOOK_EVERY_S
 from plait.runner.engine.live_text import LiveText, TextPiece
-from plait.runner.errors import PlaitError, RunOwned, StoreRequired
 from plait.runner.log import logger
 from plait.runner.operations.answer_task import How
 from plait.runner.operations.await_answer import wait_for_answer
@@ -359,7 +357,7 @@ class RunService:
         with waiting.watching:
             try:
                 answered = await wait_for_answer(self._store, run_id, self._clock, max(self._poll, LOOK_EVERY_S))
-            except (PlaitError, StoreError) as error:
+            except PlaitError as error:
                 logger(run=run_id).error("run_left", error=f"{type(error).__name__}: {error}")
         if self._waiting.get(run_id) is waiting:
             if answered:
@@ -373,7 +371,7 @@ class RunService:
             await self._resume(run_id, ResumeOptions(policy=waiting.policy))
         except RunOwned:
             pass  # another process continues the run
-        except (PlaitError, StoreError, BackendUnavailable) as error:
+        except PlaitError as error:
             logger(run=run_id).error("run_left", error=f"{type(error).__name__}: {error}")
 
 

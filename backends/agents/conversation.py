@@ -26,7 +26,6 @@ from plait.backends.agents.transcript import UnreportedCall, cut_before, mark_re
 from plait.backends.answers.reader import check_answer, read_answer
 from plait.backends.answers.schema import Mismatch, Schema, invalid_output, repair_prompt
 from plait.backends.cancellation import cancel_requested, when_cancelled
-from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.process.child import Child
 from plait.backends.process.manifest import read_manifest
 from plait.backends.process.private import private_folder
@@ -35,6 +34,7 @@ from plait.backends.protocol import ConversationRequest, Files, Output, Reply
 from plait.backends.text import clean_text, one_line
 from plait.backends.whole_answer import whole_answer
 from plait.dialogue import Message
+from plait.errors import BackendError, ErrorKind
 from plait.json_form import JsonValue
 from plait.usage import NO_USAGE, Usage
 

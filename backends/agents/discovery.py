@@ -15,8 +15,8 @@ from pathlib import Path
 import anyio
 
 from plait.backends.agents.catalog import AGENTS, CatalogEntry, Login
-from plait.backends.errors import BackendError, BackendUnavailable
 from plait.backends.process.spawn import Launch, child_environment, running
+from plait.errors import BackendError, BackendUnavailable
 from plait.json_form import value
 
 _VERSION = re.compile(r"(?<![\w.])\d+\.\d+\.\d+[\w.+-]*")

@@ -19,8 +19,8 @@ from pathlib import Path
 
 import anyio
 
-from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.process.private import private_file, private_folder
+from plait.errors import BackendError, ErrorKind
 from plait.usage import Usage
 
 _LOOK = 0.2  # seconds between two tries for a lock

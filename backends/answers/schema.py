@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 from plait.backends.answers.candidates import Candidate, parts, whole, why_none
 from plait.backends.answers.schema_cost import Cost, measure
 from plait.backends.answers.validator import SchemaProblem, list_problems, prepare
-from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.text import clean_text, one_line
 from plait.backends.whole_answer import split_thoughts
+from plait.errors import BackendError, ErrorKind
 from plait.json_form import JsonValue
 
 if TYPE_CHECKING:

@@ -13,10 +13,10 @@ from operator import attrgetter
 from pathlib import PurePath
 from typing import Any, cast
 
-from plait.backends.errors import BackendUnavailable
 from plait.backends.function import FunctionBackend, as_backend
 from plait.backends.protocol import Backend
 from plait.backends.text import one_line
+from plait.errors import BackendUnavailable
 from plait.json_form import JsonValue
 
 

@@ -31,7 +31,6 @@ from anyio.to_thread import run_sync
 from plait.backends.ask import answering, question_in
 from plait.backends.cancellation import CancellableTurn, Cancellation
 from plait.backends.context_variables import in_own_context
-from plait.backends.errors import BackendError, BackendUnavailable, ErrorKind
 from plait.backends.function import format_traceback
 from plait.backends.hosts.fence import Fenced, attempt_folder, remove_attempts, run_folder, take_fence
 from plait.backends.hosts.frames import (
@@ -52,6 +51,7 @@ from plait.backends.process.spawn import sweep
 from plait.backends.protocol import Allowance, Backend, ConversationRequest, DetachedBackend, Files, Output, Reply
 from plait.backends.secrets import without_secrets
 from plait.backends.text import one_line
+from plait.errors import BackendError, BackendUnavailable, ErrorKind
 from plait.json_form import JsonValue
 
 Build: TypeAlias = Callable[[Mapping[str, JsonValue]], Backend]

@@ -17,7 +17,6 @@ import anyio
 from plait.backends.agents.placed_output import PlacedOutput
 from plait.backends.ask import QuestionAsked, given_answers
 from plait.backends.cancellation import when_cancelled
-from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.function import as_backend
 from plait.backends.hosts.connection import AttemptChannel
 from plait.backends.hosts.frames import Frame, read_error, read_output, read_question, read_reply, request_json
@@ -37,6 +36,7 @@ from plait.backends.protocol import (
     ReusableBackend,
     RunOnHosts,
 )
+from plait.errors import BackendError, ErrorKind
 from plait.json_form import JsonValue, value
 
 _OF_HOST = frozenset({ErrorKind.UNAVAILABLE, ErrorKind.AUTH})

@@ -8,11 +8,11 @@ from operator import itemgetter
 
 import anyio
 
-from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.hosts.away import AwayReporter
 from plait.backends.hosts.connection import LOST, AttemptChannel, HostConnection
 from plait.backends.hosts.frames import Frame
 from plait.backends.protocol import AwayHost, Output
+from plait.errors import BackendError, ErrorKind
 
 _END_S = 20.0
 """Seconds for a host to end an attempt: more than an agent has between SIGTERM and SIGKILL."""

@@ -19,13 +19,13 @@ from uuid import uuid4
 
 from plait.backends.answers.schema import Schema
 from plait.backends.cancellation import when_cancelled
-from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.function import format_traceback
 from plait.backends.langgraph.state_fields import RunFields
 from plait.backends.langgraph.values import messages_of, question_of, reply_of, tokens_of
 from plait.backends.protocol import ConversationRequest, Output, Reply
 from plait.backends.text import clean_text, one_line
 from plait.dialogue import Message
+from plait.errors import BackendError, ErrorKind
 from plait.usage import Usage
 
 _MARK = "plait_turn"

@@ -18,7 +18,6 @@ from typing import Any, ClassVar, Literal, Self, TypeAlias
 from urllib.parse import urlsplit
 
 from plait.backends.error_kinds import is_error
-from plait.backends.errors import BackendError, BackendUnavailable, ErrorKind
 from plait.backends.json_fields import at_least, parse
 from plait.backends.llm.allowance import reported_allowance
 from plait.backends.llm.client import Client, Limits, NotConnected, Response
@@ -32,6 +31,7 @@ from plait.backends.replay import ReplayConversation
 from plait.backends.text import check_base_url, one_line, parse_json, shown
 from plait.backends.whole_answer import is_whole, whole_answer
 from plait.dialogue import Message
+from plait.errors import BackendError, BackendUnavailable, ErrorKind
 from plait.json_form import JsonValue
 from plait.usage import NO_USAGE, Usage
 

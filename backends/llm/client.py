@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias, cast
 
 import anyio
 
-from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.llm.endpoint import Endpoint
 from plait.backends.llm.sse import EventDecoder, ServerEvent
 from plait.backends.text import clean_text, is_json
+from plait.errors import BackendError, ErrorKind
 
 if TYPE_CHECKING:
     import aiohttp

@@ -11,13 +11,13 @@ from functools import partial
 from types import TracebackType
 from typing import ClassVar, Literal, Self
 
-from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.llm.base import RemoteBackend
 from plait.backends.llm.client import NotConnected
 from plait.backends.prices import UNBILLED, BilledBackend, Billing
 from plait.backends.protocol import Conversation, ConversationRequest, Output
 from plait.backends.replay import ReplayConversation
 from plait.dialogue import Message
+from plait.errors import BackendError, ErrorKind
 from plait.json_form import JsonValue
 
 FIRST_PAUSE_S = 1.0

@@ -25,7 +25,6 @@ from typing import Any, ClassVar, Self
 import anyio
 from anyio.to_thread import run_sync
 
-from plait.backends.errors import BackendError, BackendUnavailable, ErrorKind
 from plait.backends.extras import install_command, pip_install
 from plait.backends.llm.endpoint import Endpoint
 from plait.backends.llm.openai import OpenAIBackend
@@ -34,6 +33,7 @@ from plait.backends.prices import FREE, Billing
 from plait.backends.process.proctable import offer_to_oom_killer
 from plait.backends.protocol import Conversation, ConversationRequest, Reply
 from plait.backends.text import one_line
+from plait.errors import BackendError, BackendUnavailable, ErrorKind
 from plait.json_form import JsonValue
 
 _CHILD = Path(__file__).with_name("_llama_server.py")

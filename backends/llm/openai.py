@@ -13,7 +13,6 @@ from typing import Any, ClassVar
 from urllib.parse import quote, urlencode
 
 from plait.backends.error_kinds import is_error
-from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.json_fields import at, count, is_impossible, number, tables
 from plait.backends.llm.base import BodyOf, PartialAnswer, RemoteBackend, in_words, json_or_text
 from plait.backends.llm.client import Client
@@ -23,6 +22,7 @@ from plait.backends.prices import Billing
 from plait.backends.protocol import Attachment, ConversationRequest, ModelOptions, Output
 from plait.backends.text import clean_text, one_line
 from plait.dialogue import Message
+from plait.errors import BackendError, ErrorKind
 from plait.json_form import JsonValue
 from plait.usage import Usage
 

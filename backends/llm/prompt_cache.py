@@ -21,7 +21,7 @@ import anyio
 import anyio.lowlevel
 
 from plait.backends.cancellation import cancel_requested, when_cancelled
-from plait.backends.errors import BackendError, ErrorKind
+from plait.errors import BackendError, ErrorKind
 
 SHORTEST = 4096
 """Length of the shortest beginning worth sharing, in characters: about 1,024 tokens."""

@@ -14,10 +14,10 @@ from email.utils import parsedate_to_datetime
 from typing import Any
 
 from plait.backends.error_kinds import error_in, kind_of, read_error
-from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.json_fields import tables
 from plait.backends.limit_resets import seconds_left
 from plait.backends.llm.endpoint import Endpoint
+from plait.errors import BackendError, ErrorKind
 
 
 def status_error(status: int, headers: Mapping[str, str], body: Any, url: str, server: Endpoint) -> BackendError:

@@ -16,11 +16,11 @@ import anyio
 import anyio.lowlevel
 from anyio.to_thread import run_sync
 
-from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.process.lines import Lines
 from plait.backends.process.manifest import ChildManifest
 from plait.backends.process.proctable import Process, kill_tree, send_signal, signal_tree
 from plait.backends.process.watchdog import WATCHDOG
+from plait.errors import BackendError, ErrorKind
 
 GRACE = 3.0
 """Seconds between SIGTERM and SIGKILL, for agents to end their tools."""

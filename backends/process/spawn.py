@@ -25,7 +25,6 @@ from pathlib import Path
 
 from anyio.to_thread import run_sync
 
-from plait.backends.errors import BackendError, BackendUnavailable, ErrorKind
 from plait.backends.process.child import KILL_LIMIT, Child
 from plait.backends.process.manifest import (
     ChildManifest,
@@ -40,6 +39,7 @@ from plait.backends.process.private import private_folder
 from plait.backends.process.proctable import PREFIX, boot_id, first_start_time, kill_tree, mark, offer_to_oom_killer
 from plait.backends.process.watchdog import WATCHDOG
 from plait.backends.text import one_line
+from plait.errors import BackendError, BackendUnavailable, ErrorKind
 from plait.json_form import value
 
 _ENVIRONMENT = (

@@ -12,7 +12,6 @@ from uuid import uuid4
 from anyio import CancelScope
 from anyio.to_thread import run_sync
 
-from plait.backends.errors import BackendUnavailable
 from plait.backends.extras import require
 from plait.backends.prices import Billing
 from plait.backends.pydantic_ai.conversation import AgentConversation, end_of_turn
@@ -20,6 +19,7 @@ from plait.backends.pydantic_ai.declared import DeclaredAgent
 from plait.backends.pydantic_ai.failures import failure_of, safe_line
 from plait.backends.pydantic_ai.servers import running
 from plait.backends.pydantic_ai.session import Sessions
+from plait.errors import BackendUnavailable
 
 if TYPE_CHECKING:
     from pydantic_ai.agent import AbstractAgent

@@ -19,7 +19,6 @@ from anyio.to_thread import run_sync
 from plait.backends.answers.reader import check_answer, read_answer
 from plait.backends.answers.schema import Mismatch, Schema, invalid_output, repair_prompt
 from plait.backends.cancellation import cancel_requested
-from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.protocol import ConversationRequest, Output, Reply
 from plait.backends.pydantic_ai.failures import failure_of, safe_line
 from plait.backends.pydantic_ai.session import History, Sessions
@@ -35,6 +34,7 @@ from plait.backends.pydantic_ai.values import (
 from plait.backends.text import clean_text
 from plait.backends.whole_answer import whole_answer
 from plait.dialogue import Message
+from plait.errors import BackendError, ErrorKind
 from plait.json_form import JsonValue
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from plait.backends.errors import BackendUnavailable
+from plait.errors import BackendUnavailable
 from plait.json_form import value
 
 

@@ -18,13 +18,13 @@ from typing import Any
 from anyio import CancelScope
 from anyio.to_thread import run_sync
 
-from plait.backends.errors import BackendError, BackendUnavailable, ErrorKind
 from plait.backends.process.child import KILL_LIMIT
 from plait.backends.process.proctable import PREFIX, ProcessTag, kill_tree, members, offer_to_oom_killer
 from plait.backends.process.spawn import child_environment
 from plait.backends.process.watchdog import WATCHDOG, scratch
 from plait.backends.pydantic_ai.declared import McpServer
 from plait.backends.pydantic_ai.failures import safe_line
+from plait.errors import BackendError, BackendUnavailable, ErrorKind
 
 START_LIMIT = 30.0
 """Seconds for starting a server, or connecting to it, up to its first answer."""

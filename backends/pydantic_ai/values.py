@@ -6,12 +6,12 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.json_fields import describe_tool_call
 from plait.backends.protocol import Output
 from plait.backends.text import clean_text, one_line, parse_json, shown
 from plait.backends.whole_answer import split_thoughts, whole_answer
 from plait.dialogue import Message
+from plait.errors import BackendError, ErrorKind
 from plait.json_form import JsonValue
 from plait.usage import NO_USAGE, Usage
 

@@ -17,7 +17,6 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias, get_args
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
-from plait.backends.errors import BackendUnavailable
 from plait.backends.function import as_backend
 from plait.backends.llm.anthropic import AnthropicBackend
 from plait.backends.llm.base import RemoteBackend, check_extra
@@ -31,6 +30,7 @@ from plait.backends.spec.base import BASE_URL, CALL, RatePart, Spec
 from plait.backends.spec.pydantic_ai import PydanticAISpec
 from plait.backends.spec.siblings import importable_siblings
 from plait.backends.text import one_line
+from plait.errors import BackendUnavailable
 from plait.json_form import JsonValue
 
 

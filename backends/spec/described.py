@@ -7,13 +7,13 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from plait.backends.errors import BackendUnavailable
 from plait.backends.hosts.dask.hosts import DaskHosts
 from plait.backends.hosts.placed import BackendTraits, HostBackend
 from plait.backends.hosts.ssh import SSHHosts
 from plait.backends.protocol import Backend
 from plait.backends.spec.build import AnySpec, BackendSpec, build, make_unchecked
 from plait.backends.text import one_line
+from plait.errors import BackendUnavailable
 from plait.json_form import JsonValue
 
 _SPEC: TypeAdapter[BackendSpec] = TypeAdapter(BackendSpec)

@@ -2,37 +2,28 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
 from docstrings import about, of_fields
 from markers import replace_markers, table
 
-from plait.backends import ErrorKind
+import plait.errors
+from plait.errors import ErrorKind
 from plait.runner.domain.task import DEFAULT_RETRY_ON, NEVER_RETRIED
 from plait.runner.state.failures import THROTTLING
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
 
-BASES = ("PlaitError", "StoreError", "BackendError", "BackendUnavailable")
-
 
 def errors() -> str:
-    """Return a table with a row for each public error, the bases first."""
-    rows: list[tuple[str, str, str]] = []
-    for package in ("runner", "persistence", "backends"):
-        module = import_module(f"plait.{package}")
-        names = [
-            name
-            for name in module.__all__
-            if isinstance(value := getattr(module, name), type) and issubclass(value, Exception)
-        ]
-        rows += [
-            (f"`{name}`", f"`{package}`", _when(about(getattr(module, name))))
-            for name in sorted(names, key=lambda name: (name not in BASES, name))
-        ]
-    return table(["error", "of", "when"], rows)
+    """Return a table with a row for each error that a caller can catch, in the order of `plait.errors`."""
+    rows = [
+        (f"`{name}`", f"`{one.word}`", str(one.exit_code), str(one.http_status), _when(about(one)))
+        for name, one in vars(plait.errors).items()
+        if isinstance(one, type) and issubclass(one, plait.errors.PlaitError)
+    ]
+    return table(["error", "word", "exit code", "HTTP", "when"], rows)
 
 
 def _when(text: str) -> str:

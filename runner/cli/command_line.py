@@ -90,7 +90,7 @@ class LazyGroup(click.Group):
         if args[0] in FORMER_WORDS:
             raise CliError(f"`plait {args[0]}` is now `{FORMER_WORDS[args[0]]}`")
         if args[0] not in COMMANDS and args[0] not in _UNLISTED and not ctx.resilient_parsing:
-            from plait.runner.errors import nearest  # noqa: PLC0415 - only for this message
+            from plait.errors import nearest  # noqa: PLC0415 - only for this message
 
             ctx.fail(f"No such command {args[0]!r}{nearest(args[0], COMMANDS)}")
         return super().resolve_command(ctx, args)

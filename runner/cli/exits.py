@@ -16,6 +16,7 @@ from typing import IO, Any, NoReturn, TextIO
 
 import click
 
+from plait.errors import DAGError, PlaitError, PlanError, TurnNotStored
 from plait.runner.cli.display.text import visible
 
 COMPLETED = 0
@@ -47,27 +48,17 @@ EXIT_CODES: Mapping[int, str] = {
 """The meaning of each exit code, for the help of the command and for the reference of the site."""
 
 
-_KINDS: Mapping[int, str] = {USAGE: "invalid_request", STORE: "store_failed", TAKEN_OVER: "ownership_lost"}
+class CliError(PlaitError):
+    """What a person typed cannot be done."""
+
+    word = "invalid_request"
 
 
-class CliError(click.ClickException):
-    """An error that a person can mend: printed in one line, without a traceback."""
+class OutputLost(PlaitError):  # noqa: N818 - reads as what it is
+    """Standard output cannot be written, as on a full disk."""
 
-    def __init__(self, message: str, code: int = USAGE, lead: str = "plait: ", kind: str | None = None) -> None:
-        super().__init__(message)
-        self.code = code
-        self.lead = lead
-        self.kind = kind or _KINDS.get(code, "refused")
-        """The kind for `--json`, as over HTTP."""
-
-    def show_json(self) -> None:
-        """Print the error as one JSON object in one line on standard output, in the shape of HTTP."""
-        problem = {"error": {"kind": self.kind, "message": self.message}}
-        print_line(json.dumps(problem).replace("\x7f", "\\u007f"))
-
-    def show(self, file: IO[Any] | None = None) -> None:  # noqa: ARG002 - signature of click
-        """Print the error on standard error."""
-        print_note(self.lead + self.message)
+    word = "store_failed"
+    exit_code = STORE
 
 
 def run_cli(command: click.Command, arguments: Sequence[str]) -> int:
@@ -83,27 +74,27 @@ def run_cli(command: click.Command, arguments: Sequence[str]) -> int:
         code: int | None = command.main(list(arguments), prog_name="plait", standalone_mode=False)
         return code or COMPLETED
     except click.ClickException as error:
-        fault = error if isinstance(error, CliError) else _usage_error(error)
-        return _report(fault, arguments)
+        return _report(_usage_error(error), arguments)
     except (click.Abort, KeyboardInterrupt):
         return CANCELLED
-    except Exception as error:
-        known = cli_error_of(error)
-        if known is None:
-            raise
+    except PlaitError as error:
         # An answer that could not be stored is printed, because it has been paid for.
-        if answer := getattr(error, "text", ""):
-            print_line(visible(answer))
-        return _report(known, arguments)
+        if isinstance(error, TurnNotStored):
+            print_line(visible(error.text))
+        return _report(error, arguments)
 
 
-def _report(fault: CliError, arguments: Sequence[str]) -> int:
-    """Print `fault`, with --json among `arguments` also as JSON. Return the exit code."""
-    fault.show()
+def _report(error: PlaitError, arguments: Sequence[str]) -> int:
+    """Print `error` in one line, with --json among `arguments` also as JSON in the shape of HTTP. Return the exit
+    code.
+    """
+    # Each mistake in a plan has a line of its own with its place, as compilers print errors.
+    print_note(str(error) if isinstance(error, PlanError | DAGError) else f"plait: {error}")
     words = list(arguments)
     if "--json" in words[: words.index("--") if "--" in words else None]:
-        fault.show_json()
-    return fault.code
+        problem = {"error": {"kind": error.word, "message": str(error)}}
+        print_line(json.dumps(problem).replace("\x7f", "\\u007f"))
+    return error.exit_code
 
 
 def _usage_error(error: click.ClickException) -> CliError:
@@ -148,26 +139,6 @@ class _BestEffortFile(io.FileIO):
         return len(data)
 
 
-def cli_error_of(error: Exception) -> CliError | None:
-    """Return the error to print for `error`; None if `error` is a bug."""
-    from plait.backends.errors import BackendError, BackendUnavailable  # noqa: PLC0415 - heavy packages
-    from plait.persistence.errors import StoreError  # noqa: PLC0415
-    from plait.runner.errors import OwnershipLost, PlaitError, TurnNotStored  # noqa: PLC0415
-    from plait.runner.operations.error_kinds import kind_of  # noqa: PLC0415
-
-    kind = kind_of(error)
-    if isinstance(error, TurnNotStored | StoreError):
-        return CliError(str(error), STORE, kind=kind)
-    if isinstance(error, OwnershipLost):
-        return CliError(str(error), TAKEN_OVER, kind=kind)
-    if isinstance(error, PlaitError | BackendUnavailable):
-        # Each mistake in a plan has a line of its own with its place, as compilers print errors.
-        return CliError(str(error), USAGE, "" if hasattr(error, "problems") else "plait: ", kind)
-    if isinstance(error, BackendError):
-        return CliError(str(error), FAILED, kind=kind)
-    return None
-
-
 def exit_process(code: int) -> NoReturn:
     """Exit with `code`, without waiting for threads: a thread that runs a function of the user cannot be stopped."""
     for stream in (sys.stdout, sys.stderr):
@@ -207,7 +178,7 @@ def redirect_prints() -> Generator[None]:
 
 def write(stream: IO[str], text: str) -> bool:
     """Write and flush. Return False if the reader has closed its end (`| head`, a closed terminal); later writes are
-    discarded. Raises CliError if writing fails for another reason, such as a full disk.
+    discarded. Raises OutputLost if writing fails for another reason, such as a full disk.
     """
     try:
         stream.write(text)
@@ -218,6 +189,7 @@ def write(stream: IO[str], text: str) -> bool:
         os.dup2(nowhere, stream.fileno())
         os.close(nowhere)
         if error.errno not in _READER_GONE:
-            why = f"standard output cannot be written: {error.strerror}; send it to another place"
-            raise CliError(why, STORE) from error
+            raise OutputLost(
+                f"standard output cannot be written: {error.strerror}; send it to another place"
+            ) from error
         return False

@@ -12,17 +12,16 @@ from dataclasses import dataclass
 import anyio
 
 from plait import events
-from plait.persistence.errors import StoreError
+from plait.errors import PlaitError, RunOwned, StoreError
 from plait.persistence.protocol import Store
 from plait.runner.cli.display.follow import stop_on_signal
 from plait.runner.cli.display.plain import PlainDisplay
 from plait.runner.cli.display.report import as_stored, store_failures
 from plait.runner.cli.display.text import as_line, counted, seconds
-from plait.runner.cli.exits import cli_error_of, print_note
+from plait.runner.cli.exits import print_note
 from plait.runner.cli.stored_backends import FileOptions
 from plait.runner.cli.stored_runners import StoredRunners
 from plait.runner.clock import Clock
-from plait.runner.errors import RunOwned
 from plait.runner.run import Run
 from plait.runner.state.owner import LEASE_SECONDS
 from plait.runner.state.timeouts import TimeoutStore
@@ -125,10 +124,7 @@ class Worker:
         except RunOwned:  # another worker was faster
             self._later[run_id] = self._clock.monotonic() + POLL_S
         except Exception as error:  # a run that fails must not end the others
-            fault = cli_error_of(error)
-            why = getattr(error, "message", None) or (
-                f"{type(error).__name__}: {error}" if fault is None else fault.message
-            )
+            why = str(error) if isinstance(error, PlaitError) else f"{type(error).__name__}: {error}"
             print_note(f"run {as_line(run_id)} is left to other workers for {AGAIN_S:g} s: {as_line(why, 300)}")
             self._later[run_id] = self._clock.monotonic() + AGAIN_S
         finally:

@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from plait.backends.extras import install_command
+from plait.errors import RunNotFound, StoreUnusable, TaskNotFound
 from plait.json_form import JsonValue
 from plait.persistence import SQLiteStore
 from plait.persistence.protocol import Store
 from plait.persistence.records import EventKind, RunRecord, TaskRecord
 from plait.runner.cli.backends import read_plan_data
 from plait.runner.cli.display.text import age, as_line
-from plait.runner.cli.exits import STORE, CliError, print_note
+from plait.runner.cli.exits import CliError, print_note
 from plait.runner.cli.options import DEFAULT_STORE, ServerAddress, StorePlace, command_line, is_utf8
 from plait.runner.domain.dag import nearest
 from plait.runner.domain.question import OpenQuestion, parse_time
@@ -70,8 +71,8 @@ def open_server(place: ServerAddress, mode: Literal["create", "existing", "read"
 
 def _check_default_store(path: Path) -> None:
     if path == DEFAULT_STORE and not path.exists():
-        raise CliError(
-            f"there is no store {path} in {Path.cwd()}; `plait run PLAN` makes one, --store PATH names another", STORE
+        raise StoreUnusable(
+            f"there is no store {path} in {Path.cwd()}; `plait run PLAN` makes one, --store PATH names another"
         )
 
 
@@ -101,14 +102,14 @@ async def find_run(store: Store, word: str, of: RunsOfPlan | None = None) -> Run
     cancelled or never begun, if no other has run to its end.
     """
     if not is_utf8(word):
-        raise CliError(f"the store has no run {word!r}; `plait runs` lists all runs", kind="run_not_found")
+        raise RunNotFound(f"the store has no run {word!r}; `plait runs` lists all runs")
     if word == "last":
         return await (_last_run(store) if of is None else _last_run_of(store, of))
     record = await store.get_run(word)
     if record is None:
         record = await store.get_run(await _id_by_prefix(store, word))
     if record is None:
-        raise CliError(f"run {word} is gone from the store", kind="run_not_found")
+        raise RunNotFound(f"run {word} is gone from the store")
     return record
 
 
@@ -127,7 +128,7 @@ async def _last_run(store: Store) -> RunRecord:
         for listed in await store.list_runs(most):
             if (run := await store.get_run(listed.run_id)) is not None and not is_try(json.loads(run.settings)):
                 return run
-    raise CliError("the store has no runs yet; `plait run PLAN` makes one", kind="run_not_found")
+    raise RunNotFound("the store has no runs yet; `plait run PLAN` makes one")
 
 
 async def _last_run_of(store: Store, plan: RunsOfPlan) -> RunRecord:
@@ -154,7 +155,7 @@ async def _last_run_of(store: Store, plan: RunsOfPlan) -> RunRecord:
     if same_name is None:
         named = repr(plan.name) if plan.path is None else plan.path.name
         hint = "; name the run by its id (`plait runs` lists all runs)" if runs else ""
-        raise CliError(f"the store has no run of {named} yet{hint}", kind="run_not_found")
+        raise RunNotFound(f"the store has no run of {named} yet{hint}")
     return same_name
 
 
@@ -166,7 +167,7 @@ async def _id_by_prefix(store: Store, prefix: str) -> str:
     if found:
         shown = ", ".join(as_line(run_id) for run_id in found[:5]) + (", ..." if len(found) > 5 else "")
         raise CliError(f"{len(found)} runs begin with {prefix!r}: {shown}; give more of the id")
-    raise CliError(f"the store has no run {prefix!r}; `plait runs` lists all runs", kind="run_not_found")
+    raise RunNotFound(f"the store has no run {prefix!r}; `plait runs` lists all runs")
 
 
 async def find_newest_resumable(store: Store, retry_failed: bool) -> RunRecord:
@@ -202,9 +203,7 @@ async def find_task(store: Store, run: RunRecord, task_id: str) -> TaskRecord:
     for task in await store.list_tasks(run.run_id, task_id) if is_utf8(task_id) else ():
         return task
     hint = nearest(task_id, [task.task_id for task in await store.list_tasks(run.run_id)])
-    raise CliError(
-        f"run {run.run_id} has no task {task_id!r}{hint or f'; `plait show {run.run_id}` lists them'}", kind="not_found"
-    )
+    raise TaskNotFound(f"run {run.run_id} has no task {task_id!r}{hint or f'; `plait show {run.run_id}` lists them'}")
 
 
 _LONGEST_VALUE = 120

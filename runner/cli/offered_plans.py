@@ -11,13 +11,13 @@ from typing import Any, cast
 import anyio.to_thread
 
 from plait.backends.process.proctable import PREFIX
+from plait.errors import PlaitError
 from plait.json_form import JsonValue
 from plait.persistence.protocol import Store
 from plait.runner.cli.backends import BackendOptions, backend_set_of_plan, read_plan_data
 from plait.runner.cli.commands.run_command import queue_run
 from plait.runner.cli.exits import CliError
 from plait.runner.domain.dag import nearest
-from plait.runner.errors import PlaitError
 from plait.runner.plan.inputs import no_input
 from plait.runner.plan.loader import load_plan_of_run
 from plait.runner.plan.schema import input_kind
@@ -59,10 +59,7 @@ class LocalPlans:
             if name not in inputs and input_kind(default) == "required":
                 raise PlaitError(f"the input {name!r} of plan {plan!r} has no default; give it a value in `inputs`")
         loaded = await anyio.to_thread.run_sync(load_plan_of_run, path, inputs)
-        try:
-            backend_set = backend_set_of_plan(loaded, self._backend)
-        except CliError as error:
-            raise PlaitError(error.message) from error
+        backend_set = backend_set_of_plan(loaded, self._backend)
         concurrency = loaded.concurrency or backend_set.concurrency()
         return await queue_run(loaded, backend_set, self._store, concurrency, key)
 
@@ -104,22 +101,17 @@ def named_plans(files: Sequence[Path]) -> dict[str, Path]:
     for file in files:
         if file.stem in named:
             raise CliError(f"{named[file.stem]} and {file} have the same name, {file.stem!r}; rename one")
-        try:
-            read_plan(file)
-        except PlaitError as error:
-            if hasattr(error, "problems"):
-                raise
-            raise CliError(str(error)) from None
+        read_plan(file)
         named[file.stem] = file.resolve()
     return named
 
 
 def read_plan(path: Path) -> Mapping[str, Any]:
-    """Return the contents of the plan file. Raises PlaitError."""
+    """Return the contents of the plan file. Raises CliError, PlanError."""
     try:
         return read_plan_data(path)
     except OSError as error:
-        raise PlaitError(f"the plan {path} cannot be read: {error.strerror}; check the path") from None
+        raise CliError(f"the plan {path} cannot be read: {error.strerror}; check the path") from None
 
 
 def _declared(plan: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -18,7 +18,6 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from plait.backends.errors import BackendUnavailable
 from plait.backends.llm.anthropic import AnthropicBackend
 from plait.backends.llm.endpoint import is_environments
 from plait.backends.llm.openai import OpenAIBackend
@@ -28,6 +27,7 @@ from plait.backends.spec.agents import AgentSpec
 from plait.backends.spec.build import AnthropicSpec, BackendSpec, FunctionSpec, OpenAISpec
 from plait.backends.spec.hosts import HostsPart
 from plait.backends.spec.pydantic_ai import PydanticAISpec
+from plait.errors import BackendUnavailable
 from plait.persistence.protocol import Store
 from plait.persistence.records import RunRecord, TaskRecord
 from plait.runner.cli.backends import (
@@ -332,8 +332,7 @@ async def cancelling_runner(
                 names |= dict.fromkeys(name for name in of_sessions if stored.is_of_program(name))
                 made = await stack.enter_async_context(stored.select(names).open(names))
             except (CliError, BackendUnavailable) as error:
-                why = error.message if isinstance(error, CliError) else error
-                print_note(f"plait: backends of the run cannot be reached: {why}")
+                print_note(f"plait: backends of the run cannot be reached: {error}")
         yield BackendSet({}, default).make_runner(made, store=store)
 
 
@@ -352,8 +351,7 @@ async def _make_runner(
                 made |= await stack.enter_async_context(stored.select(others).open(others))
             return BackendSet({}, stored.default).make_runner(made, store=store)
         except (CliError, BackendUnavailable) as error:
-            why = error.message if isinstance(error, CliError) else error
-            print_note(f"plait: cannot check whether agents of the run still work: {why}")
+            print_note(f"plait: cannot check whether agents of the run still work: {error}")
     return BackendSet({}).make_runner({}, store=store)
 
 

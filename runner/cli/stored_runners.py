@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Generator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 
-from plait.backends.errors import BackendUnavailable
+from plait.errors import TaskNotFound
 from plait.persistence.protocol import Store
 from plait.persistence.records import RunRecord, TaskRecord
 from plait.runner.cli.backends import BackendSet
 from plait.runner.cli.commands.resume_command import select_backends
-from plait.runner.cli.exits import CliError
 from plait.runner.cli.stored_backends import (
     FileOptions,
     StoredBackends,
@@ -19,7 +18,6 @@ from plait.runner.cli.stored_backends import (
     stored_concurrency,
 )
 from plait.runner.engine.inbox import is_to_be_cancelled
-from plait.runner.errors import PlaitError, TaskNotFound
 from plait.runner.parallel import ParallelRunner
 from plait.runner.state.codec import decode_dag
 from plait.runner.state.owner import LEASE_SECONDS
@@ -51,15 +49,10 @@ class StoredRunners:
             async with cancelling_runner(self._store, record, self._files) as runner:
                 yield runner
             return
-        with _raise_plait_errors():
-            backend_set, names = self._select(record, tasks, retry_failed, task_id)
-            opening = backend_set.open(names)
-            made = await opening.__aenter__()
-        try:
+        backend_set, names = self._select(record, tasks, retry_failed, task_id)
+        async with backend_set.open(names) as made:
             concurrency = stored_concurrency(record) or backend_set.concurrency()
             yield backend_set.make_runner(made, store=self._store, concurrency=concurrency, lease=self._lease)
-        finally:
-            await opening.__aexit__(None, None, None)
 
     @asynccontextmanager
     async def inspect(self, run_id: str) -> AsyncGenerator[ParallelRunner]:
@@ -84,14 +77,3 @@ class StoredRunners:
             raise TaskNotFound(f"run {record.run_id} has no task {task_id!r}")
         names = [dag.backend_of(dag[task_id]) or stored.default]
         return stored.select(names), names
-
-
-@contextmanager
-def _raise_plait_errors() -> Generator[None]:
-    """Raise PlaitError for errors that the command prints."""
-    try:
-        yield
-    except CliError as error:
-        raise PlaitError(error.message) from None
-    except BackendUnavailable as error:
-        raise PlaitError(str(error)) from None

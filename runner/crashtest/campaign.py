@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from itertools import chain, count, islice, zip_longest
 from pathlib import Path
 
+from plait.errors import PlaitError
 from plait.persistence.failpoints import FAILPOINTS, SERVER_FAILPOINTS
 from plait.runner.crashtest.cases import Case, plan_case, random_case
 from plait.runner.crashtest.fork_server import get_ready
@@ -27,7 +28,6 @@ from plait.runner.crashtest.tally import Tally
 from plait.runner.crashtest.trial import Kind, Point, Trial
 from plait.runner.crashtest.trial_runner import Shown, Stage
 from plait.runner.domain.dag import DAG
-from plait.runner.errors import PlaitError
 
 SMALL, SAMPLE = 130, 12
 """A case with at most SMALL hits of boundaries is killed at each hit; a case with more hits, at SAMPLE hits."""

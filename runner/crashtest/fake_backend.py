@@ -14,9 +14,9 @@ from typing import Literal, get_args
 import anyio
 import anyio.lowlevel
 
-from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.protocol import ConversationRequest, Reply
 from plait.dialogue import Message
+from plait.errors import BackendError, ErrorKind
 from plait.runner.crashtest.cases import Case, answer
 from plait.runner.crashtest.ledger import DONE, EXEC, FAIL, NOTE, Ledger
 from plait.runner.engine.attempt import INTERRUPTED

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from plait.backends.errors import ErrorKind
+from plait.errors import ErrorKind
 from plait.json_form import JsonValue
 from plait.runner.crashtest.cases import LAST, Case, answer, digest, follows, last_task, tries
 from plait.runner.domain.dag import DAG

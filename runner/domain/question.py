@@ -10,11 +10,10 @@ from enum import StrEnum
 from typing import Any, TypeAlias
 
 from plait.backends.answers.schema import Mismatch, Schema
-from plait.backends.errors import BackendError
 from plait.backends.text import clean_text, is_json, parse_json
 from plait.dialogue import Question
+from plait.errors import BackendError, PlaitError
 from plait.json_form import JsonInput, JsonValue
-from plait.runner.errors import PlaitError
 
 
 class Way(StrEnum):

@@ -7,11 +7,10 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Literal, TypeAlias
 
-from plait.backends.errors import ErrorKind
 from plait.backends.protocol import OWN_OPTIONS, ModelOptions
+from plait.errors import DAGError, ErrorKind, Problem, nearest
 from plait.json_form import JsonInput, JsonValue
 from plait.runner.domain.task_file import TaskFile
-from plait.runner.errors import DAGError, Problem, nearest
 from plait.statuses import TaskStatus
 
 

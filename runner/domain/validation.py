@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from typing import Literal, cast
 
 from plait.backends.answers.schema import schema_problem
+from plait.errors import Problem, PromptError, nearest
 from plait.json_form import JsonInput
 from plait.runner.domain.reachability import not_upstream
 from plait.runner.domain.task import Retry, Task
 from plait.runner.domain.task_file import MAX_FILES, TaskFile
-from plait.runner.errors import Problem, PromptError, nearest
 from plait.runner.prompts.base import RESERVED_NAMES, PromptNames
 from plait.runner.prompts.condition import condition_names
 from plait.runner.prompts.render import parse_names

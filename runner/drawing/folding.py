@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from plait.errors import DAGError
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.groups import group_of, groups_of
 from plait.runner.domain.task import Task
 from plait.runner.drawing.picture import Look
-from plait.runner.errors import DAGError
 from plait.statuses import TaskStatus
 
 MOST_DRAWN = 200

@@ -12,7 +12,6 @@ import anyio.lowlevel
 
 from plait import events
 from plait.backends.cancellation import Cancellation
-from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.prices import Price
 from plait.backends.protocol import (
     Allowance,
@@ -29,6 +28,7 @@ from plait.backends.protocol import (
 )
 from plait.backends.text import clean_text
 from plait.dialogue import Answer, Message
+from plait.errors import BackendError, ErrorKind, PromptError
 from plait.runner.clock import Clock
 from plait.runner.domain.conversation import NO_HISTORY, Continuation, History
 from plait.runner.domain.question import OnQuestion
@@ -41,7 +41,6 @@ from plait.runner.engine.feed import Feed
 from plait.runner.engine.handover import NO_HANDOVER, AdoptedAttempt, Handover
 from plait.runner.engine.pricing import Pricing
 from plait.runner.engine.task_files import NO_CONTENTS, FileContents, files_of, has_files, read_contents
-from plait.runner.errors import PromptError
 from plait.runner.log import logger
 from plait.runner.state.answer_cache import AnswerCache
 from plait.runner.state.attempt_files import attempt_files, run_folder

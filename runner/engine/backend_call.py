@@ -17,17 +17,16 @@ from plait.backends.answers.threads import in_thread, is_large
 from plait.backends.ask import QuestionAsked, answering, question_in
 from plait.backends.cancellation import CancellableTurn, Cancellation
 from plait.backends.context_variables import in_own_context
-from plait.backends.errors import BackendError, BackendUnavailable, ErrorKind
 from plait.backends.function import format_traceback
 from plait.backends.protocol import Backend, ConversationRequest, Reply
 from plait.backends.secrets import without_secrets
 from plait.backends.text import clean_text, shown
 from plait.dialogue import Message, Question, Role
+from plait.errors import BackendError, BackendUnavailable, ErrorKind, PlaitError, PromptError
 from plait.json_form import JsonValue, value
 from plait.persistence.failpoints import reached
 from plait.runner.asyncio_cancellation import Cancels
 from plait.runner.domain.question import Asking, Way
-from plait.runner.errors import PlaitError, PromptError
 from plait.runner.log import logger
 from plait.runner.state.codec import to_json
 from plait.usage import NO_USAGE, Usage

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from plait.backends.protocol import OWN_OPTIONS, AdjustableBackend, Backend, FileBackend, OptionalPromptBackend
+from plait.errors import BackendMissing, DAGError, Problem
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.policy import Policy
 from plait.runner.domain.task import NO_PROMPT, Task, no_such_setting
 from plait.runner.domain.task_file import TEXT, TaskFile, takes_no_such_file
 from plait.runner.engine.config import Config
-from plait.runner.errors import BackendMissing, DAGError, Problem
 from plait.statuses import TASK_DONE, TaskStatus
 
 

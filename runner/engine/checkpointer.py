@@ -34,9 +34,9 @@ import anyio
 import anyio.lowlevel
 
 from plait import events
+from plait.errors import Conflict, Fenced, Gap, StoreBusy, StoreError, StoreNotOpen, StoreRefused
 from plait.persistence import changes as stored
 from plait.persistence.changes import Batch, Change, LeaseRenewed, RunClaimed, RunReleased
-from plait.persistence.errors import Conflict, Fenced, Gap, StoreBusy, StoreError, StoreNotOpen, StoreRefused
 from plait.persistence.failpoints import reached
 from plait.persistence.protocol import Store, server_of
 from plait.persistence.records import RunRecord

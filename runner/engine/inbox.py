@@ -17,13 +17,12 @@ from dataclasses import dataclass
 
 import anyio
 
+from plait.errors import PlaitError, StoreError
 from plait.json_form import JsonValue
-from plait.persistence.errors import StoreError
 from plait.persistence.protocol import Store, server_of
 from plait.persistence.records import RUN_ENDS, Note, NoteRecord, Owner, RunRecord
 from plait.runner.clock import Clock
 from plait.runner.engine.run_control import AnswerHandler
-from plait.runner.errors import PlaitError
 from plait.runner.log import logger
 from plait.runner.state.codec import to_json
 from plait.statuses import RUN_DONE, RunStatus

@@ -9,11 +9,11 @@ import anyio
 import anyio.abc
 
 from plait.backends.ask import as_here
+from plait.errors import PlaitError
 from plait.json_form import JsonInput
 from plait.runner.asyncio_cancellation import Cancels
 from plait.runner.domain.question import Asking, OnQuestion, OpenQuestion, parse_time
 from plait.runner.engine.attempt import RunContext
-from plait.runner.errors import PlaitError
 from plait.runner.log import logger
 from plait.runner.scheduling.scheduler import Scheduler
 from plait.runner.state.run_state import RunState
@@ -80,9 +80,10 @@ class PendingQuestions:
                 await self._context.sink.submit([]).wait()
                 value = await on_question(question)
                 if value is not None:
-                    self._answer(question.task_id, question.attempt, value, "callback")
-        except PlaitError as error:
-            self._log.warning("answer_refused", task=question.task_id, error=str(error))
+                    try:
+                        self._answer(question.task_id, question.attempt, value, "callback")
+                    except PlaitError as error:
+                        self._log.warning("answer_refused", task=question.task_id, error=str(error))
         except (asyncio.CancelledError, Exception) as error:
             if isinstance(error, asyncio.CancelledError) and cancels.since:
                 raise

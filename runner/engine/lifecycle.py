@@ -26,9 +26,8 @@ from functools import partial
 import anyio
 
 from plait import events
-from plait.backends.errors import BackendError, ErrorKind
+from plait.errors import BackendError, Conflict, ErrorKind, Fenced, OwnershipLost, RunExists, StoreError
 from plait.persistence.changes import Change, RunReleased
-from plait.persistence.errors import Conflict, Fenced, StoreError
 from plait.persistence.failpoints import reached
 from plait.persistence.protocol import Store, files_root
 from plait.persistence.records import Owner
@@ -57,7 +56,6 @@ from plait.runner.engine.inbox import Inbox
 from plait.runner.engine.outcome import STORE_WAITS_S
 from plait.runner.engine.policy_driver import PolicyDriver, PolicyState
 from plait.runner.engine.run_control import Control
-from plait.runner.errors import OwnershipLost, RunExists
 from plait.runner.log import logger
 from plait.runner.scheduling.account import Pause
 from plait.runner.scheduling.scheduler import InitialState, Scheduler

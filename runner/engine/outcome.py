@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from plait import events
-from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.protocol import ForkingBackend, Reply
 from plait.backends.text import clean_text
 from plait.dialogue import Message, Question
+from plait.errors import BackendError, DAGError, ErrorKind, PromptError
 from plait.json_form import JsonValue
 from plait.runner.clock import iso
 from plait.runner.domain.conversation import Continuation, correction_prompt, invalid_tasks_error
@@ -27,7 +27,6 @@ from plait.runner.engine.growth import Growth
 from plait.runner.engine.policy_driver import PolicyState
 from plait.runner.engine.retry import deserves_retry, retry_delay
 from plait.runner.engine.throttling import pause_of
-from plait.runner.errors import DAGError, PromptError
 from plait.runner.log import logger
 from plait.runner.scheduling.account import Pause
 from plait.runner.scheduling.scheduler import Scheduler

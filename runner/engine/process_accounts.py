@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from typing import TypeAlias
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
-from plait.backends.errors import BackendUnavailable
 from plait.backends.protocol import Backend
+from plait.errors import BackendUnavailable
 from plait.runner.scheduling.account import Account
 from plait.runner.scheduling.rate_gate import RateGate
 from plait.runner.scheduling.rates import RateLimiter, RateLimits

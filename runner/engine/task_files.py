@@ -8,12 +8,11 @@ from pathlib import Path
 
 from anyio.to_thread import run_sync
 
-from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.protocol import Attachment
+from plait.errors import BackendError, DAGError, ErrorKind, Problem
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.task import Task
 from plait.runner.domain.task_file import TEXT, TaskFile
-from plait.runner.errors import DAGError, Problem
 from plait.runner.state.file_digests import find_file, read_file, text_of_file
 
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 from plait import events
-from plait.backends.errors import BackendError
 from plait.backends.limit_resets import names_quota
+from plait.errors import BackendError
 from plait.runner.clock import iso
 from plait.runner.engine.checkpointer import EventSink
 from plait.runner.scheduling.account import Account, Pause

@@ -12,9 +12,7 @@ from mcp.server.mcpserver.exceptions import ToolError
 from mcp.types import ToolAnnotations
 from pydantic import Field
 
-from plait.backends.errors import BackendUnavailable
-from plait.persistence.errors import StoreError
-from plait.runner.errors import PlaitError
+from plait.errors import PlaitError
 from plait.runner.mcp.tools import MOST_CHARACTERS, MOST_WAIT_S, RunTools
 
 INSTRUCTIONS = (
@@ -136,7 +134,7 @@ def _explained(tool: _Tool[_P]) -> _Tool[_P]:
     async def call(*args: _P.args, **kwargs: _P.kwargs) -> dict[str, Any]:
         try:
             return await tool(*args, **kwargs)
-        except (PlaitError, StoreError, BackendUnavailable) as error:
+        except PlaitError as error:
             raise ToolError(str(error)) from error
 
     return call

@@ -13,9 +13,9 @@ from typing import Any, Protocol
 
 import anyio
 
+from plait.errors import RunOwned, TaskNotFound
 from plait.json_form import JsonValue
 from plait.runner.clock import Clock
-from plait.runner.errors import RunOwned, TaskNotFound
 from plait.runner.operations.inspect import RunInfo, TaskInfo
 from plait.runner.service import POLL_SECONDS, RunService
 from plait.statuses import RunStatus, TaskStatus

@@ -9,9 +9,9 @@ from typing import Literal, TypeAlias, get_args
 
 from plait.backends.answers.reader import read_answer
 from plait.backends.answers.schema import Mismatch, Schema
-from plait.backends.errors import BackendError
 from plait.backends.text import clean_text
 from plait.dialogue import Message
+from plait.errors import AnswerConflict, BackendError, PlaitError, RunOwned
 from plait.json_form import JsonInput, JsonValue
 from plait.persistence.changes import Change, TaskAnswered, TaskCompleted, TaskFailed, TaskWaiting
 from plait.persistence.records import TaskRecord
@@ -21,7 +21,6 @@ from plait.runner.domain.task import Task, failed_status
 from plait.runner.engine.config import Config
 from plait.runner.engine.feed import Feed
 from plait.runner.engine.inbox import AnswerNote, answer_note, wake
-from plait.runner.errors import AnswerConflict, PlaitError, RunOwned
 from plait.runner.recovery.adoption import with_detached_turns
 from plait.runner.recovery.answers import first_notes, given_answers, open_questions, question_of, too_late
 from plait.runner.recovery.lease import wait_for_expiry, with_lease

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from plait.persistence.errors import StoreError
+from plait.errors import StoreError
 from plait.persistence.protocol import Store
 from plait.persistence.records import EventKind
 from plait.runner.clock import Clock

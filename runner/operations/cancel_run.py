@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from plait import events
+from plait.errors import RunOwned
 from plait.persistence.records import RunRecord
 from plait.runner.clock import iso
 from plait.runner.domain.result import RunResult
@@ -15,7 +16,6 @@ from plait.runner.engine.config import Config
 from plait.runner.engine.feed import Feed
 from plait.runner.engine.host_connections import end_on_hosts, run_on_hosts
 from plait.runner.engine.inbox import cancel_note, is_to_be_cancelled, wake
-from plait.runner.errors import RunOwned
 from plait.runner.recovery.lease import acquire, is_live, wait_for_expiry
 from plait.runner.state.codec import encode_event
 from plait.runner.state.orphans import kill_orphans

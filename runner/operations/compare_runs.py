@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from plait.errors import PromptError, RunNotFound
 from plait.persistence.protocol import Store
 from plait.persistence.records import RunRecord, TaskRecord
-from plait.runner.errors import PromptError, RunNotFound
 from plait.runner.operations.inspect import usage_as_json
 from plait.runner.operations.word_changes import word_changes
 from plait.runner.state.answer_changes import RunSide, describe_change

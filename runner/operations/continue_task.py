@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager
 
 import anyio
 
-from plait.backends.errors import BackendError
 from plait.backends.protocol import (
     Attachment,
     Backend,
@@ -19,6 +18,7 @@ from plait.backends.protocol import (
     Reply,
 )
 from plait.backends.text import clean_text
+from plait.errors import BackendError, PlaitError, TurnNotStored
 from plait.events import SessionOpened
 from plait.persistence.changes import Change, RunReleased
 from plait.persistence.protocol import files_root
@@ -34,7 +34,6 @@ from plait.runner.engine.feed import Feed
 from plait.runner.engine.host_connections import connected_hosts, remove_files_on_hosts, run_on_hosts
 from plait.runner.engine.pricing import Pricing
 from plait.runner.engine.task_files import has_files, read_contents
-from plait.runner.errors import PlaitError, TurnNotStored
 from plait.runner.recovery.lease import acquire, wait_for_expiry
 from plait.runner.state.attempt_files import attempt_files
 from plait.runner.state.codec import message_changes

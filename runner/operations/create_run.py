@@ -15,9 +15,9 @@ from collections.abc import Mapping
 
 from plait import events
 from plait.backends.text import clean_text
+from plait.errors import Conflict, KeyConflict, RunExists, StoreRequired
 from plait.json_form import JsonInput
 from plait.persistence.changes import Batch
-from plait.persistence.errors import Conflict
 from plait.persistence.protocol import Store
 from plait.persistence.records import RunRecord
 from plait.runner.clock import iso, new_run_id
@@ -27,7 +27,6 @@ from plait.runner.domain.validation import why_no_json
 from plait.runner.engine.backend_checks import backend_names, require_policy_backends
 from plait.runner.engine.config import Config, answer_keys
 from plait.runner.engine.task_files import with_digests
-from plait.runner.errors import KeyConflict, RunExists, StoreRequired
 from plait.runner.state.codec import encode_event, run_created
 from plait.runner.state.reusable_answers import ANSWER_KEYS
 

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from plait.errors import PlaitError, TaskNotFound, nearest
 from plait.json_form import JsonInput
 from plait.persistence.protocol import Store
 from plait.persistence.records import EventKind
@@ -15,7 +16,6 @@ from plait.runner.domain.groups import group_of
 from plait.runner.domain.policy import Policy
 from plait.runner.domain.prompt_values import named
 from plait.runner.domain.task import Task, with_prompt
-from plait.runner.errors import PlaitError, TaskNotFound, nearest
 from plait.runner.operations.create_run import RESERVED_SETTINGS
 from plait.runner.policies import policy_of
 from plait.runner.prompts.render import names_used

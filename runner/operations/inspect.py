@@ -9,16 +9,15 @@ from typing import Any
 
 import anyio.to_thread
 
+from plait.errors import RunNotFound, StoreError
 from plait.events import OWN_LIMITS, BackendThrottled, HostAway
 from plait.json_form import JsonValue, from_json
-from plait.persistence.errors import StoreError
 from plait.persistence.protocol import Store
 from plait.persistence.records import RUN_ENDS, EventKind, EventRecord, Owner, RunRecord, TaskRecord
 from plait.runner.clock import Clock, iso
 from plait.runner.domain.question import AnsweredQuestion, OpenQuestion, answers_of, asking_of, parse_time
 from plait.runner.domain.waiting import WaitingRun, WaitReason, Waits, stored_limits
 from plait.runner.engine.policy_driver import read_policy_state
-from plait.runner.errors import RunNotFound
 from plait.runner.policies.orchestrator.policy import Loop, OrchestratorPolicy
 from plait.runner.state.codec import decode_dag
 from plait.runner.state.owner import liveness, seems_free

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from plait.persistence.errors import StoreError
+from plait.errors import PlaitError
 from plait.persistence.protocol import Store
 from plait.persistence.records import RunRecord, TaskRecord
 from plait.runner.domain.question import OpenQuestion
-from plait.runner.errors import PlaitError
 from plait.runner.operations.find_runs import MOST_SEARCHED
 from plait.runner.operations.inspect import asks_as_json
 from plait.runner.recovery.answers import first_notes, open_questions
@@ -60,7 +59,7 @@ async def list_questions(store: Store) -> list[WaitingTask]:
 async def _of_run(store: Store, record: RunRecord) -> list[WaitingTask]:
     try:
         return await waiting_tasks(await stored_run(store, record.run_id))
-    except (StoreError, PlaitError):  # a damaged run, or a run that was deleted just now: the others are found
+    except PlaitError:  # a damaged run, or a run that was deleted just now: the others are found
         return []
 
 

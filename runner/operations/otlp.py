@@ -13,9 +13,9 @@ import anyio.to_thread
 
 from plait.backends.llm.client import Client, Limits
 from plait.backends.llm.endpoint import Endpoint, url_fault
+from plait.errors import PlaitError
 from plait.runner.clock import Clock
 from plait.runner.domain.question import parse_time
-from plait.runner.errors import PlaitError
 from plait.runner.operations.spans import AttributeValue, Span
 
 DEFAULT_ENDPOINT = "http://localhost:4318"

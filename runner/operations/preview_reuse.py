@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.protocol import Reply
+from plait.errors import BackendError, DAGError, ErrorKind, PromptError, RunNotFound
 from plait.json_form import JsonValue
 from plait.runner.clock import iso
 from plait.runner.domain.dag import DAG
@@ -28,7 +28,6 @@ from plait.runner.engine.growth import Growth
 from plait.runner.engine.outcome import CONDITION
 from plait.runner.engine.policy_driver import PolicyDriver, PolicyState
 from plait.runner.engine.task_files import files_of
-from plait.runner.errors import DAGError, PromptError, RunNotFound
 from plait.runner.operations.inspect import usage_as_json
 from plait.runner.scheduling.scheduler import Scheduler
 from plait.runner.scheduling.slots import SlotPool

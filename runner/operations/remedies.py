@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from plait.backends.errors import ErrorKind
+from plait.errors import ErrorKind
 from plait.runner.engine.checkpointer import NOT_STORED
 from plait.runner.operations.answer_task import DECLARED_FAILED
 

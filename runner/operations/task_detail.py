@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from plait.errors import PlaitError, TaskNotFound
 from plait.persistence.protocol import Store
 from plait.persistence.records import AttemptRecord, MessageRecord
-from plait.runner.errors import PlaitError, TaskNotFound
 from plait.runner.operations.inspect import TaskInfo, task_infos
 from plait.runner.state.placements import placed_attempts
 from plait.runner.state.stored_run import stored_record, stored_run
@@ -60,8 +60,8 @@ async def task_detail(store: Store, run_id: str, task_id: str, now: float) -> Ta
 
 async def rendered_prompt(store: Store, run_id: str, task_id: str) -> str | None:
     """Return the prompt of a task that has no stored message yet; None while the prompt cannot be rendered."""
+    run = await stored_run(store, run_id)
     try:
-        run = await stored_run(store, run_id)
         return run.state.prompt(run.state.dag[task_id])
     except PlaitError:  # a dependency has no result yet
         return None

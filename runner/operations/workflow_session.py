@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from plait.errors import RunNotFound
 from plait.persistence.protocol import Store
 from plait.runner.domain.policy import RunView
-from plait.runner.errors import RunNotFound
 from plait.runner.policies.workflow_session import Session, session_of
 from plait.runner.state.codec import decode_dag
 from plait.runner.state.run_state import RunState

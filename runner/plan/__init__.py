@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from plait.runner.plan.errors import PlanError, PlanProblem
+from plait.errors import PlanError, PlanProblem
 from plait.runner.plan.loader import Plan, load_plan, parse_plan
 from plait.runner.plan.schema import plan_schema
 

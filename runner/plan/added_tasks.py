@@ -12,9 +12,9 @@ from typing import cast
 
 from pydantic import ValidationError
 
+from plait.errors import DAGError, Problem
 from plait.json_form import JsonValue
 from plait.runner.domain.task import NO_PROMPT, Task, lacks_prompt
-from plait.runner.errors import DAGError, Problem
 from plait.runner.plan.for_each import Member
 from plait.runner.plan.loader import salvage
 from plait.runner.plan.messages import findings

@@ -6,9 +6,9 @@ import glob
 from collections.abc import Mapping
 from pathlib import Path
 
+from plait.errors import PromptError
 from plait.json_form import JsonValue
 from plait.runner.domain.task_file import TaskFile
-from plait.runner.errors import PromptError
 from plait.runner.plan.messages import in_folder
 from plait.runner.prompts.render import names_used, render
 from plait.runner.state.file_digests import find_file

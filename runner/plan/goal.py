@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from plait.backends.spec.build import BackendSpec, LocalSpec
+from plait.errors import PromptError
 from plait.json_form import JsonInput, JsonValue
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.task import GrowthLimits
-from plait.runner.errors import PromptError
 from plait.runner.plan.schema import MAX_GOAL, DefaultsPart, OrchestratePart
 from plait.runner.plan.source import Source
 from plait.runner.policies.orchestrator.policy import LoopLimits, OrchestratorPolicy

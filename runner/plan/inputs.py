@@ -11,13 +11,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+from plait.errors import PlanError, PlanProblem
 from plait.json_form import JsonValue
 from plait.runner.domain.dag import nearest
-from plait.runner.plan.errors import PlanError, PlanProblem, spell
 from plait.runner.plan.messages import describe, in_folder
 from plait.runner.plan.rows import RowsError, read_rows
 from plait.runner.plan.schema import FilesInput, RequiredInput, RowsInput
 from plait.runner.plan.source import Source, read_value
+from plait.runner.plan.values import spell
 
 _SHORT = 60
 """The maximum length of a value quoted in full in a message."""

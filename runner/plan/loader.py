@@ -16,13 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ValidationError
 
+from plait.errors import DAGError, PlanError, PlanProblem
 from plait.json_form import JsonValue
 from plait.runner.domain.dag import DAG, nearest
 from plait.runner.domain.task import GrowthLimits, no_such_setting
 from plait.runner.domain.task_file import TEXT, media_type, takes_no_such_file
-from plait.runner.errors import DAGError
-from plait.runner.plan.errors import Path as Where
-from plait.runner.plan.errors import PlanError, PlanProblem, spell
 from plait.runner.plan.functions import missing_functions
 from plait.runner.plan.goal import fit_to_models, orchestrator_dag, orchestrator_of
 from plait.runner.plan.inputs import SuppliedValues, input_values
@@ -31,6 +29,8 @@ from plait.runner.plan.schema import GIVEN_BY, FollowUpPart, OrchestratePart, Pl
 from plait.runner.plan.source import MAX_BYTES, Source, read_source
 from plait.runner.plan.steps import workflow_dag, workflow_of
 from plait.runner.plan.tasks import PlanTasks
+from plait.runner.plan.values import Path as Where
+from plait.runner.plan.values import spell
 from plait.runner.plan.workflows import check_follow_ups, follow_ups_of
 from plait.runner.policies.orchestrator.policy import OrchestratorPolicy
 

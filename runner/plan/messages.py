@@ -12,8 +12,8 @@ from pydantic import BaseModel, ValidationError
 
 from plait.backends.spec.agents import AcpAgent
 from plait.backends.spec.base import RatePart
+from plait.errors import PlanProblem
 from plait.runner.domain.dag import nearest
-from plait.runner.plan.errors import Path, PlanProblem
 from plait.runner.plan.schema import (
     SPEC_CLASSES,
     DefaultsPart,
@@ -32,6 +32,7 @@ from plait.runner.plan.schema import (
     input_kind,
 )
 from plait.runner.plan.source import Source
+from plait.runner.plan.values import Path
 
 _KINDS_OF_VALUES = {
     "string_type": "text",

@@ -18,11 +18,11 @@ from itertools import islice
 from pathlib import Path
 from typing import TypeAlias
 
+from plait.errors import PlanProblem
 from plait.json_form import JsonValue
-from plait.runner.plan.errors import PlanProblem, spell
 from plait.runner.plan.messages import describe, in_folder
 from plait.runner.plan.schema import MAX_MADE
-from plait.runner.plan.values import MAX_DEPTH, nests_too_deep, not_json, too_many_digits, unstorable
+from plait.runner.plan.values import MAX_DEPTH, nests_too_deep, not_json, spell, too_many_digits, unstorable
 
 MAX_BYTES = 64 * 1024 * 1024
 MOST_MISTAKES = 20

@@ -22,10 +22,10 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from plait.backends.errors import ErrorKind
 from plait.backends.prices import Price
 from plait.backends.spec.build import BackendSpec
 from plait.backends.spec.hosts import HostsPart
+from plait.errors import ErrorKind
 from plait.runner.domain.dag import nearest
 from plait.runner.domain.task import DEFAULT_RETRY, DEFAULT_RETRY_ON, MAX_DEPTH, MAX_TASKS, NEVER_RETRIED
 from plait.runner.domain.task_file import MAX_FILES

@@ -18,9 +18,9 @@ from typing import Any, NoReturn, cast
 
 import yaml
 
+from plait.errors import PlanError, PlanProblem
 from plait.json_form import JsonValue
-from plait.runner.plan.errors import Path, PlanError, PlanProblem, spell
-from plait.runner.plan.values import MAX_DEPTH, not_json, too_many_digits, unstorable
+from plait.runner.plan.values import MAX_DEPTH, Path, not_json, spell, too_many_digits, unstorable
 
 MAX_BYTES = 1024 * 1024
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from plait.errors import DAGError, Problem
 from plait.json_form import JsonValue
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.task import NO_PROMPT, GrowthLimits
-from plait.runner.errors import DAGError, Problem
-from plait.runner.plan.errors import Path
 from plait.runner.plan.schema import PlanPart, StepPart
 from plait.runner.plan.source import Source
 from plait.runner.plan.tasks import check_schema, function_of, line_in, retry_of, used_name
+from plait.runner.plan.values import Path
 from plait.runner.policies.workflow import Step, Workflow
 
 _FIELDS = {"id": "name"}

@@ -10,18 +10,18 @@ from typing import Any, cast
 
 from plait.backends.answers.schema import schema_problem
 from plait.backends.spec.build import FunctionSpec
+from plait.errors import Problem
 from plait.json_form import JsonValue
 from plait.runner.domain.dag import nearest
 from plait.runner.domain.task import DEFAULT_RETRY, NO_PROMPT, TASKS_SCHEMA, FailureMode, Retry, Task
 from plait.runner.domain.task_file import TaskFile
 from plait.runner.domain.validation import MOST_HINTS, uses_itself
-from plait.runner.errors import Problem
-from plait.runner.plan.errors import Path as Where
 from plait.runner.plan.files import PlanFiles
 from plait.runner.plan.for_each import MAX_EDGES, Families, Member
 from plait.runner.plan.messages import describe
 from plait.runner.plan.schema import MAX_MADE, DefaultsPart, FollowUpPart, PlanPart, StepPart, TaskPart
 from plait.runner.plan.source import Source
+from plait.runner.plan.values import Path as Where
 from plait.runner.prompts.condition import condition_names
 from plait.runner.prompts.render import parse_names
 

@@ -7,10 +7,12 @@ import math
 import re
 import sys
 from collections.abc import Iterable, Iterator
+from typing import TypeAlias
 
 from plait.json_form import JsonValue
-from plait.runner.plan.errors import Path
 
+Path: TypeAlias = tuple[str | int, ...]
+"""The position of a value in a plan: keys and indexes from the top, such as `("tasks", 3, "depends_on", 0)`."""
 MAX_DEPTH = 50
 """The maximum nesting of lists and mappings."""
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
@@ -52,3 +54,9 @@ def _parts(value: JsonValue) -> Iterable[tuple[str | int, JsonValue]]:
     if isinstance(value, dict):
         return value.items()
     return enumerate(value) if isinstance(value, list) else ()
+
+
+def spell(path: Path) -> str:
+    """Return `path` in the form `tasks[3].depends_on[0]`."""
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
+    return text.removeprefix(".")

@@ -6,13 +6,13 @@ check therefore assumes that every task of the plan has completed and validates 
 
 from __future__ import annotations
 
+from plait.errors import PromptError
 from plait.runner.domain.dag import DAG, nearest, sort_names
 from plait.runner.domain.task import FailureMode
-from plait.runner.errors import PromptError
-from plait.runner.plan.errors import Path
 from plait.runner.plan.schema import FollowUpPart, PlanPart
 from plait.runner.plan.source import Source
 from plait.runner.plan.tasks import check_schema, line_in, retry_of
+from plait.runner.plan.values import Path
 from plait.runner.policies.follow_ups import FollowUp, FollowUps
 from plait.runner.prompts.render import parse_names
 

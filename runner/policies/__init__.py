@@ -6,10 +6,10 @@ import importlib
 from collections.abc import Mapping
 from typing import cast
 
+from plait.errors import PlaitError, PolicyMissing
 from plait.json_form import JsonValue
 from plait.runner.domain.dag import nearest
 from plait.runner.domain.policy import Policy
-from plait.runner.errors import PlaitError, PolicyMissing
 
 _HOMES = {
     "follow_ups": ("follow_ups", "FollowUps"),

@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import cast
 
+from plait.errors import DAGError, Problem
 from plait.json_form import JsonInput, JsonValue
 from plait.runner.domain.dag import DAG, sort_names
 from plait.runner.domain.policy import Decision, RunView
 from plait.runner.domain.task import DEFAULT_RETRY, FailureMode, Mode, Retry, Task
-from plait.runner.errors import DAGError, Problem
 from plait.runner.policies.settings import made_of, settings_of
 from plait.runner.prompts.base import RESERVED_NAMES
 from plait.runner.prompts.render import names_used

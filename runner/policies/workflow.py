@@ -15,18 +15,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias, cast, get_args
 
+from plait.errors import ImpossibleState, SessionEnded, UnknownStep
 from plait.json_form import JsonInput, JsonValue
 from plait.runner.domain.dag import DAG, nearest
 from plait.runner.domain.policy import Decision, RunView
 from plait.runner.domain.task import DEFAULT_RETRY, NO_PROMPT, FailureMode, Retry, Task, lacks_prompt
 from plait.runner.policies.settings import made_of, settings_of
 from plait.runner.policies.workflow_session import (
-    ImpossibleState,
     Interaction,
     Session,
     SessionComplete,
-    SessionEnded,
-    UnknownStep,
     session_of,
     task_id,
 )

@@ -13,20 +13,7 @@ from plait.json_form import JsonValue
 from plait.runner.domain.policy import RunView
 from plait.runner.domain.result import TaskResult
 from plait.runner.domain.task import NEVER_RETRIED, Task
-from plait.runner.errors import PlaitError
 from plait.statuses import RunStatus, TaskStatus
-
-
-class UnknownStep(PlaitError):  # noqa: N818
-    """Raised if the last completed interaction belongs to a step missing from the workflow."""
-
-
-class ImpossibleState(PlaitError):  # noqa: N818
-    """Raised if the last completed interaction has an invalid status or number."""
-
-
-class SessionEnded(PlaitError):  # noqa: N818
-    """Raised if the run of the session has ended or is being cancelled."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from types import GeneratorType
 from typing import Any, cast
 
+from plait.errors import PromptError
 from plait.json_form import JsonInput
-from plait.runner.errors import PromptError
 
 CONSTANTS: frozenset[str] = frozenset({"true", "false", "none", "True", "False", "None"})
 """Names that are values in a prompt: a task or an input of that name would silently never be inserted."""

@@ -7,7 +7,7 @@ from itertools import islice
 
 from jinja2 import TemplateAssertionError, meta, nodes
 
-from plait.runner.errors import PromptError, nearest
+from plait.errors import PromptError, nearest
 from plait.runner.prompts.base import PromptNames, by_key
 
 MAX_MISTAKES = 20

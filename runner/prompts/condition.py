@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from plait.errors import PromptError
 from plait.json_form import JsonInput
-from plait.runner.errors import PromptError
 from plait.runner.prompts.base import DEFAULT_LIMIT, PromptNames
 
 if TYPE_CHECKING:

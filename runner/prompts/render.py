@@ -18,8 +18,8 @@ from functools import lru_cache
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from plait.errors import PromptError
 from plait.json_form import JsonInput
-from plait.runner.errors import PromptError
 from plait.runner.prompts.base import (
     CONSTANTS,
     DEFAULT_LIMIT,

@@ -20,8 +20,8 @@ from jinja2.parser import Parser
 from jinja2.runtime import Context, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from plait.errors import PromptError
 from plait.json_form import JsonInput
-from plait.runner.errors import PromptError
 from plait.runner.prompts.base import (
     STEP,
     PromptNames,

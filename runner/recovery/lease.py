@@ -14,8 +14,8 @@ from typing import Literal
 import anyio
 
 from plait import events
+from plait.errors import Conflict, Fenced, RunOwned, StoreError
 from plait.persistence.changes import Batch, Change, RunClaimed, RunReleased
-from plait.persistence.errors import Conflict, Fenced, StoreError
 from plait.persistence.failpoints import reached
 from plait.persistence.protocol import Store, server_of
 from plait.persistence.records import Owner, RunRecord
@@ -25,7 +25,6 @@ from plait.runner.engine.checkpointer import WritePosition
 from plait.runner.engine.config import Config
 from plait.runner.engine.feed import Feed
 from plait.runner.engine.run_control import Control
-from plait.runner.errors import RunOwned
 from plait.runner.state.orphans import has_files, kill_orphans
 from plait.runner.state.owner import Liveness, claim_for_this_process, liveness, unregister
 from plait.runner.state.stored_run import StoredRun

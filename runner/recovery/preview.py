@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from plait.errors import PlaitError, StoreError
 from plait.runner.clock import iso
 from plait.runner.domain.html_table import html_table
 from plait.runner.engine.config import Config
 from plait.runner.engine.feed import Feed
 from plait.runner.engine.inbox import is_to_be_cancelled
-from plait.runner.errors import PlaitError
 from plait.runner.recovery.adoption import with_detached_turns
 from plait.runner.recovery.answers import ReceivedAnswers, given_answers
 from plait.runner.recovery.lease import wait_for_expiry
@@ -164,6 +164,8 @@ async def _with_input_tokens(run: StoredRun, step: ResumeStep) -> ResumeStep:
         if task.continues is not None and run.state.is_completed(task.continues):
             history = await load_history(run.store, run.record.run_id, run.state, task.continues)
             characters += sum(len(message.content) for message in history.messages)
+    except StoreError:
+        raise
     except PlaitError:  # an unreadable prompt or conversation costs nothing
         return step
     return replace(step, input_tokens=-(-characters // _CHARACTERS_A_TOKEN))

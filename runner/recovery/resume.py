@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from plait import events
-from plait.backends.errors import BackendError, ErrorKind
+from plait.errors import BackendError, ErrorKind, PlaitError, PolicyMissing, RunNotFound, RunNotResumable
 from plait.json_form import JsonInput
 from plait.persistence.records import TASK_RESULTS, TaskRecord
 from plait.runner.clock import iso
@@ -22,7 +22,6 @@ from plait.runner.engine.handover import AdoptedAttempt, Handover
 from plait.runner.engine.lifecycle import PreparedRun
 from plait.runner.engine.policy_driver import PolicyState, read_policy_state
 from plait.runner.engine.run_control import Control
-from plait.runner.errors import PlaitError, PolicyMissing, RunNotFound, RunNotResumable
 from plait.runner.policies import policy_of
 from plait.runner.recovery.adoption import adopted_attempt, session_event, with_detached_turns
 from plait.runner.recovery.answers import ReceivedAnswers, given_answers

@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+from plait.errors import RunNotFound, StoreError
 from plait.json_form import JsonValue
-from plait.persistence.errors import StoreError
 from plait.persistence.protocol import Store
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.question import parse_time
 from plait.runner.domain.task import Task
-from plait.runner.errors import RunNotFound
 from plait.runner.state.codec import to_json
 from plait.runner.state.kept_answers import GIVEN, KEPT
 from plait.runner.state.readable_state import ReadableState

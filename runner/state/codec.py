@@ -10,9 +10,9 @@ from typing import Any, cast
 from plait import events
 from plait.backends.text import clean_text
 from plait.dialogue import Message
+from plait.errors import StoreError
 from plait.json_form import JsonInput
 from plait.persistence import changes as stored
-from plait.persistence.errors import StoreError
 from plait.persistence.records import THOUGHTS, RunRecord, TaskRecord
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.task import DEFAULT_RETRY, FailureMode, GrowthLimits, Retry, Task

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import cast
 
-from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.text import clean_text
 from plait.dialogue import Message, Role
+from plait.errors import BackendError, ErrorKind, PlaitError
 from plait.persistence.protocol import Store
 from plait.persistence.records import THOUGHTS, EventKind, MessageRecord, TaskRecord
 from plait.runner.domain.conversation import INVALID_TASKS, Continuation, History, correction_prompt
-from plait.runner.errors import PlaitError
 from plait.runner.state.run_state import RunState
 from plait.runner.state.stored_run import StoredRun
 from plait.statuses import AttemptStatus

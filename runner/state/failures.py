@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final
 
-from plait.backends.errors import ErrorKind
+from plait.errors import ErrorKind
 
 THROTTLING: Final = frozenset({ErrorKind.RATE_LIMITED, ErrorKind.OVERLOADED})
 """Error kinds with which a backend requests a pause: not the fault of the task."""

@@ -14,13 +14,12 @@ from typing import Any
 
 from plait.backends.answers.reader import read_answer
 from plait.backends.answers.schema import Mismatch, Schema
-from plait.backends.errors import BackendError
 from plait.dialogue import Message
+from plait.errors import BackendError, PlaitError
 from plait.events import AttemptId
 from plait.json_form import JsonValue
 from plait.runner.domain.groups import group_of
 from plait.runner.domain.task import Task
-from plait.runner.errors import PlaitError
 from plait.runner.state.codec import to_json
 from plait.runner.state.conversations import own_messages, sent_prompt
 from plait.runner.state.readable_state import ReadableState

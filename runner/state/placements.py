@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from plait.backends.errors import ErrorKind
+from plait.errors import ErrorKind
 from plait.persistence.protocol import Store
 from plait.persistence.records import AttemptRecord, EventKind
 from plait.statuses import AttemptStatus

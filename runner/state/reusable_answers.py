@@ -13,13 +13,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from plait.backends.text import clean_text
+from plait.errors import TaskNotFound, nearest
 from plait.events import AttemptId
 from plait.json_form import JsonValue
 from plait.persistence.protocol import Store
 from plait.runner.domain.groups import group_of
 from plait.runner.domain.task import Task
 from plait.runner.domain.task_file import TaskFile
-from plait.runner.errors import TaskNotFound, nearest
 from plait.runner.state.codec import to_json
 from plait.runner.state.conversations import sent_prompt
 from plait.runner.state.kept_answers import ForkPoint, asked_persons, load_kept, person_answer

@@ -28,9 +28,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from plait import events
-from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.protocol import Reply
 from plait.dialogue import Message
+from plait.errors import BackendError, ErrorKind
 from plait.json_form import JsonValue
 from plait.persistence.records import AttemptRecord, TaskRecord
 from plait.runner.domain.conversation import INVALID_TASKS, Continuation, History

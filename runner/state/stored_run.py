@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from plait.backends.protocol import DetachedTurn
+from plait.errors import PlaitError, RunNotFound, RunNotResumable, StoreRequired, TaskNotFound, nearest
 from plait.json_form import JsonValue
 from plait.persistence.failpoints import reached
 from plait.persistence.protocol import Store
@@ -15,7 +16,6 @@ from plait.persistence.records import EventKind, MessageRecord, RunRecord, TaskR
 from plait.runner.domain.question import parse_time
 from plait.runner.domain.result import RunResult
 from plait.runner.domain.task import with_prompt
-from plait.runner.errors import PlaitError, RunNotFound, RunNotResumable, StoreRequired, TaskNotFound, nearest
 from plait.runner.state.codec import decode_dag
 from plait.runner.state.run_state import RunState
 from plait.statuses import RUN_DONE, TASK_STATUSES, RunStatus, TaskStatus

@@ -9,8 +9,8 @@ from typing import TypeVar
 
 import anyio
 
+from plait.errors import StoreError
 from plait.persistence.changes import Batch
-from plait.persistence.errors import StoreError
 from plait.persistence.protocol import ServerStore, Store, files_root, server_of
 from plait.persistence.records import (
     AttemptRecord,

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from http import HTTPStatus
-from typing import Any, TypeAlias
+from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -12,38 +11,12 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.routing import compile_path
 
-from plait.backends.errors import BackendError
-from plait.persistence.errors import StoreError
-from plait.runner.errors import (
-    AnswerConflict,
-    BackendMissing,
-    KeyConflict,
+from plait.errors import (
     PlaitError,
-    RunNotFound,
-    RunNotResumable,
-    RunOwned,
-    TaskNotFound,
-    TurnNotStored,
 )
-from plait.runner.operations.error_kinds import ERROR_KINDS
-from plait.runner.plan import PlanError
 from plait.runner.web.schemas import ErrorBody
 from plait.runner.web.security import problem
 
-_CODES: dict[type[Exception], int] = {
-    RunNotFound: 404,
-    TaskNotFound: 404,
-    RunOwned: 409,
-    RunNotResumable: 409,
-    KeyConflict: 409,
-    PlanError: 422,
-    AnswerConflict: 409,
-    BackendMissing: 422,
-    PlaitError: 422,
-    BackendError: 502,
-    TurnNotStored: 503,
-    StoreError: 503,
-}
 _HTTP_KINDS = {404: "not_found", 405: "method_not_allowed"}
 _INVALID = 422, "invalid_request"
 
@@ -72,8 +45,6 @@ DOCUMENTED_BESIDE_OTHERS: dict[int | str, dict[str, Any]] = {
 }
 """The same for a route whose responses have another media type."""
 
-_Handler: TypeAlias = Callable[[Request, Exception], Awaitable[JSONResponse]]
-
 
 class NothingLeft(Exception):  # noqa: N818 - a normal response
     """No event can follow in an ended run: status 204 keeps an `EventSource` from reconnecting."""
@@ -85,15 +56,12 @@ def add_handlers(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, _handle_validation)
     app.add_exception_handler(NothingLeft, _handle_nothing_left)
     app.add_exception_handler(Exception, _handle_bug)
-    for error, code in _CODES.items():
-        app.add_exception_handler(error, _make_handler(code, ERROR_KINDS[error]))
+    app.add_exception_handler(PlaitError, _handle_error)
 
 
-def _make_handler(code: int, kind: str) -> _Handler:
-    async def answer(_request: Request, error: Exception) -> JSONResponse:
-        return JSONResponse(problem(kind, str(error)), code)
-
-    return answer
+async def _handle_error(_request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, PlaitError)
+    return JSONResponse(problem(error.word, str(error)), error.http_status)
 
 
 async def _handle_http(request: Request, error: Exception) -> JSONResponse:

@@ -12,8 +12,7 @@ from fastapi import APIRouter, Depends, Query, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
-from plait.persistence.errors import StoreError
-from plait.runner.errors import PlaitError
+from plait.errors import PlaitError
 from plait.runner.operations.live_view import LiveView, ViewChange
 from plait.runner.service import RunService
 from plait.runner.web import schemas
@@ -105,7 +104,7 @@ class PageApi:
                         await self._stopping.wait()
                         return
                     changes = view.changes()
-            except (StoreError, PlaitError) as error:
+            except PlaitError as error:
                 await sender.send(_event("failed", {"message": str(error)}))
 
 

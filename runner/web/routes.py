@@ -14,9 +14,9 @@ from fastapi import APIRouter, Depends, Header, Query, Response
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
 from plait.backends.spec.build import BackendSpec
+from plait.errors import RunNotResumable, RunOwned
 from plait.json_form import JsonValue
 from plait.runner.engine.config import DEFAULT_BACKEND
-from plait.runner.errors import RunNotResumable, RunOwned
 from plait.runner.operations.inspect import RunInfo, usage_as_json
 from plait.runner.operations.task_detail import TaskDetail
 from plait.runner.service import RunService

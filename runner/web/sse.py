@@ -14,9 +14,8 @@ import anyio
 from anyio.abc import ObjectReceiveStream, ObjectSendStream
 from fastapi.sse import ServerSentEvent
 
-from plait.persistence.errors import StoreError
+from plait.errors import RunNotFound, StoreError
 from plait.runner.engine.live_text import TextPiece
-from plait.runner.errors import RunNotFound
 from plait.runner.operations.inspect import StoredEvent
 from plait.runner.web import schemas
 

@@ -19,9 +19,10 @@ LAYERS: list[list[str]] = [
     ["json_form"],
     ["usage", "statuses"],
     ["dialogue"],
+    ["errors"],
     ["events"],
     # The contract of a backend and its vocabulary.
-    ["backends.protocol backends.errors backends.text backends.json_fields backends.error_kinds "
+    ["backends.protocol backends.text backends.json_fields backends.error_kinds "
      "backends.limit_resets backends.extras backends.prices backends.secrets backends.placeable backends.whole_answer"],
     ["backends.answers"],
     ["backends.ask backends.cancellation backends.context_variables backends.function backends.person backends.replay"],
@@ -33,7 +34,7 @@ LAYERS: list[list[str]] = [
     ["backends"],  # the public names
     ["backends.contract"],
     # The contract of a store, and the rules that each store keeps.
-    ["persistence.protocol persistence.changes persistence.records persistence.errors "
+    ["persistence.protocol persistence.changes persistence.records "
      "persistence.rules persistence.event_log persistence.failpoints persistence.address persistence.findings"],
     ["persistence.tables persistence.checksums persistence.apply_events persistence.read_records "
      "persistence.sqlite_file persistence.delete_runs persistence.sql_store"],
@@ -41,7 +42,7 @@ LAYERS: list[list[str]] = [
     ["persistence"],  # the public names
     ["persistence.contract"],
     # One run of a DAG.
-    ["runner.errors", "runner.clock", "runner.log", "runner.asyncio_cancellation"],
+    ["runner.clock", "runner.log", "runner.asyncio_cancellation"],
     ["runner.prompts"],
     ["runner.domain"],
     ["runner.scheduling", "runner.policies", "runner.drawing", "runner.state"],
@@ -60,7 +61,7 @@ LAYERS: list[list[str]] = [
 LEVEL = {name: level for level, units in enumerate(LAYERS) for unit in units for name in unit.split()}
 UNIT = {name: unit for units in LAYERS for unit in units for name in unit.split()}
 # The words, each a module of `plait`: all packages may import them, and they import each other alone.
-WORDS = ("json_form", "usage", "statuses", "dialogue", "events")
+WORDS = ("json_form", "usage", "statuses", "dialogue", "errors", "events")
 # Neither imports the other or the runner, whatever the layer.
 LEAVES = ("backends", "persistence")
 PUBLIC_NAMES = ("runner", "backends", "persistence")

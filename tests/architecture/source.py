@@ -21,7 +21,7 @@ class Import:
 
     @property
     def root(self) -> str:
-        """The name at the top: `sqlite3`; of ours the package, `runner` for `plait.runner.errors`."""
+        """The name at the top: `sqlite3`; of ours the package, `runner` for `plait.errors`."""
         first, _, rest = self.module.partition(".")
         return rest.partition(".")[0] if first == "plait" and rest else first
 

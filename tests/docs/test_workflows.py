@@ -10,7 +10,7 @@ import pytest
 from plait.runner import DAG, FailureMode, Interaction, Session, SessionComplete, Step, Workflow
 from plait.runner.domain.policy import RunView
 from plait.runner.domain.result import TaskResult
-from plait.runner.policies import workflow_session as session
+from plait.runner.policies import workflow
 from plait.runner.policies.workflow import OnError
 from plait.statuses import TaskStatus
 
@@ -66,8 +66,8 @@ def test_every_rule_is_in_the_table() -> None:
 
 def test_every_typed_error_is_in_the_table() -> None:
     named = {row[0].strip("`") for row in rows("raised by `next_step`")}
-    errors = {name for name, one in vars(session).items() if isinstance(one, type) and issubclass(one, Exception)}
-    assert named == errors - {"PlaitError"}
+    errors = {name for name, one in vars(workflow).items() if isinstance(one, type) and issubclass(one, Exception)}
+    assert named == errors
 
 
 def test_the_defaults_are_those_of_the_code() -> None:

@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from plait.backends import AcpBackend, Message, Reply
-from plait.backends.errors import BackendError, ErrorKind
+from plait.errors import BackendError, ErrorKind
 from tests.real_agents.acp_agents import (
     AGENTS,
     NEVER,

@@ -8,7 +8,7 @@ import pytest
 
 from plait.backends import Answer, Output
 from plait.backends.agents.acp.permissions import PermissionPolicy
-from plait.backends.errors import BackendError, ErrorKind
+from plait.errors import BackendError, ErrorKind
 from tests.real_agents.acp_agents import AGENTS, agents, backend_of, counted, main_requests, send, tokens
 from tests.real_agents.one_turn import files_of
 from tests.real_agents.world import World

@@ -13,7 +13,7 @@ import pytest
 
 from plait.backends import ConversationRequest, Message, Reply
 from plait.backends.agents.backend import CliBackend
-from plait.backends.errors import BackendError, ErrorKind
+from plait.errors import BackendError, ErrorKind
 from plait.usage import Usage
 from tests.real_agents.one_turn import files_of, make_backend
 from tests.real_agents.stub import Request

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 import anyio
 
 from plait import events
-from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.protocol import Backend, ConversationRequest, Reply
 from plait.dialogue import Message
+from plait.errors import BackendError, ErrorKind
 from plait.persistence import MemoryStore
 from plait.persistence.records import TaskRecord
 from plait.runner.clock import iso

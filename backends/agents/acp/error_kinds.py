@@ -10,9 +10,9 @@ from plait.backends.agents.acp.updates import Updates
 from plait.backends.agents.acp.wire import AUTH_REQUIRED, NOT_FOUND
 from plait.backends.agents.error_kinds import COMMON, THROTTLED, Phrases, classify, kind_of_failure
 from plait.backends.error_kinds import error_text
-from plait.backends.errors import ErrorKind
 from plait.backends.json_fields import at, number, tables, text
 from plait.backends.text import clean_text, shown
+from plait.errors import ErrorKind
 from plait.json_form import JsonValue
 
 PHRASES: Phrases = (

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from plait.backends.agents.error_kinds import COMMON, THROTTLED, Phrases, classify
-from plait.backends.errors import ErrorKind
 from plait.backends.json_fields import count, text
+from plait.errors import ErrorKind
 from plait.json_form import JsonValue
 
 PHRASES: Phrases = (

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import click
 
+from plait.errors import StoreUnusable
 from plait.persistence.failpoints import FAILPOINTS
 from plait.runner.cli.display.report import print_json
-from plait.runner.cli.exits import COMPLETED, FAILED, STORE, CliError, print_line, print_note
+from plait.runner.cli.exits import COMPLETED, FAILED, CliError, print_line, print_note
 from plait.runner.cli.options import (
     StorePlace,
     command_line,
@@ -131,7 +132,7 @@ def _run_interruptible(work: Callable[[], Tally]) -> Tally:
     try:
         return work()
     except OSError as error:
-        raise CliError(f"{error.filename}: {error.strerror}; name another place with --store", STORE) from error
+        raise StoreUnusable(f"{error.filename}: {error.strerror}; name another place with --store") from error
 
 
 def _print_violations(tally: Tally) -> None:

@@ -15,9 +15,9 @@ from plait.backends.extras import install_command
 from plait.backends.prices import list_version
 from plait.backends.process.available_memory import available_memory
 from plait.backends.process.strays import agents_at_work, left_over_servers
+from plait.errors import StoreError
 from plait.persistence import SQLiteStore
 from plait.persistence import store_health as health
-from plait.persistence.errors import StoreError
 from plait.persistence.findings import Finding, Fitness
 from plait.persistence.records import Owner, RunRecord
 from plait.runner.cli.backends import hosts_in_use

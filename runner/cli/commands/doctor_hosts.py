@@ -14,8 +14,8 @@ from plait.backends.agents.catalog import AGENTS
 from plait.backends.hosts.probe import NO_WORKER, HostState, probe_hosts
 from plait.backends.hosts.reachable import HostUnreachable, ReachableHost
 from plait.backends.spec.hosts import DaskHostsPart
+from plait.errors import StoreError
 from plait.events import HostAway
-from plait.persistence.errors import StoreError
 from plait.persistence.findings import Finding, Fitness
 from plait.persistence.records import RunRecord
 from plait.runner.cli.backends import HostsInUse

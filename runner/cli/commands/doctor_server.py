@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from plait.persistence.errors import StoreError
+from plait.errors import StoreError
 from plait.persistence.findings import Finding, Fitness, checksums
 from plait.runner.cli.lookup import open_server
 from plait.runner.cli.options import ServerAddress

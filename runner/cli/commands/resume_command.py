@@ -135,7 +135,7 @@ async def resume_run(request: ResumeRequest, options: OutputOptions) -> int:
                     select_backends(record, dag, tasks, stored, retry_failed=request.retry_failed)
                     print_plan_changes(record, tasks, stored, prompts)
                 except CliError as fault:
-                    raise CliError(fault.message, fault.code, "plait: a resume would be refused: ") from None
+                    raise CliError(f"a resume would be refused: {fault}") from None
             return code
         if has_ended(record, tasks, request.retry_failed):
             return _print_ended(await reader.resume(record.run_id), dag, options)

@@ -14,6 +14,7 @@ import click
 
 from plait.backends.protocol import Backend, Conversation, ConversationRequest
 from plait.backends.spec.build import BackendSpec, FunctionSpec, LocalSpec
+from plait.errors import KeyConflict
 from plait.json_form import JsonValue
 from plait.persistence.protocol import Store
 from plait.runner import Plan
@@ -42,7 +43,6 @@ from plait.runner.cli.options import (
     verbose_option,
 )
 from plait.runner.cli.stored_backends import backends_of_file_only, stored_concurrency
-from plait.runner.errors import KeyConflict
 from plait.runner.operations.preview_reuse import ReusePreview
 from plait.runner.parallel import ParallelRunner
 from plait.runner.policies.orchestrator.policy import OrchestratorPolicy

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import click
 
-from plait.backends.errors import BackendUnavailable
 from plait.backends.extras import install_command
 from plait.backends.protocol import Backend
-from plait.persistence.errors import StoreError
+from plait.errors import PlaitError, RunOwned
 from plait.persistence.protocol import Store
 from plait.runner.cli.access import listen, make_access, token_file, url_of
 from plait.runner.cli.backends import BackendOptions, BackendSet, backend_set_of_file
@@ -36,7 +35,6 @@ from plait.runner.cli.options import (
     store_option,
 )
 from plait.runner.cli.stored_runners import StoredRunners
-from plait.runner.errors import PlaitError, RunOwned
 from plait.runner.operations.inspect import shown_status
 from plait.runner.parallel import CANCEL_GRACE_SECONDS
 from plait.runner.service import RunService
@@ -225,7 +223,7 @@ async def _take_up_run(service: RunService, store: Store, run_id: str) -> None:
             print_note(f"took up run {as_line(run_id)}")
     except RunOwned:
         pass  # another server was faster
-    except (PlaitError, StoreError) as error:
+    except PlaitError as error:
         print_note(f"run {as_line(run_id)} is left as it is: {as_line(str(error), 300)}")
 
 
@@ -236,7 +234,7 @@ def _prepare(file: Path | None, options: BackendOptions) -> BackendSet:
     lack = missing_packages("serve")
     try:
         backend_set = backend_set_of_file(file, options)
-    except (BackendUnavailable, CliError, PlaitError) as error:
+    except PlaitError as error:
         if lack:
             raise CliError(f"{lack}\n{error}") from None
         raise

@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 import click
 
-from plait.persistence.errors import StoreError
+from plait.errors import StoreError
 from plait.runner.cli.exits import COMPLETED, print_note, redirect_prints
 from plait.runner.cli.fleet import Worker, WorkerOptions
 from plait.runner.cli.lookup import open_store

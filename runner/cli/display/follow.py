@@ -16,14 +16,12 @@ import anyio.abc
 
 from plait import events
 from plait.json_form import JsonValue
-from plait.persistence import StoreError
 from plait.persistence.protocol import Store
 from plait.runner import PlaitError
 from plait.runner.cli.display import report
 from plait.runner.cli.display.plain import Display, NoDisplay, PlainDisplay
 from plait.runner.cli.display.progress import Progress, grow
 from plait.runner.cli.display.report import FinishedRun
-from plait.runner.cli.exits import CliError
 from plait.runner.cli.lookup import WaitingQuestion, list_waiting, read_only_store
 from plait.runner.cli.options import OutputOptions, StorePlace
 from plait.runner.cli.signals import end_at_second
@@ -70,7 +68,7 @@ async def _is_stored(result: RunResult, place: StorePlace | None) -> bool:
     try:
         async with read_only_store(place) as store:
             return await store.get_run(result.run_id) is not None
-    except (StoreError, CliError):
+    except PlaitError:
         return False
 
 
@@ -80,7 +78,7 @@ async def _list_waiting(result: RunResult, store: Store | None) -> list[WaitingQ
         return []
     try:
         return await list_waiting(store, result.run_id)
-    except (StoreError, PlaitError):  # no store: the result has the questions as well
+    except PlaitError:  # no store: the result has the questions as well
         return []
 
 

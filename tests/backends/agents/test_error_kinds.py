@@ -18,7 +18,7 @@ from plait.backends.agents.error_kinds import (
     status_in,
 )
 from plait.backends.agents.protocol import ProcessEnd
-from plait.backends.errors import BackendError, ErrorKind
+from plait.errors import BackendError, ErrorKind
 from plait.usage import Usage
 
 PHRASES = {

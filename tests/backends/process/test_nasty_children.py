@@ -12,10 +12,10 @@ from typing import Final, Literal, get_args
 import anyio
 import pytest
 
-from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.process import child as child_room
 from plait.backends.process.child import Child
 from plait.backends.process.spawn import Launch, running
+from plait.errors import BackendError, ErrorKind
 from tests.support.cancelling import HOWS, Cancelled, How
 from tests.support.processes.room import Witnesses, kin, nasty, nothing_left, soon, told_of, witnesses
 

@@ -16,11 +16,11 @@ from typing import Any
 import anyio
 import pytest
 
-from plait.backends.errors import BackendError, BackendUnavailable, ErrorKind
 from plait.backends.process import child as child_room
 from plait.backends.process.child import Child
 from plait.backends.process.manifest import read_manifest, write_manifest
 from plait.backends.process.spawn import Launch, adopted, child_environment, running, sweep
+from plait.errors import BackendError, BackendUnavailable, ErrorKind
 from tests.support.processes.room import PYTHON, ROOT, Kin, nasty, nothing_left
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs procfs")

@@ -13,8 +13,8 @@ from typing import Final, Literal
 import anyio
 import anyio.lowlevel
 
-from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.protocol import ConversationRequest, Reply
+from plait.errors import BackendError, ErrorKind
 from plait.persistence import Batch, Note, SQLiteStore
 from plait.persistence.changes import LeaseRenewed
 from plait.runner import DAG, ParallelRunner, Retry, Task

@@ -59,7 +59,7 @@ async def work(prompt):
 RUNNERS = """
 import anyio, sys
 from plait import DAG, ParallelRunner, SQLiteStore, Task
-from plait.runner.errors import RunExists
+from plait.errors import RunExists
 from work import work
 
 async def go(name, prompt):

@@ -14,8 +14,8 @@ from unittest import mock
 import anyio
 
 from plait import events
+from plait.errors import Conflict, Fenced, StoreError
 from plait.persistence.changes import Batch, Change
-from plait.persistence.errors import Conflict, Fenced, StoreError
 from plait.persistence.records import TaskRecord
 from plait.runner import parallel
 from plait.runner.engine import checkpointer as checkpoint

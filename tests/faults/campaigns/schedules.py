@@ -24,7 +24,7 @@ import anyio
 import anyio.lowlevel
 from anyio.abc import TaskGroup
 
-from plait.persistence import MemoryStore, StoreError
+from plait.persistence import MemoryStore
 from plait.runner import ParallelRunner, PlaitError, Run, RunNotFound, RunNotResumable, RunOwned, RunStatus, TaskStatus
 from plait.runner.engine.feed import EventReader
 from plait.statuses import RUN_DONE
@@ -197,7 +197,7 @@ class _Teller:
             except asyncio.CancelledError:
                 while task.cancelling():
                     task.uncancel()
-            except (PlaitError, StoreError) as error:
+            except PlaitError as error:
                 outcome.error = error
             if outcome.how not in OTHERS:
                 beside.cancel_scope.cancel()

@@ -11,9 +11,9 @@ import anyio
 import pytest
 
 from plait import ask, events
-from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.protocol import Reply
 from plait.dialogue import Question
+from plait.errors import BackendError, ErrorKind
 from plait.events import SessionOpened
 from plait.persistence import Batch, Conflict, MemoryStore, SQLiteStore, Store, StoreError, sqlite_file
 from plait.persistence.changes import (

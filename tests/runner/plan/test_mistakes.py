@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from plait.runner.errors import PromptError
+from plait.errors import PromptError
 from plait.runner.plan import PlanError, PlanProblem, load_plan, parse_plan
 from plait.runner.prompts.render import render
 from tests.support.plans.plan_mistakes import mistakes, tasks

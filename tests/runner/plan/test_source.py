@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plait.runner.plan.errors import PlanError
+from plait.errors import PlanError
 from plait.runner.plan.source import read_source
 
 

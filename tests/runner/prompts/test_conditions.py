@@ -2,7 +2,7 @@
 
 import pytest
 
-from plait.runner.errors import PromptError
+from plait.errors import PromptError
 from plait.runner.prompts.base import NoResult, structured
 from plait.runner.prompts.condition import condition_names, is_true
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plait.runner.errors import PromptError
+from plait.errors import PromptError
 from plait.runner.prompts.base import PromptNames
 from plait.runner.prompts.render import check_plain, is_plain, names_used, parse_names, render
 from plait.runner.prompts.template import compile_template

@@ -14,11 +14,11 @@ import pytest
 from plait import events
 from plait.backends import BackendError, ErrorKind
 from plait.backends.protocol import ConversationRequest
+from plait.errors import OwnershipLost
 from plait.events import TaskPlaced
 from plait.persistence import Batch, MemoryStore, SQLiteStore, Store, StoreError
 from plait.runner import DAG, ParallelRunner, PlaitError, ResumeAction, RunStatus, Task, TaskStatus
 from plait.runner.engine.attempt import INTERRUPTED
-from plait.runner.errors import OwnershipLost
 from tests.support.crashed import Dying, die
 from tests.support.fakes import QuickClock, Talker
 from tests.support.hosts import functions

@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 
-from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.protocol import ConversationRequest, Reply
+from plait.errors import BackendError, ErrorKind
 from plait.persistence import Conflict, MemoryStore, Store, TasksAdded
 from plait.runner import DAG, Decision, ParallelRunner, RunStatus, RunView, Task
 from plait.runner.engine.checkpointer import BATCH_LIMIT

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import pytest
 
 from plait import events
-from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.protocol import Reply
 from plait.dialogue import Message, Question
+from plait.errors import BackendError, ErrorKind
 from plait.persistence.records import AttemptRecord, TaskRecord
 from plait.runner import DAG, DAGError, FailureMode, Task, TaskResult, TaskStatus
 from plait.runner.domain.conversation import INVALID_TASKS, Continuation, History

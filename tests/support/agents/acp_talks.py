@@ -11,8 +11,8 @@ from typing import Any
 from plait.backends.agents.acp.machine import AcpMachine, TurnGoals
 from plait.backends.agents.conversation import whole_turn
 from plait.backends.agents.protocol import Call, ProcessEnd, TurnAnswer
-from plait.backends.errors import BackendError
 from plait.backends.protocol import Output
+from plait.errors import BackendError
 from tests.support.agents.recorded import NOW, ROOT
 
 RECORDED = sorted(path.stem for path in (ROOT / "acp").glob("*.jsonl"))

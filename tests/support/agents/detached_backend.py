@@ -12,11 +12,11 @@ from typing import ClassVar
 
 import anyio
 
-from plait.backends.errors import BackendError, ErrorKind
 from plait.backends.process.manifest import read_manifest
 from plait.backends.process.spawn import Launch, adopted, child_environment, running
 from plait.backends.protocol import Conversation, ConversationRequest, DetachedTurn, Files, Reply
 from plait.dialogue import Question
+from plait.errors import BackendError, ErrorKind
 from plait.usage import Usage
 
 AGENT = Path(__file__).with_name("outliving_child.py")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from plait.runner.errors import PlaitError
+from plait.errors import PlaitError
 from plait.runner.plan import PlanError, parse_plan
 
 

@@ -14,10 +14,10 @@ from itertools import islice
 from typing import Any, Self
 
 from plait import events
+from plait.errors import Conflict
 from plait.events import NewTask
 from plait.persistence import changes, event_log, rules
 from plait.persistence.changes import Batch, Change
-from plait.persistence.errors import Conflict
 from plait.persistence.records import (
     AttemptRecord,
     EventKind,

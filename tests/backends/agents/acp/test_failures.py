@@ -8,7 +8,7 @@ import pytest
 
 from plait.backends.agents.acp.machine import AcpMachine
 from plait.backends.agents.protocol import Call
-from plait.backends.errors import ErrorKind
+from plait.errors import ErrorKind
 from tests.support.agents.acp_talks import (
     AIMS,
     NOWHERE,

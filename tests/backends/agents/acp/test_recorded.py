@@ -9,7 +9,7 @@ import pytest
 
 from plait.backends.agents.acp.machine import TurnGoals
 from plait.backends.agents.acp.wire import prompt_of
-from plait.backends.errors import ErrorKind
+from plait.errors import ErrorKind
 from plait.usage import Usage
 from tests.support.agents.acp_talks import (
     AIMS,

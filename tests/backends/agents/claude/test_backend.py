@@ -10,7 +10,7 @@ import pytest
 
 from plait.backends.agents.claude.backend import ClaudeCodeBackend
 from plait.backends.agents.protocol import Call, ProcessEnd
-from plait.backends.errors import ErrorKind
+from plait.errors import ErrorKind
 from plait.usage import Usage
 from tests.support.agents.recorded import NOW, Seen, names, read, recorded, replay
 
