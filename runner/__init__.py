@@ -27,11 +27,11 @@ if TYPE_CHECKING:
         RunNotFound,
         RunNotResumable,
         RunOwned,
-        SessionEnded,
         StoreRequired,
         TaskNotFound,
         TurnNotStored,
         UnknownStep,
+        WorkflowEnded,
     )
     from plait.runner.clock import Clock
     from plait.runner.domain.dag import DAG
@@ -44,18 +44,19 @@ if TYPE_CHECKING:
     from plait.runner.operations.fork_run import Fork, ForkEdits
     from plait.runner.operations.inspect import RunInfo, StoredEvent, TaskInfo
     from plait.runner.operations.preview_reuse import ReuseAction, ReusePreview, ReuseStep
-    from plait.runner.operations.workflow_session import load_session
+    from plait.runner.operations.workflow_progress import load_progress
     from plait.runner.orchestrator import LoopState, Orchestrator, OrchestratorResult, load_loop_state
     from plait.runner.parallel import ParallelRunner
     from plait.runner.plan import Plan, PlanError, load_plan
     from plait.runner.policies.follow_ups import FollowUp, FollowUps
     from plait.runner.policies.orchestrator.policy import LoopLimits, OrchestratorPolicy, Phase
     from plait.runner.policies.orchestrator.prompts import Team
-    from plait.runner.policies.workflow import Step, Workflow
-    from plait.runner.policies.workflow_session import (
+    from plait.runner.policies.step_workflow import (
         Interaction,
-        Session,
-        SessionComplete,
+        Step,
+        Workflow,
+        WorkflowComplete,
+        WorkflowProgress,
     )
     from plait.runner.recovery.preview import Preview
     from plait.runner.recovery.resume_plan import ResumeAction, ResumeStep
@@ -115,9 +116,6 @@ __all__ = [
     "RunService",
     "RunStatus",
     "RunView",
-    "Session",
-    "SessionComplete",
-    "SessionEnded",
     "Step",
     "StoreRequired",
     "StoredEvent",
@@ -132,11 +130,14 @@ __all__ = [
     "WaitKind",
     "WaitReason",
     "Workflow",
+    "WorkflowComplete",
+    "WorkflowEnded",
+    "WorkflowProgress",
     "configure_logging",
     "events",
     "load_loop_state",
     "load_plan",
-    "load_session",
+    "load_progress",
 ]
 
 _HOMES = {
@@ -148,21 +149,20 @@ _HOMES = {
     "runner.domain.task": "FailureMode GrowthLimits Retry Task",
     "runner.domain.waiting": "WaitKind WaitReason",
     "errors": "AnswerConflict BackendMissing DAGError ImpossibleState KeyConflict OwnershipLost PlaitError PlanError "
-    "PolicyMissing Problem PromptError RunExists RunNotFound RunNotResumable RunOwned SessionEnded StoreRequired "
+    "PolicyMissing Problem PromptError RunExists RunNotFound RunNotResumable RunOwned WorkflowEnded StoreRequired "
     "TaskNotFound TurnNotStored UnknownStep",
     "runner.log": "configure_logging",
     "runner.operations.fork_run": "Fork ForkEdits",
     "runner.operations.inspect": "RunInfo StoredEvent TaskInfo",
     "runner.operations.preview_reuse": "ReuseAction ReusePreview ReuseStep",
-    "runner.operations.workflow_session": "load_session",
+    "runner.operations.workflow_progress": "load_progress",
     "runner.orchestrator": "LoopState Orchestrator OrchestratorResult load_loop_state",
     "runner.parallel": "ParallelRunner",
     "runner.plan": "Plan load_plan",
     "runner.policies.follow_ups": "FollowUp FollowUps",
     "runner.policies.orchestrator.policy": "LoopLimits OrchestratorPolicy Phase",
     "runner.policies.orchestrator.prompts": "Team",
-    "runner.policies.workflow": "Step Workflow",
-    "runner.policies.workflow_session": "Interaction Session SessionComplete",
+    "runner.policies.step_workflow": "Interaction Step Workflow WorkflowComplete WorkflowProgress",
     "runner.recovery.preview": "Preview",
     "runner.recovery.resume_plan": "ResumeAction ResumeStep",
     "runner.run": "Run",

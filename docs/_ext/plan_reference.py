@@ -23,7 +23,7 @@ PARTS = {
     "keys of growth": "GrowthPart",
     "keys of a goal": "OrchestratePart",
     "keys of a workflow's step": "StepPart",
-    "keys of a workflow": "WorkflowPart",
+    "keys of a chain": "ChainPart",
     "keys of a step": "FollowUpPart",
     "keys of an MCP server": "McpServerPart",
     "keys of limits": "RatePart",

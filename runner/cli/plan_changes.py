@@ -18,7 +18,7 @@ from plait.runner.plan import Plan, PlanError
 from plait.runner.plan.loader import load_plan_of_run
 from plait.runner.policies.follow_ups import FOLLOWS
 from plait.runner.policies.orchestrator.policy import OrchestratorPolicy
-from plait.runner.policies.workflow import Workflow
+from plait.runner.policies.step_workflow import Workflow
 from plait.runner.state.codec import decode_task
 from plait.runner.state.stored_run import StoredPolicy
 from plait.statuses import TaskStatus
@@ -96,7 +96,7 @@ def _list_changes(path: Path, stored: StoredBackends, record: RunRecord, tasks: 
     if (None if plan.dag.growth is None else asdict(plan.dag.growth)) != settings.get("growth"):
         yield "growth"
     if now != led_by and kind == _given_by(led_by):
-        yield "workflows" if kind == "tasks" else kind
+        yield "follow_ups" if kind == "tasks" else kind
 
 
 def _given_by(policy: StoredPolicy | None) -> str:

@@ -25,13 +25,13 @@ from plait.runner.plan.functions import missing_functions
 from plait.runner.plan.goal import fit_to_models, orchestrator_dag, orchestrator_of
 from plait.runner.plan.inputs import SuppliedValues, input_values
 from plait.runner.plan.messages import describe, explain, model_at, real_path
+from plait.runner.plan.plan_follow_ups import check_follow_ups, follow_ups_of
 from plait.runner.plan.schema import GIVEN_BY, FollowUpPart, OrchestratePart, PlanPart, StepPart, TaskPart
 from plait.runner.plan.source import MAX_BYTES, Source, read_source
 from plait.runner.plan.steps import workflow_dag, workflow_of
 from plait.runner.plan.tasks import PlanTasks
 from plait.runner.plan.values import Path as Where
 from plait.runner.plan.values import spell
-from plait.runner.plan.workflows import check_follow_ups, follow_ups_of
 from plait.runner.policies.orchestrator.policy import OrchestratorPolicy
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class Plan:
     prices: Mapping[str, Price] = field(default_factory=dict[str, Any])
     """The prices of models, by name: `ParallelRunner(prices=plan.prices)`."""
     policy: Policy | None = None
-    """The policy described by `orchestrate`, `workflow` or `workflows`; None without any."""
+    """The policy described by `orchestrate`, `workflow` or `follow_ups`; None without any."""
     hosts: Mapping[str, HostsPart] = field(default_factory=dict[str, Any])
     """The groups of other machines, by name."""
 
@@ -219,13 +219,12 @@ def _has_one_kind(value: Mapping[str, JsonValue], source: Source) -> bool:
         source.problems.append(source.problem(("tasks",), message))
     for key in given[1:]:
         message = f"a plan has one of {', '.join(GIVEN_BY)}, and this plan has {given[0]!r} already; leave one out"
-        hint = " (the follow-ups of tasks are called 'workflows')" if key == "workflow" else ""
-        source.problems.append(source.problem((key,), message + hint, at_key=True))
+        source.problems.append(source.problem((key,), message, at_key=True))
     if given[1:]:
         return False
-    if given and given != ["tasks"] and value.get("workflows"):
-        message = "'workflows' are follow-ups of 'tasks', and this plan has none; leave them out"
-        source.problems.append(source.problem(("workflows",), message, at_key=True))
+    if given and given != ["tasks"] and value.get("follow_ups"):
+        message = "'follow_ups' follow 'tasks', and this plan has none; leave them out"
+        source.problems.append(source.problem(("follow_ups",), message, at_key=True))
     if value.get("workflow") == []:
         source.problems.append(source.problem(("workflow",), "there are no steps; add at least one"))
     return True
@@ -234,8 +233,8 @@ def _has_one_kind(value: Mapping[str, JsonValue], source: Source) -> bool:
 def _check_backends(part: PlanPart, source: Source) -> None:
     named: list[tuple[Where, str | None]] = [(("defaults", "backend"), part.defaults.backend)]
     named += [(("tasks", index, "backend"), task.backend) for index, task in enumerate(part.tasks)]
-    for index, workflow in enumerate(part.workflows):
-        named += [(("workflows", index, "steps", n, "backend"), step.backend) for n, step in enumerate(workflow.steps)]
+    for index, chain in enumerate(part.follow_ups):
+        named += [(("follow_ups", index, "steps", n, "backend"), step.backend) for n, step in enumerate(chain.steps)]
     named += [(("workflow", index, "backend"), step.backend) for index, step in enumerate(part.workflow)]
     if (goal := part.orchestrate) is not None:
         roles = {"planner": goal.planner, "executor": goal.executor, "reflector": goal.reflector}
@@ -281,7 +280,7 @@ def _check_settings(part: PlanPart, source: Source) -> None:
 
 def _name_default(part: PlanPart) -> None:
     """Write `defaults.backend` into each part that names no backend and continues no conversation."""
-    steps = (step for workflow in part.workflows for step in workflow.steps)
+    steps = (step for chain in part.follow_ups for step in chain.steps)
     parts: list[TaskPart | FollowUpPart | StepPart] = [*part.tasks, *steps, *part.workflow]
     for one in parts:
         if one.backend is None and not getattr(one, "continues", None):

@@ -16,6 +16,7 @@ from plait.errors import PlanProblem
 from plait.runner.domain.dag import nearest
 from plait.runner.plan.schema import (
     SPEC_CLASSES,
+    ChainPart,
     DefaultsPart,
     FilesInput,
     FollowUpPart,
@@ -28,7 +29,6 @@ from plait.runner.plan.schema import (
     RowsInput,
     StepPart,
     TaskPart,
-    WorkflowPart,
     input_kind,
 )
 from plait.runner.plan.source import Source
@@ -55,8 +55,8 @@ _ENTRIES: dict[tuple[object, ...], type[BaseModel]] = {
     ("orchestrate",): OrchestratePart,
     ("workflow",): StepPart,
     ("tasks",): TaskPart,
-    ("workflows",): WorkflowPart,
-    ("workflows", "steps"): FollowUpPart,
+    ("follow_ups",): ChainPart,
+    ("follow_ups", "steps"): FollowUpPart,
 }
 """Models of mappings by path, without indexes."""
 _BY_KEY: dict[object, type[BaseModel]] = {"limits": RatePart, "retry": RetryPart}
@@ -130,7 +130,11 @@ def _message(kind: str, path: Path, finding: Any, whole: object) -> str:
     words_by_kind: dict[str, Callable[[], str]] = {
         "string_unicode": lambda: f"must be text without lone surrogates, not {describe(value)}",
         "missing": lambda: f"{path[-1]!r} is missing; add it",
-        "extra_forbidden": lambda: _unknown_key(str(path[-1]), model_at(path[:-1], whole)),
+        "extra_forbidden": lambda: (
+            "'workflows' is now called 'follow_ups'"
+            if path == ("workflows",)
+            else _unknown_key(str(path[-1]), model_at(path[:-1], whole))
+        ),
         "literal_error": lambda: _literal(str(context["expected"]), value),
         "value_error": lambda: str(context["error"]),
         "union_tag_not_found": lambda: f"'kind' is missing; add one of {', '.join(SPEC_CLASSES)}",

@@ -31,7 +31,7 @@ from plait.runner.domain.task import DEFAULT_RETRY, DEFAULT_RETRY_ON, MAX_DEPTH,
 from plait.runner.domain.task_file import MAX_FILES
 from plait.runner.policies.follow_ups import DEFAULT_CHAINS
 from plait.runner.policies.orchestrator.policy import DEFAULT_LIMITS
-from plait.runner.policies.workflow import DEFAULT_TRIES, OnError
+from plait.runner.policies.step_workflow import DEFAULT_TRIES, OnError
 from plait.runner.prompts.base import RESERVED_NAMES
 
 MAX_MADE = 100_000
@@ -234,7 +234,7 @@ class TaskPart(_Part):
     at_most_once: bool = False
     """Never run twice: no retry, and after a crash a person decides (plait answer)."""
     role: str | None = Field(default=None, pattern=_ROLE)
-    """The role for `workflows`, such as coder: 1 to 32 letters, digits, '.', '_' or '-', not beginning with '.'. Kept
+    """The role for `follow_ups`, such as coder: 1 to 32 letters, digits, '.', '_' or '-', not beginning with '.'. Kept
     in `metadata`.
     """
     metadata: dict[str, Any] = Field(default_factory=dict[str, Any])
@@ -246,7 +246,7 @@ class FollowUpPart(_Part):
 
     role: str = Field(pattern=_ROLE)
     """The role of the follow-up: 1 to 32 letters, digits, '.', '_' or '-', not beginning with '.'. Also the end of its
-    id, its name in prompts of later steps, and a role for other workflows.
+    id, its name in prompts of later steps, and a role for other chains.
     """
     prompt: str | None = None
     """A template, in which {{ work }} is the result of the followed task, and an earlier role of the chain stands for
@@ -264,7 +264,7 @@ class FollowUpPart(_Part):
     """A JSON Schema for the answer; the fields of the answer are then available to the prompts of later steps."""
 
 
-class WorkflowPart(_Part):
+class ChainPart(_Part):
     """The follow-ups of each completed task of a role."""
 
     after: str = Field(pattern=_ROLE)
@@ -442,7 +442,7 @@ class PlanPart(_Part):
     """Limits on the tasks added by tasks."""
     tasks: list[TaskPart] = Field(default_factory=list[TaskPart], json_schema_extra={"minItems": 1})
     """The tasks, in any order. A plan has `tasks`, `orchestrate` or `workflow`."""
-    workflows: list[WorkflowPart] = Field(default_factory=list[WorkflowPart])
+    follow_ups: list[ChainPart] = Field(default_factory=list[ChainPart])
     """The follow-ups of `tasks`, by `role`."""
     orchestrate: OrchestratePart | None = None
     """A goal to reach, in place of `tasks`."""

@@ -12,7 +12,7 @@ from plait.runner.plan.schema import PlanPart, StepPart
 from plait.runner.plan.source import Source
 from plait.runner.plan.tasks import check_schema, function_of, line_in, retry_of, used_name
 from plait.runner.plan.values import Path
-from plait.runner.policies.workflow import Step, Workflow
+from plait.runner.policies.step_workflow import Step, Workflow
 
 _FIELDS = {"id": "name"}
 """Fields of a task, with their names in a step."""

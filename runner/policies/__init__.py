@@ -14,7 +14,7 @@ from plait.runner.domain.policy import Policy
 _HOMES = {
     "follow_ups": ("follow_ups", "FollowUps"),
     "orchestrator": ("orchestrator.policy", "OrchestratorPolicy"),
-    "workflow": ("workflow", "Workflow"),
+    "workflow": ("step_workflow", "Workflow"),
 }
 
 

@@ -201,8 +201,8 @@ class ImpossibleState(PlaitError):  # noqa: N818
     """Raised if the last completed interaction has an invalid status or number."""
 
 
-class SessionEnded(PlaitError):  # noqa: N818
-    """Raised if the run of the session has ended or is being cancelled."""
+class WorkflowEnded(PlaitError):  # noqa: N818
+    """Raised if the run of the workflow has ended or is being cancelled."""
 
 
 # --- backends

@@ -7,11 +7,11 @@ from typing import get_args
 
 import pytest
 
-from plait.runner import DAG, FailureMode, Interaction, Session, SessionComplete, Step, Workflow
+from plait.runner import DAG, FailureMode, Interaction, Step, Workflow, WorkflowComplete, WorkflowProgress
 from plait.runner.domain.policy import RunView
 from plait.runner.domain.result import TaskResult
-from plait.runner.policies import workflow
-from plait.runner.policies.workflow import OnError
+from plait.runner.policies import step_workflow
+from plait.runner.policies.step_workflow import OnError
 from plait.statuses import TaskStatus
 
 PAGE = (Path(__file__).parent.parent.parent / "docs" / "guides" / "workflows.md").read_text(encoding="utf-8")
@@ -41,9 +41,9 @@ def test_the_rules_on_error_are_those_of_the_code(row: list[str]) -> None:
     flow = Workflow([Step("a", "x", on_error=on_error), Step("b", "x", on_error=on_error)])
     for place, number in CASES[when]:
         failed = Interaction("ab"[place], "error", number=number, unavailable=when == GONE)
-        after = flow.next_step(Session((failed,)))
+        after = flow.next_step(WorkflowProgress((failed,)))
         expected = {"the same step": flow.steps()[place], "the next step": flow.steps()[-1]}.get(follows)
-        assert after == expected if expected else isinstance(after, SessionComplete) and not after.ok
+        assert after == expected if expected else isinstance(after, WorkflowComplete) and not after.ok
         mode = FailureMode.SKIP if status == "`skipped`" else FailureMode.HARD
         assert mode_of_try(flow, place, number) is mode
 
@@ -66,7 +66,7 @@ def test_every_rule_is_in_the_table() -> None:
 
 def test_every_typed_error_is_in_the_table() -> None:
     named = {row[0].strip("`") for row in rows("raised by `next_step`")}
-    errors = {name for name, one in vars(workflow).items() if isinstance(one, type) and issubclass(one, Exception)}
+    errors = {name for name, one in vars(step_workflow).items() if isinstance(one, type) and issubclass(one, Exception)}
     assert named == errors
 
 

@@ -18,7 +18,7 @@ from plait.runner.drawing.layout import layers
 from plait.runner.engine.backend_checks import policy_backends
 from plait.runner.plan import plan_schema
 from plait.runner.policies.orchestrator.policy import OrchestratorPolicy
-from plait.runner.policies.workflow import Workflow
+from plait.runner.policies.step_workflow import Workflow
 
 _LONGEST_GOAL = 100  # characters
 _LONGEST_PATH = 12  # tasks of the critical path that are printed

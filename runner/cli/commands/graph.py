@@ -29,7 +29,7 @@ from plait.runner.cli.output_files import write_file
 from plait.runner.drawing.folding import fold
 from plait.runner.drawing.picture import Look, mermaid, page, svg
 from plait.runner.operations.inspect import shown_status
-from plait.runner.policies.workflow import Workflow
+from plait.runner.policies.step_workflow import Workflow
 from plait.runner.state.codec import decode_dag
 
 _PATH = click.Path(path_type=Path)

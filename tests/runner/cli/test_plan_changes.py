@@ -32,7 +32,7 @@ EDITS = {
         "tasks.a.prompt, tasks.b.depends_on, tasks.b.timeout, tasks.d.1, tasks.d.2, 2 more",
     ),
     "the default": ({"defaults: {backend: say}": "defaults: {backend: far}"}, "defaults.backend"),
-    "follow-ups": ({"tasks:": "workflows: [{after: coder}]\ntasks:"}, "workflows"),
+    "follow-ups": ({"tasks:": "follow_ups: [{after: coder}]\ntasks:"}, "follow_ups"),
     "a mistake": ({"tasks:": "tsks:"}, "the plan file has mistakes by now (`plait check` lists them); a resume runs"),
 }
 
@@ -68,7 +68,7 @@ def test_follow_ups_that_a_run_added_are_no_change_of_the_file(tmp_path: Path) -
     plan.write_text("""
 backends: {say: {kind: function, call: "functions.py:say"}}
 tasks: [{id: code, prompt: one, role: coder}, {id: other, prompt: "{{ code.x }}", depends_on: code}]
-workflows: [{after: coder, steps: [{role: reviewer, prompt: "{{ work }}"}]}]
+follow_ups: [{after: coder, steps: [{role: reviewer, prompt: "{{ work }}"}]}]
 """)
     assert plait_here(tmp_path, "run", "plan.yaml").code == 1
     done = plait_here(tmp_path, "resume", "last", "--retry-failed", "--dry-run")

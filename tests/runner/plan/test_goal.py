@@ -166,10 +166,10 @@ MISTAKES = {
         "a plan has one of tasks, orchestrate, workflow, and this plan has 'tasks' already; leave one out",
     ),
     "follow-ups as well": (
-        f"{GOAL}workflows: [{{after: coder}}]",
+        f"{GOAL}follow_ups: [{{after: coder}}]",
         2,
-        "workflows",
-        "'workflows' are follow-ups of 'tasks', and this plan has none; leave them out",
+        "follow_ups",
+        "'follow_ups' follow 'tasks', and this plan has none; leave them out",
     ),
 }
 

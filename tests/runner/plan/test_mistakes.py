@@ -450,9 +450,9 @@ def test_a_prompt_full_of_mistakes_tells_twenty_of_them():
 
 
 def test_a_follow_ups_prompt_tells_every_mistake():
-    follow = "workflows: [{after: coder, steps: [{role: tester, prompt: '{{ a | b }} {{ a is c }}'}]}]\n"
+    follow = "follow_ups: [{after: coder, steps: [{role: tester, prompt: '{{ a | b }} {{ a is c }}'}]}]\n"
     found = mistakes(follow + tasks("{id: a, role: coder, prompt: x}"))
-    assert [problem.where for problem in found] == ["workflows[0].steps[0].prompt"] * 2
+    assert [problem.where for problem in found] == ["follow_ups[0].steps[0].prompt"] * 2
 
 
 def test_cycles_hide_neither_each_other_nor_other_mistakes():

@@ -37,7 +37,7 @@ def test_the_schema_refuses_what_the_reader_refuses(wrong):
     [
         {"tasks": [{"id": "a", "prompt": "x", "depends_on": None, "retry": None, "at_most_once": None}]},
         {"tasks": [{"id": "a", "prompt": "x"}], "name": None, "inputs": None, "defaults": {"failure_mode": None}},
-        {"tasks": [{"id": "a", "prompt": "x"}], "inputs": {"r": None, "m": {"a": 1}, "l": [1]}, "workflows": None},
+        {"tasks": [{"id": "a", "prompt": "x"}], "inputs": {"r": None, "m": {"a": 1}, "l": [1]}, "follow_ups": None},
     ],
 )
 def test_the_schema_accepts_a_key_with_nothing_behind_it_as_the_reader_does(empty):

@@ -97,7 +97,7 @@ MISTAKES = {
     ),
     "a blank prompt": ("workflow: [{name: a, prompt: ' '}]", 1, "workflow[0].prompt", "there is no prompt; write one"),
     "a goal as well": (f"orchestrate: {{goal: a}}\n{TWO}", 2, "workflow", "this plan has 'orchestrate' already"),
-    "follow-ups as well": (f"{TWO}workflows: [{{after: coder}}]", 3, "workflows", "this plan has none"),
+    "follow-ups as well": (f"{TWO}follow_ups: [{{after: coder}}]", 3, "follow_ups", "this plan has none"),
 }
 
 

@@ -23,12 +23,12 @@ from plait.runner import (
     Retry,
     RunNotFound,
     RunStatus,
-    SessionEnded,
     Step,
     Task,
     TaskStatus,
     Workflow,
-    load_session,
+    WorkflowEnded,
+    load_progress,
 )
 from tests.support.fakes import Talker
 from tests.support.processes import warm
@@ -70,14 +70,14 @@ async def test_a_workflow_is_run_step_by_step(store: Store) -> None:
     ]
     assert backend.prompts == ["Look at it.", "Look at it.", "Think of <look.2>", "Say <look.2>, <think.1>"]
     assert [message.content for message in backend.requests[2].history] == ["Look at it.", "<look.2>"]
-    session = await load_session(store, "r")
+    session = await load_progress(store, "r")
     assert session.status is RunStatus.COMPLETED
     assert FLOW.is_complete(session)
     assert session.interactions[:2] == (
         Interaction("look", "error", error="no luck"),
         Interaction("look", "ok", "<look.2>", number=2),
     )
-    with pytest.raises(SessionEnded):
+    with pytest.raises(WorkflowEnded):
         FLOW.next_step(session)
 
 
@@ -93,7 +93,7 @@ async def test_a_failed_session_can_have_another_try(store: Store) -> None:
     assert result.status is RunStatus.FAILED
     assert result.error is not None
     assert "step 'look' failed 2 times (max_tries): no luck" in result.error
-    assert not FLOW.is_complete(await load_session(store, "r"))
+    assert not FLOW.is_complete(await load_progress(store, "r"))
     second = failing()
     result = await ParallelRunner(second, store=store).resume("r", retry_failed=True)
     assert result.status is RunStatus.COMPLETED
@@ -156,7 +156,7 @@ async def test_a_run_that_a_person_left_goes_on_with_its_follow_ups(store: Store
 
 async def test_a_session_of_no_run_is_an_error(store: Store) -> None:
     with pytest.raises(RunNotFound, match="no run 'r'"):
-        await load_session(store, "r")
+        await load_progress(store, "r")
 
 
 async def test_an_interaction_under_way_has_no_status_yet(store: Store) -> None:
@@ -169,7 +169,7 @@ async def test_an_interaction_under_way_has_no_status_yet(store: Store) -> None:
 
     async with ParallelRunner(model, store=store).start(FLOW.dag({"what": "it"}), "r", policy=FLOW) as run:
         await asked.wait()
-        session = await load_session(store, "r")
+        session = await load_progress(store, "r")
         assert session.interactions == (Interaction("look"),)
         assert FLOW.next_step(session) == FLOW.steps()[0]
         run.stop()

@@ -30,7 +30,7 @@ from plait.runner import (
     Task,
     TaskStatus,
 )
-from plait.runner.operations.workflow_session import load_session
+from plait.runner.operations.workflow_progress import load_progress
 from plait.runner.state import codec as translate
 from tests.support.fakes import QuickClock, Talker
 from tests.support.stopped import DIAMOND, stopped_after
@@ -136,7 +136,7 @@ async def test_a_run_that_is_stored_in_another_format_is_refused(
         with pytest.raises(StoreError, match=refused):
             await call("r")
     with pytest.raises(StoreError, match=refused):
-        await load_session(store, "r")
+        await load_progress(store, "r")
     assert (await whole(store, "r"), backend.prompts) == (before, [])
 
 

@@ -115,7 +115,7 @@ def test_a_posted_default_is_the_backend_of_tasks_steps_and_roles(tmp_path: Path
         {"workflow": [{"name": "a", "prompt": "x"}]},
         {
             "tasks": [{"id": "a", "prompt": "x", "role": "coder"}],
-            "workflows": [{"after": "coder", "steps": [{"role": "reviewer"}]}],
+            "follow_ups": [{"after": "coder", "steps": [{"role": "reviewer"}]}],
         },
     ]
     with served(tmp_path, backends=BACKENDS, work=WORK) as server, server.client() as client:

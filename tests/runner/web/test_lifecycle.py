@@ -86,7 +86,7 @@ def test_a_run_from_its_plan_to_its_results(tmp_path: Path) -> None:
 def test_what_follows_by_role_follows_here_too(tmp_path: Path) -> None:
     plan = {
         "tasks": [{"id": "code", "prompt": "code", "role": "coder"}],
-        "workflows": [{"after": "coder", "steps": [{"role": "reviewer", "prompt": "review {{ work }}"}]}],
+        "follow_ups": [{"after": "coder", "steps": [{"role": "reviewer", "prompt": "review {{ work }}"}]}],
     }
     with served(tmp_path) as server, server.client() as client:
         run_id = created(client, plan, key="k")

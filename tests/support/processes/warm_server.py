@@ -40,7 +40,7 @@ LOADED = (
     "plait.runner.cli.commands.worker",
     "plait.runner.crashtest.campaign",
     "plait.persistence.address",
-    "plait.runner.policies.workflow",
+    "plait.runner.policies.step_workflow",
     "plait.runner.plan.added_tasks",
     "anyio._backends._asyncio",
     "anyio._core._signals",

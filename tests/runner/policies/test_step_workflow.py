@@ -19,17 +19,17 @@ from plait.runner import (
     PlaitError,
     Retry,
     RunStatus,
-    Session,
-    SessionComplete,
-    SessionEnded,
     Step,
     Task,
     TaskStatus,
     UnknownStep,
     Workflow,
+    WorkflowComplete,
+    WorkflowEnded,
+    WorkflowProgress,
 )
 from plait.runner.policies import policy_of
-from plait.runner.policies.workflow_session import session_of
+from plait.runner.policies.step_workflow import progress_of
 from tests.support.growing import Grown, grow
 
 REVIEW = Workflow(
@@ -39,12 +39,12 @@ REVIEW = Workflow(
 EXECUTE_REVIEW, FINALIZE = REVIEW.steps()
 
 
-def session(*interactions: tuple[str, Any] | Interaction) -> Session:
-    return Session(tuple(one if isinstance(one, Interaction) else Interaction(*one) for one in interactions))
+def session(*interactions: tuple[str, Any] | Interaction) -> WorkflowProgress:
+    return WorkflowProgress(tuple(one if isinstance(one, Interaction) else Interaction(*one) for one in interactions))
 
 
 # The rows of the seed: the session, what follows, whether it is complete.
-ROWS: dict[str, tuple[Session, Step | bool | type[PlaitError], bool]] = {
+ROWS: dict[str, tuple[WorkflowProgress, Step | bool | type[PlaitError], bool]] = {
     "no interaction": (session(), EXECUTE_REVIEW, False),
     "the first is under way": (session(("ExecuteReview", None)), EXECUTE_REVIEW, False),
     "ExecuteReview ok": (session(("ExecuteReview", "ok")), FINALIZE, False),
@@ -62,14 +62,14 @@ ROWS: dict[str, tuple[Session, Step | bool | type[PlaitError], bool]] = {
 
 @pytest.mark.parametrize(("so_far", "follows", "complete"), ROWS.values(), ids=ROWS)
 def test_the_rows_of_the_review_workflow(
-    so_far: Session, follows: Step | bool | type[PlaitError], complete: bool
+    so_far: WorkflowProgress, follows: Step | bool | type[PlaitError], complete: bool
 ) -> None:
     if isinstance(follows, type):
         with pytest.raises(follows):
             REVIEW.next_step(so_far)
     elif isinstance(follows, bool):
         end = REVIEW.next_step(so_far)
-        assert isinstance(end, SessionComplete)
+        assert isinstance(end, WorkflowComplete)
         assert end.ok is follows
         assert (end.error is None) is follows
     else:
@@ -82,9 +82,9 @@ def test_the_rows_of_the_review_workflow(
 @pytest.mark.parametrize("status", list(RunStatus))
 def test_a_session_that_has_ended_is_refused(status: RunStatus) -> None:
     ended = {RunStatus.COMPLETED, RunStatus.FAILED, RunStatus.CANCELLED, RunStatus.CANCELLING}
-    so_far = Session((Interaction("ExecuteReview", "ok"),), status)
+    so_far = WorkflowProgress((Interaction("ExecuteReview", "ok"),), status)
     if status in ended:
-        with pytest.raises(SessionEnded, match=f"the session is {status.value}: no step follows"):
+        with pytest.raises(WorkflowEnded, match=f"the run is {status.value}: no step follows"):
             REVIEW.next_step(so_far)
     else:
         assert REVIEW.next_step(so_far) == FINALIZE
@@ -110,7 +110,7 @@ def test_the_review_goes_through() -> None:
     run = review()
     assert run.prompts == ["Review a bridge.", "Sum up: <ExecuteReview.1>"]
     assert (run.ran, run.status) == (["ExecuteReview.1", "Finalize.1"], RunStatus.COMPLETED)
-    assert REVIEW.is_complete(session_of(run.view()))
+    assert REVIEW.is_complete(progress_of(run.view()))
 
 
 def test_a_failed_review_is_tried_again_and_harms_nothing() -> None:
@@ -119,7 +119,7 @@ def test_a_failed_review_is_tried_again_and_harms_nothing() -> None:
     assert run.prompts[-1] == "Sum up: <ExecuteReview.3>"
     assert run.status is RunStatus.COMPLETED
     assert run.result("ExecuteReview.1").status is TaskStatus.SKIPPED
-    assert [one.status for one in session_of(run.view()).interactions] == ["error", "error", "ok", "ok"]
+    assert [one.status for one in progress_of(run.view()).interactions] == ["error", "error", "ok", "ok"]
 
 
 def test_tries_are_limited_and_the_last_one_fails_the_run() -> None:
@@ -137,7 +137,7 @@ def test_a_failed_last_step_ends_the_session_without_counting_as_complete() -> N
     run = review("Finalize.1")
     assert (run.ran, run.status) == (["ExecuteReview.1", "Finalize.1"], RunStatus.FAILED)
     assert run.error == "step 'Finalize' failed: no luck"
-    assert not REVIEW.is_complete(session_of(run.view()))
+    assert not REVIEW.is_complete(progress_of(run.view()))
 
 
 def test_a_step_may_go_on_without_the_one_before() -> None:
@@ -176,7 +176,7 @@ def test_tasks_that_a_step_added_are_seen_through_and_are_no_interactions() -> N
     run.apply(REVIEW.decide(run.view("ExecuteReview.1")))
     run.run_one(run.dag["Finalize.1"], answers())
     run.dag = DAG([*run.dag, Task("extra", "extra", metadata={"step": "Finalize", "try": 1})], inputs=run.dag.inputs)
-    assert len(session_of(run.view()).interactions) == 2
+    assert len(progress_of(run.view()).interactions) == 2
     run.apply(REVIEW.decide(run.view("Finalize.1")))
     assert run.status is RunStatus.RUNNING
     run.run_one(run.dag["extra"], answers())
@@ -227,7 +227,7 @@ def test_whatever_fails_a_session_comes_to_the_end_that_its_rules_say(rules: lis
     run = grow(flow, flow.dag(), outcome)
     assert run.ran == expected
     assert run.status is (RunStatus.COMPLETED if well else RunStatus.FAILED)
-    assert flow.is_complete(session_of(run.view())) is well
+    assert flow.is_complete(progress_of(run.view())) is well
     failed = [name for name in run.ran if run.result(name).status is TaskStatus.FAILED]
     assert failed == ([] if well else [expected[-1]])
 

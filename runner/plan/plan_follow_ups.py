@@ -1,4 +1,4 @@
-"""Conversion of `workflows` to the policy of the plan's run.
+"""Conversion of `follow_ups` to the policy of the plan's run.
 
 The prompts of a chain cannot be checked in isolation, because the available names depend on the followed task. The
 check therefore assumes that every task of the plan has completed and validates the resulting follow-ups.
@@ -18,20 +18,20 @@ from plait.runner.prompts.render import parse_names
 
 
 def follow_ups_of(part: PlanPart, source: Source) -> FollowUps | None:
-    """Return the policy of the plan; None without workflows. Problems are added to `source.problems`."""
+    """Return the policy of the plan; None without follow-ups. Problems are added to `source.problems`."""
     before = len(source.problems)
     chains: dict[str, list[FollowUp]] = {}
-    for index, workflow in enumerate(part.workflows):
-        path: Path = ("workflows", index)
-        if workflow.after in chains:
-            _complain(source, (*path, "after"), f"there is a workflow after {workflow.after!r} already; merge the two")
-        if not workflow.steps:
+    for index, chain in enumerate(part.follow_ups):
+        path: Path = ("follow_ups", index)
+        if chain.after in chains:
+            _complain(source, (*path, "after"), f"there is a chain after {chain.after!r} already; merge the two")
+        if not chain.steps:
             _complain(
-                source, (*path, "steps"), "the workflow has no step; add one, or leave `steps` out for the default two"
+                source, (*path, "steps"), "the chain has no step; add one, or leave `steps` out for the default two"
             )
-        _check_roles(source, (*path, "steps"), workflow.steps)
-        made = (_made(step, (*path, "steps", n), part, source) for n, step in enumerate(workflow.steps))
-        chains[workflow.after] = [step for step in made if step is not None]
+        _check_roles(source, (*path, "steps"), chain.steps)
+        made = (_made(step, (*path, "steps", n), part, source) for n, step in enumerate(chain.steps))
+        chains[chain.after] = [step for step in made if step is not None]
     _check_after(part, source)
     return FollowUps(chains) if chains and len(source.problems) == before else None
 
@@ -51,7 +51,7 @@ def check_follow_ups(follow_ups: FollowUps, dag: DAG, source: Source) -> None:
 
 
 def _step_path(follow_ups: FollowUps, after: str, place: int) -> Path:
-    return ("workflows", list(follow_ups.chains()).index(after), "steps", place)
+    return ("follow_ups", list(follow_ups.chains()).index(after), "steps", place)
 
 
 def _made(step: FollowUpPart, path: Path, part: PlanPart, source: Source) -> FollowUp | None:
@@ -85,17 +85,17 @@ def _check_roles(source: Source, path: Path, steps: list[FollowUpPart]) -> None:
 
 def _check_after(part: PlanPart, source: Source) -> None:
     """Report cycles of roles, and roles that look like misspellings."""
-    after = {workflow.after: [step.role for step in workflow.steps] for workflow in part.workflows}
+    after = {chain.after: [step.role for step in chain.steps] for chain in part.follow_ups}
     for circle in sort_names(after)[1]:
-        place = next(n for n, workflow in enumerate(part.workflows) if workflow.after in circle)
+        place = next(n for n, chain in enumerate(part.follow_ups) if chain.after in circle)
         message = f"these roles form a cycle: {' -> '.join(circle)}; remove one of these steps"
-        _complain(source, ("workflows", place, "after"), message)
+        _complain(source, ("follow_ups", place, "after"), message)
     known = {str(task.role or task.metadata.get("role") or "") for task in part.tasks}
     known |= {role for roles in after.values() for role in roles}
-    for index, workflow in enumerate(part.workflows):
+    for index, chain in enumerate(part.follow_ups):
         # Tasks added later may have roles not present now.
-        if workflow.after not in known and (hint := nearest(workflow.after, known)):
-            _complain(source, ("workflows", index, "after"), f"no task has the role {workflow.after!r}{hint}")
+        if chain.after not in known and (hint := nearest(chain.after, known)):
+            _complain(source, ("follow_ups", index, "after"), f"no task has the role {chain.after!r}{hint}")
 
 
 def _complain(source: Source, path: Path, message: str) -> None:

@@ -1,18 +1,18 @@
-"""The stored session of a workflow, readable from any process."""
+"""The stored progress of a workflow, readable from any process."""
 
 from __future__ import annotations
 
 from plait.errors import RunNotFound
 from plait.persistence.protocol import Store
 from plait.runner.domain.policy import RunView
-from plait.runner.policies.workflow_session import Session, session_of
+from plait.runner.policies.step_workflow import WorkflowProgress, progress_of
 from plait.runner.state.codec import decode_dag
 from plait.runner.state.run_state import RunState
 from plait.statuses import RunStatus
 
 
-async def load_session(store: Store, run_id: str) -> Session:
-    """Return the session of a workflow's run: its interactions up to now, including running ones, and its status.
+async def load_progress(store: Store, run_id: str) -> WorkflowProgress:
+    """Return the progress of a workflow's run: its interactions up to now, including running ones, and its status.
 
     Reads without a claim, so a live process may continue the run at the same time. Raises RunNotFound, StoreError.
     """
@@ -22,4 +22,4 @@ async def load_session(store: Store, run_id: str) -> Session:
     tasks = await store.list_tasks(run_id)
     dag = decode_dag(run, tasks)
     results = RunState(dag, tasks).all_results()
-    return session_of(RunView(dag.tasks, results.__getitem__), RunStatus(run.status))
+    return progress_of(RunView(dag.tasks, results.__getitem__), RunStatus(run.status))

@@ -1,10 +1,12 @@
 """Step workflows: an ordered list of steps, each chosen by the last completed interaction alone. Pure.
 
 A workflow is a policy. The run begins with the task of the first step; at the end of each task the policy adds the task
-of the next step or ends the session. No state is kept in memory: the stored run and the steps suffice to continue.
+of the next step or ends the run. No state is kept in memory: the stored run and the steps suffice to continue. A task
+for a try of a step is marked in its metadata (`step`, `try`); mark and outcome are stored with the task. Other tasks of
+the run, such as tasks added by a step, are ignored.
 
 A try whose failure is followed by another task has failure mode `skip`: the run does not fail, later tasks may depend
-on the try, and no resume repeats the try. A try whose failure ends the session is `hard`: the run fails, and
+on the try, and no resume repeats the try. A try whose failure ends the run is `hard`: the run fails, and
 `resume(retry_failed=True)` repeats exactly this try.
 """
 
@@ -15,19 +17,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias, cast, get_args
 
-from plait.errors import ImpossibleState, SessionEnded, UnknownStep
+from plait.errors import ImpossibleState, UnknownStep, WorkflowEnded
 from plait.json_form import JsonInput, JsonValue
 from plait.runner.domain.dag import DAG, nearest
 from plait.runner.domain.policy import Decision, RunView
-from plait.runner.domain.task import DEFAULT_RETRY, NO_PROMPT, FailureMode, Retry, Task, lacks_prompt
-from plait.runner.policies.settings import made_of, settings_of
-from plait.runner.policies.workflow_session import (
-    Interaction,
-    Session,
-    SessionComplete,
-    session_of,
-    task_id,
+from plait.runner.domain.result import TaskResult
+from plait.runner.domain.task import (
+    DEFAULT_RETRY,
+    NEVER_RETRIED,
+    NO_PROMPT,
+    FailureMode,
+    Retry,
+    Task,
+    lacks_prompt,
 )
+from plait.runner.policies.settings import made_of, settings_of
 from plait.runner.prompts.base import RESERVED_NAMES
 from plait.statuses import RUN_DONE, RunStatus, TaskStatus
 
@@ -39,9 +43,90 @@ _PASSED = {TaskStatus.COMPLETED, TaskStatus.SKIPPED}
 
 OnError: TypeAlias = Literal["retry", "go_on", "end"]
 """The reaction to a failed step: `retry` the step until `max_tries` tries failed, `go_on` with the next step without a
-result, or `end` the session. The session also ends without a remaining try or step, and if the backend of the step is
+result, or `end` the run. The run also ends without a remaining try or step, and if the backend of the step is
 unavailable.
 """
+
+
+@dataclass(frozen=True, slots=True)
+class Interaction:
+    """A try of a step."""
+
+    step: str
+    """The name of the step."""
+    status: Literal["ok", "error"] | None = None
+    """`ok` or `error` after the end, None before."""
+    text: str = ""
+    """The text of the result."""
+    data: JsonValue = None
+    """The structured result."""
+    number: int = 1
+    """The number of the try of the step, from 1."""
+    error: str | None = None
+    """The reason for a failure, in one line."""
+    unavailable: bool = False
+    """True if the backend was unavailable and another try would fail in the same way."""
+
+    @property
+    def task_id(self) -> str:
+        """The id of the task for the try."""
+        return task_id(self.step, self.number)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkflowProgress:
+    """How far a run of a workflow is: its interactions."""
+
+    interactions: tuple[Interaction, ...] = ()
+    """The interactions, the newest last."""
+    status: RunStatus = RunStatus.RUNNING
+    """The status of the run."""
+
+    @property
+    def last_completed(self) -> Interaction | None:
+        """The newest interaction that has ended, successfully or not; None if there is none."""
+        return next((one for one in reversed(self.interactions) if one.status is not None), None)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkflowComplete:
+    """No step follows."""
+
+    ok: bool
+    """False if a failed step is the last."""
+    error: str | None = None
+    """The reason for a failure."""
+
+
+_STATUSES: dict[TaskStatus, Literal["ok", "error"]] = {
+    TaskStatus.COMPLETED: "ok",
+    TaskStatus.FAILED: "error",
+    TaskStatus.SKIPPED: "error",
+}
+
+
+def task_id(step: str, number: int) -> str:
+    """Return the id of the task for try `number` of `step`."""
+    return f"{step}.{number}"
+
+
+def progress_of(run: RunView, status: RunStatus = RunStatus.RUNNING) -> WorkflowProgress:
+    """Return the progress derived from the tasks of `run`."""
+    found = (_interaction(task, run.result(task.id)) for task in run.tasks if is_interaction(task))
+    return WorkflowProgress(tuple(found), status)
+
+
+def is_interaction(task: Task) -> bool:
+    """Return whether `task` is a try of a step."""
+    step, number = task.metadata.get("step"), task.metadata.get("try")
+    return isinstance(step, str) and isinstance(number, int) and task.id == task_id(step, number)
+
+
+def _interaction(task: Task, result: TaskResult) -> Interaction:
+    step, number = task.id.rsplit(".", 1)
+    status = _STATUSES.get(result.status)
+    unavailable = result.error_kind in NEVER_RETRIED
+    return Interaction(step, status, result.text, result.data, int(number), result.error, unavailable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,33 +193,33 @@ class Workflow:
         """Return the steps in order."""
         return self._steps
 
-    def next_step(self, session: Session) -> Step | SessionComplete:
-        """Return the step after the session's last completed interaction, or the first step of a new session.
+    def next_step(self, progress: WorkflowProgress) -> Step | WorkflowComplete:
+        """Return the step after the last completed interaction, or the first step of a new run.
 
-        Raises SessionEnded if the session is over, UnknownStep or ImpossibleState if no run of this workflow can
-        produce the session.
+        Raises WorkflowEnded if the run is over, UnknownStep or ImpossibleState if no run of this workflow can get
+        there.
         """
-        if session.status in RUN_DONE or session.status is RunStatus.CANCELLING:
-            raise SessionEnded(f"the session is {session.status.value}: no step follows; start a new run")
-        last = session.last_completed
+        if progress.status in RUN_DONE or progress.status is RunStatus.CANCELLING:
+            raise WorkflowEnded(f"the run is {progress.status.value}: no step follows; start a new run")
+        last = progress.last_completed
         if last is None:
             return self._steps[0]
         index = self._index_of(last)
         if last.status == "ok":
-            return SessionComplete(ok=True) if self._is_last(index) else self._steps[index + 1]
+            return WorkflowComplete(ok=True) if self._is_last(index) else self._steps[index + 1]
         if last.status == "error":
             return self._after_error(index, last)
         raise ImpossibleState(
             f"step {last.step!r} ended as {last.status!r}; an interaction ends as 'ok' or 'error', so the "
-            "stored session is damaged"
+            "stored progress is damaged"
         )
 
-    def is_complete(self, of: Session | Interaction) -> bool:
-        """Return whether the interaction, or the newest interaction of the session, is a success of the last step.
+    def is_complete(self, of: WorkflowProgress | Interaction) -> bool:
+        """Return whether the interaction, or the newest interaction of the run, is a success of the last step.
 
-        A session ended by a failure of the last step is not complete.
+        A run ended by a failure of the last step is not complete.
         """
-        if isinstance(of, Session):
+        if isinstance(of, WorkflowProgress):
             return bool(of.interactions) and self.is_complete(of.interactions[-1])
         return of.step == self._steps[-1].name and of.status == "ok"
 
@@ -144,7 +229,7 @@ class Workflow:
         `inputs` are values available to the prompts of all steps. Raises DAGError with all mistakes in all steps.
         """
         DAG(self._once(), inputs=inputs)
-        return DAG([self._task(0, 1, Session())], name=self.name, inputs=inputs)
+        return DAG([self._task(0, 1, WorkflowProgress())], name=self.name, inputs=inputs)
 
     def outline(self, inputs: Mapping[str, JsonInput] | None = None) -> DAG:
         """Return all steps as a chain, each once, to be drawn. Raises DAGError with all mistakes in all steps."""
@@ -176,17 +261,17 @@ class Workflow:
         """Return a decision that adds the next step's task or ends the run: completed after the last step, otherwise
         failed.
         """
-        session = session_of(run)
-        if any(one.status is None for one in session.interactions):
+        progress = progress_of(run)
+        if any(one.status is None for one in progress.interactions):
             return Decision()
         if run.ended is None:
-            # After the end of a session, only a resume calls the policy again: a missing backend may be available by
+            # After the end of the run, only a resume calls the policy again: a missing backend may be available by
             # now.
-            had = tuple(replace(one, unavailable=False) for one in session.interactions)
-            session = replace(session, interactions=had)
-        follows = self.next_step(session)
+            had = tuple(replace(one, unavailable=False) for one in progress.interactions)
+            progress = replace(progress, interactions=had)
+        follows = self.next_step(progress)
         if isinstance(follows, Step):
-            return Decision(add=(self._next_task(follows, session),))
+            return Decision(add=(self._next_task(follows, progress),))
         if not follows.ok:
             return Decision(end=RunStatus.FAILED, error=follows.error)
         # Tasks added by a step must end first, and count like all tasks.
@@ -207,7 +292,7 @@ class Workflow:
     def _is_last(self, index: int) -> bool:
         return index == len(self._steps) - 1
 
-    def _after_error(self, index: int, last: Interaction) -> Step | SessionComplete:
+    def _after_error(self, index: int, last: Interaction) -> Step | WorkflowComplete:
         step = self._steps[index]
         is_left = step.on_error == "retry" and last.number < step.max_tries
         if is_left and not last.unavailable:
@@ -216,22 +301,22 @@ class Workflow:
             return self._steps[index + 1]
         times = f" {last.number} times (max_tries)" if step.on_error == "retry" and not is_left else ""
         why = (last.error or "no reason given").partition("\n")[0]
-        return SessionComplete(ok=False, error=f"step {step.name!r} failed{times}: {why}")
+        return WorkflowComplete(ok=False, error=f"step {step.name!r} failed{times}: {why}")
 
-    def _next_task(self, step: Step, session: Session) -> Task:
+    def _next_task(self, step: Step, progress: WorkflowProgress) -> Task:
         index = self._index[step.name]
-        number = max((one.number for one in session.interactions if one.step == step.name), default=0) + 1
-        return self._task(index, number, session)
+        number = max((one.number for one in progress.interactions if one.step == step.name), default=0) + 1
+        return self._task(index, number, progress)
 
-    def _task(self, index: int, number: int, session: Session) -> Task:
+    def _task(self, index: int, number: int, progress: WorkflowProgress) -> Task:
         """Return the task for try `number` of the step at `index`. The names of earlier steps stand for their last
         successful try.
         """
         step = self._steps[index]
-        best = {one.step: one.task_id for one in sorted(session.interactions, key=lambda one: one.status == "ok")}
+        best = {one.step: one.task_id for one in sorted(progress.interactions, key=lambda one: one.status == "ok")}
         earlier = {one.name: best[one.name] for one in self._steps[:index] if one.name in best}
-        before = [one.task_id for one in session.interactions[-1:] if one.task_id not in earlier.values()]
-        ends = isinstance(self._after_error(index, Interaction(step.name, "error", number=number)), SessionComplete)
+        before = [one.task_id for one in progress.interactions[-1:] if one.task_id not in earlier.values()]
+        ends = isinstance(self._after_error(index, Interaction(step.name, "error", number=number)), WorkflowComplete)
         return Task(
             id=task_id(step.name, number),
             prompt=step.prompt,

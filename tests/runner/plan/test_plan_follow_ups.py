@@ -1,4 +1,4 @@
-"""`workflows` and `role` in plan files: the policy that they make, and every mistake in them with its place."""
+"""`follow_ups` and `role` in plan files: the policy that they make, and every mistake in them with its place."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ backends:
 tasks:
   - {id: design, prompt: Design it.}
   - {id: build, role: coder, depends_on: design, prompt: "Build it in {{ language }}.", metadata: {of: us}}
-workflows:
+follow_ups:
   - after: coder
     steps:
       - role: reviewer
@@ -67,7 +67,7 @@ def test_a_run_of_the_plan_grows_by_them() -> None:
 def test_each_of_a_family_is_followed() -> None:
     plan = parse_plan(
         "inputs: {parts: [a, b]}\ntasks: [{id: build, for_each: parts, role: coder, prompt: '{{ item }}'}]\n"
-        "workflows: [{after: coder, steps: [{role: tester}]}]"
+        "follow_ups: [{after: coder, steps: [{role: tester}]}]"
     )
     assert plan.policy is not None
     run = grow(plan.policy, plan.dag, lambda task, _: "done")
@@ -75,20 +75,20 @@ def test_each_of_a_family_is_followed() -> None:
 
 
 def test_without_steps_a_reviewer_and_a_tester_follow() -> None:
-    text = "tasks: [{id: a, role: coder, prompt: x}]\nworkflows: [{after: coder}]\ndefaults: {failure_mode: skip}"
+    text = "tasks: [{id: a, role: coder, prompt: x}]\nfollow_ups: [{after: coder}]\ndefaults: {failure_mode: skip}"
     mode = FailureMode.SKIP
     assert plan_policy(text).chains() == {
         "coder": (FollowUp("reviewer", failure_mode=mode), FollowUp("tester", failure_mode=mode))
     }
 
 
-@pytest.mark.parametrize("text", ["", "workflows: []", "workflows:"])
+@pytest.mark.parametrize("text", ["", "follow_ups: []", "follow_ups:"])
 def test_a_plan_without_workflows_has_no_policy(text: str) -> None:
     assert parse_plan("tasks: [{id: a, role: coder, prompt: x}]\n" + text).policy is None
 
 
 def test_json_is_as_good() -> None:
-    plan = {"tasks": [{"id": "a", "role": "coder", "prompt": "x"}], "workflows": [{"after": "coder"}]}
+    plan = {"tasks": [{"id": "a", "role": "coder", "prompt": "x"}], "follow_ups": [{"after": "coder"}]}
     assert parse_plan(json.dumps(plan), format="json").policy is not None
 
 
@@ -102,20 +102,26 @@ TASKS = "tasks: [{id: a, prompt: x}, {id: b, role: coder, prompt: x}, {id: c, ro
 
 
 def steps(*lines: str, after: str = "coder") -> str:
-    return TASKS + f"workflows:\n- after: {after}\n  steps:\n" + "".join(f"  - {line}\n" for line in lines)
+    return TASKS + f"follow_ups:\n- after: {after}\n  steps:\n" + "".join(f"  - {line}\n" for line in lines)
 
 
 MISTAKES = {
-    "unknown key": (steps("{role: tester, promt: ''}"), 5, "workflows[0].steps[0].promt", "did you mean 'prompt'?"),
-    "unknown key of a workflow": (TASKS + "workflows:\n- {after: coder, step: []}", 3, "workflows[0].step", "'steps'"),
-    "misspelt on top": (TASKS + "workflow: []", 2, "workflow", "the follow-ups of tasks are called 'workflows'"),
-    "no list": (TASKS + "workflows: {coder: tester}", 2, "workflows", "must be a list, not a mapping"),
-    "no role": (steps("{prompt: x}"), 5, "workflows[0].steps[0].role", "is missing"),
-    "no after": (TASKS + "workflows:\n- {steps: []}", 3, "workflows[0].after", "is missing"),
+    "unknown key": (steps("{role: tester, promt: ''}"), 5, "follow_ups[0].steps[0].promt", "did you mean 'prompt'?"),
+    "unknown key of a chain": (
+        TASKS + "follow_ups:\n- {after: coder, step: []}",
+        3,
+        "follow_ups[0].step",
+        "'steps'",
+    ),
+    "two kinds of tasks": (TASKS + "workflow: []", 2, "workflow", "this plan has 'tasks' already"),
+    "the former word": (TASKS + "workflows: []", 2, "workflows", "'workflows' is now called 'follow_ups'"),
+    "no list": (TASKS + "follow_ups: {coder: tester}", 2, "follow_ups", "must be a list, not a mapping"),
+    "no role": (steps("{prompt: x}"), 5, "follow_ups[0].steps[0].role", "is missing"),
+    "no after": (TASKS + "follow_ups:\n- {steps: []}", 3, "follow_ups[0].after", "is missing"),
     "bad role": (
         steps("{role: a b, prompt: p}"),
         5,
-        "workflows[0].steps[0].role",
+        "follow_ups[0].steps[0].role",
         "does not fit. The role of the follow-up: 1 to",
     ),
     "bad role of a task": (
@@ -124,64 +130,64 @@ MISTAKES = {
         "tasks[0].role",
         "does not fit. The role for",
     ),
-    "reserved role": (steps("{role: work, prompt: p}"), 5, "workflows[0].steps[0].role", "false, inputs, item, none"),
-    "no prompt": (steps("{role: critic}"), 5, "workflows[0].steps[0].role", "needs a prompt; only reviewer, tester"),
+    "reserved role": (steps("{role: work, prompt: p}"), 5, "follow_ups[0].steps[0].role", "false, inputs, item, none"),
+    "no prompt": (steps("{role: critic}"), 5, "follow_ups[0].steps[0].role", "needs a prompt; only reviewer, tester"),
     "wrong value": (
         steps("{role: tester, retry: {attempts: 0}}"),
         5,
-        "workflows[0].steps[0].retry.attempts",
+        "follow_ups[0].steps[0].retry.attempts",
         "least 1",
     ),
-    "no template": (steps("{role: tester, prompt: '{{ work'}"), 5, "workflows[0].steps[0].prompt", "template"),
+    "no template": (steps("{role: tester, prompt: '{{ work'}"), 5, "follow_ups[0].steps[0].prompt", "template"),
     "unknown name": (
         steps("{role: tester, prompt: '{{ wrok }}'}"),
         5,
-        "workflows[0].steps[0].prompt",
+        "follow_ups[0].steps[0].prompt",
         "{{ wrok }}, which is neither a task nor an input; did you mean 'work'?",
     ),
     "later role": (
         steps("{role: reviewer, prompt: '{{ tester }}'}", "{role: tester}"),
         5,
-        "workflows[0].steps[0].prompt",
+        "follow_ups[0].steps[0].prompt",
         "{{ tester }}, which is neither a task nor an input",
     ),
     "unknown name after a role that no task has": (
         steps("{role: critic, prompt: '{{ a }} {{ wrok }}'}", after="painter"),
         5,
-        "workflows[0].steps[0].prompt",
+        "follow_ups[0].steps[0].prompt",
         "{{ wrok }}, which is neither a task nor an input; did you mean 'work'?",
     ),
     "task not upstream": (
         steps("{role: tester, prompt: '{{ a }}'}"),
         5,
-        "workflows[0].steps[0].prompt",
+        "follow_ups[0].steps[0].prompt",
         "{{ a }}, but 'a' is not upstream; let 'b' depend on it",
     ),
-    "unknown backend": (steps("{role: tester, backend: deep}"), 5, "workflows[0].steps[0].backend", "'deep'"),
+    "unknown backend": (steps("{role: tester, backend: deep}"), 5, "follow_ups[0].steps[0].backend", "'deep'"),
     "bad schema": (
         steps("{role: tester, output_schema: {type: thing}}"),
         5,
-        "workflows[0].steps[0].output_schema.type",
+        "follow_ups[0].steps[0].output_schema.type",
         "not a valid JSON Schema",
     ),
     "no steps": (
-        TASKS + "workflows:\n- {after: coder, steps: []}",
+        TASKS + "follow_ups:\n- {after: coder, steps: []}",
         3,
-        "workflows[0].steps",
-        "the workflow has no step",
+        "follow_ups[0].steps",
+        "the chain has no step",
     ),
-    "same role twice": (steps("{role: tester}", "{role: tester}"), 6, "workflows[0].steps[1].role", "in this chain"),
+    "same role twice": (steps("{role: tester}", "{role: tester}"), 6, "follow_ups[0].steps[1].role", "in this chain"),
     "same after twice": (
-        TASKS + "workflows:\n- {after: coder}\n- {after: coder}",
+        TASKS + "follow_ups:\n- {after: coder}\n- {after: coder}",
         4,
-        "workflows[1].after",
-        "a workflow after 'coder' already",
+        "follow_ups[1].after",
+        "a chain after 'coder' already",
     ),
-    "slip of the pen": (steps("{role: tester}", after="codr"), 3, "workflows[0].after", "did you mean 'coder'?"),
+    "slip of the pen": (steps("{role: tester}", after="codr"), 3, "follow_ups[0].after", "did you mean 'coder'?"),
     "a circle": (
-        TASKS + "workflows:\n- {after: coder}\n- {after: tester, steps: [{role: coder, prompt: p}]}",
+        TASKS + "follow_ups:\n- {after: coder}\n- {after: tester, steps: [{role: coder, prompt: p}]}",
         3,
-        "workflows[0].after",
+        "follow_ups[0].after",
         "these roles form a cycle",
     ),
     "two roles": (
@@ -202,21 +208,21 @@ def test_a_mistake_is_reported_once_with_its_place(text: str, line: int, where: 
 
 def test_mistakes_of_tasks_and_workflows_are_reported_together() -> None:
     found = mistakes(steps("{role: tester, prompt: '{{ wrok }}'}").replace("id: a,", "id: a, retires: 1,"))
-    assert [where for _, where, _ in found] == ["tasks[0].retires", "workflows[0].steps[0].prompt"]
+    assert [where for _, where, _ in found] == ["tasks[0].retires", "follow_ups[0].steps[0].prompt"]
 
 
 def test_a_line_within_a_prompt_is_found() -> None:
     text = steps("role: tester\n    prompt: |\n      {{ work }}\n      {{ tset }}")
-    assert [(line, where) for line, where, _ in mistakes(text)] == [(8, "workflows[0].steps[0].prompt")]
+    assert [(line, where) for line, where, _ in mistakes(text)] == [(8, "follow_ups[0].steps[0].prompt")]
 
 
 def test_a_role_that_no_task_has_yet_may_come_later() -> None:
-    text = TASKS + "workflows: [{after: painter, steps: [{role: critic, prompt: '{{ work }}'}]}]"
+    text = TASKS + "follow_ups: [{after: painter, steps: [{role: critic, prompt: '{{ work }}'}]}]"
     assert plan_policy(text).chains()["painter"][0].role == "critic"
 
 
 def test_an_input_called_like_a_follow_up_is_a_mistake() -> None:
-    text = TASKS + "workflows: [{after: coder}]\ninputs: {b.tester: 1}"
+    text = TASKS + "follow_ups: [{after: coder}]\ninputs: {b.tester: 1}"
     assert [where for _, where, _ in mistakes(text)] == ["inputs"]
 
 
@@ -227,7 +233,7 @@ backends:
 tasks:
   - {id: list, backend: code, prompt: "", output_schema: {type: array}}
   - {id: build, role: coder, for_each: list, depends_on: list, backend: code, prompt: "build {{ item }}"}
-workflows:
+follow_ups:
   - after: coder
     steps:
       - {role: reviewer, backend: judge, prompt: "review {{ work }}"}
