@@ -27,8 +27,8 @@ GET_OWNERSHIP: Final = """SELECT run_id, status = 'completed' OR status = 'faile
 DELETE_RUN: Final = tuple(
     f"DELETE FROM {table} WHERE run_id = ?" for table in ("notes", "events", "messages", "attempts", "tasks", "runs")
 )
-DELETE_UNUSED_TEXTS: Final = "DELETE FROM texts WHERE sha256 NOT IN (" + (
-    " UNION ".join(f"SELECT {key} FROM {table} WHERE {key} IS NOT NULL" for table, key in _KEYS) + ")"
+DELETE_UNUSED_TEXTS: Final = "DELETE FROM texts WHERE sha256 IN (SELECT sha256 FROM texts" + (
+    "".join(f" EXCEPT SELECT {key} FROM {table} WHERE {key} IS NOT NULL" for table, key in _KEYS) + ")"
 )
 
 

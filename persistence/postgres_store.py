@@ -246,6 +246,11 @@ def _of_run(run_id: str, error: StoreError) -> str:
 
 _WORDS: Final = {
     "among": "= ANY(?::text[])",
+    # Each by its key. A plan for any number of names would read every task of the run.
+    "named": (
+        "(SELECT found.* FROM unnest(?::text[]) AS n (name), "
+        "LATERAL (SELECT * FROM tasks WHERE task_id = n.name AND run_id = ? OFFSET 0) AS found)"
+    ),
     "expired": (
         "(owner_id IS NOT NULL AND coalesce(extract(epoch FROM clock_timestamp() - written_at) > lease_s, true))"
     ),
@@ -410,15 +415,19 @@ async def _write_exactly(connection: Connection, batch: Batch, claims: tuple[Cla
         changes = batch.changes[skipped:]
         if not changes:
             return None
+        claim = next((one for one in reversed(changes) if isinstance(one, RunClaimed)), None)
         is_new = run is None
-        run = run or CachedRun(rules.new_head(changes[0]), size=0)
-        if not is_new:
+        if run is None:
+            run = CachedRun(rules.new_head(changes[0]), size=0)
+        else:
+            if claim is not None or run.head.owner is not None:
+                # An owner goes on from here. Its next batches find their tasks without looking them up.
+                await _read(connection, sql_store.open_states(run_id, run))
             await _read(connection, sql_store.states(run_id, run, changes))
         before = run.head
         segments = _apply(run_id, run, batch.first_seq + skipped, changes)
         if is_new:
             await _write_rows(connection, segments.pop(0))  # adds the head
-        claim = next((one for one in reversed(changes) if isinstance(one, RunClaimed)), None)
         head = _head(run_id, run, before, None if claim is None else _lease(claim))
         if not await _write_all_rows(connection, segments, head):
             raise AssertionError(f"the locked head of run {run_id!r} changed")

@@ -156,10 +156,15 @@ def stored_run(run_id: str, *, settings: bool, lock: str = "") -> Reading[Cached
     return None
 
 
+def open_states(run_id: str, run: CachedRun) -> Reading[None]:
+    """Read into `run` all tasks that have not ended."""
+    run.tasks.update(map(records.task_state, (yield tables.GET_OPEN_STATES, (run_id,))))
+
+
 def states(run_id: str, run: CachedRun, changes: Sequence[Change]) -> Reading[None]:
     """Read into `run` what the changes need and it lacks."""
     if missing := run.missing(changes):
-        run.tasks.update(map(records.task_state, (yield tables.GET_STATES, (run_id, list(missing)))))
+        run.tasks.update(map(records.task_state, (yield tables.GET_STATES, (list(missing), run_id))))
     if run.needs_size(changes):
         [(run.size,)] = yield tables.GET_SIZE, (run_id,)
 

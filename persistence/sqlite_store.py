@@ -405,6 +405,8 @@ def send_note(connection: sqlite3.Connection, run_id: str, note: Note) -> None:
 
 # Reads: whole results, never a cursor, of one state of the database.
 
+_AMONG: Final = "IN (SELECT value FROM json_each(?))"
+_NAMED: Final = "(SELECT * FROM tasks WHERE task_id IN (SELECT value FROM json_each(?)) AND run_id = ?)"
 _EXPIRED: Final = "(owner_id IS NOT NULL AND (lease_expires_at IS NULL OR lease_expires_at < {now}))"
 _NOW: Final = "(julianday('now') - 2440587.5) * 86400.0"
 """All processes that share the file have the clock of one host."""
@@ -412,8 +414,7 @@ _NOW: Final = "(julianday('now') - 2440587.5) * 86400.0"
 
 @cache
 def _in_sqlite(statement: str) -> str:
-    among = "IN (SELECT value FROM json_each(?))"
-    return statement.format(among=among, expired=_EXPIRED.format(now=_NOW), now=_NOW)
+    return statement.format(among=_AMONG, named=_NAMED, expired=_EXPIRED.format(now=_NOW), now=_NOW)
 
 
 def _rows_of(connection: sqlite3.Connection, reading: Reading[T]) -> T:

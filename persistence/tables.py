@@ -310,8 +310,9 @@ def _columns(prefix: str, names: str) -> str:
     return ", ".join(f"{prefix}{name}" for name in names.split())
 
 
-# A dialect has its own words for `{among}`, "one of the names in this parameter"; for `{expired}`, "owned, with a lease
-# that has expired"; and for `{now}`, the Unix time by the clock that judges leases.
+# A dialect has its own words for `{among}`, "one of the names in this parameter"; for `{named}`, the tasks with the
+# names in this parameter, of the run in the next one; for `{expired}`, "owned, with a lease that has expired"; and for
+# `{now}`, the Unix time by the clock that judges leases.
 _HEAD = (
     "run_id, name, created_at, status, started_at, ended_at, error, last_seq, claims, owner_id, owner_host, "
     "owner_boot_id, owner_pid, owner_process_started, owner_claimed_at, lease_expires_at, policy_state, policy_seq, "
@@ -333,9 +334,10 @@ LIST_TASK_IDS: Final = "SELECT task_id FROM tasks WHERE run_id = ? ORDER BY posi
 GET_SIZE: Final = "SELECT count(*) FROM tasks WHERE run_id = ?"
 _SPENT = _columns("a.", _USAGE)
 _WITH_ATTEMPT = "a.run_id = t.run_id AND a.position = t.position AND a.attempt = t.attempt"
-GET_STATES: Final = f"""SELECT t.task_id, t.position, t.status, t.attempt, t.crashes, a.duration_s, {_SPENT}
-FROM tasks AS t LEFT JOIN attempts AS a ON {_WITH_ATTEMPT}
-WHERE t.run_id = ? AND t.task_id {{among}}"""
+_STATE = f"t.task_id, t.position, t.status, t.attempt, t.crashes, a.duration_s, {_SPENT}"
+GET_STATES: Final = f"SELECT {_STATE} FROM {{named}} AS t LEFT JOIN attempts AS a ON {_WITH_ATTEMPT}"
+GET_OPEN_STATES: Final = f"""SELECT {_STATE} FROM tasks AS t LEFT JOIN attempts AS a ON {_WITH_ATTEMPT}
+WHERE t.run_id = ? AND t.status IN ('pending', 'running', 'waiting_input')"""
 LIST_TASKS: Final = f"""SELECT t.task_id, t.position, t.status, t.attempt, t.session_confirmed, t.crashes, t.backend,
     t.added_by, t.question, t.asked, t.answers, t.answers_checksum, t.depends_on, t.spec, t.spec_checksum,
     t.prompt_checksum, t.prompt_sha256, t.prompt, p.content, a.session_id, a.started_at, a.ended_at, a.duration_s,
@@ -344,18 +346,21 @@ FROM tasks AS t LEFT JOIN attempts AS a ON {_WITH_ATTEMPT}
     LEFT JOIN texts AS x ON x.sha256 = a.text_sha256 LEFT JOIN texts AS p ON p.sha256 = t.prompt_sha256
 WHERE t.run_id = ?"""
 LIST_TASK: Final = f"{LIST_TASKS} AND t.task_id = ?"
-LIST_ATTEMPTS: Final = f"""SELECT a.started_seq, a.task_id, a.attempt, a.status, a.backend, a.session_id, a.started_at,
-    a.ended_at, a.error_kind, a.error, a.duration_s, a.traceback, {_SPENT}
-FROM attempts AS a WHERE a.run_id = ?"""
-_OF_TASK = "a.run_id = ? AND a.position = (SELECT position FROM tasks AS t WHERE t.run_id = a.run_id AND t.task_id = ?)"
-LIST_TASK_ATTEMPTS: Final = LIST_ATTEMPTS.replace("a.run_id = ?", _OF_TASK)
+_ATTEMPTS = f"""SELECT a.started_seq, a.task_id, a.attempt, a.status, a.backend, a.session_id, a.started_at, a.ended_at,
+    a.error_kind, a.error, a.duration_s, a.traceback, {_SPENT} FROM"""
+LIST_ATTEMPTS: Final = f"{_ATTEMPTS} attempts AS a WHERE a.run_id = ?"
+_OF_TASK = "a.run_id = t.run_id AND a.position = t.position"
+_THE_TASK = "t.run_id = ? AND t.task_id = ?"
+LIST_TASK_ATTEMPTS: Final = f"{_ATTEMPTS} tasks AS t JOIN attempts AS a ON {_OF_TASK} WHERE {_THE_TASK}"
 LIST_MESSAGES: Final = f"""SELECT a.seq, a.attempt, a.role, a.at, a.input_tokens, a.output_tokens, a.checksum,
     a.content_sha256, a.content, x.content
-FROM messages AS a LEFT JOIN texts AS x ON x.sha256 = a.content_sha256 WHERE {_OF_TASK}"""
+FROM tasks AS t JOIN messages AS a ON {_OF_TASK} LEFT JOIN texts AS x ON x.sha256 = a.content_sha256
+WHERE {_THE_TASK}"""
 LIST_EXCHANGES: Final = f"""SELECT a.ended_seq, a.attempt, a.ended_at, a.input_tokens, a.output_tokens,
     a.prompt_checksum, a.prompt_sha256, a.prompt, p.content, a.result_checksum, a.text_sha256, a.text, x.content, a.data
-FROM attempts AS a LEFT JOIN texts AS x ON x.sha256 = a.text_sha256 LEFT JOIN texts AS p ON p.sha256 = a.prompt_sha256
-WHERE {_OF_TASK} AND a.prompt_checksum IS NOT NULL"""
+FROM tasks AS t JOIN attempts AS a ON {_OF_TASK}
+    LEFT JOIN texts AS x ON x.sha256 = a.text_sha256 LEFT JOIN texts AS p ON p.sha256 = a.prompt_sha256
+WHERE {_THE_TASK} AND a.prompt_checksum IS NOT NULL"""
 """The attempts that were one prompt and one answer."""
 _EVENT = "SELECT seq, at, kind, task_id, attempt, detail FROM events WHERE run_id = ? AND seq > ?"
 LIST_EVENTS: Final = f"{_EVENT} ORDER BY seq LIMIT ?"
