@@ -290,8 +290,8 @@ async def _read(connection: Connection, reading: Reading[T]) -> T:
 
 def _arrays(write: Write, rows: list[tuple[Any, ...]]) -> list[list[Any]]:
     """Return the values of each column."""
-    if write is tables.ADD_TEXT:  # each once, and sorted: in any other order two batches could wait for each other
-        rows = sorted(dict(rows).items())
+    if write is tables.ADD_TEXT:  # in any other order two batches with the same texts could wait for each other
+        rows = sorted(rows)
     arrays: list[list[Any]] = []
     for column, values in zip((*write.columns, *write.key), zip(*rows, strict=True), strict=True):
         if tables.KINDS[column] == "text":

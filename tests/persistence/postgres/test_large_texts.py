@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from dataclasses import replace
 
 import anyio
@@ -10,7 +11,7 @@ import asyncpg
 import pytest
 
 from plait.events import NewTask
-from plait.persistence import PostgresStore, RunReleased, RunStatusChanged, TaskCompleted, TaskStarted
+from plait.persistence import PostgresStore, RunReleased, RunStatusChanged, TaskCompleted, TaskStarted, failpoints
 from plait.persistence.contract.samples import CREATED, OPENING, Writer, at, whole
 from tests.support.stores.postgres import new_store, worker_dsn
 
@@ -27,6 +28,29 @@ async def write(store: PostgresStore, run_id: str, texts: tuple[str, ...] = LARG
     await writer.write(*ENDED)
 
 
+async def purge_elsewhere(run_id: str) -> None:
+    async with PostgresStore(worker_dsn()) as store:
+        await store.purge([run_id])
+
+
+def until_it_waits(thread: threading.Thread) -> None:
+    """Wait, without the event loop, until the thread waits for a lock of the server, or has ended."""
+
+    async def look() -> None:
+        connection = await asyncpg.connect(worker_dsn())
+        try:
+            while thread.is_alive() and not await connection.fetchval(
+                "SELECT count(*) FROM pg_locks WHERE NOT granted"
+            ):
+                await connection.execute("SELECT pg_sleep(0.01)")
+        finally:
+            await connection.close()
+
+    watcher = threading.Thread(target=asyncio.run, args=[look()])
+    watcher.start()
+    watcher.join(20)
+
+
 async def in_database(statement: str) -> str:
     connection = await asyncpg.connect(worker_dsn())
     try:
@@ -34,6 +58,15 @@ async def in_database(statement: str) -> str:
         return done
     finally:
         await connection.close()
+
+
+async def test_one_batch_may_say_a_new_text_again_and_again() -> None:
+    async with new_store() as store:
+        writer = Writer(store)
+        await writer.write(*OPENING, *(TaskStarted(at(3), name, 1, "fast") for name in "ac"))
+        await writer.write(*(TaskCompleted(at(4), name, 1, LARGE[0], prompt=LARGE[0]) for name in "ac"))
+        assert [(await store.list_tasks(writer.run_id, name))[0].text for name in "ac"] == [LARGE[0]] * 2
+        assert await in_database("SELECT FROM texts") == "SELECT 1"
 
 
 async def test_a_purge_takes_the_texts_that_no_other_run_says() -> None:
@@ -48,16 +81,27 @@ async def test_a_purge_takes_the_texts_that_no_other_run_says() -> None:
         assert await in_database("SELECT FROM texts") == "SELECT 0"
 
 
-async def test_a_purge_beside_runs_that_say_the_same_texts_loses_none() -> None:
+async def test_a_purge_waits_for_a_batch_that_says_its_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     async with new_store() as store, PostgresStore(worker_dsn()) as other:
-        for number in range(4):
-            await write(store, f"old {number}")
-            async with anyio.create_task_group() as group:
-                group.start_soon(write, store, f"new {number}", LARGE)
-                group.start_soon(other.purge, [f"old {number}"])
-            tasks = await store.list_tasks(f"new {number}")
-            assert [(task.prompt, task.text) for task in tasks] == [(text, text) for text in LARGE]
-            await other.purge([f"new {number}"])
+        await write(store, "old", LARGE[:1])
+        writer = Writer(store)
+        await writer.write(*OPENING)
+        threads: list[threading.Thread] = []
+
+        def purge_before_the_commit(name: str) -> None:
+            if name == "txn.before_commit" and not threads:
+                threads.append(threading.Thread(target=asyncio.run, args=[purge_elsewhere("old")]))
+                threads[0].start()
+                until_it_waits(threads[0])
+
+        monkeypatch.setattr(failpoints, "on_reach", purge_before_the_commit)
+        again = TaskStarted(at(3), "a", 1, "fast"), TaskCompleted(at(4), "a", 1, LARGE[0])
+        await writer.write(*again)  # two changes of one task: a transaction of two statements
+        monkeypatch.undo()
+        await asyncio.to_thread(threads[0].join)
+        assert await other.get_run("old") is None
+        task = (await store.list_tasks(writer.run_id))[0]
+        assert (task.text, task.damaged) == (LARGE[0], False)
 
 
 async def test_two_runs_that_store_the_same_texts_in_another_order_do_not_wait_for_each_other() -> None:
