@@ -68,13 +68,13 @@ class CachedRun:
         """Return the ids of the tasks that the changes name and `tasks` lacks."""
         named = {task_id for one in batch if (task_id := getattr(one, "task_id", None)) is not None}
         for one in batch:
-            if isinstance(one, c.TasksAdded):
+            if isinstance(one, events.TasksAdded):
                 named.update(rules.mentioned_task_ids(one))
         return {task_id for task_id in named if task_id not in self.tasks}  # `named - keys` would copy all of the keys
 
     def needs_size(self, batch: Sequence[c.Change]) -> bool:
         """Return whether `size` has to be read before the changes."""
-        return self.size is None and any(isinstance(one, c.TasksAdded) for one in batch)
+        return self.size is None and any(isinstance(one, events.TasksAdded) for one in batch)
 
 
 class Applier:
@@ -94,20 +94,18 @@ class Applier:
         """Apply the changes, numbered from `first_seq`. Raises Conflict if a change is not allowed; the run is then
         good for nothing.
         """
-        run, events = self._run, self._rows[tables.ADD_EVENT]
+        run, history = self._run, self._rows[tables.ADD_EVENT]
         for seq, change in enumerate(batch, first_seq):
             apply, shown = self._OF_TASKS.get(type(change)), change
             if apply is not None:
                 shown = apply(self, seq, change) or change
             else:
-                if type(change) is c.RunCreated and seq == 1:
+                if type(change) is events.RunCreated and seq == 1:
                     self._create_run(change)
                 run.head = rules.advance_head(run.head, change, seq, self._run_id)
             event = event_log.event_of(shown)
             if event is not None:
-                at, kind, task_id, attempt, detail = event
-                # A plain str is bound five times as fast as a StrEnum.
-                events.append((self._run_id, seq, at, kind._value_, task_id, attempt, detail))
+                history.append((self._run_id, seq, *event))
         run.head = replace(run.head, last_seq=first_seq + len(batch) - 1)
         if self._input_tokens or self._output_tokens:  # of unknown cost: one addition for the batch
             run.usage += Usage(self._input_tokens, self._output_tokens)
@@ -149,7 +147,7 @@ class Applier:
             self._rows[tables.ADD_TEXT].append(row)
         return key, None
 
-    def _create_run(self, change: c.RunCreated) -> None:
+    def _create_run(self, change: events.RunCreated) -> None:
         known = {task.task_id for task in change.tasks}
         if len(known) < len(change.tasks) or not all(known.issuperset(task.depends_on) for task in change.tasks):
             raise rules.conflict(self._run_id, change, None)
@@ -158,7 +156,7 @@ class Applier:
         self._run.size = 0
         self._insert(change.tasks, None)
 
-    def _add_tasks(self, _seq: int, change: c.TasksAdded) -> None:
+    def _add_tasks(self, _seq: int, change: events.TasksAdded) -> None:
         rules.check_added(self._run_id, change, self._tasks.keys() & set(rules.mentioned_task_ids(change)))
         self._insert(change.tasks, change.added_by)
 
@@ -175,7 +173,7 @@ class Applier:
         run.size += len(tasks)
         self._flush()
 
-    def _start(self, seq: int, change: c.TaskStarted) -> None:
+    def _start(self, seq: int, change: events.TaskStarted) -> None:
         task_id, attempt = change.task_id, change.attempt
         state = self._require(change, attempt - 1)
         self._tasks[task_id] = TaskState(state.position, "running", attempt, state.crashes)
@@ -292,13 +290,13 @@ class Applier:
         asked = "waiting_input", change.question, change.asked, crashes
         self._rows[tables.ASK].append((*asked, self._run_id, state.position))
 
-    def _cancel(self, seq: int, change: c.TaskCancelled) -> None:
+    def _cancel(self, seq: int, change: events.TaskCancelled) -> None:
         state = self._require(change)
         if state.status == "running":
             self._end(seq, change, state, "cancelled")
         self._set_ended(change, state, "cancelled")
 
-    def _answer(self, _seq: int, change: c.TaskAnswered) -> None:
+    def _answer(self, _seq: int, change: events.TaskAnswered) -> None:
         state = self._require(change)
         self._tasks[change.task_id] = TaskState(state.position, "pending", state.attempt, state.crashes)
         key = self._run_id, state.position
@@ -308,7 +306,7 @@ class Applier:
             answers = change.answers, checksum(change.task_id, change.answers)
             self._rows[tables.ANSWER].append(("pending", None, None, *answers, *key))
 
-    def _reopen(self, _seq: int, change: c.TaskReopened) -> None:
+    def _reopen(self, _seq: int, change: events.TaskReopened) -> None:
         state = self._require(change)
         self._tasks[change.task_id] = TaskState(state.position, "pending", state.attempt, state.crashes)
         key, reopened = (self._run_id, state.position), ("pending", 0, None, None)
@@ -321,8 +319,8 @@ class Applier:
             self._rows[tables.DROP_RESULT].append((None, None, None, None, *key, state.attempt))
 
     _OF_TASKS: Final[dict[type, Callable[..., c.Change | None]]] = {
-        c.TasksAdded: _add_tasks,
-        c.TaskStarted: _start,
+        events.TasksAdded: _add_tasks,
+        events.TaskStarted: _start,
         events.SessionOpened: _open_session,
         c.MessageAppended: _append,
         c.TaskCompleted: _complete,
@@ -330,9 +328,9 @@ class Applier:
         c.TaskRetried: _retry,
         events.TaskInterrupted: _interrupt,
         c.TaskWaiting: _wait,
-        c.TaskCancelled: _cancel,
-        c.TaskAnswered: _answer,
-        c.TaskReopened: _reopen,
+        events.TaskCancelled: _cancel,
+        events.TaskAnswered: _answer,
+        events.TaskReopened: _reopen,
     }
     """The method for each change that concerns tasks; it returns the change as its event shows it, if the two differ.
     Other changes concern the head of the run, or add an event only.

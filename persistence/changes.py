@@ -13,60 +13,24 @@ from plait.events import (
     AttemptId,
     BackendThrottled,
     HostAway,
-    NewTask,
+    LeaseRenewed,
     NodeStarted,
+    PolicyDecided,
+    RunClaimed,
+    RunCreated,
+    RunReleased,
     SessionOpened,
     TaskAdopted,
+    TaskAnswered,
+    TaskCancelled,
     TaskInterrupted,
     TaskPlaced,
+    TaskReopened,
+    TasksAdded,
+    TaskStarted,
 )
 from plait.json_form import value
-from plait.persistence.records import Owner
 from plait.usage import NO_USAGE, Usage
-
-
-@value
-class RunCreated:
-    """Create the run with its tasks and edges, as queued. Always the first change of a run's first batch."""
-
-    at: str
-    name: str
-    """The name for people; need not be unique."""
-    settings: str
-    """JSON that the store never reads."""
-    tasks: tuple[NewTask, ...]
-    """In the order of their positions, which count from 0."""
-    like: str | None = None
-    """A run with mostly the same tasks. The store may refer to equal tasks of the run in place of a copy."""
-
-
-@value
-class RunClaimed:
-    """Make `owner` the owner of the run. The epoch goes up by one."""
-
-    at: str
-    owner: Owner
-    lease_expires_at: float
-    """Unix time in seconds, by the clock of `at`. The difference is the length of all leases of the claim."""
-
-
-@value
-class LeaseRenewed:
-    """Prolong the lease of the owner."""
-
-    lease_expires_at: float
-    """Unix time in seconds."""
-
-
-@value
-class RunReleased:
-    """Leave the run without an owner."""
-
-    at: str
-    due_at: float | None = None
-    """For a run that waits for a person: the Unix time in seconds from which the run can go on, which is the deadline
-    of a question, or 0 once a person has answered. None if only an answer lets the run go on.
-    """
 
 
 @value
@@ -79,43 +43,6 @@ class RunStatusChanged:
     """One line that explains a failure."""
     resumed: bool = False
     """The run continues. Only a queued run becomes running without `resumed`."""
-
-
-@value
-class TasksAdded:
-    """Add tasks behind the existing tasks, as pending."""
-
-    at: str
-    tasks: tuple[NewTask, ...]
-    """May depend on existing tasks and on each other."""
-    added_by: str | None = None
-    """The id of the task that added the tasks; None if the policy of the run did."""
-    like: str | None = None
-    """As in RunCreated."""
-
-
-@value
-class PolicyDecided:
-    """Store the state of the run's policy, which has been asked about everything up to now."""
-
-    at: str
-    state: str
-    """A small JSON text for the policy's next call. The store never reads the JSON."""
-
-
-@value
-class TaskStarted:
-    """Start an attempt: pending -> running."""
-
-    at: str
-    task_id: str
-    attempt: int
-    """The number of the attempt: 1 for the first, then one more than the last."""
-    backend: str
-    session_id: str | None = None
-    """The id of the session; None if the id is not chosen before the call."""
-    confirmed: bool = False
-    """The attempt continues a session that holds the task's prompt; see SessionOpened."""
 
 
 @value
@@ -213,41 +140,6 @@ class TaskWaiting:
     """
     duration_s: float | None = None
     usage: Usage = NO_USAGE
-
-
-@value
-class TaskAnswered:
-    """Let a task run again: waiting_input -> pending."""
-
-    at: str
-    task_id: str
-    answers: str | None = None
-    """All answers to the task's questions as JSON, which the store never reads; None keeps the stored answers."""
-
-
-@value
-class TaskCancelled:
-    """Cancel a task: pending, running or waiting_input -> cancelled."""
-
-    at: str
-    task_id: str
-    usage: Usage = NO_USAGE
-    """The usage of the attempt that was running."""
-
-
-@value
-class TaskReopened:
-    """Let a failed task run again because a person asks: failed -> pending. The answers are deleted."""
-
-    at: str
-    task_id: str
-    damaged: bool = False
-    """completed -> pending instead, because the result does not fit its checksum.
-
-    The result is deleted, and so is the message that was stored with the result (`TaskCompleted.prompt`).
-    """
-    prompt: str | None = None
-    """The new prompt of the task; None keeps the prompt."""
 
 
 Change: TypeAlias = (

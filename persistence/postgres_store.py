@@ -26,11 +26,11 @@ from zlib import crc32
 import anyio
 
 from plait.errors import Conflict, Fenced, Gap, StoreError, StoreNotOpen, StoreRefused, StoreUnusable
+from plait.events import RunClaimed, RunCreated, RunReleased
 from plait.persistence import delete_runs, rules, sql_store, tables
 from plait.persistence import read_records as records
 from plait.persistence.address import SCHEMES, masked
 from plait.persistence.apply_events import Applier, CachedRun, head_values, sums
-from plait.persistence.changes import RunClaimed, RunCreated, RunReleased
 from plait.persistence.failpoints import SENT, reached
 from plait.persistence.postgres_connection import (
     WRITES,

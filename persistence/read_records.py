@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from plait.errors import StoreError
+from plait.events import Owner
 from plait.persistence.apply_events import TaskState
 from plait.persistence.checksums import checksum, damaged, digest
 from plait.persistence.records import (
@@ -18,7 +19,6 @@ from plait.persistence.records import (
     EventRecord,
     MessageRecord,
     NoteRecord,
-    Owner,
     RunRecord,
     TaskRecord,
 )

@@ -9,23 +9,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from plait.events import Owner
 from plait.json_form import value
 from plait.usage import NO_USAGE, Usage
-
-
-@value
-class Owner:
-    """The process that runs a run. Everything but `owner_id` shows whether the process is still alive."""
-
-    owner_id: str
-    """New for every claim."""
-    host: str
-    boot_id: str
-    """The id of the host's boot."""
-    pid: int
-    process_started: str
-    """The start time of the process, as the operating system reports the time."""
-    claimed_at: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,20 +19,20 @@ from plait.statuses import RUN_TRANSITIONS, TASK_TRANSITIONS
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
+    from plait.events import Owner
     from plait.persistence.changes import Batch, Change
-    from plait.persistence.records import Owner
     from plait.usage import Usage
 
 _KINDS: Mapping[type, str] = {
-    changes.TaskStarted: "task_started",
+    events.TaskStarted: "task_started",
     changes.TaskCompleted: "task_completed",
     changes.TaskFailed: "task_failed",
     changes.TaskRetried: "task_retried",
     events.TaskInterrupted: "task_interrupted",
     changes.TaskWaiting: "task_waiting_input",
-    changes.TaskAnswered: "task_answered",
-    changes.TaskCancelled: "task_cancelled",
-    changes.TaskReopened: "task_reopened",
+    events.TaskAnswered: "task_answered",
+    events.TaskCancelled: "task_cancelled",
+    events.TaskReopened: "task_reopened",
 }
 _STATUSES_BEFORE: Mapping[type, frozenset[str]] = {
     change: frozenset(str(status) for status in TASK_TRANSITIONS[kind].before) for change, kind in _KINDS.items()
@@ -128,7 +128,7 @@ def count_applied(batch: Batch, head: RunHead | None) -> int:
         return 0
     if batch.first_seq < 1:
         raise Conflict(f"run {batch.run_id!r}: changes are numbered from 1, not from {batch.first_seq}")
-    created = batch.changes[0] if isinstance(batch.changes[0], changes.RunCreated) else None
+    created = batch.changes[0] if isinstance(batch.changes[0], events.RunCreated) else None
     if head is None:
         if batch.first_seq != 1 or created is None:
             absent = (
@@ -167,12 +167,10 @@ def _numbers(batch: Batch, count: int) -> range:
 
 def _claims_of(batch: Batch, count: int) -> tuple[Claim, ...]:
     numbered = zip(_numbers(batch, count), batch.changes, strict=False)
-    return tuple(
-        Claim(seq, change.owner.owner_id) for seq, change in numbered if isinstance(change, changes.RunClaimed)
-    )
+    return tuple(Claim(seq, change.owner.owner_id) for seq, change in numbered if isinstance(change, events.RunClaimed))
 
 
-def _check_same_run(run_id: str, created: changes.RunCreated, head: RunHead, *, same_claims: bool) -> None:
+def _check_same_run(run_id: str, created: events.RunCreated, head: RunHead, *, same_claims: bool) -> None:
     stored = (head.created_at, head.name, head.settings)
     if stored != (created.at, created.name, created.settings) or not same_claims:
         raise Conflict(
@@ -182,7 +180,7 @@ def _check_same_run(run_id: str, created: changes.RunCreated, head: RunHead, *, 
 
 def new_head(change: Change) -> RunHead:
     """Return the head of a new run. `count_applied` refuses a batch for an unknown run that begins otherwise."""
-    assert isinstance(change, changes.RunCreated)
+    assert isinstance(change, events.RunCreated)
     return RunHead(name=change.name, settings=change.settings, created_at=change.at)
 
 
@@ -192,13 +190,13 @@ def advance_head(head: RunHead, change: Change, seq: int, run_id: str) -> RunHea
     Raises Conflict if the change does not follow from the head.
     """
     match change:
-        case changes.RunClaimed() | changes.LeaseRenewed() | changes.RunReleased():
+        case events.RunClaimed() | events.LeaseRenewed() | events.RunReleased():
             return _with_owner(head, change, seq)
         case changes.RunStatusChanged():
             return _with_status(head, change, run_id)
-        case changes.PolicyDecided():
-            return replace(head, policy_state=change.state, policy_seq=seq)
-        case changes.RunCreated():
+        case events.PolicyDecided():
+            return replace(head, policy_state=change.state_json, policy_seq=seq)
+        case events.RunCreated():
             if seq != 1:
                 raise Conflict(f"run {run_id!r}: RunCreated can only be change 1, not change {seq}")
             return head
@@ -207,12 +205,12 @@ def advance_head(head: RunHead, change: Change, seq: int, run_id: str) -> RunHea
 
 
 def _with_owner(
-    head: RunHead, change: changes.RunClaimed | changes.LeaseRenewed | changes.RunReleased, seq: int
+    head: RunHead, change: events.RunClaimed | events.LeaseRenewed | events.RunReleased, seq: int
 ) -> RunHead:
-    if isinstance(change, changes.RunReleased):
+    if isinstance(change, events.RunReleased):
         return replace(head, owner=None, lease_expires_at=change.due_at)
     owner, claims = head.owner, head.claims
-    if isinstance(change, changes.RunClaimed):
+    if isinstance(change, events.RunClaimed):
         owner, claims = change.owner, (*claims, Claim(seq, change.owner.owner_id))
     return replace(head, owner=owner, lease_expires_at=change.lease_expires_at, claims=claims)
 
@@ -231,7 +229,7 @@ def statuses_before(change: Change) -> frozenset[str]:
     if isinstance(change, changes.TaskCompleted):
         # The conversation of a task that asked has more messages than a prompt and an answer.
         return _STATUSES_BEFORE[changes.TaskCompleted] if change.prompt is None else _ONLY_RUNNING
-    if isinstance(change, changes.TaskReopened) and change.damaged:
+    if isinstance(change, events.TaskReopened) and change.damaged:
         return _ONLY_COMPLETED
     return _STATUSES_BEFORE[type(change)]
 
@@ -254,14 +252,14 @@ def check_failed(run_id: str, change: changes.TaskFailed) -> None:
         raise Conflict(f"run {run_id!r}: TaskFailed of task {change.task_id!r} cannot make the task {change.status}")
 
 
-def mentioned_task_ids(change: changes.TasksAdded) -> list[str]:
+def mentioned_task_ids(change: events.TasksAdded) -> list[str]:
     """Return the ids of all tasks that `change` names, each once."""
     named = [upstream for task in change.tasks for upstream in task.depends_on]
     named += [task.task_id for task in change.tasks]
     return list(dict.fromkeys(named if change.added_by is None else [change.added_by, *named]))
 
 
-def check_added(run_id: str, change: changes.TasksAdded, stored: Collection[str]) -> None:
+def check_added(run_id: str, change: events.TasksAdded, stored: Collection[str]) -> None:
     """Raise Conflict if an added task exists, or if a dependency or the adding task does not exist.
 
     `stored` are the ids of `mentioned_task_ids` that the run has.
@@ -290,7 +288,7 @@ def conflict(run_id: str, change: Change, found: tuple[str, int] | None) -> Conf
     `found` is the stored status and attempt of the task, or None if there is no such task.
     """
     what = f"run {run_id!r}: {type(change).__name__}"
-    if isinstance(change, changes.RunCreated):
+    if isinstance(change, events.RunCreated):
         return Conflict(f"{what} repeats a task, or a task depends on an unknown task; check the DAG first")
     task_id = getattr(change, "task_id", None)
     if found is None:

@@ -23,10 +23,10 @@ import aiosqlite
 import anyio
 
 from plait.errors import Conflict, StoreBusy, StoreError, StoreNotOpen
+from plait.events import RunCreated, RunReleased
 from plait.persistence import delete_runs, rules, sql_store, tables
 from plait.persistence import read_records as records
 from plait.persistence.apply_events import Applier, CachedRun, head_values, sums
-from plait.persistence.changes import RunCreated, RunReleased
 from plait.persistence.failpoints import reached
 from plait.persistence.sql_store import SQLStore
 from plait.persistence.sqlite_file import (

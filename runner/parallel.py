@@ -14,8 +14,8 @@ from plait.backends.function import as_backend
 from plait.backends.prices import Price
 from plait.backends.protocol import Backend, Reply
 from plait.errors import RunOwned, StoreError
+from plait.events import RunClaimed
 from plait.json_form import JsonInput
-from plait.persistence.changes import RunClaimed
 from plait.runner.clock import Clock, iso, new_run_id
 from plait.runner.domain.concurrency import default_concurrency
 from plait.runner.domain.dag import DAG, as_dag

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from plait.events import AttemptId
-from plait.persistence import TaskCompleted, TaskFailed, TaskReopened, TasksAdded, TaskStarted
+from plait.events import AttemptId, TaskReopened, TasksAdded, TaskStarted
+from plait.persistence import TaskCompleted, TaskFailed
 from plait.persistence.contract.opened import OpenedStore
 from plait.persistence.contract.samples import CREATED, OPENING, RUN, Writer, at, whole
 from plait.persistence.sqlite_store import MemoryStore
@@ -69,7 +69,7 @@ class CopiesContract(OpenedStore):
         await _reads_alone(store, SECOND, *changes)
 
     async def test_a_changed_prompt_concerns_one_run(self, store: Store, writer: Writer) -> None:
-        reopened = TaskReopened(at(5), "b", prompt="Say it better.")
+        reopened = TaskReopened(at(5), "b", 1, prompt="Say it better.")
         await writer.write(START, DONE, *FAILED_B)
         second, third = Writer(store, SECOND), Writer(store, THIRD)
         await second.write(*LIKE, *FAILED_B)
@@ -85,7 +85,7 @@ class CopiesContract(OpenedStore):
     async def test_a_result_that_is_deleted_as_damaged_is_deleted_in_one_run(
         self, store: Store, writer: Writer
     ) -> None:
-        damaged = TaskReopened(at(7), "a", damaged=True)
+        damaged = TaskReopened(at(7), "a", 1, damaged=True)
         await writer.write(START, DONE)
         second, third = Writer(store, SECOND), Writer(store, THIRD)
         await second.write(*LIKE)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from plait.persistence import Conflict, Fenced, MessageAppended, NoteRecord, PolicyDecided, RunClaimed
+from plait.events import PolicyDecided, RunClaimed
+from plait.persistence import Conflict, Fenced, MessageAppended, NoteRecord
 from plait.persistence.contract.growth import ADDED
 from plait.persistence.contract.notes import ANSWER as ANSWER_NOTE
 from plait.persistence.contract.notes import CANCEL

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from plait.events import NewTask
-from plait.persistence import Batch, Conflict, PolicyDecided, RunClaimed, RunStatusChanged, TasksAdded, TaskStarted
+from plait.events import NewTask, PolicyDecided, RunClaimed, TasksAdded, TaskStarted
+from plait.persistence import Batch, Conflict, RunStatusChanged
 from plait.persistence.contract.opened import OpenedStore, Reopen
 from plait.persistence.contract.samples import (
     CREATED,

@@ -14,21 +14,14 @@ from plait.events import (
     NodeStarted,
     SessionOpened,
     TaskAdopted,
-    TaskInterrupted,
-    TaskPlaced,
-)
-from plait.persistence import (
-    Change,
-    EventKind,
     TaskAnswered,
     TaskCancelled,
-    TaskCompleted,
-    TaskFailed,
+    TaskInterrupted,
+    TaskPlaced,
     TaskReopened,
-    TaskRetried,
     TaskStarted,
-    TaskWaiting,
 )
+from plait.persistence import Change, EventKind, TaskCompleted, TaskFailed, TaskRetried, TaskWaiting
 from plait.persistence.contract.opened import OpenedStore
 from plait.persistence.contract.samples import ASK, ASKED, DONE_A, RUN, START_A, Writer, at, whole
 
@@ -51,7 +44,7 @@ class InterruptsContract(OpenedStore):
         await writer.write(START_A, replace(CRASHED, crashed=False))
         assert (await task_a(store)).crashes == 0
         await writer.write(replace(START_A, attempt=2), replace(CRASHED, attempt=2))
-        await writer.write(replace(START_A, attempt=3), replace(ASKED, attempt=3), TaskAnswered(at(5), "a"))
+        await writer.write(replace(START_A, attempt=3), replace(ASKED, attempt=3), TaskAnswered(at(5), "a", 1))
         assert [task.crashes for task in await store.list_tasks(RUN)] == [2, 0, 0]
         await writer.write(replace(START_A, attempt=4), replace(DONE_A, attempt=4))
         assert (await task_a(store)).crashes == 2
@@ -159,11 +152,11 @@ class InterruptsContract(OpenedStore):
 
     async def test_a_person_lets_the_task_run_again(self, store: Store, writer: Writer) -> None:
         await writer.write(START_A, ASKED)
-        await writer.write(TaskAnswered(at(6), "a"))
+        await writer.write(TaskAnswered(at(6), "a", 1))
         task = await task_a(store)
         assert (task.status, task.question, task.attempt) == ("pending", None, 1)
         last = (await store.list_events(RUN))[-1]
-        assert (last.kind, last.task_id, last.attempt) == ("task_answered", "a", None)
+        assert (last.kind, last.task_id, last.attempt) == ("task_answered", "a", 1)
         await writer.write(replace(START_A, attempt=2), TaskWaiting(at(7), "a", 2, "And now?"))
         task = await task_a(store)
         assert (task.question, task.crashes) == ("And now?", 1)
@@ -187,7 +180,7 @@ class InterruptsContract(OpenedStore):
         assert (attempt.status, attempt.error) == ("failed", "a person gave it up")
 
     async def test_a_task_that_waits_for_a_decision_is_cancelled(self, store: Store, writer: Writer) -> None:
-        await writer.write(START_A, ASKED, TaskCancelled(at(6), "a"))
+        await writer.write(START_A, ASKED, TaskCancelled(at(6), "a", 1))
         task = await task_a(store)
         assert (task.status, task.question, task.ended_at) == ("cancelled", None, at(4))
         assert [a.status for a in await store.list_attempts(RUN)] == ["interrupted"]
@@ -195,7 +188,7 @@ class InterruptsContract(OpenedStore):
     @pytest.mark.parametrize("size", [10, 100_000])
     async def test_a_failed_task_is_reopened_with_another_prompt(self, store: Store, writer: Writer, size: int) -> None:
         await writer.write(START_A, TaskFailed(at(4), "a", 1, "failed", "refused", "no"))
-        await writer.write(TaskReopened(at(5), "a", prompt="y" * size))
+        await writer.write(TaskReopened(at(5), "a", 1, prompt="y" * size))
         task = await task_a(store)
         assert (task.status, task.prompt, task.attempt) == ("pending", "y" * size, 1)
         assert (await store.list_events(RUN))[-1].detail == '{"prompt":"changed"}'
@@ -206,7 +199,7 @@ class InterruptsContract(OpenedStore):
     async def test_a_discarded_damaged_result_can_be_replaced(self, store: Store, writer: Writer, size: int) -> None:
         done = replace(DONE_A, text="x" * size, data=f'"{"y" * size}"')
         await writer.write(START_A, ASK, done)
-        await writer.write(TaskReopened(at(6), "a", damaged=True))
+        await writer.write(TaskReopened(at(6), "a", 1, damaged=True))
         task = await task_a(store)
         assert (task.status, task.text, task.data, task.damaged, task.attempt) == ("pending", None, None, False, 1)
         assert [a.status for a in await store.list_attempts(RUN)] == ["completed"]
@@ -218,13 +211,13 @@ class InterruptsContract(OpenedStore):
         assert kinds == [
             ("task_started", 1),
             ("task_completed", 1),
-            ("task_reopened", None),
+            ("task_reopened", 1),
             ("task_started", 2),
             ("task_completed", 2),
         ]
 
     async def test_waiting_written_again_changes_nothing(self, store: Store, writer: Writer) -> None:
-        batches = [await writer.write(change) for change in (START_A, ASKED, TaskAnswered(at(5), "a"))]
+        batches = [await writer.write(change) for change in (START_A, ASKED, TaskAnswered(at(5), "a", 1))]
         await writer.write(TaskStarted(at(6), "a", 2, "fast"))
         before = await whole(store)
         for batch in batches:
@@ -238,5 +231,5 @@ class InterruptsContract(OpenedStore):
         done = (replace(START_A, attempt=2), SessionOpened(at(6), "a", 2, "one"), replace(DONE_A, attempt=2))
         await writer.write(*done)
         assert (await task_a(store)).session_confirmed
-        await writer.write(TaskReopened(at(7), "a", damaged=True))
+        await writer.write(TaskReopened(at(7), "a", 1, damaged=True))
         assert not (await task_a(store)).session_confirmed

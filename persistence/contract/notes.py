@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
-from plait.persistence import Conflict, Note, NoteRecord, RunClaimed, RunReleased, RunStatusChanged, StoreError
+from plait.events import RunClaimed, RunReleased
+from plait.persistence import Conflict, Note, NoteRecord, RunStatusChanged, StoreError
 from plait.persistence.contract.opened import OpenedStore
 from plait.persistence.contract.samples import OPENING, RUN, START_A, Writer, at, owner, whole
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from plait.events import TaskInterrupted
-from plait.persistence import Change, TaskAnswered, TaskCancelled, TaskCompleted, TaskFailed, TaskReopened, TaskRetried
+from plait.events import TaskAnswered, TaskCancelled, TaskInterrupted, TaskReopened
+from plait.persistence import Change, TaskCompleted, TaskFailed, TaskRetried
 from plait.persistence.contract.opened import OpenedStore
 from plait.persistence.contract.samples import ASK, ASKED, ASKING, DONE_A, RUN, START_A, Writer, at, whole
 from plait.usage import Usage
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from plait.persistence import Store
     from plait.persistence.records import TaskRecord
 
-ANSWERED = TaskAnswered(at(5), "a", '["this"]')
+ANSWERED = TaskAnswered(at(5), "a", 1, '["this"]')
 
 
 async def task_a(store: Store) -> TaskRecord:
@@ -64,10 +64,10 @@ class QuestionsContract(OpenedStore):
             replace(START_A, attempt=3), TaskRetried(at(6), "a", 3, "transient", "no", 1.0), replace(START_A, attempt=4)
         )
         assert (await task_a(store)).answers == '["this"]'
-        await writer.write(replace(ASKING, attempt=4), TaskAnswered(at(7), "a"))
+        await writer.write(replace(ASKING, attempt=4), TaskAnswered(at(7), "a", 1))
         assert (await task_a(store)).answers == '["this"]'
         await writer.write(replace(START_A, attempt=5), replace(ASKING, attempt=5))
-        await writer.write(TaskAnswered(at(8), "a", '["this","that"]'))
+        await writer.write(TaskAnswered(at(8), "a", 1, '["this","that"]'))
         await writer.write(replace(START_A, attempt=6), replace(DONE_A, attempt=6))
         task = await task_a(store)
         assert (task.status, task.answers, task.asked, task.usage.input_tokens) == (
@@ -122,7 +122,7 @@ class QuestionsContract(OpenedStore):
         }
 
     async def test_a_waiting_task_with_a_question_is_cancelled(self, store: Store, writer: Writer) -> None:
-        await writer.write(START_A, ASKING, TaskCancelled(at(6), "a"))
+        await writer.write(START_A, ASKING, TaskCancelled(at(6), "a", 1))
         task = await task_a(store)
         assert (task.status, task.question, task.asked, task.ended_at) == ("cancelled", None, None, at(4))
         (attempt,) = await store.list_attempts(RUN)
@@ -133,7 +133,7 @@ class QuestionsContract(OpenedStore):
         end = replace(DONE_A, attempt=2) if damaged else TaskFailed(at(6), "a", 2, "failed", "auth", "no key")
         await writer.write(START_A, ASKING, ANSWERED, replace(START_A, attempt=2), end)
         assert (await task_a(store)).answers == '["this"]'
-        await writer.write(TaskReopened(at(7), "a", damaged=damaged))
+        await writer.write(TaskReopened(at(7), "a", 1, damaged=damaged))
         task = await task_a(store)
         assert (task.status, task.answers) == ("pending", None)
 

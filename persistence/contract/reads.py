@@ -9,23 +9,27 @@ from typing import Any, cast
 
 import pytest
 
-from plait.events import NewTask, SessionOpened, TaskInterrupted
+from plait.events import (
+    LeaseRenewed,
+    NewTask,
+    RunClaimed,
+    RunReleased,
+    SessionOpened,
+    TaskAnswered,
+    TaskCancelled,
+    TaskInterrupted,
+    TaskReopened,
+    TaskStarted,
+)
 from plait.persistence import (
     Change,
     Conflict,
     EventKind,
-    LeaseRenewed,
     MessageAppended,
     MessageRecord,
-    RunClaimed,
-    RunReleased,
     RunStatusChanged,
     Store,
-    TaskAnswered,
-    TaskCancelled,
     TaskCompleted,
-    TaskReopened,
-    TaskStarted,
     TaskWaiting,
 )
 from plait.persistence.contract.opened import OpenedStore
@@ -100,7 +104,7 @@ class ReadsContract(OpenedStore):
         assert (run.started_at, run.owner, run.lease_expires_at) == (at(2), owner(), 1000.5)
 
     async def test_a_cancelled_attempt_keeps_what_it_had_cost(self, store: Store, writer: Writer) -> None:
-        await writer.write(START_A, TaskCancelled(at(4), "a", Usage(7, 5, 0.5)), TaskCancelled(at(4), "c"))
+        await writer.write(START_A, TaskCancelled(at(4), "a", 1, Usage(7, 5, 0.5)), TaskCancelled(at(4), "c", 1))
         tasks = {task.task_id: task for task in await store.list_tasks(RUN)}
         assert (tasks["a"].usage, tasks["c"].usage) == (Usage(7, 5, 0.5), Usage())
         (attempt,) = await store.list_attempts(RUN)
@@ -150,7 +154,7 @@ class ReadsContract(OpenedStore):
             await writer.write(SessionOpened(at(7), "a", 2, "of an attempt that is not the last"))
 
     async def test_events_are_the_history(self, store: Store, writer: Writer) -> None:
-        await writer.write(START_A, ASK, SessionOpened(at(4), "a", 1, "s"), ANSWER, LeaseRenewed(2000.0), DONE_A)
+        await writer.write(START_A, ASK, SessionOpened(at(4), "a", 1, "s"), ANSWER, LeaseRenewed(at(9), 2000.0), DONE_A)
         await writer.write(
             *(replace(cast("Any", change), task_id="c") for change in AT_START["skipped"]), RunReleased(at(8))
         )
@@ -231,7 +235,7 @@ class ReadsContract(OpenedStore):
             assert not run.lease_has_expired
 
     async def test_the_owner_leaves_and_the_run_ends(self, store: Store, writer: Writer) -> None:
-        await writer.write(LeaseRenewed(5000.0))
+        await writer.write(LeaseRenewed(at(9), 5000.0))
         run = await store.get_run(RUN)
         assert run is not None
         assert run.lease_expires_at == 5000.0
@@ -326,11 +330,11 @@ class ReadsContract(OpenedStore):
         [
             TaskStarted(at(1), "x", 1, "fast"),
             TaskCompleted(at(1), "x", 1, "text"),
-            TaskCancelled(at(1), "x"),
-            TaskReopened(at(1), "x"),
-            TaskReopened(at(1), "x", damaged=True),
+            TaskCancelled(at(1), "x", 1),
+            TaskReopened(at(1), "x", 1),
+            TaskReopened(at(1), "x", 1, damaged=True),
             TaskWaiting(at(1), "x", 1, "?"),
-            TaskAnswered(at(1), "x"),
+            TaskAnswered(at(1), "x", 1),
             MessageAppended(at(1), "x", 1, "user", "text"),
             SessionOpened(at(1), "x", 1, "s"),
         ],
@@ -372,7 +376,7 @@ class ReadsContract(OpenedStore):
         await writer.write(
             START_A, ASK, replace(DONE_A, prompt="First?"), MessageAppended(at(6), "a", 0, "user", "And?")
         )
-        await writer.write(TaskReopened(at(7), "a", damaged=True), replace(START_A, attempt=2))
+        await writer.write(TaskReopened(at(7), "a", 1, damaged=True), replace(START_A, attempt=2))
         messages = await store.list_messages(RUN, "a")
         assert [(m.position, m.content, m.damaged) for m in messages] == [
             (0, "First.", False),

@@ -8,23 +8,26 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from plait.events import NewTask, TaskInterrupted
+from plait.events import (
+    NewTask,
+    Owner,
+    RunClaimed,
+    RunCreated,
+    TaskAnswered,
+    TaskCancelled,
+    TaskInterrupted,
+    TaskReopened,
+    TaskStarted,
+)
 from plait.persistence import (
     Batch,
     Change,
     MessageAppended,
-    Owner,
-    RunClaimed,
-    RunCreated,
     RunStatusChanged,
     Store,
-    TaskAnswered,
-    TaskCancelled,
     TaskCompleted,
     TaskFailed,
-    TaskReopened,
     TaskRetried,
-    TaskStarted,
     TaskWaiting,
 )
 from plait.usage import Usage
@@ -45,7 +48,7 @@ def owner(owner_id: str = "owner-1") -> Owner:
 
 
 TASKS = (NewTask("a", "First."), NewTask("b", "Then {{ a }}", ("a",), "fast", '{"weight": 2}'), NewTask("c", "Last."))
-CREATED = RunCreated(at(0), "moon", '{"concurrency": 8}', TASKS)
+CREATED = RunCreated(at(0), RUN, "moon", '{"concurrency": 8}', TASKS)
 CLAIMED = RunClaimed(at(1), owner(), 1000.5)
 RUNNING = RunStatusChanged(at(2), "running")
 START_A = TaskStarted(at(3), "a", 1, "fast", "session-a")
@@ -112,22 +115,22 @@ AT_START: dict[str, tuple[Change, ...]] = {
     "completed": (START_A, DONE_A),
     "failed": (START_A, TaskFailed(at(4), "a", 1, "failed", "auth", "no key", 0.5)),
     "skipped": (START_A, TaskFailed(at(4), "a", 1, "skipped", "auth", "no key", 0.5)),
-    "cancelled": (START_A, TaskCancelled(at(4), "a")),
-    "cancelled before": (TaskCancelled(at(4), "a"),),
-    "reopened": (START_A, TaskFailed(at(4), "a", 1, "failed", "auth", "no key"), TaskReopened(at(5), "a")),
+    "cancelled": (START_A, TaskCancelled(at(4), "a", 1)),
+    "cancelled before": (TaskCancelled(at(4), "a", 1),),
+    "reopened": (START_A, TaskFailed(at(4), "a", 1, "failed", "auth", "no key"), TaskReopened(at(5), "a", 1)),
     "reopened with another prompt": (
         START_A,
         TaskFailed(at(4), "a", 1, "failed", "auth", "no key"),
-        TaskReopened(at(5), "a", prompt="Say it better."),
+        TaskReopened(at(5), "a", 1, prompt="Say it better."),
     ),
-    "reopened as damaged": (START_A, DONE_A, TaskReopened(at(5), "a", damaged=True)),
+    "reopened as damaged": (START_A, DONE_A, TaskReopened(at(5), "a", 1, damaged=True)),
     "waiting": (START_A, ASKED),
     "asking": (START_A, ASKING),
-    "answered": (START_A, ASKED, TaskAnswered(at(5), "a")),
-    "answered itself": (START_A, ASKING, TaskAnswered(at(5), "a", '["this"]')),
+    "answered": (START_A, ASKED, TaskAnswered(at(5), "a", 1)),
+    "answered itself": (START_A, ASKING, TaskAnswered(at(5), "a", 1, '["this"]')),
     "done by a person": (START_A, ASKED, TaskCompleted(at(5), "a", 1, "Done.")),
     "failed by a person": (START_A, ASKED, TaskFailed(at(5), "a", 1, "failed", "refused", "no")),
-    "cancelled while waiting": (START_A, ASKED, TaskCancelled(at(5), "a")),
+    "cancelled while waiting": (START_A, ASKED, TaskCancelled(at(5), "a", 1)),
 }
 
 
@@ -147,12 +150,12 @@ def status_changes(task_id: str, attempt: int, text: str = "again", *, flag: boo
         "skip": TaskFailed(at(6), task_id, attempt, "skipped", "auth", short, 0.5, Usage(1, 1)),
         "retry": TaskRetried(at(6), task_id, attempt, "transient", short, 0.5, continues_session=flag),
         "interrupt": TaskInterrupted(at(6), task_id, attempt, "gone", crashed=flag),
-        "cancel": TaskCancelled(at(6), task_id),
+        "cancel": TaskCancelled(at(6), task_id, 1),
         "wait": TaskWaiting(at(6), task_id, attempt, short, crashed=flag),
         "ask": TaskWaiting(at(6), task_id, attempt, short, False, text, 0.5, Usage(1, 1, cost)),
-        "answer": TaskAnswered(at(6), task_id, text if flag else None),
-        "reopen": TaskReopened(at(6), task_id),
-        "reopen as damaged": TaskReopened(at(6), task_id, damaged=True),
+        "answer": TaskAnswered(at(6), task_id, 1, text if flag else None),
+        "reopen": TaskReopened(at(6), task_id, 1),
+        "reopen as damaged": TaskReopened(at(6), task_id, 1, damaged=True),
     }
 
 

@@ -5,17 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from plait.events import TaskInterrupted
-from plait.persistence import (
-    Store,
-    TaskAnswered,
-    TaskCancelled,
-    TaskFailed,
-    TaskReopened,
-    TaskRetried,
-    TaskStarted,
-    TaskWaiting,
-)
+from plait.events import TaskAnswered, TaskCancelled, TaskInterrupted, TaskReopened, TaskStarted
+from plait.persistence import Store, TaskFailed, TaskRetried, TaskWaiting
 from plait.persistence.contract.opened import OpenedStore
 from plait.persistence.contract.samples import ASKING, DONE_A, OPENING, RUN, START_A, Writer, at
 from plait.usage import Usage
@@ -30,9 +21,11 @@ class UsageContract(OpenedStore):
         await writer.write(
             TaskStarted(at(7), "a", 3, "fast"), TaskWaiting(at(8), "a", 3, "?", asked="{}", usage=Usage(model="two"))
         )
-        await writer.write(TaskAnswered(at(9), "a"), TaskStarted(at(9), "a", 4, "fast"))
+        await writer.write(TaskAnswered(at(9), "a", 1), TaskStarted(at(9), "a", 4, "fast"))
         await writer.write(TaskFailed(at(10), "a", 4, "failed", "auth", "no key", usage=Usage(model="three")))
-        await writer.write(TaskStarted(at(10), "c", 1, "fast"), TaskCancelled(at(11), "c", Usage(1, 1, model="four")))
+        await writer.write(
+            TaskStarted(at(10), "c", 1, "fast"), TaskCancelled(at(11), "c", 1, Usage(1, 1, model="four"))
+        )
         attempts = await store.list_attempts(RUN)
         assert [(a.task_id, a.attempt, a.usage.model) for a in attempts] == [
             ("a", 1, "one"),
@@ -88,7 +81,7 @@ class UsageContract(OpenedStore):
         retried = TaskRetried(at(4), "a", 1, "transient", "reset", 0.5, traceback="Traceback one")
         failed = TaskFailed(at(6), "a", 2, "failed", "unexpected", "KeyError", traceback="Traceback two\n  \u00e9")
         await writer.write(START_A, retried, TaskStarted(at(5), "a", 2, "fast"), failed)
-        await writer.write(TaskReopened(at(7), "a"), TaskStarted(at(8), "a", 3, "fast"))
+        await writer.write(TaskReopened(at(7), "a", 1), TaskStarted(at(8), "a", 3, "fast"))
         expected = ["Traceback one", "Traceback two\n  \u00e9", None]
         assert [attempt.traceback for attempt in await store.list_attempts(RUN, "a")] == expected
         assert [attempt.traceback for attempt in await store.list_attempts(RUN)] == expected
@@ -96,7 +89,7 @@ class UsageContract(OpenedStore):
     async def test_the_model_of_a_question_stays_if_the_end_names_none(self, store: Store, writer: Writer) -> None:
         await writer.write(START_A, ASKING, replace(DONE_A, usage=replace(DONE_A.usage, model=None)))
         assert [attempt.usage.model for attempt in await store.list_attempts(RUN)] == ["sample-1"]
-        await writer.write(TaskReopened(at(5), "a", damaged=True), TaskStarted(at(6), "a", 2, "fast"))
+        await writer.write(TaskReopened(at(5), "a", 1, damaged=True), TaskStarted(at(6), "a", 2, "fast"))
         assert [
             (await store.list_tasks(RUN))[0].usage.model,
             *(a.usage.model for a in await store.list_attempts(RUN)),

@@ -12,25 +12,29 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 
-from plait.events import NewTask, NodeStarted, SessionOpened
+from plait.events import (
+    LeaseRenewed,
+    NewTask,
+    NodeStarted,
+    PolicyDecided,
+    RunClaimed,
+    RunReleased,
+    SessionOpened,
+    TasksAdded,
+    TaskStarted,
+)
 from plait.persistence import (
     Batch,
     Change,
     Conflict,
     Fenced,
     Gap,
-    LeaseRenewed,
     MessageAppended,
     Note,
-    PolicyDecided,
-    RunClaimed,
-    RunReleased,
     RunStatusChanged,
     Store,
     StoreError,
     TaskCompleted,
-    TasksAdded,
-    TaskStarted,
 )
 from plait.persistence.contract.copies import CopiesContract
 from plait.persistence.contract.durability import DurabilityContract
@@ -75,7 +79,7 @@ def _of_an_owner() -> dict[str, Change]:
         "message": ASK,
         "session": SessionOpened(at(4), "a", 1, "other"),
         "node": NodeStarted(at(4), "a", 1, "node"),
-        "lease": LeaseRenewed(3000.0),
+        "lease": LeaseRenewed(at(9), 3000.0),
         "end of the run": RunStatusChanged(at(9), "completed"),
         "release": RunReleased(at(9)),
         "policy": PolicyDecided(at(4), "{}"),

@@ -13,7 +13,8 @@ from typing import Any
 import anyio.lowlevel
 
 from plait import events
-from plait.persistence import Batch, Fenced, PolicyDecided, TasksAdded, read_records, rules, sqlite_store
+from plait.events import PolicyDecided, TasksAdded
+from plait.persistence import Batch, Fenced, read_records, rules, sqlite_store
 from plait.persistence.failpoints import FAILPOINTS
 from plait.runner import parallel
 from plait.runner.crashtest.cases import Case

@@ -35,8 +35,8 @@ import anyio.lowlevel
 
 from plait import events
 from plait.errors import Conflict, Fenced, Gap, StoreBusy, StoreError, StoreNotOpen, StoreRefused
-from plait.persistence import changes as stored
-from plait.persistence.changes import Batch, Change, LeaseRenewed, RunClaimed, RunReleased
+from plait.events import LeaseRenewed, RunClaimed, RunReleased
+from plait.persistence.changes import Batch, Change
 from plait.persistence.failpoints import reached
 from plait.persistence.protocol import Store, server_of
 from plait.persistence.records import RunRecord
@@ -230,7 +230,7 @@ class Checkpointer:
             if self._run_ended:
                 return  # woken in the same step in which the run ended, before the cancellation
             reached("lease.before_renewal")
-            self.submit((), LeaseRenewed(self._clock.wall() + lease))
+            self.submit((), LeaseRenewed(iso(self._clock.wall()), self._clock.wall() + lease))
 
     def close(self) -> None:
         """Let the writer return once the remaining changes are written."""
@@ -461,9 +461,9 @@ class Checkpointer:
         for number, unit in enumerate(islice(self._unstored, limit, None), 1):
             first = unit.changes[0] if unit.changes else None
             ends = number == 1 and isinstance(unit.event, events.TaskCompleted) and unit.event.task_id == begun
-            if ends or isinstance(first, stored.TasksAdded | stored.PolicyDecided):
+            if ends or isinstance(first, events.TasksAdded | events.PolicyDecided):
                 following = number
-            elif type(first) is not stored.TaskCancelled:  # cancellations precede the decision of the policy
+            elif type(first) is not events.TaskCancelled:  # cancellations precede the decision of the policy
                 break
         return [*head, *islice(self._unstored, limit, limit + following)]
 

@@ -54,7 +54,7 @@ from plait.runner.state.run_state import RunState
 from plait.statuses import TASK_DONE, TaskStatus
 from plait.usage import NO_USAGE
 
-_ENDS = frozenset({events.TaskCompleted, events.TaskFailed})
+_ENDS = frozenset({events.TaskCompleted, events.TaskFailed, events.TaskSkipped})
 
 
 class Executor:

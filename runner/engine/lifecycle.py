@@ -27,10 +27,10 @@ import anyio
 
 from plait import events
 from plait.errors import BackendError, Conflict, ErrorKind, Fenced, OwnershipLost, RunExists, StoreError
-from plait.persistence.changes import Change, RunReleased
+from plait.events import Owner, RunReleased
+from plait.persistence.changes import Change
 from plait.persistence.failpoints import reached
 from plait.persistence.protocol import Store, files_root
-from plait.persistence.records import Owner
 from plait.runner.asyncio_cancellation import require_asyncio
 from plait.runner.clock import iso, stamper
 from plait.runner.domain.conversation import History

@@ -12,8 +12,9 @@ from plait.backends.answers.schema import Mismatch, Schema
 from plait.backends.text import clean_text
 from plait.dialogue import Message
 from plait.errors import AnswerConflict, BackendError, PlaitError, RunOwned
+from plait.events import TaskAnswered
 from plait.json_form import JsonInput, JsonValue
-from plait.persistence.changes import Change, TaskAnswered, TaskCompleted, TaskFailed, TaskWaiting
+from plait.persistence.changes import Change, TaskCompleted, TaskFailed, TaskWaiting
 from plait.persistence.records import TaskRecord
 from plait.runner.clock import iso
 from plait.runner.domain.question import Asking, OpenQuestion, Way
@@ -214,7 +215,7 @@ async def _outcome(
 ) -> Sequence[Change]:
     text = clean_text(decision.text)
     if decision.how == "again":
-        return [TaskAnswered(at, task.id)]
+        return [TaskAnswered(at, task.id, record.attempt)]
     if decision.how == "fail":
         status = failed_status(task.failure_mode)
         return [

@@ -19,8 +19,8 @@ from plait.backends.protocol import (
 )
 from plait.backends.text import clean_text
 from plait.errors import BackendError, PlaitError, TurnNotStored
-from plait.events import SessionOpened
-from plait.persistence.changes import Change, RunReleased
+from plait.events import RunReleased, SessionOpened
+from plait.persistence.changes import Change
 from plait.persistence.protocol import files_root
 from plait.persistence.records import EventKind, TaskRecord
 from plait.runner.clock import iso

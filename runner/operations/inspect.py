@@ -10,10 +10,10 @@ from typing import Any
 import anyio.to_thread
 
 from plait.errors import RunNotFound, StoreError
-from plait.events import OWN_LIMITS, BackendThrottled, HostAway
+from plait.events import OWN_LIMITS, BackendThrottled, HostAway, Owner
 from plait.json_form import JsonValue, from_json
 from plait.persistence.protocol import Store
-from plait.persistence.records import RUN_ENDS, EventKind, EventRecord, Owner, RunRecord, TaskRecord
+from plait.persistence.records import RUN_ENDS, EventKind, EventRecord, RunRecord, TaskRecord
 from plait.runner.clock import Clock, iso
 from plait.runner.domain.question import AnsweredQuestion, OpenQuestion, answers_of, asking_of, parse_time
 from plait.runner.domain.waiting import WaitingRun, WaitReason, Waits, stored_limits

@@ -15,10 +15,11 @@ import anyio
 
 from plait import events
 from plait.errors import Conflict, Fenced, RunOwned, StoreError
-from plait.persistence.changes import Batch, Change, RunClaimed, RunReleased
+from plait.events import Owner, RunClaimed, RunReleased
+from plait.persistence.changes import Batch, Change
 from plait.persistence.failpoints import reached
 from plait.persistence.protocol import Store, server_of
-from plait.persistence.records import Owner, RunRecord
+from plait.persistence.records import RunRecord
 from plait.runner.clock import iso
 from plait.runner.domain.question import parse_time
 from plait.runner.engine.checkpointer import WritePosition

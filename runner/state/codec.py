@@ -46,27 +46,12 @@ def run_created(
     return events.RunCreated(at, run_id, dag.name, to_json(kept), tuple(map(new_task, dag)), like)
 
 
-_SHARED = (
-    events.TaskAdopted,
-    events.TaskPlaced,
-    events.NodeStarted,
-    events.BackendThrottled,
-    events.HostAway,
-    events.SessionOpened,
-    events.TaskInterrupted,
-)
-
-
 def encode_event(event: events.Event) -> tuple[stored.Change, ...]:
     """Return the changes to store for `event`; none for an event that is only published."""
-    if isinstance(event, _SHARED):
-        return (event,)
     translate = _CHANGES.get(type(event))
-    return () if translate is None else translate(event)
-
-
-def _run_created(event: events.RunCreated) -> tuple[stored.Change, ...]:
-    return (stored.RunCreated(event.at, event.name, event.settings, event.tasks, event.like),)
+    if translate is not None:
+        return translate(event)
+    return (cast("stored.Change", event),) if event.stored else ()
 
 
 def _run_started(event: events.RunStarted) -> tuple[stored.Change, ...]:
@@ -82,17 +67,10 @@ def _run_cancelling(event: events.RunCancelling) -> tuple[stored.Change, ...]:
 
 
 def _run_ended(event: events.RunEnded) -> tuple[stored.Change, ...]:
-    released = stored.RunReleased(event.at, event.due_at if isinstance(event, events.RunWaitingInput) else None)
+    released = events.RunReleased(event.at, event.due_at if isinstance(event, events.RunWaitingInput) else None)
     if event.status is RunStatus.INTERRUPTED:
         return (released,)
     return (stored.RunStatusChanged(event.at, event.status.value, event.error), released)
-
-
-def _task_started(event: events.TaskStarted) -> tuple[stored.Change, ...]:
-    started = stored.TaskStarted(
-        event.at, event.task_id, event.attempt, event.backend, event.session_id, event.confirmed
-    )
-    return (started,)
 
 
 def _task_completed(event: events.TaskCompleted) -> tuple[stored.Change, ...]:
@@ -171,30 +149,9 @@ def _task_waiting(event: events.TaskWaiting) -> tuple[stored.Change, ...]:
     return (*message_changes(event.at, event.task_id, event.attempt, event.messages), waiting)
 
 
-def _task_answered(event: events.TaskAnswered) -> tuple[stored.Change, ...]:
-    return (stored.TaskAnswered(event.at, event.task_id, event.answers),)
-
-
-def _tasks_added(event: events.TasksAdded) -> tuple[stored.Change, ...]:
-    return (stored.TasksAdded(event.at, event.tasks, event.added_by, event.like),)
-
-
-def _policy_decided(event: events.PolicyDecided) -> tuple[stored.Change, ...]:
-    return (stored.PolicyDecided(event.at, event.state_json),)
-
-
-def _task_cancelled(event: events.TaskCancelled) -> tuple[stored.Change, ...]:
-    return (stored.TaskCancelled(event.at, event.task_id, event.usage),)
-
-
-def _task_reopened(event: events.TaskReopened) -> tuple[stored.Change, ...]:
-    return (stored.TaskReopened(event.at, event.task_id, event.damaged, event.prompt),)
-
-
 _CHANGES = cast(
     "Mapping[type[events.Event], Callable[[events.Event], tuple[stored.Change, ...]]]",
     {
-        events.RunCreated: _run_created,
         events.RunStarted: _run_started,
         events.RunResumed: _run_resumed,
         events.RunCancelling: _run_cancelling,
@@ -203,17 +160,11 @@ _CHANGES = cast(
         events.RunCancelled: _run_ended,
         events.RunInterrupted: _run_ended,
         events.RunWaitingInput: _run_ended,
-        events.TaskStarted: _task_started,
         events.TaskCompleted: _task_completed,
         events.TaskRetried: _task_retrying,
         events.TaskFailed: _task_failed,
         events.TaskSkipped: _task_failed,
         events.TaskWaiting: _task_waiting,
-        events.TaskAnswered: _task_answered,
-        events.TasksAdded: _tasks_added,
-        events.PolicyDecided: _policy_decided,
-        events.TaskCancelled: _task_cancelled,
-        events.TaskReopened: _task_reopened,
     },
 )
 

@@ -25,6 +25,21 @@ class AttemptId(NamedTuple):
 
 
 @value
+class Owner:
+    """The process that runs a run. Everything but `owner_id` shows whether the process is still alive."""
+
+    owner_id: str
+    """New for every claim."""
+    host: str
+    boot_id: str
+    """The id of the host's boot."""
+    pid: int
+    process_started: str
+    """The start time of the process, as the operating system reports the time."""
+    claimed_at: str
+
+
+@value
 class NewTask:
     """A task to be added, as pending."""
 
@@ -40,11 +55,21 @@ class NewTask:
     """The other fields of the task as JSON. The store never reads the JSON."""
 
 
+_COLUMNS = frozenset({"at", "run_id", "task_id", "attempt"})
+_MESSAGES = _COLUMNS | {"error", "messages", "traceback"}
+
+
 @value
 class Event:
     """Base of all events. `kind` is the name of the event in snake case."""
 
     kind: ClassVar[str] = "event"
+    left_out: ClassVar[frozenset[str]] = _COLUMNS
+    """The fields that the detail of a stored event leaves out: columns, and what was asked and answered."""
+    stored: ClassVar[bool] = True
+    """Whether the event has a change number. One that has none is told to listeners alone."""
+    shown: ClassVar[bool] = True
+    """Whether the event is a part of the history, and told to listeners. One that is not is stored alone."""
     at: str
     """The time of the event, UTC in ISO 8601 with milliseconds."""
 
@@ -54,6 +79,7 @@ class RunCreated(Event):
     """The run and its whole DAG are stored, as queued. Always the first event."""
 
     kind: ClassVar[str] = "run_created"
+    left_out: ClassVar[frozenset[str]] = _COLUMNS | {"name", "settings", "tasks", "like"}
     run_id: str
     name: str
     """The name for people; need not be unique."""
@@ -63,6 +89,39 @@ class RunCreated(Event):
     """In the order of their positions, which count from 0."""
     like: str | None = None
     """The run whose answers are taken over; None for a run of its own."""
+
+
+@value
+class RunClaimed(Event):
+    """Make `owner` the owner of the run. The epoch goes up by one."""
+
+    kind: ClassVar[str] = "run_claimed"
+    shown: ClassVar[bool] = False
+    owner: Owner
+    lease_expires_at: float
+    """Unix time in seconds, by the clock of `at`. The difference is the length of all leases of the claim."""
+
+
+@value
+class LeaseRenewed(Event):
+    """Prolong the lease of the owner."""
+
+    kind: ClassVar[str] = "lease_renewed"
+    shown: ClassVar[bool] = False
+    lease_expires_at: float
+    """Unix time in seconds."""
+
+
+@value
+class RunReleased(Event):
+    """Leave the run without an owner."""
+
+    kind: ClassVar[str] = "run_released"
+    shown: ClassVar[bool] = False
+    due_at: float | None = None
+    """For a run that waits for a person: the Unix time in seconds from which the run can go on, which is the deadline
+    of a question, or 0 once a person has answered. None if only an answer lets the run go on.
+    """
 
 
 @value
@@ -90,6 +149,7 @@ class TasksAdded(Event):
     """Tasks were added to the run."""
 
     kind: ClassVar[str] = "tasks_added"
+    left_out: ClassVar[frozenset[str]] = _COLUMNS | {"tasks", "added_by", "like"}
     tasks: tuple[NewTask, ...]
     """May depend on existing tasks and on each other."""
     added_by: str | None = None
@@ -103,6 +163,7 @@ class PolicyDecided(Event):
     """The policy of the run made a decision."""
 
     kind: ClassVar[str] = "policy_decided"
+    left_out: ClassVar[frozenset[str]] = _COLUMNS | {"state_json"}
     state_json: str
     """JSON of an object: the policy's `state`, and what it decided for the run."""
 
@@ -125,6 +186,7 @@ class RunWatched(Event):
     """The state of the run's owner is unknown; the owner has `seconds` to renew its lease."""
 
     kind: ClassVar[str] = "run_watched"
+    stored: ClassVar[bool] = False
     run_id: str
     owner: str
     seconds: float
@@ -235,6 +297,7 @@ class TaskStarted(TaskEvent):
     """The attempt is stored as running. The call of the backend follows."""
 
     kind: ClassVar[str] = "task_started"
+    left_out: ClassVar[frozenset[str]] = _COLUMNS | {"session_id"}
     backend: str
     session_id: str | None = None
     """The id of the conversation, if known before the call."""
@@ -282,6 +345,7 @@ class TaskOutput(TaskEvent):
     """Output observed during the turn. Not stored."""
 
     kind: ClassVar[str] = "task_output"
+    stored: ClassVar[bool] = False
     output: Literal["text", "tool", "waiting", "notice"]
     """The kind of the output, as in `Output.kind`."""
     text: str
@@ -294,6 +358,7 @@ class TaskCompleted(TaskEvent):
     """The result is stored."""
 
     kind: ClassVar[str] = "task_completed"
+    left_out: ClassVar[frozenset[str]] = _COLUMNS | {"text", "data_json", "turn", "session_id", "taken_from"}
     text: str
     data_json: str | None = None
     """`data` as stored text."""
@@ -325,6 +390,7 @@ class TaskRetried(TaskEvent):
     """The attempt failed. The next attempt follows after `delay_s` seconds; a resume repeats the event."""
 
     kind: ClassVar[str] = "task_retried"
+    left_out: ClassVar[frozenset[str]] = _MESSAGES
     error_kind: str
     error: str
     delay_s: float
@@ -342,6 +408,7 @@ class TaskFailed(TaskEvent):
     """The task failed for good, or is skipped."""
 
     kind: ClassVar[str] = "task_failed"
+    left_out: ClassVar[frozenset[str]] = _MESSAGES
     status: ClassVar[TaskStatus] = TaskStatus.FAILED
     error_kind: str
     error: str
@@ -377,6 +444,7 @@ class TaskWaiting(TaskEvent):
     """The task waits for a person."""
 
     kind: ClassVar[str] = "task_waiting_input"
+    left_out: ClassVar[frozenset[str]] = _COLUMNS | {"question", "asked", "messages"}
     question: str
     crashed: bool = False
     asked: str | None = None
@@ -393,6 +461,7 @@ class TaskAnswered(TaskEvent):
     """The question of a waiting task is answered; the task continues."""
 
     kind: ClassVar[str] = "task_answered"
+    left_out: ClassVar[frozenset[str]] = _COLUMNS | {"answers"}
     answers: str | None = None
     """All answers of the task as JSON, the newest last. None if a person decided to run the task again."""
 
@@ -411,6 +480,7 @@ class TaskReopened(TaskEvent):
     """A failed task, or a task with a damaged result, is pending again after a `resume` with `retry_failed`."""
 
     kind: ClassVar[str] = "task_reopened"
+    left_out: ClassVar[frozenset[str]] = _COLUMNS | {"prompt"}
     damaged: bool = False
     """True if the task was completed with a stored result that is now unusable."""
     prompt: str | None = None
@@ -422,6 +492,7 @@ class StoreDegraded(Event):
     """The store failed. The run continues and keeps its changes in memory until the store answers again."""
 
     kind: ClassVar[str] = "store_degraded"
+    stored: ClassVar[bool] = False
     error: str
 
 
@@ -430,6 +501,7 @@ class StoreAwaited(Event):
     """The run has ended, and waits up to `seconds` for its store, a server that is away. A stop ends the wait."""
 
     kind: ClassVar[str] = "store_awaited"
+    stored: ClassVar[bool] = False
     changes: int
     """The number of changes that are not stored yet."""
     seconds: float
@@ -440,6 +512,7 @@ class StoreRecovered(Event):
     """The store answers again and has stored all changes kept in memory."""
 
     kind: ClassVar[str] = "store_recovered"
+    stored: ClassVar[bool] = False
     changes: int
     """The number of changes stored after the outage."""
 
@@ -449,16 +522,26 @@ class EventsDropped(Event):
     """The reader was too slow: `count` task outputs were omitted here. Other events are never dropped."""
 
     kind: ClassVar[str] = "events_dropped"
+    stored: ClassVar[bool] = False
     count: int
 
 
-IN_THE_ROW = frozenset({"at", "run_id", "task_id", "attempt"})
-"""Fields that are columns of a stored event, beside its kind and its detail."""
+_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
 
-def detail_of(event: Event) -> str:
-    """Return the detail of a stored event: the JSON text of its further fields, without what was asked and answered."""
-    form = as_json(event)
-    return json.dumps(
-        {name: held for name, held in form.items() if name not in IN_THE_ROW}, ensure_ascii=False, separators=(",", ":")
-    )
+def columns_of(event: Event) -> tuple[str, str, str | None, int | None, str]:
+    """Return the columns of the stored event: `at`, the kind, the task, the attempt, and the detail as JSON text.
+
+    The detail holds no prompt, no result and no policy state, because the history would grow with the square of the
+    decisions; in their place stand the number of added tasks, and that a prompt has changed.
+    """
+    detail = as_json(event, event.left_out)
+    if isinstance(event, TaskEvent):
+        if isinstance(event, TaskReopened) and event.prompt is not None:
+            detail["prompt"] = "changed"
+        return event.at, event.kind, event.task_id, event.attempt, _encode(detail) if detail else "{}"
+    task_id = None
+    if isinstance(event, RunCreated | TasksAdded):
+        detail["tasks"] = len(event.tasks)
+        task_id = event.added_by if isinstance(event, TasksAdded) else None
+    return event.at, event.kind, task_id, None, _encode(detail)

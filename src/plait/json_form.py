@@ -61,11 +61,11 @@ def parsed_object(text: str) -> dict[str, JsonValue]:
     return found
 
 
-def as_json(one: object) -> dict[str, JsonValue]:
-    """Return the JSON form of the value `one`."""
+def as_json(one: object, left_out: frozenset[str] = frozenset()) -> dict[str, JsonValue]:
+    """Return the JSON form of the value `one`, without the fields `left_out`."""
     form: dict[str, JsonValue] = {}
     kind: Any = type(one)
-    for name, default in _defaults(kind):
+    for name, default in _defaults(kind, left_out):
         held = getattr(one, name)
         if held is not default and held != default:
             form[name] = _written(held)
@@ -81,8 +81,8 @@ def _written(held: Any) -> JsonValue:
 
 
 @cache
-def _defaults(kind: Any) -> Sequence[tuple[str, object]]:
-    return [(one.name, one.default) for one in fields(kind)]
+def _defaults(kind: Any, left_out: frozenset[str]) -> Sequence[tuple[str, object]]:
+    return [(one.name, one.default) for one in fields(kind) if one.name not in left_out]
 
 
 def from_json(kind: type[T], form: object) -> T:
@@ -118,7 +118,7 @@ def _read(kind: Any, form: Any) -> Any:
     elif origin is None and is_dataclass(kind):
         return from_json(cast("type[object]", kind), form)
     elif origin is None and issubclass(kind, tuple) and isinstance(form, list):
-        items: list[Any] = form
+        items: list[Any] = form  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
         return cast("Any", kind)(*items)
     elif origin is None and issubclass(kind, Enum):
         return kind(form)

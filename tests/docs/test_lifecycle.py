@@ -11,8 +11,8 @@ from typing import Any
 import anyio
 import pytest
 
-from plait.events import NewTask
-from plait.persistence import Batch, MemoryStore, RunCreated, RunStatusChanged, StoreError
+from plait.events import NewTask, RunCreated
+from plait.persistence import Batch, MemoryStore, RunStatusChanged, StoreError
 from plait.persistence.records import RunRecord
 from plait.runner import DAG, ParallelRunner, RunService, Task
 from plait.statuses import RUN_DONE, RUN_TRANSITIONS, RunStatus, Transition
@@ -54,7 +54,9 @@ async def test_the_table_of_events_is_what_a_store_writes(monkeypatch: pytest.Mo
     written: set[tuple[str, str]] = set()
     for number, path in enumerate(_paths()):
         store, changes = MemoryStore(), [RunStatusChanged(AT, status, resumed=again) for status, again in path]
-        await store.write(Batch(f"r{number}", 0, 1, (RunCreated(AT, "", "{}", (NewTask("a", "p"),)), *changes)))
+        await store.write(
+            Batch(f"r{number}", 0, 1, (RunCreated(AT, f"r{number}", "", "{}", (NewTask("a", "p"),)), *changes))
+        )
         kinds = [event.kind for event in await store.list_events(f"r{number}")]
         written |= set(zip(kinds, [RunStatus.QUEUED.value, *(status for status, _ in path)], strict=True))
     assert set(rows) == written

@@ -10,7 +10,8 @@ import pytest
 from plait.backends import BackendError, ErrorKind
 from plait.backends.protocol import Reply
 from plait.dialogue import Question
-from plait.persistence import Batch, Store, TaskStarted
+from plait.events import TaskStarted
+from plait.persistence import Batch, Store
 from plait.runner import DAG, OpenQuestion, ParallelRunner, ResumeAction, Retry, RunStatus, Task
 from tests.support.fakes import QuickClock, Talker
 from tests.support.growth import plan, spec, talker

@@ -18,17 +18,8 @@ from typing import Any
 import anyio
 import pytest
 
-from plait.persistence import (
-    Batch,
-    Change,
-    RunStatusChanged,
-    SQLiteStore,
-    Store,
-    TaskCompleted,
-    TasksAdded,
-    TaskStarted,
-    failpoints,
-)
+from plait.events import TasksAdded, TaskStarted
+from plait.persistence import Batch, Change, RunStatusChanged, SQLiteStore, Store, TaskCompleted, failpoints
 from plait.runner import Orchestrator, OrchestratorResult, Phase, RunStatus
 from plait.runner.orchestrator import LoopState, load_loop_state
 from tests.support.processes.forked import Child

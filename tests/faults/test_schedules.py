@@ -10,8 +10,8 @@ import sys
 import anyio
 import pytest
 
+from plait.events import RunCreated
 from plait.persistence import Batch, MemoryStore, StoreError
-from plait.persistence.changes import RunCreated
 from plait.runner import FailureMode, RunStatus, TaskStatus
 from tests.faults.campaigns import schedules
 from tests.faults.campaigns.schedule_bugs import BUGS
@@ -19,7 +19,7 @@ from tests.support.seeded_loop import run_seeded
 from tests.support.stores.faulty_store import Fault, FaultyStore, by_chance, by_number
 from tests.support.story import endings, last_status, story
 
-BATCH = Batch("r", 0, 1, (RunCreated("2026-11-21T23:01:16.123Z", "a run", "{}", ()),))
+BATCH = Batch("r", 0, 1, (RunCreated("2026-11-21T23:01:16.123Z", "r", "a run", "{}", ()),))
 
 
 @pytest.mark.slow

@@ -13,17 +13,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plait.events import SessionOpened, TaskInterrupted
+from plait.events import RunClaimed, SessionOpened, TaskInterrupted, TaskStarted
 from plait.persistence import (
     Batch,
     Change,
     MemoryStore,
     MessageAppended,
-    RunClaimed,
     RunStatusChanged,
     SQLiteStore,
     StoreError,
-    TaskStarted,
     TaskWaiting,
 )
 from plait.persistence.contract import StoreContract

@@ -6,8 +6,8 @@ import inspect
 
 import pytest
 
-from plait.events import NewTask
-from plait.persistence import Batch, ContextStore, RunCreated, RunStore, Store, TaskStore
+from plait.events import NewTask, RunCreated
+from plait.persistence import Batch, ContextStore, RunStore, Store, TaskStore
 
 FACETS = (RunStore, TaskStore, ContextStore)
 
@@ -32,6 +32,6 @@ async def test_every_store_serves_as_each_of_them(store: Store) -> None:
         told = (await runs.list_events("r"), await tasks.list_attempts("r"), await context.list_messages("r", "a"))
         return [len(await context.list_tasks("r")), *map(len, told)]
 
-    created = RunCreated("2026-11-21T23:00:00.000Z", "", "{}", (NewTask("a", "p"),))
+    created = RunCreated("2026-11-21T23:00:00.000Z", "r", "", "{}", (NewTask("a", "p"),))
     await store.write(Batch("r", 0, 1, (created,)))
     assert await look(store, store, store) == [1, 1, 0, 0]

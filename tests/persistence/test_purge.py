@@ -12,21 +12,26 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from plait.events import HostAway, NewTask, NodeStarted, SessionOpened
+from plait.events import (
+    HostAway,
+    NewTask,
+    NodeStarted,
+    PolicyDecided,
+    RunReleased,
+    SessionOpened,
+    TaskAnswered,
+    TasksAdded,
+    TaskStarted,
+)
 from plait.persistence import (
     MessageAppended,
     Note,
-    PolicyDecided,
     PostgresStore,
-    RunReleased,
     RunStatusChanged,
     SQLiteStore,
-    TaskAnswered,
     TaskCompleted,
     TaskFailed,
     TaskRetried,
-    TasksAdded,
-    TaskStarted,
     TaskWaiting,
 )
 from plait.persistence.contract.samples import CLAIMED, CREATED, RUNNING, Writer, at, whole
@@ -65,7 +70,7 @@ async def fill(store: AnyStore, run_id: str, size: int) -> None:
         TaskStarted(at(5), "failed", 2, "fast"),
         TaskFailed(at(5), "failed", 2, "failed", "unexpected", text(), traceback=text()),
         TaskWaiting(at(4), "asks", 1, text(), asked=f'"{text()}"'),
-        TaskAnswered(at(5), "asks", f'"{text()}"'),
+        TaskAnswered(at(5), "asks", 1, f'"{text()}"'),
         TaskStarted(at(5), "asks", 2, "fast"),
         TaskCompleted(at(6), "asks", 2, text(), prompt=text()),
         TaskStarted(at(6), "added", 1, "fast"),

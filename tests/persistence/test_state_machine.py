@@ -18,23 +18,31 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from plait.events import AttemptId, BackendThrottled, HostAway, NewTask, NodeStarted, SessionOpened, TaskPlaced
+from plait.events import (
+    AttemptId,
+    BackendThrottled,
+    HostAway,
+    LeaseRenewed,
+    NewTask,
+    NodeStarted,
+    PolicyDecided,
+    RunClaimed,
+    RunReleased,
+    SessionOpened,
+    TaskPlaced,
+    TaskReopened,
+    TasksAdded,
+    TaskStarted,
+)
 from plait.persistence import (
     Batch,
     Change,
     Conflict,
-    LeaseRenewed,
     MessageAppended,
-    PolicyDecided,
-    RunClaimed,
-    RunReleased,
     RunStatusChanged,
     SQLiteStore,
     StoreError,
     TaskCompleted,
-    TaskReopened,
-    TasksAdded,
-    TaskStarted,
     failpoints,
 )
 from plait.persistence.contract.samples import LEGAL, OPENING, TASKS, at, owner, status_changes, whole
@@ -190,7 +198,7 @@ class StoreMachine(RuleBasedStateMachine):
     def change_prompts(self, run_id: str, said: str) -> None:
         for task in self.do(self.model.list_tasks(run_id)):
             if task.status == "failed":
-                self.add(run_id, TaskReopened(at(6), task.task_id, prompt=TEXTS[said]))
+                self.add(run_id, TaskReopened(at(6), task.task_id, 1, prompt=TEXTS[said]))
 
     @rule(run_id=st.sampled_from(RUNS), steps=STEPS)
     def change_tasks(self, run_id: str, steps: Any) -> None:
@@ -219,7 +227,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(run_id=st.sampled_from(RUNS), release=st.booleans())
     def renew_or_release(self, run_id: str, release: bool) -> None:
-        change = RunReleased(at(8)) if release else LeaseRenewed(3000.0)
+        change = RunReleased(at(8)) if release else LeaseRenewed(at(9), 3000.0)
         self.add(run_id, change)
 
     @rule(run_id=st.sampled_from(RUNS), steps=STEPS, epoch=st.sampled_from([-1, 1]))

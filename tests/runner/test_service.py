@@ -11,8 +11,8 @@ import anyio.lowlevel
 import pytest
 
 from plait.backends import BackendError, ConversationRequest, ErrorKind, JsonInput, Reply, ask
+from plait.events import RunReleased
 from plait.persistence import Batch, MemoryStore, Store, StoreError
-from plait.persistence.changes import RunReleased
 from plait.runner import (
     DAG,
     BackendMissing,

@@ -16,10 +16,11 @@ from plait.backends.prices import list_version
 from plait.backends.process.available_memory import available_memory
 from plait.backends.process.strays import agents_at_work, left_over_servers
 from plait.errors import StoreError
+from plait.events import Owner
 from plait.persistence import SQLiteStore
 from plait.persistence import store_health as health
 from plait.persistence.findings import Finding, Fitness
-from plait.persistence.records import Owner, RunRecord
+from plait.persistence.records import RunRecord
 from plait.runner.cli.backends import hosts_in_use
 from plait.runner.cli.commands.doctor_agents import agents_json, check_agents, check_left_over
 from plait.runner.cli.commands.doctor_hosts import check_hosts

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 import anyio
 import click
 
-from plait.persistence import Batch, Conflict, Fenced, RunReleased
+from plait.events import RunReleased
+from plait.persistence import Batch, Conflict, Fenced
 from plait.persistence.delete_runs import Purged
 from plait.persistence.records import RunRecord
 from plait.runner.cli.display.report import print_json

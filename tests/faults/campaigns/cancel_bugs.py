@@ -15,8 +15,8 @@ import anyio
 import anyio.lowlevel
 
 from plait import events
+from plait.events import LeaseRenewed
 from plait.persistence import SQLiteStore, sqlite_store
-from plait.persistence.changes import LeaseRenewed
 from plait.runner.engine import checkpointer as checkpoint
 from plait.runner.engine import executor as execution
 from plait.runner.recovery import lease as ownership
@@ -70,7 +70,7 @@ def _nothing_settled() -> AbstractContextManager[object]:
 
 def _claim_not_given_back() -> AbstractContextManager[object]:
     def released(_at: str, **_due: object) -> LeaseRenewed:
-        return LeaseRenewed(0.0)
+        return LeaseRenewed("2026-11-21T23:00:00.000Z", 0.0)
 
     return mock.patch.object(ownership, "RunReleased", released)
 

@@ -15,8 +15,8 @@ import anyio.lowlevel
 
 from plait.backends.protocol import ConversationRequest, Reply
 from plait.errors import BackendError, ErrorKind
+from plait.events import LeaseRenewed
 from plait.persistence import Batch, Note, SQLiteStore
-from plait.persistence.changes import LeaseRenewed
 from plait.runner import DAG, ParallelRunner, Retry, Task
 from plait.usage import Usage
 
@@ -152,7 +152,9 @@ AT: Final = "2026-01-01T00:00:00.000Z"
 async def _write(scene: Scene) -> None:
     record = await scene.store.get_run(RUN)
     assert record is not None
-    await scene.store.write(Batch(RUN, record.epoch, record.last_seq + 1, (LeaseRenewed(1.0),)))
+    await scene.store.write(
+        Batch(RUN, record.epoch, record.last_seq + 1, (LeaseRenewed("2026-11-21T23:00:00.000Z", 1.0),))
+    )
 
 
 async def _open(scene: Scene) -> None:

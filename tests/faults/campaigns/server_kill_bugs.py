@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from plait.persistence import RunReleased, rules, tables
+from plait.events import RunReleased
+from plait.persistence import rules, tables
 from plait.persistence.postgres_store import PostgresStore
 from plait.runner.crashtest.mutants import Mutant, Original
 from plait.runner.crashtest.trial import Kind

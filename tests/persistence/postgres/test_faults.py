@@ -17,16 +17,15 @@ import asyncpg
 import pytest
 
 from plait import ParallelRunner, PostgresStore
+from plait.events import RunClaimed, TaskStarted
 from plait.persistence import (
     Batch,
     Conflict,
     Note,
-    RunClaimed,
     RunStatusChanged,
     StoreBusy,
     StoreError,
     StoreUnusable,
-    TaskStarted,
     postgres_connection,
     postgres_store,
 )

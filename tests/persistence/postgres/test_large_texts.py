@@ -10,8 +10,8 @@ import anyio
 import asyncpg
 import pytest
 
-from plait.events import NewTask
-from plait.persistence import PostgresStore, RunReleased, RunStatusChanged, TaskCompleted, TaskStarted, failpoints
+from plait.events import NewTask, RunReleased, TaskStarted
+from plait.persistence import PostgresStore, RunStatusChanged, TaskCompleted, failpoints
 from plait.persistence.contract.samples import CREATED, OPENING, Writer, at, whole
 from tests.support.stores.postgres import new_store, worker_dsn
 

@@ -9,7 +9,8 @@ import asyncpg
 import pytest
 
 from plait import DAG, ParallelRunner, PostgresStore, Task
-from plait.persistence import LeaseRenewed, RunClaimed, RunReleased, RunStatusChanged
+from plait.events import LeaseRenewed, RunClaimed, RunReleased
+from plait.persistence import RunStatusChanged
 from plait.persistence.contract.samples import CREATED, RUN, RUNNING, Writer, owner
 from plait.runner.clock import Clock, iso
 
@@ -65,7 +66,7 @@ async def test_the_lease_of_the_last_claim_counts(store: PostgresStore, dsn: str
     clock, writer = Skewed(skew), Writer(store, RUN)
     await writer.write(CREATED, claim(clock, LEASE_S), RUNNING)
     # A renewal that waited for the store is written late; the length of the lease stays.
-    await writer.write(LeaseRenewed(clock.wall() + LEASE_S - 20))
+    await writer.write(LeaseRenewed("2026-11-21T23:00:00.000Z", clock.wall() + LEASE_S - 20))
     assert not await claimable_after(store, dsn, LEASE_S - 5)
     assert await claimable_after(store, dsn, LEASE_S + 1)
     await writer.write(claim(clock, 2 * LEASE_S, "owner-2"))

@@ -7,7 +7,8 @@ from dataclasses import replace
 import anyio
 import asyncpg
 
-from plait.persistence import Batch, NewTask, PostgresStore, TaskCompleted, TaskReopened, TaskStarted
+from plait.events import NewTask, TaskReopened, TaskStarted
+from plait.persistence import Batch, PostgresStore, TaskCompleted
 from plait.persistence.contract.samples import CREATED, OPENING, Writer, at
 
 TASKS = 2000
@@ -48,7 +49,7 @@ async def test_the_rows_of_one_task_are_found_by_their_keys(store: PostgresStore
         assert len(await again.list_messages(writer.run_id, "t7")) == 2
         writer.store = again
         await writer.write(TaskCompleted(at(5), f"t{TASKS - 1}", 1, "answer", prompt="p"))
-        await writer.write(TaskReopened(at(6), "t3", damaged=True))
+        await writer.write(TaskReopened(at(6), "t3", 1, damaged=True))
     after = await rows_read(dsn)
     read = {table: after[table] - before[table] for table in ("tasks", "attempts", "messages", "events")}
     read["tasks"] -= TASKS  # once, for an owner who goes on

@@ -11,18 +11,8 @@ import asyncpg
 import pytest
 
 from plait import PostgresStore
-from plait.persistence import (
-    Batch,
-    Change,
-    Conflict,
-    Fenced,
-    LeaseRenewed,
-    Note,
-    RunClaimed,
-    RunReleased,
-    RunStatusChanged,
-    TaskReopened,
-)
+from plait.events import LeaseRenewed, RunClaimed, RunReleased, TaskReopened
+from plait.persistence import Batch, Change, Conflict, Fenced, Note, RunStatusChanged
 from plait.persistence.contract.samples import (
     CREATED,
     DONE_A,
@@ -40,7 +30,7 @@ LATE: dict[str, tuple[Change, ...]] = {
     "a start": (START_A,),
     "two changes of one task, which are two statements": (START_A, DONE_A),
     "a change that would not follow": (DONE_A,),
-    "a renewal": (LeaseRenewed(2000.0),),
+    "a renewal": (LeaseRenewed(at(9), 2000.0),),
 }
 OTHER = RunClaimed(at(9), owner("other"), 9.0)
 
@@ -139,7 +129,7 @@ async def test_a_run_that_is_claimed_beside_its_purge_stays(store: PostgresStore
 async def test_a_task_that_ends_and_begins_in_one_batch_is_stored_in_that_order(store: PostgresStore) -> None:
     writer = Writer(store)
     await writer.write(CREATED, OTHER, RUNNING)
-    reopened = TaskReopened(at(5), "a", damaged=True)
+    reopened = TaskReopened(at(5), "a", 1, damaged=True)
     again = replace(START_A, attempt=2), replace(DONE_A, attempt=2, text="2")
     await writer.write(START_A, DONE_A, reopened, *again)
     [task] = await store.list_tasks(RUN, "a")

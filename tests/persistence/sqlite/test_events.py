@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from plait.events import NewTask
-from plait.persistence import Batch, Change, TaskCompleted, TaskRetried, TaskStarted
+from plait.events import NewTask, TaskStarted
+from plait.persistence import Batch, Change, TaskCompleted, TaskRetried
 from plait.persistence.contract.samples import CLAIMED, CREATED, RUN, at
 from plait.persistence.sql_store import list_events
 from plait.persistence.sqlite_file import open_database

@@ -11,7 +11,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from plait.events import NewTask
+from plait.events import NewTask, TaskAnswered, TaskStarted
 from plait.persistence import (
     MessageAppended,
     Note,
@@ -19,8 +19,6 @@ from plait.persistence import (
     StoreBusy,
     StoreError,
     StoreUnusable,
-    TaskAnswered,
-    TaskStarted,
     TaskWaiting,
     sqlite_file,
 )
@@ -140,7 +138,7 @@ async def test_what_was_asked_is_never_given_damaged(path: Path, what: str) -> N
         writer = Writer(store)
         writer.next_seq, writer.epoch = 8, 1
         asked = TaskWaiting(at(5), "c", 1, "Go on?", asked="{}")
-        await writer.write(replace(START_A, task_id="c"), asked, TaskAnswered(at(6), "c", '["yes"]'))
+        await writer.write(replace(START_A, task_id="c"), asked, TaskAnswered(at(6), "c", 1, '["yes"]'))
     edit(path, ASKED_OF[what])
     async with SQLiteStore(path, mode="existing") as store:
         with pytest.raises(StoreError, match=r"run 'run-1' is damaged: task '.' .* does not fit its checksum; restore"):

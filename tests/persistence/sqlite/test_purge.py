@@ -10,21 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from plait.events import NewTask
-from plait.persistence import (
-    Conflict,
-    Note,
-    PolicyDecided,
-    RunReleased,
-    RunStatusChanged,
-    SessionOpened,
-    SQLiteStore,
-    StoreError,
-    TaskAnswered,
-    TaskReopened,
-    TaskWaiting,
-    delete_runs,
-)
+from plait.events import NewTask, PolicyDecided, RunReleased, SessionOpened, TaskAnswered, TaskReopened
+from plait.persistence import Conflict, Note, RunStatusChanged, SQLiteStore, StoreError, TaskWaiting, delete_runs
 from plait.persistence.contract.samples import (
     ANSWER,
     ASK,
@@ -102,7 +89,7 @@ async def test_no_run_gets_the_number_of_one_that_is_gone(path: Path) -> None:
 async def test_a_result_thrown_away_earlier_is_gone_as_well(path: Path) -> None:
     async with SQLiteStore(path) as store:
         writer = await fill(store, "old", CANARY, large=LARGE, ends=False)
-        await writer.write(TaskReopened(at(9), "a", damaged=True), *ENDS)
+        await writer.write(TaskReopened(at(9), "a", 1, damaged=True), *ENDS)
         await store.purge(["old"])
         assert found(path, CANARY) == []
 
@@ -237,7 +224,9 @@ async def test_run_sizes_count_questions_answers_and_decisions(path: Path) -> No
         await writer.write(TaskWaiting(at(4), "a", 1, "\u00e9?", asked='{"x":1}'))
         asked = len("\u00e9?".encode()) + len('{"x":1}')
         assert (await store.run_sizes())[RUN] == before + asked
-        await writer.write(TaskAnswered(at(5), "a", '["yes"]'), PolicyDecided(at(5), "123"), PolicyDecided(at(5), "12"))
+        await writer.write(
+            TaskAnswered(at(5), "a", 1, '["yes"]'), PolicyDecided(at(5), "123"), PolicyDecided(at(5), "12")
+        )
         # An answered question is gone; of a policy's states the last one stays alone.
         assert (await store.run_sizes())[RUN] == before + len('["yes"]') + 2
 

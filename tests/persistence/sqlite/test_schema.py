@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from plait.events import NewTask, SessionOpened
-from plait.persistence import Batch, LeaseRenewed, SQLiteStore, Store, TaskCompleted, TaskStarted, tables
+from plait.events import LeaseRenewed, NewTask, SessionOpened, TaskStarted
+from plait.persistence import Batch, SQLiteStore, Store, TaskCompleted, tables
 from plait.persistence.contract.samples import (
     ANSWER,
     ASK,
@@ -85,7 +85,7 @@ def test_large_inputs_of_a_run_are_not_read_or_written_with_each_batch_and_each_
     with closing(open_database(tmp_path / "runs.db", "create")) as connection:
         write_batch(connection, Batch(RUN, 0, 1, (replace(CREATED, settings=settings), CLAIMED)), {})
         allowed = connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 100_000)  # for each row and value that is touched
-        write_batch(connection, Batch(RUN, 1, 3, (START_A, LeaseRenewed(2000.5))), {})
+        write_batch(connection, Batch(RUN, 1, 3, (START_A, LeaseRenewed(at(9), 2000.5))), {})
         assert [
             (run.settings, run.lease_expires_at) for run in read_on(connection, list_runs, tables.LIST_RUNS, 1)
         ] == [("", 2000.5)]

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from plait.persistence import RunClaimed, SQLiteStore, StoreError, StoreNotOpen, StoreUnusable
+from plait.events import RunClaimed
+from plait.persistence import SQLiteStore, StoreError, StoreNotOpen, StoreUnusable
 from plait.persistence.contract.samples import (
     ANSWER,
     ASK,

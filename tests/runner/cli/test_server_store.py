@@ -13,7 +13,7 @@ import asyncpg
 import pytest
 
 from plait import PostgresStore
-from plait.persistence import RunClaimed
+from plait.events import RunClaimed
 from plait.persistence.contract.samples import CREATED, RUNNING, Writer, owner
 from plait.runner.clock import iso
 from tests.support.processes.command import PLAIT, environment, plait_here

@@ -10,8 +10,8 @@ import sys
 import anyio
 import pytest
 
-from plait.events import RunCompleted, StoreDegraded, StoreRecovered, TaskStarted
-from plait.persistence import Batch, Conflict, MemoryStore, RunReleased, SQLiteStore, StoreBusy, StoreError
+from plait.events import RunCompleted, RunReleased, StoreDegraded, StoreRecovered, TaskStarted
+from plait.persistence import Batch, Conflict, MemoryStore, SQLiteStore, StoreBusy, StoreError
 from plait.persistence.changes import TaskCompleted
 from plait.runner import DAG, OwnershipLost, ParallelRunner, RunExists, RunStatus, Task, TaskStatus
 from plait.runner.engine.outcome import STORE_WAITS_S

@@ -8,9 +8,9 @@ from itertools import pairwise
 import anyio
 import pytest
 
-from plait.events import SessionOpened, StoreDegraded, StoreRecovered
+from plait.events import PolicyDecided, SessionOpened, StoreDegraded, StoreRecovered, TaskCancelled
 from plait.persistence import Batch, Conflict, MemoryStore, StoreError, failpoints
-from plait.persistence.changes import Change, PolicyDecided, TaskCancelled
+from plait.persistence.changes import Change
 from plait.runner import DAG, Decision, ParallelRunner, RunResult, RunStatus, Task
 from plait.runner.domain.question import parse_time
 from plait.runner.engine import checkpointer

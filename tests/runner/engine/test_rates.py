@@ -16,8 +16,8 @@ import pytest
 from plait import events
 from plait.backends import ConversationRequest, Message, Usage
 from plait.backends.replay import ReplayConversation
+from plait.events import TaskStarted
 from plait.persistence import MemoryStore
-from plait.persistence.changes import TaskStarted
 from plait.runner import DAG, FailureMode, ParallelRunner, RateLimits, RunStatus, Task, TaskStatus
 from plait.runner.cli.display.waits import throttling_line
 from plait.runner.engine.process_accounts import Accounts

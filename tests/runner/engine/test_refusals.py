@@ -14,20 +14,9 @@ from plait import ask, events
 from plait.backends.protocol import Reply
 from plait.dialogue import Question
 from plait.errors import BackendError, ErrorKind
-from plait.events import SessionOpened
+from plait.events import PolicyDecided, RunReleased, SessionOpened, TaskAnswered, TasksAdded, TaskStarted
 from plait.persistence import Batch, Conflict, MemoryStore, SQLiteStore, Store, StoreError, sqlite_file
-from plait.persistence.changes import (
-    Change,
-    PolicyDecided,
-    RunReleased,
-    TaskAnswered,
-    TaskCompleted,
-    TaskFailed,
-    TaskRetried,
-    TasksAdded,
-    TaskStarted,
-    TaskWaiting,
-)
+from plait.persistence.changes import Change, TaskCompleted, TaskFailed, TaskRetried, TaskWaiting
 from plait.runner import DAG, Decision, FailureMode, ParallelRunner, RunResult, RunStatus, Task, TaskStatus
 from plait.runner.domain.policy import RunView
 from tests.support.fakes import QuickClock, Talker

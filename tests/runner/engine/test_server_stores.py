@@ -9,10 +9,10 @@ from pathlib import Path
 import anyio
 import pytest
 
-from plait.events import StoreAwaited, StoreDegraded, StoreRecovered
-from plait.persistence import Batch, Gap, MemoryStore, RunReleased, SQLiteStore, StoreError
-from plait.persistence.changes import RunClaimed, RunStatusChanged
-from plait.persistence.records import Note, NoteRecord, Owner, RunRecord
+from plait.events import Owner, RunClaimed, RunReleased, StoreAwaited, StoreDegraded, StoreRecovered
+from plait.persistence import Batch, Gap, MemoryStore, SQLiteStore, StoreError
+from plait.persistence.changes import RunStatusChanged
+from plait.persistence.records import Note, NoteRecord, RunRecord
 from plait.runner import DAG, OwnershipLost, ParallelRunner, RunStatus, Task
 from plait.runner.engine import inbox, kept_changes
 from plait.runner.engine.checkpointer import SERVER_PATIENCE_S

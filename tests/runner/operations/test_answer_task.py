@@ -7,8 +7,9 @@ import time
 import pytest
 
 from plait import DAG, ParallelRunner, PersonBackend, Store, Task
-from plait.persistence import Batch, MemoryStore, RunClaimed, RunReleased
-from plait.persistence.records import Owner, TaskRecord
+from plait.events import Owner, RunClaimed, RunReleased
+from plait.persistence import Batch, MemoryStore
+from plait.persistence.records import TaskRecord
 from plait.runner import RunOwned
 from plait.runner.clock import Clock
 from plait.runner.state.owner import claim_for_this_process, unregister

@@ -12,17 +12,8 @@ import pytest
 
 from plait import events as ev
 from plait.backends import BackendError, ErrorKind
-from plait.persistence import (
-    Batch,
-    MemoryStore,
-    RunReleased,
-    SQLiteStore,
-    Store,
-    StoreError,
-    TaskCompleted,
-    TaskFailed,
-    TaskStarted,
-)
+from plait.events import RunReleased, TaskStarted
+from plait.persistence import Batch, MemoryStore, SQLiteStore, Store, StoreError, TaskCompleted, TaskFailed
 from plait.runner import DAG, ParallelRunner, Retry, RunStatus, Task, TaskStatus
 from tests.support.fakes import Talker
 from tests.support.stores.faulty_store import Fault, on_write

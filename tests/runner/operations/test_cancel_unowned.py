@@ -8,19 +8,8 @@ import anyio
 import pytest
 
 from plait.backends import BackendError, ErrorKind
-from plait.events import NewTask
-from plait.persistence import (
-    Batch,
-    MemoryStore,
-    Note,
-    NoteRecord,
-    RunClaimed,
-    RunCreated,
-    RunReleased,
-    RunStatusChanged,
-    Store,
-    StoreError,
-)
+from plait.events import NewTask, RunClaimed, RunCreated, RunReleased
+from plait.persistence import Batch, MemoryStore, Note, NoteRecord, RunStatusChanged, Store, StoreError
 from plait.persistence.records import EventKind, EventRecord
 from plait.runner import DAG, ParallelRunner, ResumeAction, RunNotFound, RunNotResumable, RunStatus, StoreRequired, Task
 from plait.runner.state.owner import claim_for_this_process, unregister
@@ -35,7 +24,7 @@ ONCE = DAG([Task("pay", prompt="pay", at_most_once=True), Task("tell", prompt="t
 
 
 async def queued(store: Store) -> None:
-    await store.write(Batch("r", 0, 1, (RunCreated(AT, "", '{"format":100}', (NewTask("a", "p"),)),)))
+    await store.write(Batch("r", 0, 1, (RunCreated(AT, "r", "", '{"format":100}', (NewTask("a", "p"),)),)))
 
 
 async def interrupted(store: Store) -> None:

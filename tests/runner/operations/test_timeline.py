@@ -7,21 +7,8 @@ from typing import Any
 
 import pytest
 
-from plait.events import BackendThrottled, NewTask
-from plait.persistence import (
-    Change,
-    MemoryStore,
-    RunClaimed,
-    RunCreated,
-    RunStatusChanged,
-    TaskAnswered,
-    TaskCompleted,
-    TaskFailed,
-    TaskReopened,
-    TaskRetried,
-    TaskStarted,
-    TaskWaiting,
-)
+from plait.events import BackendThrottled, NewTask, RunClaimed, RunCreated, TaskAnswered, TaskReopened, TaskStarted
+from plait.persistence import Change, MemoryStore, RunStatusChanged, TaskCompleted, TaskFailed, TaskRetried, TaskWaiting
 from plait.persistence.contract.samples import RUN, Writer, at, owner
 from plait.runner import Clock
 from plait.runner.domain.question import parse_time
@@ -43,7 +30,7 @@ class At(Clock):
 async def bars(*changes: Change, tasks: tuple[NewTask, ...] = (NewTask("a", "A."),)) -> dict[str, list[Any]]:
     """The bars of each task after `changes`, with their times in seconds. The run starts in second 2."""
     store = MemoryStore()
-    await Writer(store).write(RunCreated(at(0), "n", SETTINGS, tasks))
+    await Writer(store).write(RunCreated(at(0), RUN, "n", SETTINGS, tasks))
     writer = Writer(store)
     writer.next_seq = 2
     await writer.write(*OPENING, *changes)
@@ -66,7 +53,7 @@ async def test_a_task_waits_for_its_dependency_its_slot_its_retry_and_an_answer(
         TaskRetried(at(10), "b", 1, "transient", "busy", 5.0),
         TaskStarted(at(16), "b", 2, "api"),
         TaskWaiting(at(18), "b", 2, "How many?", asked="{}"),
-        TaskAnswered(at(30), "b"),
+        TaskAnswered(at(30), "b", 1),
         TaskStarted(at(33), "b", 3, "api"),
         tasks=tasks,
     )
@@ -143,7 +130,7 @@ async def test_nothing_waits_between_a_failure_and_the_person_who_reopens_the_ta
         RunStatusChanged(at(5), "failed"),
         RunClaimed(at(20), owner("owner-2"), parse_time(at(59))),
         RunStatusChanged(at(21), "running", resumed=True),
-        TaskReopened(at(22), "a"),
+        TaskReopened(at(22), "a", 1),
         TaskStarted(at(24), "a", 2, "api"),
     )
     assert found["a"] == [("slot", 2, 3), ("failed", 3, 4), ("slot", 22, 24), ("running", 24, None)]

@@ -11,7 +11,8 @@ import pytest
 from plait.backends import ask
 from plait.backends.protocol import ConversationRequest, Reply
 from plait.dialogue import Question
-from plait.persistence import Batch, MemoryStore, PolicyDecided, Store, TaskCompleted
+from plait.events import PolicyDecided
+from plait.persistence import Batch, MemoryStore, Store, TaskCompleted
 from plait.runner import (
     DAG,
     Decision,
@@ -235,7 +236,7 @@ class Cut(FaultyStore):
 
     async def write(self, batch: Batch) -> None:
         await super().write(batch)
-        if any(isinstance(one, PolicyDecided) and '"end"' in one.state for one in batch.changes):
+        if any(isinstance(one, PolicyDecided) and '"end"' in one.state_json for one in batch.changes):
             self.faults = on_write(lambda _: Fault.BEFORE)
 
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from plait.backends.protocol import ConversationRequest, DetachedTurn, Files
-from plait.persistence import Batch, MemoryStore, RunClaimed
+from plait.events import RunClaimed
+from plait.persistence import Batch, MemoryStore
 from plait.runner import DAG, ParallelRunner, PlaitError, ResumeAction, RunStatus, Task, TaskStatus
 from plait.runner.engine.inbox import cancel_note
 from plait.runner.state.orphans import delete_files

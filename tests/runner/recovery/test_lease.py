@@ -11,7 +11,8 @@ import anyio
 import pytest
 
 from plait.backends import ask
-from plait.persistence import Batch, LeaseRenewed, MemoryStore, RunClaimed, RunReleased, Store, StoreError
+from plait.events import LeaseRenewed, RunClaimed, RunReleased
+from plait.persistence import Batch, MemoryStore, Store, StoreError
 from plait.runner import DAG, ParallelRunner, RunExists, RunOwned, RunResult, RunStatus, Task
 from plait.runner.clock import iso
 from plait.runner.recovery import lease
@@ -242,7 +243,9 @@ async def test_an_owner_that_is_heard_of_while_it_is_watched_keeps_its_run(chang
             if len(self.slept) == 2:
                 record = await store.get_run("r")
                 assert record is not None
-                await store.write(Batch("r", record.epoch, record.last_seq + 1, (LeaseRenewed(1.0),)))
+                await store.write(
+                    Batch("r", record.epoch, record.last_seq + 1, (LeaseRenewed("2026-11-21T23:00:00.000Z", 1.0),))
+                )
 
     backend = Talker()
     with pytest.raises(RunOwned, match="is being run by process"):

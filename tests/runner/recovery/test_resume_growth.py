@@ -8,7 +8,8 @@ import pytest
 
 from plait.backends.protocol import ConversationRequest, Reply
 from plait.errors import BackendError, ErrorKind
-from plait.persistence import Conflict, MemoryStore, Store, TasksAdded
+from plait.events import TasksAdded
+from plait.persistence import Conflict, MemoryStore, Store
 from plait.runner import DAG, Decision, ParallelRunner, RunStatus, RunView, Task
 from plait.runner.engine.checkpointer import BATCH_LIMIT
 from tests.support.crashed import Dying, die

@@ -12,7 +12,8 @@ import pytest
 
 from plait import events
 from plait.backends import BackendError, ErrorKind, Message, Reply
-from plait.persistence import Batch, MemoryStore, RunClaimed, SQLiteStore, Store, StoreError
+from plait.events import RunClaimed
+from plait.persistence import Batch, MemoryStore, SQLiteStore, Store, StoreError
 from plait.runner import (
     DAG,
     FailureMode,

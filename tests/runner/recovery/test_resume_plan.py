@@ -10,7 +10,8 @@ import anyio
 import pytest
 
 from plait.backends.protocol import DetachedTurn, Files
-from plait.persistence import Batch, MemoryStore, PolicyDecided
+from plait.events import PolicyDecided
+from plait.persistence import Batch, MemoryStore
 from plait.persistence.records import TaskRecord
 from plait.runner import DAG, Decision, ParallelRunner, ResumeAction, RunStatus, Task
 from plait.runner.domain.question import AnsweredQuestion, Way, encode_answers
@@ -181,7 +182,7 @@ class Cut(FaultyStore):
 
     async def write(self, batch: Batch) -> None:
         await super().write(batch)
-        if any(isinstance(one, PolicyDecided) and '"end"' in one.state for one in batch.changes):
+        if any(isinstance(one, PolicyDecided) and '"end"' in one.state_json for one in batch.changes):
             self.faults = on_write(lambda _: Fault.BEFORE)
 
 

@@ -14,7 +14,8 @@ from pathlib import Path
 import anyio
 import pytest
 
-from plait.persistence import Batch, Owner, RunClaimed, SQLiteStore
+from plait.events import Owner, RunClaimed
+from plait.persistence import Batch, SQLiteStore
 from plait.runner.state.owner import Liveness, claim_for_this_process, liveness, unregister
 from tests.faults.campaigns import two
 from tests.support.plans import logged as plans

@@ -82,12 +82,12 @@ class StagedRun:
         """Apply the change. Raises Conflict if the change does not follow from the state."""
         self._head = rules.advance_head(self._head, change, seq, self._run_id)
         match change:
-            case changes.RunCreated():
+            case events.RunCreated():
                 self._create_run(change)
-            case changes.TasksAdded():
+            case events.TasksAdded():
                 rules.check_added(self._run_id, change, self._existing(rules.mentioned_task_ids(change)))
                 self._add_tasks(change.tasks, change.added_by)
-            case changes.TaskStarted():
+            case events.TaskStarted():
                 self._start_task(change)
             case events.SessionOpened():
                 self._open_session(change)
@@ -101,18 +101,18 @@ class StagedRun:
                 | changes.TaskRetried()
                 | events.TaskInterrupted()
                 | changes.TaskWaiting()
-                | changes.TaskCancelled()
+                | events.TaskCancelled()
             ):
                 self._end_attempt(change)
-            case changes.TaskReopened() | changes.TaskAnswered():
+            case events.TaskReopened() | events.TaskAnswered():
                 self._requeue_task(change)
             case _:
                 pass
         event = event_log.event_of(change)
         if event is not None:
-            self._events.append(EventRecord(seq, *event))
+            self._events.append(EventRecord(seq, event[0], EventKind(event[1]), *event[2:]))
 
-    def _create_run(self, change: changes.RunCreated) -> None:
+    def _create_run(self, change: events.RunCreated) -> None:
         self._add_tasks(change.tasks)
         complete = all(upstream in self._tasks for new in change.tasks for upstream in new.depends_on)
         if not complete or len(self._tasks) < len(change.tasks):
@@ -127,9 +127,9 @@ class StagedRun:
     def _existing(self, task_ids: Sequence[str]) -> set[str]:
         return {task_id for task_id in task_ids if task_id in self._tasks or task_id in self._run.tasks}
 
-    def _requeue_task(self, change: changes.TaskReopened | changes.TaskAnswered) -> None:
+    def _requeue_task(self, change: events.TaskReopened | events.TaskAnswered) -> None:
         task, answers, confirmed = self._require_task(change), None, False
-        if isinstance(change, changes.TaskAnswered):
+        if isinstance(change, events.TaskAnswered):
             answers = task.answers if change.answers is None else change.answers
             confirmed = task.session_confirmed
         elif change.damaged:
@@ -137,9 +137,7 @@ class StagedRun:
             place = self._answers.get(key, self._run.answers.get(key))
             if place is not None:
                 self._discarded.add((task.task_id, place))
-        prompt = (
-            change.prompt if isinstance(change, changes.TaskReopened) and change.prompt is not None else task.prompt
-        )
+        prompt = change.prompt if isinstance(change, events.TaskReopened) and change.prompt is not None else task.prompt
         left = replace(task, prompt=prompt, text=None, data=None, session_confirmed=confirmed, answers=answers)
         self._tasks[change.task_id] = replace(left, status="pending", question=None, asked=None)
 
@@ -153,7 +151,7 @@ class StagedRun:
         """Return the task. Raises Conflict if the change is not allowed from its status and attempt."""
         task = self._find_task(change, change.task_id)
         attempt = getattr(change, "attempt", task.attempt)
-        expected = task.attempt + 1 if isinstance(change, changes.TaskStarted) else task.attempt
+        expected = task.attempt + 1 if isinstance(change, events.TaskStarted) else task.attempt
         if task.status not in rules.statuses_before(change) or attempt != expected:
             raise rules.conflict(self._run_id, change, (task.status, task.attempt))
         return task
@@ -165,7 +163,7 @@ class StagedRun:
     def _put_attempt(self, attempt: AttemptRecord) -> None:
         self._attempts[attempt.task_id, attempt.attempt] = attempt
 
-    def _start_task(self, change: changes.TaskStarted) -> None:
+    def _start_task(self, change: events.TaskStarted) -> None:
         task_id, number = change.task_id, change.attempt
         confirmed = change.confirmed
         self._tasks[task_id] = replace(
@@ -211,7 +209,7 @@ class StagedRun:
                 self._record_end(change, _crashed(task, change), "waiting_input", ended_as)
                 waiting = self._tasks[task.task_id]
                 self._tasks[task.task_id] = replace(waiting, question=change.question, asked=change.asked)
-            case changes.TaskCancelled():
+            case events.TaskCancelled():
                 self._record_end(change, task, "cancelled", "cancelled")
 
     def _append_exchange(self, change: changes.TaskCompleted) -> None:
@@ -237,14 +235,14 @@ class StagedRun:
         """Set the statuses of the task and of the last attempt. Cancelling changes no ended attempt."""
         self._tasks[task.task_id] = replace(task, status=status, question=None, asked=None)
         attempt = self._find_attempt(task, task.attempt)
-        if attempt is None or (isinstance(change, changes.TaskCancelled) and task.status != "running"):
+        if attempt is None or (isinstance(change, events.TaskCancelled) and task.status != "running"):
             return
         ended: dict[str, Any] = {"status": attempt_status, "ended_at": change.at}
         if isinstance(change, events.TaskInterrupted):
             ended["error"] = change.reason
         else:
             ended["usage"] = attempt.usage + change.usage
-            if not isinstance(change, changes.TaskCancelled):
+            if not isinstance(change, events.TaskCancelled):
                 ended["duration_s"] = _sum(attempt.duration_s, change.duration_s)
             if isinstance(change, changes.TaskFailed | changes.TaskRetried):
                 ended |= {"error_kind": change.error_kind, "error": change.error, "traceback": change.traceback}
