@@ -23,7 +23,8 @@ from plait.persistence.records import (
     TaskRecord,
 )
 from plait.persistence.rules import Claim, RunHead
-from plait.persistence.tables import RUN_STATUSES, TASK_STATUSES
+from plait.persistence.tables import RUN_STATUSES
+from plait.statuses import TASK_STATUSES
 from plait.usage import NO_USAGE, Usage
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ def run_record(
     run_id: str, head: RunHead, usage: Usage, counts: dict[str, int], *, lease_has_expired: bool
 ) -> RunRecord:
     """Return the record of the run. Raises StoreError if a task has no status."""
-    if not counts.keys() <= set(TASK_STATUSES):
+    if not counts.keys() <= TASK_STATUSES.keys():
         raise damaged(run_id, "the status of a task")
     return head.record(run_id, counts, usage, lease_has_expired=lease_has_expired)
 

@@ -9,15 +9,14 @@ import re
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Final, Literal
 
-from plait.statuses import AttemptStatus
+from plait.statuses import TASK_STATUSES, AttemptStatus, RunStatus
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 FORMAT: Final = 200
 """The one format that this plait reads and writes. Lower numbers were used in development."""
-RUN_STATUSES: Final = ("queued", "running", "waiting_input", "completed", "failed", "cancelling", "cancelled")
-TASK_STATUSES: Final = ("pending", "running", "waiting_input", "completed", "failed", "skipped", "cancelled")
+RUN_STATUSES: Final = tuple(status.value for status in RunStatus if status is not RunStatus.INTERRUPTED)
 
 _SCHEMA: Final = """
 -- Times are UTC, ISO 8601 with milliseconds. JSON is text. Checksums are CRC-32 over what people and models wrote.
