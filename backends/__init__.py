@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from plait.backends.agents.acp.backend import AcpBackend
     from plait.backends.agents.claude.backend import ClaudeCodeBackend
     from plait.backends.agents.codex.backend import CodexBackend
-    from plait.backends.hosts.dask.hosts import DaskHosts
-    from plait.backends.hosts.ssh import SSHHost, SSHHosts
     from plait.backends.langgraph.backend import LangGraphBackend
     from plait.backends.llm.anthropic import AnthropicBackend
     from plait.backends.llm.load_balancing import LoadBalancedBackend
@@ -62,7 +60,6 @@ __all__ = [
     "CodexBackend",
     "Conversation",
     "ConversationRequest",
-    "DaskHosts",
     "DetachedBackend",
     "DetachedTurn",
     "ErrorKind",
@@ -85,8 +82,6 @@ __all__ = [
     "Question",
     "Reply",
     "Role",
-    "SSHHost",
-    "SSHHosts",
     "Usage",
     "as_backend",
     "ask",
@@ -98,15 +93,12 @@ _LAZY = {
     "AnthropicBackend": "llm.anthropic",
     "ClaudeCodeBackend": "agents.claude.backend",
     "CodexBackend": "agents.codex.backend",
-    "DaskHosts": "hosts.dask.hosts",
     "LangGraphBackend": "langgraph.backend",
     "LoadBalancedBackend": "llm.load_balancing",
     "LocalBackend": "llm.local",
     "OpenAIBackend": "llm.openai",
     "PersonBackend": "person",
     "PydanticAIBackend": "pydantic_ai.backend",
-    "SSHHost": "hosts.ssh",
-    "SSHHosts": "hosts.ssh",
 }
 
 

@@ -18,9 +18,9 @@ import psutil
 
 from benchmarks.gauge import body
 from benchmarks.stores import sqlite_store
-from plait.backends import DaskHosts
+from plait import DAG, ParallelRunner, RunStatus, Task
 from plait.backends.protocol import Backend
-from plait.runner import DAG, ParallelRunner, RunStatus, Task
+from plait.hosts import DaskHosts
 
 _PORT = "18786"
 _SLOTS = 64

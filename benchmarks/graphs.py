@@ -6,7 +6,7 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable
 
-from plait.runner import DAG, Task
+from plait import DAG, Task
 
 Edges = list[list[int]]
 """The positions of the dependencies, by position of the task."""

@@ -9,7 +9,8 @@ from typing import Any
 
 import plait.runner.plan.added_tasks  # noqa: F401 - otherwise the first growing run pays for the import
 from benchmarks.stores import sqlite_store
-from plait.runner import DAG, Decision, GrowthLimits, ParallelRunner, RunStatus, RunView, Task
+from plait import DAG, GrowthLimits, ParallelRunner, RunStatus, Task
+from plait.workflows import Decision, RunView
 
 ANSWER = "x" * 200
 AT_ONCE = 256

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from benchmarks.gauge import body
 from benchmarks.stores import sqlite_store
-from plait.backends import SSHHost, SSHHosts
+from plait import DAG, ParallelRunner, RunStatus, Task
 from plait.backends.protocol import Backend
-from plait.runner import DAG, ParallelRunner, RunStatus, Task
+from plait.hosts import SSHHost, SSHHosts
 
 SLOTS = 64
 _COMMAND = "import os, sys; os.execvp('sh', ['sh', '-c', sys.argv[2]])"

@@ -20,9 +20,9 @@ from benchmarks import agents, connections, dask, graphs, growing, hosts, like, 
 from benchmarks.gauge import ANSWER, AT_ONCE, body, figures, spent
 from benchmarks.prototype import durable as durable_prototype
 from benchmarks.stores import sqlite_store
+from plait import DAG, ParallelRunner, RunStatus, Task
 from plait.backends import ConversationRequest, FunctionBackend
 from plait.persistence import Batch, Store
-from plait.runner import DAG, ParallelRunner, RunStatus, Task
 
 
 async def bare(shape: str, tasks: str) -> dict[str, float]:

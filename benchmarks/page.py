@@ -21,9 +21,9 @@ import anyio
 import anyio.to_thread
 from playwright.async_api import Page, async_playwright
 
+from plait import DAG, ParallelRunner, Retry, Task
 from plait.backends import BackendError, ErrorKind
 from plait.persistence import SQLiteStore
-from plait.runner import DAG, ParallelRunner, Retry, Task
 from tests.support.processes.browser import CHROMIUM, Ui, ui
 from tests.support.processes.command import environment
 

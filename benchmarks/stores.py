@@ -13,8 +13,8 @@ from urllib.parse import parse_qs, urlsplit
 
 from benchmarks import graphs
 from benchmarks.delay import delayed
+from plait import ParallelRunner
 from plait.persistence import PostgresStore, SQLiteStore
-from plait.runner import ParallelRunner
 from tests.support.stores.postgres import address, empty, start_server
 
 

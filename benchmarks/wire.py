@@ -23,8 +23,8 @@ from benchmarks import graphs
 from benchmarks.gauge import figures, spent
 from benchmarks.model_server import ANSWER
 from benchmarks.stores import sqlite_store
+from plait import ParallelRunner, RateLimits, RunStatus
 from plait.backends import ConversationRequest, OpenAIBackend
-from plait.runner import ParallelRunner, RateLimits, RunStatus
 
 Call = Callable[[], Awaitable[str]]
 SHAPES = {

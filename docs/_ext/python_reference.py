@@ -158,7 +158,8 @@ def _fill(app: Sphinx, docname: str, source: list[str]) -> None:  # noqa: ARG001
     def text(found: re.Match[str]) -> str:
         if found["what"] != "names":
             return {"calls": calls, "fields": fields, "module": module_entry}[found["what"]](found["name"])
-        without = frozenset(import_module("plait").__all__) if found["shorter"] else frozenset[str]()
+        homes = ["plait", "plait.errors"] if found["shorter"] else []
+        without = frozenset(name for home in homes if home != found["name"] for name in import_module(home).__all__)
         return reference(found["name"], without=without)
 
     source[0] = _MARKER.sub(text, source[0])

@@ -19,7 +19,7 @@ from plait.runner.cli.exits import CliError
 from plait.runner.domain.concurrency import DEFAULT_CONCURRENCY
 
 if TYPE_CHECKING:
-    from plait.runner import Plan
+    from plait.runner.plan.loader import Plan
 
 DEFAULT_STORE = Path(".plait") / "plait.db"
 STORE_VARIABLE = "PLAIT_STORE"

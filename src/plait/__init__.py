@@ -1,7 +1,8 @@
 """Run a DAG of LLM subtasks in parallel, store every step, resume after a crash.
 
-`from plait import DAG, ParallelRunner, SQLiteStore, Task` is all that a program needs. Names that only the author of a
-backend or of a store needs are in `plait.backends` and `plait.persistence`.
+`from plait import DAG, ParallelRunner, SQLiteStore, Task` is all that most programs need. Further names have homes:
+`plait.errors`, `plait.results`, `plait.workflows`, `plait.orchestration`, `plait.hosts`, and for the author of a
+backend or of a store `plait.backends` and `plait.persistence`.
 
 A public name is imported when first used: `plait --help` loads neither SQLite nor an SDK.
 """
@@ -11,111 +12,130 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from plait import runner
-
 if TYPE_CHECKING:
+    from plait import events
     from plait.backends import (
-        NO_USAGE,
         AcpBackend,
-        Allowance,
-        Answer,
         AnthropicBackend,
         Backend,
-        BackendError,
-        BackendUnavailable,
         ClaudeCodeBackend,
         CodexBackend,
         Conversation,
         ConversationRequest,
-        DaskHosts,
-        ErrorKind,
         FunctionBackend,
-        JsonInput,
-        JsonValue,
         LangGraphBackend,
         LocalBackend,
         Message,
         OpenAIBackend,
-        Output,
         PersonBackend,
         Price,
         PydanticAIBackend,
         Question,
         Reply,
-        Role,
-        SSHHost,
-        SSHHosts,
         Usage,
-        as_backend,
         ask,
         cancel_requested,
     )
-    from plait.persistence import (
-        MemoryStore,
-        PostgresStore,
-        SQLiteStore,
-        Store,
-        StoreBusy,
-        StoreError,
-        StoreNotOpen,
-        StoreUnusable,
-    )
-    from plait.runner import *  # noqa: F403 - each public name of the runner, listed there
+    from plait.errors import BackendError, ErrorKind, PlaitError, StoreError
+    from plait.persistence import MemoryStore, PostgresStore, SQLiteStore, Store
+    from plait.runner.clock import Clock
+    from plait.runner.domain.dag import DAG
+    from plait.runner.domain.question import OpenQuestion
+    from plait.runner.domain.result import RunResult, TaskResult
+    from plait.runner.domain.task import FailureMode, GrowthLimits, Retry, Task
+    from plait.runner.log import configure_logging
+    from plait.runner.orchestrator import Orchestrator
+    from plait.runner.parallel import ParallelRunner
+    from plait.runner.plan.loader import Plan, load_plan
+    from plait.runner.policies.step_workflow import Step, Workflow
+    from plait.runner.run import Run
+    from plait.runner.scheduling.rates import RateLimits
+    from plait.runner.service import RunService
+    from plait.statuses import RunStatus, TaskStatus
 
 __all__ = [
-    "NO_USAGE",
+    "DAG",
     "AcpBackend",
-    "Allowance",
-    "Answer",
     "AnthropicBackend",
     "Backend",
     "BackendError",
-    "BackendUnavailable",
     "ClaudeCodeBackend",
+    "Clock",
     "CodexBackend",
     "Conversation",
     "ConversationRequest",
-    "DaskHosts",
     "ErrorKind",
+    "FailureMode",
     "FunctionBackend",
-    "JsonInput",
-    "JsonValue",
+    "GrowthLimits",
     "LangGraphBackend",
     "LocalBackend",
     "MemoryStore",
     "Message",
     "OpenAIBackend",
-    "Output",
+    "OpenQuestion",
+    "Orchestrator",
+    "ParallelRunner",
     "PersonBackend",
+    "PlaitError",
+    "Plan",
     "PostgresStore",
     "Price",
     "PydanticAIBackend",
     "Question",
+    "RateLimits",
     "Reply",
-    "Role",
+    "Retry",
+    "Run",
+    "RunResult",
+    "RunService",
+    "RunStatus",
     "SQLiteStore",
-    "SSHHost",
-    "SSHHosts",
+    "Step",
     "Store",
-    "StoreBusy",
     "StoreError",
-    "StoreNotOpen",
-    "StoreUnusable",
+    "Task",
+    "TaskResult",
+    "TaskStatus",
     "Usage",
-    "as_backend",
+    "Workflow",
     "ask",
     "cancel_requested",
+    "configure_logging",
+    "events",
+    "load_plan",
 ]
-__all__ += runner.__all__
+
+_HOMES = {
+    "backends": "AcpBackend AnthropicBackend Backend ClaudeCodeBackend CodexBackend Conversation "
+    "ConversationRequest FunctionBackend LangGraphBackend LocalBackend Message OpenAIBackend "
+    "PersonBackend Price PydanticAIBackend Question Reply Usage ask cancel_requested",
+    "errors": "BackendError ErrorKind PlaitError StoreError",
+    "persistence": "MemoryStore PostgresStore SQLiteStore Store",
+    "runner.clock": "Clock",
+    "runner.domain.dag": "DAG",
+    "runner.domain.question": "OpenQuestion",
+    "runner.domain.result": "RunResult TaskResult",
+    "runner.domain.task": "FailureMode GrowthLimits Retry Task",
+    "runner.log": "configure_logging",
+    "runner.orchestrator": "Orchestrator",
+    "runner.parallel": "ParallelRunner",
+    "runner.plan.loader": "Plan load_plan",
+    "runner.policies.step_workflow": "Step Workflow",
+    "runner.run": "Run",
+    "runner.scheduling.rates": "RateLimits",
+    "runner.service": "RunService",
+    "statuses": "RunStatus TaskStatus",
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> object:
-    if name in __all__:
-        for package in ("runner", "backends", "persistence"):
-            module = import_module(f"plait.{package}")
-            if name in module.__all__:
-                return getattr(module, name)
-    raise AttributeError(f"module 'plait' has no attribute {name!r}")
+    if name == "events":
+        return import_module("plait.events")
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'plait' has no attribute {name!r}")
+    return getattr(import_module(f"plait.{_HOME_OF[name]}"), name)
 
 
 def __dir__() -> list[str]:

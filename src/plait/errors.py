@@ -16,6 +16,41 @@ from typing import ClassVar
 from plait.dialogue import Message
 from plait.usage import NO_USAGE, Usage
 
+__all__ = [
+    "AnswerConflict",
+    "BackendError",
+    "BackendMissing",
+    "BackendUnavailable",
+    "Conflict",
+    "DAGError",
+    "ErrorKind",
+    "Fenced",
+    "Gap",
+    "ImpossibleState",
+    "KeyConflict",
+    "OwnershipLost",
+    "PlaitError",
+    "PlanError",
+    "PlanProblem",
+    "PolicyMissing",
+    "Problem",
+    "PromptError",
+    "RunExists",
+    "RunNotFound",
+    "RunNotResumable",
+    "RunOwned",
+    "StoreBusy",
+    "StoreError",
+    "StoreNotOpen",
+    "StoreRefused",
+    "StoreRequired",
+    "StoreUnusable",
+    "TaskNotFound",
+    "TurnNotStored",
+    "UnknownStep",
+    "WorkflowEnded",
+]
+
 _MOST_OF_GRAPH = 20
 _MOST_OF_PLAN = 2_000
 

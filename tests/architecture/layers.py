@@ -42,7 +42,7 @@ LAYERS: list[list[str]] = [
     ["persistence"],  # the public names
     ["persistence.contract"],
     # One run of a DAG.
-    ["runner.clock", "runner.log", "runner.asyncio_cancellation"],
+    ["runner", "runner.clock", "runner.log", "runner.asyncio_cancellation"],
     ["runner.prompts"],
     ["runner.domain"],
     ["runner.scheduling", "runner.policies", "runner.drawing", "runner.state"],
@@ -53,10 +53,9 @@ LAYERS: list[list[str]] = [
     ["runner.run"],
     ["runner.parallel"],
     ["runner.service", "runner.orchestrator"],
-    ["runner"],  # the public names
     ["runner.web", "runner.mcp", "runner.crashtest"],
     ["runner.cli"],
-    ["plait"],  # the public names of all three
+    ["plait hosts workflows orchestration results"],  # the public names
 ]  # fmt: skip
 LEVEL = {name: level for level, units in enumerate(LAYERS) for unit in units for name in unit.split()}
 UNIT = {name: unit for units in LAYERS for unit in units for name in unit.split()}

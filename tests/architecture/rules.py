@@ -9,11 +9,12 @@ from functools import cache
 from pathlib import Path
 
 from plait.persistence import EventKind
+from tests.architecture.layers import WORDS
 from tests.architecture.source import Import, Source
 
 PACKAGES = ("src/plait", "runner", "backends", "persistence")
 PURE = (
-    "src/plait/[!_]*.py",
+    *(f"src/plait/{word}.py" for word in WORDS),
     "runner/prompts/*.py",
     "runner/domain/*.py",
     "runner/scheduling/*.py",

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from plait import DAG, ParallelRunner, PlaitError, RunStatus, Task, TaskStatus
 from plait.backends import PersonBackend
 from plait.backends.spec.build import PersonSpec, build
 from plait.persistence import Store
-from plait.runner import DAG, ParallelRunner, PlaitError, RunStatus, Task, TaskStatus
 from tests.support.fakes import QuickClock, Talker
 
 WORDS = Task("words", "draft")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
+from plait import DAG, OpenQuestion, ParallelRunner, Retry, RunService, Step, Task, Workflow
 from plait.backends import Backend, ErrorKind, JsonInput, OpenAIBackend, ask
-from plait.runner import DAG, Decision, FollowUp, OpenQuestion, ParallelRunner, Retry, RunService, Step, Task, Workflow
+from plait.workflows import Decision, FollowUp
 
 SCHEMA = {
     "type": "object",

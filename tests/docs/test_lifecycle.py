@@ -11,10 +11,10 @@ from typing import Any
 import anyio
 import pytest
 
+from plait import DAG, ParallelRunner, RunService, Task
 from plait.events import NewTask, RunCreated
 from plait.persistence import Batch, MemoryStore, RunStatusChanged, StoreError
 from plait.persistence.records import RunRecord
-from plait.runner import DAG, ParallelRunner, RunService, Task
 from plait.statuses import RUN_DONE, RUN_TRANSITIONS, RunStatus, Transition
 from tests.docs.extensions import load_extension
 

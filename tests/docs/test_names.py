@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 import plait
-from plait.runner import RunStatus, TaskStatus
+from plait import RunStatus, TaskStatus, backends, errors, orchestration, persistence, results, workflows
 from plait.runner.cli.command_line import COMMANDS
 
 PAGE = (Path(__file__).parent.parent.parent / "docs" / "explanation" / "names.md").read_text(encoding="utf-8")
 ROWS = [line.strip("|").split("|") for line in PAGE.splitlines() if line.startswith("| ") and "| in plait" not in line]
 NAMES = sorted({name for row in ROWS for name in re.findall(r"`([^`]+)`", row[1])})
+HOMES = (plait, errors, results, workflows, orchestration, backends, persistence)
 BESIDE = {"registry", "store", "backends", "key", "resume", "output", "strict=True", "answers={task: payload}"}
 """Arguments and fields of what is named beside them."""
 OTHER_WORDS = {*map(str, RunStatus), *map(str, TaskStatus), *BESIDE, "tool", "run", "run:task"}
@@ -33,7 +34,8 @@ ASKED = (
 
 
 def is_there(path: str) -> bool:
-    found: object = plait
+    first, *_ = path.split(".")
+    found: object = next((home for home in HOMES if hasattr(home, first)), plait)
     for name in path.split("."):
         if hasattr(found, name):
             found = getattr(found, name)

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from plait import backends, persistence
-from plait.runner import FailureMode
+from plait import FailureMode, backends, persistence
 from plait.runner.cli import exits
 from plait.runner.domain.task import DEFAULT_RETRY_ON
 from plait.statuses import RUN_DONE, RUN_TRANSITIONS, TASK_DONE, TASK_TRANSITIONS, AttemptStatus, Transition

@@ -12,12 +12,13 @@ import click
 import pytest
 
 import plait
-from plait import backends, persistence, runner
+from plait import backends, errors, hosts, orchestration, persistence, results, workflows
 from plait.runner.cli.command_line import cli
 from plait.runner.cli.exits import EXIT_CODES
 from plait.runner.plan.schema import plan_schema
 from tests.docs.extensions import load_extension
 
+PACKAGES = (plait, errors, results, workflows, orchestration, hosts, backends, persistence)
 NAMES = cli.list_commands(click.Context(cli))
 DOCS = Path(__file__).parent.parent.parent / "docs"
 
@@ -73,7 +74,7 @@ def test_every_key_of_every_kind_of_backend_is_in_the_reference(extension: Any) 
 
 
 @pytest.mark.parametrize("extension", ["python_reference"], indirect=True)
-@pytest.mark.parametrize("package", [plait, runner, backends, persistence], ids=lambda package: package.__name__)
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.__name__)
 def test_every_public_name_is_in_the_reference(extension: Any, package: ModuleType) -> None:
     text = extension.reference(package.__name__)
     modules = {name for name in package.__all__ if isinstance(getattr(package, name), ModuleType)}
@@ -89,13 +90,14 @@ def test_every_public_name_is_in_the_reference(extension: Any, package: ModuleTy
 
 def test_the_page_has_every_public_name_once() -> None:
     markers = re.findall(r"<!-- names of plait\.?(\w*)( not of plait)? -->", page("python-api"))
-    assert markers == [("", ""), ("backends", " not of plait"), ("persistence", " not of plait")]
-    assert set(runner.__all__) <= set(plait.__all__)
+    homes = ["errors", "results", "workflows", "orchestration", "hosts", "backends", "persistence"]
+    assert markers == [("", ""), *((home, " not of plait") for home in homes)]
+    assert [package.__name__.removeprefix("plait.") for package in PACKAGES[1:]] == homes
 
 
 @pytest.mark.parametrize("extension", ["python_reference"], indirect=True)
 def test_a_value_is_shown_with_its_own_docstring(extension: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = extension.reference("plait")
+    text = extension.reference("plait.backends")
     for name in ("json_form.JsonValue", "json_form.JsonInput", "dialogue.Role", "usage.NO_USAGE"):
         assert f".. autodata:: plait.{name}\n" in text
     monkeypatch.setattr(plait.backends, "__all__", ["UNEXPLAINED"])

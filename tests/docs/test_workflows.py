@@ -7,12 +7,13 @@ from typing import get_args
 
 import pytest
 
-from plait.runner import DAG, FailureMode, Interaction, Step, Workflow, WorkflowComplete, WorkflowProgress
+from plait import DAG, FailureMode, Step, Workflow
 from plait.runner.domain.policy import RunView
 from plait.runner.domain.result import TaskResult
 from plait.runner.policies import step_workflow
 from plait.runner.policies.step_workflow import OnError
 from plait.statuses import TaskStatus
+from plait.workflows import Interaction, WorkflowComplete, WorkflowProgress
 
 PAGE = (Path(__file__).parent.parent.parent / "docs" / "guides" / "workflows.md").read_text(encoding="utf-8")
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from plait.errors import RunNotFound
 from plait.persistence import MemoryStore
-from plait.runner import RunNotFound
 from plait.runner.operations import preview_reuse
 from tests.faults.campaigns.edit_bugs import BUGS, older_run_preferred
 from tests.faults.campaigns.edits import shows, violations

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
+from plait import DAG, OpenQuestion, ParallelRunner, Retry, RunStatus, Task
 from plait.backends import BackendError, ErrorKind
 from plait.backends.protocol import Reply
 from plait.dialogue import Question
 from plait.events import TaskStarted
 from plait.persistence import Batch, Store
-from plait.runner import DAG, OpenQuestion, ParallelRunner, ResumeAction, Retry, RunStatus, Task
+from plait.results import ResumeAction
 from tests.support.fakes import QuickClock, Talker
 from tests.support.growth import plan, spec, talker
 from tests.support.stores.faulty_store import Fault, FaultyStore, on_write

@@ -18,9 +18,10 @@ from typing import Any
 import anyio
 import pytest
 
+from plait import Orchestrator, RunStatus
 from plait.events import TasksAdded, TaskStarted
+from plait.orchestration import OrchestratorResult, Phase
 from plait.persistence import Batch, Change, RunStatusChanged, SQLiteStore, Store, TaskCompleted, failpoints
-from plait.runner import Orchestrator, OrchestratorResult, Phase, RunStatus
 from plait.runner.orchestrator import LoopState, load_loop_state
 from tests.support.processes.forked import Child
 from tests.support.team import ANSWER, CALLS, CONTEXT, GOAL, TASKS, Team

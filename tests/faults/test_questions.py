@@ -6,12 +6,12 @@ from contextlib import suppress
 
 import pytest
 
+from plait import DAG, OpenQuestion, ParallelRunner, RunResult, RunStatus, Task
 from plait.backends import ask
 from plait.backends.protocol import ConversationRequest, Reply
 from plait.dialogue import Question
 from plait.json_form import JsonValue
 from plait.persistence import MemoryStore, Store, StoreError
-from plait.runner import DAG, OpenQuestion, ParallelRunner, RunResult, RunStatus, Task
 from plait.runner.engine.attempt import INTERRUPTED
 from tests.support.fakes import Talker
 from tests.support.stores.faulty_store import Fault, FaultyStore, on_write

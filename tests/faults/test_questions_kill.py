@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from plait import ParallelRunner, RunStatus
+from plait.errors import AnswerConflict
 from plait.persistence import SQLiteStore
-from plait.runner import AnswerConflict, ParallelRunner, ResumeAction, RunStatus
+from plait.results import ResumeAction
 from plait.runner.engine.attempt import INTERRUPTED
 from tests.support.processes.asking import RUN, Keeper, turns
 from tests.support.processes.command import environment

@@ -10,9 +10,9 @@ import sys
 import anyio
 import pytest
 
+from plait import FailureMode, RunStatus, TaskStatus
 from plait.events import RunCreated
 from plait.persistence import Batch, MemoryStore, StoreError
-from plait.runner import FailureMode, RunStatus, TaskStatus
 from tests.faults.campaigns import schedules
 from tests.faults.campaigns.schedule_bugs import BUGS
 from tests.support.seeded_loop import run_seeded

@@ -10,9 +10,9 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+from plait import DAG, ParallelRunner, RunResult, RunStatus, Task, TaskResult, TaskStatus
 from plait.backends import Usage
 from plait.persistence import MemoryStore
-from plait.runner import DAG, ParallelRunner, RunResult, RunStatus, Task, TaskResult, TaskStatus
 from plait.runner.domain.html_table import MOST_ROWS
 from tests.docs.documents import blocks
 

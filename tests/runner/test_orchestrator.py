@@ -9,19 +9,11 @@ from typing import Any
 import anyio
 import pytest
 
-from plait import events
+from plait import Orchestrator, ParallelRunner, RunStatus, Task, TaskStatus, events
 from plait.backends import ConversationRequest, Reply, ask
+from plait.errors import RunNotFound
+from plait.orchestration import OrchestratorResult, Phase
 from plait.persistence import Store, StoreError
-from plait.runner import (
-    Orchestrator,
-    OrchestratorResult,
-    ParallelRunner,
-    Phase,
-    RunNotFound,
-    RunStatus,
-    Task,
-    TaskStatus,
-)
 from plait.runner.domain.dag import DAG
 from plait.runner.orchestrator import LoopState, load_loop_state
 from plait.runner.policies.orchestrator.policy import Loop, Stop

@@ -7,9 +7,10 @@ import random
 import anyio
 import pytest
 
+from plait import DAG, FailureMode, ParallelRunner, Retry, RunStatus, Task, TaskStatus
 from plait.backends import BackendError, BackendUnavailable, ConversationRequest, ErrorKind
+from plait.errors import BackendMissing, DAGError
 from plait.persistence import MemoryStore
-from plait.runner import DAG, BackendMissing, DAGError, FailureMode, ParallelRunner, Retry, RunStatus, Task, TaskStatus
 from plait.runner.engine.retry import retry_delay
 from tests.support.fakes import QuickClock, Talker, failing
 

@@ -10,9 +10,11 @@ from typing import get_args, get_type_hints
 import anyio
 import pytest
 
+from plait import DAG, FailureMode, ParallelRunner, Retry, Task
 from plait.backends import BackendError, ErrorKind
+from plait.errors import BackendMissing, RunExists
 from plait.persistence import MemoryStore, SQLiteStore
-from plait.runner import DAG, BackendMissing, FailureMode, FollowUp, FollowUps, ParallelRunner, Retry, RunExists, Task
+from plait.workflows import FollowUp, FollowUps
 from tests.support.fakes import QuickClock, Talker
 
 HAIKU = DAG(

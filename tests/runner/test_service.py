@@ -10,23 +10,11 @@ import anyio.abc
 import anyio.lowlevel
 import pytest
 
+from plait import DAG, ParallelRunner, PlaitError, RunService, RunStatus, Task, TaskStatus
 from plait.backends import BackendError, ConversationRequest, ErrorKind, JsonInput, Reply, ask
+from plait.errors import BackendMissing, RunNotFound, RunNotResumable, RunOwned, StoreRequired
 from plait.events import RunReleased
 from plait.persistence import Batch, MemoryStore, Store, StoreError
-from plait.runner import (
-    DAG,
-    BackendMissing,
-    ParallelRunner,
-    PlaitError,
-    RunNotFound,
-    RunNotResumable,
-    RunOwned,
-    RunService,
-    RunStatus,
-    StoreRequired,
-    Task,
-    TaskStatus,
-)
 from tests.runner.recovery.test_lease import claimed_by
 from tests.support.crashed import Dying, die
 from tests.support.fakes import QuickClock, Talker

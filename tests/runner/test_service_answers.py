@@ -5,9 +5,9 @@ from __future__ import annotations
 import anyio
 import pytest
 
+from plait import DAG, ParallelRunner, RunService, RunStatus, Task
 from plait.backends import ask
 from plait.persistence import MemoryStore, Store
-from plait.runner import DAG, ParallelRunner, RunService, RunStatus, Task
 
 ASKING = DAG([Task("a", prompt="ask"), Task("b", prompt="got {{ a }}", depends_on=["a"])])
 

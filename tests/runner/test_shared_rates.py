@@ -14,10 +14,10 @@ from uuid import uuid4
 import anyio
 import pytest
 
+from plait import ParallelRunner, RateLimits
 from plait.backends import OpenAIBackend
 from plait.backends.spec.build import build
 from plait.persistence import SQLiteStore
-from plait.runner import ParallelRunner, RateLimits
 from plait.runner.cli.backends import BackendSet
 from plait.runner.plan import parse_plan
 from tests.support.remotes import dialect, make

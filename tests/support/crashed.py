@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 import anyio
 import anyio.lowlevel
 
+from plait import DAG, ParallelRunner, Run
 from plait.backends.protocol import Conversation, ConversationRequest, Reply
 from plait.persistence import Store
-from plait.runner import DAG, ParallelRunner, Run
 from tests.support.fakes import QuickClock, Talker
 from tests.support.stores.faulty_store import Fault, FaultyStore, on_write
 

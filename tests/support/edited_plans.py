@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from plait.runner import DAG, Task
+from plait import DAG, Task
 
 LIST = {"type": "array"}
 ELEMENTS = ("ant", "bee", "cat", "dog", "eel")

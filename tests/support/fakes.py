@@ -8,9 +8,9 @@ from types import TracebackType
 import anyio
 import anyio.lowlevel
 
+from plait import Clock
 from plait.backends.protocol import ConversationRequest, Output, Reply
 from plait.errors import BackendError
-from plait.runner import Clock
 from plait.runner.engine.inbox import LOOK_EVERY_S
 from plait.usage import Usage
 

@@ -13,9 +13,9 @@ from typing import Annotated, Any, TypedDict
 from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 from langgraph.graph import END, START, StateGraph
 
+from plait import DAG, ParallelRunner, Task
 from plait.backends import ConversationRequest, LangGraphBackend
 from plait.persistence import SQLiteStore
-from plait.runner import DAG, ParallelRunner, Task
 
 RUN = "killed"
 Node = Callable[..., Any]

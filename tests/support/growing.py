@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from plait.runner import DAG, FailureMode, RunStatus, Task, TaskResult, TaskStatus
+from plait import DAG, FailureMode, RunStatus, Task, TaskResult, TaskStatus
 from plait.runner.domain.policy import Decision, Policy, RunView
 from plait.runner.domain.prompt_values import rendered
 from plait.runner.policies import policy_of

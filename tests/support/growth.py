@@ -6,10 +6,11 @@ import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+from plait import Task
 from plait.backends.protocol import ConversationRequest, Reply
 from plait.json_form import JsonValue
 from plait.persistence import Batch, Store
-from plait.runner import Decision, RunView, Task
+from plait.workflows import Decision, RunView
 from tests.support.fakes import Answer, Talker
 from tests.support.stores.faulty_store import FaultyStore
 

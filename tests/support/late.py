@@ -7,8 +7,8 @@ from typing import Any
 
 import anyio
 
+from plait import DAG, Retry, Task
 from plait.backends import ask
-from plait.runner import DAG, Retry, Task
 
 LATE = DAG([Task("a", "late"), Task("b", "so {{ a }}", depends_on=["a"]), Task("c", "beside")])
 

@@ -17,9 +17,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from plait import OpenQuestion
 from plait.backends import BackendError, ErrorKind, Reply
 from plait.backends.protocol import ConversationRequest
-from plait.runner import OpenQuestion
 from tests.support.edited_plans import ELEMENTS, Node, Plan
 
 Identity = tuple[str, str | None]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import anyio
 import anyio.lowlevel
 
-from plait.runner import DAG, ParallelRunner, RunStatus, Task
+from plait import DAG, ParallelRunner, RunStatus, Task
 
 
 def wide(name: str, count: int, backend: str | None = None) -> DAG:

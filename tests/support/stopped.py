@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import anyio
 
+from plait import DAG, ParallelRunner, Task
 from plait.persistence import Store
-from plait.runner import DAG, ParallelRunner, Task
 
 DIAMOND = DAG(
     [

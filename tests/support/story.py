@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from plait.runner import DAG, FailureMode, Retry, RunStatus, Task, TaskStatus
+from plait import DAG, FailureMode, Retry, RunStatus, Task, TaskStatus
 
 Behaviour = Literal["answers", "stumbles", "refuses", "breaks", "dawdles"]
 """What a task's backend does: `stumbles` fails twice, `breaks` always; `dawdles` is never in time."""

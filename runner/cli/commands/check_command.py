@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from plait.runner import Plan, PlanError
+from plait.errors import PlanError
 from plait.runner.cli.display.report import print_json
 from plait.runner.cli.display.text import as_line, counted
 from plait.runner.cli.exits import COMPLETED, USAGE, print_line
@@ -17,6 +17,7 @@ from plait.runner.cli.options import json_option, read_plan, set_option
 from plait.runner.drawing.layout import layers
 from plait.runner.engine.backend_checks import policy_backends
 from plait.runner.plan import plan_schema
+from plait.runner.plan.loader import Plan
 from plait.runner.policies.orchestrator.policy import OrchestratorPolicy
 from plait.runner.policies.step_workflow import Workflow
 

@@ -17,7 +17,6 @@ from plait.backends.spec.build import BackendSpec, FunctionSpec, LocalSpec
 from plait.errors import KeyConflict
 from plait.json_form import JsonValue
 from plait.persistence.protocol import Store
-from plait.runner import Plan
 from plait.runner.cli.backends import BackendOptions, BackendSet, backend_set_of_plan, required_backends
 from plait.runner.cli.display.follow import follow_run
 from plait.runner.cli.display.report import print_json
@@ -45,6 +44,7 @@ from plait.runner.cli.options import (
 from plait.runner.cli.stored_backends import backends_of_file_only, stored_concurrency
 from plait.runner.operations.preview_reuse import ReusePreview
 from plait.runner.parallel import ParallelRunner
+from plait.runner.plan.loader import Plan
 from plait.runner.policies.orchestrator.policy import OrchestratorPolicy
 from plait.runner.policies.orchestrator.prompts import ANSWER_ID, Team
 

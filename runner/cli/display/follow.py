@@ -15,9 +15,9 @@ import anyio
 import anyio.abc
 
 from plait import events
+from plait.errors import PlaitError
 from plait.json_form import JsonValue
 from plait.persistence.protocol import Store
-from plait.runner import PlaitError
 from plait.runner.cli.display import report
 from plait.runner.cli.display.plain import Display, NoDisplay, PlainDisplay
 from plait.runner.cli.display.progress import Progress, grow

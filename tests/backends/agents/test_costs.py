@@ -6,11 +6,11 @@ import json
 
 import pytest
 
+from plait import DAG, ParallelRunner, Retry, Task, TaskStatus
 from plait.backends import BackendError, CodexBackend
 from plait.backends.agents.session_locks import Sessions
 from plait.backends.protocol import Files
 from plait.persistence import SQLiteStore
-from plait.runner import DAG, ParallelRunner, Retry, Task, TaskStatus
 from plait.runner.engine.attempt import INTERRUPTED
 from plait.usage import Usage
 from tests.support.agents.homes import Home, send

@@ -10,9 +10,9 @@ from typing import Any
 import anyio
 import pytest
 
+from plait import DAG, ParallelRunner, Task
 from plait.backends import BackendError, ConversationRequest, ErrorKind, FunctionBackend
 from plait.backends.answers.threads import LARGE, in_thread
-from plait.runner import DAG, ParallelRunner, Task
 
 
 async def read(answer: Any, schema: dict[str, Any]) -> Any:

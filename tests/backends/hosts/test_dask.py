@@ -16,16 +16,16 @@ pytest.importorskip("distributed")
 
 from distributed import Client
 
-from plait import events
-from plait.backends import DaskHosts, FunctionBackend, SSHHosts
+from plait import DAG, ParallelRunner, RunStatus, Task, TaskStatus, events
+from plait.backends import FunctionBackend
 from plait.backends.hosts.dask import relay
 from plait.backends.hosts.dask.address import slots_for
 from plait.backends.hosts.describe import build_described, describe
 from plait.backends.hosts.probe import probe_hosts
 from plait.backends.spec.build import BackendSpec
 from plait.backends.spec.described import placed, spec_description
+from plait.hosts import DaskHosts, SSHHosts
 from plait.persistence import EventKind, SQLiteStore
-from plait.runner import DAG, ParallelRunner, RunStatus, Task, TaskStatus
 from tests.backends.hosts.test_placing import GatedStore, tasks, this_one
 from tests.support.hosts import functions
 from tests.support.hosts.dask_cluster import DaskCluster

@@ -8,10 +8,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from plait import DAG, ParallelRunner, RunResult, RunStatus, Task
 from plait.backends import Backend, LocalBackend
 from plait.backends.hosts.ssh import SSHHost, SSHHosts
 from plait.persistence import SQLiteStore
-from plait.runner import DAG, ParallelRunner, RunResult, RunStatus, Task
 from tests.support.hosts.world import PLAIT, HostFolder
 
 pytestmark = pytest.mark.slow

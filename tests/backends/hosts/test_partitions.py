@@ -16,11 +16,10 @@ import psutil
 import pytest
 from anyio.to_thread import run_sync
 
-from plait import events
-from plait.backends import DaskHosts
+from plait import ParallelRunner, RunStatus, events
 from plait.backends.hosts.ssh import SSHHost, SSHHosts
+from plait.hosts import DaskHosts
 from plait.persistence import AttemptRecord, EventKind
-from plait.runner import ParallelRunner, RunStatus
 from tests.support.agents.outliving import RUN
 from tests.support.hosts import sshd
 from tests.support.hosts.agent import Agent

@@ -9,13 +9,12 @@ from pathlib import Path
 import anyio
 import pytest
 
-from plait import events
+from plait import DAG, OpenQuestion, ParallelRunner, Retry, RunStatus, Task, TaskStatus, events
 from plait.backends import FunctionBackend
 from plait.backends.hosts.probe import probe_hosts
 from plait.backends.hosts.ssh import SSHHost, SSHHosts
 from plait.events import TaskPlaced
 from plait.persistence import Batch, EventKind, MemoryStore, SQLiteStore
-from plait.runner import DAG, OpenQuestion, ParallelRunner, Retry, RunStatus, Task, TaskStatus
 from tests.support.hosts import functions
 from tests.support.hosts.world import PLAIT, HostFolder
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from plait import ParallelRunner, RunStatus
 from plait.backends.hosts.probe import probe_hosts
 from plait.backends.hosts.ssh import SSHHost, SSHHosts
 from plait.persistence import SQLiteStore
-from plait.runner import ParallelRunner, RunStatus
 from tests.support.agents.outliving import RUN
 from tests.support.hosts import sshd
 from tests.support.hosts.agent import Agent

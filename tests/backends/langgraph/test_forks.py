@@ -15,9 +15,9 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import interrupt
 
+from plait import DAG, ParallelRunner, RunStatus, Task
 from plait.backends import BackendError, ConversationRequest, ErrorKind, ForkingBackend, LangGraphBackend, Reply
 from plait.persistence import MemoryStore
-from plait.runner import DAG, ParallelRunner, RunStatus, Task
 from tests.support.graphs import chain, kept
 
 

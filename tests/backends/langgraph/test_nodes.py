@@ -7,8 +7,9 @@ from pathlib import Path
 
 import anyio
 
-from plait import DAG, ParallelRunner, RunService, SQLiteStore, StoredEvent, Task, events
+from plait import DAG, ParallelRunner, RunService, SQLiteStore, Task, events
 from plait.backends import LangGraphBackend
+from plait.results import StoredEvent
 from tests.support.fakes import Talker
 from tests.support.graphs import Work, chain, kept
 from tests.support.processes.command import plait_here

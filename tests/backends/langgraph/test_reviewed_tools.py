@@ -10,8 +10,8 @@ import pytest
 
 pytest.importorskip("langchain", reason="needs langchain, of the extra `test`")
 
+from plait import DAG, ParallelRunner, RunStatus, Task
 from plait.persistence import MemoryStore
-from plait.runner import DAG, ParallelRunner, RunStatus, Task
 from tests.runner.web.test_lifecycle import created, events, post
 from tests.support.processes.command import plait
 from tests.support.processes.served import served

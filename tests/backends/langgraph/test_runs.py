@@ -12,9 +12,9 @@ import pytest
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import interrupt
 
+from plait import DAG, ParallelRunner, RunResult, RunStatus, Task, TaskStatus
 from plait.backends import LangGraphBackend
 from plait.persistence import MemoryStore, SQLiteStore
-from plait.runner import DAG, ParallelRunner, RunResult, RunStatus, Task, TaskStatus
 from tests.support.graphs import RUN, Work, chain, kept, steps
 
 PLAN = DAG([Task("report", "write"), Task("sign", "so it is {{ report.status }}", depends_on=["report"])])

@@ -9,10 +9,10 @@ from pathlib import Path
 import anyio
 import pytest
 
+from plait import DAG, ParallelRunner, Retry, RunStatus, Task
 from plait.backends import BackendError, ConversationRequest, ErrorKind, LoadBalancedBackend, OpenAIBackend, Output
 from plait.events import BackendThrottled
 from plait.persistence import MemoryStore
-from plait.runner import DAG, ParallelRunner, Retry, RunStatus, Task
 from tests.support.processes.command import plait, plait_here
 from tests.support.wire import Answer, ChatCompletions, Exchange, Script, events, hang_up, plain, serve
 

@@ -8,6 +8,7 @@ import sys
 import anyio
 import pytest
 
+from plait import DAG, ParallelRunner, Retry, Task
 from plait.backends import (
     BackendError,
     BackendUnavailable,
@@ -18,7 +19,6 @@ from plait.backends import (
     Output,
     Usage,
 )
-from plait.runner import DAG, ParallelRunner, Retry, Task
 from tests.support.wire import Answer, ChatCompletions, Script, events, plain, serve
 
 WIRE = ChatCompletions()

@@ -16,11 +16,11 @@ from typing import Any
 import anyio
 import pytest
 
+from plait import DAG, ParallelRunner, Retry, RunStatus, Task
 from plait.backends import AnthropicBackend, BackendError, ConversationRequest, OpenAIBackend
 from plait.backends.llm.prompt_cache import PATIENCE_S, PromptCache, SharedBeginning
 from plait.events import TaskCompleted, TaskOutput
 from plait.persistence import MemoryStore
-from plait.runner import DAG, ParallelRunner, Retry, RunStatus, Task
 from tests.support.wire import ChatCompletions, Dialect, Exchange, Messages, Script, events, plain, serve, silence
 
 DIALECTS: list[Dialect] = [ChatCompletions(), Messages()]

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from plait.backends import Billing, SSHHosts
+from plait.backends import Billing
 from plait.backends.prices import FREE, UNBILLED
 from plait.backends.spec.build import BackendSpec
 from plait.backends.spec.described import placed
+from plait.hosts import SSHHosts
 
 SPECS: TypeAdapter[Any] = TypeAdapter(BackendSpec)
 URL = "https://api.example/v1"

@@ -16,8 +16,9 @@ from typing import Any, TypeAlias
 
 import anyio
 
+from plait import ParallelRunner
+from plait.errors import RunOwned
 from plait.persistence import SQLiteStore
-from plait.runner import ParallelRunner, RunOwned
 from tests.faults.campaigns.adoption_plans import SAYS
 from tests.support.agents.detached_backend import Outliver
 from tests.support.agents.outliving import RUN, dag_of

@@ -13,11 +13,11 @@ from typing import Final, Literal
 import anyio
 import anyio.lowlevel
 
+from plait import DAG, ParallelRunner, Retry, Task
 from plait.backends.protocol import ConversationRequest, Reply
 from plait.errors import BackendError, ErrorKind
 from plait.events import LeaseRenewed
 from plait.persistence import Batch, Note, SQLiteStore
-from plait.runner import DAG, ParallelRunner, Retry, Task
 from plait.usage import Usage
 
 RUN: Final = "r"

@@ -9,9 +9,9 @@ from collections.abc import Hashable
 from contextlib import closing
 from pathlib import Path
 
+from plait import ParallelRunner, RunStatus, TaskStatus
 from plait.persistence import SQLiteStore
 from plait.persistence.records import AttemptRecord, MessageRecord, RunRecord, TaskRecord
-from plait.runner import ParallelRunner, RunStatus, TaskStatus
 from plait.statuses import TASK_DONE
 from tests.faults.campaigns.cancel_calls import DIAMOND, RUN, TEXTS, Server
 from tests.support.cancelling import Cancelled

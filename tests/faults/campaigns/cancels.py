@@ -20,8 +20,8 @@ from collections.abc import Hashable
 from pathlib import Path
 from typing import Final, cast, get_args
 
+from plait import ParallelRunner
 from plait.persistence import SQLiteStore
-from plait.runner import ParallelRunner
 from tests.faults.campaigns.cancel_bugs import BUGS
 from tests.faults.campaigns.cancel_calls import CALLS, RUN, Call, Scene, Server, Stage, prepare
 from tests.faults.campaigns.cancel_checks import (

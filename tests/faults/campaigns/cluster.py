@@ -20,7 +20,7 @@ from pathlib import Path
 import anyio
 from anyio.to_thread import run_sync
 
-from plait.runner import RunResult, TaskStatus
+from plait import RunResult, TaskStatus
 from plait.runner.engine.backend_call import only_error
 from tests.faults.campaigns.planted import Shown, try_planted
 from tests.faults.campaigns.report import Report, Scale

@@ -17,9 +17,10 @@ from typing import Any
 
 import anyio
 
+from plait import ParallelRunner
 from plait.backends import PersonBackend
 from plait.persistence import MemoryStore
-from plait.runner import Fork, ParallelRunner, ReuseAction, ReusePreview, ReuseStep
+from plait.results import Fork, ReuseAction, ReusePreview, ReuseStep
 from plait.runner.clock import Clock
 from tests.faults.campaigns.edit_bugs import BUGS, Bug
 from tests.faults.campaigns.report import Report, Scale

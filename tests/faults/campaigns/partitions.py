@@ -19,10 +19,9 @@ from pathlib import Path
 import anyio
 import psutil
 
-from plait import events
+from plait import ParallelRunner, RunResult, events
 from plait.backends.hosts.ssh import SSHHost, SSHHosts
 from plait.persistence import AttemptRecord, EventKind, EventRecord
-from plait.runner import ParallelRunner, RunResult
 from plait.runner.run import Run
 from tests.faults.campaigns.planted import Shown, try_planted
 from tests.faults.campaigns.report import Report, Scale

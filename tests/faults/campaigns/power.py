@@ -21,11 +21,11 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import anyio
 
+from plait import DAG, FailureMode, ParallelRunner, Retry, RunStatus, Task
 from plait.persistence import Batch, SQLiteStore, StoreUnusable
 from plait.persistence.sql_store import get_run, list_attempts, list_events, list_messages, list_tasks
 from plait.persistence.sqlite_file import open_database
 from plait.persistence.sqlite_store import read_on
-from plait.runner import DAG, FailureMode, ParallelRunner, Retry, RunStatus, Task
 from tests.faults.campaigns.report import Report, Scale
 from tests.support.fakes import Talker
 from tests.support.stores.model_store import ModelStore

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from plait import events
+from plait import PlaitError, RunResult, RunStatus, TaskStatus, events
+from plait.errors import OwnershipLost, RunOwned
 from plait.persistence import StoreError
 from plait.persistence.records import TaskRecord
-from plait.runner import OwnershipLost, PlaitError, RunOwned, RunResult, RunStatus, TaskStatus
 from plait.statuses import TASK_DONE
 from tests.support.stores.faulty_store import at_once
 from tests.support.story import Ending

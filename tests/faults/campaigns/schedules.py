@@ -24,8 +24,9 @@ import anyio
 import anyio.lowlevel
 from anyio.abc import TaskGroup
 
+from plait import ParallelRunner, PlaitError, Run, RunStatus, TaskStatus
+from plait.errors import RunNotFound, RunNotResumable, RunOwned
 from plait.persistence import MemoryStore
-from plait.runner import ParallelRunner, PlaitError, Run, RunNotFound, RunNotResumable, RunOwned, RunStatus, TaskStatus
 from plait.runner.engine.feed import EventReader
 from plait.statuses import RUN_DONE
 from tests.faults.campaigns.report import Report, Scale

@@ -19,8 +19,7 @@ from pathlib import Path
 
 import anyio
 
-from plait import ParallelRunner, PostgresStore
-from plait.runner import Run, RunResult
+from plait import ParallelRunner, PostgresStore, Run, RunResult
 from tests.faults.campaigns.planted import try_planted
 from tests.faults.campaigns.report import Report, Scale
 from tests.faults.campaigns.server_bugs import BUGS, SHOWN

@@ -14,8 +14,8 @@ from typing import Any
 
 import anyio
 
+from plait import ParallelRunner, RunStatus
 from plait.persistence import SQLiteStore
-from plait.runner import ParallelRunner, RunStatus
 from tests.faults.campaigns.report import Report, Scale
 from tests.support.stores.slow_disk import FILE, RUN, Sabotage, Shape, acknowledged, answer_to, build, missing, run_on
 

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import anyio
 
-from plait import DAG, ParallelRunner, PostgresStore, Task
-from plait.runner import RunResult
+from plait import DAG, ParallelRunner, PostgresStore, RunResult, Task
 
 TASKS = 60
 

@@ -6,9 +6,8 @@ import asyncio
 import json
 from pathlib import Path
 
-from plait import ParallelRunner, PostgresStore, events
+from plait import ParallelRunner, PostgresStore, RunStatus, events
 from plait.persistence import EventKind, EventRecord
-from plait.runner import RunStatus
 from plait.runner.operations.inspect import stored_away
 from tests.support.agents.outliving import RUN
 from tests.support.hosts.agent import Agent

@@ -9,10 +9,9 @@ from urllib.parse import urlsplit
 import asyncpg
 import pytest
 
-from plait import DAG, ParallelRunner, PostgresStore, Task
+from plait import DAG, ParallelRunner, PostgresStore, RunStatus, Task
 from plait.events import StoreAwaited
 from plait.persistence import Conflict, StoreError, StoreRefused, StoreUnusable, postgres_connection
-from plait.runner import RunStatus
 from tests.support.fakes import Talker
 from tests.support.stores.postgres import restart_as_standby
 

@@ -12,11 +12,10 @@ import anyio
 import asyncpg
 import pytest
 
-from plait import ParallelRunner, PostgresStore
+from plait import ParallelRunner, PostgresStore, Run
 from plait.events import StoreAwaited, StoreDegraded
 from plait.persistence import StoreUnusable
 from plait.persistence.postgres_connection import Mode
-from plait.runner import Run
 from tests.persistence.postgres.runs import dag
 from tests.support.stores.network import network
 from tests.support.stores.postgres import worker_dsn

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from plait import DAG, ParallelRunner, RunStatus, Task
 from plait.events import RunClaimed
 from plait.persistence import SQLiteStore, StoreError, StoreNotOpen, StoreUnusable
 from plait.persistence.contract.samples import (
@@ -26,7 +27,6 @@ from plait.persistence.contract.samples import (
     owner,
     whole,
 )
-from plait.runner import DAG, ParallelRunner, RunStatus, Task
 from tests.support.fakes import QuickClock, Talker
 from tests.support.stores.database import edit, make
 

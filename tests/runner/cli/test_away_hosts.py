@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from anyio.to_thread import run_sync
 
-from plait import events
-from plait.runner import RunStatus
+from plait import RunStatus, events
 from tests.support.agents.logs import LIMIT, wait_for
 from tests.support.agents.outliving import RUN
 from tests.support.hosts.outliving import HostsWorld

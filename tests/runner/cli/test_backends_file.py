@@ -8,8 +8,8 @@ from pathlib import Path
 import anyio.to_thread
 import pytest
 
+from plait import DAG, ParallelRunner, RunStatus, Task
 from plait.persistence import SQLiteStore
-from plait.runner import DAG, ParallelRunner, RunStatus, Task
 from tests.support.plans.logged import calls, make
 from tests.support.processes.command import Done, plait, plait_here
 from tests.support.wire import ChatCompletions, events, plain, serve

@@ -14,9 +14,9 @@ from pathlib import Path
 import anyio
 import pytest
 
+from plait import ParallelRunner, RunResult, RunStatus
 from plait.backends import OpenAIBackend
 from plait.persistence import SQLiteStore
-from plait.runner import ParallelRunner, RunResult, RunStatus
 from plait.runner.clock import Clock
 from plait.runner.web.schemas import RunDetailShape
 from tests.support.processes.command import Terminal, plait_here

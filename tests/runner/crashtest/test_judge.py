@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from plait.runner import DAG, FailureMode, Retry, RunStatus, Task, TaskStatus
+from plait import DAG, FailureMode, Retry, RunStatus, Task, TaskStatus
 from plait.runner.crashtest.cases import NEVER, Case, TaskBehaviour, chain_case, plan_case, random_case
 from plait.runner.crashtest.judge import Judge, Verdict
 from plait.runner.crashtest.mutants import MUTANTS

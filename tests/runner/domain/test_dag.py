@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.runner import DAG, DAGError, Retry, Task
+from plait import DAG, Retry, Task
+from plait.errors import DAGError
 
 
 def problems(*tasks: Task, **inputs: str) -> list[str]:
@@ -199,7 +200,7 @@ def test_analysis_gives_a_networkx_graph() -> None:
 
 
 def test_networkx_is_not_imported_to_check_a_graph() -> None:
-    code = "import sys; from plait.runner import DAG, Task; DAG([Task('a', 'a')]); sys.exit('networkx' in sys.modules)"
+    code = "import sys; from plait import DAG, Task; DAG([Task('a', 'a')]); sys.exit('networkx' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from plait.runner import Task
+from plait import Task
 
 
 @pytest.mark.parametrize("prompt", ["", " \n\t", None])

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from plait import DAG, RunStatus, Task, TaskStatus
 from plait.events import BackendThrottled, HostAway
-from plait.runner import DAG, RunStatus, Task, TaskStatus
 from plait.runner.clock import iso
 from plait.runner.domain.waiting import Limits, WaitingRun, WaitKind, WaitReason, Waits
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from plait.runner import DAG, Task, TaskStatus
+from plait import DAG, Task, TaskStatus
 from plait.runner.drawing.folding import MOST_DRAWN, fold
 from plait.runner.drawing.picture import Look, svg
 from tests.support.processes.command import plait_here

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.runner import DAG, Task, TaskStatus
+from plait import DAG, Task, TaskStatus
 from plait.runner.drawing.layout import layers
 from plait.runner.drawing.picture import Look, mermaid, page, svg
 

@@ -7,9 +7,10 @@ from typing import Any
 import anyio
 import pytest
 
+from plait import DAG, ParallelRunner, PlaitError, Retry, RunResult, RunStatus, Task, TaskStatus
 from plait.backends import BackendError, ErrorKind, ask
+from plait.errors import AnswerConflict
 from plait.persistence import Store
-from plait.runner import DAG, AnswerConflict, ParallelRunner, PlaitError, Retry, RunResult, RunStatus, Task, TaskStatus
 
 ONE = DAG([Task("a", "begin", retry=Retry(attempts=1))])
 

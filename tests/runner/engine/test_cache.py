@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from plait import DAG, ParallelRunner, RunStatus, Task
+from plait.errors import DAGError
 from plait.persistence import MemoryStore, SQLiteStore, Store
-from plait.runner import DAG, DAGError, ParallelRunner, RunStatus, Task
 from plait.runner.clock import Clock
 
 HOUR = 3600.0

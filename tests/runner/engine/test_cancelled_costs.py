@@ -8,9 +8,9 @@ from typing import Self
 
 import anyio
 
+from plait import DAG, ParallelRunner, RunStatus, Task
 from plait.backends import ConversationRequest, Output, Reply, Usage
 from plait.persistence import Store
-from plait.runner import DAG, ParallelRunner, RunStatus, Task
 
 SO_FAR, THEN, WHOLE = Usage(40, 3), Usage(100, 7, 0.25), Usage(120, 9, 0.5)
 PAIR = DAG([Task("a", prompt="quick"), Task("b", prompt="slow"), Task("c", prompt="c", depends_on=["b"])])

@@ -10,10 +10,11 @@ import sys
 import anyio
 import pytest
 
+from plait import DAG, ParallelRunner, RunStatus, Task, TaskStatus
+from plait.errors import OwnershipLost, RunExists
 from plait.events import RunCompleted, RunReleased, StoreDegraded, StoreRecovered, TaskStarted
 from plait.persistence import Batch, Conflict, MemoryStore, SQLiteStore, StoreBusy, StoreError
 from plait.persistence.changes import TaskCompleted
-from plait.runner import DAG, OwnershipLost, ParallelRunner, RunExists, RunStatus, Task, TaskStatus
 from plait.runner.engine.outcome import STORE_WAITS_S
 from tests.support.fakes import QuickClock, Talker
 from tests.support.stores.faulty_store import Fault, FaultyStore, on_write
@@ -221,7 +222,7 @@ async def test_the_dag_is_stored_whole_before_anything_starts() -> None:
 FULL_DISK = """
 import resource, signal, sys, anyio
 from plait.persistence import SQLiteStore
-from plait.runner import DAG, ParallelRunner, Task
+from plait import DAG, ParallelRunner, Task
 
 async def body(prompt):
     return "x" * 20_000

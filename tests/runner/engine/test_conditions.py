@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from plait import DAG, ParallelRunner, RunResult, RunStatus, Task
+from plait.errors import DAGError
 from plait.persistence import MemoryStore, SQLiteStore, Store
-from plait.runner import DAG, DAGError, ParallelRunner, RunResult, RunStatus, Task
 
 OBJECT = {"type": "object"}
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import anyio
 import pytest
 
-from plait import events
+from plait import DAG, ParallelRunner, Retry, RunStatus, Task, TaskStatus, events
 from plait.backends import BackendError, ConversationRequest, ErrorKind, Question, Reply
 from plait.persistence import SQLiteStore, Store
 from plait.persistence.records import TaskRecord
-from plait.runner import DAG, ParallelRunner, ResumeAction, Retry, RunStatus, Task, TaskStatus
+from plait.results import ResumeAction
 from plait.runner.engine.attempt import INTERRUPTED
 from tests.support.fakes import Answer, QuickClock, Talker
 from tests.support.plans.logged import make

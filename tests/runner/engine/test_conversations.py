@@ -6,10 +6,11 @@ import tracemalloc
 
 import pytest
 
+from plait import DAG, ParallelRunner, PlaitError, Retry, RunStatus, Task
 from plait.backends import BackendError, ConversationRequest, ErrorKind, Message, Reply, Usage
+from plait.errors import BackendMissing
 from plait.persistence import MemoryStore, Store
 from plait.persistence.changes import Batch, Change, MessageAppended
-from plait.runner import DAG, BackendMissing, ParallelRunner, PlaitError, Retry, RunStatus, Task
 from tests.support.fakes import Talker
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from plait import DAG, FailureMode, ParallelRunner, Retry, Task
 from plait.backends import BackendError, ErrorKind, FunctionBackend
 from plait.persistence import Store
-from plait.runner import DAG, FailureMode, ParallelRunner, Retry, Task
 from plait.runner.engine.attempt import INTERRUPTED
 from tests.support.crashed import Dying, die
 from tests.support.fakes import QuickClock, Talker

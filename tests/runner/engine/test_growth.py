@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from plait import events
+from plait import DAG, ParallelRunner, RunStatus, Task, TaskStatus, events
 from plait.backends.protocol import Reply
 from plait.persistence import MemoryStore, SQLiteStore, Store
-from plait.runner import DAG, ParallelRunner, RunStatus, Task, TaskStatus
 from tests.support.growth import Recording, listed, plan, spec, talker
 
 

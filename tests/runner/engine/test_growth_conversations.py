@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from plait import DAG, FailureMode, ParallelRunner, Retry, RunStatus, Task
 from plait.persistence import MemoryStore, Store
 from plait.persistence.records import MessageRecord
-from plait.runner import DAG, Decision, FailureMode, ParallelRunner, Retry, RunStatus, Task
 from plait.runner.engine.outcome import STORE_WAITS_S
 from plait.runner.state import run_state
+from plait.workflows import Decision
 from tests.support.fakes import QuickClock
 from tests.support.growth import Scripted, by_end, talker
 from tests.support.stores.faulty_store import Fault, FaultyStore

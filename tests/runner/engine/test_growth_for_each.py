@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from plait import DAG, GrowthLimits, ParallelRunner, RunStatus, Task, TaskStatus
 from plait.backends.protocol import ConversationRequest, Reply
+from plait.errors import DAGError
 from plait.persistence import MemoryStore, Store
-from plait.runner import DAG, DAGError, GrowthLimits, ParallelRunner, RunStatus, Task, TaskStatus
 from tests.support.fakes import Talker
 from tests.support.growth import Recording, listed, plan, spec, talker
 

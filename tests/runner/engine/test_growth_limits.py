@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from plait import DAG, GrowthLimits, ParallelRunner, RunStatus, Task
+from plait.errors import DAGError
 from plait.persistence import Store
-from plait.runner import DAG, DAGError, GrowthLimits, ParallelRunner, RunStatus, Task
 from plait.runner.plan import PlanError, parse_plan
 from tests.support.growth import plan, spec, talker
 from tests.support.processes.command import plait_here

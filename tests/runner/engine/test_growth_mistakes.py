@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from plait import DAG, GrowthLimits, OpenQuestion, ParallelRunner, Retry, RunStatus, Task, TaskStatus
 from plait.backends import BackendError, ErrorKind
 from plait.backends.protocol import ConversationRequest, Reply
 from plait.dialogue import Question
 from plait.persistence import MemoryStore, Store
-from plait.runner import DAG, Decision, GrowthLimits, OpenQuestion, ParallelRunner, Retry, RunStatus, Task, TaskStatus
+from plait.workflows import Decision
 from tests.support.fakes import QuickClock, Talker
 from tests.support.growth import Scripted, by_end, listed, plan, spec, talker, tasks
 

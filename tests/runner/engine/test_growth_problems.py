@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from plait.runner import DAG, DAGError, GrowthLimits, Problem, Task, TaskStatus
+from plait import DAG, GrowthLimits, Task, TaskStatus
+from plait.errors import DAGError, Problem
 from plait.runner.engine.growth import Growth
 from plait.runner.scheduling.scheduler import InitialState, Scheduler
 from plait.runner.scheduling.slots import SlotPool

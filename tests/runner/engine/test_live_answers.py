@@ -7,11 +7,12 @@ import json
 import anyio
 import pytest
 
+from plait import DAG, FailureMode, OpenQuestion, ParallelRunner, RunStatus, Task, TaskStatus
 from plait import events as new_events
 from plait.backends import ask
+from plait.errors import AnswerConflict
 from plait.persistence import Batch, MemoryStore, Note, Store
 from plait.persistence.records import NoteRecord, TaskRecord
-from plait.runner import DAG, AnswerConflict, FailureMode, OpenQuestion, ParallelRunner, RunStatus, Task, TaskStatus
 from plait.runner.engine.inbox import LOOK_EVERY_S
 from tests.support.fakes import QuickClock
 from tests.support.growth import tasks

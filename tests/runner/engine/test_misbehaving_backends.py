@@ -12,10 +12,10 @@ import anyio
 import anyio.lowlevel
 import pytest
 
+from plait import DAG, ParallelRunner, Retry, RunStatus, Task, TaskStatus
 from plait.backends import BackendError, ConversationRequest, ErrorKind, Message, Output, Reply, Usage
 from plait.events import TaskOutput
 from plait.persistence import MemoryStore, SQLiteStore, Store
-from plait.runner import DAG, ParallelRunner, Retry, RunStatus, Task, TaskStatus
 from tests.support.fakes import Talker
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import anyio.to_thread
 import pytest
 
+from plait import DAG, ParallelRunner, Retry, Task
 from plait.backends import BackendError, CodexBackend, ConversationRequest, ErrorKind, Reply, Usage
 from plait.backends.agents.protocol import Call, ProcessEnd
 from plait.persistence import MemoryStore, SQLiteStore
-from plait.runner import DAG, ParallelRunner, Retry, Task
 from tests.support.agents.homes import Home, send
 from tests.support.fakes import Talker
 from tests.support.processes.command import Done, plait

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from plait import DAG, ParallelRunner, RunStatus, Task
 from plait.persistence import Batch, MemoryStore, SQLiteStore, Store
-from plait.runner import DAG, ParallelRunner, RunStatus, Task
 from tests.support.stores.faulty_store import Fault, FaultyStore, on_write
 
 ONE = DAG([Task("a", "a")])

@@ -9,20 +9,12 @@ from typing import Any
 import anyio
 import pytest
 
+from plait import DAG, OpenQuestion, ParallelRunner, RunStatus, Task, TaskStatus
 from plait.backends import ask
+from plait.errors import AnswerConflict
 from plait.json_form import JsonValue
 from plait.persistence import Store
-from plait.runner import (
-    DAG,
-    AnswerConflict,
-    Decision,
-    OpenQuestion,
-    ParallelRunner,
-    RunStatus,
-    RunView,
-    Task,
-    TaskStatus,
-)
+from plait.workflows import Decision, RunView
 from tests.support.fakes import QuickClock
 from tests.support.late import HOLDING, LATE, Held, asking
 

@@ -8,13 +8,14 @@ from itertools import pairwise
 import anyio
 import pytest
 
+from plait import DAG, ParallelRunner, RunResult, RunStatus, Task
 from plait.events import PolicyDecided, SessionOpened, StoreDegraded, StoreRecovered, TaskCancelled
 from plait.persistence import Batch, Conflict, MemoryStore, StoreError, failpoints
 from plait.persistence.changes import Change
-from plait.runner import DAG, Decision, ParallelRunner, RunResult, RunStatus, Task
 from plait.runner.domain.question import parse_time
 from plait.runner.engine import checkpointer
 from plait.runner.state.owner import LEASE_SECONDS
+from plait.workflows import Decision
 from tests.support.fakes import Talker
 from tests.support.growth import Recording as Recorded
 from tests.support.growth import Scripted, by_end, tasks

@@ -9,8 +9,9 @@ from pathlib import Path
 import anyio
 import pytest
 
+from plait import DAG, GrowthLimits, ParallelRunner, RunStatus, Task, TaskStatus
+from plait.errors import DAGError
 from plait.persistence import MemoryStore, Store
-from plait.runner import DAG, DAGError, GrowthLimits, ParallelRunner, RunStatus, Task, TaskStatus
 from plait.runner.plan import load_plan
 from tests.support.growth import listed, plan, spec, talker
 

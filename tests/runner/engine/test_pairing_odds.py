@@ -10,9 +10,11 @@ from pathlib import Path
 import anyio
 import pytest
 
+from plait import DAG, GrowthLimits, ParallelRunner, RunStatus, Task, TaskStatus
 from plait.backends.protocol import ConversationRequest
 from plait.persistence import Batch, MemoryStore, MessageRecord, SQLiteStore, Store, StoreError
-from plait.runner import DAG, Decision, GrowthLimits, ParallelRunner, ResumeAction, RunStatus, RunView, Task, TaskStatus
+from plait.results import ResumeAction
+from plait.workflows import Decision, RunView
 from tests.support.fakes import Talker
 from tests.support.growth import Scripted, listed, plan, spec, talker
 from tests.support.processes.command import plait_here

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 import anyio
 import pytest
 
+from plait import DAG, ParallelRunner, Retry, Run, RunStatus, Task
 from plait.backends import BackendError, Conversation, ConversationRequest, ErrorKind, Output, Reply
 from plait.backends.protocol import Allowance
 from plait.persistence import Store
 from plait.persistence.records import EventKind
-from plait.runner import DAG, ParallelRunner, Retry, Run, RunStatus, Task
 from plait.runner.scheduling.account import PROBES
 from tests.support.fakes import QuickClock
 from tests.support.remotes import dialect, make

@@ -12,10 +12,9 @@ from pathlib import Path
 import anyio
 import pytest
 
-from plait import events
+from plait import DAG, ParallelRunner, Run, RunStatus, Task, events
 from plait.backends import OpenAIBackend
 from plait.backends.function import as_backend
-from plait.runner import DAG, ParallelRunner, Run, RunStatus, Task
 from plait.runner.clock import Clock
 from plait.runner.engine.process_accounts import Accounts
 from plait.runner.scheduling.account import PROBES, Account, BackendSlots, Pause

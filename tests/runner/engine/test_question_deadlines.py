@@ -7,11 +7,11 @@ import json
 import anyio
 import pytest
 
+from plait import DAG, ParallelRunner, RunStatus, Task
 from plait import events as new_events
 from plait.backends import ask
 from plait.json_form import JsonValue
 from plait.persistence import MemoryStore, Note, Store
-from plait.runner import DAG, ParallelRunner, RunStatus, Task
 from plait.runner.clock import iso
 from plait.runner.domain.question import answers_of, parse_time
 from tests.support.fakes import QuickClock

@@ -13,12 +13,11 @@ from weakref import ReferenceType, ref
 import anyio
 import pytest
 
-from plait import events
+from plait import DAG, FailureMode, ParallelRunner, RateLimits, RunStatus, Task, TaskStatus, events
 from plait.backends import ConversationRequest, Message, Usage
 from plait.backends.replay import ReplayConversation
 from plait.events import TaskStarted
 from plait.persistence import MemoryStore
-from plait.runner import DAG, FailureMode, ParallelRunner, RateLimits, RunStatus, Task, TaskStatus
 from plait.runner.cli.display.waits import throttling_line
 from plait.runner.engine.process_accounts import Accounts
 from plait.runner.scheduling.rates import RateLimiter

@@ -10,15 +10,15 @@ from pathlib import Path
 import anyio
 import pytest
 
-from plait import ask, events
+from plait import DAG, FailureMode, ParallelRunner, RunResult, RunStatus, Task, TaskStatus, ask, events
 from plait.backends.protocol import Reply
 from plait.dialogue import Question
 from plait.errors import BackendError, ErrorKind
 from plait.events import PolicyDecided, RunReleased, SessionOpened, TaskAnswered, TasksAdded, TaskStarted
 from plait.persistence import Batch, Conflict, MemoryStore, SQLiteStore, Store, StoreError, sqlite_file
 from plait.persistence.changes import Change, TaskCompleted, TaskFailed, TaskRetried, TaskWaiting
-from plait.runner import DAG, Decision, FailureMode, ParallelRunner, RunResult, RunStatus, Task, TaskStatus
 from plait.runner.domain.policy import RunView
+from plait.workflows import Decision
 from tests.support.fakes import QuickClock, Talker
 from tests.support.growth import Scripted, by_end, tasks
 from tests.support.stores.faulty_store import FaultyStore

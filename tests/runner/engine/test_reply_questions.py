@@ -7,13 +7,13 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from plait import DAG, FailureMode, OpenQuestion, ParallelRunner, PlaitError, Retry, RunStatus, Task, TaskStatus
 from plait.backends import ask
 from plait.backends.protocol import Conversation, ConversationRequest, Reply
 from plait.dialogue import Answer, Message, Question
 from plait.errors import BackendError, ErrorKind
 from plait.json_form import JsonValue
 from plait.persistence import Store
-from plait.runner import DAG, FailureMode, OpenQuestion, ParallelRunner, PlaitError, Retry, RunStatus, Task, TaskStatus
 from plait.usage import Usage
 from tests.support.fakes import QuickClock, Talker, failing
 

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from plait import DAG, OpenQuestion, ParallelRunner, RunStatus, Task
 from plait.backends import PersonBackend, ask
+from plait.errors import RunNotFound
 from plait.persistence import MemoryStore, SQLiteStore, Store
 from plait.persistence.records import TaskRecord
-from plait.runner import DAG, OpenQuestion, ParallelRunner, RunNotFound, RunStatus, Task
 from tests.support.processes import warm
 
 LIST = {"type": "array"}

@@ -9,9 +9,10 @@ from collections.abc import AsyncIterator
 import anyio
 import pytest
 
+from plait import DAG, ParallelRunner, RunStatus, Task, TaskStatus
 from plait import events as ev
+from plait.errors import RunExists
 from plait.persistence import MemoryStore
-from plait.runner import DAG, ParallelRunner, RunExists, RunStatus, Task, TaskStatus
 from tests.support.fakes import Talker
 
 TWO = DAG([Task("a", prompt="one"), Task("b", prompt="two", depends_on=["a"])])

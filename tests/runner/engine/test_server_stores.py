@@ -9,11 +9,12 @@ from pathlib import Path
 import anyio
 import pytest
 
+from plait import DAG, ParallelRunner, RunStatus, Task
+from plait.errors import OwnershipLost
 from plait.events import Owner, RunClaimed, RunReleased, StoreAwaited, StoreDegraded, StoreRecovered
 from plait.persistence import Batch, Gap, MemoryStore, SQLiteStore, StoreError
 from plait.persistence.changes import RunStatusChanged
 from plait.persistence.records import Note, NoteRecord, RunRecord
-from plait.runner import DAG, OwnershipLost, ParallelRunner, RunStatus, Task
 from plait.runner.engine import inbox, kept_changes
 from plait.runner.engine.checkpointer import SERVER_PATIENCE_S
 from tests.support.fakes import QuickClock, Talker

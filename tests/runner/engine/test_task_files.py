@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 
+from plait import DAG, ParallelRunner, RunStatus, Task
 from plait.backends import AnthropicBackend, LoadBalancedBackend, LocalBackend, OpenAIBackend
+from plait.errors import DAGError
 from plait.persistence import SQLiteStore
-from plait.runner import DAG, DAGError, ParallelRunner, Policy, RunStatus, Task
 from plait.runner.domain.policy import Decision, RunView
+from plait.workflows import Policy
 from tests.support.agents.homes import Home
 from tests.support.growth import plan, spec, talker
 from tests.support.wire import ChatCompletions, Messages, Script, events, serve

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from plait import DAG, ParallelRunner, RunStatus, Task
 from plait.backends import AnthropicBackend, Backend, LocalBackend, OpenAIBackend, Price
+from plait.errors import DAGError
 from plait.persistence import SQLiteStore
-from plait.runner import DAG, DAGError, ParallelRunner, RunStatus, Task
 from tests.support.growth import plan, spec, talker
 from tests.support.wire import ChatCompletions, Messages, Script, events, plain, serve
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import anyio
 import pytest
 
+from plait import DAG, ParallelRunner, Task
 from plait.backends import ConversationRequest, Message, Reply, Usage
 from plait.backends.hosts.frames import read_reply, reply_json
 from plait.persistence import SQLiteStore
 from plait.persistence.protocol import Store
-from plait.runner import DAG, ParallelRunner, Task
 from plait.runner.cli.command_line import cli
 from plait.runner.cli.exits import run_cli
 from plait.runner.operations.spans import _content

@@ -9,11 +9,10 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from plait import events
+from plait import DAG, ParallelRunner, Retry, RunService, RunStatus, Task, TaskStatus, events
 from plait.backends import BackendError, ErrorKind
 from plait.persistence import MemoryStore, Store
 from plait.persistence.records import EventKind
-from plait.runner import DAG, ParallelRunner, Retry, RunService, RunStatus, Task, TaskStatus
 from plait.runner.domain.question import parse_time
 from plait.runner.engine.retry import Delays
 from tests.support.fakes import QuickClock, Talker

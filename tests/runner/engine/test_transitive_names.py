@@ -12,9 +12,9 @@ from pathlib import Path
 import anyio
 import pytest
 
+from plait import DAG, OpenQuestion, ParallelRunner, RunResult, RunStatus, Task, TaskStatus
 from plait.backends import ask
 from plait.persistence import SQLiteStore
-from plait.runner import DAG, OpenQuestion, ParallelRunner, RunResult, RunStatus, Task, TaskStatus
 from tests.support.fakes import QuickClock
 from tests.support.stores.database import attempts_of
 

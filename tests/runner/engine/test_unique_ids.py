@@ -9,8 +9,9 @@ from pathlib import Path
 
 import anyio
 
+from plait import DAG, ParallelRunner, RunStatus, Task
+from plait.errors import RunOwned
 from plait.persistence import MemoryStore
-from plait.runner import DAG, ParallelRunner, RunOwned, RunStatus, Task
 from tests.support.fakes import QuickClock, Talker
 from tests.support.processes.warm import run
 
@@ -19,7 +20,8 @@ import asyncio, json, os, sys
 from pathlib import Path
 import anyio
 from plait.persistence import SQLiteStore
-from plait.runner import DAG, ParallelRunner, RunOwned, Task
+from plait import DAG, ParallelRunner, Task
+from plait.errors import RunOwned
 
 async def work(prompt):
     Path(f"{prompt} {os.getpid()}").touch()

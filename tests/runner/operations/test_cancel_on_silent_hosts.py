@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from plait import events
+from plait import ParallelRunner, RunStatus, events
 from plait.backends.hosts import connection, session
-from plait.runner import ParallelRunner, RunStatus
 from tests.support.agents.outliving import RUN
 from tests.support.hosts.outliving import HostsWorld
 

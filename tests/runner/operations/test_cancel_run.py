@@ -10,11 +10,11 @@ import anyio.lowlevel
 import anyio.to_thread
 import pytest
 
+from plait import DAG, ParallelRunner, Retry, RunStatus, Task, TaskStatus
 from plait import events as ev
 from plait.backends import BackendError, ErrorKind
 from plait.events import RunReleased, TaskStarted
 from plait.persistence import Batch, MemoryStore, SQLiteStore, Store, StoreError, TaskCompleted, TaskFailed
-from plait.runner import DAG, ParallelRunner, Retry, RunStatus, Task, TaskStatus
 from tests.support.fakes import Talker
 from tests.support.stores.faulty_store import Fault, on_write
 from tests.support.stores.held import GRACE, HeldClock, HeldStore

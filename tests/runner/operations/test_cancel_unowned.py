@@ -7,11 +7,13 @@ from dataclasses import replace
 import anyio
 import pytest
 
+from plait import DAG, ParallelRunner, RunStatus, Task
 from plait.backends import BackendError, ErrorKind
+from plait.errors import RunNotFound, RunNotResumable, StoreRequired
 from plait.events import NewTask, RunClaimed, RunCreated, RunReleased
 from plait.persistence import Batch, MemoryStore, Note, NoteRecord, RunStatusChanged, Store, StoreError
 from plait.persistence.records import EventKind, EventRecord
-from plait.runner import DAG, ParallelRunner, ResumeAction, RunNotFound, RunNotResumable, RunStatus, StoreRequired, Task
+from plait.results import ResumeAction
 from plait.runner.state.owner import claim_for_this_process, unregister
 from tests.runner.operations.test_cancel_run import CHAIN, Scene
 from tests.support.crashed import Dying, die

@@ -5,20 +5,11 @@ from __future__ import annotations
 import anyio
 import pytest
 
+from plait import DAG, ParallelRunner, PlaitError, Retry, RunStatus, Task
 from plait.backends import BackendError, ErrorKind, FunctionBackend, ask
 from plait.dialogue import Message
+from plait.errors import RunNotFound, TaskNotFound, TurnNotStored
 from plait.persistence import Batch, Conflict, MemoryStore, SQLiteStore, Store
-from plait.runner import (
-    DAG,
-    ParallelRunner,
-    PlaitError,
-    Retry,
-    RunNotFound,
-    RunStatus,
-    Task,
-    TaskNotFound,
-    TurnNotStored,
-)
 from plait.runner.domain.question import parse_time
 from tests.support.crashed import Dying, die
 from tests.support.fakes import Talker

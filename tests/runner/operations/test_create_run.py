@@ -8,23 +8,11 @@ from pathlib import Path
 import anyio
 import pytest
 
+from plait import DAG, ParallelRunner, RunService, RunStatus, Task, load_plan
+from plait.errors import BackendMissing, KeyConflict, RunExists, RunOwned, StoreRequired
 from plait.persistence import MemoryStore, SQLiteStore, Store, StoreError
-from plait.runner import (
-    DAG,
-    BackendMissing,
-    FollowUp,
-    FollowUps,
-    KeyConflict,
-    ParallelRunner,
-    RunExists,
-    RunOwned,
-    RunService,
-    RunStatus,
-    StoreRequired,
-    Task,
-    load_plan,
-)
 from plait.runner.cli.backends import BackendOptions, backend_set_of_plan
+from plait.workflows import FollowUp, FollowUps
 from tests.support.fakes import QuickClock, Talker
 from tests.support.processes.command import plait
 from tests.support.stores.faulty_store import Fault, FaultyStore, by_number

@@ -8,11 +8,11 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from plait import DAG, OpenQuestion, ParallelRunner, PlaitError, RunStatus, Task
 from plait.backends import BackendError, ErrorKind, PersonBackend, Reply
 from plait.backends.protocol import ConversationRequest
 from plait.events import TaskCompleted
 from plait.persistence import MemoryStore
-from plait.runner import DAG, OpenQuestion, ParallelRunner, PlaitError, RunStatus, Task
 from plait.runner.operations.fork_run import Fork
 from plait.statuses import TaskStatus
 

@@ -9,24 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from plait import DAG, ParallelRunner, PlaitError, RunResult, RunStatus, Task
 from plait.backends import BackendError, ErrorKind, Reply, Usage
 from plait.backends.protocol import ConversationRequest
+from plait.errors import DAGError, RunNotResumable, TaskNotFound
 from plait.persistence import MemoryStore, SQLiteStore, Store
-from plait.runner import (
-    DAG,
-    DAGError,
-    FollowUp,
-    FollowUps,
-    ParallelRunner,
-    PlaitError,
-    RunNotResumable,
-    RunResult,
-    RunStatus,
-    Task,
-    TaskNotFound,
-)
 from plait.runner.operations.fork_run import Fork, ForkEdits
 from plait.runner.operations.retention import earlier_runs_needed
+from plait.workflows import FollowUp, FollowUps
 
 LIST = {"type": "array"}
 

@@ -8,10 +8,11 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from plait import DAG, ParallelRunner, RunStatus, Task
 from plait.backends import BackendError, ErrorKind, Reply, Usage
 from plait.backends.protocol import ConversationRequest
+from plait.errors import RunNotFound, TaskNotFound
 from plait.persistence import MemoryStore
-from plait.runner import DAG, ParallelRunner, RunNotFound, RunStatus, Task, TaskNotFound
 from plait.runner.operations.preview_reuse import ReuseAction, ReusePreview
 
 LIST = {"type": "array"}

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from plait import DAG, Clock, ParallelRunner, PlaitError, Task
 from plait.backends import ConversationRequest, Reply, Usage
 from plait.persistence import MemoryStore
-from plait.runner import DAG, Clock, ParallelRunner, PlaitError, Task
 from plait.runner.operations.otlp import Collector, SpanSender
 from plait.runner.operations.run_trace import RunTrace
 from plait.runner.operations.spans import Span

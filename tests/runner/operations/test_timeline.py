@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from plait import Clock
 from plait.events import BackendThrottled, NewTask, RunClaimed, RunCreated, TaskAnswered, TaskReopened, TaskStarted
 from plait.persistence import Change, MemoryStore, RunStatusChanged, TaskCompleted, TaskFailed, TaskRetried, TaskWaiting
 from plait.persistence.contract.samples import RUN, Writer, at, owner
-from plait.runner import Clock
 from plait.runner.domain.question import parse_time
 from plait.runner.operations.live_view import LiveView
 from plait.runner.state.codec import SETTINGS_FORMAT

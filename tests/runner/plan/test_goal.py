@@ -9,7 +9,7 @@ import jsonschema_rs
 import pytest
 
 from plait.backends.spec.build import BackendSpec, LocalSpec, OpenAISpec
-from plait.runner import LoopLimits, OrchestratorPolicy
+from plait.orchestration import LoopLimits, OrchestratorPolicy
 from plait.runner.plan import Plan, PlanError, parse_plan, plan_schema
 from plait.runner.policies.orchestrator.prompts import Team
 

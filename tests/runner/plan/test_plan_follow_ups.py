@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from plait.runner import FailureMode, FollowUp, FollowUps, Retry, RunStatus, TaskStatus
+from plait import FailureMode, Retry, RunStatus, TaskStatus
 from plait.runner.plan import PlanError, parse_plan
+from plait.workflows import FollowUp, FollowUps
 from tests.support.growing import grow
 from tests.support.processes.command import plait
 

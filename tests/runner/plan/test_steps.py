@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from plait.runner import Retry, Step, Workflow
+from plait import Retry, Step, Workflow
 from plait.runner.plan import PlanError, parse_plan
 
 FULL = """

@@ -8,21 +8,11 @@ from dataclasses import replace
 
 import pytest
 
+from plait import DAG, FailureMode, ParallelRunner, Retry, RunStatus, Task, TaskStatus
+from plait.errors import DAGError, PromptError
 from plait.persistence import MemoryStore
-from plait.runner import (
-    DAG,
-    DAGError,
-    FailureMode,
-    FollowUp,
-    FollowUps,
-    ParallelRunner,
-    PromptError,
-    Retry,
-    RunStatus,
-    Task,
-    TaskStatus,
-)
 from plait.runner.policies import policy_of
+from plait.workflows import FollowUp, FollowUps
 from tests.support.growing import Grown, grow
 
 

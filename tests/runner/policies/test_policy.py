@@ -9,12 +9,12 @@ from typing import Any
 import anyio
 import pytest
 
-from plait import events
+from plait import DAG, GrowthLimits, ParallelRunner, RunStatus, Task, TaskStatus, events
 from plait.backends import BackendError, ErrorKind
 from plait.backends.protocol import ConversationRequest, Reply
 from plait.dialogue import Question
 from plait.persistence import MemoryStore, Store
-from plait.runner import DAG, Decision, GrowthLimits, ParallelRunner, RunStatus, RunView, Task, TaskStatus
+from plait.workflows import Decision, RunView
 from tests.support.fakes import QuickClock, Talker
 from tests.support.growth import Recording, Scripted, by_end, plan, spec, talker, tasks
 

@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import anyio
 
-from plait import events
+from plait import DAG, ParallelRunner, Retry, Run, RunStatus, Task, TaskStatus, events
 from plait.backends import BackendError, ErrorKind, Reply, as_backend
 from plait.dialogue import Question
 from plait.persistence import MemoryStore, TaskRecord
-from plait.runner import DAG, Decision, ParallelRunner, ResumeAction, Retry, Run, RunStatus, Task, TaskStatus
+from plait.results import ResumeAction
+from plait.workflows import Decision
 from tests.support.growth import Scripted, by_end, talker, tasks
 from tests.support.seeded_loop import VirtualClock, run_seeded
 

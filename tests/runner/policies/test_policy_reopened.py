@@ -9,8 +9,10 @@ from pathlib import Path
 import anyio
 import pytest
 
+from plait import DAG, ParallelRunner, RunStatus, Step, Task, Workflow
 from plait.persistence import SQLiteStore, Store
-from plait.runner import DAG, Decision, ParallelRunner, ResumeAction, RunStatus, Step, Task, Workflow
+from plait.results import ResumeAction
+from plait.workflows import Decision
 from tests.support.growth import Scripted, by_end
 from tests.support.stores.database import attempts_of
 

@@ -8,26 +8,15 @@ from typing import Any
 import anyio
 import pytest
 
+from plait import DAG, ParallelRunner, PlaitError, Retry, RunService, RunStatus, Task, TaskStatus
 from plait.backends import ask
 from plait.backends.protocol import ConversationRequest, Reply
 from plait.dialogue import Question
+from plait.errors import PolicyMissing, RunNotResumable
 from plait.events import PolicyDecided
 from plait.persistence import Batch, MemoryStore, Store, TaskCompleted
-from plait.runner import (
-    DAG,
-    Decision,
-    ParallelRunner,
-    PlaitError,
-    PolicyMissing,
-    ResumeAction,
-    Retry,
-    RunNotResumable,
-    RunService,
-    RunStatus,
-    RunView,
-    Task,
-    TaskStatus,
-)
+from plait.results import ResumeAction
+from plait.workflows import Decision, RunView
 from tests.support.fakes import QuickClock, Talker
 from tests.support.growth import Scripted, by_end, talker, tasks
 from tests.support.stores.faulty_store import Fault, FaultyStore, on_write

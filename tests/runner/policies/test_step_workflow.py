@@ -10,26 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.runner import (
-    DAG,
-    DAGError,
-    FailureMode,
-    ImpossibleState,
-    Interaction,
-    PlaitError,
-    Retry,
-    RunStatus,
-    Step,
-    Task,
-    TaskStatus,
-    UnknownStep,
-    Workflow,
-    WorkflowComplete,
-    WorkflowEnded,
-    WorkflowProgress,
-)
+from plait import DAG, FailureMode, PlaitError, Retry, RunStatus, Step, Task, TaskStatus, Workflow
+from plait.errors import DAGError, ImpossibleState, UnknownStep, WorkflowEnded
 from plait.runner.policies import policy_of
 from plait.runner.policies.step_workflow import progress_of
+from plait.workflows import Interaction, WorkflowComplete, WorkflowProgress
 from tests.support.growing import Grown, grow
 
 REVIEW = Workflow(

@@ -13,23 +13,11 @@ import anyio
 import anyio.to_thread
 import pytest
 
+from plait import DAG, ParallelRunner, Retry, RunStatus, Step, Task, TaskStatus, Workflow
 from plait.backends import BackendError, ConversationRequest, ErrorKind, OpenAIBackend
+from plait.errors import RunNotFound, WorkflowEnded
 from plait.persistence import MemoryStore, SQLiteStore, Store
-from plait.runner import (
-    DAG,
-    FollowUps,
-    Interaction,
-    ParallelRunner,
-    Retry,
-    RunNotFound,
-    RunStatus,
-    Step,
-    Task,
-    TaskStatus,
-    Workflow,
-    WorkflowEnded,
-    load_progress,
-)
+from plait.workflows import FollowUps, Interaction, load_progress
 from tests.support.fakes import Talker
 from tests.support.processes import warm
 from tests.support.processes.reviewing import review_once

@@ -7,9 +7,9 @@ from pathlib import Path
 import anyio
 import pytest
 
-from plait import events
+from plait import Clock, ParallelRunner, Run, RunStatus, TaskStatus, events
 from plait.backends import Usage
-from plait.runner import Clock, ParallelRunner, ResumeAction, Run, RunStatus, TaskStatus
+from plait.results import ResumeAction
 from plait.runner.domain.result import ResumeSummary
 from plait.runner.engine.attempt import INTERRUPTED
 from tests.support.agents.adopting import allow_once_adopted, foretold, history, is_adopted, resumed, said_in

@@ -7,9 +7,9 @@ import sys
 import anyio
 import pytest
 
-from plait import events
+from plait import ParallelRunner, events
 from plait.persistence import SQLiteStore
-from plait.runner import ParallelRunner, ResumeAction
+from plait.results import ResumeAction
 from tests.support.agents.homes import Home, until
 from tests.support.processes.warm import Warm
 
@@ -17,7 +17,7 @@ PARENT = """
 import anyio, sys
 from pathlib import Path
 from plait.persistence import SQLiteStore
-from plait.runner import DAG, ParallelRunner, Task
+from plait import DAG, ParallelRunner, Task
 from tests.support.agents.homes import Home
 
 async def main(home):

@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from plait import events
+from plait import ParallelRunner, TaskStatus, events
 from plait.backends import BackendUnavailable
 from plait.backends.process.proctable import start_time
 from plait.backends.process.spawn import sweep
 from plait.backends.protocol import ConversationRequest
 from plait.persistence import SQLiteStore
-from plait.runner import ParallelRunner, ResumeAction, TaskStatus
+from plait.results import ResumeAction
 from tests.support.agents.detached_backend import Outliver
 from tests.support.agents.homes import Home, until
 from tests.support.agents.outliving import RUN, World
@@ -31,7 +31,7 @@ PARENT = """
 import anyio, sys
 from pathlib import Path
 from plait.persistence import SQLiteStore
-from plait.runner import DAG, ParallelRunner, Task
+from plait import DAG, ParallelRunner, Task
 from tests.support.agents.homes import Home
 
 async def main(home):

@@ -15,9 +15,8 @@ from anyio.to_thread import run_sync
 
 pytest.importorskip("distributed")
 
-from plait import events
+from plait import RunStatus, TaskStatus, events
 from plait.persistence import EventKind
-from plait.runner import RunStatus, TaskStatus
 from tests.support.agents.outliving import RUN
 from tests.support.hosts.dask_outliving import DaskWorld
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from plait import events
+from plait import RunStatus, TaskStatus, events
 from plait.backends.hosts.slots import Slots
 from plait.persistence import EventKind
-from plait.runner import ResumeAction, RunStatus, TaskStatus
+from plait.results import ResumeAction
 from plait.runner.engine.attempt import INTERRUPTED
 from tests.support.agents.outliving import RUN
 from tests.support.hosts.outliving import SLOTS, HostsWorld, busy_hosts

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from plait import DAG, ParallelRunner, PlaitError, RunStatus, Task, TaskStatus
 from plait.backends.protocol import ConversationRequest, DetachedTurn, Files
 from plait.events import RunClaimed
 from plait.persistence import Batch, MemoryStore
-from plait.runner import DAG, ParallelRunner, PlaitError, ResumeAction, RunStatus, Task, TaskStatus
+from plait.results import ResumeAction
 from plait.runner.engine.inbox import cancel_note
 from plait.runner.state.orphans import delete_files
 from tests.support.agents.detached_backend import Outliver

@@ -12,24 +12,14 @@ from typing import Any, cast
 import anyio
 import pytest
 
+from plait import DAG, FailureMode, ParallelRunner, PlaitError, RunResult, RunStatus, Task, TaskStatus
 from plait.backends import ask
 from plait.backends.protocol import ConversationRequest, Reply
 from plait.dialogue import Question
+from plait.errors import AnswerConflict, RunNotResumable
 from plait.events import TaskStarted, TaskWaiting
 from plait.persistence import MemoryStore, Note, SQLiteStore, Store
-from plait.runner import (
-    DAG,
-    AnswerConflict,
-    FailureMode,
-    ParallelRunner,
-    PlaitError,
-    ResumeAction,
-    RunNotResumable,
-    RunResult,
-    RunStatus,
-    Task,
-    TaskStatus,
-)
+from plait.results import ResumeAction
 from tests.support.fakes import QuickClock, Talker
 from tests.support.late import Held
 from tests.support.processes.command import environment
@@ -266,7 +256,8 @@ async def test_two_answer_at_once_and_one_of_them_is_first(store: Store) -> None
 ANSWER = """
 import sys, anyio
 from plait.persistence import SQLiteStore
-from plait.runner import AnswerConflict, ParallelRunner
+from plait import ParallelRunner
+from plait.errors import AnswerConflict
 
 async def main(path, value):
     async with SQLiteStore(path, mode="existing") as store:

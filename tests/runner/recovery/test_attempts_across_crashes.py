@@ -8,9 +8,9 @@ from collections.abc import Callable
 import anyio
 import pytest
 
+from plait import DAG, ParallelRunner, Retry, RunStatus, Task
 from plait.backends import BackendError, ErrorKind
 from plait.persistence import Store
-from plait.runner import DAG, ParallelRunner, Retry, RunStatus, Task
 from tests.support.crashed import Dying, die
 from tests.support.fakes import Talker
 

@@ -17,7 +17,8 @@ from tests.support.processes import warm
 _SCRIPT = """
 import asyncio, os, signal, sys
 from contextlib import asynccontextmanager
-from plait import DAG, ForkEdits, ParallelRunner, Reply, SQLiteStore, Task
+from plait import DAG, ParallelRunner, Reply, SQLiteStore, Task
+from plait.results import ForkEdits
 
 class Agent:
     session_id = None

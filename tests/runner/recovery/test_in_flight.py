@@ -11,13 +11,13 @@ from typing import Literal
 
 import pytest
 
-from plait import events
+from plait import DAG, ParallelRunner, PlaitError, RunStatus, Task, TaskStatus, events
 from plait.backends import BackendError, ErrorKind
 from plait.backends.protocol import ConversationRequest
 from plait.errors import OwnershipLost
 from plait.events import TaskPlaced
 from plait.persistence import Batch, MemoryStore, SQLiteStore, Store, StoreError
-from plait.runner import DAG, ParallelRunner, PlaitError, ResumeAction, RunStatus, Task, TaskStatus
+from plait.results import ResumeAction
 from plait.runner.engine.attempt import INTERRUPTED
 from tests.support.crashed import Dying, die
 from tests.support.fakes import QuickClock, Talker

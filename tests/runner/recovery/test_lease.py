@@ -10,10 +10,11 @@ from unittest.mock import patch
 import anyio
 import pytest
 
+from plait import DAG, ParallelRunner, RunResult, RunStatus, Task
 from plait.backends import ask
+from plait.errors import RunExists, RunOwned
 from plait.events import LeaseRenewed, RunClaimed, RunReleased
 from plait.persistence import Batch, MemoryStore, Store, StoreError
-from plait.runner import DAG, ParallelRunner, RunExists, RunOwned, RunResult, RunStatus, Task
 from plait.runner.clock import iso
 from plait.runner.recovery import lease
 from plait.runner.state.attempt_files import run_folder

@@ -10,22 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from plait import DAG, FailureMode, ParallelRunner, Retry, RunService, RunStatus, Task, TaskStatus
 from plait.backends import BackendError, ErrorKind
 from plait.backends.protocol import ConversationRequest, DetachedTurn, Files
+from plait.errors import RunOwned
 from plait.persistence import MemoryStore, Store
 from plait.persistence.records import TaskRecord
-from plait.runner import (
-    DAG,
-    FailureMode,
-    ParallelRunner,
-    ResumeAction,
-    Retry,
-    RunOwned,
-    RunService,
-    RunStatus,
-    Task,
-    TaskStatus,
-)
+from plait.results import ResumeAction
 from plait.runner.engine.attempt import INTERRUPTED
 from plait.runner.state.attempt_files import attempt_files
 from tests.support.crashed import Dying, die

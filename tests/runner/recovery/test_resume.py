@@ -13,23 +13,11 @@ from pathlib import Path
 import anyio
 import pytest
 
-from plait import events
+from plait import DAG, FailureMode, ParallelRunner, Retry, RunStatus, Task, TaskStatus, events
 from plait.backends import BackendError, ErrorKind, Reply, Usage
+from plait.errors import BackendMissing, RunNotFound, RunNotResumable, StoreRequired
 from plait.persistence import Batch, Conflict, MemoryStore, RunStatusChanged, SQLiteStore, Store, StoreError
 from plait.persistence.contract.samples import whole
-from plait.runner import (
-    DAG,
-    BackendMissing,
-    FailureMode,
-    ParallelRunner,
-    Retry,
-    RunNotFound,
-    RunNotResumable,
-    RunStatus,
-    StoreRequired,
-    Task,
-    TaskStatus,
-)
 from plait.runner.operations.workflow_progress import load_progress
 from plait.runner.state import codec as translate
 from tests.support.fakes import QuickClock, Talker
@@ -199,7 +187,7 @@ async def test_answers_to_what_cannot_be_resumed(store: Store) -> None:
 CRASHING = """
 import os, signal, sys, anyio
 from plait.persistence import SQLiteStore
-from plait.runner import DAG, ParallelRunner, Task
+from plait import DAG, ParallelRunner, Task
 
 async def body(prompt):
     if prompt == "die":

@@ -6,12 +6,13 @@ from collections import Counter
 
 import pytest
 
+from plait import DAG, ParallelRunner, RunStatus, Task
 from plait.backends.protocol import ConversationRequest, Reply
 from plait.errors import BackendError, ErrorKind
 from plait.events import TasksAdded
 from plait.persistence import Conflict, MemoryStore, Store
-from plait.runner import DAG, Decision, ParallelRunner, RunStatus, RunView, Task
 from plait.runner.engine.checkpointer import BATCH_LIMIT
+from plait.workflows import Decision, RunView
 from tests.support.crashed import Dying, die
 from tests.support.fakes import QuickClock, Talker
 from tests.support.growth import Recording, Scripted, listed, plan, spec, talker

@@ -10,22 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from plait import events
+from plait import DAG, FailureMode, ParallelRunner, Retry, RunStatus, Task, TaskStatus, events
 from plait.backends import BackendError, ErrorKind, Message, Reply
+from plait.errors import RunNotFound, RunOwned
 from plait.events import RunClaimed
 from plait.persistence import Batch, MemoryStore, SQLiteStore, Store, StoreError
-from plait.runner import (
-    DAG,
-    FailureMode,
-    ParallelRunner,
-    ResumeAction,
-    Retry,
-    RunNotFound,
-    RunOwned,
-    RunStatus,
-    Task,
-    TaskStatus,
-)
+from plait.results import ResumeAction
 from plait.runner.engine.attempt import INTERRUPTED
 from plait.runner.state.owner import Liveness, claim_for_this_process, liveness, unregister
 from tests.support.crashed import Dying, die

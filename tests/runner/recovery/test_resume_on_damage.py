@@ -8,8 +8,9 @@ from pathlib import Path
 import anyio
 import pytest
 
+from plait import DAG, ParallelRunner, RunStatus, Task
+from plait.errors import RunNotResumable
 from plait.persistence import SQLiteStore
-from plait.runner import DAG, ParallelRunner, RunNotResumable, RunStatus, Task
 from plait.runner.orchestrator import Orchestrator
 from tests.support.crashed import Dying, die
 from tests.support.fakes import Talker

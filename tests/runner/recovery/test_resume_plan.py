@@ -9,11 +9,12 @@ from typing import Any
 import anyio
 import pytest
 
+from plait import DAG, ParallelRunner, RunStatus, Task
 from plait.backends.protocol import DetachedTurn, Files
 from plait.events import PolicyDecided
 from plait.persistence import Batch, MemoryStore
 from plait.persistence.records import TaskRecord
-from plait.runner import DAG, Decision, ParallelRunner, ResumeAction, RunStatus, Task
+from plait.results import ResumeAction
 from plait.runner.domain.question import AnsweredQuestion, Way, encode_answers
 from plait.runner.recovery.resume_plan import (
     Evidence,
@@ -23,6 +24,7 @@ from plait.runner.recovery.resume_plan import (
     steps_of_cancelled,
     steps_of_decided,
 )
+from plait.workflows import Decision
 from tests.support.fakes import QuickClock, Talker
 from tests.support.growth import Scripted, by_end
 from tests.support.stores.faulty_store import Fault, FaultyStore, on_write

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from plait import DAG, ParallelRunner, PlaitError, RunStatus, Task
+from plait.errors import DAGError, TaskNotFound
 from plait.persistence import SQLiteStore, Store
-from plait.runner import DAG, DAGError, ParallelRunner, PlaitError, RunStatus, Task, TaskNotFound
 from tests.support.processes.command import plait_here
 
 

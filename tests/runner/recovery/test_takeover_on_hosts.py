@@ -15,10 +15,9 @@ import anyio
 import anyio.abc
 import pytest
 
-from plait import events
+from plait import ParallelRunner, RunResult, RunStatus, events
 from plait.backends.hosts.group import HostGroup
 from plait.persistence import SQLiteStore
-from plait.runner import ParallelRunner, RunResult, RunStatus
 from plait.runner.engine.host_connections import run_on_hosts
 from tests.support.agents.outliving import RUN
 from tests.support.hosts.outliving import LEASE, HostsWorld, PlacedWorld

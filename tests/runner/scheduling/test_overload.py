@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from plait import events
-from plait.runner import DAG, ParallelRunner, Retry, RunStatus, Task
+from plait import DAG, ParallelRunner, Retry, RunStatus, Task, events
 from tests.support.remotes import dialect, make
 from tests.support.wire import Dialect, Exchange, serve
 from tests.support.wire import events as stream

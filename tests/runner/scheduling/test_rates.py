@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from plait import RateLimits
 from plait.backends.protocol import Allowance
-from plait.runner import RateLimits
 from plait.runner.scheduling.rate_gate import RateGate, RunRates
 from plait.runner.scheduling.rates import BURST_S, RateLimiter, TokenBucket
 

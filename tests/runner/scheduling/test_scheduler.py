@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from plait.runner import DAG, FailureMode, Task, TaskStatus
+from plait import DAG, FailureMode, Task, TaskStatus
 from plait.runner.scheduling.scheduler import InitialState, Scheduler
 from plait.runner.scheduling.slots import SlotPool
 

@@ -13,10 +13,9 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from plait import events
+from plait import DAG, ParallelRunner, Retry, RunResult, RunService, RunStatus, Task, events
 from plait.backends import BackendError, ErrorKind, ask
 from plait.persistence import MemoryStore, SQLiteStore, Store
-from plait.runner import DAG, ParallelRunner, Retry, RunResult, RunService, RunStatus, Task
 from plait.runner.state.failures import PATIENCE
 from tests.support.fakes import QuickClock, Talker
 from tests.support.sharing import COMPLETED, Meter, chain, run_all, wide

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import anyio.lowlevel
 import pytest
 
-from plait.runner import DAG, ParallelRunner, Task, TaskStatus
+from plait import DAG, ParallelRunner, Task, TaskStatus
 from plait.runner.scheduling.account import Account, Pause
 from plait.runner.scheduling.scheduler import InitialState, Scheduler
 from plait.runner.scheduling.slots import SlotPool

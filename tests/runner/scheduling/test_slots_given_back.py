@@ -14,11 +14,11 @@ import anyio
 import anyio.lowlevel
 import pytest
 
+from plait import DAG, FailureMode, ParallelRunner, Retry, Task
 from plait.backends import BackendError, ErrorKind, FunctionBackend, Reply, ask
 from plait.backends.protocol import ConversationRequest
 from plait.dialogue import Question
 from plait.persistence import MemoryStore
-from plait.runner import DAG, FailureMode, ParallelRunner, Retry, Task
 from plait.runner.scheduling.account import Pause
 from plait.runner.scheduling.scheduler import InitialState, Scheduler
 from plait.runner.scheduling.slots import SlotPool

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import anyio
 import pytest
 
+from plait import DAG, ParallelRunner, Retry, RunStatus, Task, TaskStatus
 from plait.backends import BackendError, ConversationRequest, ErrorKind, Reply
 from plait.persistence import Store
-from plait.runner import DAG, ParallelRunner, Retry, RunStatus, Task, TaskStatus
 from plait.runner.scheduling.account import PROBES, Account, Pause
 from plait.runner.scheduling.scheduler import InitialState, Scheduler
 from plait.runner.scheduling.slots import SlotPool

@@ -9,8 +9,9 @@ from pathlib import Path
 import anyio
 import pytest
 
+from plait import DAG, Orchestrator, ParallelRunner, RunService, RunStatus, Task
 from plait.persistence import PostgresStore, SQLiteStore, StoreNotOpen, StoreUnusable
-from plait.runner import DAG, ForkEdits, Orchestrator, ParallelRunner, RunService, RunStatus, Task
+from plait.results import ForkEdits
 from tests.support.fakes import Talker
 from tests.support.stores.postgres import empty, worker_dsn
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from plait import DAG, ParallelRunner, RunStatus, Task
 from plait.persistence import MemoryStore
-from plait.runner import DAG, ParallelRunner, RunStatus, Task
 from tests.support.hosts import functions
 from tests.support.hosts.world import HostFolder
 

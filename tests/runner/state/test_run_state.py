@@ -11,12 +11,11 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from plait import events
+from plait import DAG, FailureMode, Task, TaskResult, TaskStatus, events
 from plait.backends.protocol import Reply
 from plait.dialogue import Message, Question
-from plait.errors import BackendError, ErrorKind
+from plait.errors import BackendError, DAGError, ErrorKind
 from plait.persistence.records import AttemptRecord, TaskRecord
-from plait.runner import DAG, DAGError, FailureMode, Task, TaskResult, TaskStatus
 from plait.runner.domain.conversation import INVALID_TASKS, Continuation, History
 from plait.runner.domain.question import AnsweredQuestion, Asking, Way, encode_answers
 from plait.runner.state import run_state

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 from fastapi import Response
 
+from plait import ParallelRunner, RunService
 from plait.backends.spec.build import LocalSpec
+from plait.errors import PlanError
+from plait.orchestration import OrchestratorPolicy
 from plait.persistence import MemoryStore
-from plait.runner import OrchestratorPolicy, ParallelRunner, PlanError, RunService
 from plait.runner.web.posted_plan import posted_plan
 from plait.runner.web.routes import Api, ServedRuns
 from plait.runner.web.schemas import NewRun

@@ -13,8 +13,8 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, expect, sync_playwright
 
+from plait import DAG, ParallelRunner, Task
 from plait.persistence import SQLiteStore
-from plait.runner import DAG, ParallelRunner, Task
 from plait.runner.web.page_files import page_files
 from tests.runner.cli.commands.test_cancel import until
 from tests.runner.web.test_page import open_run, opened, run, started

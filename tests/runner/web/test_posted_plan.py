@@ -14,8 +14,9 @@ import fastapi.routing
 import httpx
 import pytest
 
+from plait import DAG, ParallelRunner, RunService, Task
+from plait.errors import PlanError
 from plait.persistence import MemoryStore, Store
-from plait.runner import DAG, ParallelRunner, PlanError, RunService, Task
 from plait.runner.web.app import make_app
 from plait.runner.web.posted_plan import posted_plan
 from plait.runner.web.routes import ServedRuns

@@ -12,9 +12,10 @@ import anyio.lowlevel
 import httpx
 import pytest
 
+from plait import DAG, ParallelRunner, PlaitError, RunService, RunStatus, Task
 from plait.backends import ask
+from plait.errors import AnswerConflict
 from plait.persistence import MemoryStore, Store
-from plait.runner import DAG, AnswerConflict, ParallelRunner, PlaitError, RunService, RunStatus, Task
 from plait.runner.operations import inspect as looking
 from plait.runner.web import schemas
 from plait.runner.web.app import make_app

@@ -8,9 +8,9 @@ from typing import Any
 import anyio
 import pytest
 
+from plait import DAG, Task
 from plait.backends import FunctionBackend
 from plait.persistence import MemoryStore
-from plait.runner import DAG, Task
 from plait.runner.clock import Clock
 from plait.runner.parallel import ParallelRunner
 from plait.runner.service import RunService

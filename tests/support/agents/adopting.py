@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeGuard
 
-from plait import events
-from plait.runner import ParallelRunner, Preview, Run
+from plait import ParallelRunner, Run, events
+from plait.results import Preview
 from tests.support.agents.outliving import RUN, World
 
 

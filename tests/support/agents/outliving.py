@@ -16,10 +16,9 @@ from typing import Any
 
 import anyio
 
-from plait import events
+from plait import DAG, FailureMode, ParallelRunner, Retry, Task, events
 from plait.backends.process.proctable import start_time
 from plait.persistence import SQLiteStore
-from plait.runner import DAG, FailureMode, ParallelRunner, Retry, Task
 from tests.support.agents.detached_backend import Outliver
 from tests.support.processes.warm import Warm
 

@@ -18,11 +18,10 @@ import anyio
 import psutil
 from anyio.to_thread import run_sync
 
-from plait import events
-from plait.backends import DaskHosts
+from plait import ParallelRunner, RunResult, events
 from plait.backends.hosts.placed import HostBackend
+from plait.hosts import DaskHosts
 from plait.persistence import EventKind, SQLiteStore
-from plait.runner import ParallelRunner, RunResult
 from tests.support.agents.outliving import RUN, dag_of
 from tests.support.hosts.agent import Agent
 from tests.support.hosts.dask_cluster import DaskCluster

@@ -20,11 +20,11 @@ from unittest.mock import patch
 
 import anyio
 
+from plait import ParallelRunner
 from plait.backends.hosts.placed import HostBackend
 from plait.backends.hosts.slots import slots_taken
 from plait.persistence import SQLiteStore
 from plait.persistence.records import EventRecord
-from plait.runner import ParallelRunner
 from tests.support.agents.outliving import RUN, World, dag_of
 from tests.support.hosts.agent import Agent
 from tests.support.hosts.bugs import BUGS

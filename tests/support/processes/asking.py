@@ -17,11 +17,10 @@ from typing import Any
 
 import anyio
 
-from plait import events
+from plait import DAG, OpenQuestion, ParallelRunner, Task, events
 from plait.backends.protocol import Conversation, ConversationRequest, Reply
 from plait.dialogue import Question
 from plait.persistence import SQLiteStore
-from plait.runner import DAG, OpenQuestion, ParallelRunner, Task
 
 RUN = "r"
 PLAN = DAG(

@@ -16,8 +16,10 @@ from unittest import mock
 
 import anyio
 
+from plait import DAG, ParallelRunner, Task
+from plait.errors import OwnershipLost, RunOwned
 from plait.persistence import Batch, Fenced, SQLiteStore, rules
-from plait.runner import DAG, OwnershipLost, ParallelRunner, RunOwned, Task, parallel
+from plait.runner import parallel
 from tests.support.processes.forked import Child
 
 RUN = "r"

@@ -20,9 +20,10 @@ from typing import cast
 
 import anyio
 
+from plait import Clock, ParallelRunner, Run
+from plait.errors import OwnershipLost
 from plait.events import TaskCompleted
 from plait.persistence import Batch, Fenced, SQLiteStore
-from plait.runner import Clock, OwnershipLost, ParallelRunner, Run
 from tests.support.processes.contest import LEASE, PATIENCE, RUN, TASKS, Round, Sabotage, resumed, sabotaged
 from tests.support.processes.forked import Child, Gate, lines_of
 

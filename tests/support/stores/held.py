@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import anyio
 
+from plait import Clock
 from plait.persistence import Batch, Change, NoteRecord, Store
-from plait.runner import Clock
 from plait.runner.engine.inbox import LOOK_EVERY_S
 from tests.support.stores.faulty_store import FaultyStore
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from plait import DAG, FailureMode, ParallelRunner, Retry, Task
 from plait.persistence import SQLiteStore
-from plait.runner import DAG, FailureMode, ParallelRunner, Retry, Task
 
 
 async def sample_store(path: Path) -> str:

@@ -18,8 +18,8 @@ from unittest import mock
 
 import anyio
 
+from plait import DAG, ParallelRunner, RunResult, Task
 from plait.persistence import Batch, SQLiteStore, StoreError, TaskCompleted, sqlite_store
-from plait.runner import DAG, ParallelRunner, RunResult, Task
 
 RUN = "r"
 FILE = "runs.db"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from plait import DAG, ParallelRunner, Task
 from plait.persistence import MemoryStore
-from plait.runner import DAG, ParallelRunner, Task
 from tests.support.fakes import Talker
 from tests.support.stores.faulty_store import FaultyStore
 

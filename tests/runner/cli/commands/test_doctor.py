@@ -15,12 +15,12 @@ import anyio
 import psutil
 import pytest
 
+from plait import DAG, ParallelRunner, Retry, RunStatus, Task
 from plait.backends import BackendError, ErrorKind
 from plait.backends.process.strays import left_over_servers
 from plait.persistence import SQLiteStore
 from plait.persistence.findings import Fitness
 from plait.persistence.store_health import file, file_system, library, space
-from plait.runner import DAG, ParallelRunner, Retry, RunStatus, Task
 from tests.support.fakes import QuickClock, Talker
 from tests.support.plans.logged import make, wait_for_call
 from tests.support.processes.command import PLAIT, environment, plait, plait_here

@@ -9,10 +9,9 @@ from typing import Any
 import asyncpg
 import pytest
 
-from plait import DAG, ParallelRunner, PostgresStore, Retry, Task
+from plait import DAG, ParallelRunner, PostgresStore, Retry, RunStatus, Task
 from plait.backends import BackendError, ErrorKind
 from plait.persistence import Note, StoreError
-from plait.runner import RunStatus
 from tests.support.fakes import QuickClock, Talker
 from tests.support.processes.command import plait_here
 from tests.support.stores.postgres import empty, worker_dsn

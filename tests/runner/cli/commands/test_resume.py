@@ -251,7 +251,7 @@ def test_retry_failed_runs_what_failed_and_what_it_blocked(tmp_path: Path) -> No
 
 PYTHON_MADE = """
 import anyio
-from plait.runner import DAG, ParallelRunner, Task
+from plait import DAG, ParallelRunner, Task
 from plait.persistence import SQLiteStore
 async def main():
     async def stop(prompt): run.stop(); await anyio.sleep_forever()

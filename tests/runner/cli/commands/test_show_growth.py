@@ -7,11 +7,11 @@ from pathlib import Path
 import anyio
 import pytest
 
-from plait import events
+from plait import DAG, ParallelRunner, RunStatus, Task, TaskStatus, events
 from plait.persistence import SQLiteStore
-from plait.runner import DAG, Decision, ParallelRunner, RunStatus, Task, TaskStatus
 from plait.runner.cli.display.plain import event_line
 from plait.runner.cli.display.progress import Progress
+from plait.workflows import Decision
 from tests.support.fakes import Talker
 from tests.support.growth import Scripted, by_end, listed, plan, spec, talker, tasks
 from tests.support.processes.command import plait_here

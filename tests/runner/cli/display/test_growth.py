@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from plait import DAG, Task, TaskStatus
 from plait.events import NewTask, TaskCompleted, TasksAdded, TaskStarted
-from plait.runner import DAG, Task, TaskStatus
 from plait.runner.cli.display.plain import event_line
 from plait.runner.cli.display.progress import Progress, grow
 from plait.runner.state.codec import new_task

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from plait import DAG, Task
 from plait.events import TaskCancelled, TaskCompleted, TaskOutput, TaskRetried, TaskStarted
-from plait.runner import DAG, Task
 from plait.runner.cli.display.plain import event_line
 from plait.runner.cli.display.progress import Progress
 from plait.runner.cli.display.text import last_cells

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from plait import OpenQuestion, Orchestrator, RunStatus
 from plait.backends import ask
 from plait.persistence import MemoryStore
-from plait.runner import OpenQuestion, Orchestrator, RunStatus
 
 asked: list[str] = []
 

@@ -1,0 +1,12 @@
+"""Other machines that run tasks: reached by ssh, or workers of a Dask cluster."""
+
+from __future__ import annotations
+
+from plait.backends.hosts.dask.hosts import DaskHosts
+from plait.backends.hosts.ssh import SSHHost, SSHHosts
+
+__all__ = [
+    "DaskHosts",
+    "SSHHost",
+    "SSHHosts",
+]

@@ -1,0 +1,18 @@
+"""Runs that reach a goal: a model plans the tasks, and judges the results."""
+
+from __future__ import annotations
+
+from plait.runner.orchestrator import LoopState, Orchestrator, OrchestratorResult, load_loop_state
+from plait.runner.policies.orchestrator.policy import LoopLimits, OrchestratorPolicy, Phase
+from plait.runner.policies.orchestrator.prompts import Team
+
+__all__ = [
+    "LoopLimits",
+    "LoopState",
+    "Orchestrator",
+    "OrchestratorPolicy",
+    "OrchestratorResult",
+    "Phase",
+    "Team",
+    "load_loop_state",
+]

@@ -1,0 +1,33 @@
+"""What is known of a run: its result, its tasks, why they wait, and what a resume, a fork or a reuse would do."""
+
+from __future__ import annotations
+
+from plait.runner.domain.question import OpenQuestion
+from plait.runner.domain.result import Degradation, ResumeSummary, RunResult, TaskResult
+from plait.runner.domain.waiting import WaitKind, WaitReason
+from plait.runner.operations.fork_run import Fork, ForkEdits
+from plait.runner.operations.inspect import RunInfo, StoredEvent, TaskInfo
+from plait.runner.operations.preview_reuse import ReuseAction, ReusePreview, ReuseStep
+from plait.runner.recovery.preview import Preview
+from plait.runner.recovery.resume_plan import ResumeAction, ResumeStep
+
+__all__ = [
+    "Degradation",
+    "Fork",
+    "ForkEdits",
+    "OpenQuestion",
+    "Preview",
+    "ResumeAction",
+    "ResumeStep",
+    "ResumeSummary",
+    "ReuseAction",
+    "ReusePreview",
+    "ReuseStep",
+    "RunInfo",
+    "RunResult",
+    "StoredEvent",
+    "TaskInfo",
+    "TaskResult",
+    "WaitKind",
+    "WaitReason",
+]
