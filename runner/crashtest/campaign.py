@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from itertools import chain, count, islice, zip_longest
 from pathlib import Path
 
-from plait.errors import PlaitError
+from plait.errors import DAGError, PlaitError
 from plait.persistence.failpoints import FAILPOINTS, SERVER_FAILPOINTS
 from plait.runner.crashtest.cases import Case, plan_case, random_case
 from plait.runner.crashtest.fork_server import get_ready
@@ -139,7 +139,7 @@ class Campaign:
             tally = self._work(Stage(place / f"worker-{number}", server=self.server), number, workers)
             _outbox(place, number).write_text(tally.to_json(), encoding="utf-8")
             code = 0
-        except PlaitError as error:
+        except DAGError as error:
             # A case without a valid DAG is an error of the plan, not a broken invariant.
             _fault_file(place, number).write_text(str(error), encoding="utf-8")
         except Exception:
