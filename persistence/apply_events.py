@@ -14,8 +14,7 @@ from json.encoder import encode_basestring
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from plait import events
-from plait.persistence import changes as c
-from plait.persistence import event_log, rules, tables
+from plait.persistence import rules, tables
 from plait.persistence.checksums import SHORT, checksum, digest
 from plait.usage import NO_USAGE, Usage
 
@@ -64,7 +63,7 @@ class CachedRun:
         owner = self.head.owner
         return self.head.last_seq, self.head.epoch, None if owner is None else owner.owner_id
 
-    def missing(self, batch: Sequence[c.Change]) -> set[str]:
+    def missing(self, batch: Sequence[events.Event]) -> set[str]:
         """Return the ids of the tasks that the changes name and `tasks` lacks."""
         named = {task_id for one in batch if (task_id := getattr(one, "task_id", None)) is not None}
         for one in batch:
@@ -72,7 +71,7 @@ class CachedRun:
                 named.update(rules.mentioned_task_ids(one))
         return {task_id for task_id in named if task_id not in self.tasks}  # `named - keys` would copy all of the keys
 
-    def needs_size(self, batch: Sequence[c.Change]) -> bool:
+    def needs_size(self, batch: Sequence[events.Event]) -> bool:
         """Return whether `size` has to be read before the changes."""
         return self.size is None and any(isinstance(one, events.TasksAdded) for one in batch)
 
@@ -90,7 +89,7 @@ class Applier:
         self._ended: list[str] = []
         self._input_tokens = self._output_tokens = 0
 
-    def apply(self, first_seq: int, batch: Sequence[c.Change]) -> None:
+    def apply(self, first_seq: int, batch: Sequence[events.Event]) -> None:
         """Apply the changes, numbered from `first_seq`. Raises Conflict if a change is not allowed; the run is then
         good for nothing.
         """
@@ -103,9 +102,8 @@ class Applier:
                 if type(change) is events.RunCreated and seq == 1:
                     self._create_run(change)
                 run.head = rules.advance_head(run.head, change, seq, self._run_id)
-            event = event_log.event_of(shown)
-            if event is not None:
-                history.append((self._run_id, seq, *event))
+            if shown.shown:
+                history.append((self._run_id, seq, *events.columns_of(shown)))
         run.head = replace(run.head, last_seq=first_seq + len(batch) - 1)
         if self._input_tokens or self._output_tokens:  # of unknown cost: one addition for the batch
             run.usage += Usage(self._input_tokens, self._output_tokens)
@@ -126,7 +124,7 @@ class Applier:
             self._flush()
         self._touched.add(task_id)
 
-    def _require(self, change: c.TaskTransition, attempt: int | None = None) -> TaskState:
+    def _require(self, change: events.TaskTransition, attempt: int | None = None) -> TaskState:
         """Return the state of the task. Raises Conflict if the change does not follow from it."""
         task_id = change.task_id
         state = self._tasks.get(task_id)
@@ -195,7 +193,7 @@ class Applier:
         if change.attempt:
             self._rows[tables.CONFIRM_SESSION].append((1, *key))
 
-    def _append(self, seq: int, change: c.MessageAppended) -> None:
+    def _append(self, seq: int, change: events.MessageAppended) -> None:
         state, content = self._tasks.get(change.task_id), change.content
         if state is None:
             raise rules.conflict(self._run_id, change, None)
@@ -203,10 +201,12 @@ class Applier:
         said = checksum(change.task_id, content, change.role), *self._text(content)
         self._rows[tables.ADD_MESSAGE].append((*place, change.input_tokens, change.output_tokens, *said))
 
-    def _complete(self, seq: int, change: c.TaskCompleted) -> c.Change:
-        task_id, text, usage, prompt = change.task_id, change.text, change.usage, change.prompt
+    def _complete(self, seq: int, change: events.TaskCompleted) -> events.Event:
+        task_id, text, usage, prompt = change.task_id, change.text, change.usage, change.turn
         state = self._require(change, change.attempt)
-        if prompt is None or change.data is not None or len(text) > SHORT or len(prompt) > SHORT or _has_parts(usage):
+        if not isinstance(prompt, str) or change.data_json is not None or _has_parts(usage):
+            return self._complete_unusually(seq, change, state)
+        if len(text) > SHORT or len(prompt) > SHORT:
             return self._complete_unusually(seq, change, state)
         # The one path that is written out, because nearly all of the changes that a run pays for take it. The task is
         # running, because the completion brings the prompt.
@@ -224,8 +224,9 @@ class Applier:
             self._run.usage += usage
         return change
 
-    def _complete_unusually(self, seq: int, change: c.TaskCompleted, state: TaskState) -> c.Change:
-        task_id, text, data, prompt = change.task_id, change.text, change.data, change.prompt
+    def _complete_unusually(self, seq: int, change: events.TaskCompleted, state: TaskState) -> events.Event:
+        task_id, text, data = change.task_id, change.text, change.data_json
+        prompt = change.turn if isinstance(change.turn, str) else None
         asked: Row = (None, None, None) if prompt is None else (checksum(task_id, prompt), *self._text(prompt))
         self._set_ended(change, state, "completed")
         ended, usage = self._end_values(seq, change, state, "completed")
@@ -234,7 +235,7 @@ class Applier:
         self._rows[tables.COMPLETE].append((*ended, *asked, *said, *key))
         return change if usage is change.usage else replace(change, usage=usage)
 
-    def _set_ended(self, change: c.AttemptEnd, state: TaskState, status: str) -> None:
+    def _set_ended(self, change: events.AttemptEnd, state: TaskState, status: str) -> None:
         self._tasks[change.task_id] = TaskState(state.position, status, state.attempt, state.crashes)
         self._ended.append(change.task_id)
         key = self._run_id, state.position
@@ -243,7 +244,7 @@ class Applier:
         else:
             self._rows[tables.SET_STATUS].append((status, *key))
 
-    def _end_values(self, seq: int, change: c.AttemptEnd, state: TaskState, status: str) -> tuple[Row, Usage]:
+    def _end_values(self, seq: int, change: events.AttemptEnd, state: TaskState, status: str) -> tuple[Row, Usage]:
         """Return the values that every end of an attempt has, and the usage of the whole attempt."""
         usage: Usage = getattr(change, "usage", NO_USAGE)
         took: float | None = getattr(change, "duration_s", None)
@@ -255,20 +256,19 @@ class Applier:
         return (status, change.at, seq, *_usage(usage), took), usage
 
     def _end(
-        self, seq: int, change: c.AttemptEnd, state: TaskState, status: str, error: Row = (None, None, None)
+        self, seq: int, change: events.AttemptEnd, state: TaskState, status: str, error: Row = (None, None, None)
     ) -> Usage:
         """End the attempt, with the kind of the error, its text and the traceback. Return its usage."""
         ended, usage = self._end_values(seq, change, state, status)
         self._rows[tables.END].append((*ended, *error, self._run_id, state.position, state.attempt))
         return usage
 
-    def _fail(self, seq: int, change: c.TaskFailed) -> None:
-        rules.check_failed(self._run_id, change)
-        state = self._require(change, change.attempt)
-        self._end(seq, change, state, change.status, (change.error_kind, change.error, change.traceback))
-        self._set_ended(change, state, change.status)
+    def _fail(self, seq: int, change: events.TaskFailed) -> None:
+        state, status = self._require(change, change.attempt), change.status.value
+        self._end(seq, change, state, status, (change.error_kind, change.error, change.traceback))
+        self._set_ended(change, state, status)
 
-    def _retry(self, seq: int, change: c.TaskRetried) -> None:
+    def _retry(self, seq: int, change: events.TaskRetried) -> None:
         state = self._require(change, change.attempt)
         self._tasks[change.task_id] = state._replace(status="pending")
         self._end(seq, change, state, "retried", (change.error_kind, change.error, change.traceback))
@@ -281,7 +281,7 @@ class Applier:
         self._end(seq, change, state, "interrupted", (None, change.reason, None))
         self._rows[tables.INTERRUPT].append(("pending", crashes, self._run_id, state.position))
 
-    def _wait(self, seq: int, change: c.TaskWaiting) -> None:
+    def _wait(self, seq: int, change: events.TaskWaiting) -> None:
         state = self._require(change, change.attempt)
         usage = self._end(seq, change, state, "interrupted" if change.asked is None else "asked")
         crashes = state.crashes + change.crashed
@@ -318,16 +318,17 @@ class Applier:
         if change.damaged:
             self._rows[tables.DROP_RESULT].append((None, None, None, None, *key, state.attempt))
 
-    _OF_TASKS: Final[dict[type, Callable[..., c.Change | None]]] = {
+    _OF_TASKS: Final[dict[type, Callable[..., events.Event | None]]] = {
         events.TasksAdded: _add_tasks,
         events.TaskStarted: _start,
         events.SessionOpened: _open_session,
-        c.MessageAppended: _append,
-        c.TaskCompleted: _complete,
-        c.TaskFailed: _fail,
-        c.TaskRetried: _retry,
+        events.MessageAppended: _append,
+        events.TaskCompleted: _complete,
+        events.TaskFailed: _fail,
+        events.TaskSkipped: _fail,
+        events.TaskRetried: _retry,
         events.TaskInterrupted: _interrupt,
-        c.TaskWaiting: _wait,
+        events.TaskWaiting: _wait,
         events.TaskCancelled: _cancel,
         events.TaskAnswered: _answer,
         events.TaskReopened: _reopen,

@@ -48,11 +48,11 @@ from plait.persistence.sql_store import OF_ONE_STATEMENT, SQLStore
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Sequence
 
+    from plait.events import Event
     from plait.persistence.apply_events import Rows
-    from plait.persistence.changes import Batch, Change
     from plait.persistence.delete_runs import Purged
     from plait.persistence.postgres_connection import Connection, Mode
-    from plait.persistence.records import Note
+    from plait.persistence.records import Batch, Note
     from plait.persistence.rules import Claim, RunHead
     from plait.persistence.sql_store import Reading
     from plait.persistence.tables import Write
@@ -322,7 +322,7 @@ def _head(run_id: str, run: CachedRun, before: RunHead, lease_s: float | None = 
     return tables.SET_HEAD, *head_values(head), *sums(run.usage), lease_s, *guard
 
 
-def _apply(run_id: str, run: CachedRun, first_seq: int, changes: Sequence[Change]) -> list[Rows]:
+def _apply(run_id: str, run: CachedRun, first_seq: int, changes: Sequence[Event]) -> list[Rows]:
     """Apply the changes to the run. Return the rows of each statement. Raises Conflict."""
     segments: list[Rows] = []
     applier = Applier(run_id, run, lambda rows: segments.append({write: list(rows[write]) for write in rows}))

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from plait.persistence.changes import Batch
     from plait.persistence.records import (
         AttemptRecord,
+        Batch,
         EventKind,
         EventRecord,
         MessageRecord,

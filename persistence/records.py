@@ -1,6 +1,6 @@
-"""The records that a store returns, and the notes in a run's inbox. Plain frozen values.
+"""What a store takes and returns: batches of events, records, and the notes in a run's inbox. Plain frozen values.
 
-Times and JSON have the formats of `plait.persistence.changes`.
+Times and JSON have the formats of `plait.events`.
 """
 
 from __future__ import annotations
@@ -9,9 +9,31 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from plait.events import Owner
+from plait.events import Event, Owner
 from plait.json_form import value
 from plait.usage import NO_USAGE, Usage
+
+
+@value
+class Batch:
+    """Changes to one run, applied all or none.
+
+    Change i has the sequence number `first_seq + i`. The numbers of a run start at 1 and have no gap. A store skips
+    applied changes by their numbers, so a batch, or a longer batch that starts with the same changes, can be written
+    again after an error.
+    """
+
+    run_id: str
+    epoch: int
+    """The epoch of the writer; 0 before the first claim."""
+    first_seq: int
+    """The number of the first change."""
+    changes: tuple[Event, ...]
+
+    @property
+    def last_seq(self) -> int:
+        """The number of the last change."""
+        return self.first_seq + len(self.changes) - 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,39 +12,21 @@ from typing import TYPE_CHECKING
 
 from plait import events
 from plait.errors import Conflict, Fenced, Gap
-from plait.persistence import changes
 from plait.persistence.records import RunRecord
-from plait.statuses import RUN_TRANSITIONS, TASK_TRANSITIONS
+from plait.statuses import RUN_DONE, RUN_TRANSITIONS, TASK_TRANSITIONS, RunStatus, TaskStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection
 
-    from plait.events import Owner
-    from plait.persistence.changes import Batch, Change
+    from plait.events import Event, Owner, TaskTransition
+    from plait.persistence.records import Batch
     from plait.usage import Usage
 
-_KINDS: Mapping[type, str] = {
-    events.TaskStarted: "task_started",
-    changes.TaskCompleted: "task_completed",
-    changes.TaskFailed: "task_failed",
-    changes.TaskRetried: "task_retried",
-    events.TaskInterrupted: "task_interrupted",
-    changes.TaskWaiting: "task_waiting_input",
-    events.TaskAnswered: "task_answered",
-    events.TaskCancelled: "task_cancelled",
-    events.TaskReopened: "task_reopened",
-}
-_STATUSES_BEFORE: Mapping[type, frozenset[str]] = {
-    change: frozenset(str(status) for status in TASK_TRANSITIONS[kind].before) for change, kind in _KINDS.items()
-}
-_RUN_KINDS = {move.after.value: kind for kind, move in RUN_TRANSITIONS.items() if kind != "run_resumed"}
-_ONLY_RUNNING = frozenset({"running"})
-_ONLY_COMPLETED = frozenset({"completed"})
+_ONLY_RUNNING = frozenset({TaskStatus.RUNNING})
+_ONLY_COMPLETED = frozenset({TaskStatus.COMPLETED})
 
 CLAIMABLE_STATUSES = frozenset({"queued", "running", "cancelling"})
 """The statuses in which a run goes on without a person. See `is_claimable`."""
-FAILED_STATUSES = frozenset({"failed", "skipped"})
-_ENDED = frozenset({"completed", "failed", "cancelled"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,13 +160,13 @@ def _check_same_run(run_id: str, created: events.RunCreated, head: RunHead, *, s
         )
 
 
-def new_head(change: Change) -> RunHead:
+def new_head(change: Event) -> RunHead:
     """Return the head of a new run. `count_applied` refuses a batch for an unknown run that begins otherwise."""
     assert isinstance(change, events.RunCreated)
     return RunHead(name=change.name, settings=change.settings, created_at=change.at)
 
 
-def advance_head(head: RunHead, change: Change, seq: int, run_id: str) -> RunHead:
+def advance_head(head: RunHead, change: Event, seq: int, run_id: str) -> RunHead:
     """Return the head after the change; the same head if the change concerns a task only.
 
     Raises Conflict if the change does not follow from the head.
@@ -192,14 +174,14 @@ def advance_head(head: RunHead, change: Change, seq: int, run_id: str) -> RunHea
     match change:
         case events.RunClaimed() | events.LeaseRenewed() | events.RunReleased():
             return _with_owner(head, change, seq)
-        case changes.RunStatusChanged():
-            return _with_status(head, change, run_id)
         case events.PolicyDecided():
             return replace(head, policy_state=change.state_json, policy_seq=seq)
         case events.RunCreated():
             if seq != 1:
                 raise Conflict(f"run {run_id!r}: RunCreated can only be change 1, not change {seq}")
             return head
+        case _ if change.kind in RUN_TRANSITIONS:
+            return _with_status(head, change, run_id)
         case _:
             return head
 
@@ -215,41 +197,24 @@ def _with_owner(
     return replace(head, owner=owner, lease_expires_at=change.lease_expires_at, claims=claims)
 
 
-def _with_status(head: RunHead, change: changes.RunStatusChanged, run_id: str) -> RunHead:
-    kind = "run_resumed" if change.resumed and change.status == "running" else _RUN_KINDS.get(change.status)
-    if kind is None or head.status not in RUN_TRANSITIONS[kind].before:
-        raise Conflict(f"run {run_id!r} is {head.status} and cannot become {change.status}")
-    started_at = head.started_at or (change.at if change.status == "running" else None)
-    ended_at = change.at if change.status in _ENDED else None
-    return replace(head, status=change.status, started_at=started_at, ended_at=ended_at, error=change.error)
+def _with_status(head: RunHead, change: Event, run_id: str) -> RunHead:
+    before, after = RUN_TRANSITIONS[change.kind]
+    if head.status not in before:
+        raise Conflict(f"run {run_id!r} is {head.status} and cannot become {after.value} by {change.kind}")
+    started_at = head.started_at or (change.at if after is RunStatus.RUNNING else None)
+    ended_at = change.at if after in RUN_DONE else None
+    error = change.error if isinstance(change, events.RunEnded) else None
+    return replace(head, status=after.value, started_at=started_at, ended_at=ended_at, error=error)
 
 
-def statuses_before(change: Change) -> frozenset[str]:
+def statuses_before(change: TaskTransition) -> frozenset[TaskStatus]:
     """Return the statuses of the task from which `change` is allowed: those of TASK_TRANSITIONS, and two exceptions."""
-    if isinstance(change, changes.TaskCompleted):
+    if isinstance(change, events.TaskCompleted) and isinstance(change.turn, str):
         # The conversation of a task that asked has more messages than a prompt and an answer.
-        return _STATUSES_BEFORE[changes.TaskCompleted] if change.prompt is None else _ONLY_RUNNING
+        return _ONLY_RUNNING
     if isinstance(change, events.TaskReopened) and change.damaged:
         return _ONLY_COMPLETED
-    return _STATUSES_BEFORE[type(change)]
-
-
-def split_completion(change: Change) -> tuple[Change, ...]:
-    """Split a completion with its prompt into two messages and a completion. Return any other change as it is."""
-    if not isinstance(change, changes.TaskCompleted) or change.prompt is None:
-        return (change,)
-    place = change.at, change.task_id, change.attempt
-    asked = changes.MessageAppended(*place, "user", change.prompt)
-    said = changes.MessageAppended(
-        *place, "assistant", change.text, change.usage.input_tokens, change.usage.output_tokens
-    )
-    return asked, said, replace(change, prompt=None)
-
-
-def check_failed(run_id: str, change: changes.TaskFailed) -> None:
-    """Raise Conflict if TaskFailed has another status than failed or skipped."""
-    if change.status not in FAILED_STATUSES:
-        raise Conflict(f"run {run_id!r}: TaskFailed of task {change.task_id!r} cannot make the task {change.status}")
+    return TASK_TRANSITIONS[change.kind].before
 
 
 def mentioned_task_ids(change: events.TasksAdded) -> list[str]:
@@ -282,7 +247,7 @@ def check_added(run_id: str, change: events.TasksAdded, stored: Collection[str])
         )
 
 
-def conflict(run_id: str, change: Change, found: tuple[str, int] | None) -> Conflict:
+def conflict(run_id: str, change: Event, found: tuple[str, int] | None) -> Conflict:
     """Return the error for a refused change.
 
     `found` is the stored status and attempt of the task, or None if there is no such task.

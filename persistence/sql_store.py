@@ -17,7 +17,7 @@ from plait.persistence.apply_events import CachedRun
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from plait.persistence.changes import Change
+    from plait.events import Event
     from plait.persistence.records import (
         AttemptRecord,
         EventKind,
@@ -161,7 +161,7 @@ def open_states(run_id: str, run: CachedRun) -> Reading[None]:
     run.tasks.update(map(records.task_state, (yield tables.GET_OPEN_STATES, (run_id,))))
 
 
-def states(run_id: str, run: CachedRun, changes: Sequence[Change]) -> Reading[None]:
+def states(run_id: str, run: CachedRun, changes: Sequence[Event]) -> Reading[None]:
     """Read into `run` what the changes need and it lacks."""
     if missing := run.missing(changes):
         run.tasks.update(map(records.task_state, (yield tables.GET_STATES, (list(missing), run_id))))

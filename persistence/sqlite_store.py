@@ -42,9 +42,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from plait.persistence.apply_events import Rows
-    from plait.persistence.changes import Batch
     from plait.persistence.delete_runs import Purged
-    from plait.persistence.records import Note
+    from plait.persistence.records import Batch, Note
     from plait.persistence.sql_store import Reading
     from plait.persistence.tables import Write
 

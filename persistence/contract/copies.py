@@ -5,24 +5,24 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from plait.events import AttemptId, TaskReopened, TasksAdded, TaskStarted
-from plait.persistence import TaskCompleted, TaskFailed
+from plait.events import AttemptId, TaskCompleted, TaskFailed, TaskReopened, TasksAdded, TaskStarted
 from plait.persistence.contract.opened import OpenedStore
 from plait.persistence.contract.samples import CREATED, OPENING, RUN, Writer, at, whole
 from plait.persistence.sqlite_store import MemoryStore
 
 if TYPE_CHECKING:
-    from plait.persistence import Change, Store
+    from plait.events import Event
+    from plait.persistence import Store
 
 START = TaskStarted(at(3), "a", 1, "fast")
-DONE = TaskCompleted(at(4), "a", 1, "The Moon.", '{"moon": true}', prompt="First.")
+DONE = TaskCompleted(at(4), "a", 1, "The Moon.", '{"moon": true}', turn="First.")
 TAKEN = replace(DONE, at=at(6), taken_from=AttemptId(RUN, "a", 1))
-FAILED_B = (TaskStarted(at(3), "b", 1, "fast"), TaskFailed(at(4), "b", 1, "failed", "auth", "no key"))
+FAILED_B = (TaskStarted(at(3), "b", 1, "fast"), TaskFailed(at(4), "b", 1, "auth", "no key"))
 LIKE = (replace(CREATED, like=RUN), *OPENING[1:], START, TAKEN)
 SECOND, THIRD = "run-2", "run-3"
 
 
-async def _reads_alone(store: Store, run_id: str, *changes: Change) -> None:
+async def _reads_alone(store: Store, run_id: str, *changes: Event) -> None:
     """Assert that the run reads as in a store that has no other run."""
     alone = MemoryStore()
     await Writer(alone, run_id).write(*changes)
@@ -47,9 +47,9 @@ class CopiesContract(OpenedStore):
         tasks = (replace(CREATED.tasks[0], prompt="Changed."), *CREATED.tasks[1:])
         others = (
             replace(TAKEN, text="The Sun."),
-            replace(TAKEN, data=None),
-            replace(TAKEN, prompt="Changed."),
-            replace(TAKEN, prompt=None),
+            replace(TAKEN, data_json=None),
+            replace(TAKEN, turn="Changed."),
+            replace(TAKEN, turn=()),
             replace(TAKEN, taken_from=AttemptId(RUN, "a", 2)),
             replace(TAKEN, taken_from=AttemptId("no such run", "a", 1)),
         )

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from plait.events import PolicyDecided, RunClaimed
-from plait.persistence import Conflict, Fenced, MessageAppended, NoteRecord
+from plait.events import MessageAppended, PolicyDecided, RunClaimed
+from plait.persistence import Conflict, Fenced, NoteRecord
 from plait.persistence.contract.growth import ADDED
 from plait.persistence.contract.notes import ANSWER as ANSWER_NOTE
 from plait.persistence.contract.notes import CANCEL

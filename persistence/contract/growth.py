@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from plait.events import NewTask, PolicyDecided, RunClaimed, TasksAdded, TaskStarted
-from plait.persistence import Batch, Conflict, RunStatusChanged
+from plait.persistence import Batch, Conflict
 from plait.persistence.contract.opened import OpenedStore, Reopen
 from plait.persistence.contract.samples import (
     CREATED,
@@ -19,6 +19,7 @@ from plait.persistence.contract.samples import (
     Writer,
     at,
     owner,
+    run_becomes,
     whole,
     without_messages,
 )
@@ -26,7 +27,8 @@ from plait.persistence.contract.samples import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from plait.persistence import Change, Store
+    from plait.events import Event
+    from plait.persistence import Store
 
 MORE = (
     NewTask("d", "After {{ a }}.", ("a", "e"), "deep", '{"weight": 3}'),
@@ -166,7 +168,7 @@ class GrowthContract(OpenedStore):
         assert [t.position for t in await store.list_tasks(RUN)] == [0, 1, 2, 3]
 
     async def test_growth_written_again_changes_nothing(self, store: Store, writer: Writer) -> None:
-        changes: tuple[Change, ...] = (ADDED, PolicyDecided(at(5), "1"), replace(START_A, task_id="e"))
+        changes: tuple[Event, ...] = (ADDED, PolicyDecided(at(5), "1"), replace(START_A, task_id="e"))
         for kept in range(len(changes) + 1):
             await store.write(Batch(RUN, 1, 4, changes[:kept]))
         batch = await writer.write(*changes)
@@ -195,14 +197,14 @@ class GrowthContract(OpenedStore):
 
     async def test_a_decision_outlasts_owners_and_statuses(self, store: Store, writer: Writer) -> None:
         await writer.write(PolicyDecided(at(4), "1"))
-        await writer.write(RunStatusChanged(at(5), "failed", "why"), RunClaimed(at(6), owner("next"), 1.0))
-        await writer.write(RunStatusChanged(at(6), "running", resumed=True))
+        await writer.write(run_becomes(at(5), "failed", "why"), RunClaimed(at(6), owner("next"), 1.0))
+        await writer.write(run_becomes(at(6), "running", resumed=True))
         run = await store.get_run(RUN)
         assert run is not None
         assert (run.policy_state, run.policy_seq, run.error) == ("1", 4, None)
 
     @pytest.mark.parametrize("change", [ADDED, PolicyDecided(at(5), "{}")], ids=["tasks added", "policy decided"])
-    async def test_an_unknown_run_neither_grows_nor_decides(self, store: Store, change: Change) -> None:
+    async def test_an_unknown_run_neither_grows_nor_decides(self, store: Store, change: Event) -> None:
         for first_seq in (1, 4):
             with pytest.raises(Conflict, match="'run-1' is not in the store"):
                 await store.write(Batch(RUN, 0, first_seq, (change,)))

@@ -10,18 +10,23 @@ import pytest
 
 from plait.events import (
     BackendThrottled,
+    Event,
     HostAway,
     NodeStarted,
     SessionOpened,
     TaskAdopted,
     TaskAnswered,
     TaskCancelled,
+    TaskCompleted,
+    TaskFailed,
     TaskInterrupted,
     TaskPlaced,
     TaskReopened,
+    TaskRetried,
     TaskStarted,
+    TaskWaiting,
 )
-from plait.persistence import Change, EventKind, TaskCompleted, TaskFailed, TaskRetried, TaskWaiting
+from plait.persistence import EventKind
 from plait.persistence.contract.opened import OpenedStore
 from plait.persistence.contract.samples import ASK, ASKED, DONE_A, RUN, START_A, Writer, at, whole
 
@@ -103,7 +108,7 @@ class InterruptsContract(OpenedStore):
         assert json.loads(back.detail) == {"host": "m3", "since": None, "reason": "", "tasks": []}
 
     async def test_a_session_is_confirmed_for_one_attempt(self, store: Store, writer: Writer) -> None:
-        async def confirmed(*changes: Change) -> bool:
+        async def confirmed(*changes: Event) -> bool:
             await writer.write(*changes)
             return (await task_a(store)).session_confirmed
 
@@ -148,7 +153,12 @@ class InterruptsContract(OpenedStore):
         assert run is not None
         assert run.counts == {"waiting_input": 1, "pending": 2}
         last = (await store.list_events(RUN))[-1]
-        assert (last.kind, last.task_id, last.attempt, last.detail) == ("task_waiting_input", "a", 1, "{}")
+        assert (last.kind, last.task_id, last.attempt, last.detail) == (
+            "task_waiting_input",
+            "a",
+            1,
+            '{"crashed":true}',
+        )
 
     async def test_a_person_lets_the_task_run_again(self, store: Store, writer: Writer) -> None:
         await writer.write(START_A, ASKED)
@@ -173,7 +183,7 @@ class InterruptsContract(OpenedStore):
         assert kinds == [(4, "task_started"), (5, "task_waiting_input"), (6, "task_completed")]
 
     async def test_a_person_declares_the_task_failed(self, store: Store, writer: Writer) -> None:
-        await writer.write(START_A, ASKED, TaskFailed(at(6), "a", 1, "failed", "refused", "a person gave it up"))
+        await writer.write(START_A, ASKED, TaskFailed(at(6), "a", 1, "refused", "a person gave it up"))
         task = await task_a(store)
         assert (task.status, task.error_kind, task.question, task.ended_at) == ("failed", "refused", None, at(6))
         (attempt,) = await store.list_attempts(RUN)
@@ -187,7 +197,7 @@ class InterruptsContract(OpenedStore):
 
     @pytest.mark.parametrize("size", [10, 100_000])
     async def test_a_failed_task_is_reopened_with_another_prompt(self, store: Store, writer: Writer, size: int) -> None:
-        await writer.write(START_A, TaskFailed(at(4), "a", 1, "failed", "refused", "no"))
+        await writer.write(START_A, TaskFailed(at(4), "a", 1, "refused", "no"))
         await writer.write(TaskReopened(at(5), "a", 1, prompt="y" * size))
         task = await task_a(store)
         assert (task.status, task.prompt, task.attempt) == ("pending", "y" * size, 1)
@@ -197,7 +207,7 @@ class InterruptsContract(OpenedStore):
 
     @pytest.mark.parametrize("size", [10, 100_000])
     async def test_a_discarded_damaged_result_can_be_replaced(self, store: Store, writer: Writer, size: int) -> None:
-        done = replace(DONE_A, text="x" * size, data=f'"{"y" * size}"')
+        done = replace(DONE_A, text="x" * size, data_json=f'"{"y" * size}"')
         await writer.write(START_A, ASK, done)
         await writer.write(TaskReopened(at(6), "a", 1, damaged=True))
         task = await task_a(store)
@@ -205,7 +215,7 @@ class InterruptsContract(OpenedStore):
         assert [a.status for a in await store.list_attempts(RUN)] == ["completed"]
         await writer.write(replace(START_A, attempt=2), replace(done, attempt=2))
         task = await task_a(store)
-        assert (task.text, task.data, task.damaged, task.attempt) == (done.text, done.data, False, 2)
+        assert (task.text, task.data, task.damaged, task.attempt) == (done.text, done.data_json, False, 2)
         assert [a.status for a in await store.list_attempts(RUN)] == ["completed", "completed"]
         kinds = [(e.kind, e.attempt) for e in await store.list_events(RUN)][2:]
         assert kinds == [

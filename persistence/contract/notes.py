@@ -8,9 +8,9 @@ import anyio
 import pytest
 
 from plait.events import RunClaimed, RunReleased
-from plait.persistence import Conflict, Note, NoteRecord, RunStatusChanged, StoreError
+from plait.persistence import Conflict, Note, NoteRecord, StoreError
 from plait.persistence.contract.opened import OpenedStore
-from plait.persistence.contract.samples import OPENING, RUN, START_A, Writer, at, owner, whole
+from plait.persistence.contract.samples import OPENING, RUN, START_A, Writer, at, owner, run_becomes, whole
 
 if TYPE_CHECKING:
     from plait.persistence import Store
@@ -40,7 +40,7 @@ class NotesContract(OpenedStore):
         await store.send(RUN, CANCEL)
         assert await whole(store) == before
         await writer.write(START_A)
-        await writer.write(RunClaimed(at(6), owner("next"), 1.0), RunStatusChanged(at(6), "failed"), RunReleased(at(6)))
+        await writer.write(RunClaimed(at(6), owner("next"), 1.0), run_becomes(at(6), "failed"), RunReleased(at(6)))
         await store.send(RUN, ANSWER)
         assert [note.kind for note in await store.list_notes(RUN)] == ["cancel", "answer"]
 

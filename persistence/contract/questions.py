@@ -8,8 +8,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from plait.events import TaskAnswered, TaskCancelled, TaskInterrupted, TaskReopened
-from plait.persistence import Change, TaskCompleted, TaskFailed, TaskRetried
+from plait.events import (
+    Event,
+    TaskAnswered,
+    TaskCancelled,
+    TaskCompleted,
+    TaskFailed,
+    TaskInterrupted,
+    TaskReopened,
+    TaskRetried,
+    TaskSkipped,
+)
 from plait.persistence.contract.opened import OpenedStore
 from plait.persistence.contract.samples import ASK, ASKED, ASKING, DONE_A, RUN, START_A, Writer, at, whole
 from plait.usage import Usage
@@ -85,12 +94,12 @@ class QuestionsContract(OpenedStore):
         [
             (TaskCompleted(at(6), "a", 1, "This one.", duration_s=2.0), "completed", "completed"),
             (
-                TaskFailed(at(6), "a", 1, "failed", "declared_failed", "a person marked the task as failed", 2.0),
+                TaskFailed(at(6), "a", 1, "declared_failed", "a person marked the task as failed", 2.0),
                 "failed",
                 "failed",
             ),
             (
-                TaskFailed(at(6), "a", 1, "skipped", "declared_failed", "a person marked the task as failed", 2.0),
+                TaskSkipped(at(6), "a", 1, "declared_failed", "a person marked the task as failed", 2.0),
                 "skipped",
                 "skipped",
             ),
@@ -98,7 +107,7 @@ class QuestionsContract(OpenedStore):
         ids=["completed", "failed", "skipped"],
     )
     async def test_a_decision_keeps_the_cost_of_the_question(
-        self, store: Store, writer: Writer, end: Change, status: str, attempt_status: str
+        self, store: Store, writer: Writer, end: Event, status: str, attempt_status: str
     ) -> None:
         await writer.write(START_A, ASKING)
         await writer.write(end)
@@ -114,10 +123,11 @@ class QuestionsContract(OpenedStore):
         )
         (attempt,) = await store.list_attempts(RUN)
         assert (attempt.usage, attempt.duration_s) == (Usage(6, 4, 0.25, "sample-1", cost_is_partial=True), 1.75)
-        assert json.loads((await store.list_events(RUN))[-1].detail) == {
+        assert json.loads((await store.list_events(RUN))[-1].detail)["usage"] == {
             "input_tokens": 6,
             "output_tokens": 4,
             "cost_usd": 0.25,
+            "model": "sample-1",
             "cost_is_partial": True,
         }
 
@@ -130,7 +140,7 @@ class QuestionsContract(OpenedStore):
 
     @pytest.mark.parametrize("damaged", [False, True])
     async def test_reopening_removes_the_answers(self, store: Store, writer: Writer, *, damaged: bool) -> None:
-        end = replace(DONE_A, attempt=2) if damaged else TaskFailed(at(6), "a", 2, "failed", "auth", "no key")
+        end = replace(DONE_A, attempt=2) if damaged else TaskFailed(at(6), "a", 2, "auth", "no key")
         await writer.write(START_A, ASKING, ANSWERED, replace(START_A, attempt=2), end)
         assert (await task_a(store)).answers == '["this"]'
         await writer.write(TaskReopened(at(7), "a", 1, damaged=damaged))

@@ -9,27 +9,32 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from plait.events import (
+    Event,
+    MessageAppended,
     NewTask,
     Owner,
+    RunCancelled,
+    RunCancelling,
     RunClaimed,
+    RunCompleted,
     RunCreated,
+    RunFailed,
+    RunResumed,
+    RunStarted,
+    RunWaitingInput,
     TaskAnswered,
     TaskCancelled,
-    TaskInterrupted,
-    TaskReopened,
-    TaskStarted,
-)
-from plait.persistence import (
-    Batch,
-    Change,
-    MessageAppended,
-    RunStatusChanged,
-    Store,
     TaskCompleted,
     TaskFailed,
+    TaskInterrupted,
+    TaskReopened,
     TaskRetried,
+    TaskSkipped,
+    TaskStarted,
     TaskWaiting,
 )
+from plait.persistence import Batch, Store
+from plait.statuses import RunStatus
 from plait.usage import Usage
 
 if TYPE_CHECKING:
@@ -50,7 +55,21 @@ def owner(owner_id: str = "owner-1") -> Owner:
 TASKS = (NewTask("a", "First."), NewTask("b", "Then {{ a }}", ("a",), "fast", '{"weight": 2}'), NewTask("c", "Last."))
 CREATED = RunCreated(at(0), RUN, "moon", '{"concurrency": 8}', TASKS)
 CLAIMED = RunClaimed(at(1), owner(), 1000.5)
-RUNNING = RunStatusChanged(at(2), "running")
+
+
+def run_becomes(at: str, status: str, error: str | None = None, resumed: bool = False) -> Event:
+    """Return the event that gives the run the status."""
+    match status:
+        case "running":
+            return RunResumed(at, RUN, RunStatus.FAILED, 0) if resumed else RunStarted(at, RUN)
+        case "cancelling":
+            return RunCancelling(at, RUN)
+        case _:
+            ends = (RunWaitingInput, RunCompleted, RunFailed, RunCancelled)
+            return next(end for end in ends if end.status == status)(at, RUN, error)
+
+
+RUNNING = run_becomes(at(2), "running")
 START_A = TaskStarted(at(3), "a", 1, "fast", "session-a")
 ASK = MessageAppended(at(3), "a", 1, "user", "First.", 3, 0)
 ANSWER = MessageAppended(at(4), "a", 1, "assistant", "The Moon.", 0, 2)
@@ -64,10 +83,10 @@ class Writer:
     def __init__(self, store: Store, run_id: str = RUN) -> None:
         self.store, self.run_id, self.next_seq, self.epoch = store, run_id, 1, 0
 
-    def batch(self, *changes: Change) -> Batch:
+    def batch(self, *changes: Event) -> Batch:
         return Batch(self.run_id, self.epoch, self.next_seq, changes)
 
-    async def write(self, *changes: Change) -> Batch:
+    async def write(self, *changes: Event) -> Batch:
         batch = self.batch(*changes)
         await self.store.write(batch)
         self.next_seq += len(changes)
@@ -107,20 +126,20 @@ ASKING = TaskWaiting(
     duration_s=1.5,
     usage=Usage(3, 2, 0.25, "sample-1"),
 )
-AT_START: dict[str, tuple[Change, ...]] = {
+AT_START: dict[str, tuple[Event, ...]] = {
     "pending": (),
     "running": (START_A,),
     "retried": (START_A, TaskRetried(at(4), "a", 1, "transient", "reset", 0.5)),
     "interrupted": (START_A, TaskInterrupted(at(4), "a", 1, "crash")),
     "completed": (START_A, DONE_A),
-    "failed": (START_A, TaskFailed(at(4), "a", 1, "failed", "auth", "no key", 0.5)),
-    "skipped": (START_A, TaskFailed(at(4), "a", 1, "skipped", "auth", "no key", 0.5)),
+    "failed": (START_A, TaskFailed(at(4), "a", 1, "auth", "no key", 0.5)),
+    "skipped": (START_A, TaskSkipped(at(4), "a", 1, "auth", "no key", 0.5)),
     "cancelled": (START_A, TaskCancelled(at(4), "a", 1)),
     "cancelled before": (TaskCancelled(at(4), "a", 1),),
-    "reopened": (START_A, TaskFailed(at(4), "a", 1, "failed", "auth", "no key"), TaskReopened(at(5), "a", 1)),
+    "reopened": (START_A, TaskFailed(at(4), "a", 1, "auth", "no key"), TaskReopened(at(5), "a", 1)),
     "reopened with another prompt": (
         START_A,
-        TaskFailed(at(4), "a", 1, "failed", "auth", "no key"),
+        TaskFailed(at(4), "a", 1, "auth", "no key"),
         TaskReopened(at(5), "a", 1, prompt="Say it better."),
     ),
     "reopened as damaged": (START_A, DONE_A, TaskReopened(at(5), "a", 1, damaged=True)),
@@ -129,12 +148,12 @@ AT_START: dict[str, tuple[Change, ...]] = {
     "answered": (START_A, ASKED, TaskAnswered(at(5), "a", 1)),
     "answered itself": (START_A, ASKING, TaskAnswered(at(5), "a", 1, '["this"]')),
     "done by a person": (START_A, ASKED, TaskCompleted(at(5), "a", 1, "Done.")),
-    "failed by a person": (START_A, ASKED, TaskFailed(at(5), "a", 1, "failed", "refused", "no")),
+    "failed by a person": (START_A, ASKED, TaskFailed(at(5), "a", 1, "refused", "no")),
     "cancelled while waiting": (START_A, ASKED, TaskCancelled(at(5), "a", 1)),
 }
 
 
-def status_changes(task_id: str, attempt: int, text: str = "again", *, flag: bool = False) -> dict[str, Change]:
+def status_changes(task_id: str, attempt: int, text: str = "again", *, flag: bool = False) -> dict[str, Event]:
     """Return every change of a task's status, by name, for a task with the last attempt `attempt`.
 
     With `flag` the changes have values for all optional fields.
@@ -144,10 +163,10 @@ def status_changes(task_id: str, attempt: int, text: str = "again", *, flag: boo
         "start": TaskStarted(at(6), task_id, attempt + 1, "fast", short if flag else None, confirmed=flag),
         "complete": TaskCompleted(at(6), task_id, attempt, text, text if flag else None, Usage(3, 4, 0.5), 1.5),
         "complete its prompt": TaskCompleted(
-            at(6), task_id, attempt, text, None, Usage(3, 4), prompt=text if flag else ""
+            at(6), task_id, attempt, text, None, Usage(3, 4), turn=text if flag else ""
         ),
-        "fail": TaskFailed(at(6), task_id, attempt, "failed", "auth", short, 0.5, Usage(1, 1, cost)),
-        "skip": TaskFailed(at(6), task_id, attempt, "skipped", "auth", short, 0.5, Usage(1, 1)),
+        "fail": TaskFailed(at(6), task_id, attempt, "auth", short, 0.5, Usage(1, 1, cost)),
+        "skip": TaskSkipped(at(6), task_id, attempt, "auth", short, 0.5, Usage(1, 1)),
         "retry": TaskRetried(at(6), task_id, attempt, "transient", short, 0.5, continues_session=flag),
         "interrupt": TaskInterrupted(at(6), task_id, attempt, "gone", crashed=flag),
         "cancel": TaskCancelled(at(6), task_id, 1),
@@ -160,12 +179,11 @@ def status_changes(task_id: str, attempt: int, text: str = "again", *, flag: boo
 
 
 _OF_FIRST = status_changes("a", 1)
-NEXT: dict[str, Change] = {
+NEXT: dict[str, Event] = {
     **_OF_FIRST,
     "start": status_changes("a", 0)["start"],
     "start 2": _OF_FIRST["start"],
     "complete 2": status_changes("a", 2)["complete"],
-    "fail as completed": TaskFailed(at(6), "a", 1, "completed", "auth", "no"),
 }
 _PENDING_AGAIN = {"start 2": "running", "cancel": "cancelled"}
 _WAITING = {"complete": "completed", "fail": "failed", "skip": "skipped", "answer": "pending", "cancel": "cancelled"}

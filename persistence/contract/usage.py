@@ -5,8 +5,17 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from plait.events import TaskAnswered, TaskCancelled, TaskInterrupted, TaskReopened, TaskStarted
-from plait.persistence import Store, TaskFailed, TaskRetried, TaskWaiting
+from plait.events import (
+    TaskAnswered,
+    TaskCancelled,
+    TaskFailed,
+    TaskInterrupted,
+    TaskReopened,
+    TaskRetried,
+    TaskStarted,
+    TaskWaiting,
+)
+from plait.persistence import Store
 from plait.persistence.contract.opened import OpenedStore
 from plait.persistence.contract.samples import ASKING, DONE_A, OPENING, RUN, START_A, Writer, at
 from plait.usage import Usage
@@ -22,7 +31,7 @@ class UsageContract(OpenedStore):
             TaskStarted(at(7), "a", 3, "fast"), TaskWaiting(at(8), "a", 3, "?", asked="{}", usage=Usage(model="two"))
         )
         await writer.write(TaskAnswered(at(9), "a", 1), TaskStarted(at(9), "a", 4, "fast"))
-        await writer.write(TaskFailed(at(10), "a", 4, "failed", "auth", "no key", usage=Usage(model="three")))
+        await writer.write(TaskFailed(at(10), "a", 4, "auth", "no key", usage=Usage(model="three")))
         await writer.write(
             TaskStarted(at(10), "c", 1, "fast"), TaskCancelled(at(11), "c", 1, Usage(1, 1, model="four"))
         )
@@ -48,16 +57,23 @@ class UsageContract(OpenedStore):
         assert run is not None
         assert run.usage == Usage(150, 29, 0.5, None, 67, 30, 16, cost_is_partial=True)
         last = (await store.list_events(RUN))[-1]
-        assert json.loads(last.detail) == {
+        assert json.loads(last.detail)["usage"] == {
             "input_tokens": 50,
             "output_tokens": 9,
+            "model": "one",
             "cache_read_tokens": 7,
             "reasoning_tokens": 4,
         }
 
     async def test_a_single_token_counted_apart_is_kept(self, store: Store) -> None:
-        for run_id, apart in (("read", (1, 0, 0)), ("written", (0, 1, 0)), ("reasoning", (0, 0, 1))):
-            usage = Usage(2, 2, 0.5, "one", *apart)
+        apart = {
+            "read": Usage(cache_read_tokens=1),
+            "written": Usage(cache_write_tokens=1),
+            "reasoning": Usage(reasoning_tokens=1),
+            "kept for an hour": Usage(cache_write_tokens=1, cache_write_1h_tokens=1),
+        }
+        for run_id, one in apart.items():
+            usage = replace(one, input_tokens=2, output_tokens=2, cost_usd=0.5, model="one")
             await Writer(store, run_id).write(*OPENING, START_A, replace(DONE_A, usage=usage))
             assert (await store.list_tasks(run_id))[0].usage == usage
 
@@ -75,11 +91,11 @@ class UsageContract(OpenedStore):
         run = await store.get_run(RUN)
         assert run is not None
         assert (run.usage, (await store.list_tasks(RUN))[0].usage) == (replace(known, cost_is_partial=True),) * 2
-        assert json.loads((await store.list_events(RUN))[-1].detail)["cost_is_partial"] is True
+        assert json.loads((await store.list_events(RUN))[-1].detail)["usage"]["cost_is_partial"] is True
 
     async def test_each_failed_attempt_keeps_its_traceback(self, store: Store, writer: Writer) -> None:
         retried = TaskRetried(at(4), "a", 1, "transient", "reset", 0.5, traceback="Traceback one")
-        failed = TaskFailed(at(6), "a", 2, "failed", "unexpected", "KeyError", traceback="Traceback two\n  \u00e9")
+        failed = TaskFailed(at(6), "a", 2, "unexpected", "KeyError", traceback="Traceback two\n  \u00e9")
         await writer.write(START_A, retried, TaskStarted(at(5), "a", 2, "fast"), failed)
         await writer.write(TaskReopened(at(7), "a", 1), TaskStarted(at(8), "a", 3, "fast"))
         expected = ["Traceback one", "Traceback two\n  \u00e9", None]

@@ -13,29 +13,20 @@ import anyio
 import pytest
 
 from plait.events import (
+    Event,
     LeaseRenewed,
+    MessageAppended,
     NewTask,
     NodeStarted,
     PolicyDecided,
     RunClaimed,
     RunReleased,
     SessionOpened,
+    TaskCompleted,
     TasksAdded,
     TaskStarted,
 )
-from plait.persistence import (
-    Batch,
-    Change,
-    Conflict,
-    Fenced,
-    Gap,
-    MessageAppended,
-    Note,
-    RunStatusChanged,
-    Store,
-    StoreError,
-    TaskCompleted,
-)
+from plait.persistence import Batch, Conflict, Fenced, Gap, Note, Store, StoreError
 from plait.persistence.contract.copies import CopiesContract
 from plait.persistence.contract.durability import DurabilityContract
 from plait.persistence.contract.growth import GrowthContract
@@ -61,6 +52,7 @@ from plait.persistence.contract.samples import (
     cancel_scope,
     case,
     owner,
+    run_becomes,
     whole,
     without_messages,
 )
@@ -71,16 +63,16 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def _of_an_owner() -> dict[str, Change]:
+def _of_an_owner() -> dict[str, Event]:
     """Every kind of change that the owner of a run may write while the task `a` is running."""
-    changes: dict[str, Change] = {
+    changes: dict[str, Event] = {
         "completed": DONE_A,
-        "completed with its prompt": replace(DONE_A, prompt="First."),
+        "completed with its prompt": replace(DONE_A, turn="First."),
         "message": ASK,
         "session": SessionOpened(at(4), "a", 1, "other"),
         "node": NodeStarted(at(4), "a", 1, "node"),
         "lease": LeaseRenewed(at(9), 3000.0),
-        "end of the run": RunStatusChanged(at(9), "completed"),
+        "end of the run": run_becomes(at(9), "completed"),
         "release": RunReleased(at(9)),
         "policy": PolicyDecided(at(4), "{}"),
         "added tasks": TasksAdded(at(4), (NewTask("new", "new"),)),
@@ -201,7 +193,7 @@ class StoreContract(
             "another owner",
         ],
     )
-    async def test_a_second_creator_of_a_run_is_refused(self, store: Store, other: tuple[Change, ...]) -> None:
+    async def test_a_second_creator_of_a_run_is_refused(self, store: Store, other: tuple[Event, ...]) -> None:
         await Writer(store).write(*OPENING)
         before = await whole(store)
         with pytest.raises(Conflict, match="'run-1' exists already"):

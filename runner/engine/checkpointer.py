@@ -35,11 +35,10 @@ import anyio.lowlevel
 
 from plait import events
 from plait.errors import Conflict, Fenced, Gap, StoreBusy, StoreError, StoreNotOpen, StoreRefused
-from plait.events import LeaseRenewed, RunClaimed, RunReleased
-from plait.persistence.changes import Batch, Change
+from plait.events import Event, LeaseRenewed, RunClaimed, RunReleased
 from plait.persistence.failpoints import reached
 from plait.persistence.protocol import Store, server_of
-from plait.persistence.records import RunRecord
+from plait.persistence.records import Batch, RunRecord
 from plait.runner.asyncio_cancellation import outlasting_cancellation
 from plait.runner.clock import Clock, iso
 from plait.runner.domain.result import Degradation
@@ -87,7 +86,7 @@ class _Unit:
 
     __slots__ = ("changes", "event", "is_told", "replaces")
 
-    def __init__(self, event: events.Event | None, changes: tuple[Change, ...]) -> None:
+    def __init__(self, event: events.Event | None, changes: tuple[Event, ...]) -> None:
         self.event = event
         """None for changes without an event."""
         self.changes = changes
@@ -174,13 +173,13 @@ class Checkpointer:
         """Continue a stored run at `position`, as `owner_id`. To be called before the first submission."""
         self._position, self._owner_id = position, owner_id
 
-    def submit(self, new_events: Sequence[events.Event], *plain: Change) -> Commit:
+    def submit(self, new_events: Sequence[events.Event], *plain: Event) -> Commit:
         """See EventSink. `plain` changes, such as claims, have no events and are written last."""
         group = self._group_with(new_events, plain)
         self._run_ended = self._run_ended or group.ending
         return group.commit
 
-    def _group_with(self, new_events: Sequence[events.Event], plain: Sequence[Change]) -> _Group:
+    def _group_with(self, new_events: Sequence[events.Event], plain: Sequence[Event]) -> _Group:
         units = [_Unit(event, encode_event(event)) for event in new_events]
         if plain:
             units.append(_Unit(None, tuple(plain)))
@@ -470,7 +469,7 @@ class Checkpointer:
     def _count_unstored(self) -> int:
         return sum(len(unit.changes) for unit in self._unstored)
 
-    def _record_stored(self, count: int, changes: tuple[Change, ...]) -> None:
+    def _record_stored(self, count: int, changes: tuple[Event, ...]) -> None:
         """Record that the first `count` unstored events, which have `changes`, are stored."""
         claims = [type(change) for change in changes].count(RunClaimed)
         if self._kept is not None:
@@ -489,7 +488,7 @@ class Checkpointer:
         self.degraded.insert(place, Degradation(at, at, str(error), lost=count))
         self._log.error("change_not_stored", error=str(error))
 
-    async def _try_write(self, changes: tuple[Change, ...]) -> StoreError | None:
+    async def _try_write(self, changes: tuple[Event, ...]) -> StoreError | None:
         batch = Batch(self._run_id, self._position.epoch, self._position.next_seq, changes)
         while True:  # the result of a cancelled write is unknown, and the store is not away: write again
             reached("batch.before_write")

@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import dataclass
 from itertools import chain
 
-from plait.persistence.changes import Change
+from plait.events import Event
 
 KEPT_S = 600.0
 """Seconds for which a stored change is kept."""
@@ -22,7 +22,7 @@ KEPT_BYTES = 64 << 20
 class _KeptBatch:
     at: float
     """The time of the clock at which the batch was stored."""
-    changes: tuple[Change, ...]
+    changes: tuple[Event, ...]
     size: int
 
 
@@ -34,7 +34,7 @@ class KeptChanges:
         self._size = 0
         self._next_seq = 1
 
-    def add(self, first_seq: int, changes: tuple[Change, ...], now: float) -> None:
+    def add(self, first_seq: int, changes: tuple[Event, ...], now: float) -> None:
         """Keep `changes`, the first of which has the number `first_seq`, and drop what is too old or too much."""
         if first_seq != self._next_seq:
             self._batches.clear()
@@ -46,7 +46,7 @@ class KeptChanges:
         while self._batches and (self._size > KEPT_BYTES or self._batches[0].at < now - KEPT_S):
             self._size -= self._batches.popleft().size
 
-    def take_from(self, seq: int) -> tuple[Change, ...] | None:
+    def take_from(self, seq: int) -> tuple[Event, ...] | None:
         """Return the kept changes from number `seq` on, and drop all kept changes; None if some are not kept."""
         changes = tuple(chain.from_iterable(batch.changes for batch in self._batches))
         count = self._next_seq - seq

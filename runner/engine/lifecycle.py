@@ -27,8 +27,7 @@ import anyio
 
 from plait import events
 from plait.errors import BackendError, Conflict, ErrorKind, Fenced, OwnershipLost, RunExists, StoreError
-from plait.events import Owner, RunReleased
-from plait.persistence.changes import Change
+from plait.events import Event, Owner, RunReleased
 from plait.persistence.failpoints import reached
 from plait.persistence.protocol import Store, files_root
 from plait.runner.asyncio_cancellation import require_asyncio
@@ -81,7 +80,7 @@ class PreparedRun:
     """The claim of this process; None without a store."""
     first_events: Sequence[events.Event] = ()
     """Events to store before any task starts. For a resumed run, the events are stored already and only published."""
-    claim_changes: Sequence[Change] = ()
+    claim_changes: Sequence[Event] = ()
     """Changes that claim a new run, stored with `first_events`. Empty for a resumed run."""
     position: WritePosition = WritePosition()  # noqa: RUF009 - frozen
     """The position of the next change in the store."""

@@ -12,9 +12,8 @@ from plait.backends.answers.schema import Mismatch, Schema
 from plait.backends.text import clean_text
 from plait.dialogue import Message
 from plait.errors import AnswerConflict, BackendError, PlaitError, RunOwned
-from plait.events import TaskAnswered
+from plait.events import Event, TaskAnswered, TaskCompleted, TaskFailed, TaskSkipped, TaskWaiting
 from plait.json_form import JsonInput, JsonValue
-from plait.persistence.changes import Change, TaskCompleted, TaskFailed, TaskWaiting
 from plait.persistence.records import TaskRecord
 from plait.runner.clock import iso
 from plait.runner.domain.question import Asking, OpenQuestion, Way
@@ -27,7 +26,7 @@ from plait.runner.recovery.answers import first_notes, given_answers, open_quest
 from plait.runner.recovery.lease import wait_for_expiry, with_lease
 from plait.runner.recovery.resume import owner_died
 from plait.runner.recovery.resume_plan import Evidence, ResumeAction, plan_resume
-from plait.runner.state.codec import encode_event, message_changes, to_json
+from plait.runner.state.codec import encode_event, message_events, to_json
 from plait.runner.state.orphans import under_way
 from plait.runner.state.owner import Liveness, liveness
 from plait.runner.state.stored_run import StoredRun, require_unfailed, stored_run
@@ -95,7 +94,7 @@ async def _apply(config: Config, run: StoredRun, task_id: str, decision: PersonD
     if step.action is not ResumeAction.ASK:
         raise PlaitError(f"task {task_id!r} of run {run_id} is {record.status} and does not wait for an answer")
     at = iso(config.clock.wall())
-    then: list[Change] = []
+    then: list[Event] = []
     if TaskStatus(record.status) is not TaskStatus.WAITING_INPUT:  # the process died and the run was not resumed
         then.append(TaskWaiting(at, task_id, record.attempt, step.reason, crashed=evidence.died))
     then += await _outcome(run, dag[task_id], record, decision, at)
@@ -212,17 +211,14 @@ async def _store_answer(config: Config, run: StoredRun, task_id: str, value: Jso
 
 async def _outcome(
     run: StoredRun, task: Task, record: TaskRecord, decision: PersonDecision, at: str
-) -> Sequence[Change]:
+) -> Sequence[Event]:
     text = clean_text(decision.text)
     if decision.how == "again":
         return [TaskAnswered(at, task.id, record.attempt)]
     if decision.how == "fail":
-        status = failed_status(task.failure_mode)
-        return [
-            TaskFailed(
-                at, task.id, record.attempt, status.value, DECLARED_FAILED, text or "a person marked the task as failed"
-            )
-        ]
+        failed = TaskSkipped if failed_status(task.failure_mode) is TaskStatus.SKIPPED else TaskFailed
+        said_by = text or "a person marked the task as failed"
+        return [failed(at, task.id, record.attempt, DECLARED_FAILED, said_by)]
     data = None if task.output_schema is None else await _data(task, text)
     position = run.state.dag.position(task.id)
     said = [Message("assistant", text)]
@@ -231,7 +227,7 @@ async def _outcome(
     damaged = any(run.tasks[n].damaged for n in run.state.dag.dependencies[position])
     if not begun and not damaged:  # the prompt can be rendered again
         said.insert(0, Message("user", clean_text(run.state.prompt(task))))
-    return [*message_changes(at, task.id, record.attempt, said), TaskCompleted(at, task.id, record.attempt, text, data)]
+    return [*message_events(at, task.id, record.attempt, said), TaskCompleted(at, task.id, record.attempt, text, data)]
 
 
 async def _data(task: Task, text: str) -> str:

@@ -19,8 +19,7 @@ from plait.backends.protocol import (
 )
 from plait.backends.text import clean_text
 from plait.errors import BackendError, PlaitError, TurnNotStored
-from plait.events import RunReleased, SessionOpened
-from plait.persistence.changes import Change
+from plait.events import Event, RunReleased, SessionOpened
 from plait.persistence.protocol import files_root
 from plait.persistence.records import EventKind, TaskRecord
 from plait.runner.clock import iso
@@ -36,7 +35,7 @@ from plait.runner.engine.pricing import Pricing
 from plait.runner.engine.task_files import has_files, read_contents
 from plait.runner.recovery.lease import acquire, wait_for_expiry
 from plait.runner.state.attempt_files import attempt_files
-from plait.runner.state.codec import message_changes
+from plait.runner.state.codec import message_events
 from plait.runner.state.conversations import load_history
 from plait.runner.state.orphans import kill_orphans, under_way
 from plait.runner.state.owner import unregister
@@ -78,7 +77,7 @@ async def continue_task(config: Config, run: StoredRun, task_id: str, message: s
     checkpointer = Checkpointer(run.store, run_id, Feed(), config.clock, config.strict)
     checkpointer.begin_at(position, owner.owner_id)
     checkpointer.end_wait()  # the caller gets the reply at once, with TurnNotStored
-    turns: list[Change] = []
+    turns: list[Event] = []
     reply: Reply | None = None
     failure: BackendError | PlaitError | None = None
     async with anyio.create_task_group() as outside:
@@ -99,7 +98,7 @@ async def continue_task(config: Config, run: StoredRun, task_id: str, message: s
                     )
                 beside.cancel_scope.cancel()
             if reply is not None:
-                turns = _message_changes(iso(config.clock.wall()), task, request, message, reply)
+                turns = _message_events(iso(config.clock.wall()), task, request, message, reply)
         finally:
             unregister(owner)
             checkpointer.submit((), *turns)
@@ -194,8 +193,8 @@ async def _holds_an_answer(run: StoredRun, task: TaskRecord) -> bool:
     return False
 
 
-def _message_changes(at: str, task: Task, request: ConversationRequest, message: str, reply: Reply) -> list[Change]:
-    turns = message_changes(at, task.id, _PERSON, reply.turn(message))
+def _message_events(at: str, task: Task, request: ConversationRequest, message: str, reply: Reply) -> list[Event]:
+    turns = message_events(at, task.id, _PERSON, reply.turn(message))
     if reply.session_id is not None and reply.session_id != request.session_id:
         turns.append(SessionOpened(at, task.id, _PERSON, reply.session_id))
     return turns

@@ -17,9 +17,8 @@ from plait import events
 from plait.backends.text import clean_text
 from plait.errors import Conflict, KeyConflict, RunExists, StoreRequired
 from plait.json_form import JsonInput
-from plait.persistence.changes import Batch
 from plait.persistence.protocol import Store
-from plait.persistence.records import RunRecord
+from plait.persistence.records import Batch, RunRecord
 from plait.runner.clock import iso, new_run_id
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.policy import CheckingPolicy, Policy

@@ -15,11 +15,10 @@ import anyio
 
 from plait import events
 from plait.errors import Conflict, Fenced, RunOwned, StoreError
-from plait.events import Owner, RunClaimed, RunReleased
-from plait.persistence.changes import Batch, Change
+from plait.events import Event, Owner, RunClaimed, RunReleased
 from plait.persistence.failpoints import reached
 from plait.persistence.protocol import Store, server_of
-from plait.persistence.records import RunRecord
+from plait.persistence.records import Batch, RunRecord
 from plait.runner.clock import iso
 from plait.runner.domain.question import parse_time
 from plait.runner.engine.checkpointer import WritePosition
@@ -122,7 +121,7 @@ def _owned(record: RunRecord, owner: Owner) -> RunOwned:
     )
 
 
-async def with_lease(config: Config, run: StoredRun, then: Sequence[Change], keep: Sequence[tuple[str, int]]) -> None:
+async def with_lease(config: Config, run: StoredRun, then: Sequence[Event], keep: Sequence[tuple[str, int]]) -> None:
     """Claim a run without a living owner, write `then` in the same transaction, and release the run.
 
     Without files of attempts, the release is part of the transaction. Otherwise the processes of all attempts except
@@ -144,7 +143,7 @@ async def with_lease(config: Config, run: StoredRun, then: Sequence[Change], kee
 
 
 async def acquire(
-    config: Config, store: Store, record: RunRecord, then: Sequence[Change]
+    config: Config, store: Store, record: RunRecord, then: Sequence[Event]
 ) -> tuple[Owner, WritePosition]:
     """Make this process the owner of the run, and write `then` in the same transaction.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, cast
 
@@ -12,12 +12,10 @@ from plait.backends.text import clean_text
 from plait.dialogue import Message
 from plait.errors import StoreError
 from plait.json_form import JsonInput
-from plait.persistence import changes as stored
 from plait.persistence.records import THOUGHTS, RunRecord, TaskRecord
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.task import DEFAULT_RETRY, FailureMode, GrowthLimits, Retry, Task
 from plait.runner.domain.task_file import TaskFile
-from plait.statuses import RunStatus
 
 SETTINGS_FORMAT = 100
 """The format of the JSON in a run's settings and in a task's spec. Formats 1 and 2 were used in development."""
@@ -46,127 +44,28 @@ def run_created(
     return events.RunCreated(at, run_id, dag.name, to_json(kept), tuple(map(new_task, dag)), like)
 
 
-def encode_event(event: events.Event) -> tuple[stored.Change, ...]:
-    """Return the changes to store for `event`; none for an event that is only published."""
-    translate = _CHANGES.get(type(event))
-    if translate is not None:
-        return translate(event)
-    return (cast("stored.Change", event),) if event.stored else ()
+def encode_event(event: events.Event) -> tuple[events.Event, ...]:
+    """Return what is stored for `event`: the messages of a turn, the event, and the release at the end of a run."""
+    if isinstance(event, events.TaskEvent):
+        said = event.turn if isinstance(event, events.TaskCompleted) else getattr(event, "messages", ())
+        if said and not isinstance(said, str):
+            return (*message_events(event.at, event.task_id, event.attempt, said), event)
+    elif isinstance(event, events.RunEnded):
+        due_at = event.due_at if isinstance(event, events.RunWaitingInput) else None
+        released = events.RunReleased(event.at, due_at)
+        return (event, released) if event.stored else (released,)
+    return (event,) if event.stored else ()
 
 
-def _run_started(event: events.RunStarted) -> tuple[stored.Change, ...]:
-    return (stored.RunStatusChanged(event.at, RunStatus.RUNNING.value),)
-
-
-def _run_resumed(event: events.RunResumed) -> tuple[stored.Change, ...]:
-    return (stored.RunStatusChanged(event.at, RunStatus.RUNNING.value, resumed=True),)
-
-
-def _run_cancelling(event: events.RunCancelling) -> tuple[stored.Change, ...]:
-    return (stored.RunStatusChanged(event.at, RunStatus.CANCELLING.value),)
-
-
-def _run_ended(event: events.RunEnded) -> tuple[stored.Change, ...]:
-    released = events.RunReleased(event.at, event.due_at if isinstance(event, events.RunWaitingInput) else None)
-    if event.status is RunStatus.INTERRUPTED:
-        return (released,)
-    return (stored.RunStatusChanged(event.at, event.status.value, event.error), released)
-
-
-def _task_completed(event: events.TaskCompleted) -> tuple[stored.Change, ...]:
-    said = event.turn
-    completed = stored.TaskCompleted(
-        event.at,
-        event.task_id,
-        event.attempt,
-        event.text,
-        event.data_json,
-        event.usage,
-        event.duration_s,
-        said if isinstance(said, str) else None,
-        event.taken_from,
-    )
-    return (
-        (completed,)
-        if isinstance(said, str)
-        else (*message_changes(event.at, event.task_id, event.attempt, said), completed)
-    )
-
-
-def message_changes(at: str, task_id: str, attempt: int, messages: Sequence[Message]) -> list[stored.Change]:
-    """Return the changes that store the messages of a turn, each after the thoughts that the model wrote with it."""
-    changes: list[stored.Change] = []
+def message_events(at: str, task_id: str, attempt: int, messages: Sequence[Message]) -> list[events.Event]:
+    """Return the events that store the messages of a turn, each after the thoughts that the model wrote with it."""
+    said: list[events.Event] = []
     for one in messages:
         if one.thoughts:
-            changes.append(stored.MessageAppended(at, task_id, attempt, THOUGHTS, one.thoughts))
+            said.append(events.MessageAppended(at, task_id, attempt, THOUGHTS, one.thoughts))
         tokens = one.usage.input_tokens, one.usage.output_tokens
-        changes.append(stored.MessageAppended(at, task_id, attempt, one.role, one.content, *tokens))
-    return changes
-
-
-def _task_retrying(event: events.TaskRetried) -> tuple[stored.Change, ...]:
-    retried = stored.TaskRetried(
-        event.at,
-        event.task_id,
-        event.attempt,
-        event.error_kind,
-        event.error,
-        event.delay_s,
-        event.duration_s,
-        event.usage,
-        event.continues_session,
-        event.traceback,
-    )
-    return (*message_changes(event.at, event.task_id, event.attempt, event.messages), retried)
-
-
-def _task_failed(event: events.TaskFailed) -> tuple[stored.Change, ...]:
-    failed = stored.TaskFailed(
-        event.at,
-        event.task_id,
-        event.attempt,
-        event.status.value,
-        event.error_kind,
-        event.error,
-        event.duration_s,
-        event.usage,
-        event.traceback,
-    )
-    return (*message_changes(event.at, event.task_id, event.attempt, event.messages), failed)
-
-
-def _task_waiting(event: events.TaskWaiting) -> tuple[stored.Change, ...]:
-    waiting = stored.TaskWaiting(
-        event.at,
-        event.task_id,
-        event.attempt,
-        event.question,
-        event.crashed,
-        event.asked,
-        event.duration_s,
-        event.usage,
-    )
-    return (*message_changes(event.at, event.task_id, event.attempt, event.messages), waiting)
-
-
-_CHANGES = cast(
-    "Mapping[type[events.Event], Callable[[events.Event], tuple[stored.Change, ...]]]",
-    {
-        events.RunStarted: _run_started,
-        events.RunResumed: _run_resumed,
-        events.RunCancelling: _run_cancelling,
-        events.RunCompleted: _run_ended,
-        events.RunFailed: _run_ended,
-        events.RunCancelled: _run_ended,
-        events.RunInterrupted: _run_ended,
-        events.RunWaitingInput: _run_ended,
-        events.TaskCompleted: _task_completed,
-        events.TaskRetried: _task_retrying,
-        events.TaskFailed: _task_failed,
-        events.TaskSkipped: _task_failed,
-        events.TaskWaiting: _task_waiting,
-    },
-)
+        said.append(events.MessageAppended(at, task_id, attempt, one.role, one.content, *tokens))
+    return said
 
 
 def new_task(task: Task) -> events.NewTask:

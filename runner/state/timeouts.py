@@ -10,10 +10,10 @@ from typing import TypeVar
 import anyio
 
 from plait.errors import StoreError
-from plait.persistence.changes import Batch
 from plait.persistence.protocol import ServerStore, Store, files_root, server_of
 from plait.persistence.records import (
     AttemptRecord,
+    Batch,
     EventKind,
     EventRecord,
     MessageRecord,

@@ -8,7 +8,7 @@ change between its making and the transaction.
 from __future__ import annotations
 
 import json
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple, TypeAlias
 
 from plait.dialogue import Message
 from plait.json_form import JsonValue, as_json, parsed, parsed_object, value
@@ -56,7 +56,8 @@ class NewTask:
 
 
 _COLUMNS = frozenset({"at", "run_id", "task_id", "attempt"})
-_MESSAGES = _COLUMNS | {"error", "messages", "traceback"}
+_OF_THE_ANSWER = _COLUMNS | {"text", "data_json", "duration_s", "turn", "session_id", "taken_from"}
+_OF_THE_ATTEMPT = _COLUMNS | {"error", "usage", "duration_s", "messages", "traceback"}
 
 
 @value
@@ -235,6 +236,7 @@ class RunEnded(Event):
 
     status: ClassVar[RunStatus]
     """The status of the run."""
+    left_out: ClassVar[frozenset[str]] = _COLUMNS | {"error", "due_at"}
     run_id: str
     error: str | None = None
     """The reason for a failure, in one line."""
@@ -269,6 +271,7 @@ class RunInterrupted(RunEnded):
     """This process stopped executing the run before its end. `resume` continues the run."""
 
     kind: ClassVar[str] = "run_interrupted"
+    stored: ClassVar[bool] = False
     status: ClassVar[RunStatus] = RunStatus.INTERRUPTED
 
 
@@ -341,6 +344,19 @@ class NodeStarted(TaskEvent):
 
 
 @value
+class MessageAppended(TaskEvent):
+    """Append a message to the conversation of a task."""
+
+    kind: ClassVar[str] = "message_appended"
+    shown: ClassVar[bool] = False
+    role: str
+    """`system`, `user` or `assistant`, or `thoughts` for those that belong to the message after it."""
+    content: str
+    input_tokens: int = 0
+    output_tokens: int = 0
+
+
+@value
 class TaskOutput(TaskEvent):
     """Output observed during the turn. Not stored."""
 
@@ -358,7 +374,14 @@ class TaskCompleted(TaskEvent):
     """The result is stored."""
 
     kind: ClassVar[str] = "task_completed"
-    left_out: ClassVar[frozenset[str]] = _COLUMNS | {"text", "data_json", "turn", "session_id", "taken_from"}
+    left_out: ClassVar[frozenset[str]] = _COLUMNS | {
+        "text",
+        "data_json",
+        "duration_s",
+        "turn",
+        "session_id",
+        "taken_from",
+    }
     text: str
     data_json: str | None = None
     """`data` as stored text."""
@@ -390,7 +413,7 @@ class TaskRetried(TaskEvent):
     """The attempt failed. The next attempt follows after `delay_s` seconds; a resume repeats the event."""
 
     kind: ClassVar[str] = "task_retried"
-    left_out: ClassVar[frozenset[str]] = _MESSAGES
+    left_out: ClassVar[frozenset[str]] = _OF_THE_ATTEMPT
     error_kind: str
     error: str
     delay_s: float
@@ -408,7 +431,7 @@ class TaskFailed(TaskEvent):
     """The task failed for good, or is skipped."""
 
     kind: ClassVar[str] = "task_failed"
-    left_out: ClassVar[frozenset[str]] = _MESSAGES
+    left_out: ClassVar[frozenset[str]] = _OF_THE_ATTEMPT
     status: ClassVar[TaskStatus] = TaskStatus.FAILED
     error_kind: str
     error: str
@@ -444,7 +467,7 @@ class TaskWaiting(TaskEvent):
     """The task waits for a person."""
 
     kind: ClassVar[str] = "task_waiting_input"
-    left_out: ClassVar[frozenset[str]] = _COLUMNS | {"question", "asked", "messages"}
+    left_out: ClassVar[frozenset[str]] = _OF_THE_ATTEMPT | {"question", "asked"}
     question: str
     crashed: bool = False
     asked: str | None = None
@@ -545,3 +568,9 @@ def columns_of(event: Event) -> tuple[str, str, str | None, int | None, str]:
         detail["tasks"] = len(event.tasks)
         task_id = event.added_by if isinstance(event, TasksAdded) else None
     return event.at, event.kind, task_id, None, _encode(detail)
+
+
+AttemptEnd: TypeAlias = TaskCompleted | TaskFailed | TaskRetried | TaskInterrupted | TaskWaiting | TaskCancelled
+"""Every event that ends an attempt."""
+TaskTransition: TypeAlias = TaskStarted | TaskAnswered | TaskReopened | AttemptEnd
+"""Every event that changes the status of a task."""

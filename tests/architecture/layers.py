@@ -34,8 +34,8 @@ LAYERS: list[list[str]] = [
     ["backends"],  # the public names
     ["backends.contract"],
     # The contract of a store, and the rules that each store keeps.
-    ["persistence.protocol persistence.changes persistence.records "
-     "persistence.rules persistence.event_log persistence.failpoints persistence.address persistence.findings"],
+    ["persistence.protocol persistence.records "
+     "persistence.rules persistence.failpoints persistence.address persistence.findings"],
     ["persistence.tables persistence.checksums persistence.apply_events persistence.read_records "
      "persistence.sqlite_file persistence.delete_runs persistence.sql_store"],
     ["persistence.sqlite_store persistence.store_health", "persistence.postgres_store persistence.postgres_connection"],

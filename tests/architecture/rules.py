@@ -29,8 +29,6 @@ PURE = (
     "backends/answers/validator.py",
     "backends/text.py",
     "backends/whole_answer.py",
-    "persistence/changes.py",
-    "persistence/event_log.py",
     "persistence/records.py",
     "persistence/rules.py",
 )

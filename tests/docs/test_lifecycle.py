@@ -13,7 +13,8 @@ import pytest
 
 from plait import DAG, ParallelRunner, RunService, Task
 from plait.events import NewTask, RunCreated
-from plait.persistence import Batch, MemoryStore, RunStatusChanged, StoreError
+from plait.persistence import Batch, MemoryStore, StoreError
+from plait.persistence.contract.samples import run_becomes
 from plait.persistence.records import RunRecord
 from plait.statuses import RUN_DONE, RUN_TRANSITIONS, RunStatus, Transition
 from tests.docs.extensions import load_extension
@@ -53,7 +54,7 @@ async def test_the_table_of_events_is_what_a_store_writes(monkeypatch: pytest.Mo
     rows = re.findall(r"^\| `(run_\w+)` \| `(\w+)` \|", table, re.MULTILINE)
     written: set[tuple[str, str]] = set()
     for number, path in enumerate(_paths()):
-        store, changes = MemoryStore(), [RunStatusChanged(AT, status, resumed=again) for status, again in path]
+        store, changes = MemoryStore(), [run_becomes(AT, status, resumed=again) for status, again in path]
         await store.write(
             Batch(f"r{number}", 0, 1, (RunCreated(AT, f"r{number}", "", "{}", (NewTask("a", "p"),)), *changes))
         )

@@ -18,15 +18,15 @@ from typing import Any
 import anyio
 import pytest
 
-from plait import Orchestrator, RunStatus
-from plait.events import TasksAdded, TaskStarted
+from plait import Orchestrator
+from plait.events import Event, RunCompleted, TaskCompleted, TasksAdded, TaskStarted
 from plait.orchestration import OrchestratorResult, Phase
-from plait.persistence import Batch, Change, RunStatusChanged, SQLiteStore, Store, TaskCompleted, failpoints
+from plait.persistence import Batch, SQLiteStore, Store, failpoints
 from plait.runner.orchestrator import LoopState, load_loop_state
 from tests.support.processes.forked import Child
 from tests.support.team import ANSWER, CALLS, CONTEXT, GOAL, TASKS, Team
 
-POSITIONS: dict[str, tuple[Callable[[Change], bool], LoopState, LoopState]] = {
+POSITIONS: dict[str, tuple[Callable[[Event], bool], LoopState, LoopState]] = {
     "after planning": (
         lambda change: isinstance(change, TasksAdded) and change.tasks[0].task_id == "do.a",
         LoopState(Phase.PLANNING, 0, ("plan.1",)),
@@ -53,7 +53,7 @@ POSITIONS: dict[str, tuple[Callable[[Change], bool], LoopState, LoopState]] = {
         LoopState(Phase.DONE, 4, ()),
     ),
     "ended": (
-        lambda change: isinstance(change, RunStatusChanged) and change.status == RunStatus.COMPLETED.value,
+        lambda change: isinstance(change, RunCompleted),
         LoopState(Phase.DONE, 4, ()),
         LoopState(Phase.DONE, 4, ()),
     ),
@@ -65,7 +65,7 @@ SIDES = ("txn.before_commit", "txn.after_commit", "batch.after_write", "attempt.
 class Watched:
     """A store that says when a batch with such a change is on its way to the disk."""
 
-    def __init__(self, store: Store, is_it: Callable[[Change], bool]) -> None:
+    def __init__(self, store: Store, is_it: Callable[[Event], bool]) -> None:
         self._store, self._is_it, self.now = store, is_it, False
 
     def __getattr__(self, name: str) -> Any:

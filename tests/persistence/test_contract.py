@@ -13,19 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plait.events import RunClaimed, SessionOpened, TaskInterrupted, TaskStarted
-from plait.persistence import (
-    Batch,
-    Change,
-    MemoryStore,
-    MessageAppended,
-    RunStatusChanged,
-    SQLiteStore,
-    StoreError,
-    TaskWaiting,
-)
+from plait.events import Event, MessageAppended, RunClaimed, SessionOpened, TaskInterrupted, TaskStarted, TaskWaiting
+from plait.persistence import Batch, MemoryStore, SQLiteStore, StoreError
 from plait.persistence.contract import StoreContract
-from plait.persistence.contract.samples import CREATED, NEXT, OPENING, RUN, at, owner, whole
+from plait.persistence.contract.samples import CREATED, NEXT, OPENING, RUN, at, owner, run_becomes, whole
 from tests.support.stores.model_store import ModelStore
 
 
@@ -98,7 +89,7 @@ async def test_a_store_that_keeps_what_it_has_only_when_closed_is_found_out(tmp_
 
 # A store does as the model: any batches, in any state, written again or not, by whoever.
 
-CHANGES: list[Change] = [
+CHANGES: list[Event] = [
     *NEXT.values(),
     *(replace(change, task_id="c") for change in NEXT.values()),  # type: ignore[call-arg]
     TaskStarted(at(6), "a", 1, "fast", "s"),
@@ -113,7 +104,7 @@ CHANGES: list[Change] = [
     TaskWaiting(at(6), "a", 2, "Crashed?", crashed=True),
     TaskInterrupted(at(6), "a", 1, "crash", crashed=True),
     RunClaimed(at(6), owner("next"), 9.0),
-    RunStatusChanged(at(6), "completed"),
+    run_becomes(at(6), "completed"),
     CREATED,
 ]
 BATCHES = st.lists(
@@ -121,7 +112,7 @@ BATCHES = st.lists(
 )
 
 
-async def outcomes(store: ModelStore | SQLiteStore, batches: list[tuple[list[Change], int, int]]) -> list[object]:
+async def outcomes(store: ModelStore | SQLiteStore, batches: list[tuple[list[Event], int, int]]) -> list[object]:
     seen: list[object] = []
     async with store:
         await store.write(Batch(RUN, 0, 1, OPENING))
@@ -140,7 +131,7 @@ async def outcomes(store: ModelStore | SQLiteStore, batches: list[tuple[list[Cha
 @pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(BATCHES)
-def test_the_store_does_as_the_model(batches: list[tuple[list[Change], int, int]]) -> None:
+def test_the_store_does_as_the_model(batches: list[tuple[list[Event], int, int]]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         in_file = asyncio.run(outcomes(SQLiteStore(Path(folder) / "runs.db"), batches))
     assert asyncio.run(outcomes(ModelStore(), batches)) == in_file

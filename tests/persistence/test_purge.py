@@ -14,27 +14,22 @@ import pytest
 
 from plait.events import (
     HostAway,
+    MessageAppended,
     NewTask,
     NodeStarted,
     PolicyDecided,
     RunReleased,
     SessionOpened,
     TaskAnswered,
-    TasksAdded,
-    TaskStarted,
-)
-from plait.persistence import (
-    MessageAppended,
-    Note,
-    PostgresStore,
-    RunStatusChanged,
-    SQLiteStore,
     TaskCompleted,
     TaskFailed,
     TaskRetried,
+    TasksAdded,
+    TaskStarted,
     TaskWaiting,
 )
-from plait.persistence.contract.samples import CLAIMED, CREATED, RUNNING, Writer, at, whole
+from plait.persistence import Note, PostgresStore, SQLiteStore
+from plait.persistence.contract.samples import CLAIMED, CREATED, RUNNING, Writer, at, run_becomes, whole
 from tests.support.stores.postgres import empty, worker_dsn
 
 AnyStore = SQLiteStore | PostgresStore
@@ -68,15 +63,15 @@ async def fill(store: AnyStore, run_id: str, size: int) -> None:
         TaskCompleted(at(4), "done", 1, text(), f'"{text()}"'),
         TaskRetried(at(4), "failed", 1, "transient", text(), 0.5, traceback=text()),
         TaskStarted(at(5), "failed", 2, "fast"),
-        TaskFailed(at(5), "failed", 2, "failed", "unexpected", text(), traceback=text()),
+        TaskFailed(at(5), "failed", 2, "unexpected", text(), traceback=text()),
         TaskWaiting(at(4), "asks", 1, text(), asked=f'"{text()}"'),
         TaskAnswered(at(5), "asks", 1, f'"{text()}"'),
         TaskStarted(at(5), "asks", 2, "fast"),
-        TaskCompleted(at(6), "asks", 2, text(), prompt=text()),
+        TaskCompleted(at(6), "asks", 2, text(), turn=text()),
         TaskStarted(at(6), "added", 1, "fast"),
-        TaskCompleted(at(7), "added", 1, text(), prompt=text()),
+        TaskCompleted(at(7), "added", 1, text(), turn=text()),
     )
-    await writer.write(RunStatusChanged(at(9), "failed", text()), RunReleased(at(9)))
+    await writer.write(run_becomes(at(9), "failed", text()), RunReleased(at(9)))
     await store.send(run_id, Note("answer", at(9), "asks", f'"{text()}"'))
 
 

@@ -21,31 +21,24 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from plait.events import (
     AttemptId,
     BackendThrottled,
+    Event,
     HostAway,
     LeaseRenewed,
+    MessageAppended,
     NewTask,
     NodeStarted,
     PolicyDecided,
     RunClaimed,
     RunReleased,
     SessionOpened,
+    TaskCompleted,
     TaskPlaced,
     TaskReopened,
     TasksAdded,
     TaskStarted,
 )
-from plait.persistence import (
-    Batch,
-    Change,
-    Conflict,
-    MessageAppended,
-    RunStatusChanged,
-    SQLiteStore,
-    StoreError,
-    TaskCompleted,
-    failpoints,
-)
-from plait.persistence.contract.samples import LEGAL, OPENING, TASKS, at, owner, status_changes, whole
+from plait.persistence import Batch, Conflict, SQLiteStore, StoreError, failpoints
+from plait.persistence.contract.samples import LEGAL, OPENING, TASKS, at, owner, run_becomes, status_changes, whole
 from tests.support.stores.model_store import ModelStore
 
 pytestmark = pytest.mark.slow
@@ -60,7 +53,7 @@ NAMES = st.sampled_from(["txn.begun", "txn.before_commit", "txn.after_commit"])
 ENDED = {"completed", "failed", "cancelled"}
 
 
-def task_changes(task_id: str, attempt: int, text: str, flag: bool) -> dict[str, Change]:
+def task_changes(task_id: str, attempt: int, text: str, flag: bool) -> dict[str, Event]:
     """Every change of a task, with `attempt` as the last one."""
     return {
         "session": SessionOpened(at(3), task_id, attempt if flag else 0, text[:20]),
@@ -131,7 +124,7 @@ class StoreMachine(RuleBasedStateMachine):
         if expected is None:
             self.written.append(batch)
 
-    def add(self, run_id: str, change: Change) -> None:
+    def add(self, run_id: str, change: Event) -> None:
         batch = self.next_batch(run_id)
         self.write(replace(batch, changes=(*batch.changes, change)))
 
@@ -147,7 +140,7 @@ class StoreMachine(RuleBasedStateMachine):
         run, tasks = self.do(self.model.get_run(run_id)), self.do(self.model.list_tasks(run_id))
         attempts = {task.task_id: task.attempt for task in tasks}
         statuses = {task.task_id: task.status for task in tasks}
-        changes: list[Change] = [] if run else list(OPENING)
+        changes: list[Event] = [] if run else list(OPENING)
         ids = list(statuses) or [task.task_id for task in TASKS]
         for number, (which, pick, said, flag) in enumerate(steps[0], 1):
             task_id = ids[which % len(ids)]
@@ -191,7 +184,7 @@ class StoreMachine(RuleBasedStateMachine):
             prompts = [one.content for one in said if (one.attempt, one.role) == (there.attempt, "user")]
             taken_from, prompt = AttemptId(of, there.task_id, there.attempt), prompts[-1] if prompts else None
             self.add(run_id, TaskStarted(at(6), task.task_id, task.attempt + 1, "reused"))
-            ended = TaskCompleted(at(6), task.task_id, task.attempt + 1, there.text, there.data, prompt=prompt)
+            ended = TaskCompleted(at(6), task.task_id, task.attempt + 1, there.text, there.data, turn=prompt)
             self.add(run_id, replace(ended, taken_from=taken_from))
 
     @rule(run_id=st.sampled_from(RUNS), said=SAID)
@@ -206,7 +199,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(run_id=st.sampled_from(RUNS), status=STATUSES, resumed=st.booleans())
     def change_status(self, run_id: str, status: str, resumed: bool) -> None:
-        self.add(run_id, RunStatusChanged(at(6), status, "why", resumed))
+        self.add(run_id, run_becomes(at(6), status, "why", resumed))
 
     @rule(
         run_id=st.sampled_from(RUNS),

@@ -19,8 +19,8 @@ from hypothesis import seed as seeded
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule, run_state_machine_as_test
 
-from plait.events import TaskStarted
-from plait.persistence import TaskCompleted, sqlite_store
+from plait.events import TaskCompleted, TaskStarted
+from plait.persistence import sqlite_store
 from plait.persistence.apply_events import Applier, TaskState
 from plait.persistence.contract.samples import TASKS, at
 from plait.usage import Usage

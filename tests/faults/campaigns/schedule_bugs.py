@@ -15,8 +15,8 @@ import anyio
 
 from plait import events
 from plait.errors import Conflict, Fenced, StoreError
-from plait.persistence.changes import Batch, Change
-from plait.persistence.records import TaskRecord
+from plait.events import Event
+from plait.persistence.records import Batch, TaskRecord
 from plait.runner import parallel
 from plait.runner.engine import checkpointer as checkpoint
 from plait.runner.engine import executor as execution
@@ -36,7 +36,7 @@ from plait.statuses import TaskStatus
 def _dependents_before_commit() -> AbstractContextManager[object]:
     submit = checkpoint.Checkpointer.submit
 
-    def stored_at_once(self: Any, happened: Sequence[events.Event], *plain: Change) -> Commit:
+    def stored_at_once(self: Any, happened: Sequence[events.Event], *plain: Event) -> Commit:
         submit(self, happened, *plain)
         return COMMITTED
 
@@ -67,7 +67,7 @@ def _written_within_the_callers_scope() -> Generator[None]:
         def then(self, call: Callable[[], None]) -> None:
             self.settled.then(call)
 
-    def submit_to_be_written(self: Any, happened: Sequence[events.Event], *plain: Change) -> Commit:
+    def submit_to_be_written(self: Any, happened: Sequence[events.Event], *plain: Event) -> Commit:
         return Written(self, submit(self, happened, *plain))
 
     with (
@@ -80,7 +80,7 @@ def _written_within_the_callers_scope() -> Generator[None]:
 def _told_before_commit() -> AbstractContextManager[object]:
     submit = checkpoint.Checkpointer.submit
 
-    def telling(self: Any, happened: Sequence[events.Event], *plain: Change) -> Commit:
+    def telling(self: Any, happened: Sequence[events.Event], *plain: Event) -> Commit:
         for event in happened:
             self._feed.publish(event)
         return submit(self, happened, *plain)
@@ -130,7 +130,7 @@ def _retry_not_requeued() -> AbstractContextManager[object]:
 def _unknown_taken_for_not_stored() -> AbstractContextManager[object]:
     """After an error the same changes are written anew, behind whatever the store has by then."""
 
-    async def anew(self: Any, head: tuple[Change, ...]) -> StoreError | None:
+    async def anew(self: Any, head: tuple[Event, ...]) -> StoreError | None:
         try:
             await self._store.write(Batch(self._run_id, self._position.epoch, self._position.next_seq, head))
         except (Conflict, Fenced) as error:

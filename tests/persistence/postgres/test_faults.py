@@ -22,14 +22,13 @@ from plait.persistence import (
     Batch,
     Conflict,
     Note,
-    RunStatusChanged,
     StoreBusy,
     StoreError,
     StoreUnusable,
     postgres_connection,
     postgres_store,
 )
-from plait.persistence.contract.samples import OPENING, RUN, START_A, Writer, at, owner
+from plait.persistence.contract.samples import OPENING, RUN, START_A, Writer, at, owner, run_becomes
 from plait.persistence.sqlite_store import SQLiteStore
 from tests.persistence.postgres.runs import TASKS, Counted, dag
 from tests.support.stores.postgres import in_schema, restart
@@ -181,7 +180,7 @@ async def test_nobody_waits_a_lease_for_an_owner_that_was_silent_for_longer(stor
     run_id = await runner.create_run(dag(3))
     record = await store.get_run(run_id)
     assert record is not None
-    claimed = RunClaimed(at(1), owner(), 9.0), RunStatusChanged(at(2), "running")  # by a process on another host
+    claimed = RunClaimed(at(1), owner(), 9.0), run_becomes(at(2), "running")  # by a process on another host
     await store.write(Batch(run_id, record.epoch, record.last_seq + 1, claimed))
     other = await asyncpg.connect(dsn)
     await other.execute("UPDATE runs SET written_at = written_at - interval '1 hour'")

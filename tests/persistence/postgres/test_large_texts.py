@@ -10,13 +10,13 @@ import anyio
 import asyncpg
 import pytest
 
-from plait.events import NewTask, RunReleased, TaskStarted
-from plait.persistence import PostgresStore, RunStatusChanged, TaskCompleted, failpoints
-from plait.persistence.contract.samples import CREATED, OPENING, Writer, at, whole
+from plait.events import NewTask, RunReleased, TaskCompleted, TaskStarted
+from plait.persistence import PostgresStore, failpoints
+from plait.persistence.contract.samples import CREATED, OPENING, Writer, at, run_becomes, whole
 from tests.support.stores.postgres import new_store, worker_dsn
 
 LARGE = tuple(f"{n} {'a large text ' * 6000}" for n in range(8))
-ENDED = RunStatusChanged(at(9), "completed"), RunReleased(at(9))
+ENDED = run_becomes(at(9), "completed"), RunReleased(at(9))
 
 
 async def write(store: PostgresStore, run_id: str, texts: tuple[str, ...] = LARGE) -> None:
@@ -24,7 +24,7 @@ async def write(store: PostgresStore, run_id: str, texts: tuple[str, ...] = LARG
     writer, tasks = Writer(store, run_id), tuple(NewTask(f"t{n}", text) for n, text in enumerate(texts))
     await writer.write(replace(CREATED, tasks=tasks), *OPENING[1:])
     await writer.write(*(TaskStarted(at(3), task.task_id, 1, "fast") for task in tasks))
-    await writer.write(*(TaskCompleted(at(4), one.task_id, 1, one.prompt, prompt=one.prompt) for one in tasks))
+    await writer.write(*(TaskCompleted(at(4), one.task_id, 1, one.prompt, turn=one.prompt) for one in tasks))
     await writer.write(*ENDED)
 
 
@@ -64,7 +64,7 @@ async def test_one_batch_may_say_a_new_text_again_and_again() -> None:
     async with new_store() as store:
         writer = Writer(store)
         await writer.write(*OPENING, *(TaskStarted(at(3), name, 1, "fast") for name in "ac"))
-        await writer.write(*(TaskCompleted(at(4), name, 1, LARGE[0], prompt=LARGE[0]) for name in "ac"))
+        await writer.write(*(TaskCompleted(at(4), name, 1, LARGE[0], turn=LARGE[0]) for name in "ac"))
         assert [(await store.list_tasks(writer.run_id, name))[0].text for name in "ac"] == [LARGE[0]] * 2
         assert await in_database("SELECT FROM texts") == "SELECT 1"
 

@@ -10,8 +10,7 @@ import pytest
 
 from plait import DAG, ParallelRunner, PostgresStore, Task
 from plait.events import LeaseRenewed, RunClaimed, RunReleased
-from plait.persistence import RunStatusChanged
-from plait.persistence.contract.samples import CREATED, RUN, RUNNING, Writer, owner
+from plait.persistence.contract.samples import CREATED, RUN, RUNNING, Writer, owner, run_becomes
 from plait.runner.clock import Clock, iso
 
 SKEWS = {"ahead": 3600.0, "behind": -3600.0}
@@ -80,6 +79,6 @@ async def test_a_waiting_run_whose_owner_died_before_the_release_is_free_one_lea
     store: PostgresStore, dsn: str
 ) -> None:
     clock, writer = Skewed(0), Writer(store, RUN)
-    await writer.write(CREATED, claim(clock, LEASE_S), RUNNING, RunStatusChanged(iso(clock.wall()), "waiting_input"))
+    await writer.write(CREATED, claim(clock, LEASE_S), RUNNING, run_becomes(iso(clock.wall()), "waiting_input"))
     assert not await claimable_after(store, dsn, LEASE_S - 5)
     assert await claimable_after(store, dsn, LEASE_S + 1)

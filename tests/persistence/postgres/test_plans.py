@@ -7,8 +7,8 @@ from dataclasses import replace
 import anyio
 import asyncpg
 
-from plait.events import NewTask, TaskReopened, TaskStarted
-from plait.persistence import Batch, PostgresStore, TaskCompleted
+from plait.events import NewTask, TaskCompleted, TaskReopened, TaskStarted
+from plait.persistence import Batch, PostgresStore
 from plait.persistence.contract.samples import CREATED, OPENING, Writer, at
 
 TASKS = 2000
@@ -20,7 +20,7 @@ async def fill(store: PostgresStore) -> Writer:
     writer = Writer(store)
     await writer.write(replace(CREATED, tasks=tuple(NewTask(name, "p") for name in names)), *OPENING[1:])
     await writer.write(*(TaskStarted(at(3), name, 1, "fast") for name in names))
-    await writer.write(*(TaskCompleted(at(4), name, 1, "answer", prompt="p") for name in names[:-1]))
+    await writer.write(*(TaskCompleted(at(4), name, 1, "answer", turn="p") for name in names[:-1]))
     return writer
 
 
@@ -48,7 +48,7 @@ async def test_the_rows_of_one_task_are_found_by_their_keys(store: PostgresStore
         await again.list_attempts(writer.run_id, "t7")
         assert len(await again.list_messages(writer.run_id, "t7")) == 2
         writer.store = again
-        await writer.write(TaskCompleted(at(5), f"t{TASKS - 1}", 1, "answer", prompt="p"))
+        await writer.write(TaskCompleted(at(5), f"t{TASKS - 1}", 1, "answer", turn="p"))
         await writer.write(TaskReopened(at(6), "t3", 1, damaged=True))
     after = await rows_read(dsn)
     read = {table: after[table] - before[table] for table in ("tasks", "attempts", "messages", "events")}

@@ -11,8 +11,8 @@ import asyncpg
 import pytest
 
 from plait import PostgresStore
-from plait.events import LeaseRenewed, RunClaimed, RunReleased, TaskReopened
-from plait.persistence import Batch, Change, Conflict, Fenced, Note, RunStatusChanged
+from plait.events import Event, LeaseRenewed, RunClaimed, RunReleased, TaskReopened
+from plait.persistence import Batch, Conflict, Fenced, Note
 from plait.persistence.contract.samples import (
     CREATED,
     DONE_A,
@@ -23,10 +23,11 @@ from plait.persistence.contract.samples import (
     Writer,
     at,
     owner,
+    run_becomes,
     whole,
 )
 
-LATE: dict[str, tuple[Change, ...]] = {
+LATE: dict[str, tuple[Event, ...]] = {
     "a start": (START_A,),
     "two changes of one task, which are two statements": (START_A, DONE_A),
     "a change that would not follow": (DONE_A,),
@@ -108,7 +109,7 @@ async def test_notes_that_are_sent_at_once_are_numbered_one_after_the_other(
 
 
 async def test_a_run_that_is_claimed_beside_its_purge_stays(store: PostgresStore, dsn: str) -> None:
-    await store.write(Batch(RUN, 0, 1, (*OPENING, RunStatusChanged(at(8), "failed"), RunReleased(at(8)))))
+    await store.write(Batch(RUN, 0, 1, (*OPENING, run_becomes(at(8), "failed"), RunReleased(at(8)))))
     claimer = await asyncpg.connect(dsn)
     watcher = await asyncpg.connect(dsn)
     try:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from plait.events import NewTask, TaskStarted
-from plait.persistence import Batch, Change, TaskCompleted, TaskRetried
+from plait.events import Event, NewTask, TaskCompleted, TaskRetried, TaskStarted
+from plait.persistence import Batch
 from plait.persistence.contract.samples import CLAIMED, CREATED, RUN, at
 from plait.persistence.sql_store import list_events
 from plait.persistence.sqlite_file import open_database
@@ -23,7 +23,7 @@ def filled(path: Path, tasks: int) -> sqlite3.Connection:
     connection = open_database(path, "create")
     ids = [f"t{number}" for number in range(tasks)]
     created = replace(CREATED, tasks=tuple(NewTask(task_id, "p") for task_id in ids))
-    changes: list[Change] = [created, CLAIMED]
+    changes: list[Event] = [created, CLAIMED]
     for number, task_id in enumerate(ids):
         tries = 2 if number % 3 == 0 else 1
         changes.append(TaskStarted(at(3), task_id, 1, "fast"))

@@ -11,17 +11,8 @@ from pathlib import Path
 import anyio
 import pytest
 
-from plait.events import NewTask, TaskAnswered, TaskStarted
-from plait.persistence import (
-    MessageAppended,
-    Note,
-    SQLiteStore,
-    StoreBusy,
-    StoreError,
-    StoreUnusable,
-    TaskWaiting,
-    sqlite_file,
-)
+from plait.events import MessageAppended, NewTask, TaskAnswered, TaskStarted, TaskWaiting
+from plait.persistence import Note, SQLiteStore, StoreBusy, StoreError, StoreUnusable, sqlite_file
 from plait.persistence.contract.samples import CLAIMED, CREATED, DONE_A, OPENING, RUN, START_A, Writer, at, whole
 from tests.support.stores.database import attempts_of, edit, edit_untyped, in_child, make
 
@@ -106,7 +97,7 @@ async def test_a_result_moved_to_another_task_is_told(path: Path) -> None:
     async with SQLiteStore(path) as store:
         writer = Writer(store)
         writer.next_seq, writer.epoch = 8, 1
-        await writer.write(replace(START_A, task_id="c"), replace(DONE_A, task_id="c", text="Other.", data=None))
+        await writer.write(replace(START_A, task_id="c"), replace(DONE_A, task_id="c", text="Other.", data_json=None))
     columns = "text, data, result_checksum"
     edit(path, attempts_of("c", f"({columns}) = (SELECT {columns} FROM attempts WHERE position = 0)"))
     async with SQLiteStore(path) as store:

@@ -11,8 +11,20 @@ from pathlib import Path
 
 import pytest
 
-from plait.persistence import Change, MessageAppended, RunStatusChanged, SQLiteStore, StoreError
-from plait.persistence.contract.samples import ANSWER, ASK, CREATED, DONE_A, OPENING, RUN, START_A, Writer, at
+from plait.events import Event, MessageAppended
+from plait.persistence import SQLiteStore, StoreError
+from plait.persistence.contract.samples import (
+    ANSWER,
+    ASK,
+    CREATED,
+    DONE_A,
+    OPENING,
+    RUN,
+    START_A,
+    Writer,
+    at,
+    run_becomes,
+)
 from tests.support.stores.database import attempts_of, edit
 
 LARGE = "All that the model said. " * 4000
@@ -56,7 +68,7 @@ def texts(path: Path) -> list[int]:
 
 async def write_large(path: Path, *runs: str, **texts: str | None) -> None:
     answer = replace(ANSWER, content=texts.get("answer", LARGE))
-    done = replace(DONE_A, text=texts.get("text", LARGE), data=texts.get("data"))
+    done = replace(DONE_A, text=texts.get("text", LARGE), data_json=texts.get("data"))
     async with SQLiteStore(path) as store:
         for run_id in runs:
             await Writer(store, run_id).write(*OPENING, START_A, ASK, answer, done)
@@ -96,9 +108,10 @@ async def test_large_is_more_than_64_kib_of_utf_8(path: Path, text: str, stored:
 @pytest.mark.parametrize("large", ["text", "data", "prompt"])
 async def test_of_a_completion_with_its_prompt_what_is_large_is_stored_apart(path: Path, large: str) -> None:
     parts = {"text": "short", "data": '"short"', "prompt": "First.", large: LARGE}
+    done = replace(DONE_A, text=parts["text"], data_json=parts["data"], turn=parts["prompt"])
     async with SQLiteStore(path) as store:
         for run_id in (RUN, "run-2"):
-            await Writer(store, run_id).write(*OPENING, START_A, replace(DONE_A, **parts))
+            await Writer(store, run_id).write(*OPENING, START_A, done)
     assert texts(path) == ([] if large == "data" else [len(LARGE)])
     async with SQLiteStore(path, mode="read") as store:
         task, (asked, answer) = (await store.list_tasks(RUN))[0], await store.list_messages(RUN, "a")
@@ -117,7 +130,7 @@ async def test_damage_to_a_prompt_harms_the_message_and_not_the_result(
     path: Path, harmed: str, damaged: tuple[bool, bool, bool]
 ) -> None:
     async with SQLiteStore(path) as store:
-        await Writer(store).write(*OPENING, START_A, replace(DONE_A, prompt="First."))
+        await Writer(store).write(*OPENING, START_A, replace(DONE_A, turn="First."))
     edit(path, attempts_of("a", f"{harmed} = 'tampered'"))
     async with SQLiteStore(path, mode="existing") as store:
         task, (asked, answer) = (await store.list_tasks(RUN))[0], await store.list_messages(RUN, "a")
@@ -150,7 +163,7 @@ async def test_large_settings_are_kept_once_and_told_where_they_are_lost(path: P
     kept: list[object] = []
     for run_id in ("one", "two"):
         async with SQLiteStore(path) as store:
-            await Writer(store, run_id).write(created, RunStatusChanged(at(9), "cancelled"))
+            await Writer(store, run_id).write(created, run_becomes(at(9), "cancelled"))
         kept.append(texts(path))
     assert kept[0] == kept[1] != []
     async with SQLiteStore(path, mode="existing") as store:
@@ -177,7 +190,7 @@ async def test_a_damaged_large_text_is_mended_by_whoever_says_it_again(path: Pat
 
 
 async def test_a_refused_batch_leaves_no_large_text(path: Path) -> None:
-    changes: tuple[Change, ...] = (*OPENING, START_A, replace(DONE_A, text=LARGE), replace(DONE_A, text=LARGE))
+    changes: tuple[Event, ...] = (*OPENING, START_A, replace(DONE_A, text=LARGE), replace(DONE_A, text=LARGE))
     async with SQLiteStore(path) as store:
         with pytest.raises(Exception, match="does not follow"):
             await Writer(store).write(*changes)

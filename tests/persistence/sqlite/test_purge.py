@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from plait.events import NewTask, PolicyDecided, RunReleased, SessionOpened, TaskAnswered, TaskReopened
-from plait.persistence import Conflict, Note, RunStatusChanged, SQLiteStore, StoreError, TaskWaiting, delete_runs
+from plait.events import NewTask, PolicyDecided, RunReleased, SessionOpened, TaskAnswered, TaskReopened, TaskWaiting
+from plait.persistence import Conflict, Note, SQLiteStore, StoreError, delete_runs
 from plait.persistence.contract.samples import (
     ANSWER,
     ASK,
@@ -23,13 +23,14 @@ from plait.persistence.contract.samples import (
     START_A,
     Writer,
     at,
+    run_becomes,
     whole,
 )
 from plait.persistence.delete_runs import Purged
 
 CANARY = "canary-7f3a"
 LARGE = "more than enough " * 5000
-ENDS = (RunStatusChanged(at(9), "completed"), RunReleased(at(9)))
+ENDS = (run_becomes(at(9), "completed"), RunReleased(at(9)))
 
 
 async def fill(store: SQLiteStore, run_id: str, canary: str = "", *, large: str = "", ends: bool = True) -> Writer:
@@ -38,7 +39,7 @@ async def fill(store: SQLiteStore, run_id: str, canary: str = "", *, large: str 
     tasks = tuple(replace(task, prompt=f"{task.prompt}{canary}") for task in CREATED.tasks)
     answer, done = replace(ANSWER, content=f"{canary} {large}"), replace(DONE_A, text=f"{canary} {large}")
     await writer.write(replace(CREATED, tasks=tasks, settings=f'{{"x":"{canary} {large}"}}'), *OPENING[1:])
-    for change in (START_A, replace(ASK, content=canary), answer, replace(done, data=f'"{canary}"')):
+    for change in (START_A, replace(ASK, content=canary), answer, replace(done, data_json=f'"{canary}"')):
         await writer.write(change)
     retried = [replace(change, task_id="c") for change in AT_START["retried"]]  # type: ignore[call-arg]
     await writer.write(*retried, replace(START_A, task_id="c", attempt=2), *(ENDS if ends else ()))
@@ -110,7 +111,7 @@ async def test_runs_that_go_on_are_refused_and_named(path: Path) -> None:
     async with SQLiteStore(path) as store:
         for run_id in ("done", "live"):
             await fill(store, run_id, ends=run_id == "done")
-        await Writer(store, "claimed").write(*OPENING, RunStatusChanged(at(9), "failed"))
+        await Writer(store, "claimed").write(*OPENING, run_becomes(at(9), "failed"))
         with pytest.raises(Conflict, match=r"nothing was deleted: run 'live' is running.*run 'claimed' is in use by"):
             await store.purge(["done", "live", "claimed"])
         assert len(await store.list_runs()) == 3
@@ -134,8 +135,8 @@ async def test_the_sessions_of_deleted_runs_are_forgotten(path: Path) -> None:
 GOING_ON = {
     "queued": (CREATED,),
     "running": (*OPENING, RunReleased(at(9))),
-    "waiting_input": (*OPENING, RunStatusChanged(at(9), "waiting_input"), RunReleased(at(9))),
-    "cancelling": (*OPENING, RunStatusChanged(at(9), "cancelling"), RunReleased(at(9))),
+    "waiting_input": (*OPENING, run_becomes(at(9), "waiting_input"), RunReleased(at(9))),
+    "cancelling": (*OPENING, run_becomes(at(9), "cancelling"), RunReleased(at(9))),
 }
 
 
@@ -152,7 +153,7 @@ async def test_a_run_without_an_owner_that_has_not_ended_is_kept(path: Path, sta
 @pytest.mark.parametrize("status", ["completed", "failed", "cancelled"])
 async def test_a_run_that_has_ended_is_deleted(path: Path, status: str) -> None:
     async with SQLiteStore(path) as store:
-        await Writer(store, "it").write(*OPENING, RunStatusChanged(at(9), status), RunReleased(at(9)))
+        await Writer(store, "it").write(*OPENING, run_becomes(at(9), status), RunReleased(at(9)))
         assert (await store.purge(["unknown", "it"])).run_ids == ("it",)
         assert await store.list_runs() == ()
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from plait.events import LeaseRenewed, NewTask, SessionOpened, TaskStarted
-from plait.persistence import Batch, SQLiteStore, Store, TaskCompleted, tables
+from plait.events import LeaseRenewed, NewTask, SessionOpened, TaskCompleted, TaskStarted
+from plait.persistence import Batch, SQLiteStore, Store, tables
 from plait.persistence.contract.samples import (
     ANSWER,
     ASK,
@@ -115,7 +115,7 @@ async def test_the_schema_refuses_statuses_that_are_none(path: Path) -> None:
 async def test_the_tables_show_every_attempt_and_the_history(path: Path) -> None:
     async with SQLiteStore(path) as store:
         await Writer(store).write(
-            *OPENING, *AT_START["retried"], replace(START_A, attempt=2), replace(DONE_A, attempt=2, prompt="First.")
+            *OPENING, *AT_START["retried"], replace(START_A, attempt=2), replace(DONE_A, attempt=2, turn="First.")
         )
     with closing(sqlite3.connect(path)) as connection:
         attempts = connection.execute("SELECT attempt, status, backend, prompt, text FROM attempts").fetchall()

@@ -12,9 +12,8 @@ import pytest
 
 from plait import DAG, ParallelRunner, RunStatus, Task, TaskStatus
 from plait.errors import OwnershipLost, RunExists
-from plait.events import RunCompleted, RunReleased, StoreDegraded, StoreRecovered, TaskStarted
+from plait.events import RunCompleted, RunReleased, StoreDegraded, StoreRecovered, TaskCompleted, TaskStarted
 from plait.persistence import Batch, Conflict, MemoryStore, SQLiteStore, StoreBusy, StoreError
-from plait.persistence.changes import TaskCompleted
 from plait.runner.engine.outcome import STORE_WAITS_S
 from tests.support.fakes import QuickClock, Talker
 from tests.support.stores.faulty_store import Fault, FaultyStore, on_write
@@ -214,7 +213,7 @@ async def test_the_dag_is_stored_whole_before_anything_starts() -> None:
                 break
         assert len(await store.list_tasks(live.run_id)) == 22
     kinds = [type(change).__name__ for batch in store.batches for change in batch.changes]
-    assert kinds[:3] == ["RunCreated", "RunStatusChanged", "RunClaimed"]
+    assert kinds[:3] == ["RunCreated", "RunStarted", "RunClaimed"]
     assert kinds.index("TaskStarted") > 2
     assert "TaskStarted" not in {type(change).__name__ for change in store.batches[0].changes}
 
@@ -450,7 +449,7 @@ async def test_a_refused_prompt_fails_its_task_also_where_the_store_goes_away_ju
         refused = away = 0
 
         async def write(self, batch: Batch) -> None:
-            if any("b3" in {getattr(one, "prompt", ""), getattr(one, "content", "")} for one in batch.changes):
+            if any("b3" in {getattr(one, "turn", ""), getattr(one, "content", "")} for one in batch.changes):
                 self.refused += 1
                 raise Conflict("not this prompt")
             if self.refused >= 2 and not self.away:

@@ -9,8 +9,9 @@ import pytest
 from plait import DAG, ParallelRunner, PlaitError, Retry, RunStatus, Task
 from plait.backends import BackendError, ConversationRequest, ErrorKind, Message, Reply, Usage
 from plait.errors import BackendMissing
+from plait.events import Event, MessageAppended
 from plait.persistence import MemoryStore, Store
-from plait.persistence.changes import Batch, Change, MessageAppended
+from plait.persistence.records import Batch
 from tests.support.fakes import Talker
 
 
@@ -136,7 +137,7 @@ ASKED, SAID = Message("user", "count"), Message("assistant", "seven", USED)
 async def test_a_turn_of_prompt_and_answer_alone_is_stored_with_the_result(
     store: Store, messages: tuple[Message, ...], rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    changes: list[Change] = []
+    changes: list[Event] = []
     write = store.write
 
     async def noted(batch: Batch) -> None:

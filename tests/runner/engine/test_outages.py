@@ -9,9 +9,8 @@ import anyio
 import pytest
 
 from plait import DAG, ParallelRunner, RunResult, RunStatus, Task
-from plait.events import PolicyDecided, SessionOpened, StoreDegraded, StoreRecovered, TaskCancelled
+from plait.events import Event, PolicyDecided, SessionOpened, StoreDegraded, StoreRecovered, TaskCancelled
 from plait.persistence import Batch, Conflict, MemoryStore, StoreError, failpoints
-from plait.persistence.changes import Change
 from plait.runner.domain.question import parse_time
 from plait.runner.engine import checkpointer
 from plait.runner.state.owner import LEASE_SECONDS
@@ -31,7 +30,7 @@ class AwayFor(FaultyStore):
         self._clock = clock
         self.until = until
         self.tries: list[float] = []
-        self.first: tuple[Change, ...] = ()
+        self.first: tuple[Event, ...] = ()
         """The changes of the first failed write."""
 
     async def write(self, batch: Batch) -> None:

@@ -14,9 +14,20 @@ from plait import DAG, FailureMode, ParallelRunner, RunResult, RunStatus, Task, 
 from plait.backends.protocol import Reply
 from plait.dialogue import Question
 from plait.errors import BackendError, ErrorKind
-from plait.events import PolicyDecided, RunReleased, SessionOpened, TaskAnswered, TasksAdded, TaskStarted
+from plait.events import (
+    Event,
+    PolicyDecided,
+    RunReleased,
+    SessionOpened,
+    TaskAnswered,
+    TaskCompleted,
+    TaskFailed,
+    TaskRetried,
+    TasksAdded,
+    TaskStarted,
+    TaskWaiting,
+)
 from plait.persistence import Batch, Conflict, MemoryStore, SQLiteStore, Store, StoreError, sqlite_file
-from plait.persistence.changes import Change, TaskCompleted, TaskFailed, TaskRetried, TaskWaiting
 from plait.runner.domain.policy import RunView
 from plait.workflows import Decision
 from tests.support.fakes import QuickClock, Talker
@@ -29,7 +40,7 @@ REASON = "a value cannot be stored: no 日"
 class Refusing(FaultyStore):
     """Refuses every batch with a change for which `refuses` is true."""
 
-    def __init__(self, refuses: Callable[[Change], bool]) -> None:
+    def __init__(self, refuses: Callable[[Event], bool]) -> None:
         super().__init__(MemoryStore())
         self.refuses = refuses
         self.away = False
@@ -42,7 +53,7 @@ class Refusing(FaultyStore):
         await super().write(batch)
 
 
-def end_of(task_id: str) -> Callable[[Change], bool]:
+def end_of(task_id: str) -> Callable[[Event], bool]:
     return lambda change: isinstance(change, TaskCompleted) and change.task_id == task_id
 
 
@@ -365,7 +376,7 @@ async def test_a_result_beyond_the_size_of_a_value_fails_its_task(
 
 async def test_the_release_of_the_run_is_the_last_change_also_after_a_refusal() -> None:
     store = Refusing(end_of("a"))
-    written: list[Change] = []
+    written: list[Event] = []
 
     class Noting(FaultyStore):
         async def write(self, batch: Batch) -> None:

@@ -13,7 +13,7 @@ from plait import DAG, ParallelRunner, RunStatus, Task
 from plait.errors import OwnershipLost
 from plait.events import Owner, RunClaimed, RunReleased, StoreAwaited, StoreDegraded, StoreRecovered
 from plait.persistence import Batch, Gap, MemoryStore, SQLiteStore, StoreError
-from plait.persistence.changes import RunStatusChanged
+from plait.persistence.contract.samples import run_becomes
 from plait.persistence.records import Note, NoteRecord, RunRecord
 from plait.runner.engine import inbox, kept_changes
 from plait.runner.engine.checkpointer import SERVER_PATIENCE_S
@@ -120,7 +120,7 @@ async def test_a_run_that_another_owner_took_in_the_promoted_standby_is_left_alo
     """Although its epoch is ours, because our claim was lost with the changes."""
     store, owner = Server(MemoryStore()), Owner("another", "host", "boot", 1, "1", "2026-01-01T00:00:00.000Z")
     at = owner.claimed_at
-    claim = RunClaimed(at, owner, 4e10), RunStatusChanged(at, "running")
+    claim = RunClaimed(at, owner, 4e10), run_becomes(at, "running")
 
     async def body(prompt: str) -> str:
         if prompt == "10":

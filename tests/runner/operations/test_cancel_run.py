@@ -13,8 +13,8 @@ import pytest
 from plait import DAG, ParallelRunner, Retry, RunStatus, Task, TaskStatus
 from plait import events as ev
 from plait.backends import BackendError, ErrorKind
-from plait.events import RunReleased, TaskStarted
-from plait.persistence import Batch, MemoryStore, SQLiteStore, Store, StoreError, TaskCompleted, TaskFailed
+from plait.events import RunReleased, TaskCompleted, TaskFailed, TaskStarted
+from plait.persistence import Batch, MemoryStore, SQLiteStore, Store, StoreError
 from tests.support.fakes import Talker
 from tests.support.stores.faulty_store import Fault, on_write
 from tests.support.stores.held import GRACE, HeldClock, HeldStore

@@ -11,7 +11,8 @@ from plait import DAG, ParallelRunner, RunStatus, Task
 from plait.backends import BackendError, ErrorKind
 from plait.errors import RunNotFound, RunNotResumable, StoreRequired
 from plait.events import NewTask, RunClaimed, RunCreated, RunReleased
-from plait.persistence import Batch, MemoryStore, Note, NoteRecord, RunStatusChanged, Store, StoreError
+from plait.persistence import Batch, MemoryStore, Note, NoteRecord, Store, StoreError
+from plait.persistence.contract.samples import run_becomes
 from plait.persistence.records import EventKind, EventRecord
 from plait.results import ResumeAction
 from plait.runner.state.owner import claim_for_this_process, unregister
@@ -155,7 +156,7 @@ async def test_an_owner_that_shows_that_it_lives_cancels_by_itself() -> None:
             record = await store.get_run("r")
             assert record is not None
             if record.status == "running":
-                change = RunStatusChanged(AT, "cancelling")
+                change = run_becomes(AT, "cancelling")
                 await store.write(Batch("r", record.epoch, record.last_seq + 1, (change,)))
 
     runner = ParallelRunner(Talker(), store=store, clock=Heeding(), lease=6.0)
@@ -172,7 +173,7 @@ async def test_the_end_of_a_run_by_its_owner_elsewhere_is_seen(wait: float, slep
             await super().sleep(seconds)
             record = await store.get_run("r")
             assert record is not None
-            ended = (RunStatusChanged(AT, "cancelling"), RunStatusChanged(AT, "cancelled"), RunReleased(AT))
+            ended = (run_becomes(AT, "cancelling"), run_becomes(AT, "cancelled"), RunReleased(AT))
             await store.write(Batch("r", record.epoch, record.last_seq + 1, ended))
 
     clock = Cancelling()

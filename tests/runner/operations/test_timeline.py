@@ -8,16 +8,29 @@ from typing import Any
 import pytest
 
 from plait import Clock
-from plait.events import BackendThrottled, NewTask, RunClaimed, RunCreated, TaskAnswered, TaskReopened, TaskStarted
-from plait.persistence import Change, MemoryStore, RunStatusChanged, TaskCompleted, TaskFailed, TaskRetried, TaskWaiting
-from plait.persistence.contract.samples import RUN, Writer, at, owner
+from plait.events import (
+    BackendThrottled,
+    Event,
+    NewTask,
+    RunClaimed,
+    RunCreated,
+    TaskAnswered,
+    TaskCompleted,
+    TaskFailed,
+    TaskReopened,
+    TaskRetried,
+    TaskStarted,
+    TaskWaiting,
+)
+from plait.persistence import MemoryStore
+from plait.persistence.contract.samples import RUN, Writer, at, owner, run_becomes
 from plait.runner.domain.question import parse_time
 from plait.runner.operations.live_view import LiveView
 from plait.runner.state.codec import SETTINGS_FORMAT
 
 NOW = 50
 SETTINGS = json.dumps({"format": SETTINGS_FORMAT, "concurrency": 2, "slots": {"default": "api", "limits": {}}})
-OPENING = (RunClaimed(at(1), owner(), parse_time(at(59))), RunStatusChanged(at(2), "running"))
+OPENING = (RunClaimed(at(1), owner(), parse_time(at(59))), run_becomes(at(2), "running"))
 
 
 class At(Clock):
@@ -27,7 +40,7 @@ class At(Clock):
         return parse_time(at(NOW))
 
 
-async def bars(*changes: Change, tasks: tuple[NewTask, ...] = (NewTask("a", "A."),)) -> dict[str, list[Any]]:
+async def bars(*changes: Event, tasks: tuple[NewTask, ...] = (NewTask("a", "A."),)) -> dict[str, list[Any]]:
     """The bars of each task after `changes`, with their times in seconds. The run starts in second 2."""
     store = MemoryStore()
     await Writer(store).write(RunCreated(at(0), RUN, "n", SETTINGS, tasks))
@@ -118,7 +131,7 @@ async def test_a_resume_ends_the_throttling_of_the_dead_process() -> None:
     found = await bars(
         BackendThrottled(at(10), "api", at(12), "429", 1, 2),
         RunClaimed(at(20), owner("owner-2"), parse_time(at(59))),
-        RunStatusChanged(at(21), "running", resumed=True),
+        run_becomes(at(21), "running", resumed=True),
     )
     assert found["a"] == [("slot", 2, 10), ("throttled", 10, 21), ("slot", 21, None)]
 
@@ -126,10 +139,10 @@ async def test_a_resume_ends_the_throttling_of_the_dead_process() -> None:
 async def test_nothing_waits_between_a_failure_and_the_person_who_reopens_the_task() -> None:
     found = await bars(
         TaskStarted(at(3), "a", 1, "api"),
-        TaskFailed(at(4), "a", 1, "failed", "unexpected", "no"),
-        RunStatusChanged(at(5), "failed"),
+        TaskFailed(at(4), "a", 1, "unexpected", "no"),
+        run_becomes(at(5), "failed"),
         RunClaimed(at(20), owner("owner-2"), parse_time(at(59))),
-        RunStatusChanged(at(21), "running", resumed=True),
+        run_becomes(at(21), "running", resumed=True),
         TaskReopened(at(22), "a", 1),
         TaskStarted(at(24), "a", 2, "api"),
     )
@@ -139,8 +152,8 @@ async def test_nothing_waits_between_a_failure_and_the_person_who_reopens_the_ta
 async def test_a_blocked_task_waits_for_its_dependency_for_good() -> None:
     found = await bars(
         TaskStarted(at(3), "a", 1, "api"),
-        TaskFailed(at(4), "a", 1, "failed", "unexpected", "no"),
-        RunStatusChanged(at(5), "failed"),
+        TaskFailed(at(4), "a", 1, "unexpected", "no"),
+        run_becomes(at(5), "failed"),
         tasks=(NewTask("a", "A."), NewTask("b", "{{ a }}", ("a",))),
     )
     assert found["b"] == [("upstream", 2, None)]

@@ -13,8 +13,8 @@ from plait.backends import ask
 from plait.backends.protocol import ConversationRequest, Reply
 from plait.dialogue import Question
 from plait.errors import PolicyMissing, RunNotResumable
-from plait.events import PolicyDecided
-from plait.persistence import Batch, MemoryStore, Store, TaskCompleted
+from plait.events import PolicyDecided, TaskCompleted
+from plait.persistence import Batch, MemoryStore, Store
 from plait.results import ResumeAction
 from plait.workflows import Decision, RunView
 from tests.support.fakes import QuickClock, Talker

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import anyio
 
 from plait import Clock
-from plait.persistence import Batch, Change, NoteRecord, Store
+from plait.events import Event
+from plait.persistence import Batch, NoteRecord, Store
 from plait.runner.engine.inbox import LOOK_EVERY_S
 from tests.support.stores.faulty_store import FaultyStore
 
@@ -41,7 +42,7 @@ class HeldStore(FaultyStore):
     `looked` is set whenever the inbox has been read.
     """
 
-    def __init__(self, inner: Store, holds: Callable[[tuple[Change, ...]], bool] = lambda _: False) -> None:
+    def __init__(self, inner: Store, holds: Callable[[tuple[Event, ...]], bool] = lambda _: False) -> None:
         super().__init__(inner)
         self.holding, self.let_go, self.looked = anyio.Event(), anyio.Event(), anyio.Event()
         self._holds = holds

@@ -1,6 +1,6 @@
 """A store in plain dictionaries that applies a batch change by change: what the stores on tables have to do as well.
 
-It shares `rules.py` and `event_log.py` with the stores, and nothing of what they make of a change.
+It shares `rules.py` with the stores, and nothing of what they make of a change.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any, Self
 
 from plait import events
 from plait.errors import Conflict
-from plait.events import NewTask
-from plait.persistence import changes, event_log, rules
-from plait.persistence.changes import Batch, Change
+from plait.events import Event, NewTask
+from plait.persistence import rules
 from plait.persistence.records import (
     AttemptRecord,
+    Batch,
     EventKind,
     EventRecord,
     MessageRecord,
@@ -78,7 +78,7 @@ class StagedRun:
         run.answers.update(self._answers)
         run.discarded.update(self._discarded)
 
-    def apply(self, seq: int, change: Change) -> None:
+    def apply(self, seq: int, change: Event) -> None:
         """Apply the change. Raises Conflict if the change does not follow from the state."""
         self._head = rules.advance_head(self._head, change, seq, self._run_id)
         match change:
@@ -91,16 +91,16 @@ class StagedRun:
                 self._start_task(change)
             case events.SessionOpened():
                 self._open_session(change)
-            case changes.MessageAppended():
+            case events.MessageAppended():
                 self._append_message(change)
-            case changes.TaskCompleted():
+            case events.TaskCompleted():
                 self._end_attempt(change)
                 change = self._with_total_usage(change)
             case (
-                changes.TaskFailed()
-                | changes.TaskRetried()
+                events.TaskFailed()
+                | events.TaskRetried()
                 | events.TaskInterrupted()
-                | changes.TaskWaiting()
+                | events.TaskWaiting()
                 | events.TaskCancelled()
             ):
                 self._end_attempt(change)
@@ -108,9 +108,9 @@ class StagedRun:
                 self._requeue_task(change)
             case _:
                 pass
-        event = event_log.event_of(change)
-        if event is not None:
-            self._events.append(EventRecord(seq, event[0], EventKind(event[1]), *event[2:]))
+        if change.shown:
+            at, kind, task_id, attempt, detail = events.columns_of(change)
+            self._events.append(EventRecord(seq, at, EventKind(kind), task_id, attempt, detail))
 
     def _create_run(self, change: events.RunCreated) -> None:
         self._add_tasks(change.tasks)
@@ -141,13 +141,13 @@ class StagedRun:
         left = replace(task, prompt=prompt, text=None, data=None, session_confirmed=confirmed, answers=answers)
         self._tasks[change.task_id] = replace(left, status="pending", question=None, asked=None)
 
-    def _find_task(self, change: Change, task_id: str) -> TaskRecord:
+    def _find_task(self, change: Event, task_id: str) -> TaskRecord:
         task = self._tasks.get(task_id) or self._run.tasks.get(task_id)
         if task is None:
             raise rules.conflict(self._run_id, change, None)
         return task
 
-    def _require_task(self, change: changes.TaskTransition) -> TaskRecord:
+    def _require_task(self, change: events.TaskTransition) -> TaskRecord:
         """Return the task. Raises Conflict if the change is not allowed from its status and attempt."""
         task = self._find_task(change, change.task_id)
         attempt = getattr(change, "attempt", task.attempt)
@@ -182,29 +182,30 @@ class StagedRun:
         self._tasks[task.task_id] = replace(task, session_confirmed=task.session_confirmed or change.attempt > 0)
         self._put_attempt(replace(attempt, session_id=change.session_id))
 
-    def _append_message(self, change: changes.MessageAppended) -> None:
+    def _append_message(self, change: events.MessageAppended) -> None:
         self._find_task(change, change.task_id)
         appended = self._messages.setdefault(change.task_id, [])
         position = len(self._run.messages.get(change.task_id, ())) + len(appended)
         said = change.role, change.content, change.input_tokens, change.output_tokens, change.at
         appended.append(MessageRecord(change.task_id, position, change.attempt, *said))
 
-    def _end_attempt(self, change: changes.AttemptEnd) -> None:
+    def _end_attempt(self, change: events.AttemptEnd) -> None:
         task = self._require_task(change)
         match change:
-            case changes.TaskCompleted():
+            case events.TaskCompleted():
                 self._append_exchange(change)
-                self._record_end(change, replace(task, text=change.text, data=change.data), "completed", "completed")
-            case changes.TaskFailed():
-                rules.check_failed(self._run_id, change)
+                self._record_end(
+                    change, replace(task, text=change.text, data=change.data_json), "completed", "completed"
+                )
+            case events.TaskFailed():
                 self._record_end(change, task, change.status, change.status)
-            case changes.TaskRetried():
+            case events.TaskRetried():
                 self._record_end(
                     change, replace(task, session_confirmed=change.continues_session), "pending", AttemptStatus.RETRIED
                 )
             case events.TaskInterrupted():
                 self._record_end(change, _crashed(task, change), "pending", AttemptStatus.INTERRUPTED)
-            case changes.TaskWaiting():
+            case events.TaskWaiting():
                 ended_as = AttemptStatus.INTERRUPTED if change.asked is None else AttemptStatus.ASKED
                 self._record_end(change, _crashed(task, change), "waiting_input", ended_as)
                 waiting = self._tasks[task.task_id]
@@ -212,22 +213,23 @@ class StagedRun:
             case events.TaskCancelled():
                 self._record_end(change, task, "cancelled", "cancelled")
 
-    def _append_exchange(self, change: changes.TaskCompleted) -> None:
+    def _append_exchange(self, change: events.TaskCompleted) -> None:
         """Append the prompt and the text of a completion that comes with its prompt."""
-        for part in rules.split_completion(change):
-            if isinstance(part, changes.MessageAppended):
-                self._append_message(part)
-        if change.prompt is not None:
+        if isinstance(change.turn, str):
+            place, usage = (change.at, change.task_id, change.attempt), change.usage
+            self._append_message(events.MessageAppended(*place, "user", change.turn))
+            tokens = usage.input_tokens, usage.output_tokens
+            self._append_message(events.MessageAppended(*place, "assistant", change.text, *tokens))
             self._answers[change.task_id, change.attempt] = self._messages[change.task_id][-1].position
 
-    def _with_total_usage(self, change: changes.TaskCompleted) -> changes.TaskCompleted:
+    def _with_total_usage(self, change: events.TaskCompleted) -> events.TaskCompleted:
         """Return the change as its event shows it: with the usage of the whole attempt."""
         attempt = self._attempts[change.task_id, change.attempt]
         return replace(change, usage=attempt.usage)
 
     def _record_end(
         self,
-        change: changes.AttemptEnd,
+        change: events.AttemptEnd,
         task: TaskRecord,
         status: str,
         attempt_status: str,
@@ -244,7 +246,7 @@ class StagedRun:
             ended["usage"] = attempt.usage + change.usage
             if not isinstance(change, events.TaskCancelled):
                 ended["duration_s"] = _sum(attempt.duration_s, change.duration_s)
-            if isinstance(change, changes.TaskFailed | changes.TaskRetried):
+            if isinstance(change, events.TaskFailed | events.TaskRetried):
                 ended |= {"error_kind": change.error_kind, "error": change.error, "traceback": change.traceback}
         self._put_attempt(replace(attempt, **ended))
 
@@ -253,7 +255,7 @@ def _sum(before: float | None, more: float | None) -> float | None:
     return more if before is None else before if more is None else before + more
 
 
-def _crashed(task: TaskRecord, change: events.TaskInterrupted | changes.TaskWaiting) -> TaskRecord:
+def _crashed(task: TaskRecord, change: events.TaskInterrupted | events.TaskWaiting) -> TaskRecord:
     return replace(task, crashes=task.crashes + change.crashed)
 
 

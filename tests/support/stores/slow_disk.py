@@ -19,7 +19,8 @@ from unittest import mock
 import anyio
 
 from plait import DAG, ParallelRunner, RunResult, Task
-from plait.persistence import Batch, SQLiteStore, StoreError, TaskCompleted, sqlite_store
+from plait.events import TaskCompleted
+from plait.persistence import Batch, SQLiteStore, StoreError, sqlite_store
 
 RUN = "r"
 FILE = "runs.db"

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from plait.events import TaskStarted
-from plait.persistence import SQLiteStore, TaskCompleted
+from plait.events import TaskCompleted, TaskStarted
+from plait.persistence import SQLiteStore
 from plait.persistence.contract.samples import ANSWER, ASK, DONE_A, OPENING, RUN, START_A, Writer, at
 from plait.usage import Usage
 from tests.support.processes.command import environment
