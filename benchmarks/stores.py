@@ -45,9 +45,9 @@ class Case:
 
 
 CASES = (
-    Case("layered", 10_000, 256, 0.65),
-    Case("layered", 10_000, 256, 0.35, round_trip_s=0.001),
-    Case("chain", 1_000, 1, 0.45),
+    Case("layered", 10_000, 256, 0.6),
+    Case("layered", 10_000, 256, 0.5, round_trip_s=0.001),
+    Case("chain", 1_000, 1, 0.6),
 )
 
 
