@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -28,7 +29,7 @@ from plait.persistence import (
     postgres_connection,
     postgres_store,
 )
-from plait.persistence.contract.samples import OPENING, RUN, START_A, Writer, at, owner, run_becomes
+from plait.persistence.contract.samples import DONE_A, OPENING, RUN, START_A, Writer, at, owner, run_becomes
 from plait.persistence.sqlite_store import SQLiteStore
 from tests.persistence.postgres.runs import TASKS, Counted, dag
 from tests.support.stores.postgres import in_schema, restart
@@ -217,6 +218,22 @@ async def test_no_message_shows_a_password(dsn: str) -> None:
     assert str(error).endswith("; check the address, the password, and that the server is running")
     assert error.__cause__ is None
     assert error.__suppress_context__
+
+
+def test_an_error_that_names_the_password_is_shown_without_it() -> None:
+    dsn = f"postgresql://me:{PASSWORD}@127.0.0.1/x"
+    shown = str(postgres_connection.explained(dsn, OSError(f"no route to {dsn}")))
+    assert PASSWORD not in shown
+    assert "no route to postgresql://me:***@" in shown
+
+
+async def test_the_character_that_stands_for_nul_is_a_character_like_others(store: PostgresStore) -> None:
+    text = "\ufdd0 \ufdd00 \ufdd01 \0 \ufdd0"
+    for run_id, said in (("with nul", text), ("without", text.replace("\0", ""))):
+        await Writer(store, run_id).write(*OPENING, START_A, replace(DONE_A, text=said, turn=said))
+        [task] = await store.list_tasks(run_id, "a")
+        messages = await store.list_messages(run_id, "a")
+        assert [task.text, *(message.content for message in messages)] == [said] * 3
 
 
 @pytest.mark.parametrize("mode", ["read", "existing"])

@@ -34,7 +34,7 @@ async def rows_read(dsn: str) -> dict[str, int]:
         with anyio.fail_after(10):
             while await connection.fetchval(others):
                 await connection.execute("SELECT pg_sleep(0.01)")
-        return dict(await connection.fetch(read))
+        return {row[0]: row[1] for row in await connection.fetch(read)}
     finally:
         await connection.close()
 

@@ -1,4 +1,4 @@
-"""Hypothesis drives a PostgreSQL store through any changes, lost connections and cut writes, beside a memory store."""
+"""Hypothesis drives a PostgreSQL store through any changes, lost connections and cut writes, beside a model."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
-from plait.persistence import Batch, Conflict, Gap, MemoryStore, PostgresStore, StoreError, failpoints
+from plait.persistence import Batch, Conflict, Gap, PostgresStore, StoreError, failpoints
 from tests.persistence.test_state_machine import ENDED, NAMES, RUNS, STEPS, StoreMachine
+from tests.support.stores.model_store import ModelStore
 from tests.support.stores.postgres import empty, worker_dsn
 
 pytestmark = pytest.mark.slow
@@ -29,7 +30,7 @@ class PostgresMachine(StoreMachine):
         self.loop = asyncio.Runner()
         self.do(empty(dsn))
         self.store = PostgresStore(dsn)
-        self.model = MemoryStore()
+        self.model = ModelStore()
         self.written: list[Batch] = []
         self.do(self.store.__aenter__())
 
@@ -38,7 +39,7 @@ class PostgresMachine(StoreMachine):
         self.do(self.store.close())
         self.loop.close()
 
-    def outcome(self, store: PostgresStore | MemoryStore, batch: Batch) -> type | None:  # type: ignore[override]
+    def outcome(self, store: PostgresStore | ModelStore, batch: Batch) -> type | None:  # type: ignore[override]
         """What a write says. A store on a server says Gap where another store says Conflict."""
         found = super().outcome(store, batch)  # type: ignore[arg-type]
         return Conflict if found is Gap else found
@@ -93,7 +94,7 @@ class PostgresMachine(StoreMachine):
             raise AssertionError("a run that goes on was deleted")
         purged = self.do(self.store.purge([run_id]))
         assert len(purged.run_ids) == (run is not None)
-        self.model._runs.pop(run_id, None)
+        self.model.runs.pop(run_id, None)
         self.written = [batch for batch in self.written if batch.run_id != run_id]
 
     def no_transaction_is_open(self) -> None:

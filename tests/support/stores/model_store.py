@@ -150,8 +150,9 @@ class StagedRun:
     def _require_task(self, change: events.TaskTransition) -> TaskRecord:
         """Return the task. Raises Conflict if the change is not allowed from its status and attempt."""
         task = self._find_task(change, change.task_id)
-        attempt = getattr(change, "attempt", task.attempt)
         expected = task.attempt + 1 if isinstance(change, events.TaskStarted) else task.attempt
+        names_any = isinstance(change, events.TaskAnswered | events.TaskCancelled | events.TaskReopened)
+        attempt = expected if names_any else change.attempt
         if task.status not in rules.statuses_before(change) or attempt != expected:
             raise rules.conflict(self._run_id, change, (task.status, task.attempt))
         return task
