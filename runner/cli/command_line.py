@@ -49,10 +49,11 @@ GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
 The lines stand here because importing all modules takes ten times as long as printing the help.
 """
 COMMANDS = {name: entry for commands in GROUPS.values() for name, entry in commands.items()}
-_UNLISTED = {"host": "host:host_command", "crashtest": "crashtest:crashtest_command"}
+_UNLISTED = {"host": "host:host_command"}
 """`plait run` starts `plait host` over ssh."""
 FORMER_WORDS = {
     "completion": "plait --completion SHELL",
+    "crashtest": "make crashtest, in a checkout of plait",
     "hosts": "plait doctor --hosts FILE",
     "orchestrate": "plait run --goal TEXT",
     "questions": "plait answer",

@@ -53,7 +53,7 @@ LAYERS: list[list[str]] = [
     ["runner.run"],
     ["runner.parallel"],
     ["runner.service", "runner.orchestrator"],
-    ["runner.web", "runner.mcp", "runner.crashtest"],
+    ["runner.web", "runner.mcp"],
     ["runner.cli"],
     ["plait hosts workflows orchestration results"],  # the public names
 ]  # fmt: skip

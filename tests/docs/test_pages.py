@@ -56,7 +56,7 @@ from tests.docs.documents import (
     without_blocks,
     wrongly_installed,
 )
-from tests.runner.crashtest.test_command import KILLS
+from tests.faults.test_crashtest import KILLS
 from tests.support.obliging import oblige
 from tests.support.processes.page_server import PageServers
 from tests.support.processes.warm import Warm
@@ -80,8 +80,8 @@ runpy.run_path({!r}, run_name="__main__")
 LIMIT_S = 120.0  # for one command
 # Lines that make a checkout or its environment, or start a server of somebody else's: looked at, and never run.
 SETUP = re.compile(r"(git clone|cd plait$|python3? -m venv|source |\. |ollama |vllm |llama-server )")
-# Takes long, and runs as it stands in tests/runner/crashtest/test_command.py.
-ELSEWHERE = f"plait crashtest --kills {KILLS}"
+# Takes long: tests/faults/test_crashtest.py runs the same command.
+ELSEWHERE = f"make crashtest KILLS={KILLS}"
 A_URL = re.compile(r"""(base_url ?[=:] ?|--base-url[ =])(["']?)https?://[^\s"']+""")
 # Run until a signal: their options are looked at.
 ENDLESS = re.compile(r"(?:PLAIT_STORE=\S+ )?(?:dask (?:scheduler|worker)|plait worker)\b")

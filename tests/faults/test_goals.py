@@ -6,7 +6,6 @@ import importlib
 from typing import get_args
 
 from plait.persistence.failpoints import FAILPOINTS
-from plait.runner.crashtest.mutants import MUTANTS
 from tests.faults.campaigns import (
     adoption_bugs,
     adoptions,
@@ -34,6 +33,7 @@ from tests.faults.campaigns.__main__ import METHODS
 from tests.faults.campaigns.bugs import TO_BE_SEEN
 from tests.faults.campaigns.goals import GOALS, reached
 from tests.faults.campaigns.report import Report
+from tests.faults.crashtest.mutants import MUTANTS
 from tests.support.plans import engine
 
 

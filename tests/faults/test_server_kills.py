@@ -1,4 +1,4 @@
-"""SIGKILLs of a runner at every boundary of its work with PostgreSQL, judged by the oracle of `plait crashtest`.
+"""SIGKILLs of a runner at every boundary of its work with PostgreSQL, judged by the oracle of `make crashtest`.
 
 tests/faults/campaigns/server_kills.py plays more kills, and the planted bugs.
 """

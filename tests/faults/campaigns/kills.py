@@ -1,20 +1,20 @@
-"""Real SIGKILLs at every named boundary: the harness that `plait crashtest` ships, over random DAGs."""
+"""Real SIGKILLs at every named boundary: the harness of `make crashtest`, over random DAGs."""
 
 from __future__ import annotations
 
 import tempfile
 from pathlib import Path
 
-from plait.runner.crashtest.campaign import Campaign
-from plait.runner.crashtest.tally import Tally
 from tests.faults.campaigns.report import Report, Scale
+from tests.faults.crashtest.campaign import Campaign
+from tests.faults.crashtest.tally import Tally
 
 KILLS: dict[Scale, int] = {"quick": 500, "nightly": 10_000}
 
 
 def run(*, scale: Scale, seed: int = 0) -> Report:
     """As many landed kills as `scale` says, over the cases from `seed` on. Call it in a process without threads."""
-    campaign = Campaign(KILLS[scale], seed, Path(tempfile.gettempdir()), "plait crashtest")
+    campaign = Campaign(KILLS[scale], seed, Path(tempfile.gettempdir()), "python -m tests.faults.crashtest")
     return report("kills", "real SIGKILLs", campaign.run())
 
 

@@ -1,4 +1,4 @@
-"""Bugs of a store on a server that the campaign of kills has to show. See runner/crashtest/mutants.py."""
+"""Bugs of a store on a server that the campaign of kills has to show. See tests/faults/crashtest/mutants.py."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 from plait.events import RunReleased
 from plait.persistence import rules, tables
 from plait.persistence.postgres_store import PostgresStore
-from plait.runner.crashtest.mutants import Mutant, Original
-from plait.runner.crashtest.trial import Kind
+from tests.faults.crashtest.mutants import Mutant, Original
+from tests.faults.crashtest.trial import Kind
 
 _FENCE = "epoch = ? AND last_seq = ? AND owner_id IS NOT DISTINCT FROM ?"
 _NO_FENCE = "?::bigint IS NOT NULL AND ?::bigint IS NOT NULL AND (?::text IS NULL OR true)"

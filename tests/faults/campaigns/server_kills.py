@@ -1,4 +1,4 @@
-"""SIGKILLs at every named boundary of a run in PostgreSQL, with the harness and the oracle of `plait crashtest`.
+"""SIGKILLs at every named boundary of a run in PostgreSQL, with the harness and the oracle of `make crashtest`.
 
 Beside its boundaries, a process is killed while the statement that commits is on its way to the server.
 `python -m tests.faults.campaigns.server_kills [--kills N] [--seed SEED] [--case CASE] [--no-bugs] [--database ADDRESS]`
@@ -13,13 +13,13 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from plait.runner.crashtest.campaign import Campaign
-from plait.runner.crashtest.certificate import as_lines
-from plait.runner.crashtest.mutants import Mutant
-from plait.runner.crashtest.trial import parse_trial
 from tests.faults.campaigns.kills import report
 from tests.faults.campaigns.report import Report, Scale
 from tests.faults.campaigns.server_kill_bugs import BUGS
+from tests.faults.crashtest.campaign import Campaign
+from tests.faults.crashtest.certificate import as_lines
+from tests.faults.crashtest.mutants import Mutant
+from tests.faults.crashtest.trial import parse_trial
 from tests.support.stores.postgres import worker_dsn
 
 KILLS: dict[Scale, int] = {"quick": 100, "nightly": 2_000}

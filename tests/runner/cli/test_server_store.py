@@ -108,13 +108,6 @@ def test_doctor_warns_of_a_server_that_may_lose_batches(tmp_path: Path, dsn: str
     assert "synchronous_commit is off" in asynchronous
 
 
-def test_crash_tests_are_refused_on_a_server(tmp_path: Path, dsn: str) -> None:
-    refused = plait_here(tmp_path, "crashtest", "--store", dsn)
-    assert refused.code == 2
-    assert "make SQLite files" in refused.err
-    assert len(refused.err.splitlines()) == 1
-
-
 @pytest.mark.parametrize(
     "address",
     [

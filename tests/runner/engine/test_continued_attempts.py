@@ -183,7 +183,7 @@ async def test_the_time_of_the_next_attempt_may_have_come_by_then(store: Store) 
 
 
 async def test_the_time_of_the_next_attempt_may_come_while_the_resume_takes_the_run(store: Store) -> None:
-    """A case of `plait crashtest`:
+    """A case of `make crashtest`:
 
     kills-1-txn.before_commit:6-events.published:3-events.published:1-txn.before_commit:3-txn.after_commit:3
     """

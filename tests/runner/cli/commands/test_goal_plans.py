@@ -166,12 +166,3 @@ def test_a_killed_run_of_steps_is_resumed_from_the_store(tmp_path: Path) -> None
     assert (done.code, done.out) == (0, LAST), done.err
     asked = (tmp_path / "asked").read_text().splitlines()
     assert [asked.count(prompt) for prompt in ("flaky Ada", "held <flaky Ada>")] == [2, 2]
-
-
-@pytest.mark.parametrize("kind", ["goal", "steps"])
-def test_a_crash_test_needs_tasks(tmp_path: Path, kind: str) -> None:
-    write_steps(tmp_path)
-    (tmp_path / "goal.yaml").write_text(GOAL)
-    done = plait_here(tmp_path, "crashtest", f"{kind}.yaml", "--kills", "1")
-    assert (done.code, done.out) == (2, "")
-    assert "crash tests are for plans with `tasks`" in done.err

@@ -9,14 +9,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from plait.runner.crashtest import ledger as words
-from plait.runner.crashtest.cases import Case, chain_case, with_a_crasher, without_at_most_once
-from plait.runner.crashtest.child import LEASE_SECONDS, ProcessStart
-from plait.runner.crashtest.fork_server import Ended, ForkedProcess
-from plait.runner.crashtest.judge import Judge, Verdict, resume_times
-from plait.runner.crashtest.ledger import Ledger, Line
-from plait.runner.crashtest.oracle import expected
-from plait.runner.crashtest.trial import Kind, Point, Trial
+from tests.faults.crashtest import ledger as words
+from tests.faults.crashtest.cases import Case, chain_case, with_a_crasher, without_at_most_once
+from tests.faults.crashtest.child import LEASE_SECONDS, ProcessStart
+from tests.faults.crashtest.fork_server import Ended, ForkedProcess
+from tests.faults.crashtest.judge import Judge, Verdict, resume_times
+from tests.faults.crashtest.ledger import Ledger, Line
+from tests.faults.crashtest.oracle import expected
+from tests.faults.crashtest.trial import Kind, Point, Trial
 
 LAST_WORDS = 2000
 """The maximum number of characters of output kept."""

@@ -17,7 +17,7 @@ import time
 from dataclasses import dataclass
 from typing import Literal
 
-from plait.runner.crashtest.child import ProcessStart, be_child
+from tests.faults.crashtest.child import ProcessStart, be_child
 
 HANG_SECONDS, HANG_SECONDS_A_TASK = 20.0, 0.05
 """The time limit of a child: a fixed part and a part per task. A task of a fake backend takes milliseconds."""

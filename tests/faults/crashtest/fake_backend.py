@@ -17,9 +17,9 @@ import anyio.lowlevel
 from plait.backends.protocol import ConversationRequest, Reply
 from plait.dialogue import Message
 from plait.errors import BackendError, ErrorKind
-from plait.runner.crashtest.cases import Case, answer
-from plait.runner.crashtest.ledger import DONE, EXEC, FAIL, NOTE, Ledger
 from plait.runner.engine.attempt import INTERRUPTED
+from tests.faults.crashtest.cases import Case, answer
+from tests.faults.crashtest.ledger import DONE, EXEC, FAIL, NOTE, Ledger
 
 Keeps = Literal["nothing", "chosen", "own"]
 """The conversations kept by a fake backend: none, under ids chosen by the caller, or under ids of the backend."""

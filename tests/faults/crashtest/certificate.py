@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from plait.runner.crashtest.tally import Tally
+from tests.faults.crashtest.tally import Tally
 
 
 def as_value(tally: Tally) -> dict[str, Any]:

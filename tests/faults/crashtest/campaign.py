@@ -21,13 +21,13 @@ from pathlib import Path
 
 from plait.errors import DAGError, PlaitError
 from plait.persistence.failpoints import FAILPOINTS, SERVER_FAILPOINTS
-from plait.runner.crashtest.cases import Case, plan_case, random_case
-from plait.runner.crashtest.fork_server import get_ready
-from plait.runner.crashtest.mutants import MUTANTS, Mutant
-from plait.runner.crashtest.tally import Tally
-from plait.runner.crashtest.trial import Kind, Point, Trial
-from plait.runner.crashtest.trial_runner import Shown, Stage
 from plait.runner.domain.dag import DAG
+from tests.faults.crashtest.cases import Case, plan_case, random_case
+from tests.faults.crashtest.fork_server import get_ready
+from tests.faults.crashtest.mutants import MUTANTS, Mutant
+from tests.faults.crashtest.tally import Tally
+from tests.faults.crashtest.trial import Kind, Point, Trial
+from tests.faults.crashtest.trial_runner import Shown, Stage
 
 SMALL, SAMPLE = 130, 12
 """A case with at most SMALL hits of boundaries is killed at each hit; a case with more hits, at SAMPLE hits."""
@@ -168,7 +168,7 @@ class Campaign:
         undisturbed = Trial(Kind.KILLS, seed)
         shown = stage.play(undisturbed, self.case(seed))
         self._merge(tally, undisturbed, shown)
-        rng = random.Random(f"trials {seed}")  # noqa: S311 - no secrets
+        rng = random.Random(f"trials {seed}")
         first = _first_points(shown.hits, rng)
         for point in first if len(first) <= SMALL else first[:SAMPLE]:
             yield Trial(Kind.KILLS, seed, (point, *_more_points(shown.hits, rng)))
@@ -268,7 +268,7 @@ def is_caught(bug: Mutant, folder: Path, server: str | None = None) -> bool:
     stage, honest = Stage(folder / "planted", bug.plant, server), Stage(folder / "honest", server=server)
     fitting = filter(lambda seed: bug.fits(random_case(seed)), chain([bug.seed] * 3, count()))
     for seed in islice(fitting, PATIENCE):
-        rng = random.Random(f"{bug.name} {seed}")  # noqa: S311 - no secrets
+        rng = random.Random(f"{bug.name} {seed}")
         points = [Point(rng.choice(bug.names), rng.choice(bug.hits)) for _ in range(rng.randint(1, 2))]
         trial, case = Trial(bug.kind, seed, tuple(points)), random_case(seed)
         if stage.play(trial, case).verdict.broken:

@@ -18,13 +18,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from plait.runner.crashtest import ledger as words
-from plait.runner.crashtest.cases import Case
-from plait.runner.crashtest.ledger import Line
-from plait.runner.crashtest.oracle import Expected, forecast, passes, run_status
-from plait.runner.crashtest.snapshot import mark
 from plait.runner.engine.attempt import INTERRUPTED
 from plait.statuses import TASK_DONE, TaskStatus
+from tests.faults.crashtest import ledger as words
+from tests.faults.crashtest.cases import Case
+from tests.faults.crashtest.ledger import Line
+from tests.faults.crashtest.oracle import Expected, forecast, passes, run_status
+from tests.faults.crashtest.snapshot import mark
 
 Held = Mapping[str, Any]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from plait.persistence import Store
 from plait.persistence.records import EventKind, TaskRecord
-from plait.runner.crashtest.cases import digest
+from tests.faults.crashtest.cases import digest
 
 
 async def snapshot(store: Store, run_id: str, *, whole: bool = False) -> dict[str, Any]:

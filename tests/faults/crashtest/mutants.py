@@ -17,14 +17,14 @@ from plait.events import PolicyDecided, TasksAdded
 from plait.persistence import Batch, Fenced, read_records, rules, sqlite_store
 from plait.persistence.failpoints import FAILPOINTS
 from plait.runner import parallel
-from plait.runner.crashtest.cases import Case
-from plait.runner.crashtest.trial import Kind
 from plait.runner.engine.checkpointer import Checkpointer, WritePosition
 from plait.runner.engine.commit import COMMITTED
 from plait.runner.recovery import resume as takeover
 from plait.runner.recovery import resume_plan as verdict
 from plait.runner.state.run_state import RunState
 from plait.statuses import TASK_DONE, TaskStatus
+from tests.faults.crashtest.cases import Case
+from tests.faults.crashtest.trial import Kind
 
 Original = Callable[..., Any]
 

@@ -70,7 +70,7 @@ def random_case(seed: int) -> Case:
     Some tasks have conditions. Two of every four seeds have tasks that add tasks. Cases of even seeds are small enough
     for a kill at every hit.
     """
-    rng = random.Random(f"case {seed}")  # noqa: S311 - no secrets
+    rng = random.Random(f"case {seed}")
     count = rng.randint(5, 14) if seed % 2 else rng.randint(2, 4)
     tasks: list[Task] = []
     parts: dict[str, TaskBehaviour] = {}
@@ -87,7 +87,7 @@ def _conditioned(case: Case, seed: int) -> Case:
     """Return `case` with conditions on some tasks, each about a hexadecimal digit in a result. A separate generator of
     random numbers keeps the rest of the case as it is.
     """
-    rng = random.Random(f"conditions {seed}")  # noqa: S311 - no secrets
+    rng = random.Random(f"conditions {seed}")
     lists = {task.id for task in case.dag if task.for_each is not None}
     tasks: list[Task] = []
     for task in case.dag:
@@ -157,7 +157,7 @@ def plan_case(dag: DAG, default: str, concurrency: int, seed: int) -> Case:
 
     Seed 0 has no failures. Requirements for a real model, such as an output schema, are removed, and conditions.
     """
-    rng = random.Random(f"plan {seed}")  # noqa: S311 - no secrets
+    rng = random.Random(f"plan {seed}")
     parts = {task.id: TaskBehaviour(seconds=rng.choice([0.0, 0.001, 0.004])) for task in dag}
     if seed:
         for task in dag:
@@ -212,7 +212,7 @@ def digest(text: str, data: JsonValue) -> str:
 
 def with_a_crasher(case: Case, seed: int) -> Case:
     """Return the case with a random crashing task among the tasks without dependencies."""
-    rng = random.Random(f"crasher {seed}")  # noqa: S311 - no secrets
+    rng = random.Random(f"crasher {seed}")
     chosen = rng.choice([task.id for task in case.dag if not task.upstream])
     parts = {**case.parts, chosen: TaskBehaviour(crashes=True)}
     tasks = [replace(task, prompt=prompt_of(task, parts)) for task in case.dag]
@@ -287,7 +287,7 @@ def own_task(name: str, prompt: str) -> Task:
 
 def grown(case: Case, seed: int) -> Case:
     """Return `case` with planners and `for_each` tasks, fewer in a small case."""
-    rng = random.Random(f"growth {seed}")  # noqa: S311 - no secrets
+    rng = random.Random(f"growth {seed}")
     small = not seed % 2
     parts, tasks = dict(case.parts), list(case.dag.tasks)
     before = [task.id for task in tasks]
@@ -324,7 +324,7 @@ def _paired(seed: int, tasks: Sequence[Task], parts: dict[str, TaskBehaviour]) -
     """Return a `for_each` task with parts paired with the parts of m0. A separate generator of random numbers keeps the
     rest of the case unchanged.
     """
-    rng = random.Random(f"pairs {seed}")  # noqa: S311 - no secrets
+    rng = random.Random(f"pairs {seed}")
     over = next(task.for_each for task in tasks if task.id == "m0")
     parts["p"] = TaskBehaviour(seconds=rng.choice([0.0, 0.002]))
     goes_on, others = rng.random() < 0.5, [task.id for task in tasks if task.for_each is None]

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from plait import DAG, FailureMode, Retry, RunStatus, Task, TaskStatus
-from plait.runner.crashtest.cases import NEVER, Case, TaskBehaviour, chain_case, plan_case, random_case
-from plait.runner.crashtest.judge import Judge, Verdict
-from plait.runner.crashtest.mutants import MUTANTS
-from plait.runner.crashtest.oracle import Expected, expected, forecast, run_status
-from plait.runner.crashtest.snapshot import mark
-from plait.runner.crashtest.trial import Kind, Point, Trial, parse_trial
 from tests.faults.campaigns.bugs import TO_BE_SEEN, unseen
 from tests.faults.campaigns.report import Report
+from tests.faults.crashtest.cases import NEVER, Case, TaskBehaviour, chain_case, plan_case, random_case
+from tests.faults.crashtest.judge import Judge, Verdict
+from tests.faults.crashtest.mutants import MUTANTS
+from tests.faults.crashtest.oracle import Expected, expected, forecast, run_status
+from tests.faults.crashtest.snapshot import mark
+from tests.faults.crashtest.trial import Kind, Point, Trial, parse_trial
 
 CASE = chain_case()
 ENDS = expected(CASE)

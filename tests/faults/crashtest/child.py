@@ -19,17 +19,17 @@ import anyio
 from plait import events
 from plait.persistence import SQLiteStore, Store, StoreError, failpoints
 from plait.runner.clock import Clock
-from plait.runner.crashtest import ledger as words
-from plait.runner.crashtest.cases import Case, CasePolicy, digest
-from plait.runner.crashtest.fake_backend import KEEPS, FakeBackend
-from plait.runner.crashtest.ledger import Ledger
-from plait.runner.crashtest.snapshot import snapshot
-from plait.runner.crashtest.trial import Point
 from plait.runner.domain.result import RunResult
 from plait.runner.engine.backend_call import only_error
 from plait.runner.parallel import ParallelRunner
 from plait.runner.run import Run
 from plait.statuses import RunStatus, TaskStatus
+from tests.faults.crashtest import ledger as words
+from tests.faults.crashtest.cases import Case, CasePolicy, digest
+from tests.faults.crashtest.fake_backend import KEEPS, FakeBackend
+from tests.faults.crashtest.ledger import Ledger
+from tests.faults.crashtest.snapshot import snapshot
+from tests.faults.crashtest.trial import Point
 
 if TYPE_CHECKING:
     from plait.persistence import PostgresStore
@@ -165,7 +165,7 @@ async def _live(start: ProcessStart, ledger: Ledger) -> None:
 
 def _opened(start: ProcessStart) -> SQLiteStore | PostgresStore:
     if start.server is not None:
-        from plait.persistence import PostgresStore  # noqa: PLC0415 - an extra
+        from plait.persistence import PostgresStore
 
         return PostgresStore(start.server, mode="existing")
     return SQLiteStore(start.store, mode="existing" if start.store.exists() else "create")

@@ -1,8 +1,10 @@
-"""`plait crashtest`: kill runs at every boundary and print a certificate."""
+"""`python -m tests.faults.crashtest [PLAN]`: kill runs at every boundary and print a certificate."""
 
 from __future__ import annotations
 
+import shlex
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,26 +13,33 @@ import click
 from plait.errors import StoreUnusable
 from plait.persistence.failpoints import FAILPOINTS
 from plait.runner.cli.display.report import print_json
-from plait.runner.cli.exits import COMPLETED, FAILED, CliError, print_line, print_note
+from plait.runner.cli.exits import (
+    COMPLETED,
+    FAILED,
+    CliError,
+    exit_process,
+    print_line,
+    print_note,
+    run_cli,
+)
 from plait.runner.cli.options import (
     StorePlace,
-    command_line,
     disk_option,
     json_option,
     read_plan,
     set_option,
 )
-from plait.runner.crashtest.campaign import Campaign, PlanShape
-from plait.runner.crashtest.certificate import as_lines, as_value
-from plait.runner.crashtest.tally import Tally
-from plait.runner.crashtest.trial import parse_trial
 from plait.runner.domain.concurrency import DEFAULT_CONCURRENCY
 from plait.runner.policies.follow_ups import FollowUps
+from tests.faults.crashtest.campaign import Campaign, PlanShape
+from tests.faults.crashtest.certificate import as_lines, as_value
+from tests.faults.crashtest.tally import Tally
+from tests.faults.crashtest.trial import parse_trial
 
 _PATH = click.Path(path_type=Path)
 
 
-@click.command("crashtest")
+@click.command("python -m tests.faults.crashtest")
 @click.argument("plan", type=_PATH, required=False)
 @click.option(
     "--kills",
@@ -64,11 +73,10 @@ def crashtest_command(
     """
     if inputs and plan is None:
         raise click.UsageError("--set is for plans; random cases have no inputs")
-    words = ["crashtest", *([] if plan is None else [str(plan)])]
+    words = ["python", "-m", "tests.faults.crashtest", *([] if plan is None else [str(plan)])]
     words += [part for name, text in inputs.items() for part in ("--set", f"{name}={text}")]
-    campaign = Campaign(
-        kills, seed, _nearest_folder(store_path), command_line(store_path, *words), _plan_shape(plan, inputs)
-    )
+    words += ["--store", str(store_path)]
+    campaign = Campaign(kills, seed, _nearest_folder(store_path), shlex.join(words), _plan_shape(plan, inputs))
     return run_campaign(campaign, as_json) if word is None else repeat_case(campaign, word, as_json)
 
 
@@ -140,3 +148,8 @@ def _print_violations(tally: Tally) -> None:
         print_note(violation)
     if len(tally.violations) > _MOST_SHOWN:
         print_note(f"and {len(tally.violations) - _MOST_SHOWN:,} more")
+
+
+def main() -> None:
+    """Run the command with the arguments of this process, and exit with its exit code."""
+    exit_process(run_cli(crashtest_command, sys.argv[1:]))

@@ -1,4 +1,4 @@
-"""`plait crashtest`: real kills at every boundary, and a command that can say no."""
+"""`make crashtest`: real kills at every boundary, and a command that can say no."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from pathlib import Path
 import pytest
 
 from plait.persistence.failpoints import FAILPOINTS
-from plait.runner.crashtest.certificate import as_lines, as_value
-from plait.runner.crashtest.fork_server import get_ready
-from plait.runner.crashtest.mutants import MUTANTS
-from plait.runner.crashtest.tally import Tally
+from tests.faults.crashtest.certificate import as_lines, as_value
+from tests.faults.crashtest.fork_server import get_ready
+from tests.faults.crashtest.mutants import MUTANTS
+from tests.faults.crashtest.tally import Tally
 from tests.support.processes import warm
-from tests.support.processes.command import PLAIT, Done, environment, plait
+from tests.support.processes.command import Done, environment
 from tests.support.processes.warm import Warm
 
 pytestmark = pytest.mark.slow
+CRASHTEST = (sys.executable, "-W", "error", "-m", "tests.faults.crashtest")
 
 KILLS = 40
 """As on the pages. `python -m tests.faults.campaigns` lands many more."""
@@ -45,13 +46,13 @@ tasks:
 
 def crashtest(folder: Path, *words: str) -> Done:
     """The command in a process of its own, given more time than others."""
-    done = warm.run([*PLAIT, "crashtest", *words], cwd=folder, env=environment(), timeout=120)
+    done = warm.run([*CRASHTEST, *words], cwd=folder, env=environment(), timeout=120)
     return Done(done.returncode, done.stdout, done.stderr)
 
 
 def program(folder: Path, code: str, *words: str) -> Done:
     """The command, in a program that changes plait first."""
-    done = warm.run([sys.executable, "-c", code, "crashtest", *words], cwd=folder, env=environment(), timeout=120)
+    done = warm.run([sys.executable, "-c", code, *words], cwd=folder, env=environment(), timeout=120)
     return Done(done.returncode, done.stdout, done.stderr)
 
 
@@ -74,8 +75,9 @@ def test_kills_at_every_boundary_lose_nothing(tmp_path: Path) -> None:
 
 
 TWO_BUGS = """
-from plait.runner.cli import main
-from plait.runner.crashtest import campaign
+import sys
+from tests.faults.crashtest.command import main
+from tests.faults.crashtest import campaign
 campaign.MUTANTS = campaign.MUTANTS[:2]
 main()
 """
@@ -99,7 +101,7 @@ def test_a_few_kills_at_every_boundary_certify_a_plan_without_its_backends_and_i
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP])
 def test_who_is_told_to_leave_leaves_nothing_behind(tmp_path: Path, signum: signal.Signals) -> None:
-    with Warm([*PLAIT, "crashtest", "--kills", "100000"], cwd=tmp_path, env=environment()) as running:
+    with Warm([*CRASHTEST, "--kills", "100000"], cwd=tmp_path, env=environment()) as running:
         while len(list(tmp_path.glob(".plait-crashtest-*/worker-*"))) < (os.cpu_count() or 1):
             assert running.poll() is None
             time.sleep(0.01)
@@ -110,7 +112,7 @@ def test_who_is_told_to_leave_leaves_nothing_behind(tmp_path: Path, signum: sign
 
 INTERRUPTED_IN_A_FORK = """
 import os, signal, sys
-from plait.runner.cli import main
+from tests.faults.crashtest.command import main
 signum = int(sys.argv.pop())
 os.register_at_fork(after_in_parent=lambda: os.kill(os.getpid(), signum))
 main()
@@ -119,7 +121,7 @@ main()
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_that_arrives_during_a_fork_ends_the_command(tmp_path: Path, signum: signal.Signals) -> None:
-    command = [sys.executable, "-c", INTERRUPTED_IN_A_FORK, "crashtest", "--kills", "100000", str(int(signum))]
+    command = [sys.executable, "-c", INTERRUPTED_IN_A_FORK, "--kills", "100000", str(int(signum))]
     done = warm.run(command, cwd=tmp_path, env=environment(), timeout=60)
     assert done.returncode == 6, done.stdout + done.stderr
     assert list(tmp_path.iterdir()) == []
@@ -142,8 +144,9 @@ def test_what_was_left_out_is_no_success() -> None:
 
 
 BROKEN = """
-from plait.runner.cli import main
-from plait.runner.crashtest import campaign
+import sys
+from tests.faults.crashtest.command import main
+from tests.faults.crashtest import campaign
 next(bug for bug in campaign.MUTANTS if bug.name == "completed tasks queued again").plant()
 campaign.MUTANTS = ()
 main()
@@ -159,7 +162,8 @@ def test_a_violation_comes_with_the_command_that_shows_it_again(tmp_path: Path) 
     for violation in violations[:10]:
         what, _, command = violation.partition("; again: ")
         assert what.endswith("stored as running, not completed")
-        again = command.split("crashtest ")[1].split()
+        assert command.startswith("python -m tests.faults.crashtest --store ")
+        again = command.split()[-2:]
         assert again[0] == "--case"
         repeated = program(tmp_path, BROKEN, *again)
         if repeated.code == 1:
@@ -179,8 +183,9 @@ def test_a_violation_comes_with_the_command_that_shows_it_again(tmp_path: Path) 
 
 
 NO_CASES = """
-from plait.runner.cli import main
-from plait.runner.crashtest import cases as case
+import sys
+from tests.faults.crashtest.command import main
+from tests.faults.crashtest import cases as case
 case.use_of = lambda task_id, part: "{{ " + task_id + " }}"
 main()
 """
@@ -204,14 +209,28 @@ def test_a_case_that_cannot_be_made_is_no_broken_invariant(tmp_path: Path) -> No
         (["--case", "kisses-1"], 2, "'kisses-1' names no case: a case is kills, crasher, unsure, rival, rot"),
         (["--set", "a=b"], 2, "--set is for plans; random cases have no inputs"),
         (["--kills", "0"], 2, "'--kills'"),
+        (["--store", "postgresql://localhost/x"], 2, "make SQLite files"),
         (["--store", "/proc/none/x.db"], 3, "No such file or directory; name another place with --store"),
     ],
 )
 def test_bad_input_is_one_clear_line(tmp_path: Path, words: list[str], code: int, message: str) -> None:
-    done = plait(tmp_path, "crashtest", *words)
+    done = crashtest(tmp_path, *words)
     assert done.code == code
     assert message in done.err
     assert done.out == ""
+
+
+MODEL = "backends: {team: {kind: openai, model: m}}\ndefaults: {backend: team}\n"
+GOAL = f"{MODEL}orchestrate: {{goal: Know a and b}}\n"
+STEPS = f"{MODEL}workflow:\n  - {{name: first, prompt: Go.}}\n"
+
+
+@pytest.mark.parametrize("plan", [GOAL, STEPS])
+def test_a_crash_test_needs_tasks(tmp_path: Path, plan: str) -> None:
+    (tmp_path / "plan.yaml").write_text(plan)
+    done = crashtest(tmp_path, "plan.yaml", "--kills", "1")
+    assert (done.code, done.out) == (2, "")
+    assert "crash tests are for plans with `tasks`" in done.err
 
 
 def test_a_process_with_threads_is_not_forked() -> None:

@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 
 from plait.errors import ErrorKind
 from plait.json_form import JsonValue
-from plait.runner.crashtest.cases import LAST, Case, answer, digest, follows, last_task, tries
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.task import FailureMode, Task
 from plait.runner.plan.added_tasks import tasks_of
 from plait.runner.recovery.resume_plan import MOST_DEATHS
 from plait.statuses import TASK_DONE, RunStatus, TaskStatus
+from tests.faults.crashtest.cases import LAST, Case, answer, digest, follows, last_task, tries
 
 _USE = re.compile(r'\{\{ (?:results\["([^"]+)"\](?:\.mark)?|item) \}\}')
 """A template expression made by `use_of`; without a matched group, the item of a `for_each` part."""
