@@ -213,8 +213,8 @@ class _Answer(PartialAnswer):
             if self.shared is not None:
                 self.shared.begin()
             self._begin(at(event, "message"))
-            for index, block in enumerate(() if self.blocks else tables(event, "message", "content")):
-                self._add_text(index, block)
+            for number, block in enumerate(() if self.blocks else tables(event, "message", "content")):
+                self._add_text(number, block)
         elif kind in {"content_block_start", "content_block_delta"}:
             index = at(event, "index")
             part = at(event, "content_block" if kind == "content_block_start" else "delta")
