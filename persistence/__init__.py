@@ -46,7 +46,6 @@ from plait.persistence.protocol import ContextStore, FilesStore, RunStore, Serve
 from plait.persistence.records import (
     AttemptRecord,
     Batch,
-    EventKind,
     EventRecord,
     MessageRecord,
     Note,
@@ -69,7 +68,6 @@ __all__ = [
     "Conflict",
     "ContextStore",
     "Event",
-    "EventKind",
     "EventRecord",
     "Fenced",
     "FilesStore",

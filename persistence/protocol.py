@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from plait.persistence.records import (
         AttemptRecord,
         Batch,
-        EventKind,
         EventRecord,
         MessageRecord,
         Note,
@@ -50,7 +49,7 @@ class RunStore(Protocol):
         ...
 
     async def list_events(
-        self, run_id: str, after: int = 0, limit: int = 1000, kind: EventKind | None = None
+        self, run_id: str, after: int = 0, limit: int = 1000, kind: str | None = None
     ) -> tuple[EventRecord, ...]:
         """Return the events with numbers above `after`, oldest first, at most `limit`; none if `limit` is 0 or less.
 

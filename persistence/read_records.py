@@ -10,18 +10,10 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from plait.errors import StoreError
-from plait.events import Owner
+from plait.events import EVENTS, Owner
 from plait.persistence.apply_events import TaskState
 from plait.persistence.checksums import checksum, damaged, digest
-from plait.persistence.records import (
-    AttemptRecord,
-    EventKind,
-    EventRecord,
-    MessageRecord,
-    NoteRecord,
-    RunRecord,
-    TaskRecord,
-)
+from plait.persistence.records import AttemptRecord, EventRecord, MessageRecord, NoteRecord, RunRecord, TaskRecord
 from plait.persistence.rules import Claim, RunHead
 from plait.persistence.tables import RUN_STATUSES
 from plait.statuses import TASK_STATUSES
@@ -33,8 +25,6 @@ if TYPE_CHECKING:
 Row = tuple[Any, ...]
 WRONG_TYPES: Final = (TypeError, ValueError, KeyError, AttributeError)
 """What a value of the wrong type raises; no database lets one in, but a damaged file may hold one."""
-_KINDS: Final = {kind.value: kind for kind in EventKind}
-"""A look-up is several times as fast as a call of the class."""
 
 
 @contextmanager
@@ -201,7 +191,7 @@ def _said(task_id: str, expected: int, text: str | None, more: str | None = None
 def event_record(row: Row) -> EventRecord:
     """Return the record of the row of LIST_EVENTS."""
     seq, at, kind, task_id, attempt, detail = row
-    return EventRecord(seq, at, _KINDS[kind], task_id, attempt, detail)
+    return EventRecord(seq, at, EVENTS[kind].kind, task_id, attempt, detail)
 
 
 def note_checksum(kind: str, task_id: str | None, body: str) -> int:

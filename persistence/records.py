@@ -6,8 +6,6 @@ Times and JSON have the formats of `plait.events`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import Final
 
 from plait.events import Event, Owner
 from plait.json_form import value
@@ -166,79 +164,6 @@ class MessageRecord:
     """The content does not fit the checksum."""
 
 
-class EventKind(StrEnum):
-    """The kinds of events in a run's history: the changes in snake case, and one kind for each new status of the run.
-
-    MessageAppended, LeaseRenewed, RunClaimed and RunReleased add no event.
-    """
-
-    RUN_CREATED = "run_created"
-    """The run and its whole graph are stored. Always the first event."""
-    RUN_STARTED = "run_started"
-    """A process begins the run."""
-    RUN_RESUMED = "run_resumed"
-    """A process continues the run, after an interruption, an answer, or a failure that a person reopened."""
-    RUN_WAITING_INPUT = "run_waiting_input"
-    """No task can run before a person answers."""
-    RUN_CANCELLING = "run_cancelling"
-    """A request cancelled the run; running attempts have a grace time."""
-    RUN_COMPLETED = "run_completed"
-    """Every task is completed or skipped."""
-    RUN_FAILED = "run_failed"
-    """At least one task failed, and every task able to run has run."""
-    RUN_CANCELLED = "run_cancelled"
-    """The run is ended for good."""
-    TASKS_ADDED = "tasks_added"
-    """A task or the policy of the run added tasks."""
-    POLICY_DECIDED = "policy_decided"
-    """The policy of the run made a decision."""
-    BACKEND_THROTTLED = "backend_throttled"
-    """A backend is paused after a rate limit or an overload, may be called again, or has all its slots again."""
-    HOST_AWAY = "host_away"
-    """Tasks wait for a host that is away, or no task waits for the host any longer."""
-    TASK_STARTED = "task_started"
-    """An attempt begins."""
-    TASK_ADOPTED = "task_adopted"
-    """A resume took over an agent that outlived its process."""
-    TASK_PLACED = "task_placed"
-    """An attempt is about to begin on another host; the `place` of the detail is the name of the host."""
-    NODE_STARTED = "node_started"
-    """A node of a graph begins; the `node` of the detail is its name."""
-    SESSION_OPENED = "session_opened"
-    """The id of the conversation is known, or the backend confirmed the id."""
-    TASK_COMPLETED = "task_completed"
-    """The result of the task is stored."""
-    TASK_FAILED = "task_failed"
-    """The task failed for good."""
-    TASK_SKIPPED = "task_skipped"
-    """The task failed and its failure mode is `skip`, or the condition of the task (`when`) is false."""
-    TASK_RETRIED = "task_retried"
-    """The attempt failed; another attempt follows."""
-    TASK_INTERRUPTED = "task_interrupted"
-    """The attempt ended with its process; the task is pending again."""
-    TASK_WAITING_INPUT = "task_waiting_input"
-    """The task waits for a person."""
-    TASK_ANSWERED = "task_answered"
-    """A person or a program answered the question of the task."""
-    TASK_CANCELLED = "task_cancelled"
-    """The task is cancelled, with the run or by the policy."""
-    TASK_REOPENED = "task_reopened"
-    """A person lets a failed task, or a task with a damaged result, run again."""
-
-
-RUN_ENDS: Final = frozenset({EventKind.RUN_COMPLETED, EventKind.RUN_FAILED, EventKind.RUN_CANCELLED})
-"""The kinds of the events that end a run."""
-TASK_RESULTS: Final = frozenset({EventKind.TASK_COMPLETED, EventKind.TASK_FAILED, EventKind.TASK_SKIPPED})
-"""The kinds of the events that give a task its result."""
-ATTEMPT_ENDS: Final = TASK_RESULTS | {
-    EventKind.TASK_RETRIED,
-    EventKind.TASK_INTERRUPTED,
-    EventKind.TASK_WAITING_INPUT,
-    EventKind.TASK_CANCELLED,
-}
-"""The kinds of the events that end an attempt."""
-
-
 @dataclass(frozen=True, slots=True)
 class EventRecord:
     """A stored event: the trace of one change in the run's history."""
@@ -246,7 +171,8 @@ class EventRecord:
     seq: int
     """The number of the change."""
     at: str
-    kind: EventKind
+    kind: str
+    """The kind of the event, as `plait.events.TaskStarted.kind`."""
     task_id: str | None
     attempt: int | None
     detail: str

@@ -18,15 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from plait.events import Event
-    from plait.persistence.records import (
-        AttemptRecord,
-        EventKind,
-        EventRecord,
-        MessageRecord,
-        NoteRecord,
-        RunRecord,
-        TaskRecord,
-    )
+    from plait.persistence.records import AttemptRecord, EventRecord, MessageRecord, NoteRecord, RunRecord, TaskRecord
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -61,7 +53,7 @@ class SQLStore:
         return await self._read(list_messages, run_id, task_id)
 
     async def list_events(
-        self, run_id: str, after: int = 0, limit: int = 1000, kind: EventKind | None = None
+        self, run_id: str, after: int = 0, limit: int = 1000, kind: str | None = None
     ) -> tuple[EventRecord, ...]:
         return await self._read(list_events, run_id, after, limit, kind)
 
@@ -127,12 +119,12 @@ def list_messages(run_id: str, task_id: str) -> Reading[tuple[MessageRecord, ...
     return records.message_records(task_id, messages, (yield tables.LIST_EXCHANGES, (run_id, task_id)))
 
 
-def list_events(run_id: str, after: int, limit: int, kind: EventKind | None) -> Reading[tuple[EventRecord, ...]]:
+def list_events(run_id: str, after: int, limit: int, kind: str | None) -> Reading[tuple[EventRecord, ...]]:
     most = min(max(0, limit), _MOST)
     if kind is None:
         rows = yield tables.LIST_EVENTS, (run_id, after, most)
     else:
-        rows = yield tables.LIST_EVENTS_OF_KIND, (run_id, after, kind.value, most)
+        rows = yield tables.LIST_EVENTS_OF_KIND, (run_id, after, kind, most)
     return tuple(map(records.event_record, rows))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from plait.persistence.records import RUN_ENDS
+from plait.events import RUN_ENDS
 from plait.statuses import RUN_DONE, RUN_TRANSITIONS, TASK_DONE, TASK_TRANSITIONS, RunStatus, TaskStatus
 
 LEGAL_TASK = {
@@ -49,4 +49,4 @@ def test_what_has_ended_goes_on_only_if_a_person_asks() -> None:
 
 
 def test_a_run_ends_with_an_event_of_its_last_status() -> None:
-    assert {kind.value for kind in RUN_ENDS} == {f"run_{status.value}" for status in RUN_DONE}
+    assert set(RUN_ENDS) == {f"run_{status.value}" for status in RUN_DONE}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import fields
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -11,7 +11,6 @@ from docstrings import about, of_fields
 from markers import replace_markers, table
 
 from plait import events
-from plait.persistence import EventKind
 from plait.statuses import (
     RUN_DONE,
     RUN_TRANSITIONS,
@@ -28,9 +27,9 @@ if TYPE_CHECKING:
 
 _COMMON = {"at", "run_id", "task_id", "attempt"}
 _BEGINNINGS = {
-    EventKind.RUN_CREATED: RunStatus.QUEUED,
-    EventKind.RUN_STARTED: RunStatus.RUNNING,
-    EventKind.RUN_RESUMED: RunStatus.RUNNING,
+    events.RunCreated.kind: RunStatus.QUEUED,
+    events.RunStarted.kind: RunStatus.RUNNING,
+    events.RunResumed.kind: RunStatus.RUNNING,
 }
 
 
@@ -73,14 +72,13 @@ def attempt_statuses() -> str:
 
 def stored_events() -> str:
     """Return a table with a row for each kind of stored event."""
-    texts = of_fields(EventKind)
     return table(
         ["stored event", "the run is now", "when"],
-        [(f"`{one}`", _run_status(one), texts[one.name]) for one in EventKind],
+        [(f"`{kind}`", _run_status(kind), about(one)) for kind, one in events.EVENTS.items() if kind in events.HISTORY],
     )
 
 
-def _run_status(kind: EventKind) -> str:
+def _run_status(kind: str) -> str:
     if not kind.startswith("run_"):
         return ""
     return f"`{_BEGINNINGS.get(kind) or RunStatus(kind.removeprefix('run_'))}`"
@@ -88,17 +86,9 @@ def _run_status(kind: EventKind) -> str:
 
 def live_events() -> str:
     """Return a table with a row for each event of a live run, in the order of the code."""
-    rows = [(f"`{kind.__name__}`", _fields(kind), about(kind) + _missing(kind)) for kind in leaves(events.Event)]
+    told = [one for one in events.EVENTS.values() if one.shown]
+    rows = [(f"`{kind.__name__}`", _fields(kind), about(kind) + _missing(kind)) for kind in told]
     return table(["event", "further fields", "when"], rows)
-
-
-def leaves(base: type[events.Event]) -> Iterator[type[events.Event]]:
-    """Yield the classes below `base` that have no class below them."""
-    below = base.__subclasses__()
-    if not below:
-        yield base
-    for kind in below:
-        yield from leaves(kind)
 
 
 def _fields(kind: type[events.Event]) -> str:

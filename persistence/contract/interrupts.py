@@ -26,7 +26,6 @@ from plait.events import (
     TaskStarted,
     TaskWaiting,
 )
-from plait.persistence import EventKind
 from plait.persistence.contract.opened import OpenedStore
 from plait.persistence.contract.samples import ASK, ASKED, DONE_A, RUN, START_A, Writer, at, whole
 
@@ -82,7 +81,7 @@ class InterruptsContract(OpenedStore):
         before = await store.list_tasks(RUN), await store.list_attempts(RUN, "a")
         await writer.write(TaskPlaced(at(4), "a", 1, "m3"), TaskPlaced(at(5), "a", 1, "m1", interrupted=True))
         assert (await store.list_tasks(RUN), await store.list_attempts(RUN, "a")) == before
-        first, second = await store.list_events(RUN, kind=EventKind.TASK_PLACED)
+        first, second = await store.list_events(RUN, kind=TaskPlaced.kind)
         assert (first.at, first.kind, first.task_id, first.attempt) == (at(4), "task_placed", "a", 1)
         assert (first.detail, second.detail) == ('{"place":"m3"}', '{"place":"m1","interrupted":true}')
 
@@ -102,7 +101,7 @@ class InterruptsContract(OpenedStore):
         before = await store.list_tasks(RUN), await store.list_attempts(RUN, "a")
         await writer.write(HostAway(at(4), "m3", at(3), "timed out", ("a", "b")), HostAway(at(9), "m3", None, "", ()))
         assert (await store.list_tasks(RUN), await store.list_attempts(RUN, "a")) == before
-        away, back = await store.list_events(RUN, kind=EventKind.HOST_AWAY)
+        away, back = await store.list_events(RUN, kind=HostAway.kind)
         assert (away.at, away.kind, away.task_id, away.attempt) == (at(4), "host_away", None, None)
         assert json.loads(away.detail) == {"host": "m3", "since": at(3), "reason": "timed out", "tasks": ["a", "b"]}
         assert json.loads(back.detail) == {"host": "m3", "since": None, "reason": "", "tasks": []}

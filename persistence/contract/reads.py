@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 
 from plait.events import (
+    HISTORY,
     Event,
     LeaseRenewed,
     MessageAppended,
@@ -25,7 +26,7 @@ from plait.events import (
     TaskStarted,
     TaskWaiting,
 )
-from plait.persistence import Conflict, EventKind, MessageRecord, Store
+from plait.persistence import Conflict, MessageRecord, Store
 from plait.persistence.contract.opened import OpenedStore
 from plait.persistence.contract.samples import (
     ANSWER,
@@ -170,10 +171,10 @@ class ReadsContract(OpenedStore):
             assert await store.list_events(RUN, after) == ()
         assert await store.list_events(RUN, limit=0) == await store.list_events(RUN, limit=-1) == ()
         assert await store.list_events(RUN, after=-5) == events
-        for kind in EventKind:
+        for kind in HISTORY:
             assert await store.list_events(RUN, kind=kind) == tuple(e for e in events if e.kind == kind)
-        assert [e.seq for e in await store.list_events(RUN, after=4, kind=EventKind.TASK_STARTED)] == [10]
-        assert [e.seq for e in await store.list_events(RUN, limit=1, kind=EventKind.TASK_STARTED)] == [4]
+        assert [e.seq for e in await store.list_events(RUN, after=4, kind=TaskStarted.kind)] == [10]
+        assert [e.seq for e in await store.list_events(RUN, limit=1, kind=TaskStarted.kind)] == [4]
         assert [json.loads(e.detail) for e in events[2:5:2]] == [
             {"backend": "fast"},
             {"usage": {"input_tokens": 3, "output_tokens": 2, "cost_usd": 0.25, "model": "sample-1"}},

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from plait.backends.extras import install_command
 from plait.errors import RunNotFound, StoreUnusable, TaskNotFound
+from plait.events import RunCreated, TasksAdded
 from plait.json_form import JsonValue
 from plait.persistence import SQLiteStore
 from plait.persistence.protocol import Store
-from plait.persistence.records import EventKind, RunRecord, TaskRecord
+from plait.persistence.records import RunRecord, TaskRecord
 from plait.runner.cli.backends import read_plan_data
 from plait.runner.cli.display.text import age, as_line
 from plait.runner.cli.exits import CliError, print_note
@@ -294,9 +295,9 @@ async def _added_by_policy(store: Store, run: RunRecord) -> set[int]:
     end = after = 0
     while page := await store.list_events(run.run_id, after):
         for event in page:
-            if event.kind in {EventKind.RUN_CREATED, EventKind.TASKS_ADDED}:
+            if event.kind in {RunCreated.kind, TasksAdded.kind}:
                 start, end = end, end + json.loads(event.detail)["tasks"]
-                if event.kind == EventKind.TASKS_ADDED and event.task_id is None:
+                if event.kind == TasksAdded.kind and event.task_id is None:
                     positions.update(range(start, end))
         after = page[-1].seq
     return positions

@@ -18,10 +18,10 @@ from dataclasses import dataclass
 import anyio
 
 from plait.errors import PlaitError, StoreError
-from plait.events import Owner
+from plait.events import RUN_ENDS, Owner
 from plait.json_form import JsonValue
 from plait.persistence.protocol import Store, server_of
-from plait.persistence.records import RUN_ENDS, Note, NoteRecord, RunRecord
+from plait.persistence.records import Note, NoteRecord, RunRecord
 from plait.runner.clock import Clock
 from plait.runner.engine.run_control import AnswerHandler
 from plait.runner.log import logger

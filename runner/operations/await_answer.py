@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from plait.errors import StoreError
+from plait.events import RunWaitingInput, TaskAnswered, TaskCompleted, TaskFailed, TaskSkipped
 from plait.persistence.protocol import Store
-from plait.persistence.records import EventKind
 from plait.runner.clock import Clock
 from plait.runner.domain.question import parse_time
 from plait.runner.recovery.answers import open_questions
 from plait.runner.state.stored_run import stored_run
 from plait.statuses import RunStatus
 
-_ANSWERS = frozenset({EventKind.TASK_ANSWERED, EventKind.TASK_COMPLETED, EventKind.TASK_FAILED, EventKind.TASK_SKIPPED})
+_ANSWERS = frozenset({TaskAnswered.kind, TaskCompleted.kind, TaskFailed.kind, TaskSkipped.kind})
 """The events by which an answer or a decision of a person reaches a run without an owner."""
 
 
@@ -24,7 +24,7 @@ async def wait_for_answer(store: Store, run_id: str, clock: Clock, poll: float) 
     """
     run = await stored_run(store, run_id)
     deadlines = [parse_time(one.deadline_at) for one in open_questions(run) if one.deadline_at is not None]
-    waits = await store.list_events(run_id, kind=EventKind.RUN_WAITING_INPUT)
+    waits = await store.list_events(run_id, kind=RunWaitingInput.kind)
     after = waits[-1].seq if waits else 0
     while clock.wall() < min(deadlines, default=float("inf")):
         try:

@@ -21,7 +21,7 @@ from plait.backends.text import clean_text
 from plait.errors import BackendError, PlaitError, TurnNotStored
 from plait.events import Event, RunReleased, SessionOpened
 from plait.persistence.protocol import files_root
-from plait.persistence.records import EventKind, TaskRecord
+from plait.persistence.records import TaskRecord
 from plait.runner.clock import iso
 from plait.runner.domain.task import Task
 from plait.runner.domain.trace_ids import traceparent
@@ -185,9 +185,7 @@ async def _holds_an_answer(run: StoredRun, task: TaskRecord) -> bool:
     theirs = {_PERSON, *(one.attempt for one in attempts if one.session_id == task.session_id)}
     after = 0
     while page := await run.store.list_events(run_id, after):
-        if any(
-            one.kind == EventKind.SESSION_OPENED and one.task_id == task_id and one.attempt in theirs for one in page
-        ):
+        if any(one.kind == SessionOpened.kind and one.task_id == task_id and one.attempt in theirs for one in page):
             return True
         after = page[-1].seq
     return False

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from plait.errors import PlaitError, TaskNotFound, nearest
+from plait.events import RunCreated
 from plait.json_form import JsonInput
 from plait.persistence.protocol import Store
-from plait.persistence.records import EventKind
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.groups import group_of
 from plait.runner.domain.policy import Policy
@@ -103,7 +103,7 @@ async def plan_try(store: Store | None, run_id: str, task_id: str, prompt: str |
 
 async def _tasks_of_plan(run: StoredRun) -> list[Task]:
     """Return the tasks with which the run began, without those that were added later."""
-    (created,) = await run.store.list_events(run.record.run_id, 0, 1, EventKind.RUN_CREATED)
+    (created,) = await run.store.list_events(run.record.run_id, 0, 1, RunCreated.kind)
     return list(run.state.dag.tasks[: json.loads(created.detail)["tasks"]])
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import anyio.to_thread
 
 from plait.errors import RunNotFound, StoreError
-from plait.events import OWN_LIMITS, BackendThrottled, HostAway, Owner
+from plait.events import OWN_LIMITS, RUN_ENDS, BackendThrottled, HostAway, Owner, RunResumed
 from plait.json_form import JsonValue, from_json
 from plait.persistence.protocol import Store
-from plait.persistence.records import RUN_ENDS, EventKind, EventRecord, RunRecord, TaskRecord
+from plait.persistence.records import EventRecord, RunRecord, TaskRecord
 from plait.runner.clock import Clock, iso
 from plait.runner.domain.question import AnsweredQuestion, OpenQuestion, answers_of, asking_of, parse_time
 from plait.runner.domain.waiting import WaitingRun, WaitReason, Waits, stored_limits
@@ -283,7 +283,7 @@ async def throttled_backends(store: Store, run: RunRecord, now: float) -> tuple[
 
 async def _throttlings(store: Store, run: RunRecord) -> Mapping[str, BackendThrottled]:
     """Return the last event of each backend of a running run since its last resume; none unless the run is running."""
-    found = [stored_throttling(*one) async for one in _events_of_owner(store, run, EventKind.BACKEND_THROTTLED)]
+    found = [stored_throttling(*one) async for one in _events_of_owner(store, run, BackendThrottled.kind)]
     return {one.backend: one for one in found}
 
 
@@ -291,18 +291,16 @@ async def away_hosts(store: Store, run: RunRecord) -> Mapping[str, HostAway]:
     """Return the last event of each host that tasks wait for, by name; none unless the run is running. Raises
     StoreError.
     """
-    found = [stored_away(*one) async for one in _events_of_owner(store, run, EventKind.HOST_AWAY)]
+    found = [stored_away(*one) async for one in _events_of_owner(store, run, HostAway.kind)]
     last = {one.host: one for one in found}
     return {name: one for name, one in last.items() if one.since is not None}
 
 
-async def _events_of_owner(
-    store: Store, run: RunRecord, kind: EventKind
-) -> AsyncGenerator[tuple[str, Mapping[str, Any]]]:
+async def _events_of_owner(store: Store, run: RunRecord, kind: str) -> AsyncGenerator[tuple[str, Mapping[str, Any]]]:
     """Yield time and detail of the events of a running run since its last resume; none unless the run is running."""
     if shown_status(run) is not RunStatus.RUNNING:
         return
-    begun = [event.seq for event in await store.list_events(run.run_id, kind=EventKind.RUN_RESUMED)]
+    begun = [event.seq for event in await store.list_events(run.run_id, kind=RunResumed.kind)]
     after = max(begun, default=0)
     while page := await store.list_events(run.run_id, after, kind=kind):
         for event in page:

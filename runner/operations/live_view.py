@@ -14,9 +14,10 @@ from typing import Any
 
 import anyio.to_thread
 
+from plait.events import TasksAdded
 from plait.json_form import JsonValue
 from plait.persistence.protocol import Store
-from plait.persistence.records import EventKind, RunRecord, TaskRecord
+from plait.persistence.records import RunRecord, TaskRecord
 from plait.runner.clock import Clock
 from plait.runner.domain.groups import group_of
 from plait.runner.domain.question import parse_time
@@ -110,7 +111,7 @@ class LiveView:
         if self._event < 0:
             return None
         events = await self._store.list_events(self._run_id, self._event, limit=_MOST_EVENTS)
-        if len(events) == _MOST_EVENTS or any(one.kind == EventKind.TASKS_ADDED for one in events):
+        if len(events) == _MOST_EVENTS or any(one.kind == TasksAdded.kind for one in events):
             return None
         if events:
             self._event = events[-1].seq

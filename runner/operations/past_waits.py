@@ -14,21 +14,31 @@ from math import inf
 from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
+from plait.events import (
+    TASK_RESULTS,
+    BackendThrottled,
+    RunResumed,
+    TaskAnswered,
+    TaskInterrupted,
+    TaskReopened,
+    TaskRetried,
+    TaskWaiting,
+)
 from plait.persistence.protocol import Store
-from plait.persistence.records import TASK_RESULTS, AttemptRecord, EventKind, EventRecord
+from plait.persistence.records import AttemptRecord, EventRecord
 from plait.runner.domain.question import parse_time
 from plait.runner.domain.waiting import WaitKind, clock_time
 from plait.runner.state.failures import THROTTLING
 from plait.statuses import AttemptStatus
 
 _KINDS: Final = (
-    EventKind.TASK_RETRIED,
-    EventKind.TASK_INTERRUPTED,
-    EventKind.TASK_WAITING_INPUT,
-    EventKind.TASK_ANSWERED,
-    EventKind.TASK_REOPENED,
-    EventKind.BACKEND_THROTTLED,
-    EventKind.RUN_RESUMED,
+    TaskRetried.kind,
+    TaskInterrupted.kind,
+    TaskWaiting.kind,
+    TaskAnswered.kind,
+    TaskReopened.kind,
+    BackendThrottled.kind,
+    RunResumed.kind,
 )
 _RESULTS: Final = frozenset(kind.removeprefix("task_") for kind in TASK_RESULTS)
 
@@ -149,7 +159,7 @@ class PastWaits:
             return PastWait(WaitKind.QUESTION, until)
         return PastWait(WaitKind.ENDED, until) if record.status in _RESULTS else None
 
-    async def _events(self, kind: EventKind, last_seq: int) -> Sequence[EventRecord]:
+    async def _events(self, kind: str, last_seq: int) -> Sequence[EventRecord]:
         events: list[EventRecord] = []
         after = self._after
         while after < last_seq and (page := await self._store.list_events(self._run_id, after, kind=kind)):
@@ -160,18 +170,18 @@ class PastWaits:
     def _take(self, event: EventRecord) -> None:
         at, detail, name = parse_time(event.at), json.loads(event.detail), (event.task_id or "", event.attempt or 0)
         match event.kind:
-            case EventKind.RUN_RESUMED:  # the new process calls its backends with all slots
+            case RunResumed.kind:  # the new process calls its backends with all slots
                 for backend in self._throttled:
                     self._throttle(backend, at, at)
-            case EventKind.BACKEND_THROTTLED:
+            case BackendThrottled.kind:
                 self._throttle(detail["backend"], at, _end_of_throttling(at, detail))
-            case EventKind.TASK_RETRIED:
+            case TaskRetried.kind:
                 kind = WaitKind.THROTTLED if detail["error_kind"] in THROTTLING else WaitKind.RETRY
                 self._retries[name] = kind, at + detail["delay_s"]
-            case EventKind.TASK_INTERRUPTED:
+            case TaskInterrupted.kind:
                 if "delay_s" in detail:
                     self._retries[name] = WaitKind.RETRY, at + detail["delay_s"]
-            case EventKind.TASK_WAITING_INPUT:
+            case TaskWaiting.kind:
                 self._asked.add(name)
             case _:
                 self._released.setdefault(name[0], []).append(at)

@@ -16,9 +16,10 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 from plait.backends.agents.follow import TurnWatch
+from plait.events import ATTEMPT_ENDS, RunCreated, SessionOpened, TaskAnswered, TasksAdded, TaskStarted, TaskWaiting
 from plait.json_form import JsonValue
 from plait.persistence.protocol import Store, files_root
-from plait.persistence.records import ATTEMPT_ENDS, EventKind, EventRecord, MessageRecord, TaskRecord
+from plait.persistence.records import EventRecord, MessageRecord, TaskRecord
 from plait.runner.domain.question import answers_of
 from plait.runner.operations.inspect import usage_as_json
 from plait.runner.state.attempt_files import attempt_files, run_folder
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
 
 _LONGEST = 8000  # characters of incomplete lines held back
 _LATER = "~"  # behind all times
-_OF_ATTEMPTS = ATTEMPT_ENDS | {EventKind.SESSION_OPENED}
-_NEED_TASKS = frozenset({EventKind.TASKS_ADDED, EventKind.TASK_WAITING_INPUT, EventKind.TASK_ANSWERED})
+_OF_ATTEMPTS = ATTEMPT_ENDS | {SessionOpened.kind}
+_NEED_TASKS = frozenset({TasksAdded.kind, TaskWaiting.kind, TaskAnswered.kind})
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,7 @@ class RunLog:
             for record in records:
                 self._after = record.seq
                 first = self._placed
-                if record.kind in {EventKind.RUN_CREATED, EventKind.TASKS_ADDED}:
+                if record.kind in {RunCreated.kind, TasksAdded.kind}:
                     self._placed += json.loads(record.detail)["tasks"]
                 if self._task_id in {None, record.task_id}:
                     async for entry in self._event(record, tasks, first):
@@ -125,7 +126,7 @@ class RunLog:
             for entry in await self._stored_messages(turn):
                 yield entry
             turn.close()
-        if record.kind == EventKind.TASK_STARTED:
+        if record.kind == TaskStarted.kind:
             self._running.append(self._running_attempt(record.task_id or "", record.attempt or 0))
         of_attempt = await self._of_attempt(record)
         detail = {**json.loads(record.detail), **of_attempt, **self._of_tasks(record, tasks, first)}
@@ -180,7 +181,7 @@ class RunLog:
         if found is None:
             return {}
         told: dict[str, JsonValue] = {"session_id": found.session_id}
-        if record.kind != EventKind.SESSION_OPENED:
+        if record.kind != SessionOpened.kind:
             told = {"error": found.error, "duration_s": found.duration_s, **asdict(found.usage)}
         return {name: value for name, value in told.items() if value is not None}
 
@@ -190,16 +191,16 @@ class RunLog:
         """
         if record.kind not in _NEED_TASKS:
             return {}
-        if record.kind == EventKind.TASKS_ADDED:
+        if record.kind == TasksAdded.kind:
             return {"ids": list(islice(tasks, first, self._placed))}
         task = tasks.get(record.task_id or "")
         if task is None:
             return {}
-        if record.kind == EventKind.TASK_WAITING_INPUT:
+        if record.kind == TaskWaiting.kind:
             self._asked[task.task_id] = record.attempt or 0
         attempt = self._asked.get(task.task_id)
         given = next((one for one in answers_of(task.answers) if one.attempt == attempt), None)
-        if record.kind == EventKind.TASK_ANSWERED:
+        if record.kind == TaskAnswered.kind:
             return {} if given is None else {"by": given.by, "answer": given.text}
         question = (
             task.question if given is None and task.attempt == attempt else None if given is None else given.question
@@ -227,7 +228,7 @@ class _AttemptOutput:
         """Return whether `record` ends the attempt."""
         if record.task_id != self.task_id:
             return False
-        if record.kind == EventKind.TASK_STARTED:  # the end of the attempt was never stored
+        if record.kind == TaskStarted.kind:  # the end of the attempt was never stored
             return record.attempt != self.attempt
         return record.kind in ATTEMPT_ENDS and record.attempt in {None, self.attempt}
 

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field, replace
 
 from plait import events
 from plait.errors import BackendError, ErrorKind, PlaitError, PolicyMissing, RunNotFound, RunNotResumable
+from plait.events import TASK_RESULTS
 from plait.json_form import JsonInput
-from plait.persistence.records import TASK_RESULTS, TaskRecord
+from plait.persistence.records import TaskRecord
 from plait.runner.clock import iso
 from plait.runner.domain.conversation import Continuation, History
 from plait.runner.domain.policy import Policy

@@ -8,8 +8,9 @@ from typing import cast
 from plait.backends.text import clean_text
 from plait.dialogue import Message, Role
 from plait.errors import BackendError, ErrorKind, PlaitError
+from plait.events import TaskCompleted, TaskStarted
 from plait.persistence.protocol import Store
-from plait.persistence.records import THOUGHTS, EventKind, MessageRecord, TaskRecord
+from plait.persistence.records import THOUGHTS, MessageRecord, TaskRecord
 from plait.runner.domain.conversation import INVALID_TASKS, Continuation, History, correction_prompt
 from plait.runner.state.run_state import RunState
 from plait.runner.state.stored_run import StoredRun
@@ -96,9 +97,9 @@ async def _began_after(store: Store, run_id: str, its: TaskRecord, other: str) -
     began = ended = after = 0
     while page := await store.list_events(run_id, after):
         for event in page:
-            if event.kind == EventKind.TASK_STARTED and (event.task_id, event.attempt) == (its.task_id, its.attempt):
+            if event.kind == TaskStarted.kind and (event.task_id, event.attempt) == (its.task_id, its.attempt):
                 began = event.seq
-            elif event.kind == EventKind.TASK_COMPLETED and event.task_id == other:
+            elif event.kind == TaskCompleted.kind and event.task_id == other:
                 ended = event.seq
         after = page[-1].seq
     return began > ended

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from plait.errors import ErrorKind
+from plait.events import TaskPlaced
 from plait.persistence.protocol import Store
-from plait.persistence.records import AttemptRecord, EventKind
+from plait.persistence.records import AttemptRecord
 from plait.statuses import AttemptStatus
 
 _WITHOUT_HOST = frozenset({ErrorKind.CRASHED, ErrorKind.TIMEOUT, ErrorKind.UNAVAILABLE})
@@ -28,7 +29,7 @@ async def placed_attempts(store: Store, run_id: str) -> dict[tuple[str, int], Pl
     """Return the places by task id and number of the attempt. Raises StoreError."""
     found: dict[tuple[str, int], PlacedAttempt] = {}
     after = 0
-    while page := await store.list_events(run_id, after, kind=EventKind.TASK_PLACED):
+    while page := await store.list_events(run_id, after, kind=TaskPlaced.kind):
         for event in page:
             if event.task_id is not None and event.attempt is not None:
                 detail = json.loads(event.detail)

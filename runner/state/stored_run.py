@@ -9,10 +9,11 @@ from dataclasses import dataclass, field, replace
 
 from plait.backends.protocol import DetachedTurn
 from plait.errors import PlaitError, RunNotFound, RunNotResumable, StoreRequired, TaskNotFound, nearest
+from plait.events import TaskInterrupted, TaskRetried
 from plait.json_form import JsonValue
 from plait.persistence.failpoints import reached
 from plait.persistence.protocol import Store
-from plait.persistence.records import EventKind, MessageRecord, RunRecord, TaskRecord
+from plait.persistence.records import MessageRecord, RunRecord, TaskRecord
 from plait.runner.domain.question import parse_time
 from plait.runner.domain.result import RunResult
 from plait.runner.domain.task import with_prompt
@@ -169,8 +170,8 @@ async def next_tries(
     """
     pending = [task for task in tasks if TASK_STATUSES[task.status] is TaskStatus.PENDING]
     waiting = {
-        EventKind.TASK_RETRIED: {task.task_id: task.attempt for task in pending if task.error_kind is not None},
-        EventKind.TASK_INTERRUPTED: {
+        TaskRetried.kind: {task.task_id: task.attempt for task in pending if task.error_kind is not None},
+        TaskInterrupted.kind: {
             task.task_id: task.attempt for task in pending if task.crashes and task.error_kind is None
         },
     }

@@ -14,7 +14,6 @@ from plait.persistence.protocol import ServerStore, Store, files_root, server_of
 from plait.persistence.records import (
     AttemptRecord,
     Batch,
-    EventKind,
     EventRecord,
     MessageRecord,
     Note,
@@ -72,7 +71,7 @@ class TimeoutStore:
         return await self._answer(self._store.list_messages(run_id, task_id))
 
     async def list_events(
-        self, run_id: str, after: int = 0, limit: int = 1000, kind: EventKind | None = None
+        self, run_id: str, after: int = 0, limit: int = 1000, kind: str | None = None
     ) -> tuple[EventRecord, ...]:
         """See Store."""
         return await self._answer(self._store.list_events(run_id, after, limit, kind))

@@ -8,7 +8,8 @@ change between its making and the transaction.
 from __future__ import annotations
 
 import json
-from typing import ClassVar, Literal, NamedTuple, TypeAlias
+from collections.abc import Mapping
+from typing import ClassVar, Final, Literal, NamedTuple, TypeAlias
 
 from plait.dialogue import Message
 from plait.json_form import JsonValue, as_json, parsed, parsed_object, value
@@ -574,3 +575,18 @@ AttemptEnd: TypeAlias = TaskCompleted | TaskFailed | TaskRetried | TaskInterrupt
 """Every event that ends an attempt."""
 TaskTransition: TypeAlias = TaskStarted | TaskAnswered | TaskReopened | AttemptEnd
 """Every event that changes the status of a task."""
+
+EVENTS: Final[Mapping[str, type[Event]]] = {
+    one.kind: one
+    for one in list(globals().values())
+    if isinstance(one, type) and issubclass(one, Event) and one.kind != Event.kind
+}
+"""The class of each kind of event."""
+HISTORY: Final = frozenset(kind for kind, one in EVENTS.items() if one.stored and one.shown)
+"""The kinds of stored events."""
+RUN_ENDS: Final = frozenset({RunCompleted.kind, RunFailed.kind, RunCancelled.kind})
+"""The kinds of the events that end a run."""
+TASK_RESULTS: Final = frozenset({TaskCompleted.kind, TaskFailed.kind, TaskSkipped.kind})
+"""The kinds of the events that give a task its result."""
+ATTEMPT_ENDS: Final = TASK_RESULTS | {TaskRetried.kind, TaskInterrupted.kind, TaskWaiting.kind, TaskCancelled.kind}
+"""The kinds of the events that end an attempt."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator
 from functools import cache
 from pathlib import Path
 
-from plait.persistence import EventKind
+from plait.events import EVENTS
 from tests.architecture.layers import WORDS
 from tests.architecture.source import Import, Source
 
@@ -55,7 +55,7 @@ HOMES = {
 LAZY = {"aiohttp", "networkx", "langgraph", "pydantic_ai", "fastmcp", "xllamacpp", "jsonschema_rs", "genai_prices"}
 STATUSES = {"pending", "queued", "running", "waiting_input", "completed", "failed", "skipped", "cancelling",
             "cancelled", "interrupted"}  # fmt: skip
-EVENT_KINDS = {kind.value for kind in EventKind}
+EVENT_KINDS = set(EVENTS)
 SPAWNERS = {"create_task", "ensure_future", "gather"}
 UNSAFE_MODULES = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
 SQL = re.compile(
@@ -151,7 +151,7 @@ def statuses_are_no_strings(source: Source) -> Findings:
                 if isinstance(inner, ast.Constant) and inner.value in STATUSES:
                     yield inner.lineno, f"compares a status with {inner.value!r}; use TaskStatus or RunStatus"
                 elif isinstance(inner, ast.Constant) and inner.value in EVENT_KINDS:
-                    yield inner.lineno, f"compares an event's kind with {inner.value!r}; use EventKind"
+                    yield inner.lineno, f"compares an event's kind with {inner.value!r}; use that of its class"
 
 
 def nothing_is_executed_or_unpickled(source: Source) -> Findings:

@@ -59,7 +59,7 @@ RULES: dict[Rule, Sequence[tuple[str, str]]] = {
         ("runner/cli/x.py", "done = status in {'failed', TaskStatus.SKIPPED}"),
         ("runner/x.py", "match status:\n    case 'running':\n        pass"),
         ("runner/x.py", "ended = event.kind == 'task_completed'"),
-        ("runner/cli/x.py", "added = event.kind in {EventKind.RUN_CREATED, 'tasks_added'}"),
+        ("runner/cli/x.py", "added = event.kind in {RunCreated.kind, 'tasks_added'}"),
         ("runner/x.py", "match event.kind:\n    case 'session_opened':\n        pass"),
     ],
     nothing_is_executed_or_unpickled: [

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from plait import FailureMode, backends, persistence
+from plait import FailureMode, backends
+from plait.events import HISTORY
 from plait.runner.cli import exits
 from plait.runner.domain.task import DEFAULT_RETRY_ON
 from plait.statuses import RUN_DONE, RUN_TRANSITIONS, TASK_DONE, TASK_TRANSITIONS, AttemptStatus, Transition
@@ -60,7 +61,7 @@ def test_every_status_of_an_attempt_is_explained(event_reference: Any) -> None:
 def test_every_stored_event_is_explained(event_reference: Any) -> None:
     assert "<!-- stored events -->" in STATUSES
     listed = table(event_reference.stored_events(), "stored event")
-    assert set(listed) == set(persistence.EventKind)
+    assert set(listed) == set(HISTORY)
     assert [kind for kind, cells in listed.items() if not cells[1]] == []
 
 

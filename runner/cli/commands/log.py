@@ -16,8 +16,9 @@ from typing import Any
 import anyio
 import click
 
+from plait.events import TaskCancelled, TaskCompleted, TaskFailed, TaskSkipped
 from plait.persistence.protocol import Store
-from plait.persistence.records import EventKind, RunRecord
+from plait.persistence.records import RunRecord
 from plait.runner.cli.display.log_lines import entry_lines
 from plait.runner.cli.display.report import EXIT_CODES
 from plait.runner.cli.display.text import as_line
@@ -71,10 +72,10 @@ _POLLS_PER_RECORD = 5  # reading the record of a run counts its tasks
 _COLUMN = 12
 _MOST_WAITING = 10  # tasks
 _END_CODES: Mapping[str, int] = {
-    EventKind.TASK_COMPLETED: COMPLETED,
-    EventKind.TASK_SKIPPED: COMPLETED,
-    EventKind.TASK_FAILED: FAILED,
-    EventKind.TASK_CANCELLED: CANCELLED,
+    TaskCompleted.kind: COMPLETED,
+    TaskSkipped.kind: COMPLETED,
+    TaskFailed.kind: FAILED,
+    TaskCancelled.kind: CANCELLED,
 }
 
 

@@ -7,9 +7,26 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TypeAlias
 
-from plait.events import BackendThrottled, HostAway
+from plait.events import (
+    BackendThrottled,
+    HostAway,
+    NodeStarted,
+    SessionOpened,
+    TaskAdopted,
+    TaskAnswered,
+    TaskCancelled,
+    TaskCompleted,
+    TaskFailed,
+    TaskInterrupted,
+    TaskPlaced,
+    TaskReopened,
+    TaskRetried,
+    TasksAdded,
+    TaskSkipped,
+    TaskStarted,
+    TaskWaiting,
+)
 from plait.json_form import JsonValue
-from plait.persistence.records import EventKind
 from plait.runner.cli.display.text import as_line, coloured, counted, seconds, tokens, visible
 from plait.runner.cli.display.waits import wait_line
 from plait.runner.operations.inspect import stored_away, stored_throttling
@@ -35,14 +52,14 @@ def entry_lines(entry: RunLogEntry, run_id: str) -> list[str]:
     if words is None:
         return []
     line = words(entry.detail)
-    if entry.kind == EventKind.TASK_STARTED and entry.attempt is not None and entry.attempt > 1:
+    if entry.kind == TaskStarted.kind and entry.attempt is not None and entry.attempt > 1:
         line += f", attempt {entry.attempt}"
     return [line]
 
 
 _STORED_WAITS: Mapping[str, Callable[[str, Detail], BackendThrottled | HostAway]] = {
-    EventKind.BACKEND_THROTTLED: stored_throttling,
-    EventKind.HOST_AWAY: stored_away,
+    BackendThrottled.kind: stored_throttling,
+    HostAway.kind: stored_away,
 }
 
 
@@ -129,19 +146,19 @@ def _count(detail: Detail, name: str) -> int:
 
 
 _WORDS: Mapping[str, Callable[[Detail], str]] = {
-    EventKind.TASKS_ADDED: lambda detail: f"{counted(_count(detail, 'tasks'), 'task')} added{_suffix(_ids(detail))}",
-    EventKind.TASK_STARTED: lambda detail: f"started ({as_line(_text(detail, 'backend'))})",
-    EventKind.TASK_ADOPTED: lambda _: "is taken over: the agent has outlived the process that started it",
-    EventKind.TASK_PLACED: lambda detail: f"runs on {as_line(_text(detail, 'place'))}",
-    EventKind.NODE_STARTED: lambda detail: f"node {as_line(_text(detail, 'node'))}",
-    EventKind.SESSION_OPENED: lambda detail: f"session {as_line(_text(detail, 'session_id'))}",
-    EventKind.TASK_COMPLETED: partial(_end_line, TaskStatus.COMPLETED),
-    EventKind.TASK_FAILED: partial(_end_line, TaskStatus.FAILED),
-    EventKind.TASK_SKIPPED: partial(_end_line, TaskStatus.SKIPPED),
-    EventKind.TASK_CANCELLED: partial(_end_line, TaskStatus.CANCELLED),
-    EventKind.TASK_RETRIED: _retry_line,
-    EventKind.TASK_INTERRUPTED: _interruption_line,
-    EventKind.TASK_WAITING_INPUT: lambda detail: f"waits for a person{_suffix(_text(detail, 'question'))}",
-    EventKind.TASK_ANSWERED: _answer_line,
-    EventKind.TASK_REOPENED: lambda _: "is to run again",
+    TasksAdded.kind: lambda detail: f"{counted(_count(detail, 'tasks'), 'task')} added{_suffix(_ids(detail))}",
+    TaskStarted.kind: lambda detail: f"started ({as_line(_text(detail, 'backend'))})",
+    TaskAdopted.kind: lambda _: "is taken over: the agent has outlived the process that started it",
+    TaskPlaced.kind: lambda detail: f"runs on {as_line(_text(detail, 'place'))}",
+    NodeStarted.kind: lambda detail: f"node {as_line(_text(detail, 'node'))}",
+    SessionOpened.kind: lambda detail: f"session {as_line(_text(detail, 'session_id'))}",
+    TaskCompleted.kind: partial(_end_line, TaskStatus.COMPLETED),
+    TaskFailed.kind: partial(_end_line, TaskStatus.FAILED),
+    TaskSkipped.kind: partial(_end_line, TaskStatus.SKIPPED),
+    TaskCancelled.kind: partial(_end_line, TaskStatus.CANCELLED),
+    TaskRetried.kind: _retry_line,
+    TaskInterrupted.kind: _interruption_line,
+    TaskWaiting.kind: lambda detail: f"waits for a person{_suffix(_text(detail, 'question'))}",
+    TaskAnswered.kind: _answer_line,
+    TaskReopened.kind: lambda _: "is to run again",
 }

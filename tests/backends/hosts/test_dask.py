@@ -24,8 +24,9 @@ from plait.backends.hosts.describe import build_described, describe
 from plait.backends.hosts.probe import probe_hosts
 from plait.backends.spec.build import BackendSpec
 from plait.backends.spec.described import placed, spec_description
+from plait.events import TaskCompleted, TaskPlaced, TaskStarted
 from plait.hosts import DaskHosts, SSHHosts
-from plait.persistence import EventKind, SQLiteStore
+from plait.persistence import SQLiteStore
 from tests.backends.hosts.test_placing import GatedStore, tasks, this_one
 from tests.support.hosts import functions
 from tests.support.hosts.dask_cluster import DaskCluster
@@ -49,8 +50,8 @@ async def test_each_place_is_stored_before_the_attempt_ends(cluster: DaskCluster
             kinds.setdefault(event.task_id, []).append((event.kind, json.loads(event.detail).get("place")))
     for number in range(6):
         started, placed, completed = kinds[f"t{number}"]
-        assert (started[0], completed[0]) == (EventKind.TASK_STARTED, EventKind.TASK_COMPLETED)
-        assert placed == (EventKind.TASK_PLACED, result[f"t{number}"].text)
+        assert (started[0], completed[0]) == (TaskStarted.kind, TaskCompleted.kind)
+        assert placed == (TaskPlaced.kind, result[f"t{number}"].text)
 
 
 async def test_nothing_begins_on_a_worker_before_its_place_is_stored(cluster: DaskCluster, tmp_path: Path) -> None:
@@ -169,7 +170,7 @@ async def test_a_worker_may_have_any_name(tmp_path: Path) -> None:
             assert [(one.name, one.problem) for one in await probe_hosts(reachable)] == [("gpu-box-1-a", None)]
         async with SQLiteStore(tmp_path / "runs.db") as store:
             result = await ParallelRunner(hosts.placed(functions.echo), store=store).run(tasks(1), "r")
-            (placed,) = await store.list_events("r", kind=EventKind.TASK_PLACED)
+            (placed,) = await store.list_events("r", kind=TaskPlaced.kind)
     assert (result.text, json.loads(placed.detail)) == ({"t0": "re: hello"}, {"place": "gpu-box-1-a"})
 
 

@@ -18,8 +18,9 @@ from anyio.to_thread import run_sync
 
 from plait import ParallelRunner, RunStatus, events
 from plait.backends.hosts.ssh import SSHHost, SSHHosts
+from plait.events import TaskCompleted
 from plait.hosts import DaskHosts
-from plait.persistence import AttemptRecord, EventKind
+from plait.persistence import AttemptRecord
 from tests.support.agents.outliving import RUN
 from tests.support.hosts import sshd
 from tests.support.hosts.agent import Agent
@@ -163,7 +164,7 @@ async def test_hosts_cut_off_for_longer_than_the_patience_cost_one_attempt_each(
                         allow(world, again)
             result = await run.result()
         attempts = await store.list_attempts(RUN)
-        completed = await store.list_events(RUN, kind=EventKind.TASK_COMPLETED)
+        completed = await store.list_events(RUN, kind=TaskCompleted.kind)
     assert Counter(placed.values()) == dict.fromkeys(NAMES, 2)
     lost = {task for task, place in placed.items() if place in CUT}
     assert again == lost

@@ -13,8 +13,8 @@ from plait import DAG, OpenQuestion, ParallelRunner, Retry, RunStatus, Task, Tas
 from plait.backends import FunctionBackend
 from plait.backends.hosts.probe import probe_hosts
 from plait.backends.hosts.ssh import SSHHost, SSHHosts
-from plait.events import TaskPlaced
-from plait.persistence import Batch, EventKind, MemoryStore, SQLiteStore
+from plait.events import TaskCompleted, TaskPlaced, TaskStarted
+from plait.persistence import Batch, MemoryStore, SQLiteStore
 from tests.support.hosts import functions
 from tests.support.hosts.world import PLAIT, HostFolder
 
@@ -40,8 +40,8 @@ async def test_each_place_is_stored_before_the_attempt_ends(world: HostFolder, t
             kinds.setdefault(event.task_id, []).append((event.kind, json.loads(event.detail).get("place")))
     for number in range(6):
         started, placed, completed = kinds[f"t{number}"]
-        assert (started[0], completed[0]) == (EventKind.TASK_STARTED, EventKind.TASK_COMPLETED)
-        assert placed[0] == EventKind.TASK_PLACED
+        assert (started[0], completed[0]) == (TaskStarted.kind, TaskCompleted.kind)
+        assert placed[0] == TaskPlaced.kind
         assert placed[1] in {"m1", "m2"}
     assert world.processes("m1") == world.processes("m2") == []
 

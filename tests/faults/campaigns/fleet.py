@@ -20,7 +20,8 @@ from pathlib import Path
 
 import anyio
 
-from plait.persistence.records import AttemptRecord, EventKind, RunRecord
+from plait.events import RunResumed
+from plait.persistence.records import AttemptRecord, RunRecord
 from plait.runner.cli.lookup import read_only_store
 from plait.runner.cli.options import store_place
 from plait.runner.domain.question import parse_time
@@ -155,7 +156,7 @@ async def _read(store: str) -> Facts:
             assert run is not None
             facts.runs[run.run_id] = run
             facts.attempts[run.run_id] = await opened.list_attempts(run.run_id)
-            told = await opened.list_events(run.run_id, kind=EventKind.RUN_RESUMED)
+            told = await opened.list_events(run.run_id, kind=RunResumed.kind)
             facts.resumed_at[run.run_id] = [parse_time(event.at) for event in told]
     return facts
 

@@ -21,7 +21,8 @@ import psutil
 
 from plait import ParallelRunner, RunResult, events
 from plait.backends.hosts.ssh import SSHHost, SSHHosts
-from plait.persistence import AttemptRecord, EventKind, EventRecord
+from plait.events import TaskCompleted
+from plait.persistence import AttemptRecord, EventRecord
 from plait.runner.run import Run
 from tests.faults.campaigns.planted import Shown, try_planted
 from tests.faults.campaigns.report import Report, Scale
@@ -69,7 +70,7 @@ class Round:
             async with runner.start(world.dag(), RUN) as run:
                 result = await self._follow(run)
             attempts = await store.list_attempts(RUN)
-            completed = await store.list_events(RUN, kind=EventKind.TASK_COMPLETED)
+            completed = await store.list_events(RUN, kind=TaskCompleted.kind)
         await world.until(lambda: not self._host_processes())
         return [*self._judge(result, attempts, completed)]
 

@@ -7,8 +7,9 @@ from collections import Counter
 from hashlib import sha256
 from typing import Any
 
+from plait.events import TaskCompleted, TasksAdded
 from plait.persistence import Store
-from plait.persistence.records import EventKind, TaskRecord
+from plait.persistence.records import TaskRecord
 from tests.faults.crashtest.cases import digest
 
 
@@ -29,10 +30,8 @@ async def snapshot(store: Store, run_id: str, *, whole: bool = False) -> dict[st
             said = await store.list_messages(run_id, task.task_id)
             held["tasks"][task.task_id]["said"] = [mark(message.content) for message in said]
         history = await store.list_events(run_id, limit=1_000_000)
-        held["completions"] = Counter(event.task_id for event in history if event.kind == EventKind.TASK_COMPLETED)
-        held["growths"] = Counter(
-            event.task_id for event in history if event.kind == EventKind.TASKS_ADDED and event.task_id
-        )
+        held["completions"] = Counter(event.task_id for event in history if event.kind == TaskCompleted.kind)
+        held["growths"] = Counter(event.task_id for event in history if event.kind == TasksAdded.kind and event.task_id)
     return held
 
 

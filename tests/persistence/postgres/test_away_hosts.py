@@ -7,7 +7,8 @@ import json
 from pathlib import Path
 
 from plait import ParallelRunner, PostgresStore, RunStatus, events
-from plait.persistence import EventKind, EventRecord
+from plait.events import HostAway
+from plait.persistence import EventRecord
 from plait.runner.operations.inspect import stored_away
 from tests.support.agents.outliving import RUN
 from tests.support.hosts.agent import Agent
@@ -18,7 +19,7 @@ from tests.support.stores.postgres import empty, worker_dsn
 async def stored(dsn: str) -> list[EventRecord]:
     """Return the events of hosts that are away, as another process reads them."""
     async with PostgresStore(dsn, mode="read") as store:
-        return list(await store.list_events(RUN, kind=EventKind.HOST_AWAY))
+        return list(await store.list_events(RUN, kind=HostAway.kind))
 
 
 async def test_a_host_that_is_away_and_back_is_stored(tmp_path: Path) -> None:

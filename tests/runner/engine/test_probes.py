@@ -13,8 +13,8 @@ import pytest
 from plait import DAG, ParallelRunner, Retry, Run, RunStatus, Task
 from plait.backends import BackendError, Conversation, ConversationRequest, ErrorKind, Output, Reply
 from plait.backends.protocol import Allowance
+from plait.events import BackendThrottled
 from plait.persistence import Store
-from plait.persistence.records import EventKind
 from plait.runner.scheduling.account import PROBES
 from tests.support.fakes import QuickClock
 from tests.support.remotes import dialect, make
@@ -201,9 +201,7 @@ async def test_refused_probes_are_followed_by_others_and_at_last_by_a_pause(refu
         for number in range(refused):
             assert scene.probe.prompt == f"t{8 + number:02}"
             await scene.probe.end(too_many(30.0 + number))
-        throttled = [
-            json.loads(event.detail) for event in await store.list_events("r", kind=EventKind.BACKEND_THROTTLED)
-        ]
+        throttled = [json.loads(event.detail) for event in await store.list_events("r", kind=BackendThrottled.kind)]
         if refused < PROBES:
             assert throttled == [], "the backend is not said to be throttled"
             assert len(scene.server.calls) == 5

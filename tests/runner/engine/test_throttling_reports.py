@@ -11,8 +11,8 @@ import pytest
 
 from plait import DAG, ParallelRunner, Retry, RunService, RunStatus, Task, TaskStatus, events
 from plait.backends import BackendError, ErrorKind
+from plait.events import BackendThrottled
 from plait.persistence import MemoryStore, Store
-from plait.persistence.records import EventKind
 from plait.runner.domain.question import parse_time
 from plait.runner.engine.retry import Delays
 from tests.support.fakes import QuickClock, Talker
@@ -79,7 +79,7 @@ async def test_a_limit_of_a_week_is_a_wait_and_one_task_goes_first(store: Store)
     assert (goes_on.until, goes_on.slots, goes_on.total) == (None, 1, 4), "a probe"
     assert [one.until for one in rest] == [None] * len(rest)
     assert (rest[-1].slots, rest[-1].total) == (4, 4)
-    stored = await store.list_events("r", kind=EventKind.BACKEND_THROTTLED)
+    stored = await store.list_events("r", kind=BackendThrottled.kind)
     assert [json.loads(one.detail)["until"] for one in stored] == [one.until for one in throttled]
 
 

@@ -13,7 +13,7 @@ from plait.errors import RunNotFound, RunNotResumable, StoreRequired
 from plait.events import NewTask, RunClaimed, RunCreated, RunReleased
 from plait.persistence import Batch, MemoryStore, Note, NoteRecord, Store, StoreError
 from plait.persistence.contract.samples import run_becomes
-from plait.persistence.records import EventKind, EventRecord
+from plait.persistence.records import EventRecord
 from plait.results import ResumeAction
 from plait.runner.state.owner import claim_for_this_process, unregister
 from tests.runner.operations.test_cancel_run import CHAIN, Scene
@@ -235,7 +235,7 @@ async def test_what_cannot_be_cancelled(store: Store) -> None:
 async def test_a_request_from_before_an_end_is_void_and_a_later_one_is_not(store: Store, *, again: bool) -> None:
     class SmallPages(FaultyStore):
         async def list_events(
-            self, run_id: str, after: int = 0, limit: int = 1000, kind: EventKind | None = None
+            self, run_id: str, after: int = 0, limit: int = 1000, kind: str | None = None
         ) -> tuple[EventRecord, ...]:
             return await super().list_events(run_id, after, min(limit, 2), kind)
 

@@ -16,7 +16,7 @@ from anyio.to_thread import run_sync
 pytest.importorskip("distributed")
 
 from plait import RunStatus, TaskStatus, events
-from plait.persistence import EventKind
+from plait.events import HostAway
 from tests.support.agents.outliving import RUN
 from tests.support.hosts.dask_outliving import DaskWorld
 
@@ -160,7 +160,7 @@ async def test_a_worker_that_is_away_for_too_long_loses_its_attempts_and_ends_th
                         await world.until(lambda: len(world.alive()) == 4)
                         world.allow("go")
             result = await run.result()
-            away = [json.loads(one.detail) for one in await store.list_events(RUN, kind=EventKind.HOST_AWAY)]
+            away = [json.loads(one.detail) for one in await store.list_events(RUN, kind=HostAway.kind)]
         assert (result.status, len(world.turns), world.alive()) == (RunStatus.COMPLETED, 4 + len(lost), [])
         assert (away[0]["host"], away[0]["tasks"], away[0]["since"] is None) == (host, lost, False)
         assert (away[-1]["tasks"], away[-1]["since"], away[-1]["reason"] != "") == ([], None, True)

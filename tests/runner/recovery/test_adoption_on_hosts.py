@@ -11,7 +11,7 @@ import pytest
 
 from plait import RunStatus, TaskStatus, events
 from plait.backends.hosts.slots import Slots
-from plait.persistence import EventKind
+from plait.events import TaskPlaced
 from plait.results import ResumeAction
 from plait.runner.engine.attempt import INTERRUPTED
 from tests.support.agents.outliving import RUN
@@ -93,7 +93,7 @@ async def test_a_host_that_is_away_for_too_long_loses_its_attempts_and_ends_them
         async for event in run.events():
             told.append(event)
             if not lost and await world.all_told(event, COUNT):
-                placed = busy_hosts(await store.list_events(RUN, kind=EventKind.TASK_PLACED))
+                placed = busy_hosts(await store.list_events(RUN, kind=TaskPlaced.kind))
                 away = name = next(iter(placed))
                 lost = placed[away]
                 world.hosts.set_away(away)
@@ -176,7 +176,7 @@ async def test_an_agent_that_ended_with_its_host_process_goes_on_in_its_session_
     world.allow("go")
     async with world.store() as store:
         result = await world.runner(store).resume(RUN)
-        placed = busy_hosts(await store.list_events(RUN, kind=EventKind.TASK_PLACED))
+        placed = busy_hosts(await store.list_events(RUN, kind=TaskPlaced.kind))
         (task,) = await store.list_tasks(RUN)
     assert (result["a"].attempts, world.said) == (2, ["work [[until go]]", INTERRUPTED])
     assert {turn["session"] for turn in world.turns} == {world.turns[0]["session"]}
@@ -193,7 +193,7 @@ async def test_a_task_that_continues_another_goes_to_the_host_with_the_session(t
     )
     async with world.opened_store() as store:
         result = await world.runner(store).run(world.dag(), RUN)
-        placed = busy_hosts(await store.list_events(RUN, kind=EventKind.TASK_PLACED))
+        placed = busy_hosts(await store.list_events(RUN, kind=TaskPlaced.kind))
     assert result.status is RunStatus.COMPLETED
     for tasks in placed.values():
         assert {task.removesuffix("-2") for task in tasks} == {task for task in tasks if not task.endswith("-2")}

@@ -20,8 +20,9 @@ from anyio.to_thread import run_sync
 
 from plait import ParallelRunner, RunResult, events
 from plait.backends.hosts.placed import HostBackend
+from plait.events import TaskPlaced
 from plait.hosts import DaskHosts
-from plait.persistence import EventKind, SQLiteStore
+from plait.persistence import SQLiteStore
 from tests.support.agents.outliving import RUN, dag_of
 from tests.support.hosts.agent import Agent
 from tests.support.hosts.dask_cluster import DaskCluster
@@ -103,7 +104,7 @@ class DaskWorld(PlacedWorld):
                 if isinstance(event, events.SessionOpened):
                     opened.add(event.task_id)
                 if len(opened) == count and not place:
-                    (place, *_) = busy_hosts(await store.list_events(RUN, kind=EventKind.TASK_PLACED))
+                    (place, *_) = busy_hosts(await store.list_events(RUN, kind=TaskPlaced.kind))
                     await run_sync(self.kill_part, part, place)
                 if place and isinstance(event, events.TaskOutput) and event.text.startswith(f"waiting for {place}"):
                     self.allow("go")

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import anyio
 
 from plait.persistence import Batch, Note, NoteRecord, Store, StoreError
-from plait.persistence.records import AttemptRecord, EventKind, EventRecord, MessageRecord, RunRecord, TaskRecord
+from plait.persistence.records import AttemptRecord, EventRecord, MessageRecord, RunRecord, TaskRecord
 
 T = TypeVar("T")
 
@@ -106,7 +106,7 @@ class FaultyStore:
         return await self._call("list_messages", lambda: self.inner.list_messages(run_id, task_id))
 
     async def list_events(
-        self, run_id: str, after: int = 0, limit: int = 1000, kind: EventKind | None = None
+        self, run_id: str, after: int = 0, limit: int = 1000, kind: str | None = None
     ) -> tuple[EventRecord, ...]:
         return await self._call("list_events", lambda: self.inner.list_events(run_id, after, limit, kind))
 

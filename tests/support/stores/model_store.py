@@ -20,7 +20,6 @@ from plait.persistence import rules
 from plait.persistence.records import (
     AttemptRecord,
     Batch,
-    EventKind,
     EventRecord,
     MessageRecord,
     Note,
@@ -110,7 +109,7 @@ class StagedRun:
                 pass
         if change.shown:
             at, kind, task_id, attempt, detail = events.columns_of(change)
-            self._events.append(EventRecord(seq, at, EventKind(kind), task_id, attempt, detail))
+            self._events.append(EventRecord(seq, at, kind, task_id, attempt, detail))
 
     def _create_run(self, change: events.RunCreated) -> None:
         self._add_tasks(change.tasks)
@@ -321,7 +320,7 @@ class ModelStore:
         return tuple(replace(message, position=position) for position, message in enumerate(kept))
 
     async def list_events(
-        self, run_id: str, after: int = 0, limit: int = 1000, kind: EventKind | None = None
+        self, run_id: str, after: int = 0, limit: int = 1000, kind: str | None = None
     ) -> tuple[EventRecord, ...]:
         run = self.runs.get(run_id)
         if run is None:

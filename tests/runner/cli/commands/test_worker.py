@@ -14,7 +14,8 @@ import anyio
 import pytest
 
 from plait import SQLiteStore
-from plait.persistence.records import AttemptRecord, EventKind, RunRecord
+from plait.events import BackendThrottled, RunResumed
+from plait.persistence.records import AttemptRecord, RunRecord
 from plait.runner.domain.question import parse_time
 from tests.support.processes import fleet
 from tests.support.processes.command import plait_here
@@ -90,7 +91,7 @@ def attempts(folder: Path, run_id: str) -> tuple[AttemptRecord, ...]:
 def resumed_at(folder: Path, run_id: str) -> float:
     async def read() -> float:
         async with SQLiteStore(folder / STORE, mode="read") as store:
-            (event,) = await store.list_events(run_id, kind=EventKind.RUN_RESUMED)
+            (event,) = await store.list_events(run_id, kind=RunResumed.kind)
             return parse_time(event.at)
 
     return anyio.run(read)
@@ -306,7 +307,7 @@ def test_what_one_run_is_refused_holds_for_the_other_run_of_the_worker(folder: P
         both = {submit(folder, key) for key in "12"}
 
         def paused() -> set[str]:
-            return {run_id for run_id in both if has_event(folder, run_id, EventKind.BACKEND_THROTTLED)}
+            return {run_id for run_id in both if has_event(folder, run_id, BackendThrottled.kind)}
 
         with worker(folder) as member:
             until(lambda: bool(paused()))
@@ -319,7 +320,7 @@ def test_what_one_run_is_refused_holds_for_the_other_run_of_the_worker(folder: P
         assert paused() == both, "each of them says why it waits"
 
 
-def has_event(folder: Path, run_id: str, kind: EventKind) -> bool:
+def has_event(folder: Path, run_id: str, kind: str) -> bool:
     async def read() -> bool:
         async with SQLiteStore(folder / STORE, mode="read") as store:
             return bool(await store.list_events(run_id, kind=kind))
