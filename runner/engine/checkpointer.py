@@ -67,18 +67,6 @@ NOT_STORED = "not_stored"
 _LONGEST_REASON = 1000
 _ENDS_OF_ATTEMPTS = events.TaskCompleted | events.TaskFailed | events.TaskRetried | events.TaskWaiting
 _ENDS_OF_RUNS = events.RunCompleted | events.RunFailed | events.RunWaitingInput | events.RunInterrupted
-_INFORMATIVE = frozenset(
-    {
-        events.SessionOpened,
-        events.TaskAdopted,
-        events.TaskPlaced,
-        events.NodeStarted,
-        events.BackendThrottled,
-        events.HostAway,
-        LeaseRenewed,
-    }
-)
-"""The changes without which the stored statuses are still those of the executor."""
 
 
 class _Unit:
@@ -357,7 +345,7 @@ class Checkpointer:
             changes = [change for unit in head for change in unit.changes]
             self._unbegun |= {unit.event.task_id for unit in head if isinstance(unit.event, events.TaskStarted)}
             self._record_loss(error, len(changes))
-            if _INFORMATIVE.issuperset(map(type, changes)):
+            if all(change.informs for change in changes):
                 return
         self._has_diverged = True
         self._forget_unbegun([*self._unstored, *(unit for group in self._groups for unit in group.units)])

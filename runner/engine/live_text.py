@@ -9,8 +9,6 @@ import anyio
 
 from plait import events
 
-_UNDER_WAY = (events.TaskStarted, events.TaskOutput, events.SessionOpened, events.NodeStarted)
-
 
 @dataclass(frozen=True, slots=True)
 class TextPiece:
@@ -56,7 +54,7 @@ class LiveText:
         """
         if not isinstance(event, events.TaskEvent):
             return
-        if not isinstance(event, _UNDER_WAY):
+        if not event.informs and not isinstance(event, events.TaskStarted | events.TaskOutput):
             self._texts.pop(event.task_id, None)
         elif isinstance(event, events.TaskOutput) and event.output == "text" and event.text:
             text = self._texts.get(event.task_id)

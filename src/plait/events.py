@@ -70,6 +70,8 @@ class Event:
     """The fields that the detail of a stored event leaves out: columns, and what was asked and answered."""
     stored: ClassVar[bool] = True
     """Whether the event has a change number. One that has none is told to listeners alone."""
+    informs: ClassVar[bool] = False
+    """Whether the event changes nothing that is known of a status: all goes on as if it were lost."""
     shown: ClassVar[bool] = True
     """Whether the event is a part of the history, and told to listeners. One that is not is stored alone."""
     at: str
@@ -109,6 +111,7 @@ class LeaseRenewed(Event):
     """Prolong the lease of the owner."""
 
     kind: ClassVar[str] = "lease_renewed"
+    informs: ClassVar[bool] = True
     shown: ClassVar[bool] = False
     lease_expires_at: float
     """Unix time in seconds."""
@@ -203,6 +206,7 @@ class BackendThrottled(Event):
     """A backend is paused after a rate limit or an overload, may be called again, or has all its slots again."""
 
     kind: ClassVar[str] = "backend_throttled"
+    informs: ClassVar[bool] = True
     backend: str
     until: str | None
     """The end of the pause; None if the backend is not paused."""
@@ -221,6 +225,7 @@ class HostAway(Event):
     """Tasks wait for a host that is away, or no task waits for the host any longer."""
 
     kind: ClassVar[str] = "host_away"
+    informs: ClassVar[bool] = True
     host: str
     """The name of the host."""
     since: str | None
@@ -314,6 +319,7 @@ class TaskAdopted(TaskStarted):
     """This process follows an attempt that a process which has died began: the turn outlived the process."""
 
     kind: ClassVar[str] = "task_adopted"
+    informs: ClassVar[bool] = True
 
 
 @value
@@ -321,6 +327,7 @@ class TaskPlaced(TaskEvent):
     """A host has a slot for the attempt, and the attempt begins there."""
 
     kind: ClassVar[str] = "task_placed"
+    informs: ClassVar[bool] = True
     place: str
     """The name of the host."""
     interrupted: bool = False
@@ -332,6 +339,7 @@ class SessionOpened(TaskEvent):
     """The id of the conversation became known during the turn, or the backend confirmed the chosen id."""
 
     kind: ClassVar[str] = "session_opened"
+    informs: ClassVar[bool] = True
     session_id: str
 
 
@@ -340,6 +348,7 @@ class NodeStarted(TaskEvent):
     """A node of the task's graph begins. Nodes of nested graphs are not reported."""
 
     kind: ClassVar[str] = "node_started"
+    informs: ClassVar[bool] = True
     node: str
     """The name of the node."""
 

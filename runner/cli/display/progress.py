@@ -131,7 +131,7 @@ class Progress:
             self.degraded = None
 
     def _apply_task_event(self, event: events.TaskEvent) -> None:
-        if isinstance(event, events.SessionOpened | events.TaskPlaced):
+        if event.informs:
             return
         underway = self.running.pop(event.task_id, None)
         if isinstance(event, _Billed):
