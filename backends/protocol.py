@@ -8,7 +8,7 @@ from __future__ import annotations
 from base64 import b64encode
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import field
+from dataclasses import field, fields
 from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
 
@@ -127,6 +127,8 @@ class ModelOptions:
         )
 
 
+MODEL_SETTINGS = tuple(one.name for one in fields(ModelOptions))
+"""The names of the settings of the model that a task may have."""
 OWN_OPTIONS = ModelOptions()
 """The options of a task that leaves all settings to its backend."""
 

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import cast
 
+from plait.backends.protocol import MODEL_SETTINGS
 from plait.json_form import JsonInput, JsonValue
 from plait.persistence.records import RunRecord, TaskRecord
 from plait.runner.cli.backends import BackendOptions, backend_set_of_file
@@ -26,8 +27,8 @@ from plait.statuses import TaskStatus
 _MOST_NAMED = 5
 _FIELDS = {
     **{name: name for name in ("prompt", "backend", "continues", "failure_mode", "retry", "timeout", "output_schema")},
-    **{name: name for name in ("weight", "for_each", "at_most_once", "metadata", "when", "model", "system")},
-    **{name: name for name in ("temperature", "files", "cache")},
+    **{name: name for name in ("weight", "for_each", "at_most_once", "metadata", "when", *MODEL_SETTINGS)},
+    **{name: name for name in ("files", "cache")},
     "adds_tasks": "output",
 }
 """Fields of a task, with their names in a plan file."""

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from plait.backends.protocol import OWN_OPTIONS, AdjustableBackend, Backend, FileBackend, OptionalPromptBackend
+from plait.backends.protocol import (
+    MODEL_SETTINGS,
+    OWN_OPTIONS,
+    AdjustableBackend,
+    Backend,
+    FileBackend,
+    OptionalPromptBackend,
+)
 from plait.errors import BackendMissing, DAGError, Problem
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.policy import Policy
@@ -83,7 +90,7 @@ def unfit_settings(task: Task, name: str, backend: Backend, position: int) -> It
     """
     if task.options is not OWN_OPTIONS:
         known = backend.adjustable if isinstance(backend, AdjustableBackend) else ()
-        for setting in ("model", "system", "temperature"):
+        for setting in MODEL_SETTINGS:
             if getattr(task, setting) is not None and setting not in known:
                 yield Problem(no_such_setting(name, setting, known), task.id, setting, None, position)
     if not (task.files or task.prompt.strip() or _takes_no_prompt(backend)):

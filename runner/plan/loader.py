@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ValidationError
 
+from plait.backends.protocol import MODEL_SETTINGS
 from plait.errors import DAGError, PlanError, PlanProblem
 from plait.json_form import JsonValue
 from plait.runner.domain.dag import DAG, nearest
@@ -267,7 +268,7 @@ def _check_settings(part: PlanPart, source: Source) -> None:
         if name not in part.backends:
             continue
         known = part.backends[name].adjustable
-        for setting in ("model", "system", "temperature"):
+        for setting in MODEL_SETTINGS:
             if getattr(task, setting) is not None and setting not in known:
                 message = no_such_setting(name, setting, known)
                 source.problems.append(source.problem(("tasks", index, setting), message))

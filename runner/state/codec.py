@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import Any, cast
 
 from plait import events
+from plait.backends.protocol import MODEL_SETTINGS
 from plait.backends.text import clean_text
 from plait.dialogue import Message
 from plait.errors import StoreError
@@ -97,7 +98,7 @@ def _spec(task: Task) -> str:
         spec["aliases"] = task.aliases
     if task.metadata:
         spec["metadata"] = task.metadata
-    spec |= _set(task, "at_most_once", "for_each", "adds_tasks", "when", "model", "system", "temperature", "cache")
+    spec |= _set(task, "at_most_once", "for_each", "adds_tasks", "when", *MODEL_SETTINGS, "cache")
     if task.files:
         spec["files"] = [[file.path, file.sha256] for file in task.files if isinstance(file, TaskFile)]
     return to_json(spec) if spec else "{}"

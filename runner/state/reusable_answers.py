@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
+from plait.backends.protocol import MODEL_SETTINGS
 from plait.backends.text import clean_text
 from plait.errors import TaskNotFound, nearest
 from plait.events import AttemptId
@@ -247,7 +248,7 @@ def _key_behind(
 def settings_of(task: Task) -> list[Any]:
     """Return the settings of the task that determine an answer, beside the prompt and the backend."""
     files = [[file.name, file.sha256] for file in task.files if isinstance(file, TaskFile)]
-    return [task.output_schema, task.metadata, [task.model, task.system, task.temperature], files]
+    return [task.output_schema, task.metadata, [getattr(task, name) for name in MODEL_SETTINGS], files]
 
 
 def task_identity(state: ReadableState, position: int) -> list[Any]:
