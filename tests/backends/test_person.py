@@ -53,8 +53,3 @@ def test_it_is_had_from_a_plan(tmp_path: Path) -> None:
     backend = build(PersonSpec(kind="person", default=[1], deadline=5), folder=tmp_path)
     assert isinstance(backend, PersonBackend)
     assert (backend.default, backend.deadline) == ([1], 5)
-
-
-async def test_nobody_is_asked_nothing() -> None:
-    result = await ParallelRunner(PersonBackend()).run(DAG([Task("a", " ")]))
-    assert (result["a"].error_kind, "the prompt is empty" in (result["a"].error or "")) == ("invalid_request", True)
