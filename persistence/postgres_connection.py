@@ -68,7 +68,8 @@ ALTER TABLE runs ADD written_at TIMESTAMPTZ NOT NULL DEFAULT clock_timestamp(), 
 ALTER TABLE runs SET (fillfactor = 50);
 ALTER TABLE tasks SET (fillfactor = 50);
 -- After many small runs the server would expect few rows in a large one, and read all of them for each task.
-ALTER TABLE tasks ALTER run_id SET (n_distinct = 1), ALTER position SET (n_distinct = -1), ALTER task_id SET (n_distinct = -1);
+ALTER TABLE tasks ALTER run_id SET (n_distinct = 1), ALTER position SET (n_distinct = -1),
+    ALTER task_id SET (n_distinct = -1);
 ALTER TABLE attempts ALTER run_id SET (n_distinct = 1), ALTER position SET (n_distinct = -1);
 ALTER TABLE messages ALTER run_id SET (n_distinct = 1), ALTER position SET (n_distinct = -1);
 -- One row: the format of the tables, and the id of this store, which names the folder of agents' files.
