@@ -169,11 +169,13 @@ def start_cluster(demo: Demo) -> None:
 
 def all_ready(demo: Demo) -> bool:
     """Return whether each worker is ready. Print the workers when they are."""
-    command = [BIN / "plait", "doctor", "--hosts", "plan.json"]
+    command = [BIN / "plait", "doctor", "--hosts", "plan.json", "--json"]
     asked = subprocess.run(command, cwd=demo.folder, env=demo.environment, capture_output=True, text=True, check=False)
-    is_ready = asked.returncode == 0 and all(f" {name} " in asked.stdout for name in WORKERS)
+    hosts = json.loads(asked.stdout)["hosts"] if asked.stdout else []
+    is_ready = {host["name"] for host in hosts if host["problem"] is None} == set(WORKERS)
     if is_ready:
-        print(asked.stdout)
+        for host in hosts:
+            print(f"         {host['name']} is ready: {host['slots']} slots, plait {host['version']}")
     return is_ready
 
 

@@ -69,7 +69,10 @@ def _check_error(world: World, outcome: Outcome) -> None:
     if isinstance(error, RunOwned) and outcome.rival_ran:
         return
     if isinstance(error, OwnershipLost | RunOwned) or (
-        isinstance(error, PlaitError) and how in {"nothing", "rival"} and not world.is_cancelled
+        isinstance(error, PlaitError)
+        and not isinstance(error, StoreError)
+        and how in {"nothing", "rival"}
+        and not world.is_cancelled
     ):
         world.wrong(f"nobody else ran it, but {type(error).__name__}: {error}")
     if isinstance(error, StoreError) and not (story.faults and (outcome.resumed or story.strict)):
