@@ -53,7 +53,7 @@ _UNLISTED = {"host": "host:host_command"}
 """`plait run` starts `plait host` over ssh."""
 FORMER_WORDS = {
     "completion": "plait --completion SHELL",
-    "crashtest": "make crashtest, in a checkout of plait",
+    "crashtest": "make crashtest",
     "hosts": "plait doctor --hosts FILE",
     "orchestrate": "plait run --goal TEXT",
     "questions": "plait answer",
