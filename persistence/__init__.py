@@ -14,7 +14,6 @@ from plait.errors import (
     StoreUnusable,
 )
 from plait.events import (
-    AttemptId,
     BackendThrottled,
     Event,
     HostAway,
@@ -60,7 +59,6 @@ if TYPE_CHECKING:
     from plait.persistence.postgres_store import PostgresStore
 
 __all__ = [
-    "AttemptId",
     "AttemptRecord",
     "AttemptStatus",
     "BackendThrottled",

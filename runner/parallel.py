@@ -469,7 +469,7 @@ class ParallelRunner:
                 answers = await load_answers(config.store, reuse, answer_keys(config))
             cache = await load_cache(config.store, dag, answer_keys(config), config.clock.wall())
             at = iso(config.clock.wall())
-            created = run_created(at, run_id, dag, kept, None if reuse is None else reuse.like)
+            created = run_created(at, run_id, dag, kept)
             owner = claim_for_this_process(at)
             claim = RunClaimed(at, owner, config.clock.wall() + config.lease)
             first = (created, events.RunStarted(at, run_id))

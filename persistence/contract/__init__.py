@@ -13,7 +13,6 @@ pytest.register_assert_rewrite(
     "plait.persistence.contract.interrupts",
     "plait.persistence.contract.questions",
     "plait.persistence.contract.growth",
-    "plait.persistence.contract.copies",
     "plait.persistence.contract.notes",
     "plait.persistence.contract.durability",
 )

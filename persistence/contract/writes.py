@@ -27,7 +27,6 @@ from plait.events import (
     TaskStarted,
 )
 from plait.persistence import Batch, Conflict, Fenced, Gap, Note, Store, StoreError
-from plait.persistence.contract.copies import CopiesContract
 from plait.persistence.contract.durability import DurabilityContract
 from plait.persistence.contract.growth import GrowthContract
 from plait.persistence.contract.interrupts import InterruptsContract
@@ -101,7 +100,6 @@ class StoreContract(
     InterruptsContract,
     NotesContract,
     GrowthContract,
-    CopiesContract,
     QuestionsContract,
     UsageContract,
     DurabilityContract,

@@ -24,9 +24,8 @@ if TYPE_CHECKING:
 class Growth:
     """Adds tasks to one run.
 
-    `task_backends` lists each task's backend by position, and is extended in place. `backends` are those of
-    the runner. `default` is the backend of added tasks that name none. `like` is the run whose
-    answers are taken over.
+    `task_backends` lists each task's backend by position, and is extended in place. `backends` are those of the runner.
+    `default` is the backend of added tasks that name none.
     """
 
     def __init__(
@@ -39,7 +38,6 @@ class Growth:
         default: str,
         limits: GrowthLimits,
         stamp: Callable[[], str],
-        like: str | None = None,
     ) -> None:
         self._state = state
         self._scheduler = scheduler
@@ -48,7 +46,6 @@ class Growth:
         self._default = default
         self._limits = limits
         self._stamp = stamp
-        self._like = like
 
     def from_reply(self, task: Task, reply: Reply) -> list[events.Event]:
         """Add the tasks in the reply of `task`, which is about to complete. Return the events.
@@ -88,7 +85,7 @@ class Growth:
         start, names, added = len(self._state.dag), list[str](), None
         if not too_many:
             try:
-                added = self._state.add_tasks(tasks, added_by, self._stamp(), self._like)
+                added = self._state.add_tasks(tasks, added_by, self._stamp())
                 names = self._backends_of(tasks)
             except DAGError as error:
                 problems += error.problems

@@ -267,7 +267,6 @@ async def _execute(
         default=config.default,
         limits=config.growth.within(run.state.dag.growth),
         stamp=stamp,
-        like=None if run.answers is None else run.answers.run_id,
     )
     policy_driver = None
     if run.policy is not None:

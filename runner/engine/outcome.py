@@ -227,7 +227,6 @@ class OutcomeHandler:
             found.data_json,
             session_id=session,
             turn=found.messages or prompt,
-            taken_from=found.attempt,
         )
         self._scheduler.finish(position, TaskStatus.COMPLETED)
         return [started, completed, *([self._growth.add(found.adds, task.id)] if found.adds else [])]

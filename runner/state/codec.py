@@ -35,14 +35,12 @@ def to_json(value: Any) -> str:
     return text if text == clean_text(text) else json.dumps(value, separators=(",", ":"))
 
 
-def run_created(
-    at: str, run_id: str, dag: DAG, settings: Mapping[str, JsonInput], like: str | None = None
-) -> events.RunCreated:
+def run_created(at: str, run_id: str, dag: DAG, settings: Mapping[str, JsonInput]) -> events.RunCreated:
     """Return the event that stores the run with its whole DAG."""
     kept: dict[str, Any] = {**settings, "format": SETTINGS_FORMAT, "inputs": dag.inputs}
     if dag.growth is not None:
         kept["growth"] = asdict(dag.growth)
-    return events.RunCreated(at, run_id, dag.name, to_json(kept), tuple(map(new_task, dag)), like)
+    return events.RunCreated(at, run_id, dag.name, to_json(kept), tuple(map(new_task, dag)))
 
 
 def encode_event(event: events.Event) -> tuple[events.Event, ...]:

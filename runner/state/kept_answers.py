@@ -16,7 +16,6 @@ from plait.backends.answers.reader import read_answer
 from plait.backends.answers.schema import Mismatch, Schema
 from plait.dialogue import Message
 from plait.errors import BackendError, PlaitError
-from plait.events import AttemptId
 from plait.json_form import JsonValue
 from plait.runner.domain.groups import group_of
 from plait.runner.domain.task import Task
@@ -184,7 +183,4 @@ async def _kept_answer(run: StoredRun, position: int, *, adds: bool, asked: bool
     added: tuple[Task, ...] = ()
     if adds and task.for_each is None and state.has_added(position):
         added = tuple(one for place, one in enumerate(state.dag) if state.added_by(place) == task.id)
-    attempt = AttemptId(run.record.run_id, task.id, record.attempt)
-    return ReusableAnswer(
-        result.text, result.data, record.data, prompt, messages, added, record.session_id, source, attempt
-    )
+    return ReusableAnswer(result.text, result.data, record.data, prompt, messages, added, record.session_id, source)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from plait.dialogue import Message
-from plait.events import AttemptId
 from plait.json_form import JsonValue
 from plait.runner.domain.task import Task
 
@@ -27,5 +26,3 @@ class ReusableAnswer:
     """The backend's id of the conversation, for a backend that can fork the session."""
     source: str | None = None
     """The source of the answer, for display; None for the earlier run."""
-    attempt: AttemptId | None = None
-    """The attempt that gave the answer; None for an answer given by a person."""

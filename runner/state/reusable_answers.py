@@ -15,7 +15,6 @@ from typing import Any, cast
 from plait.backends.protocol import MODEL_SETTINGS
 from plait.backends.text import clean_text
 from plait.errors import TaskNotFound, nearest
-from plait.events import AttemptId
 from plait.json_form import JsonValue
 from plait.persistence.protocol import Store
 from plait.runner.domain.groups import group_of
@@ -158,8 +157,7 @@ async def stored_answer(run: StoredRun, position: int, prompt: str) -> ReusableA
     record, result = run.tasks[position], run.state.results[position]
     if run.state.dag.tasks[position].files:
         prompt = await sent_prompt(run, position)
-    attempt = AttemptId(run.record.run_id, record.task_id, record.attempt)
-    return ReusableAnswer(result.text, result.data, record.data, prompt, attempt=attempt)
+    return ReusableAnswer(result.text, result.data, record.data, prompt)
 
 
 def stored_answer_keys(run: StoredRun) -> Mapping[str, JsonValue]:

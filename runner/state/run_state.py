@@ -94,12 +94,10 @@ class RunState(ReadableState):
         *,
         turn: tuple[Message, ...] | str = (),
         earlier_messages: tuple[Message, ...] = (),
-        taken_from: events.AttemptId | None = None,
     ) -> events.TaskCompleted:
         """Complete the task with `reply`, and keep the conversation in memory until `settle_conversation`.
 
-        `turn` and `taken_from` are as in TaskCompleted; `earlier_messages` holds the messages of earlier attempts in
-        the conversation.
+        `turn` is as in TaskCompleted; `earlier_messages` holds the messages of earlier attempts in the conversation.
         """
         task, number, usage = self.dag.tasks[position], self._attempts[position], reply.usage
         self._finish(
@@ -113,9 +111,7 @@ class RunState(ReadableState):
         elif task.for_each is None:  # a task that only gathers has no conversation
             messages = reply.turn(turn) if isinstance(turn, str) else turn
             self._conversations[position] = History(session_id, (*earlier_messages, *messages), self.history(task))
-        return events.TaskCompleted(
-            at, task.id, number, reply.text, data_json, usage, duration_s, session_id, turn, taken_from
-        )
+        return events.TaskCompleted(at, task.id, number, reply.text, data_json, usage, duration_s, session_id, turn)
 
     def fail(
         self,
@@ -278,9 +274,7 @@ class RunState(ReadableState):
         if position in self._continuations:
             self._consume_continuation(position)
 
-    def add_tasks(
-        self, tasks: Sequence[Task], added_by: str | None, at: str, like: str | None = None
-    ) -> events.TasksAdded:
+    def add_tasks(self, tasks: Sequence[Task], added_by: str | None, at: str) -> events.TasksAdded:
         """Add `tasks` as pending. Raise DAGError and change nothing if the DAG refuses the tasks."""
         start = len(self.dag)
         self.dag.extend(tasks)
@@ -290,7 +284,7 @@ class RunState(ReadableState):
             self._note_added(position, added_by)
             if task.continues is not None:
                 self._continued[self.dag.position(task.continues)] += 1
-        return events.TasksAdded(at, tuple(map(new_task, tasks)), added_by, like)
+        return events.TasksAdded(at, tuple(map(new_task, tasks)), added_by)
 
     def withdraw_tasks(self, start: int) -> None:
         """Undo the last `add_tasks`, which began at position `start`. To be called before the event is submitted."""

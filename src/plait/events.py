@@ -9,20 +9,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import ClassVar, Final, Literal, NamedTuple, TypeAlias
+from typing import ClassVar, Final, Literal, TypeAlias
 
 from plait.dialogue import Message
 from plait.json_form import JsonValue, as_json, parsed, parsed_object, value
 from plait.statuses import RunStatus, TaskStatus
 from plait.usage import NO_USAGE, Usage
-
-
-class AttemptId(NamedTuple):
-    """An attempt of any run of the store."""
-
-    run_id: str
-    task_id: str
-    attempt: int
 
 
 @value
@@ -57,7 +49,7 @@ class NewTask:
 
 
 _COLUMNS = frozenset({"at", "run_id", "task_id", "attempt"})
-_OF_THE_ANSWER = _COLUMNS | {"text", "data_json", "duration_s", "turn", "session_id", "taken_from"}
+_OF_THE_ANSWER = _COLUMNS | {"text", "data_json", "duration_s", "turn", "session_id"}
 _OF_THE_ATTEMPT = _COLUMNS | {"error", "usage", "duration_s", "messages", "traceback"}
 
 
@@ -83,7 +75,7 @@ class RunCreated(Event):
     """The run and its whole DAG are stored, as queued. Always the first event."""
 
     kind: ClassVar[str] = "run_created"
-    left_out: ClassVar[frozenset[str]] = _COLUMNS | {"name", "settings", "tasks", "like"}
+    left_out: ClassVar[frozenset[str]] = _COLUMNS | {"name", "settings", "tasks"}
     run_id: str
     name: str
     """The name for people; need not be unique."""
@@ -91,8 +83,6 @@ class RunCreated(Event):
     """JSON that the store never reads."""
     tasks: tuple[NewTask, ...]
     """In the order of their positions, which count from 0."""
-    like: str | None = None
-    """The run whose answers are taken over; None for a run of its own."""
 
 
 @value
@@ -154,13 +144,11 @@ class TasksAdded(Event):
     """Tasks were added to the run."""
 
     kind: ClassVar[str] = "tasks_added"
-    left_out: ClassVar[frozenset[str]] = _COLUMNS | {"tasks", "added_by", "like"}
+    left_out: ClassVar[frozenset[str]] = _COLUMNS | {"tasks", "added_by"}
     tasks: tuple[NewTask, ...]
     """May depend on existing tasks and on each other."""
     added_by: str | None = None
     """The id of the task whose answer or expansion added the tasks; None for the policy of the run."""
-    like: str | None = None
-    """The run whose answers are taken over; None for a run of its own."""
 
 
 @value
@@ -390,7 +378,6 @@ class TaskCompleted(TaskEvent):
         "duration_s",
         "turn",
         "session_id",
-        "taken_from",
     }
     text: str
     data_json: str | None = None
@@ -402,8 +389,6 @@ class TaskCompleted(TaskEvent):
     """The messages of the turn; the prompt alone if the turn consists of the prompt and `text` (true for most
     tasks).
     """
-    taken_from: AttemptId | None = None
-    """The attempt whose answer was taken over; None for an answer of its own."""
 
     @property
     def data(self) -> JsonValue:

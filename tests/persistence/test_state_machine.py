@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from plait.events import (
-    AttemptId,
     BackendThrottled,
     Event,
     HostAway,
@@ -167,10 +166,9 @@ class StoreMachine(RuleBasedStateMachine):
             shutil.copy(f"{self.path}{end}", f"{copy}{end}")
         return copy
 
-    @rule(run_id=st.sampled_from(RUNS), like=st.sampled_from([None, *RUNS]))
-    def create(self, run_id: str, like: str | None) -> None:
-        created = replace(OPENING[0], like=like)  # type: ignore[call-arg]
-        self.write(Batch(run_id, 0, 1, (created, *OPENING[1:])))
+    @rule(run_id=st.sampled_from(RUNS))
+    def create(self, run_id: str) -> None:
+        self.write(Batch(run_id, 0, 1, OPENING))
 
     @rule(run_id=st.sampled_from(RUNS), of=st.sampled_from(RUNS))
     def take_over(self, run_id: str, of: str) -> None:
@@ -182,10 +180,9 @@ class StoreMachine(RuleBasedStateMachine):
                 continue
             said = self.do(self.model.list_messages(of, there.task_id))
             prompts = [one.content for one in said if (one.attempt, one.role) == (there.attempt, "user")]
-            taken_from, prompt = AttemptId(of, there.task_id, there.attempt), prompts[-1] if prompts else None
+            prompt = prompts[-1] if prompts else None
             self.add(run_id, TaskStarted(at(6), task.task_id, task.attempt + 1, "reused"))
-            ended = TaskCompleted(at(6), task.task_id, task.attempt + 1, there.text, there.data, turn=prompt)
-            self.add(run_id, replace(ended, taken_from=taken_from))
+            self.add(run_id, TaskCompleted(at(6), task.task_id, task.attempt + 1, there.text, there.data, turn=prompt))
 
     @rule(run_id=st.sampled_from(RUNS), said=SAID)
     def change_prompts(self, run_id: str, said: str) -> None:
@@ -205,10 +202,9 @@ class StoreMachine(RuleBasedStateMachine):
         run_id=st.sampled_from(RUNS),
         tasks=st.lists(NEW_TASKS, max_size=3),
         by=st.sampled_from([None, *"aex"]),
-        like=st.sampled_from([None, *RUNS]),
     )
-    def grow(self, run_id: str, tasks: list[NewTask], by: str | None, like: str | None) -> None:
-        self.add(run_id, TasksAdded(at(6), tuple(tasks), by, like))
+    def grow(self, run_id: str, tasks: list[NewTask], by: str | None) -> None:
+        self.add(run_id, TasksAdded(at(6), tuple(tasks), by))
 
     @rule(run_id=st.sampled_from(RUNS), said=SAID)
     def decide(self, run_id: str, said: str) -> None:
