@@ -27,16 +27,16 @@ from plait.runner.log import logger
 from plait.runner.operations.answer_task import How
 from plait.runner.operations.await_answer import wait_for_answer
 from plait.runner.operations.create_run import create_run, with_policy
-from plait.runner.operations.find_runs import RunFilter, find_runs
-from plait.runner.operations.inspect import RunInfo, StoredEvent, history, look_up
-from plait.runner.operations.list_questions import WaitingTask, list_questions
-from plait.runner.operations.live_view import LiveView
-from plait.runner.operations.task_detail import TaskDetail, task_detail
 from plait.runner.parallel import ParallelRunner
 from plait.runner.recovery.preview import Preview
 from plait.runner.recovery.resume import ResumeOptions
 from plait.runner.run import Run
 from plait.runner.state.stored_run import stored_run
+from plait.runner.views.find_runs import RunFilter, find_runs
+from plait.runner.views.list_questions import WaitingTask, list_questions
+from plait.runner.views.live_view import LiveView
+from plait.runner.views.read_views import RunInfo, StoredEvent, history, look_up
+from plait.runner.views.task_detail import TaskDetail, task_detail
 from plait.statuses import RunStatus
 
 POLL_SECONDS = 0.2

@@ -17,7 +17,7 @@ from typing import IO, Any, NoReturn, TextIO
 import click
 
 from plait.errors import DAGError, PlaitError, PlanError, TurnNotStored
-from plait.runner.cli.display.text import visible
+from plait.runner.cli.terminal_output import visible
 
 COMPLETED = 0
 FAILED = 1

@@ -14,13 +14,13 @@ import anyio
 from plait import events
 from plait.errors import PlaitError, RunOwned, StoreError
 from plait.persistence.protocol import Store
-from plait.runner.cli.display.follow import stop_on_signal
 from plait.runner.cli.display.plain import PlainDisplay
-from plait.runner.cli.display.report import as_stored, store_failures
-from plait.runner.cli.display.text import as_line, counted, seconds
 from plait.runner.cli.exits import print_note
+from plait.runner.cli.follow_run import stop_on_signal
+from plait.runner.cli.run_report import as_stored, store_failures
 from plait.runner.cli.stored_backends import FileOptions
 from plait.runner.cli.stored_runners import StoredRunners
+from plait.runner.cli.terminal_output import as_line, counted, seconds
 from plait.runner.clock import Clock
 from plait.runner.run import Run
 from plait.runner.state.owner import LEASE_SECONDS

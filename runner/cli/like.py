@@ -15,8 +15,8 @@ from plait.backends.spec.agents import AgentSpec
 from plait.backends.spec.build import PersonSpec
 from plait.backends.spec.pydantic_ai import PydanticAISpec
 from plait.runner.cli.backends import BackendSet
-from plait.runner.cli.display.text import as_line
 from plait.runner.cli.exits import CliError, print_note
+from plait.runner.cli.terminal_output import as_line
 from plait.runner.operations.preview_reuse import ReuseAction, ReusePreview
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -18,16 +18,16 @@ from plait.persistence import SQLiteStore
 from plait.persistence.protocol import Store
 from plait.persistence.records import RunRecord, TaskRecord
 from plait.runner.cli.backends import read_plan_data
-from plait.runner.cli.display.text import age, as_line
 from plait.runner.cli.exits import CliError, print_note
 from plait.runner.cli.options import DEFAULT_STORE, ServerAddress, StorePlace, command_line, is_utf8
+from plait.runner.cli.terminal_output import age, as_line
 from plait.runner.domain.dag import nearest
 from plait.runner.domain.question import OpenQuestion, parse_time
-from plait.runner.operations.inspect import shown_status
-from plait.runner.operations.list_questions import waiting_tasks
 from plait.runner.state.owner import LEASE_SECONDS, Liveness, liveness
 from plait.runner.state.reusable_answers import is_try
 from plait.runner.state.stored_run import stored_run
+from plait.runner.views.list_questions import waiting_tasks
+from plait.runner.views.read_views import shown_status
 from plait.statuses import RunStatus
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import click
 
-from plait.runner.cli.display.text import command
 from plait.runner.cli.exits import CliError
+from plait.runner.cli.terminal_output import command
 from plait.runner.domain.concurrency import DEFAULT_CONCURRENCY
 
 if TYPE_CHECKING:

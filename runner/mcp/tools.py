@@ -16,8 +16,8 @@ import anyio
 from plait.errors import RunOwned, TaskNotFound
 from plait.json_form import JsonValue
 from plait.runner.clock import Clock
-from plait.runner.operations.inspect import RunInfo, TaskInfo
 from plait.runner.service import POLL_SECONDS, RunService
+from plait.runner.views.read_views import RunInfo, TaskInfo
 from plait.statuses import RunStatus, TaskStatus
 
 MOST_WAIT_S = 20.0

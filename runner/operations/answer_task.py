@@ -22,7 +22,14 @@ from plait.runner.engine.config import Config
 from plait.runner.engine.feed import Feed
 from plait.runner.engine.inbox import AnswerNote, answer_note, wake
 from plait.runner.recovery.adoption import with_detached_turns
-from plait.runner.recovery.answers import first_notes, given_answers, open_questions, question_of, too_late
+from plait.runner.recovery.answers import (
+    DECLARED_FAILED,
+    first_notes,
+    given_answers,
+    open_questions,
+    question_of,
+    too_late,
+)
 from plait.runner.recovery.lease import wait_for_expiry, with_lease
 from plait.runner.recovery.resume import owner_died
 from plait.runner.recovery.resume_plan import Evidence, ResumeAction, plan_resume
@@ -35,9 +42,6 @@ from plait.statuses import TaskStatus
 _LOOK_AGAIN_S = 0.2
 _RELEASE_S = 2.0
 """Seconds for which a decision waits for the owner of the run to release the run."""
-DECLARED_FAILED = "declared_failed"
-"""The error kind of a task that a person declared failed."""
-
 
 How: TypeAlias = Literal["done", "again", "fail"]
 

@@ -14,6 +14,9 @@ from plait.runner.log import logger
 from plait.runner.state.stored_run import StoredRun
 from plait.statuses import TaskStatus
 
+DECLARED_FAILED = "declared_failed"
+"""The error kind of a task that a person declared failed."""
+
 
 @dataclass(frozen=True, slots=True)
 class ReceivedAnswer:

@@ -13,8 +13,8 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
 from plait.errors import PlaitError
-from plait.runner.operations.live_view import LiveView, ViewChange
 from plait.runner.service import RunService
+from plait.runner.views.live_view import LiveView, ViewChange
 from plait.runner.web import schemas
 from plait.runner.web.json_body import StrictJsonRoute
 from plait.runner.web.security import problem

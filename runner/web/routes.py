@@ -17,9 +17,9 @@ from plait.backends.spec.build import BackendSpec
 from plait.errors import RunNotResumable, RunOwned
 from plait.json_form import JsonValue
 from plait.runner.engine.config import DEFAULT_BACKEND
-from plait.runner.operations.inspect import RunInfo, usage_as_json
-from plait.runner.operations.task_detail import TaskDetail
 from plait.runner.service import RunService
+from plait.runner.views.read_views import RunInfo, usage_as_json
+from plait.runner.views.task_detail import TaskDetail
 from plait.runner.web import schemas
 from plait.runner.web.errors import DOCUMENTED, DOCUMENTED_BESIDE_OTHERS, NothingLeft
 from plait.runner.web.json_body import StrictJsonRoute

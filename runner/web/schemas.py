@@ -14,8 +14,8 @@ from plait.runner.domain.waiting import WaitKind
 from plait.runner.engine.live_text import TextPiece
 from plait.runner.operations.answer_task import How
 from plait.runner.operations.create_run import MOST_KEY_CHARACTERS
-from plait.runner.operations.inspect import RunInfo, StoredEvent
 from plait.runner.policies.orchestrator.policy import Phase
+from plait.runner.views.read_views import RunInfo, StoredEvent
 from plait.statuses import AttemptStatus, RunStatus, TaskStatus
 
 MOST_SEQ = 2**53

@@ -16,7 +16,7 @@ from fastapi.sse import ServerSentEvent
 
 from plait.errors import RunNotFound, StoreError
 from plait.runner.engine.live_text import TextPiece
-from plait.runner.operations.inspect import StoredEvent
+from plait.runner.views.read_views import StoredEvent
 from plait.runner.web import schemas
 
 _RECONNECT_MS = 1000

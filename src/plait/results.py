@@ -6,10 +6,10 @@ from plait.runner.domain.question import OpenQuestion
 from plait.runner.domain.result import Degradation, ResumeSummary, RunResult, TaskResult
 from plait.runner.domain.waiting import WaitKind, WaitReason
 from plait.runner.operations.fork_run import Fork, ForkEdits
-from plait.runner.operations.inspect import RunInfo, StoredEvent, TaskInfo
 from plait.runner.operations.preview_reuse import ReuseAction, ReusePreview, ReuseStep
 from plait.runner.recovery.preview import Preview
 from plait.runner.recovery.resume_plan import ResumeAction, ResumeStep
+from plait.runner.views.read_views import RunInfo, StoredEvent, TaskInfo
 
 __all__ = [
     "Degradation",

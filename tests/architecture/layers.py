@@ -49,6 +49,7 @@ LAYERS: list[list[str]] = [
     ["runner.plan"],
     ["runner.engine"],
     ["runner.recovery"],
+    ["runner.views"],
     ["runner.operations"],
     ["runner.run"],
     ["runner.parallel"],

@@ -11,9 +11,8 @@ import click
 
 from plait.persistence.protocol import Store
 from plait.persistence.records import RunRecord, TaskRecord
+from plait.runner.cli import run_report
 from plait.runner.cli.backends import BackendSet
-from plait.runner.cli.display import report
-from plait.runner.cli.display.text import as_line, visible
 from plait.runner.cli.exits import COMPLETED, print_line, print_note
 from plait.runner.cli.lookup import (
     MAX_RUNS_SEARCHED,
@@ -33,11 +32,12 @@ from plait.runner.cli.options import (
     store_option,
 )
 from plait.runner.cli.stored_backends import inspecting_runner
+from plait.runner.cli.terminal_output import as_line, visible
 from plait.runner.domain.question import asking_of
-from plait.runner.operations.inspect import asks_as_json, shown_status
 from plait.runner.recovery.resume_plan import ResumeAction
 from plait.runner.state.codec import decode_task
 from plait.runner.state.owner import Liveness, liveness
+from plait.runner.views.read_views import asks_as_json, shown_status
 from plait.statuses import RUN_DONE, RunStatus, TaskStatus
 
 
@@ -115,7 +115,7 @@ async def answer_task(which: tuple[str, str], choice: AnswerChoice, path: StoreP
                 await runner.answer(record.run_id, task.task_id, choice.kind, choice.text)
         record = await find_run(store, record.run_id)
     if as_json:
-        report.print_json({"run_id": record.run_id, "task_id": task.task_id, "answer": choice.kind, "taken": taken})
+        run_report.print_json({"run_id": record.run_id, "task_id": task.task_id, "answer": choice.kind, "taken": taken})
         return COMPLETED
     said = choice.text if choice.kind == "value" else choice.kind
     print_note(f"task {task.task_id} of run {record.run_id} is answered: {said}{_describe_result(record, taken)}")
@@ -149,7 +149,7 @@ async def list_questions(word: str | None, path: StorePlace, as_json: bool) -> i
         runs = [await find_run(store, word)] if word is not None else await _list_waiting_runs(store)
         found = [(run, [*await list_waiting(store, run.run_id), *await _list_interrupted(store, run)]) for run in runs]
     if as_json:
-        report.print_json([_as_json(one, path) for _, waiting in found for one in waiting])
+        run_report.print_json([_as_json(one, path) for _, waiting in found for one in waiting])
         return COMPLETED
     for run, waiting in found:
         if waiting:

@@ -9,7 +9,7 @@ import anyio
 import click
 
 from plait.persistence.records import RunRecord
-from plait.runner.cli.display import report
+from plait.runner.cli import run_report
 from plait.runner.cli.exits import COMPLETED, print_note
 from plait.runner.cli.lookup import existing_store, find_run, print_watch_notice
 from plait.runner.cli.options import (
@@ -20,8 +20,8 @@ from plait.runner.cli.options import (
     store_option,
 )
 from plait.runner.cli.stored_backends import FileOptions, cancelling_runner
-from plait.runner.operations.inspect import shown_status
 from plait.runner.parallel import CANCEL_GRACE_SECONDS
+from plait.runner.views.read_views import shown_status
 from plait.statuses import RUN_DONE, RunStatus
 
 
@@ -60,11 +60,11 @@ async def cancel_run(word: str, path: StorePlace, as_json: bool, hosts: Path | N
         record = await find_run(store, record.run_id)
     if as_json:
         value = {"run_id": record.run_id, "status": status.value, "had_ended": had_ended, "unreached": unreached}
-        report.print_json(value)
+        run_report.print_json(value)
     else:
         print_note(f"run {record.run_id} {_describe_result(record, status, had_ended)}")
         for host, tasks in unreached.items():
-            print_note(report.unreached_line(host, tasks))
+            print_note(run_report.unreached_line(host, tasks))
         if unreached:
             given = () if hosts is None else ("--hosts", str(hosts))
             print_note(f"  {'cancel':<9} {command_line(path, 'cancel', record.run_id, *given)}")

@@ -10,10 +10,10 @@ from typing import Any
 import click
 
 from plait.errors import PlanError
-from plait.runner.cli.display.report import print_json
-from plait.runner.cli.display.text import as_line, counted
 from plait.runner.cli.exits import COMPLETED, USAGE, print_line
 from plait.runner.cli.options import json_option, read_plan, set_option
+from plait.runner.cli.run_report import print_json
+from plait.runner.cli.terminal_output import as_line, counted
 from plait.runner.drawing.layout import layers
 from plait.runner.engine.backend_checks import policy_backends
 from plait.runner.plan import plan_schema

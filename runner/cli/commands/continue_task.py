@@ -8,8 +8,7 @@ from typing import Any
 import anyio
 import click
 
-from plait.runner.cli.display import report
-from plait.runner.cli.display.text import visible, without_controls
+from plait.runner.cli import run_report
 from plait.runner.cli.exits import COMPLETED, output, print_line, redirect_prints
 from plait.runner.cli.lookup import (
     existing_store,
@@ -30,8 +29,9 @@ from plait.runner.cli.options import (
 )
 from plait.runner.cli.signals import end_at_second
 from plait.runner.cli.stored_backends import FileOptions, StoredBackends
-from plait.runner.operations.inspect import usage_as_json
+from plait.runner.cli.terminal_output import visible, without_controls
 from plait.runner.state.codec import decode_dag
+from plait.runner.views.read_views import usage_as_json
 
 
 @click.command("continue")
@@ -87,7 +87,7 @@ async def continue_task(word: str, task_id: str, message: str, files: FileOption
             "session_id": reply.session_id,
             **usage_as_json(reply.usage),
         }
-        report.print_json(value)
+        run_report.print_json(value)
     else:
         fit = visible if output().isatty() else without_controls
         print_line(fit(reply.text).removesuffix("\n"))

@@ -8,15 +8,15 @@ import anyio
 import click
 
 from plait.persistence.records import RunRecord
-from plait.runner.cli.display.report import print_json
 from plait.runner.cli.display.sections import print_field, print_section
-from plait.runner.cli.display.text import as_line, counted, seconds, tokens, visible
 from plait.runner.cli.exits import COMPLETED, print_line
 from plait.runner.cli.lookup import find_run, read_only_store
 from plait.runner.cli.options import StorePlace, json_option, store_option
+from plait.runner.cli.run_report import print_json
+from plait.runner.cli.terminal_output import as_line, counted, seconds, tokens, visible
 from plait.runner.domain.question import parse_time
-from plait.runner.operations.compare_runs import ComparedTask, RunComparison, TaskDifference, compare_runs
-from plait.runner.operations.word_changes import Piece, word_changes
+from plait.runner.views.run_differences import ComparedTask, RunComparison, TaskDifference, compare_runs
+from plait.runner.views.word_changes import Piece, word_changes
 from plait.usage import Usage, cost
 
 _CONTEXT = 8

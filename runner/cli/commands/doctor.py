@@ -25,9 +25,7 @@ from plait.runner.cli.backends import hosts_in_use
 from plait.runner.cli.commands.doctor_agents import agents_json, check_agents, check_left_over
 from plait.runner.cli.commands.doctor_hosts import check_hosts
 from plait.runner.cli.commands.doctor_server import check_server
-from plait.runner.cli.display.report import print_json
 from plait.runner.cli.display.sections import findings_json, print_findings
-from plait.runner.cli.display.text import counted
 from plait.runner.cli.exits import COMPLETED, STORE
 from plait.runner.cli.lookup import open_server, read_only_store, stores_backends
 from plait.runner.cli.options import (
@@ -38,8 +36,10 @@ from plait.runner.cli.options import (
     json_option,
     store_option,
 )
-from plait.runner.operations.inspect import shown_status
+from plait.runner.cli.run_report import print_json
+from plait.runner.cli.terminal_output import counted
 from plait.runner.state.owner import Liveness, liveness
+from plait.runner.views.read_views import shown_status
 from plait.statuses import RUN_DONE, RunStatus
 
 

@@ -9,11 +9,11 @@ from plait.backends.agents.discovery import Installed
 from plait.backends.process.strays import AtWork
 from plait.persistence.findings import Finding, Fitness
 from plait.persistence.records import RunRecord
-from plait.runner.cli.display.text import as_line, counted, size
 from plait.runner.cli.options import (
     StorePlace,
     command_line,
 )
+from plait.runner.cli.terminal_output import as_line, counted, size
 from plait.runner.state.attempt_files import run_folder
 from plait.runner.state.owner import seems_free
 from plait.statuses import RUN_DONE, RunStatus

@@ -13,9 +13,8 @@ import click
 
 from plait.json_form import JsonValue
 from plait.runner.cli.backends import BackendOptions, BackendSet, requested_spec, required_backends
-from plait.runner.cli.display.follow import follow_run
-from plait.runner.cli.display.reuse import print_reuse, summarize_reuse, with_effects_marked
 from plait.runner.cli.exits import CliError, print_note, redirect_prints
+from plait.runner.cli.follow_run import follow_run
 from plait.runner.cli.like import again_option, dry_run_option, list_effects, require_again
 from plait.runner.cli.lookup import existing_store, find_run, read_only_store, runs_of_plan
 from plait.runner.cli.options import (
@@ -33,6 +32,7 @@ from plait.runner.cli.options import (
     store_option,
     verbose_option,
 )
+from plait.runner.cli.preview_report import print_reuse, summarize_reuse, with_effects_marked
 from plait.runner.cli.stored_backends import FileOptions, StoredBackends, stored_concurrency
 from plait.runner.operations.fork_run import Fork, ForkEdits
 from plait.runner.parallel import ParallelRunner

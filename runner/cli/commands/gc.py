@@ -14,8 +14,6 @@ from plait.events import RunReleased
 from plait.persistence import Batch, Conflict, Fenced
 from plait.persistence.delete_runs import Purged
 from plait.persistence.records import RunRecord
-from plait.runner.cli.display.report import print_json
-from plait.runner.cli.display.text import as_line, counted, size
 from plait.runner.cli.exits import COMPLETED, print_line, print_note
 from plait.runner.cli.lookup import AnyStore, existing_store, read_only_store
 from plait.runner.cli.options import (
@@ -23,6 +21,8 @@ from plait.runner.cli.options import (
     json_option,
     store_option,
 )
+from plait.runner.cli.run_report import print_json
+from plait.runner.cli.terminal_output import as_line, counted, size
 from plait.runner.clock import iso
 from plait.runner.operations.retention import Expiry, earlier_runs_needed, expired
 from plait.runner.state.orphans import delete_files, has_sessions

@@ -12,8 +12,6 @@ import anyio
 import click
 
 from plait.persistence.records import RunRecord, TaskRecord
-from plait.runner.cli.display.report import print_json
-from plait.runner.cli.display.text import as_line, counted, seconds, tokens, visible
 from plait.runner.cli.exits import COMPLETED, print_line
 from plait.runner.cli.lookup import find_adders, find_run, read_only_store
 from plait.runner.cli.options import (
@@ -25,12 +23,14 @@ from plait.runner.cli.options import (
     store_option,
 )
 from plait.runner.cli.output_files import write_file
+from plait.runner.cli.run_report import print_json
+from plait.runner.cli.terminal_output import as_line, counted, seconds, tokens, visible
 from plait.runner.domain.dag import DAG
 from plait.runner.drawing.folding import fold
 from plait.runner.drawing.picture import Look, mermaid, page, svg
-from plait.runner.operations.inspect import shown_status
 from plait.runner.policies.step_workflow import Workflow
 from plait.runner.state.codec import decode_dag
+from plait.runner.views.read_views import shown_status
 from plait.statuses import TaskStatus
 
 _PATH = click.Path(path_type=Path)

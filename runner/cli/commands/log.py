@@ -20,8 +20,6 @@ from plait.events import TaskCancelled, TaskCompleted, TaskFailed, TaskSkipped
 from plait.persistence.protocol import Store
 from plait.persistence.records import RunRecord
 from plait.runner.cli.display.log_lines import entry_lines
-from plait.runner.cli.display.report import EXIT_CODES
-from plait.runner.cli.display.text import as_line
 from plait.runner.cli.exits import CANCELLED, COMPLETED, FAILED, print_line, print_note
 from plait.runner.cli.lookup import find_run, find_task, read_only_store
 from plait.runner.cli.options import (
@@ -30,9 +28,11 @@ from plait.runner.cli.options import (
     json_option,
     store_option,
 )
+from plait.runner.cli.run_report import EXIT_CODES
+from plait.runner.cli.terminal_output import as_line
 from plait.runner.clock import iso
-from plait.runner.operations.inspect import shown_status, task_infos
-from plait.runner.operations.run_log import RunLog, RunLogEntry
+from plait.runner.views.read_views import shown_status, task_infos
+from plait.runner.views.run_log import RunLog, RunLogEntry
 from plait.statuses import RUN_DONE, RunStatus
 
 

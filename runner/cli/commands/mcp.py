@@ -12,8 +12,8 @@ import click
 
 from plait.backends.extras import install_command
 from plait.runner.cli.backends import BackendOptions, BackendSet
-from plait.runner.cli.display.follow import stop_on_signal
 from plait.runner.cli.exits import CANCELLED, COMPLETED, CliError, print_note
+from plait.runner.cli.follow_run import stop_on_signal
 from plait.runner.cli.lookup import open_store
 from plait.runner.cli.offered_plans import LocalPlans, named_plans
 from plait.runner.cli.options import StorePlace, apply_log_options, backend_options, log_options, store_option

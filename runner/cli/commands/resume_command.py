@@ -11,12 +11,10 @@ import anyio
 import click
 
 from plait.persistence.records import RunRecord, TaskRecord
+from plait.runner.cli import run_report
 from plait.runner.cli.backends import BackendSet, required_backends
-from plait.runner.cli.display import report
-from plait.runner.cli.display.follow import follow_run
-from plait.runner.cli.display.report import FinishedRun
-from plait.runner.cli.display.text import as_line, counted
 from plait.runner.cli.exits import COMPLETED, CliError, print_line, print_note, redirect_prints
+from plait.runner.cli.follow_run import follow_run
 from plait.runner.cli.lookup import (
     existing_store,
     find_newest_resumable,
@@ -40,6 +38,7 @@ from plait.runner.cli.options import (
     verbose_option,
 )
 from plait.runner.cli.plan_changes import print_plan_changes, repaired_prompts
+from plait.runner.cli.run_report import FinishedRun
 from plait.runner.cli.stored_backends import (
     FileOptions,
     StoredBackends,
@@ -47,6 +46,7 @@ from plait.runner.cli.stored_backends import (
     inspecting_runner,
     stored_concurrency,
 )
+from plait.runner.cli.terminal_output import as_line, counted
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.result import RunResult
 from plait.runner.engine.inbox import is_to_be_cancelled
@@ -199,20 +199,20 @@ def _status_after_resume(action: ResumeAction, task: TaskRecord) -> TaskStatus:
 def _print_ended(result: RunResult, dag: DAG, options: OutputOptions) -> int:
     """Print the result of a run that has ended, and the command that shows the run. Return the exit code."""
     if options.as_json:
-        report.print_result_json(FinishedRun(result, dag), options.store)
+        run_report.print_result_json(FinishedRun(result, dag), options.store)
     elif options.quiet:
-        report.print_result(dag, result, options.result_of)
+        run_report.print_result(dag, result, options.result_of)
     else:
         hint = "" if result.status is RunStatus.COMPLETED else "; --retry-failed runs what failed again"
         print_note(f"run {result.run_id} is {result.status.value}, nothing is left to do{hint}")
         print_note(f"  {'show':<9} {command_line(options.store, 'show', result.run_id)}")
-    return report.exit_code(result)
+    return run_report.exit_code(result)
 
 
 def print_preview(preview: Preview, as_json: bool) -> int:
     """Print the preview. Return the exit code."""
     if as_json:
-        report.print_json(preview.as_json())
+        run_report.print_json(preview.as_json())
         return COMPLETED
     shown = list(preview.tasks.values())
     others = [step for step in shown if not _is_kept(step)]

@@ -18,10 +18,8 @@ from plait.errors import KeyConflict
 from plait.json_form import JsonValue
 from plait.persistence.protocol import Store
 from plait.runner.cli.backends import BackendOptions, BackendSet, backend_set_of_plan, required_backends
-from plait.runner.cli.display.follow import follow_run
-from plait.runner.cli.display.report import print_json
-from plait.runner.cli.display.reuse import print_reuse, summarize_reuse, tell_paid_again, with_effects_marked
 from plait.runner.cli.exits import COMPLETED, CliError, print_line, print_note, redirect_prints
+from plait.runner.cli.follow_run import follow_run
 from plait.runner.cli.like import NOT_LIKE, LikeOptions, keep_or_ask_again, like_options, list_effects, require_again
 from plait.runner.cli.lookup import RunsOfPlan, find_run, open_store
 from plait.runner.cli.options import (
@@ -41,6 +39,8 @@ from plait.runner.cli.options import (
     strict_option,
     verbose_option,
 )
+from plait.runner.cli.preview_report import print_reuse, summarize_reuse, tell_paid_again, with_effects_marked
+from plait.runner.cli.run_report import print_json
 from plait.runner.cli.stored_backends import backends_of_file_only, stored_concurrency
 from plait.runner.operations.preview_reuse import ReusePreview
 from plait.runner.parallel import ParallelRunner

@@ -15,9 +15,7 @@ import click
 
 from plait.persistence import Store
 from plait.persistence.records import RunRecord
-from plait.runner.cli.display.report import print_json
 from plait.runner.cli.display.sections import print_table
-from plait.runner.cli.display.text import age, as_line, cells, size, tokens
 from plait.runner.cli.exits import COMPLETED, print_line, print_note
 from plait.runner.cli.lookup import read_only_store
 from plait.runner.cli.options import (
@@ -25,9 +23,11 @@ from plait.runner.cli.options import (
     json_option,
     store_option,
 )
+from plait.runner.cli.run_report import print_json
+from plait.runner.cli.terminal_output import age, as_line, cells, size, tokens
 from plait.runner.operations.create_run import KEYED
-from plait.runner.operations.inspect import run_info, shown_status
 from plait.runner.state.owner import Liveness, liveness
+from plait.runner.views.read_views import run_info, shown_status
 from plait.statuses import RunStatus, TaskStatus
 from plait.usage import cost
 

@@ -20,9 +20,8 @@ from plait.persistence.protocol import Store
 from plait.runner.cli.access import listen, make_access, token_file, url_of
 from plait.runner.cli.backends import BackendOptions, BackendSet, backend_set_of_file
 from plait.runner.cli.commands.run_command import make_queueing_runner
-from plait.runner.cli.display.follow import stop_on_signal
-from plait.runner.cli.display.text import as_line
 from plait.runner.cli.exits import CANCELLED, COMPLETED, CliError, print_line, print_note, redirect_prints
+from plait.runner.cli.follow_run import stop_on_signal
 from plait.runner.cli.lookup import MAX_RUNS_SEARCHED, open_store
 from plait.runner.cli.options import (
     Seconds,
@@ -35,9 +34,10 @@ from plait.runner.cli.options import (
     store_option,
 )
 from plait.runner.cli.stored_runners import StoredRunners
-from plait.runner.operations.inspect import shown_status
+from plait.runner.cli.terminal_output import as_line
 from plait.runner.parallel import CANCEL_GRACE_SECONDS
 from plait.runner.service import RunService
+from plait.runner.views.read_views import shown_status
 from plait.statuses import RunStatus
 
 if TYPE_CHECKING:

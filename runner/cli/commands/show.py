@@ -17,9 +17,7 @@ import click
 from plait.events import BackendThrottled
 from plait.persistence.protocol import Store
 from plait.persistence.records import AttemptRecord, EventRecord, MessageRecord, RunRecord, TaskRecord
-from plait.runner.cli.display.report import WHY_STOPPED, print_json
 from plait.runner.cli.display.sections import print_answers, print_field, print_question, print_section, print_table
-from plait.runner.cli.display.text import as_line, coloured, counted, seconds, tokens, visible
 from plait.runner.cli.display.waits import throttling_line
 from plait.runner.cli.exits import COMPLETED, print_line
 from plait.runner.cli.lookup import (
@@ -36,15 +34,17 @@ from plait.runner.cli.options import (
     json_option,
     store_option,
 )
+from plait.runner.cli.run_report import WHY_STOPPED, print_json
+from plait.runner.cli.terminal_output import as_line, coloured, counted, seconds, tokens, visible
 from plait.runner.domain.groups import group_of, groups_of
 from plait.runner.domain.question import parse_time
 from plait.runner.domain.waiting import WaitKind, WaitReason, clock_time
-from plait.runner.operations.compare_runs import cut_offs
-from plait.runner.operations.inspect import TaskInfo, run_info, shown_status, task_infos, throttled_backends
-from plait.runner.operations.task_detail import TaskDetail
 from plait.runner.state.kept_answers import KEPT
 from plait.runner.state.placements import placed_attempts
 from plait.runner.state.reusable_answers import REUSED, Reuse
+from plait.runner.views.read_views import TaskInfo, run_info, shown_status, task_infos, throttled_backends
+from plait.runner.views.run_differences import cut_offs
+from plait.runner.views.task_detail import TaskDetail
 from plait.statuses import TASK_DONE, RunStatus, TaskStatus
 from plait.usage import NO_USAGE, Usage, cost, token_parts
 

@@ -27,10 +27,10 @@ from plait.events import (
     TaskWaiting,
 )
 from plait.json_form import JsonValue
-from plait.runner.cli.display.text import as_line, coloured, counted, seconds, tokens, visible
 from plait.runner.cli.display.waits import wait_line
-from plait.runner.operations.inspect import stored_away, stored_throttling
-from plait.runner.operations.run_log import RunLogEntry
+from plait.runner.cli.terminal_output import as_line, coloured, counted, seconds, tokens, visible
+from plait.runner.views.read_views import stored_away, stored_throttling
+from plait.runner.views.run_log import RunLogEntry
 from plait.statuses import TaskStatus
 from plait.usage import dollars
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from plait import events
-from plait.runner.cli.display.text import as_line, seconds
+from plait.runner.cli.terminal_output import as_line, seconds
 from plait.runner.domain.question import parse_time
 from plait.runner.domain.waiting import MOST_NAMED
 

@@ -12,7 +12,6 @@ import click
 
 from plait.errors import StoreUnusable
 from plait.persistence.failpoints import FAILPOINTS
-from plait.runner.cli.display.report import print_json
 from plait.runner.cli.exits import (
     COMPLETED,
     FAILED,
@@ -29,6 +28,7 @@ from plait.runner.cli.options import (
     read_plan,
     set_option,
 )
+from plait.runner.cli.run_report import print_json
 from plait.runner.domain.concurrency import DEFAULT_CONCURRENCY
 from plait.runner.policies.follow_ups import FollowUps
 from tests.faults.crashtest.campaign import Campaign, PlanShape

@@ -15,7 +15,7 @@ from plait.persistence import SQLiteStore
 from plait.persistence.protocol import Store
 from plait.runner.cli.command_line import cli
 from plait.runner.cli.exits import run_cli
-from plait.runner.operations.spans import _content
+from plait.runner.views.trace_spans import _content
 from tests.support.fakes import Talker
 
 USED = Usage(3, 2)

@@ -16,7 +16,7 @@ from plait import DAG, ParallelRunner, PlaitError, RunService, RunStatus, Task
 from plait.backends import ask
 from plait.errors import AnswerConflict
 from plait.persistence import MemoryStore, Store
-from plait.runner.operations import inspect as looking
+from plait.runner.views import read_views
 from plait.runner.web import schemas
 from plait.runner.web.app import make_app
 from plait.runner.web.routes import ServedRuns
@@ -129,7 +129,7 @@ async def test_others_are_answered_while_a_run_is_made_ready_to_be_shown(monkeyp
     async def asks(_prompt: str) -> str:
         return str(await ask("Which one?"))
 
-    monkeypatch.setattr(looking, "asking_of", slow(looking.asking_of))
+    monkeypatch.setattr(read_views, "asking_of", slow(read_views.asking_of))
     monkeypatch.setattr(schemas, "run_detail_shape", slow(schemas.run_detail_shape))
     runner = ParallelRunner(asks, store=MemoryStore())
     run = await runner.run(DAG([Task("a", "x")]))

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from plait.persistence.records import TaskRecord
-from plait.runner.operations.inspect import task_info
+from plait.runner.views.read_views import task_info
 from plait.runner.web.schemas import RunDetailShape, RunShape, TaskShape
 from tests.runner.cli.commands.test_cancel import until
 from tests.runner.web.test_lifecycle import created

@@ -29,7 +29,7 @@ LOADED = (
     "plait.runner.cli.commands.run_command",
     "plait.runner.cli.commands.resume_command",
     "plait.runner.cli.commands.continue_task",
-    "plait.runner.cli.display.live",
+    "plait.runner.cli.live_display",
     "plait.runner.cli.commands.show",
     "plait.runner.cli.commands.cancel",
     "plait.runner.cli.commands.answer_command",

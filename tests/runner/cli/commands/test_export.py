@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from plait.runner.operations.export import as_csv
+from plait.runner.views.result_rows import as_csv
 from tests.support.processes.command import plait_here
 
 FUNCTIONS = """

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from plait.runner.cli.display.text import cells
+from plait.runner.cli.terminal_output import cells
 from tests.support.processes.command import Terminal, plait_here
 
 FUNCTIONS = """

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.runner.cli.display.sections import print_field, print_section
-from plait.runner.cli.display.text import age, as_line, columns, command, seconds, visible, without_controls
+from plait.runner.cli.terminal_output import age, as_line, columns, command, seconds, visible, without_controls
 from tests.support.linear import check_linear
 from tests.support.processes.command import Terminal, plait
 

@@ -9,9 +9,9 @@ from typing import Any
 from plait.errors import PlaitError, TaskNotFound
 from plait.persistence.protocol import Store
 from plait.persistence.records import AttemptRecord, MessageRecord
-from plait.runner.operations.inspect import TaskInfo, task_infos
 from plait.runner.state.placements import placed_attempts
 from plait.runner.state.stored_run import stored_record, stored_run
+from plait.runner.views.read_views import TaskInfo, task_infos
 from plait.statuses import TASK_DONE, TaskStatus
 
 

@@ -7,8 +7,8 @@ from collections.abc import Collection
 
 from plait.persistence.protocol import Store
 from plait.persistence.records import AttemptRecord
-from plait.runner.operations.spans import Span, TracedTask, run_span, task_spans
 from plait.runner.state.stored_run import stored_record
+from plait.runner.views.trace_spans import Span, TracedTask, run_span, task_spans
 from plait.statuses import RUN_DONE, RunStatus
 
 _READ_ALONE = 50

@@ -16,7 +16,7 @@ from plait.backends.llm.endpoint import Endpoint, url_fault
 from plait.errors import PlaitError
 from plait.runner.clock import Clock
 from plait.runner.domain.question import parse_time
-from plait.runner.operations.spans import AttributeValue, Span
+from plait.runner.views.trace_spans import AttributeValue, Span
 
 DEFAULT_ENDPOINT = "http://localhost:4318"
 ENDPOINT, TRACES_ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"

@@ -18,12 +18,12 @@ from plait import events
 from plait.errors import PlaitError
 from plait.json_form import JsonValue
 from plait.persistence.protocol import Store
-from plait.runner.cli.display import report
+from plait.runner.cli import run_report
 from plait.runner.cli.display.plain import Display, NoDisplay, PlainDisplay
 from plait.runner.cli.display.progress import Progress, grow
-from plait.runner.cli.display.report import FinishedRun
 from plait.runner.cli.lookup import WaitingQuestion, list_waiting, read_only_store
 from plait.runner.cli.options import OutputOptions, StorePlace
+from plait.runner.cli.run_report import FinishedRun
 from plait.runner.cli.signals import end_at_second
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.result import RunResult
@@ -45,20 +45,20 @@ async def follow_run(
     if store is not None:
         run.require_record()
     ending = await _drive(run, dag, _make_display(dag, options, statuses))
-    ending = replace(ending, result=report.as_stored(ending.result))
+    ending = replace(ending, result=run_report.as_stored(ending.result))
     result = ending.result
     try:
         if options.as_json:
-            report.print_result_json(ending, options.store)
+            run_report.print_result_json(ending, options.store)
         else:
-            report.print_result(ending.dag, result, options.result_of)
+            run_report.print_result(ending.dag, result, options.result_of)
     finally:  # also if the result cannot be written: the summary says how to find it
         place = options.store if await _is_stored(result, options.store) else None
         if not options.quiet:
-            report.print_summary(ending, place, await _list_waiting(result, store))
+            run_report.print_summary(ending, place, await _list_waiting(result, store))
         elif result.status is not RunStatus.COMPLETED:
-            report.print_failure(result, place)
-    return report.exit_code(result)
+            run_report.print_failure(result, place)
+    return run_report.exit_code(result)
 
 
 async def _is_stored(result: RunResult, place: StorePlace | None) -> bool:
@@ -88,7 +88,7 @@ def _make_display(dag: DAG, options: OutputOptions, statuses: Mapping[str, TaskS
     # Log lines and a live display would overwrite each other.
     if options.logs or not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
         return PlainDisplay(verbose=options.verbose)
-    from plait.runner.cli.display.live import LiveDisplay  # noqa: PLC0415 - rich takes long to import, and a pipe does not need it
+    from plait.runner.cli.live_display import LiveDisplay  # noqa: PLC0415 - rich takes long to import, and a pipe does not need it
 
     progress = Progress(dag, time.monotonic, statuses, Limits(total=options.concurrency))
     return LiveDisplay(progress, dag.name or "plait", verbose=options.verbose)
@@ -130,7 +130,7 @@ async def _drive(run: Run, dag: DAG, display: Display) -> FinishedRun:
         took = time.monotonic() - began
         result = await run.result()
         if end is not None:  # told with the status that is stored, which is known only now
-            is_stored = report.as_stored(result) is result
+            is_stored = run_report.as_stored(result) is result
             display.handle(end if is_stored else events.RunInterrupted(end.at, end.run_id))
     finally:
         display.close()

@@ -21,7 +21,9 @@ from plait.persistence.records import RunRecord, TaskRecord
 from plait.runner.clock import Clock
 from plait.runner.domain.groups import group_of
 from plait.runner.domain.question import parse_time
-from plait.runner.operations.inspect import (
+from plait.runner.state.stored_run import stored_record
+from plait.runner.views.event_sentences import remedy
+from plait.runner.views.read_views import (
     TaskInfo,
     run_info,
     shown_status,
@@ -29,11 +31,9 @@ from plait.runner.operations.inspect import (
     task_infos,
     throttled_backends,
 )
-from plait.runner.operations.remedies import remedy
-from plait.runner.operations.run_log import RunLog
-from plait.runner.operations.task_detail import rendered_prompt, task_detail
-from plait.runner.operations.timeline import Timeline, bar_json
-from plait.runner.state.stored_run import stored_record
+from plait.runner.views.run_log import RunLog
+from plait.runner.views.task_detail import rendered_prompt, task_detail
+from plait.runner.views.timeline import Timeline, bar_json
 from plait.statuses import UNDER_WAY
 
 QUICKEST_S = 0.25

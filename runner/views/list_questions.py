@@ -9,10 +9,10 @@ from plait.errors import PlaitError
 from plait.persistence.protocol import Store
 from plait.persistence.records import RunRecord, TaskRecord
 from plait.runner.domain.question import OpenQuestion
-from plait.runner.operations.find_runs import MOST_SEARCHED
-from plait.runner.operations.inspect import asks_as_json
 from plait.runner.recovery.answers import first_notes, open_questions
 from plait.runner.state.stored_run import StoredRun, stored_run
+from plait.runner.views.find_runs import MOST_SEARCHED
+from plait.runner.views.read_views import asks_as_json
 from plait.statuses import RUN_DONE, RunStatus, TaskStatus
 
 

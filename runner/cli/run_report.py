@@ -13,18 +13,18 @@ from plait.backends.extras import install_command
 from plait.backends.prices import list_version
 from plait.json_form import JsonValue
 from plait.runner.cli import exits
-from plait.runner.cli.display.text import as_line, coloured, counted, seconds, tokens, visible, without_controls
 from plait.runner.cli.display.waits import named_tasks
 from plait.runner.cli.lookup import WaitingQuestion
 from plait.runner.cli.options import (
     StorePlace,
     command_line,
 )
+from plait.runner.cli.terminal_output import as_line, coloured, counted, seconds, tokens, visible, without_controls
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.result import RunResult, TaskResult
-from plait.runner.operations.inspect import usage_as_json
 from plait.runner.policies.orchestrator.policy import Loop, Stop
 from plait.runner.state.codec import to_json
+from plait.runner.views.read_views import usage_as_json
 from plait.statuses import RunStatus, TaskStatus
 from plait.usage import cost, lacks_price, token_parts
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from plait.runner.cli.display import report
-from plait.runner.cli.display.text import as_line
+from plait.runner.cli import run_report
 from plait.runner.cli.exits import COMPLETED, print_line
+from plait.runner.cli.terminal_output import as_line
 from plait.runner.operations.preview_reuse import ReuseAction, ReusePreview, ReuseStep
 from plait.usage import NO_USAGE, cost
 
@@ -19,7 +19,7 @@ _MOST_REUSED = 20
 def print_reuse(preview: ReusePreview, as_json: bool) -> int:
     """Print the action for each task, with the reason and the cost in the earlier run. Return the exit code."""
     if as_json:
-        report.print_json(preview.as_json())
+        run_report.print_json(preview.as_json())
         return COMPLETED
     reused = len(preview.steps(ReuseAction.REUSE))
     folded = reused > _MOST_REUSED

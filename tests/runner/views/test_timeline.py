@@ -25,8 +25,8 @@ from plait.events import (
 from plait.persistence import MemoryStore
 from plait.persistence.contract.samples import RUN, Writer, at, owner, run_becomes
 from plait.runner.domain.question import parse_time
-from plait.runner.operations.live_view import LiveView
 from plait.runner.state.codec import SETTINGS_FORMAT
+from plait.runner.views.live_view import LiveView
 
 NOW = 50
 SETTINGS = json.dumps({"format": SETTINGS_FORMAT, "concurrency": 2, "slots": {"default": "api", "limits": {}}})

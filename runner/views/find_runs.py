@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from plait.persistence.protocol import Store
-from plait.runner.operations.inspect import RunInfo, run_info
+from plait.runner.views.read_views import RunInfo, run_info
 from plait.statuses import RunStatus
 
 MOST_SEARCHED = 10_000

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from plait.backends import ErrorKind
-from plait.runner.operations.remedies import REMEDIES, remedy
+from plait.runner.views.event_sentences import REMEDIES, remedy
 
 
 def test_every_kind_of_error_has_a_remedy() -> None:

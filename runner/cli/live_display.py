@@ -16,8 +16,8 @@ from rich.text import Text
 from plait import events
 from plait.runner.cli.display.plain import event_line
 from plait.runner.cli.display.progress import Progress, RunningAttempt
-from plait.runner.cli.display.text import COLOURS, as_line, columns, last_cells, seconds, tokens
 from plait.runner.cli.display.waits import throttling_line
+from plait.runner.cli.terminal_output import COLOURS, as_line, columns, last_cells, seconds, tokens
 from plait.statuses import TaskStatus
 from plait.usage import cost
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from plait.runner.domain.groups import group_of, part_number
-from plait.runner.operations.inspect import TaskInfo, usage_as_json
+from plait.runner.views.read_views import TaskInfo, usage_as_json
 
 _NUMBER = re.compile(r"[+-]?\d+(\.\d*)?([eE][+-]?\d+)?")
 _FORMULA = ("=", "+", "@", "\t")

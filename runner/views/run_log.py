@@ -21,8 +21,8 @@ from plait.json_form import JsonValue
 from plait.persistence.protocol import Store, files_root
 from plait.persistence.records import EventRecord, MessageRecord, TaskRecord
 from plait.runner.domain.question import answers_of
-from plait.runner.operations.inspect import usage_as_json
 from plait.runner.state.attempt_files import attempt_files, run_folder
+from plait.runner.views.read_views import usage_as_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -11,8 +11,8 @@ from plait.persistence.protocol import Store
 from plait.persistence.records import RunRecord
 from plait.runner.domain.question import parse_time
 from plait.runner.domain.waiting import WaitKind, stored_limits, waits_for
-from plait.runner.operations.inspect import TaskInfo
-from plait.runner.operations.past_waits import Bar, PastAttempt, PastWait, PastWaits
+from plait.runner.views.past_waits import Bar, PastAttempt, PastWait, PastWaits
+from plait.runner.views.read_views import TaskInfo
 from plait.statuses import TASK_DONE, TaskStatus
 
 _ONE_ATTEMPT = {TaskStatus.RUNNING, TaskStatus.COMPLETED, TaskStatus.FAILED, TaskStatus.SKIPPED}
