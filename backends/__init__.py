@@ -8,10 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from plait.backends.ask import ask
-from plait.backends.cancellation import cancel_requested
-from plait.backends.function import FunctionBackend, as_backend
-from plait.backends.prices import Billing, Price
-from plait.backends.protocol import (
+from plait.backends.backend_protocol import (
     AdjustableBackend,
     Allowance,
     Attachment,
@@ -27,6 +24,9 @@ from plait.backends.protocol import (
     Output,
     Reply,
 )
+from plait.backends.function_backend import FunctionBackend, as_backend
+from plait.backends.prices import Billing, Price
+from plait.backends.turn_cancellation import cancel_requested
 from plait.dialogue import Answer, Message, Question, Role
 from plait.errors import BackendError, BackendUnavailable, ErrorKind
 from plait.json_form import JsonInput, JsonValue
@@ -36,13 +36,13 @@ if TYPE_CHECKING:
     from plait.backends.agents.acp.backend import AcpBackend
     from plait.backends.agents.claude.backend import ClaudeCodeBackend
     from plait.backends.agents.codex.backend import CodexBackend
-    from plait.backends.langgraph.backend import LangGraphBackend
-    from plait.backends.llm.anthropic import AnthropicBackend
-    from plait.backends.llm.load_balancing import LoadBalancedBackend
-    from plait.backends.llm.local import LocalBackend
-    from plait.backends.llm.openai import OpenAIBackend
+    from plait.backends.frameworks.langgraph_graph import LangGraphBackend
+    from plait.backends.frameworks.pydantic_ai_agent import PydanticAIBackend
+    from plait.backends.models.anthropic_api import AnthropicBackend
+    from plait.backends.models.load_balancing import LoadBalancedBackend
+    from plait.backends.models.local_model import LocalBackend
+    from plait.backends.models.openai_api import OpenAIBackend
     from plait.backends.person import PersonBackend
-    from plait.backends.pydantic_ai.backend import PydanticAIBackend
 
 __all__ = [
     "NO_USAGE",
@@ -90,15 +90,15 @@ __all__ = [
 
 _LAZY = {
     "AcpBackend": "agents.acp.backend",
-    "AnthropicBackend": "llm.anthropic",
+    "AnthropicBackend": "models.anthropic_api",
     "ClaudeCodeBackend": "agents.claude.backend",
     "CodexBackend": "agents.codex.backend",
-    "LangGraphBackend": "langgraph.backend",
-    "LoadBalancedBackend": "llm.load_balancing",
-    "LocalBackend": "llm.local",
-    "OpenAIBackend": "llm.openai",
+    "LangGraphBackend": "frameworks.langgraph_graph",
+    "LoadBalancedBackend": "models.load_balancing",
+    "LocalBackend": "models.local_model",
+    "OpenAIBackend": "models.openai_api",
     "PersonBackend": "person",
-    "PydanticAIBackend": "pydantic_ai.backend",
+    "PydanticAIBackend": "frameworks.pydantic_ai_agent",
 }
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from contextlib import AbstractAsyncContextManager
 
 from plait.backends.ask import ask
-from plait.backends.function import FunctionBackend
-from plait.backends.protocol import Conversation, ConversationRequest
+from plait.backends.backend_protocol import Conversation, ConversationRequest
+from plait.backends.function_backend import FunctionBackend
 from plait.errors import BackendError, ErrorKind
 from plait.json_form import JsonInput, JsonValue
 

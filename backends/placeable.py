@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from plait.backends.protocol import Backend, Hosts
+from plait.backends.backend_protocol import Backend, Hosts
 
 
 class Placeable:

@@ -19,7 +19,7 @@ import psutil
 from benchmarks.gauge import body
 from benchmarks.stores import sqlite_store
 from plait import DAG, ParallelRunner, RunStatus, Task
-from plait.backends.protocol import Backend
+from plait.backends.backend_protocol import Backend
 from plait.hosts import DaskHosts
 
 _PORT = "18786"

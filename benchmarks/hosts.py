@@ -16,7 +16,7 @@ from pathlib import Path
 from benchmarks.gauge import body
 from benchmarks.stores import sqlite_store
 from plait import DAG, ParallelRunner, RunStatus, Task
-from plait.backends.protocol import Backend
+from plait.backends.backend_protocol import Backend
 from plait.hosts import SSHHost, SSHHosts
 
 SLOTS = 64

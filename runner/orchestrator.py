@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self, TypeAlias, cast
 
-from plait.backends.protocol import Backend
+from plait.backends.backend_protocol import Backend
 from plait.errors import RunNotFound
 from plait.events import Event, PolicyDecided, TaskCompleted
 from plait.json_form import JsonInput, JsonValue

@@ -10,9 +10,9 @@ from types import EllipsisType, TracebackType
 from typing import Any, Self, TypeAlias
 
 from plait import events
-from plait.backends.function import as_backend
+from plait.backends.backend_protocol import Backend, Reply
+from plait.backends.function_backend import as_backend
 from plait.backends.prices import Price
-from plait.backends.protocol import Backend, Reply
 from plait.errors import RunOwned, StoreError
 from plait.events import RunClaimed
 from plait.json_form import JsonInput

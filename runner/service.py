@@ -13,7 +13,7 @@ import anyio.abc
 import anyio.to_thread
 
 from plait import events
-from plait.backends.protocol import Reply
+from plait.backends.backend_protocol import Reply
 from plait.errors import PlaitError, RunOwned, StoreRequired
 from plait.json_form import JsonInput
 from plait.persistence.protocol import Store

@@ -24,11 +24,11 @@ from plait.backends.agents.conversation import CliConversation
 from plait.backends.agents.protocol import Call, Reader
 from plait.backends.agents.session_files import holds
 from plait.backends.agents.transcript import exchanges, reread
+from plait.backends.backend_protocol import Conversation, ConversationRequest, DetachedTurn, Files
 from plait.backends.placeable import Placeable
 from plait.backends.process.manifest import read_manifest
 from plait.backends.process.spawn import child_environment
 from plait.backends.process.watchdog import scratch
-from plait.backends.protocol import Conversation, ConversationRequest, DetachedTurn, Files
 from plait.errors import BackendUnavailable
 
 

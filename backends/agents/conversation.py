@@ -23,15 +23,15 @@ from plait.backends.agents.protocol import Call, ProcessEnd, Program, Reader, Tu
 from plait.backends.agents.session_files import digest
 from plait.backends.agents.session_locks import SessionInUse, Sessions, first_before, since
 from plait.backends.agents.transcript import UnreportedCall, cut_before, mark_reported, outputs_of
-from plait.backends.answers.reader import check_answer, read_answer
-from plait.backends.answers.schema import Mismatch, Schema, invalid_output, repair_prompt
-from plait.backends.cancellation import cancel_requested, when_cancelled
+from plait.backends.answer_reader import check_answer, read_answer
+from plait.backends.backend_protocol import ConversationRequest, Files, Output, Reply
+from plait.backends.output_schema import Mismatch, Schema, invalid_output, repair_prompt
 from plait.backends.process.child import Child
 from plait.backends.process.manifest import read_manifest
 from plait.backends.process.private import private_folder
 from plait.backends.process.spawn import Launch, adopted, child_environment, running
-from plait.backends.protocol import ConversationRequest, Files, Output, Reply
 from plait.backends.text import clean_text, one_line
+from plait.backends.turn_cancellation import cancel_requested, when_cancelled
 from plait.backends.whole_answer import whole_answer
 from plait.dialogue import Message
 from plait.errors import BackendError, ErrorKind

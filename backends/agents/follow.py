@@ -19,9 +19,9 @@ from plait.backends.agents.output_lines import read_line
 from plait.backends.agents.placed_output import NAME, PlacedOutputReader
 from plait.backends.agents.protocol import Call, Reader
 from plait.backends.agents.transcript import exchanges, outputs_of
+from plait.backends.backend_protocol import Output
 from plait.backends.process.lines import Lines
 from plait.backends.process.manifest import read_manifest
-from plait.backends.protocol import Output
 from plait.backends.text import clean_text
 from plait.json_form import JsonValue, value
 

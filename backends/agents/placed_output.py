@@ -16,9 +16,9 @@ from json import dumps
 from pathlib import Path
 from typing import Any, cast
 
+from plait.backends.backend_protocol import Output
 from plait.backends.json_fields import at, text
 from plait.backends.process.private import private_folder
-from plait.backends.protocol import Output
 from plait.json_form import JsonValue
 from plait.usage import NO_USAGE, Usage
 

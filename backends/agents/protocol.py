@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, Literal, Protocol
 
-from plait.backends.protocol import Output
+from plait.backends.backend_protocol import Output
 from plait.dialogue import Answer, Question
 from plait.json_form import JsonValue, value
 from plait.usage import NO_USAGE, Usage

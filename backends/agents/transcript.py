@@ -9,9 +9,9 @@ from pathlib import Path
 from plait.backends.agents.error_kinds import safe_line
 from plait.backends.agents.output_lines import OutputLine, read_line
 from plait.backends.agents.protocol import Reader
+from plait.backends.backend_protocol import Output
 from plait.backends.process.lines import Lines
 from plait.backends.process.manifest import read_manifest
-from plait.backends.protocol import Output
 from plait.json_form import JsonValue, value
 
 _REPORTED = "reported"

@@ -1,6 +1,6 @@
 """The description of a backend of Python, as JSON, from which a host makes the backend.
 
-`spec/described.py` has those of plan files.
+`specs/described_hosts.py` has those of plan files.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from operator import attrgetter
 from pathlib import PurePath
 from typing import Any, cast
 
-from plait.backends.function import FunctionBackend, as_backend
-from plait.backends.protocol import Backend
+from plait.backends.backend_protocol import Backend
+from plait.backends.function_backend import FunctionBackend, as_backend
 from plait.backends.text import one_line
 from plait.errors import BackendUnavailable
 from plait.json_form import JsonValue

@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, TypeAlias
 
-from plait.backends.protocol import OWN_OPTIONS, ConversationRequest, ModelOptions, Output, Reply
+from plait.backends.backend_protocol import OWN_OPTIONS, ConversationRequest, ModelOptions, Output, Reply
 from plait.backends.text import one_line
 from plait.dialogue import Answer, Message, Question
 from plait.errors import BackendError, ErrorKind

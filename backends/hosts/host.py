@@ -29,9 +29,17 @@ import anyio.abc
 from anyio.to_thread import run_sync
 
 from plait.backends.ask import answering, question_in
-from plait.backends.cancellation import CancellableTurn, Cancellation
+from plait.backends.backend_protocol import (
+    Allowance,
+    Backend,
+    ConversationRequest,
+    DetachedBackend,
+    Files,
+    Output,
+    Reply,
+)
 from plait.backends.context_variables import in_own_context
-from plait.backends.function import format_traceback
+from plait.backends.function_backend import format_traceback
 from plait.backends.hosts.fence import Fenced, attempt_folder, remove_attempts, run_folder, take_fence
 from plait.backends.hosts.frames import (
     LONGEST,
@@ -48,9 +56,9 @@ from plait.backends.hosts.slots import Slots, slots_taken
 from plait.backends.process.manifest import manifests_below
 from plait.backends.process.private import private_folder
 from plait.backends.process.spawn import sweep
-from plait.backends.protocol import Allowance, Backend, ConversationRequest, DetachedBackend, Files, Output, Reply
 from plait.backends.secrets import without_secrets
 from plait.backends.text import one_line
+from plait.backends.turn_cancellation import CancellableTurn, Cancellation
 from plait.errors import BackendError, BackendUnavailable, ErrorKind
 from plait.json_form import JsonValue
 

@@ -16,13 +16,7 @@ import anyio
 
 from plait.backends.agents.placed_output import PlacedOutput
 from plait.backends.ask import QuestionAsked, given_answers
-from plait.backends.cancellation import when_cancelled
-from plait.backends.function import as_backend
-from plait.backends.hosts.connection import AttemptChannel
-from plait.backends.hosts.frames import Frame, read_error, read_output, read_question, read_reply, request_json
-from plait.backends.hosts.session import HeldSlot, HostSession
-from plait.backends.prices import UNBILLED, BilledBackend, Billing
-from plait.backends.protocol import (
+from plait.backends.backend_protocol import (
     AdjustableBackend,
     Allowance,
     Conversation,
@@ -36,6 +30,12 @@ from plait.backends.protocol import (
     ReusableBackend,
     RunOnHosts,
 )
+from plait.backends.function_backend import as_backend
+from plait.backends.hosts.connection import AttemptChannel
+from plait.backends.hosts.frames import Frame, read_error, read_output, read_question, read_reply, request_json
+from plait.backends.hosts.session import HeldSlot, HostSession
+from plait.backends.prices import UNBILLED, BilledBackend, Billing
+from plait.backends.turn_cancellation import when_cancelled
 from plait.errors import BackendError, ErrorKind
 from plait.json_form import JsonValue, value
 

@@ -8,10 +8,10 @@ from operator import itemgetter
 
 import anyio
 
+from plait.backends.backend_protocol import AwayHost, Output
 from plait.backends.hosts.away import AwayReporter
 from plait.backends.hosts.connection import LOST, AttemptChannel, HostConnection
 from plait.backends.hosts.frames import Frame
-from plait.backends.protocol import AwayHost, Output
 from plait.errors import BackendError, ErrorKind
 
 _END_S = 20.0

@@ -12,13 +12,13 @@ from typing import BinaryIO
 
 import anyio
 
+from plait.backends.backend_protocol import RunOnHosts
 from plait.backends.hosts.connection import HostConnection
 from plait.backends.hosts.describe import describe
 from plait.backends.hosts.group import PATIENCE, HostGroup, hello_frame
 from plait.backends.hosts.placed import BackendTraits, HostBackend, host_backend
 from plait.backends.hosts.reachable import CommandResult, HostUnreachable, ReachableHost
 from plait.backends.hosts.session import HostSession
-from plait.backends.protocol import RunOnHosts
 from plait.backends.text import one_line
 from plait.json_form import JsonValue, value
 

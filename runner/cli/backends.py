@@ -15,13 +15,13 @@ from typing import Any, cast
 
 from pydantic import TypeAdapter, ValidationError
 
+from plait.backends.backend_protocol import Backend
 from plait.backends.hosts.dask.hosts import DaskHosts
 from plait.backends.hosts.ssh import SSHHosts
 from plait.backends.prices import Price
-from plait.backends.protocol import Backend
-from plait.backends.spec.build import KINDS, BackendSpec, answer_key_of, build, default_spec
-from plait.backends.spec.described import placed
-from plait.backends.spec.hosts import HostsPart
+from plait.backends.specs.build_backend import KINDS, BackendSpec, answer_key_of, build, default_spec
+from plait.backends.specs.described_hosts import placed
+from plait.backends.specs.host_specs import HostsPart
 from plait.json_form import JsonValue
 from plait.runner.cli.exits import CliError
 from plait.runner.domain.concurrency import default_concurrency

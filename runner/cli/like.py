@@ -10,10 +10,10 @@ from typing import Any, Literal, TypeVar
 import click
 from anyio import to_thread
 
-from plait.backends.protocol import Backend, ReusableBackend
-from plait.backends.spec.agents import AgentSpec
-from plait.backends.spec.build import PersonSpec
-from plait.backends.spec.pydantic_ai import PydanticAISpec
+from plait.backends.backend_protocol import Backend, ReusableBackend
+from plait.backends.specs.agent_specs import AgentSpec
+from plait.backends.specs.build_backend import PersonSpec
+from plait.backends.specs.pydantic_ai_spec import PydanticAISpec
 from plait.runner.cli.backends import BackendSet
 from plait.runner.cli.exits import CliError, print_note
 from plait.runner.cli.terminal_output import as_line

@@ -24,9 +24,7 @@ if TYPE_CHECKING:
 DEFAULT_STORE = Path(".plait") / "plait.db"
 STORE_VARIABLE = "PLAIT_STORE"
 KINDS = "openai, anthropic, local, claude-code, codex, gemini, goose, opencode, qwen, claude-agent-acp or codex-acp"
-"""The kinds for the help of `--backend`; `plait.backends.spec.build.KINDS` takes long to import, and a test compares
-both.
-"""
+"""The kinds for the help of `--backend`; `specs.build_backend.KINDS` takes long to import, and a test compares both."""
 PLAN_SUFFIXES = frozenset({".yaml", ".yml", ".json", ".toml"})
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import cast
 
-from plait.backends.protocol import MODEL_SETTINGS
+from plait.backends.backend_protocol import MODEL_SETTINGS
 from plait.json_form import JsonInput, JsonValue
 from plait.persistence.records import RunRecord, TaskRecord
 from plait.runner.cli.backends import BackendOptions, backend_set_of_file

@@ -18,15 +18,15 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from plait.backends.llm.anthropic import AnthropicBackend
-from plait.backends.llm.endpoint import is_environments
-from plait.backends.llm.openai import OpenAIBackend
+from plait.backends.backend_protocol import Backend
+from plait.backends.models.anthropic_api import AnthropicBackend
+from plait.backends.models.endpoint import is_environments
+from plait.backends.models.openai_api import OpenAIBackend
 from plait.backends.prices import Price
-from plait.backends.protocol import Backend
-from plait.backends.spec.agents import AgentSpec
-from plait.backends.spec.build import AnthropicSpec, BackendSpec, FunctionSpec, OpenAISpec
-from plait.backends.spec.hosts import HostsPart
-from plait.backends.spec.pydantic_ai import PydanticAISpec
+from plait.backends.specs.agent_specs import AgentSpec
+from plait.backends.specs.build_backend import AnthropicSpec, BackendSpec, FunctionSpec, OpenAISpec
+from plait.backends.specs.host_specs import HostsPart
+from plait.backends.specs.pydantic_ai_spec import PydanticAISpec
 from plait.errors import BackendUnavailable
 from plait.persistence.protocol import Store
 from plait.persistence.records import RunRecord, TaskRecord
@@ -289,7 +289,7 @@ def _needs_plan_file(spec: BackendSpec) -> bool:
 
 def _leaks_key(spec: OpenAISpec | AnthropicSpec) -> bool:
     """Return whether a stored spec would send a key of this environment to a server of another origin."""
-    # Headers from the environment go to the server of the environment only: see backends/llm/endpoint.py.
+    # Headers from the environment go to the server of the environment only: see backends/models/endpoint.py.
     backend = OpenAIBackend if isinstance(spec, OpenAISpec) else AnthropicBackend
     as_usual = all(is_environments(url, backend.url_env, backend.default_url) for url in spec.base_urls)
     return not (as_usual and spec.api_key_env == backend.api_key_env) and bool(os.environ.get(spec.api_key_env))

@@ -9,7 +9,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, TypeAlias
 
-from plait.backends.answers.schema import Mismatch, Schema
+from plait.backends.output_schema import Mismatch, Schema
 from plait.backends.text import clean_text, is_json, parse_json
 from plait.dialogue import Question
 from plait.errors import BackendError, PlaitError

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Literal, TypeAlias
 
-from plait.backends.protocol import OWN_OPTIONS, ModelOptions
+from plait.backends.backend_protocol import OWN_OPTIONS, ModelOptions
 from plait.errors import DAGError, ErrorKind, Problem, nearest
 from plait.json_form import JsonInput, JsonValue
 from plait.runner.domain.task_file import TaskFile

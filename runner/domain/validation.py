@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, cast
 
-from plait.backends.answers.schema import schema_problem
+from plait.backends.output_schema import schema_problem
 from plait.errors import Problem, PromptError, nearest
 from plait.json_form import JsonInput
 from plait.runner.domain.reachability import not_upstream

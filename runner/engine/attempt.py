@@ -11,9 +11,7 @@ from pathlib import Path
 import anyio.lowlevel
 
 from plait import events
-from plait.backends.cancellation import Cancellation
-from plait.backends.prices import Price
-from plait.backends.protocol import (
+from plait.backends.backend_protocol import (
     Allowance,
     Backend,
     ConversationRequest,
@@ -26,7 +24,9 @@ from plait.backends.protocol import (
     Placement,
     Reply,
 )
+from plait.backends.prices import Price
 from plait.backends.text import clean_text
+from plait.backends.turn_cancellation import Cancellation
 from plait.dialogue import Answer, Message
 from plait.errors import BackendError, ErrorKind, PromptError
 from plait.runner.clock import Clock

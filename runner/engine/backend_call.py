@@ -12,15 +12,15 @@ from typing import TypeAlias, cast, get_args
 
 import anyio
 
-from plait.backends.answers.schema import Schema
-from plait.backends.answers.threads import in_thread, is_large
 from plait.backends.ask import QuestionAsked, answering, question_in
-from plait.backends.cancellation import CancellableTurn, Cancellation
+from plait.backends.backend_protocol import Backend, ConversationRequest, Reply
 from plait.backends.context_variables import in_own_context
-from plait.backends.function import format_traceback
-from plait.backends.protocol import Backend, ConversationRequest, Reply
+from plait.backends.function_backend import format_traceback
+from plait.backends.output_schema import Schema
 from plait.backends.secrets import without_secrets
 from plait.backends.text import clean_text, shown
+from plait.backends.threads import in_thread, is_large
+from plait.backends.turn_cancellation import CancellableTurn, Cancellation
 from plait.dialogue import Message, Question, Role
 from plait.errors import BackendError, BackendUnavailable, ErrorKind, PlaitError, PromptError
 from plait.json_form import JsonValue, value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from plait.backends.protocol import (
+from plait.backends.backend_protocol import (
     MODEL_SETTINGS,
     OWN_OPTIONS,
     AdjustableBackend,

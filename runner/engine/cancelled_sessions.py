@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import anyio
 
-from plait.backends.protocol import StatusBackend
+from plait.backends.backend_protocol import StatusBackend
 from plait.runner.engine.config import Config
 from plait.runner.log import logger
 from plait.runner.state.run_state import RunState

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
+from plait.backends.backend_protocol import Backend, PlacedBackend, ReusableBackend
 from plait.backends.prices import Price
-from plait.backends.protocol import Backend, PlacedBackend, ReusableBackend
 from plait.json_form import JsonValue
 from plait.persistence.protocol import Store
 from plait.runner.clock import Clock

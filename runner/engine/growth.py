@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from plait import events
-from plait.backends.protocol import Backend, Reply
+from plait.backends.backend_protocol import Backend, Reply
 from plait.backends.text import parse_json
 from plait.errors import DAGError, Problem
 from plait.runner.domain.dag import nearest

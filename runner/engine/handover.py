@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from plait.backends.protocol import DetachedTurn
+from plait.backends.backend_protocol import DetachedTurn
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import anyio
 
 from plait import events
-from plait.backends.protocol import AwayHost, Backend, HostConnections, PlacedBackend, RunOnHosts
+from plait.backends.backend_protocol import AwayHost, Backend, HostConnections, PlacedBackend, RunOnHosts
 from plait.runner.clock import iso
 from plait.runner.engine.checkpointer import EventSink
 from plait.runner.log import logger

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from plait import events
-from plait.backends.protocol import ForkingBackend, Reply
+from plait.backends.backend_protocol import ForkingBackend, Reply
 from plait.backends.text import clean_text
 from plait.dialogue import Message, Question
 from plait.errors import BackendError, DAGError, ErrorKind, PromptError

@@ -9,8 +9,8 @@ import anyio
 from anyio.to_thread import run_sync
 
 from plait.backends import prices
+from plait.backends.backend_protocol import Backend
 from plait.backends.prices import UNBILLED, BilledBackend, Billing, Price, Prices
-from plait.backends.protocol import Backend
 from plait.dialogue import Message
 from plait.runner.clock import Clock
 from plait.runner.engine.backend_call import CallOutcome

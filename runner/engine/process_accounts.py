@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import TypeAlias
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
-from plait.backends.protocol import Backend
+from plait.backends.backend_protocol import Backend
 from plait.errors import BackendUnavailable
 from plait.runner.scheduling.account import Account
 from plait.runner.scheduling.rate_gate import RateGate

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from anyio.to_thread import run_sync
 
-from plait.backends.protocol import Attachment
+from plait.backends.backend_protocol import Attachment
 from plait.errors import BackendError, DAGError, ErrorKind, Problem
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.task import Task

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 import anyio
 
-from plait.backends.protocol import (
+from plait.backends.backend_protocol import (
     Attachment,
     Backend,
     ConversationRequest,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-from plait.backends.protocol import Reply
+from plait.backends.backend_protocol import Reply
 from plait.errors import BackendError, DAGError, ErrorKind, PromptError, RunNotFound
 from plait.json_form import JsonValue
 from plait.runner.clock import iso

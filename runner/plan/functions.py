@@ -15,11 +15,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from plait.backends.spec.build import FunctionSpec
+from plait.backends.specs.build_backend import FunctionSpec
 from plait.runner.domain.dag import nearest
 
 if TYPE_CHECKING:
-    from plait.backends.spec.build import BackendSpec
+    from plait.backends.specs.build_backend import BackendSpec
 
 _DYNAMIC = re.compile(
     rb"\b(?:globals|vars|exec|eval|setattr|__getattr__|__dict__|__path__|modules|meta_path|path_hooks)\b|import +\*"

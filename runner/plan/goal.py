@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from plait.backends.spec.build import BackendSpec, LocalSpec
+from plait.backends.specs.build_backend import BackendSpec, LocalSpec
 from plait.errors import PromptError
 from plait.json_form import JsonInput, JsonValue
 from plait.runner.domain.dag import DAG

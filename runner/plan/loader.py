@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ValidationError
 
-from plait.backends.protocol import MODEL_SETTINGS
+from plait.backends.backend_protocol import MODEL_SETTINGS
 from plait.errors import DAGError, PlanError, PlanProblem
 from plait.json_form import JsonValue
 from plait.runner.domain.dag import DAG, nearest
@@ -37,8 +37,8 @@ from plait.runner.policies.orchestrator.policy import OrchestratorPolicy
 
 if TYPE_CHECKING:
     from plait.backends.prices import Price
-    from plait.backends.spec.build import BackendSpec
-    from plait.backends.spec.hosts import HostsPart
+    from plait.backends.specs.build_backend import BackendSpec
+    from plait.backends.specs.host_specs import HostsPart
     from plait.json_form import JsonValue
     from plait.runner.domain.policy import Policy
 
@@ -56,7 +56,7 @@ class Plan:
     dag: DAG
     """The validated graph."""
     backends: Mapping[str, BackendSpec] = field(default_factory=dict[str, Any])
-    """Specifications of backends by name, for `plait.backends.spec.build`; empty if the file names none."""
+    """Specifications of backends by name, for `plait.backends.specs.build_backend`; empty if the file names none."""
     default_backend: str | None = None
     """The name of the backend for tasks without a backend; None to let the caller choose."""
     concurrency: int | None = None

@@ -10,8 +10,8 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from plait.backends.spec.agents import AcpAgent
-from plait.backends.spec.base import RatePart
+from plait.backends.specs.agent_specs import AcpAgent
+from plait.backends.specs.backend_spec import RatePart
 from plait.errors import PlanProblem
 from plait.runner.domain.dag import nearest
 from plait.runner.plan.schema import (

@@ -23,8 +23,8 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from plait.backends.prices import Price
-from plait.backends.spec.build import BackendSpec
-from plait.backends.spec.hosts import HostsPart
+from plait.backends.specs.build_backend import BackendSpec
+from plait.backends.specs.host_specs import HostsPart
 from plait.errors import ErrorKind
 from plait.runner.domain.dag import nearest
 from plait.runner.domain.task import DEFAULT_RETRY, DEFAULT_RETRY_ON, MAX_DEPTH, MAX_TASKS, NEVER_RETRIED

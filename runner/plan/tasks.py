@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from plait.backends.answers.schema import schema_problem
-from plait.backends.spec.build import FunctionSpec
+from plait.backends.output_schema import schema_problem
+from plait.backends.specs.build_backend import FunctionSpec
 from plait.errors import Problem
 from plait.json_form import JsonValue
 from plait.runner.domain.dag import nearest

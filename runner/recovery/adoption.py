@@ -17,7 +17,7 @@ from dataclasses import replace
 from anyio.to_thread import run_sync
 
 from plait import events
-from plait.backends.protocol import DetachedBackend, DetachedTurn, Files, PlacedBackend
+from plait.backends.backend_protocol import DetachedBackend, DetachedTurn, Files, PlacedBackend
 from plait.persistence.protocol import files_root
 from plait.persistence.records import TaskRecord
 from plait.runner.domain.question import parse_time

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from plait.backends.protocol import DetachedTurn
+from plait.backends.backend_protocol import DetachedTurn
 from plait.persistence.records import TaskRecord
 from plait.runner.domain.conversation import INVALID_TASKS
 from plait.runner.domain.dag import DAG

@@ -12,7 +12,7 @@ from contextvars import copy_context
 from functools import partial
 from typing import TypeAlias
 
-from plait.backends.protocol import Allowance
+from plait.backends.backend_protocol import Allowance
 from plait.runner.scheduling.rates import RateLimiter, RateLimits, Reservation
 
 Timer: TypeAlias = Callable[[float, Callable[[], None]], Callable[[], object] | None]

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from threading import Lock
 
-from plait.backends.protocol import Allowance
+from plait.backends.backend_protocol import Allowance
 
 BURST_S = 0.5
 """The seconds of refill that a bucket holds at most."""

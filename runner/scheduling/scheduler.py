@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from math import inf
 
-from plait.backends.protocol import Allowance
+from plait.backends.backend_protocol import Allowance
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.task import FailureMode
 from plait.runner.scheduling.account import Account, Pause

@@ -15,7 +15,7 @@ from hashlib import sha256
 from pathlib import Path
 from string import ascii_letters, digits
 
-from plait.backends.protocol import Files
+from plait.backends.backend_protocol import Files
 
 SESSIONS = "sessions"
 _PLAIN = frozenset(f"{ascii_letters}{digits}._-".encode())

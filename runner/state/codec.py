@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any, cast
 
 from plait import events
-from plait.backends.protocol import MODEL_SETTINGS
+from plait.backends.backend_protocol import MODEL_SETTINGS
 from plait.backends.text import clean_text
 from plait.dialogue import Message
 from plait.errors import StoreError

@@ -12,8 +12,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from plait.backends.answers.reader import read_answer
-from plait.backends.answers.schema import Mismatch, Schema
+from plait.backends.answer_reader import read_answer
+from plait.backends.output_schema import Mismatch, Schema
 from plait.dialogue import Message
 from plait.errors import BackendError, PlaitError
 from plait.json_form import JsonValue

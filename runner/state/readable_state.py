@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from plait.backends.protocol import Reply
+from plait.backends.backend_protocol import Reply
 from plait.json_form import JsonValue
 from plait.persistence.records import TaskRecord
 from plait.runner.domain.conversation import Continuation, History

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
-from plait.backends.protocol import MODEL_SETTINGS
+from plait.backends.backend_protocol import MODEL_SETTINGS
 from plait.backends.text import clean_text
 from plait.errors import TaskNotFound, nearest
 from plait.json_form import JsonValue

@@ -28,7 +28,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from plait import events
-from plait.backends.protocol import Reply
+from plait.backends.backend_protocol import Reply
 from plait.dialogue import Message
 from plait.errors import BackendError, ErrorKind
 from plait.json_form import JsonValue

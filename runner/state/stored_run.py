@@ -7,7 +7,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from plait.backends.protocol import DetachedTurn
+from plait.backends.backend_protocol import DetachedTurn
 from plait.errors import PlaitError, RunNotFound, RunNotResumable, StoreRequired, TaskNotFound, nearest
 from plait.events import TaskInterrupted, TaskRetried
 from plait.json_form import JsonValue

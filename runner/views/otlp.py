@@ -11,8 +11,8 @@ from urllib.parse import unquote
 
 import anyio.to_thread
 
-from plait.backends.llm.client import Client, Limits
-from plait.backends.llm.endpoint import Endpoint, url_fault
+from plait.backends.models.endpoint import Endpoint, url_fault
+from plait.backends.models.http_client import Client, Limits
 from plait.errors import PlaitError
 from plait.runner.clock import Clock
 from plait.runner.domain.question import parse_time

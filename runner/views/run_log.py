@@ -27,7 +27,7 @@ from plait.runner.views.read_views import usage_as_json
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from plait.backends.protocol import Output
+    from plait.backends.backend_protocol import Output
 
 _LONGEST = 8000  # characters of incomplete lines held back
 _LATER = "~"  # behind all times

@@ -13,7 +13,7 @@ from anyio.abc import ObjectReceiveStream
 from fastapi import APIRouter, Depends, Header, Query, Response
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
-from plait.backends.spec.build import BackendSpec
+from plait.backends.specs.build_backend import BackendSpec
 from plait.errors import RunNotResumable, RunOwned
 from plait.json_form import JsonValue
 from plait.runner.engine.config import DEFAULT_BACKEND

@@ -22,15 +22,17 @@ LAYERS: list[list[str]] = [
     ["errors"],
     ["events"],
     # The contract of a backend and its vocabulary.
-    ["backends.protocol backends.text backends.json_fields backends.error_kinds "
+    ["backends.backend_protocol backends.text backends.json_fields backends.error_kinds "
      "backends.limit_resets backends.extras backends.prices backends.secrets backends.placeable backends.whole_answer"],
-    ["backends.answers"],
-    ["backends.ask backends.cancellation backends.context_variables backends.function backends.person backends.replay"],
+    ["backends.threads backends.schema_cost backends.schema_validator backends.output_schema "
+     "backends.answer_candidates backends.answer_reader"],
+    ["backends.ask backends.turn_cancellation backends.context_variables backends.function_backend backends.person "
+     "backends.replay_conversation"],
     ["backends.process"],
-    ["backends.llm", "backends.langgraph", "backends.pydantic_ai", "backends.agents"],
+    ["backends.models", "backends.frameworks", "backends.agents"],
     ["backends.agents.claude", "backends.agents.codex", "backends.agents.acp"],
     ["backends.hosts"],
-    ["backends.spec"],
+    ["backends.specs"],
     ["backends"],  # the public names
     ["backends.contract"],
     # The contract of a store, and the rules that each store keeps.

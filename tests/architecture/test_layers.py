@@ -54,18 +54,18 @@ def test_a_breach_is_found(text: str) -> None:
 
 
 def test_a_leaf_imports_neither_the_other_leaf_nor_the_runner() -> None:
-    below = [Source("runner/clock.py", ""), Source("backends/protocol.py", "")]
-    found = breaches([Source("persistence/contract/x.py", "import plait.backends.protocol"), *below])
+    below = [Source("runner/clock.py", ""), Source("backends/backend_protocol.py", "")]
+    found = breaches([Source("persistence/contract/x.py", "import plait.backends.backend_protocol"), *below])
     found += breaches([Source("backends/contract.py", "from plait.runner import clock"), *below])
     assert len(found) == 2
 
 
 def test_a_word_imports_nothing_of_ours_but_words() -> None:
-    others = [Source("src/plait/json_form.py", ""), Source("backends/protocol.py", "")]
+    others = [Source("src/plait/json_form.py", ""), Source("backends/backend_protocol.py", "")]
     (found,) = breaches(
-        [Source("src/plait/usage.py", "import plait.backends.protocol\nimport plait.json_form"), *others]
+        [Source("src/plait/usage.py", "import plait.backends.backend_protocol\nimport plait.json_form"), *others]
     )
-    assert found == "src/plait/usage.py:1: usage imports plait.backends.protocol"
+    assert found == "src/plait/usage.py:1: usage imports plait.backends.backend_protocol"
     assert breaches([Source("persistence/records.py", "from plait import json_form"), *others]) == []
 
 

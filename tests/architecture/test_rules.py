@@ -45,8 +45,8 @@ RULES: dict[Rule, Sequence[tuple[str, str]]] = {
         ("backends/x.py", "def f():\n    from importlib import import_module\n    import_module('aiohttp.web')"),
     ],
     heavy_libraries_load_lazily: [
-        ("backends/llm/client.py", "try:\n    import aiohttp\nexcept ImportError:\n    pass"),
-        ("backends/llm/client.py", "import importlib\nhttp = importlib.import_module('aiohttp')"),
+        ("backends/models/http_client.py", "try:\n    import aiohttp\nexcept ImportError:\n    pass"),
+        ("backends/models/http_client.py", "import importlib\nhttp = importlib.import_module('aiohttp')"),
         ("runner/domain/dag.py", "import networkx as nx"),
     ],
     work_belongs_to_task_groups: [
@@ -119,12 +119,12 @@ def test_the_rule_can_fail(rule: Rule) -> None:
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
 def test_the_rule_lets_the_neighbours_pass(rule: Rule) -> None:
     innocent = [
-        Source("runner/x.py", "from plait.backends.protocol import Reply\nimport time\nkind = mode == 'skip'"),
+        Source("runner/x.py", "from plait.backends.backend_protocol import Reply\nimport time\nkind = mode == 'skip'"),
         Source(
             "runner/y.py",
             "def f(state):\n    state.start(0)\n    mine = dict(state.results)\n    mine[0] = state.results[0]",
         ),
-        Source("backends/llm/client.py", "def f():\n    import aiohttp"),
+        Source("backends/models/http_client.py", "def f():\n    import aiohttp"),
         Source("runner/domain/dag.py", "if TYPE_CHECKING:\n    import networkx as nx\nimport re"),
         Source("persistence/x.py", "import sqlite3\nfd = os.open(p, os.O_CREAT | os.O_EXCL)\nos.close(fd)"),
         Source("persistence/y.py", "text = files('p').joinpath('x.sql').read_text()\ne = f'run {r} is gone'"),

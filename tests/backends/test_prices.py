@@ -176,7 +176,7 @@ def test_what_the_list_does_not_know_stays_unknown(billing: Billing, model: str 
 )
 def test_the_list_is_not_loaded_for_a_server_of_ones_own(provider: str, needed: bool) -> None:
     code = (
-        "import sys; from plait.backends.prices import Billing, Prices; from plait.backends.protocol import Usage\n"
+        "import sys; from plait.backends.prices import Billing, Prices; from plait.usage import Usage\n"
         "print(Prices({}).needs_list(Usage(10, 10, model='gpt-5.4'), Billing(sys.argv[1])))"
     )
     told = subprocess.run([sys.executable, "-c", code, provider], capture_output=True, text=True, check=True).stdout

@@ -9,7 +9,7 @@ import pytest
 
 from plait import DAG, OpenQuestion, ParallelRunner, Retry, RunStatus, Task
 from plait.backends import BackendError, ErrorKind
-from plait.backends.protocol import Reply
+from plait.backends.backend_protocol import Reply
 from plait.dialogue import Question
 from plait.events import TaskStarted
 from plait.persistence import Batch, Store

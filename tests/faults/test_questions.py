@@ -8,7 +8,7 @@ import pytest
 
 from plait import DAG, OpenQuestion, ParallelRunner, RunResult, RunStatus, Task
 from plait.backends import ask
-from plait.backends.protocol import ConversationRequest, Reply
+from plait.backends.backend_protocol import ConversationRequest, Reply
 from plait.dialogue import Question
 from plait.json_form import JsonValue
 from plait.persistence import MemoryStore, Store, StoreError

@@ -12,7 +12,7 @@ import anyio
 
 from plait.backends import ClaudeCodeBackend, CodexBackend, ConversationRequest
 from plait.backends.agents.backend import CliBackend
-from plait.backends.protocol import Files
+from plait.backends.backend_protocol import Files
 
 
 def make_backend(kind: str, url: str, folder: Path) -> CliBackend:

@@ -9,7 +9,7 @@ import anyio
 import anyio.lowlevel
 
 from plait import DAG, ParallelRunner, Run
-from plait.backends.protocol import Conversation, ConversationRequest, Reply
+from plait.backends.backend_protocol import Conversation, ConversationRequest, Reply
 from plait.persistence import Store
 from tests.support.fakes import QuickClock, Talker
 from tests.support.stores.faulty_store import Fault, FaultyStore, on_write

@@ -9,7 +9,7 @@ import anyio
 import anyio.lowlevel
 
 from plait import Clock
-from plait.backends.protocol import ConversationRequest, Output, Reply
+from plait.backends.backend_protocol import ConversationRequest, Output, Reply
 from plait.errors import BackendError
 from plait.runner.engine.inbox import LOOK_EVERY_S
 from plait.usage import Usage

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from plait import Task
-from plait.backends.protocol import ConversationRequest, Reply
+from plait.backends.backend_protocol import ConversationRequest, Reply
 from plait.json_form import JsonValue
 from plait.persistence import Batch, Store
 from plait.workflows import Decision, RunView

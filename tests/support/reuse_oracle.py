@@ -19,7 +19,7 @@ from typing import Any
 
 from plait import OpenQuestion
 from plait.backends import BackendError, ErrorKind, Reply
-from plait.backends.protocol import ConversationRequest
+from plait.backends.backend_protocol import ConversationRequest
 from tests.support.edited_plans import ELEMENTS, Node, Plan
 
 Identity = tuple[str, str | None]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import anyio
 
 from plait import events
-from plait.backends.protocol import Backend, ConversationRequest, Reply
+from plait.backends.backend_protocol import Backend, ConversationRequest, Reply
 from plait.dialogue import Message
 from plait.errors import BackendError, ErrorKind
 from plait.persistence import MemoryStore

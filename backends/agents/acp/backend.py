@@ -20,8 +20,8 @@ from plait.backends.agents.backend import CliBackend
 from plait.backends.agents.catalog import ACP, agent
 from plait.backends.agents.error_kinds import NETWORK
 from plait.backends.agents.protocol import Call
+from plait.backends.backend_protocol import ConversationRequest, Files
 from plait.backends.prices import Billing
-from plait.backends.protocol import ConversationRequest, Files
 
 
 @dataclass(eq=False, kw_only=True)

@@ -19,11 +19,11 @@ from plait.backends.agents.output_lines import read_line
 from plait.backends.agents.protocol import Call, Program, Reader
 from plait.backends.agents.session_locks import Sessions, first_before, since
 from plait.backends.agents.transcript import UnreportedCall, earlier, exchanges
-from plait.backends.cancellation import when_cancelled
+from plait.backends.backend_protocol import ConversationRequest, Files, Reply
 from plait.backends.json_fields import at
 from plait.backends.process.child import Child
 from plait.backends.process.manifest import read_manifest
-from plait.backends.protocol import ConversationRequest, Files, Reply
+from plait.backends.turn_cancellation import when_cancelled
 from plait.errors import BackendError
 from plait.usage import NO_USAGE, Usage
 

@@ -40,9 +40,9 @@ from plait.backends.agents.acp.updates import Updates, answering
 from plait.backends.agents.acp.wire import AUTH_REQUIRED, AcpStep, Message, answer, notification, refusal, request
 from plait.backends.agents.error_kinds import failure, no_outcome
 from plait.backends.agents.protocol import Call, ProcessEnd, TurnAnswer
+from plait.backends.backend_protocol import Output
 from plait.backends.json_fields import at, text
 from plait.backends.limit_resets import seconds_left
-from plait.backends.protocol import Output
 from plait.backends.text import shown
 from plait.errors import BackendError, ErrorKind
 from plait.json_form import JsonValue, value

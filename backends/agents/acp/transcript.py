@@ -14,8 +14,8 @@ from plait.backends.agents.acp.outbox import sent_messages_from
 from plait.backends.agents.acp.permissions import PermissionRequest, permission_request
 from plait.backends.agents.acp.wire import Message, answer, name_of
 from plait.backends.agents.protocol import Call
+from plait.backends.backend_protocol import Output
 from plait.backends.json_fields import at, text
-from plait.backends.protocol import Output
 from plait.json_form import JsonValue
 
 

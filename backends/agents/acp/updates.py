@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from plait.backends.agents.acp.permissions import describe
+from plait.backends.backend_protocol import Output
 from plait.backends.json_fields import at, count, number, tables, text
-from plait.backends.protocol import Output
 from plait.json_form import JsonValue
 from plait.usage import NO_USAGE, Usage
 

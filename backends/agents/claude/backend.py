@@ -22,9 +22,9 @@ from plait.backends.agents.claude.reader import ClaudeReader
 from plait.backends.agents.error_kinds import NETWORK
 from plait.backends.agents.protocol import Call
 from plait.backends.agents.transcript import reread
+from plait.backends.backend_protocol import ConversationRequest, Files
 from plait.backends.prices import Billing
 from plait.backends.process.private import private_file
-from plait.backends.protocol import ConversationRequest, Files
 from plait.backends.text import check_base_url
 
 _ENVIRONMENT: Mapping[str, str] = {

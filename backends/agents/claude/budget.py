@@ -12,8 +12,8 @@ from pathlib import Path
 from plait.backends.agents.conversation import CliConversation
 from plait.backends.agents.protocol import Call, Program
 from plait.backends.agents.transcript import earlier, exchanges
+from plait.backends.backend_protocol import ConversationRequest, Files, Reply
 from plait.backends.process.manifest import read_manifest
-from plait.backends.protocol import ConversationRequest, Files, Reply
 from plait.dialogue import Message, Question
 from plait.errors import BackendError, ErrorKind
 from plait.json_form import JsonValue, value

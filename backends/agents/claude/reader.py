@@ -11,10 +11,10 @@ from plait.backends.agents.claude.error_kinds import PHRASES, REFUSES_SCHEMA, ki
 from plait.backends.agents.claude.questions import question_of
 from plait.backends.agents.error_kinds import THROTTLED, SchemaRefused, failure, no_outcome, safe_line
 from plait.backends.agents.protocol import Call, ProcessEnd, TurnAnswer
+from plait.backends.backend_protocol import Output
 from plait.backends.error_kinds import error_text
 from plait.backends.json_fields import UsageTally, at, count, describe_tool_call, number, tables, text
 from plait.backends.limit_resets import seconds_left
-from plait.backends.protocol import Output
 from plait.backends.text import clean_text, shown
 from plait.errors import BackendError, ErrorKind
 from plait.json_form import JsonValue

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
+from plait.backends.backend_protocol import RunOnHosts
 from plait.backends.extras import require
 from plait.backends.hosts.dask.address import check_address, slots_of
 from plait.backends.hosts.describe import describe
@@ -14,7 +15,6 @@ from plait.backends.hosts.group import PATIENCE, HostGroup, hello_frame
 from plait.backends.hosts.placed import BackendTraits, HostBackend, host_backend
 from plait.backends.hosts.reachable import HostUnreachable, ReachableHost
 from plait.backends.hosts.session import HostSession
-from plait.backends.protocol import RunOnHosts
 from plait.json_form import JsonValue
 
 if TYPE_CHECKING:

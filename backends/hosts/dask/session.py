@@ -7,13 +7,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 import anyio
 import anyio.abc
 
+from plait.backends.backend_protocol import Output, RunOnHosts
 from plait.backends.hosts.connection import LOST, AttemptChannel, HostConnection
 from plait.backends.hosts.dask.address import slots_for
 from plait.backends.hosts.dask.cluster import Cluster, ClusterError, DaskWorker, connected
 from plait.backends.hosts.dask.connection import WorkerConnection
 from plait.backends.hosts.frames import Frame
 from plait.backends.hosts.session import HostSession, OnOutput
-from plait.backends.protocol import Output, RunOnHosts
 from plait.errors import BackendError, ErrorKind
 
 _POLL_S = 1.0

@@ -13,7 +13,7 @@ import anyio
 from plait.backends.agents.catalog import AGENTS
 from plait.backends.hosts.probe import NO_WORKER, HostState, probe_hosts
 from plait.backends.hosts.reachable import HostUnreachable, ReachableHost
-from plait.backends.spec.hosts import DaskHostsPart
+from plait.backends.specs.host_specs import DaskHostsPart
 from plait.errors import StoreError
 from plait.events import HostAway
 from plait.persistence.findings import Finding, Fitness

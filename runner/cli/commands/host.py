@@ -17,7 +17,7 @@ from plait.runner.cli.exits import COMPLETED, CliError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from plait.backends.protocol import Backend
+    from plait.backends.backend_protocol import Backend
     from plait.json_form import JsonValue
 
 
@@ -48,7 +48,7 @@ def _build(described: Mapping[str, JsonValue]) -> Backend:
     """Return the backend described. Raises BackendUnavailable if this host cannot make the backend."""
     if "spec" in described:
         # The models of plan files take as long to import as everything else here.
-        from plait.backends.spec.described import build_spec  # noqa: PLC0415
+        from plait.backends.specs.described_hosts import build_spec  # noqa: PLC0415
 
         return build_spec(described)
     from plait.backends.hosts.describe import build_described  # noqa: PLC0415

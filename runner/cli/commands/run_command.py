@@ -12,8 +12,8 @@ from typing import Any
 import anyio
 import click
 
-from plait.backends.protocol import Backend, Conversation, ConversationRequest
-from plait.backends.spec.build import BackendSpec, FunctionSpec, LocalSpec
+from plait.backends.backend_protocol import Backend, Conversation, ConversationRequest
+from plait.backends.specs.build_backend import BackendSpec, FunctionSpec, LocalSpec
 from plait.errors import KeyConflict
 from plait.json_form import JsonValue
 from plait.persistence.protocol import Store

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import click
 
+from plait.backends.backend_protocol import Backend
 from plait.backends.extras import install_command
-from plait.backends.protocol import Backend
 from plait.errors import PlaitError, RunOwned
 from plait.persistence.protocol import Store
 from plait.runner.cli.access import listen, make_access, token_file, url_of

@@ -28,7 +28,7 @@ from plait.backends.agents.backend import CliBackend
 from plait.backends.agents.follow import TurnWatch
 from plait.backends.agents.output_lines import read_line
 from plait.backends.agents.transcript import outputs_of
-from plait.backends.protocol import Files, Reply
+from plait.backends.backend_protocol import Files, Reply
 from tests.support.agents.recorded import ROOT, recorded
 
 K = ErrorKind

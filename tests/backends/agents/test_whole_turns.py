@@ -10,7 +10,7 @@ import pytest
 
 from plait.backends import BackendError, ClaudeCodeBackend, CodexBackend, ConversationRequest, ErrorKind
 from plait.backends.agents.backend import CliBackend
-from plait.backends.protocol import Files, Reply
+from plait.backends.backend_protocol import Files, Reply
 from tests.support.agents.homes import send
 
 SESSION = "00000000-0000-4000-8000-000000000002"

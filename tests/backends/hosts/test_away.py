@@ -11,10 +11,10 @@ import pytest
 from anyio.lowlevel import checkpoint
 
 from plait.backends import BackendError
+from plait.backends.backend_protocol import AwayHost, Output
 from plait.backends.hosts.away import AwayReporter
 from plait.backends.hosts.connection import AttemptChannel, HostConnection
 from plait.backends.hosts.session import HostSession
-from plait.backends.protocol import AwayHost, Output
 
 
 def attempt(task: str) -> AttemptChannel:

@@ -22,8 +22,8 @@ from plait.backends.hosts.dask import relay
 from plait.backends.hosts.dask.address import slots_for
 from plait.backends.hosts.describe import build_described, describe
 from plait.backends.hosts.probe import probe_hosts
-from plait.backends.spec.build import BackendSpec
-from plait.backends.spec.described import placed, spec_description
+from plait.backends.specs.build_backend import BackendSpec
+from plait.backends.specs.described_hosts import placed, spec_description
 from plait.events import TaskCompleted, TaskPlaced, TaskStarted
 from plait.hosts import DaskHosts, SSHHosts
 from plait.persistence import SQLiteStore

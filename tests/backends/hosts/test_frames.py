@@ -7,8 +7,8 @@ import json
 import pytest
 
 from plait.backends import Usage
+from plait.backends.backend_protocol import Output
 from plait.backends.hosts.frames import output_json, read_output
-from plait.backends.protocol import Output
 
 
 @pytest.mark.parametrize("cost", [None, 0.0, 0.5])

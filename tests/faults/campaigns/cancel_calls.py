@@ -14,7 +14,7 @@ import anyio
 import anyio.lowlevel
 
 from plait import DAG, ParallelRunner, Retry, Task
-from plait.backends.protocol import ConversationRequest, Reply
+from plait.backends.backend_protocol import ConversationRequest, Reply
 from plait.errors import BackendError, ErrorKind
 from plait.events import LeaseRenewed
 from plait.persistence import Batch, Note, SQLiteStore

@@ -14,7 +14,7 @@ from typing import Literal, get_args
 import anyio
 import anyio.lowlevel
 
-from plait.backends.protocol import ConversationRequest, Reply
+from plait.backends.backend_protocol import ConversationRequest, Reply
 from plait.dialogue import Message
 from plait.errors import BackendError, ErrorKind
 from plait.runner.engine.attempt import INTERRUPTED

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from plait import DAG, ParallelRunner, RunStatus, Task, TaskStatus, events
-from plait.backends.protocol import Reply
+from plait.backends.backend_protocol import Reply
 from plait.persistence import MemoryStore, SQLiteStore, Store
 from tests.support.growth import Recording, listed, plan, spec, talker
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from plait import DAG, GrowthLimits, ParallelRunner, RunStatus, Task, TaskStatus
-from plait.backends.protocol import ConversationRequest, Reply
+from plait.backends.backend_protocol import ConversationRequest, Reply
 from plait.errors import DAGError
 from plait.persistence import MemoryStore, Store
 from tests.support.fakes import Talker

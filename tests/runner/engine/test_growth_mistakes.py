@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from plait import DAG, GrowthLimits, OpenQuestion, ParallelRunner, Retry, RunStatus, Task, TaskStatus
 from plait.backends import BackendError, ErrorKind
-from plait.backends.protocol import ConversationRequest, Reply
+from plait.backends.backend_protocol import ConversationRequest, Reply
 from plait.dialogue import Question
 from plait.persistence import MemoryStore, Store
 from plait.workflows import Decision

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import anyio
 
 from plait.backends import FunctionBackend
-from plait.backends.protocol import Backend, RunOnHosts
+from plait.backends.backend_protocol import Backend, RunOnHosts
 from plait.runner.engine.host_connections import end_on_hosts, run_on_hosts
 
 

@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 from plait import DAG, GrowthLimits, ParallelRunner, RunStatus, Task, TaskStatus
-from plait.backends.protocol import ConversationRequest
+from plait.backends.backend_protocol import ConversationRequest
 from plait.persistence import Batch, MemoryStore, MessageRecord, SQLiteStore, Store, StoreError
 from plait.results import ResumeAction
 from plait.workflows import Decision, RunView

@@ -12,7 +12,7 @@ import pytest
 
 from plait import DAG, ParallelRunner, Retry, Run, RunStatus, Task
 from plait.backends import BackendError, Conversation, ConversationRequest, ErrorKind, Output, Reply
-from plait.backends.protocol import Allowance
+from plait.backends.backend_protocol import Allowance
 from plait.events import BackendThrottled
 from plait.persistence import Store
 from plait.runner.scheduling.account import PROBES

@@ -15,7 +15,7 @@ import pytest
 
 from plait import DAG, FailureMode, ParallelRunner, RateLimits, RunStatus, Task, TaskStatus, events
 from plait.backends import ConversationRequest, Message, Usage
-from plait.backends.replay import ReplayConversation
+from plait.backends.replay_conversation import ReplayConversation
 from plait.events import TaskStarted
 from plait.persistence import MemoryStore
 from plait.runner.cli.display.waits import throttling_line

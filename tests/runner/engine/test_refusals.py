@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 from plait import DAG, FailureMode, ParallelRunner, RunResult, RunStatus, Task, TaskStatus, ask, events
-from plait.backends.protocol import Reply
+from plait.backends.backend_protocol import Reply
 from plait.dialogue import Question
 from plait.errors import BackendError, ErrorKind
 from plait.events import (

@@ -9,7 +9,7 @@ import pytest
 
 from plait import DAG, FailureMode, OpenQuestion, ParallelRunner, PlaitError, Retry, RunStatus, Task, TaskStatus
 from plait.backends import ask
-from plait.backends.protocol import Conversation, ConversationRequest, Reply
+from plait.backends.backend_protocol import Conversation, ConversationRequest, Reply
 from plait.dialogue import Answer, Message, Question
 from plait.errors import BackendError, ErrorKind
 from plait.json_form import JsonValue

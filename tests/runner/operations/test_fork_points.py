@@ -10,7 +10,7 @@ import pytest
 
 from plait import DAG, OpenQuestion, ParallelRunner, PlaitError, RunStatus, Task
 from plait.backends import BackendError, ErrorKind, PersonBackend, Reply
-from plait.backends.protocol import ConversationRequest
+from plait.backends.backend_protocol import ConversationRequest
 from plait.events import TaskCompleted
 from plait.persistence import MemoryStore
 from plait.runner.operations.fork_run import Fork

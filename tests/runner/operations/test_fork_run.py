@@ -11,7 +11,7 @@ import pytest
 
 from plait import DAG, ParallelRunner, PlaitError, RunResult, RunStatus, Task
 from plait.backends import BackendError, ErrorKind, Reply, Usage
-from plait.backends.protocol import ConversationRequest
+from plait.backends.backend_protocol import ConversationRequest
 from plait.errors import DAGError, RunNotResumable, TaskNotFound
 from plait.persistence import MemoryStore, SQLiteStore, Store
 from plait.runner.operations.fork_run import Fork, ForkEdits

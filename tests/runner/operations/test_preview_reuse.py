@@ -10,7 +10,7 @@ import pytest
 
 from plait import DAG, ParallelRunner, RunStatus, Task
 from plait.backends import BackendError, ErrorKind, Reply, Usage
-from plait.backends.protocol import ConversationRequest
+from plait.backends.backend_protocol import ConversationRequest
 from plait.errors import RunNotFound, TaskNotFound
 from plait.persistence import MemoryStore
 from plait.runner.operations.preview_reuse import ReuseAction, ReusePreview

@@ -10,7 +10,7 @@ from pathlib import Path
 import jsonschema_rs
 import pytest
 
-from plait.backends.spec.build import FunctionSpec, OpenAISpec
+from plait.backends.specs.build_backend import FunctionSpec, OpenAISpec
 from plait.runner.domain.task import FailureMode, Retry
 from plait.runner.plan import PlanError, load_plan, parse_plan, plan_schema
 from plait.runner.plan.source import read_source

@@ -11,7 +11,7 @@ import pytest
 
 from plait import DAG, GrowthLimits, ParallelRunner, RunStatus, Task, TaskStatus, events
 from plait.backends import BackendError, ErrorKind
-from plait.backends.protocol import ConversationRequest, Reply
+from plait.backends.backend_protocol import ConversationRequest, Reply
 from plait.dialogue import Question
 from plait.persistence import MemoryStore, Store
 from plait.workflows import Decision, RunView

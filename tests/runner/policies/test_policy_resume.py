@@ -10,7 +10,7 @@ import pytest
 
 from plait import DAG, ParallelRunner, PlaitError, Retry, RunService, RunStatus, Task, TaskStatus
 from plait.backends import ask
-from plait.backends.protocol import ConversationRequest, Reply
+from plait.backends.backend_protocol import ConversationRequest, Reply
 from plait.dialogue import Question
 from plait.errors import PolicyMissing, RunNotResumable
 from plait.events import PolicyDecided, TaskCompleted

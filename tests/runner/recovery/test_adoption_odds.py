@@ -16,9 +16,9 @@ import pytest
 
 from plait import ParallelRunner, TaskStatus, events
 from plait.backends import BackendUnavailable
+from plait.backends.backend_protocol import ConversationRequest
 from plait.backends.process.proctable import start_time
 from plait.backends.process.spawn import sweep
-from plait.backends.protocol import ConversationRequest
 from plait.persistence import SQLiteStore
 from plait.results import ResumeAction
 from tests.support.agents.detached_backend import Outliver

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from plait import DAG, ParallelRunner, PlaitError, RunStatus, Task, TaskStatus
-from plait.backends.protocol import ConversationRequest, DetachedTurn, Files
+from plait.backends.backend_protocol import ConversationRequest, DetachedTurn, Files
 from plait.events import RunClaimed
 from plait.persistence import Batch, MemoryStore
 from plait.results import ResumeAction

@@ -14,7 +14,7 @@ import pytest
 
 from plait import DAG, FailureMode, ParallelRunner, PlaitError, RunResult, RunStatus, Task, TaskStatus
 from plait.backends import ask
-from plait.backends.protocol import ConversationRequest, Reply
+from plait.backends.backend_protocol import ConversationRequest, Reply
 from plait.dialogue import Question
 from plait.errors import AnswerConflict, RunNotResumable
 from plait.events import TaskStarted, TaskWaiting

@@ -13,7 +13,7 @@ import pytest
 
 from plait import DAG, ParallelRunner, PlaitError, RunStatus, Task, TaskStatus, events
 from plait.backends import BackendError, ErrorKind
-from plait.backends.protocol import ConversationRequest
+from plait.backends.backend_protocol import ConversationRequest
 from plait.errors import OwnershipLost
 from plait.events import TaskPlaced
 from plait.persistence import Batch, MemoryStore, SQLiteStore, Store, StoreError

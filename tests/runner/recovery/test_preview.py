@@ -12,7 +12,7 @@ import pytest
 
 from plait import DAG, FailureMode, ParallelRunner, Retry, RunService, RunStatus, Task, TaskStatus
 from plait.backends import BackendError, ErrorKind
-from plait.backends.protocol import ConversationRequest, DetachedTurn, Files
+from plait.backends.backend_protocol import ConversationRequest, DetachedTurn, Files
 from plait.errors import RunOwned
 from plait.persistence import MemoryStore, Store
 from plait.persistence.records import TaskRecord

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from plait import DAG, ParallelRunner, RunStatus, Task
-from plait.backends.protocol import ConversationRequest, Reply
+from plait.backends.backend_protocol import ConversationRequest, Reply
 from plait.errors import BackendError, ErrorKind
 from plait.events import TasksAdded
 from plait.persistence import Conflict, MemoryStore, Store

@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from plait import DAG, ParallelRunner, RunStatus, Task
-from plait.backends.protocol import DetachedTurn, Files
+from plait.backends.backend_protocol import DetachedTurn, Files
 from plait.events import PolicyDecided
 from plait.persistence import Batch, MemoryStore
 from plait.persistence.records import TaskRecord

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait import RateLimits
-from plait.backends.protocol import Allowance
+from plait.backends.backend_protocol import Allowance
 from plait.runner.scheduling.rate_gate import RateGate, RunRates
 from plait.runner.scheduling.rates import BURST_S, RateLimiter, TokenBucket
 

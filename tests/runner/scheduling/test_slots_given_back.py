@@ -16,7 +16,7 @@ import pytest
 
 from plait import DAG, FailureMode, ParallelRunner, Retry, Task
 from plait.backends import BackendError, ErrorKind, FunctionBackend, Reply, ask
-from plait.backends.protocol import ConversationRequest
+from plait.backends.backend_protocol import ConversationRequest
 from plait.dialogue import Question
 from plait.persistence import MemoryStore
 from plait.runner.scheduling.account import Pause

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from plait import DAG, FailureMode, Task, TaskResult, TaskStatus, events
-from plait.backends.protocol import Reply
+from plait.backends.backend_protocol import Reply
 from plait.dialogue import Message, Question
 from plait.errors import BackendError, DAGError, ErrorKind
 from plait.persistence.records import AttemptRecord, TaskRecord

@@ -12,7 +12,7 @@ import pytest
 from plait import DAG, ParallelRunner, Retry, RunStatus, Task
 from plait.backends import BackendError, ErrorKind, Usage
 from plait.backends.agents.session_locks import Sessions
-from plait.backends.protocol import DetachedTurn, Files
+from plait.backends.backend_protocol import DetachedTurn, Files
 from plait.persistence import FilesStore, MemoryStore, SQLiteStore, Store
 from plait.runner.state.attempt_files import attempt_files, run_folder
 from plait.runner.state.orphans import delete_files

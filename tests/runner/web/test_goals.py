@@ -9,7 +9,7 @@ import pytest
 from fastapi import Response
 
 from plait import ParallelRunner, RunService
-from plait.backends.spec.build import LocalSpec
+from plait.backends.specs.build_backend import LocalSpec
 from plait.errors import PlanError
 from plait.orchestration import OrchestratorPolicy
 from plait.persistence import MemoryStore

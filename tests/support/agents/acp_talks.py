@@ -11,7 +11,7 @@ from typing import Any
 from plait.backends.agents.acp.machine import AcpMachine, TurnGoals
 from plait.backends.agents.conversation import whole_turn
 from plait.backends.agents.protocol import Call, ProcessEnd, TurnAnswer
-from plait.backends.protocol import Output
+from plait.backends.backend_protocol import Output
 from plait.errors import BackendError
 from tests.support.agents.recorded import NOW, ROOT
 

@@ -12,7 +12,7 @@ from plait.backends.agents.conversation import whole_turn
 from plait.backends.agents.output_lines import read_line
 from plait.backends.agents.protocol import Call, ProcessEnd, Reader, TurnAnswer
 from plait.backends.agents.transcript import outputs_of
-from plait.backends.protocol import Output
+from plait.backends.backend_protocol import Output
 from plait.errors import BackendError
 
 ROOT = Path(__file__).parent.parent.parent / "fixtures" / "agent-clis"

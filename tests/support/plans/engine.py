@@ -56,18 +56,18 @@ class Server:
 _SABOTAGED = """
 import subprocess, sys
 from pathlib import Path
-from plait.backends.llm import local
+from plait.backends.models import local_model
 from plait.runner.cli import main
 
 if sys.argv[1] == "children not in a session":
     popen = subprocess.Popen
-    local.subprocess.Popen = lambda *words, start_new_session, **options: popen(*words, **options)
+    local_model.subprocess.Popen = lambda *words, start_new_session, **options: popen(*words, **options)
 else:
     watching = "threading.Thread(target=watch_parent, daemon=True).start()"
-    program = local._CHILD.read_text()
+    program = local_model._CHILD.read_text()
     assert watching in program
-    local._CHILD = Path("deaf.py").absolute()
-    local._CHILD.write_text(program.replace(watching, "pass"))
+    local_model._CHILD = Path("deaf.py").absolute()
+    local_model._CHILD.write_text(program.replace(watching, "pass"))
 sys.argv[1:] = ["run", "plan.yaml"]
 main()
 """

@@ -18,7 +18,7 @@ from typing import Any
 import anyio
 
 from plait import DAG, OpenQuestion, ParallelRunner, Task, events
-from plait.backends.protocol import Conversation, ConversationRequest, Reply
+from plait.backends.backend_protocol import Conversation, ConversationRequest, Reply
 from plait.dialogue import Question
 from plait.persistence import SQLiteStore
 

@@ -49,7 +49,7 @@ LOADED = (
     "structlog",
     "uvicorn.protocols.http.h11_impl",
     "uvicorn.lifespan.on",
-    "plait.backends.llm.openai",
+    "plait.backends.models.openai_api",
     "aiohttp",
 )
 

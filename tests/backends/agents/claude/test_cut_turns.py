@@ -10,8 +10,8 @@ import pytest
 from plait import DAG, MemoryStore, ParallelRunner, Retry, RunStatus, Task, TaskStatus
 from plait.backends.agents.claude.questions import ANSWER, write_answer
 from plait.backends.agents.session_files import digest
-from plait.backends.cancellation import CancellableTurn, Cancellation
 from plait.backends.process.manifest import ChildManifest, write_manifest
+from plait.backends.turn_cancellation import CancellableTurn, Cancellation
 from plait.errors import ErrorKind
 from tests.support.agents.homes import Home, fails, send, until
 

@@ -19,7 +19,7 @@ from plait.backends.agents.discovery import look_for_agents
 from plait.backends.process.available_memory import available_memory
 from plait.backends.process.proctable import start_time
 from plait.backends.process.spawn import child_environment
-from plait.backends.spec.agents import AcpAgent
+from plait.backends.specs.agent_specs import AcpAgent
 from tests.real_agents.install import known
 from tests.support.agents.homes import make_home, until
 from tests.support.processes.command import PLAIT, environment, plait_here

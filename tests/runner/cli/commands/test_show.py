@@ -14,7 +14,7 @@ import click
 import pytest
 
 from plait import ParallelRunner, Task
-from plait.backends.spec.build import KINDS
+from plait.backends.specs.build_backend import KINDS
 from plait.persistence.records import TaskRecord
 from plait.runner.cli.command_line import COMMANDS, FORMER_WORDS, cli
 from plait.runner.cli.commands.graph import _node_style

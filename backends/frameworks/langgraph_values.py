@@ -1,0 +1,270 @@
+"""Convert a graph's state to a reply or a question, without importing the library."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+from collections import deque
+from collections.abc import Mapping, Sequence, Set
+from itertools import takewhile
+from typing import Any, cast
+
+from plait.backends.answer_reader import check_answer, read_answer
+from plait.backends.backend_protocol import Reply
+from plait.backends.output_schema import Mismatch, Schema, invalid_output
+from plait.backends.text import clean_text, shown
+from plait.backends.whole_answer import whole_answer
+from plait.dialogue import Message, Question
+from plait.json_form import JsonValue
+from plait.usage import NO_USAGE, Usage
+
+_ROLES = {"human": "user", "ai": "assistant", "AIMessageChunk": "assistant", "HumanMessageChunk": "user"}
+_REASONS = ("finish_reason", "stop_reason", "done_reason", "stopReason", "finishReason")
+"""Where the providers' packages put the reason for the end of a message."""
+_CALLS = frozenset({"tool_calls", "tool_call", "tool_use", "function_call"})
+_DEEPEST = 100
+_LEFT_OUT = object()
+
+
+def json_part(values: Mapping[Any, Any]) -> dict[str, JsonValue]:
+    """Return the fields of `values` that JSON can hold, whole or in part. Never raises.
+
+    Messages become `role` and `content`; pydantic models and dataclasses become their fields; tuples and sets become
+    lists. A number that JSON cannot hold is null, and so is any other such value in a list, whose places count; other
+    fields that JSON cannot hold are omitted.
+    """
+    return cast("dict[str, JsonValue]", _fields(values, 0))
+
+
+async def reply_of(
+    values: Any, names: Any, schema: Schema | None, *, earlier: Set[Any], known: Mapping[str, Any] | None, usage: Usage
+) -> Reply:
+    """Return the reply of a graph that ended with `values`; `names` are the declared output fields, or None. Its
+    messages, without the prompt, are there only for the sake of thoughts in the answer.
+
+    `earlier` are the ids of the messages before the turn, and `known` the values with which it began: neither is an
+    answer of this turn. `known` is None if the turn went on from its middle. Raises BackendError if the answer is not
+    whole, or does not fit `schema`.
+    """
+    shown = _shown(values, names)
+    messages = messages_of(shown)
+    fields = json_part({name: one for name, one in shown.items() if name != "messages" or not messages})
+    begun = json_part({name: one for name, one in (known or {}).items() if name in fields})
+    made = {name: shown[name] for name in fields if name not in begun or begun[name] != fields[name]}
+    new = [one for one in messages if known is None or one.id is None or one.id not in earlier]
+    turn = _last_words(new, _prompts((known or {}).get("messages")))
+    turn += [one for one in made.values() if _is_message(one)]
+    is_data = any(not _is_message(one) for one in made.values())
+    text = _text(turn[-1]) if turn else ""
+    message = whole_answer(
+        text,
+        [reason for one in turn for reason in _reasons(one, may_call=is_data or one is not turn[-1])],
+        refusal="".join(map(_refusal, turn[-1:])),
+        usage=usage,
+        raise_limit="set a higher limit for the graph's own model",
+        # A graph that keeps no messages answers with its fields, as a function does with its value.
+        needs_text=not is_data and bool(turn or messages),
+    )
+    said = message.content if message.content.strip() else None
+    data: JsonValue = json_part(shown) if fields or said is None else None
+    text = json.dumps(data, ensure_ascii=False) if said is None else said
+    try:
+        if schema is not None:
+            if fields or said is None:
+                data = await check_answer(schema, fields)
+            else:
+                data = await read_answer(schema, text)
+    except Mismatch as mismatch:
+        raise invalid_output(mismatch) from None
+    apart = (Message("assistant", text, usage, message.thoughts),) if message.thoughts else ()
+    return Reply(text, data, usage=usage, messages=apart)
+
+
+def question_of(interrupt: Any) -> Question:
+    """Return the question of an interrupt.
+
+    A text value is the question. In a mapping with `question`, that field is the question, followed by the other fields
+    as JSON, such as the available choices. Any other value is shown as JSON. Without a `response_schema` the node takes
+    any value, such as the decisions of LangChain's HumanInTheLoopMiddleware: the schema is empty.
+    """
+    value: Any = interrupt.value
+    fields = dict(cast("Mapping[str, Any]", value)) if isinstance(value, Mapping) else dict[str, Any]()
+    text: Any = fields.pop("question", None) if fields else interrupt.value
+    if not isinstance(text, str):
+        part = _part(value, 0)
+        text = json.dumps(None if part is _LEFT_OUT else part, ensure_ascii=False)
+    elif rest := json_part(fields):
+        text = f"{text}\n{json.dumps(rest, ensure_ascii=False)}"
+    schema: Any = getattr(interrupt, "response_schema", None)
+    return Question(clean_text(text), cast("Mapping[str, JsonValue]", schema) if isinstance(schema, Mapping) else {})
+
+
+def messages_of(values: Any) -> list[Any]:
+    """Return the messages in a state's values, oldest first."""
+    found: Any = cast("Mapping[str, Any]", values).get("messages") if isinstance(values, Mapping) else None
+    return [one for one in cast("Sequence[Any]", found) if _is_message(one)] if isinstance(found, list) else []
+
+
+def _last_words(messages: Sequence[Any], prompts: Set[str]) -> list[Any]:
+    """Return the last message of a turn, and the assistant's messages just before it: pieces of one answer.
+
+    The words before a call of a tool are no answer, and neither is one of `prompts`.
+    """
+    said = [one for one in messages if _role(one) not in {"system", "remove"}]
+    pieces = list(takewhile(lambda one: _role(one) == "assistant", reversed(said)))
+    if not pieces and said:
+        # What a tool returned, if the graph ends with the tool, or what an agent said in the role of a user.
+        is_prompt = _role(said[-1]) == "user" and not (prompts and _text(said[-1]) not in prompts)
+        pieces = [] if is_prompt else said[-1:]
+    return pieces[::-1]
+
+
+def _prompts(given: Any) -> Set[str]:
+    """Return the texts of the messages that a turn was given, in any of the forms that LangChain takes."""
+    texts: set[str] = set()
+    each: list[Any] = []
+    each += given if isinstance(given, list) else [given]
+    for one in each:
+        content: Any = cast("Mapping[str, Any]", one).get("content") if isinstance(one, Mapping) else one
+        content = cast("Sequence[Any]", one)[-1] if isinstance(one, tuple) and one else content
+        texts |= {_text(one)} if _is_message(one) else {clean_text(content)} if isinstance(content, str) else set()
+    return texts
+
+
+def _reasons(message: Any, *, may_call: bool) -> list[str]:
+    """Return the reasons for the end of a message that its provider reported, with a call of a tool that nobody has
+    answered unless `may_call`.
+    """
+    told: Any = getattr(message, "response_metadata", None)
+    told = cast("Mapping[str, Any]", told) if isinstance(told, Mapping) else dict[str, Any]()
+    details: Any = told.get("incomplete_details")
+    found: list[Any] = [told.get(name) for name in _REASONS]
+    if told.get("status") in {"incomplete", "failed", "cancelled"}:  # of OpenAI's Responses API
+        found += [cast("Mapping[str, Any]", details).get("reason") if isinstance(details, Mapping) else None]
+        found += [told["status"]]
+    each: list[Any] = []
+    for reason in found:
+        each += reason if isinstance(reason, list) else [getattr(reason, "name", reason)]
+    reasons = [_once(reason) for reason in each if isinstance(reason, str)]
+    if may_call:
+        return [reason for reason in reasons if reason.lower() not in _CALLS]
+    return [*reasons, "tool_calls"] if getattr(message, "tool_calls", None) else reasons
+
+
+def _once(reason: str) -> str:
+    """Return a reason that LangChain has joined from several pieces of a stream, such as "stopstop", once."""
+    found = re.fullmatch(r"(.{3,30}?)\1+", reason)
+    return found[1] if found else reason
+
+
+def _refusal(message: Any) -> str:
+    """Return the words with which the model declined, which OpenAI keeps apart from the text."""
+    more: Any = getattr(message, "additional_kwargs", None)
+    told: Any = cast("Mapping[str, Any]", more).get("refusal") if isinstance(more, Mapping) else None
+    content: Any = message.content
+    blocks = cast("Sequence[Any]", content) if isinstance(content, list) else ()
+    each = (cast("Mapping[str, Any]", block).get("refusal") for block in blocks if isinstance(block, Mapping))
+    return "".join(one for one in (told, *each) if isinstance(one, str))
+
+
+def tokens_of(messages: Sequence[Any]) -> Usage:
+    """Return the sum of the usage reported by the messages."""
+    return sum((_tokens(message) for message in messages), NO_USAGE)
+
+
+def _shown(values: Any, names: Any) -> Mapping[str, Any]:
+    if not isinstance(values, Mapping):
+        return {"output": values}
+    fields = cast("Mapping[str, Any]", values)
+    return {name: fields[name] for name in fields if not isinstance(names, list) or name in names}
+
+
+def _tokens(message: Any) -> Usage:
+    said: Any = getattr(message, "usage_metadata", None)
+    if not isinstance(said, Mapping):
+        return NO_USAGE
+    counts = cast("Mapping[str, Any]", said)
+    given, made = _whole(counts.get("input_tokens")), _whole(counts.get("output_tokens"))
+    of_input, of_output = counts.get("input_token_details"), counts.get("output_token_details")
+    cache_read = min(given, _detail(of_input, "cache_read"))
+    told: Any = getattr(message, "response_metadata", None)
+    model: object = cast("Mapping[str, Any]", told).get("model_name") if isinstance(told, Mapping) else None
+    return Usage(
+        given,
+        made,
+        model=shown(model) if isinstance(model, str) and model else None,
+        cache_read_tokens=cache_read,
+        cache_write_tokens=min(given - cache_read, _detail(of_input, "cache_creation")),
+        reasoning_tokens=min(made, _detail(of_output, "reasoning")),
+    )
+
+
+def _detail(details: object, name: str) -> int:
+    return _whole(cast("Mapping[str, object]", details).get(name)) if isinstance(details, Mapping) else 0
+
+
+def _whole(count: object) -> int:
+    return count if type(count) is int and count > 0 else 0
+
+
+def _is_message(value: Any) -> bool:
+    return isinstance(getattr(value, "type", None), str) and hasattr(value, "content")
+
+
+def _role(message: Any) -> str:
+    return _ROLES.get(message.type) or str(message.type)
+
+
+def _text(message: Any) -> str:
+    content: Any = message.content
+    if isinstance(content, str):
+        return clean_text(content)
+    blocks = cast("Sequence[Any]", content) if isinstance(content, list) else ()
+    return clean_text("".join(block if isinstance(block, str) else _block_text(block) for block in blocks))
+
+
+def _block_text(block: Any) -> str:
+    text: Any = cast("Mapping[str, Any]", block).get("text") if isinstance(block, Mapping) else None
+    return text if isinstance(text, str) else ""
+
+
+def _part(value: Any, depth: int) -> Any:
+    """Return `value` as JSON, or _LEFT_OUT."""
+    if value is None or isinstance(value, bool | str | int | float):
+        return _plain(value)
+    if depth >= _DEEPEST:
+        return _LEFT_OUT
+    if isinstance(value, list | tuple | Set | deque):
+        parts = [_part(one, depth + 1) for one in cast("Sequence[Any]", value)]
+        parts = [None if part is _LEFT_OUT else part for part in parts]
+        return sorted(parts, key=json.dumps) if isinstance(value, Set) else parts
+    if _is_message(value):
+        return {"role": _role(value), "content": _text(value)}
+    members = _members(value)
+    return _LEFT_OUT if members is None else _fields(members, depth)
+
+
+def _plain(value: str | float | None) -> Any:
+    # Convert subclasses, such as enumerations, to the base type.
+    if isinstance(value, str):
+        return clean_text(str(value))
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    return int(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def _fields(values: Mapping[Any, Any], depth: int) -> dict[str, Any]:
+    parts = {clean_text(name): _part(one, depth + 1) for name, one in values.items() if isinstance(name, str)}
+    return {name: part for name, part in parts.items() if part is not _LEFT_OUT}
+
+
+def _members(value: Any) -> Mapping[str, Any] | None:
+    """Return the fields of a mapping, a dataclass or a pydantic model; None for other values."""
+    if isinstance(value, Mapping):
+        return cast("Mapping[str, Any]", value)
+    kind = cast("Any", type(value))
+    names = [field.name for field in dataclasses.fields(kind)] if dataclasses.is_dataclass(kind) else None
+    names = getattr(kind, "model_fields", None) if names is None else names
+    return None if names is None else {name: getattr(value, name, _LEFT_OUT) for name in names}

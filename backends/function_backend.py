@@ -1,0 +1,220 @@
+"""Any Python function as a backend."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from traceback import StackSummary, TracebackException, walk_tb
+from types import CodeType, TracebackType
+from typing import Any, ClassVar, TypeAlias, cast
+
+from plait.backends.answer_reader import read_answer
+from plait.backends.backend_protocol import Backend, ConversationRequest, Reply
+from plait.backends.output_schema import Mismatch, Schema, invalid_output
+from plait.backends.placeable import Placeable
+from plait.backends.secrets import without_secrets
+from plait.backends.text import clean_text, one_line, parse_json
+from plait.backends.threads import in_thread, is_large
+from plait.errors import BackendError, ErrorKind
+from plait.json_form import JsonValue
+
+_NOT_THEIRS = (Path(__file__).parent, Path(inspect.__file__).parent)
+_INSTALLED = frozenset({"site-packages", "dist-packages"})
+"""Folders of code not written by users for a plan: `plait`, Python's own, and installed packages."""
+_LONGEST_TRACEBACK = 16_000
+"""Most characters of a stored traceback."""
+
+Function: TypeAlias = Callable[[str], Awaitable[Any]] | Callable[[str], Any]
+"""`async def f(prompt: str)` or `def f(prompt: str)`, returning text or any JSON value except None."""
+
+
+class FunctionBackend(Placeable):
+    """A backend that answers each prompt by calling a function.
+
+    Text becomes the reply's `text`. Any other JSON value becomes the reply's `data`, as read back from JSON (a tuple
+    becomes a list), and `text` is the JSON. With an output schema the value has to fit the schema, text being read as
+    JSON first; a function gets no repair turn (`invalid_output`).
+
+    Raises BackendError of kind `unexpected` if the function returns None, NaN or a value that JSON cannot hold, or
+    raises any exception except ConnectionError and TimeoutError (kind `transient`) and BackendError (raised unchanged).
+    The message ends in the place in the user's code, such as `(at tools.py:18 in count)`.
+
+    A plain function runs in a worker thread of its own. Threads cannot be stopped: after a cancellation or timeout the
+    turn is abandoned, the thread runs on to the function's end, and the result is dropped. Prefer `async def`.
+
+    There are no sessions: each turn is one call, and earlier messages are not passed on.
+    """
+
+    __slots__ = ("_call", "_function")
+    needs_prompt: ClassVar[bool] = False
+    """A task may call a function without a prompt: see `OptionalPromptBackend`."""
+
+    def __init__(self, function: Function) -> None:
+        if not callable(function):
+            raise TypeError(f"FunctionBackend takes a function, not {type(function).__name__}")
+        self._call: Callable[[str], Awaitable[Any]] = function if _is_async(function) else _threaded(function)
+        self._function = function
+
+    @property
+    def function(self) -> Function:
+        """The function."""
+        return self._function
+
+    def answer_key(self) -> JsonValue:
+        """Return the module and the name of the function, and a digest of the code: the function's own, without the
+        functions that it calls and the values of a closure.
+        """
+        name = getattr(self._function, "__qualname__", type(self._function).__qualname__)
+        code = getattr(self._function, "__code__", None) or getattr(type(self._function).__call__, "__code__", None)
+        digest = hashlib.sha256(repr(_code_parts(code)).encode()).hexdigest() if isinstance(code, CodeType) else ""
+        return [getattr(self._function, "__module__", ""), name, digest]
+
+    def new_session_id(self) -> str | None:
+        """Return None: functions have no sessions."""
+        return None
+
+    def open(self, request: ConversationRequest) -> _FunctionConversation:
+        """Open a conversation in which every turn is one call of the function."""
+        return _FunctionConversation(self._call, request)
+
+
+def as_backend(value: object) -> Backend:
+    """Return `value` if it is a backend, or wrap a function in a backend. Raises TypeError for any other value."""
+    if isinstance(value, type):
+        raise TypeError(f"{value.__name__} is a class; give an instance of it as the backend")
+    if isinstance(value, Backend):
+        return value
+    if callable(value):
+        return FunctionBackend(value)
+    raise TypeError(
+        f"a backend has `new_session_id` and `open`, or is a function that takes the prompt; {type(value).__name__} "
+        "is neither"
+    )
+
+
+class _FunctionConversation:
+    """Conversation and context manager in one object: each task opens a conversation, and `asynccontextmanager` costs
+    time.
+    """
+
+    __slots__ = ("_call", "_request")
+
+    session_id: str | None = None
+
+    def __init__(self, call: Callable[[str], Awaitable[Any]], request: ConversationRequest) -> None:
+        self._call = call
+        self._request = request
+
+    async def __aenter__(self) -> _FunctionConversation:
+        return self
+
+    async def __aexit__(
+        self, _kind: type[BaseException] | None, _exc: BaseException | None, _traceback: TracebackType | None
+    ) -> None:
+        return None
+
+    async def send(self, prompt: str) -> Reply:
+        try:
+            value = await self._call(prompt)
+        except BackendError:
+            raise
+        except Exception as exc:
+            name = type(exc).__name__
+            detail = one_line(without_secrets(str(exc)))
+            where = place_of(exc)
+            kind = ErrorKind.TRANSIENT if isinstance(exc, ConnectionError | TimeoutError) else ErrorKind.UNEXPECTED
+            message = (f"{name}: {detail}" if detail else name) + where
+            raise BackendError(kind, message, traceback=format_traceback(exc)) from exc
+        if self._request.output_schema is not None:
+            return await self._checked(value)
+        if isinstance(value, str):
+            return Reply(clean_text(str(value)))
+        text, data = await _to_json(value)
+        return Reply(text, data)
+
+    async def _checked(self, value: Any) -> Reply:
+        schema = Schema(self._request.output_schema or {})
+        try:
+            text = clean_text(str(value)) if isinstance(value, str) else (await _to_json(value))[0]
+            return Reply(text, await read_answer(schema, text))
+        except Mismatch as mismatch:
+            raise invalid_output(mismatch) from None
+
+
+def format_traceback(error: BaseException) -> str:
+    """Return the traceback of `error` as Python prints it, from the first line of the user's code on, with the values
+    of secret environment variables masked.
+    """
+    printed = TracebackException.from_exception(error, compact=True)
+    frames = list(printed.stack)
+    first = next((index for index, frame in enumerate(frames) if _is_users(Path(frame.filename))), 0)
+    printed.stack = StackSummary.from_list(frames[first:])
+    text = without_secrets(clean_text("".join(printed.format())))
+    # The end says most: the innermost call and the error.
+    return text if len(text) <= _LONGEST_TRACEBACK else f"...\n{text[-_LONGEST_TRACEBACK:]}"
+
+
+def _is_users(file: Path) -> bool:
+    """Return whether the code in `file` is neither of plait nor of Python nor of an installed package."""
+    return _INSTALLED.isdisjoint(file.parts) and not any(file.is_relative_to(folder) for folder in _NOT_THEIRS)
+
+
+def place_of(error: Exception) -> str:
+    """Return the innermost line of user code in the traceback of `error`; empty if the traceback has none."""
+    places = [
+        (Path(frame.f_code.co_filename), line, frame.f_code.co_name) for frame, line in walk_tb(error.__traceback__)
+    ]
+    for file, line, name in reversed(places):
+        if _is_users(file) and file.is_file():
+            return f" (at {one_line(file.name, 80)}:{line} in {name})"
+    return ""
+
+
+async def _to_json(value: Any) -> tuple[str, JsonValue]:
+    return await in_thread(_as_json, value) if is_large(value) else _as_json(value)
+
+
+def _as_json(value: Any) -> tuple[str, JsonValue]:
+    if value is None:
+        raise BackendError(ErrorKind.UNEXPECTED, "the function returned None; return text or a JSON value")
+    try:
+        text = clean_text(json.dumps(value, ensure_ascii=False, allow_nan=False))
+        # Read the JSON back, so that dependents get the same value now and after a resume.
+        return text, parse_json(text)
+    except (TypeError, ValueError, RecursionError) as exc:
+        raise BackendError(
+            ErrorKind.UNEXPECTED,
+            f"the function returned {type(value).__name__}, which JSON cannot hold: {one_line(str(exc), 120)}",
+        ) from exc
+
+
+def _is_async(function: Any) -> bool:
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+
+
+def _threaded(function: Callable[[str], Any]) -> Callable[[str], Awaitable[Any]]:
+    async def call(prompt: str) -> Any:
+        from anyio import CapacityLimiter  # noqa: PLC0415 - `async def` functions do without anyio
+        from anyio.to_thread import run_sync  # noqa: PLC0415
+
+        # The runner bounds the number of parallel calls; anyio's shared limit of 40 threads would be a second, hidden
+        # bound.
+        value = await run_sync(function, prompt, abandon_on_cancel=True, limiter=CapacityLimiter(1))
+        return await value if inspect.isawaitable(value) else value
+
+    return call
+
+
+def _code_parts(code: CodeType) -> list[object]:
+    """Return what the code does, without the lines at which it stands in its file."""
+    constants: list[object] = []
+    for one in code.co_consts:
+        if isinstance(one, CodeType):
+            constants.append(_code_parts(one))
+        else:  # the order of a set of texts differs from process to process
+            is_set = isinstance(one, frozenset)
+            constants.append(sorted(map(repr, cast("frozenset[object]", one))) if is_set else repr(one))
+    return [code.co_code, constants, code.co_names]

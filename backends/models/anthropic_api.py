@@ -1,0 +1,258 @@
+"""Anthropic, and servers with its messages API. Streamed for the reason given in openai.py."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import KW_ONLY, dataclass, field
+from functools import partial
+from typing import Any, ClassVar
+
+from plait.backends.backend_protocol import Attachment, ConversationRequest, ModelOptions, Output
+from plait.backends.error_kinds import is_error
+from plait.backends.json_fields import at, count, is_impossible, number, tables, text
+from plait.backends.models.endpoint import Endpoint
+from plait.backends.models.model_api import BodyOf, PartialAnswer, RemoteBackend, in_words
+from plait.backends.models.native_schema import native_schema
+from plait.backends.models.server_errors import no_answer
+from plait.backends.prices import Billing
+from plait.backends.text import clean_text
+from plait.dialogue import Message
+from plait.json_form import JsonValue
+from plait.usage import Usage
+
+DEFAULT_MODEL = "claude-haiku-4-5"
+"""Model used if no model is named."""
+_WORD = 200
+"""Most characters by which a mark of the cache moves to the end of a word."""
+_VERSION = "2023-06-01"
+"""Version of the API, sent as `anthropic-version`."""
+
+
+@dataclass(eq=False)
+class AnthropicBackend(RemoteBackend):
+    """The messages API of Anthropic, or of any server with the same API.
+
+    To continue a conversation, earlier messages are sent again; the server keeps no history. An output schema is passed
+    to the server as far as the API can express the schema, and described to the model otherwise. The answer is checked,
+    and requested once more if it does not fit. Cancelling a turn closes its connection.
+
+    `aclose` and `async with` close the connections kept for further requests; without them, the connections close with
+    the event loop.
+    """
+
+    model: str | None = None
+    """Model; None for DEFAULT_MODEL."""
+    _: KW_ONLY
+    api_key_env: str = "ANTHROPIC_API_KEY"
+    """Environment variable with the key, read at the first conversation. The key is required for Anthropic itself only.
+    """
+    system: str | None = field(default=None, repr=False)
+    """System prompt."""
+    temperature: float | None = None
+    """Sampling temperature; None for the server's default. Newer models do not accept a temperature."""
+    max_tokens: int = 16_384  # pyright: ignore[reportIncompatibleVariableOverride] - this API cannot do without
+    """Limit of one answer, in tokens."""
+
+    needs_cache_marks: ClassVar[bool] = True
+    url_env: ClassVar[str] = "ANTHROPIC_BASE_URL"
+    default_url: ClassVar[str] = "https://api.anthropic.com"
+    headers_env: ClassVar[str] = "ANTHROPIC_CUSTOM_HEADERS"
+
+    @property
+    def billing(self) -> Billing:
+        """The facts that decide the price of calls without a reported cost."""
+        return Billing(self._url, self.model or DEFAULT_MODEL, terms=self._terms)
+
+    async def _prepare(
+        self, request: ConversationRequest, messages: Sequence[Message]
+    ) -> tuple[str, Sequence[str], BodyOf]:
+        texts = [_system(self._options(request), messages), *(turn.content for turn in _turns(messages))]
+        return self._server.url_of("/v1/messages"), texts, partial(self._request, request, messages)
+
+    @property
+    def _answer_type(self) -> type[PartialAnswer]:
+        return _Answer
+
+    def _headers(self, server: Endpoint) -> Mapping[str, str]:
+        key = {"x-api-key": server.key} if server.key else {}
+        return {"anthropic-version": _VERSION, **key}
+
+    def _options(self, request: ConversationRequest) -> ModelOptions:
+        return request.options.over(ModelOptions(self.model or DEFAULT_MODEL, self.system, self.temperature))
+
+    def _request(
+        self, request: ConversationRequest, messages: Sequence[Message], shared: int, avoided: Set[str]
+    ) -> dict[str, Any]:
+        """Return the body of a request. `shared` is the length in characters of the beginning of the prompt, system
+        prompt included, to be kept by the server; 0 for none.
+        """
+        options, turns = self._options(request), _turns(messages)
+        system = _system(options, messages)
+        texts: list[Any] = [turn.content for turn in turns]
+        body: dict[str, Any] = {
+            "model": options.model,
+            "max_tokens": self.max_tokens,
+            "stream": self.stream,
+            **(self.extra or {}),
+        }
+        if options.temperature is not None:
+            body["temperature"] = options.temperature
+        words = ""
+        if request.output_schema is not None:
+            words = in_words(request.output_schema)
+            wanted = None if words in avoided else native_schema(request.output_schema)
+            if wanted is not None:
+                own: Any = body.get("output_config", {})
+                body["output_config"] = {**own, "format": {"type": "json_schema", "schema": wanted}}
+                words = ""
+        whole = "\n\n".join(text for text in (system, clean_text(words)) if text)
+        if self._cache is not None and not request.attachments:
+            ends = _ends_of_conversation(request, len(texts))
+            start = len(system)
+            for index, text in enumerate(texts):
+                if index in ends:
+                    texts[index] = _kept(text, len(text))
+                elif start < shared <= start + len(text) and not any(index < end for end in ends):
+                    texts[index] = _kept(text, shared - start)
+                start += len(text)
+        if request.attachments:
+            index = len(_turns(request.history))
+            texts[index] = [*map(_file_block, request.attachments), _block(texts[index])]
+        body["messages"] = [{"role": turn.role, "content": text} for turn, text in zip(turns, texts, strict=True)]
+        if whole:
+            body["system"] = _kept(whole, shared) if 0 < shared <= len(system) else whole
+        return body
+
+
+def _system(options: ModelOptions, messages: Sequence[Message]) -> str:
+    texts = [options.system or "", *(message.content for message in messages if message.role == "system")]
+    return "\n\n".join(clean_text(text) for text in texts if text)
+
+
+def _turns(messages: Sequence[Message]) -> list[Message]:
+    """Return the messages without those of the system. The API rejects empty messages."""
+    return [message for message in messages if message.role != "system" and message.content]
+
+
+def _ends_of_conversation(request: ConversationRequest, turns: int) -> list[int]:
+    """Return the indices of the turns up to which another request has read or will read the conversation."""
+    before = len(_turns(request.history))
+    return [index for index, is_end in ((before - 1, before), (turns - 1, request.goes_on)) if is_end]
+
+
+def _block(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}
+
+
+def _file_block(file: Attachment) -> dict[str, Any]:
+    source = {"type": "base64", "media_type": file.media_type, "data": file.base64}
+    if file.media_type.startswith("image/"):
+        return {"type": "image", "source": source}
+    return {"type": "document", "source": source, "title": file.name}
+
+
+def _kept(text: str, length: int) -> str | list[dict[str, Any]]:
+    """Return `text` as blocks, of which the server is to keep the first: about `length` characters, whole words where
+    the language has spaces. The API rejects blank blocks, so a text without a part to keep is returned as it is.
+    """
+    end = len(text)
+    if length < end:
+        end = max(text.rfind(mark, max(0, length - _WORD), length) for mark in "\n ") + 1 or length
+    if not text[end:].strip():
+        end = len(text)
+    if not text[:end].strip():
+        return text
+    kept = {**_block(text[:end]), "cache_control": {"type": "ephemeral"}}
+    return [kept, _block(text[end:])] if text[end:] else [kept]
+
+
+def usage_of(told: JsonValue) -> Usage:
+    """Return the counts of a `usage` of Anthropic's API, whose `input_tokens` are the tokens beside the cache."""
+    cache_read, cache_write = count(told, "cache_read_input_tokens"), count(told, "cache_creation_input_tokens")
+    written = count(told, "output_tokens")
+    return Usage(
+        count(told, "input_tokens") + cache_read + cache_write,
+        written,
+        number(told, "cost"),
+        cache_read_tokens=cache_read,
+        cache_write_tokens=cache_write,
+        reasoning_tokens=min(written, count(told, "output_tokens_details", "thinking_tokens")),
+        cache_write_1h_tokens=min(cache_write, count(told, "cache_creation", "ephemeral_1h_input_tokens")),
+    )
+
+
+@dataclass(eq=False)
+class _Answer(PartialAnswer):
+    """An answer assembled event by event."""
+
+    blocks: dict[int, list[str]] = field(default_factory=dict[int, list[str]])
+    """The text of each block, in pieces, by the block's index."""
+    block: int = 0
+    """The index of the last block that began."""
+    message: JsonValue = None
+    """The id of the message."""
+    api: ClassVar[str] = "messages"
+
+    @property
+    def text(self) -> str:
+        return "".join(piece for index in sorted(self.blocks) for piece in self.blocks[index])
+
+    def take_whole(self, answer: JsonValue) -> None:
+        content = at(answer, "content")
+        if content is None or is_error(answer):
+            raise no_answer(answer, self.url, self.server)
+        self.pieces += 1
+        self._begin(answer)
+        for index, block in enumerate([{"text": content}] if isinstance(content, str) else tables(answer, "content")):
+            self._add_text(index, block)
+        self._end(answer, None)
+
+    def _add(self, event: Mapping[str, JsonValue], name: str) -> bool:
+        kind = at(event, "type") or name
+        if kind == "message_start":
+            if self.shared is not None:
+                self.shared.begin()
+            self._begin(at(event, "message"))
+            for number, block in enumerate(() if self.blocks else tables(event, "message", "content")):
+                self._add_text(number, block)
+        elif kind in {"content_block_start", "content_block_delta"}:
+            index = at(event, "index")
+            part = at(event, "content_block" if kind == "content_block_start" else "delta")
+            if kind == "content_block_start":
+                self.block = index if type(index) is int else self.block + bool(self.blocks)
+                self.blocks[self.block] = []
+            else:
+                self.begun = True  # a thought is a part of the answer, too
+            self._add_text(index if type(index) is int else self.block, part)
+        elif kind == "message_delta":
+            self._end(at(event, "delta"), at(event, "usage"))
+        return kind == "message_stop"
+
+    def _begin(self, message: JsonValue) -> None:
+        """Begin a message. One with another id comes in place of the message before, such as after a second try."""
+        name = at(message, "id")
+        if name is None or name != self.message:
+            self.blocks, self.block, self.message, self.calls_tool = {}, 0, name, False
+        self._count(at(message, "usage"))
+        self.spent.note_model(at(message, "model"))
+
+    def _add_text(self, index: int, part: JsonValue | Mapping[str, JsonValue]) -> None:
+        piece = at(part, "text")
+        if at(part, "type") == "tool_use":
+            self.calls_tool = True
+        if at(part, "type") in {None, "text", "text_delta"} and isinstance(piece, str) and piece:
+            self.begun, self.calls_tool = True, False
+            self.blocks.setdefault(index, []).append(piece)
+            self.request.on_output(Output("text", clean_text(piece)))
+
+    def _end(self, delta: JsonValue, usage: JsonValue) -> None:
+        reason = text(delta, "stop_reason")
+        if reason:
+            self.reasons.append(reason)
+        if reason == "refusal":
+            self.refusals.append(text(delta, "stop_details", "explanation"))
+        self._count(usage)
+
+    def _count(self, usage: JsonValue) -> None:
+        odd = is_impossible(usage, "input_tokens") or is_impossible(usage, "output_tokens")
+        self.spent.note(usage_of(usage), is_impossible=odd)

