@@ -16,6 +16,8 @@ from plait.backends.prices import Price
 from plait.errors import RunOwned, StoreError
 from plait.events import RunClaimed
 from plait.json_form import JsonInput
+from plait.runner.client.fork_run import NO_EDITS, Fork, ForkEdits, plan_fork, plan_try
+from plait.runner.client.reuse_preview import ReusePreview, preview_reuse
 from plait.runner.clock import Clock, iso, new_run_id
 from plait.runner.domain.concurrency import default_concurrency
 from plait.runner.domain.dag import DAG, as_dag
@@ -40,19 +42,17 @@ from plait.runner.operations.answer_task import (
 from plait.runner.operations.cancel_run import OnUnreached, cancel_run, finish_cancelling
 from plait.runner.operations.continue_task import continue_task
 from plait.runner.operations.create_run import checked_run_id, create_run, slot_settings, with_policy
-from plait.runner.operations.fork_run import NO_EDITS, Fork, ForkEdits, plan_fork, plan_try
-from plait.runner.operations.preview_reuse import ReusePreview, preview_reuse
 from plait.runner.recovery.answers import question_of
 from plait.runner.recovery.lease import short_claim_ends, wait_for_expiry
 from plait.runner.recovery.preview import Preview, preview
 from plait.runner.recovery.resume import ResumeOptions, earlier_answers, prepare_resume
+from plait.runner.reuse.answer_cache import load_cache
+from plait.runner.reuse.answer_keys import ANSWER_KEYS, ReusableAnswers, Reuse, load_answers, require_tasks
 from plait.runner.run import Run
 from plait.runner.scheduling.rates import RateLimits
-from plait.runner.state.answer_cache import load_cache
 from plait.runner.state.codec import run_created
 from plait.runner.state.own_store import OwnStore, StorePlace, with_open_store
 from plait.runner.state.owner import LEASE_SECONDS, claim_for_this_process
-from plait.runner.state.reusable_answers import ANSWER_KEYS, ReusableAnswers, Reuse, load_answers, require_tasks
 from plait.runner.state.run_state import RunState
 from plait.runner.state.stored_run import ended_result, needs_no_work, require_unfailed, stored_run, with_prompts
 from plait.runner.state.timeouts import TimeoutStore

@@ -17,7 +17,7 @@ from plait.backends.specs.pydantic_ai_spec import PydanticAISpec
 from plait.runner.cli.backends import BackendSet
 from plait.runner.cli.exits import CliError, print_note
 from plait.runner.cli.terminal_output import as_line
-from plait.runner.operations.preview_reuse import ReuseAction, ReusePreview
+from plait.runner.client.reuse_preview import ReuseAction, ReusePreview
 
 F = TypeVar("F", bound=Callable[..., Any])
 _MOST_NAMED = 5

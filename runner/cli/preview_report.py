@@ -8,7 +8,7 @@ from dataclasses import replace
 from plait.runner.cli import run_report
 from plait.runner.cli.exits import COMPLETED, print_line
 from plait.runner.cli.terminal_output import as_line
-from plait.runner.operations.preview_reuse import ReuseAction, ReusePreview, ReuseStep
+from plait.runner.client.reuse_preview import ReuseAction, ReusePreview, ReuseStep
 from plait.usage import NO_USAGE, cost
 
 _WIDEST = max(len(action.value) for action in ReuseAction)

@@ -42,10 +42,10 @@ from plait.runner.engine.handover import NO_HANDOVER, AdoptedAttempt, Handover
 from plait.runner.engine.pricing import Pricing
 from plait.runner.engine.task_files import NO_CONTENTS, FileContents, files_of, has_files, read_contents
 from plait.runner.log import logger
-from plait.runner.state.answer_cache import AnswerCache
+from plait.runner.reuse.answer_cache import AnswerCache
+from plait.runner.reuse.answer_keys import ReusableAnswers
 from plait.runner.state.attempt_files import attempt_files, run_folder
 from plait.runner.state.orphans import end_attempt, make_room
-from plait.runner.state.reusable_answers import ReusableAnswers
 from plait.runner.state.run_state import RunState
 from plait.usage import NO_USAGE
 

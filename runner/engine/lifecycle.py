@@ -56,14 +56,14 @@ from plait.runner.engine.outcome import STORE_WAITS_S
 from plait.runner.engine.policy_driver import PolicyDriver, PolicyState
 from plait.runner.engine.run_control import Control
 from plait.runner.log import logger
+from plait.runner.reuse.answer_cache import AnswerCache
+from plait.runner.reuse.answer_keys import ReusableAnswers
 from plait.runner.scheduling.account import Pause
 from plait.runner.scheduling.scheduler import InitialState, Scheduler
-from plait.runner.state.answer_cache import AnswerCache
 from plait.runner.state.conversations import load_history
 from plait.runner.state.failures import THROTTLING
 from plait.runner.state.orphans import kill_orphans
 from plait.runner.state.owner import unregister
-from plait.runner.state.reusable_answers import ReusableAnswers
 from plait.runner.state.run_state import RunState
 from plait.statuses import TASK_DONE, RunStatus, TaskStatus
 

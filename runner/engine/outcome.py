@@ -28,11 +28,11 @@ from plait.runner.engine.policy_driver import PolicyState
 from plait.runner.engine.retry import deserves_retry, retry_delay
 from plait.runner.engine.throttling import pause_of
 from plait.runner.log import logger
+from plait.runner.reuse.answer_cache import earlier_answer
+from plait.runner.reuse.answer_keys import REUSED
 from plait.runner.scheduling.account import Pause
 from plait.runner.scheduling.scheduler import Scheduler
-from plait.runner.state.answer_cache import earlier_answer
 from plait.runner.state.codec import to_json
-from plait.runner.state.reusable_answers import REUSED
 from plait.runner.state.run_state import RunState
 from plait.statuses import TASK_DONE, RunStatus, TaskStatus
 from plait.usage import NO_USAGE, Usage

@@ -26,8 +26,8 @@ from plait.runner.domain.validation import why_no_json
 from plait.runner.engine.backend_checks import backend_names, require_policy_backends
 from plait.runner.engine.config import Config, answer_keys
 from plait.runner.engine.task_files import with_digests
+from plait.runner.reuse.answer_keys import ANSWER_KEYS
 from plait.runner.state.codec import encode_event, run_created
-from plait.runner.state.reusable_answers import ANSWER_KEYS
 
 MOST_KEY_CHARACTERS = 200
 KEYED = "key-"

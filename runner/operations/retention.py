@@ -9,7 +9,7 @@ from datetime import datetime
 
 from plait.persistence.protocol import Store
 from plait.persistence.records import RunRecord
-from plait.runner.state.reusable_answers import Reuse
+from plait.runner.reuse.answer_keys import Reuse
 from plait.statuses import RUN_DONE, RunStatus
 
 

@@ -38,11 +38,11 @@ from plait.runner.recovery.resume_plan import (
     longest_delay,
     plan_resume,
 )
+from plait.runner.reuse.answer_keys import ReusableAnswers, Reuse, load_answers
+from plait.runner.reuse.earlier_answers import has_taken_all
 from plait.runner.state.codec import encode_event
 from plait.runner.state.conversations import load_answered_messages, load_continuation, load_history
-from plait.runner.state.kept_answers import has_taken_all
 from plait.runner.state.owner import Liveness, liveness
-from plait.runner.state.reusable_answers import ReusableAnswers, Reuse, load_answers
 from plait.runner.state.stored_run import StoredPolicy, StoredRun, next_tries
 from plait.statuses import RUN_DONE, TASK_DONE, RunStatus, TaskStatus
 

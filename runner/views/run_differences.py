@@ -11,10 +11,10 @@ from typing import Any
 from plait.errors import PromptError, RunNotFound
 from plait.persistence.protocol import Store
 from plait.persistence.records import RunRecord, TaskRecord
-from plait.runner.state.answer_changes import RunSide, describe_change
+from plait.runner.reuse.answer_changes import RunSide, describe_change
+from plait.runner.reuse.answer_keys import ANSWER_KEYS, REUSED, Reuse, task_identity
+from plait.runner.reuse.earlier_answers import KEPT
 from plait.runner.state.codec import to_json
-from plait.runner.state.kept_answers import KEPT
-from plait.runner.state.reusable_answers import ANSWER_KEYS, REUSED, Reuse, task_identity
 from plait.runner.state.stored_run import StoredRun, stored_run
 from plait.runner.views.read_views import usage_as_json
 from plait.runner.views.word_changes import word_changes

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from plait.runner.client.fork_run import Fork, ForkEdits
+from plait.runner.client.reuse_preview import ReuseAction, ReusePreview, ReuseStep
 from plait.runner.domain.question import OpenQuestion
 from plait.runner.domain.result import Degradation, ResumeSummary, RunResult, TaskResult
 from plait.runner.domain.waiting import WaitKind, WaitReason
-from plait.runner.operations.fork_run import Fork, ForkEdits
-from plait.runner.operations.preview_reuse import ReuseAction, ReusePreview, ReuseStep
 from plait.runner.recovery.preview import Preview
 from plait.runner.recovery.resume_plan import ResumeAction, ResumeStep
 from plait.runner.views.read_views import RunInfo, StoredEvent, TaskInfo

@@ -34,7 +34,7 @@ from plait.runner.cli.options import (
 )
 from plait.runner.cli.preview_report import print_reuse, summarize_reuse, with_effects_marked
 from plait.runner.cli.stored_backends import FileOptions, StoredBackends, stored_concurrency
-from plait.runner.operations.fork_run import Fork, ForkEdits
+from plait.runner.client.fork_run import Fork, ForkEdits
 from plait.runner.parallel import ParallelRunner
 from plait.runner.plan.inputs import converted
 from plait.runner.state.stored_run import stored_record

@@ -42,7 +42,7 @@ from plait.runner.cli.options import (
 from plait.runner.cli.preview_report import print_reuse, summarize_reuse, tell_paid_again, with_effects_marked
 from plait.runner.cli.run_report import print_json
 from plait.runner.cli.stored_backends import backends_of_file_only, stored_concurrency
-from plait.runner.operations.preview_reuse import ReusePreview
+from plait.runner.client.reuse_preview import ReusePreview
 from plait.runner.parallel import ParallelRunner
 from plait.runner.plan.loader import Plan
 from plait.runner.policies.orchestrator.policy import OrchestratorPolicy

@@ -39,9 +39,9 @@ from plait.runner.cli.terminal_output import as_line, coloured, counted, seconds
 from plait.runner.domain.groups import group_of, groups_of
 from plait.runner.domain.question import parse_time
 from plait.runner.domain.waiting import WaitKind, WaitReason, clock_time
-from plait.runner.state.kept_answers import KEPT
+from plait.runner.reuse.answer_keys import REUSED, Reuse
+from plait.runner.reuse.earlier_answers import KEPT
 from plait.runner.state.placements import placed_attempts
-from plait.runner.state.reusable_answers import REUSED, Reuse
 from plait.runner.views.read_views import TaskInfo, run_info, shown_status, task_infos, throttled_backends
 from plait.runner.views.run_differences import cut_offs
 from plait.runner.views.task_detail import TaskDetail

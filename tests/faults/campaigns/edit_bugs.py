@@ -16,14 +16,14 @@ from unittest import mock
 
 from plait.json_form import JsonValue
 from plait.runner import parallel
+from plait.runner.client import reuse_preview
 from plait.runner.domain.task import Task
 from plait.runner.engine import outcome
 from plait.runner.engine.config import Config
-from plait.runner.operations import preview_reuse
-from plait.runner.state import answer_cache, kept_answers, reusable_answers
+from plait.runner.reuse import answer_cache, answer_keys, earlier_answers
+from plait.runner.reuse.reusable_answer import ReusableAnswer
 from plait.runner.state.codec import to_json
 from plait.runner.state.readable_state import ReadableState
-from plait.runner.state.reusable_answer import ReusableAnswer
 from plait.runner.state.stored_run import StoredRun
 
 Plant = Callable[[], AbstractContextManager[object]]
@@ -43,7 +43,7 @@ def _key_without(*path: int) -> Plant:
             part[last] = None
         return to_json(found)
 
-    return lambda: mock.patch.object(reusable_answers, "to_json", without)
+    return lambda: mock.patch.object(answer_keys, "to_json", without)
 
 
 def _is_key(value: Any) -> bool:
@@ -63,15 +63,15 @@ def _identity_by_position() -> AbstractContextManager[object]:
     def by_number(state: ReadableState, position: int) -> list[Any]:
         return [state.dag.tasks[position].id]
 
-    return mock.patch.object(reusable_answers, "task_identity", by_number)
+    return mock.patch.object(answer_keys, "task_identity", by_number)
 
 
 def _identity_without_the_element() -> AbstractContextManager[object]:
     def whole(state: ReadableState, position: int) -> list[Any]:
         task = state.dag.tasks[position]
-        return [reusable_answers.group_of(task.id, task.item) or task.id]
+        return [answer_keys.group_of(task.id, task.item) or task.id]
 
-    return mock.patch.object(reusable_answers, "task_identity", whole)
+    return mock.patch.object(answer_keys, "task_identity", whole)
 
 
 def _effects_taken_over() -> AbstractContextManager[object]:
@@ -81,7 +81,7 @@ def _effects_taken_over() -> AbstractContextManager[object]:
         return {**dict.fromkeys(config.backends, "any"), "": "any"}
 
     stack = ExitStack()
-    for module in (parallel, preview_reuse):
+    for module in (parallel, reuse_preview):
         stack.enter_context(mock.patch.object(module, "answer_keys", all_keys))
     return stack
 
@@ -112,7 +112,7 @@ def _cache_before_fresh() -> AbstractContextManager[object]:
         return None if cached is None else (cached.run_id, cached.answer)
 
     stack = ExitStack()
-    for module in (outcome, preview_reuse):
+    for module in (outcome, reuse_preview):
         stack.enter_context(mock.patch.object(module, "earlier_answer", taken))
     return stack
 
@@ -143,17 +143,17 @@ BUGS: Mapping[str, Bug] = {
     "a list item left out of the key": Bug(_identity_without_the_element, 422),
     "the prefix of a conversation left out of the key": Bug(_key_without(5), 56),
     "the prompt as rendered left out of the key": Bug(_key_without(2)),
-    "the settings of a task left out of the key": Bug(_in(reusable_answers, "settings_of", _same_settings)),
+    "the settings of a task left out of the key": Bug(_in(answer_keys, "settings_of", _same_settings)),
     "effects taken over": Bug(_effects_taken_over, 4),
-    "answers of persons taken over silently": Bug(_in(reusable_answers, "asked_persons", _nobody_asked)),
-    "a prompt kept without the text of its file": Bug(_in(reusable_answers, "sent_prompt", _rendered_prompt), 20),
+    "answers of persons taken over silently": Bug(_in(answer_keys, "asked_persons", _nobody_asked)),
+    "a prompt kept without the text of its file": Bug(_in(answer_keys, "sent_prompt", _rendered_prompt), 20),
     "a fresh task given an answer of the cache": Bug(_cache_before_fresh, 9),
     "a fork without what lies behind its start": Bug(
-        lambda: mock.patch.object(kept_answers, "fork_cone", _start_alone), 2
+        lambda: mock.patch.object(earlier_answers, "fork_cone", _start_alone), 2
     ),
-    "a preview that reads no upstream": Bug(_in(preview_reuse.Rehearsal, "_reads", _no_gates)),
+    "a preview that reads no upstream": Bug(_in(reuse_preview.Rehearsal, "_reads", _no_gates)),
     "a preview that looks at no condition": Bug(
-        lambda: mock.patch.object(preview_reuse.Rehearsal, "_gates", _no_gates)
+        lambda: mock.patch.object(reuse_preview.Rehearsal, "_gates", _no_gates)
     ),
 }
 """The bugs by name."""

@@ -2,7 +2,7 @@
 
 A fork runs on from some tasks. These tasks, the tasks that did not complete, and all tasks downstream of both make the
 cone of the fork. A completed task outside the cone is kept: with its result, its conversation, and the tasks that it
-added. Inside the cone a task takes its answer over only if nothing changed: see `reusable_answers`.
+added. Inside the cone a task takes its answer over only if nothing changed: see `answer_keys`.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from plait.errors import BackendError, PlaitError
 from plait.json_form import JsonValue
 from plait.runner.domain.groups import group_of
 from plait.runner.domain.task import Task
+from plait.runner.reuse.reusable_answer import ReusableAnswer
 from plait.runner.state.codec import to_json
 from plait.runner.state.conversations import own_messages, sent_prompt
 from plait.runner.state.readable_state import ReadableState
-from plait.runner.state.reusable_answer import ReusableAnswer
 from plait.runner.state.stored_run import StoredRun
 from plait.statuses import TASK_DONE, TaskStatus
 

@@ -19,8 +19,8 @@ from plait.runner.domain.task import Task, with_prompt
 from plait.runner.operations.create_run import RESERVED_SETTINGS
 from plait.runner.policies import policy_of
 from plait.runner.prompts.render import names_used
-from plait.runner.state.kept_answers import ForkPoint, given_answer, positions_of, unfinished_tasks
-from plait.runner.state.reusable_answers import Reuse
+from plait.runner.reuse.answer_keys import Reuse
+from plait.runner.reuse.earlier_answers import ForkPoint, given_answer, positions_of, unfinished_tasks
 from plait.runner.state.stored_run import StoredPolicy, StoredRun, stored_run
 from plait.statuses import TaskStatus
 

@@ -13,7 +13,7 @@ from plait.backends import BackendError, ErrorKind, Reply, Usage
 from plait.backends.backend_protocol import ConversationRequest
 from plait.errors import RunNotFound, TaskNotFound
 from plait.persistence import MemoryStore
-from plait.runner.operations.preview_reuse import ReuseAction, ReusePreview
+from plait.runner.client.reuse_preview import ReuseAction, ReusePreview
 
 LIST = {"type": "array"}
 

@@ -28,14 +28,14 @@ from plait.runner.engine.growth import Growth
 from plait.runner.engine.outcome import CONDITION
 from plait.runner.engine.policy_driver import PolicyDriver, PolicyState
 from plait.runner.engine.task_files import files_of
+from plait.runner.reuse.answer_cache import AnswerCache, earlier_answer, load_cache
+from plait.runner.reuse.answer_changes import RunSide, describe_change
+from plait.runner.reuse.answer_keys import ReusableAnswers, Reuse, answers_of, stored_answer_keys, task_identity
+from plait.runner.reuse.earlier_answers import GIVEN, KEPT
+from plait.runner.reuse.reusable_answer import ReusableAnswer
 from plait.runner.scheduling.scheduler import Scheduler
 from plait.runner.scheduling.slots import SlotPool
-from plait.runner.state.answer_cache import AnswerCache, earlier_answer, load_cache
-from plait.runner.state.answer_changes import RunSide, describe_change
 from plait.runner.state.codec import to_json
-from plait.runner.state.kept_answers import GIVEN, KEPT
-from plait.runner.state.reusable_answer import ReusableAnswer
-from plait.runner.state.reusable_answers import ReusableAnswers, Reuse, answers_of, stored_answer_keys, task_identity
 from plait.runner.state.run_state import RunState
 from plait.runner.state.stored_run import StoredRun, stored_run
 from plait.runner.views.read_views import usage_as_json

@@ -16,11 +16,7 @@ from plait.persistence.protocol import Store
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.question import parse_time
 from plait.runner.domain.task import Task
-from plait.runner.state.codec import to_json
-from plait.runner.state.kept_answers import GIVEN, KEPT
-from plait.runner.state.readable_state import ReadableState
-from plait.runner.state.reusable_answer import ReusableAnswer
-from plait.runner.state.reusable_answers import (
+from plait.runner.reuse.answer_keys import (
     REUSED,
     ReusableAnswers,
     answer_key,
@@ -29,6 +25,10 @@ from plait.runner.state.reusable_answers import (
     stored_answer,
     stored_answer_keys,
 )
+from plait.runner.reuse.earlier_answers import GIVEN, KEPT
+from plait.runner.reuse.reusable_answer import ReusableAnswer
+from plait.runner.state.codec import to_json
+from plait.runner.state.readable_state import ReadableState
 from plait.runner.state.stored_run import StoredRun, stored_run
 from plait.statuses import TaskStatus
 

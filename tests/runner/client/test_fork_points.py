@@ -13,7 +13,7 @@ from plait.backends import BackendError, ErrorKind, PersonBackend, Reply
 from plait.backends.backend_protocol import ConversationRequest
 from plait.events import TaskCompleted
 from plait.persistence import MemoryStore
-from plait.runner.operations.fork_run import Fork
+from plait.runner.client.fork_run import Fork
 from plait.statuses import TaskStatus
 
 ANSWERS: dict[str, object] = {

@@ -20,11 +20,11 @@ from plait.persistence.protocol import Store
 from plait.runner.domain.groups import group_of
 from plait.runner.domain.task import Task
 from plait.runner.domain.task_file import TaskFile
+from plait.runner.reuse.earlier_answers import ForkPoint, asked_persons, load_kept, person_answer
+from plait.runner.reuse.reusable_answer import ReusableAnswer
 from plait.runner.state.codec import to_json
 from plait.runner.state.conversations import sent_prompt
-from plait.runner.state.kept_answers import ForkPoint, asked_persons, load_kept, person_answer
 from plait.runner.state.readable_state import ReadableState
-from plait.runner.state.reusable_answer import ReusableAnswer
 from plait.runner.state.stored_run import StoredRun, stored_run
 from plait.statuses import TaskStatus
 
