@@ -23,7 +23,7 @@ from plait.runner.domain.question import OnQuestion
 from plait.runner.domain.result import Degradation, RunResult, TaskResult
 from plait.runner.engine.feed import EventReader
 from plait.runner.engine.policy_driver import read_policy_state
-from plait.runner.parallel import ParallelRunner
+from plait.runner.parallel_runner import ParallelRunner
 from plait.runner.policies.orchestrator.evidence import EXECUTED, is_work
 from plait.runner.policies.orchestrator.policy import Loop, LoopLimits, OrchestratorPolicy, Phase, Stop
 from plait.runner.policies.orchestrator.prompts import ANSWER_ID, EXECUTOR, Team

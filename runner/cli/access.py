@@ -16,7 +16,7 @@ from plait.runner.cli.exits import CliError
 from plait.runner.cli.options import StorePlace
 from plait.runner.cli.output_files import write_file
 from plait.runner.clock import Clock
-from plait.runner.web.sign_in import SignIn
+from plait.runner.serving.sign_in import SignIn
 
 _TOKEN_BYTES = 32
 _ANSWERS_S = 5.0

@@ -29,7 +29,7 @@ from plait.runner.domain.dag import DAG, nearest
 from plait.runner.domain.policy import Policy
 from plait.runner.engine.backend_checks import needed_backends, policy_backends, task_backends
 from plait.runner.engine.config import DEFAULT_BACKEND
-from plait.runner.parallel import ParallelRunner
+from plait.runner.parallel_runner import ParallelRunner
 from plait.runner.plan.loader import Plan
 from plait.runner.plan.schema import PricePart
 from plait.runner.plan.source import MAX_BYTES, read_source

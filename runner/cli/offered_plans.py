@@ -17,13 +17,13 @@ from plait.persistence.protocol import Store
 from plait.runner.cli.backends import BackendOptions, backend_set_of_plan, read_plan_data
 from plait.runner.cli.commands.run_command import queue_run
 from plait.runner.cli.exits import CliError
+from plait.runner.client.runs import RunService
 from plait.runner.domain.dag import nearest
 from plait.runner.plan.inputs import no_input
 from plait.runner.plan.loader import load_plan_of_run
 from plait.runner.plan.schema import input_kind
 from plait.runner.policies.orchestrator.policy import OrchestratorPolicy
 from plait.runner.policies.orchestrator.prompts import ANSWER_ID
-from plait.runner.service import RunService
 from plait.runner.state.stored_run import StoredPolicy, stored_record
 
 

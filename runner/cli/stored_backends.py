@@ -44,7 +44,7 @@ from plait.runner.cli.exits import CliError, print_note
 from plait.runner.cli.lookup import stores_backends
 from plait.runner.cli.trusted_files import why_untrusted
 from plait.runner.domain.concurrency import DEFAULT_CONCURRENCY
-from plait.runner.parallel import ParallelRunner
+from plait.runner.parallel_runner import ParallelRunner
 from plait.runner.state.codec import decode_dag
 from plait.runner.state.placements import placed_attempts
 from plait.statuses import TaskStatus

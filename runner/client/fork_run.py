@@ -11,12 +11,12 @@ from plait.errors import PlaitError, TaskNotFound, nearest
 from plait.events import RunCreated
 from plait.json_form import JsonInput
 from plait.persistence.protocol import Store
+from plait.runner.client.create_run import RESERVED_SETTINGS
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.groups import group_of
 from plait.runner.domain.policy import Policy
 from plait.runner.domain.prompt_values import named
 from plait.runner.domain.task import Task, with_prompt
-from plait.runner.operations.create_run import RESERVED_SETTINGS
 from plait.runner.policies import policy_of
 from plait.runner.prompts.render import names_used
 from plait.runner.reuse.answer_keys import Reuse

@@ -13,12 +13,12 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
 from plait.errors import PlaitError
-from plait.runner.service import RunService
+from plait.runner.client.runs import RunService
+from plait.runner.serving.http_guard import problem
+from plait.runner.serving.json_body import StrictJsonRoute
+from plait.runner.serving.sign_in import CodeRefused, SignIn
 from plait.runner.views.live_view import LiveView, ViewChange
 from plait.runner.web import schemas
-from plait.runner.web.json_body import StrictJsonRoute
-from plait.runner.web.security import problem
-from plait.runner.web.sign_in import CodeRefused, SignIn
 
 
 class PageApi:

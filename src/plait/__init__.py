@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     )
     from plait.errors import BackendError, ErrorKind, PlaitError, StoreError
     from plait.persistence import MemoryStore, PostgresStore, SQLiteStore, Store
+    from plait.runner.client.runs import RunService
     from plait.runner.clock import Clock
     from plait.runner.domain.dag import DAG
     from plait.runner.domain.question import OpenQuestion
@@ -45,12 +46,11 @@ if TYPE_CHECKING:
     from plait.runner.domain.task import FailureMode, GrowthLimits, Retry, Task
     from plait.runner.log import configure_logging
     from plait.runner.orchestrator import Orchestrator
-    from plait.runner.parallel import ParallelRunner
+    from plait.runner.parallel_runner import ParallelRunner
     from plait.runner.plan.loader import Plan, load_plan
     from plait.runner.policies.step_workflow import Step, Workflow
     from plait.runner.run import Run
     from plait.runner.scheduling.rates import RateLimits
-    from plait.runner.service import RunService
     from plait.statuses import RunStatus, TaskStatus
 
 __all__ = [
@@ -119,12 +119,12 @@ _HOMES = {
     "runner.domain.task": "FailureMode GrowthLimits Retry Task",
     "runner.log": "configure_logging",
     "runner.orchestrator": "Orchestrator",
-    "runner.parallel": "ParallelRunner",
+    "runner.parallel_runner": "ParallelRunner",
     "runner.plan.loader": "Plan load_plan",
     "runner.policies.step_workflow": "Step Workflow",
     "runner.run": "Run",
     "runner.scheduling.rates": "RateLimits",
-    "runner.service": "RunService",
+    "runner.client.runs": "RunService",
     "statuses": "RunStatus TaskStatus",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}

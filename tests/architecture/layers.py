@@ -52,12 +52,13 @@ LAYERS: list[list[str]] = [
     ["runner.engine"],
     ["runner.recovery"],
     ["runner.views"],
-    ["runner.operations"],
     ["runner.client"],
     ["runner.run"],
-    ["runner.parallel"],
-    ["runner.service", "runner.orchestrator"],
-    ["runner.web", "runner.mcp"],
+    ["runner.parallel_runner"],
+    ["runner.client.runs", "runner.orchestrator"],
+    ["runner.serving.http_guard runner.serving.sign_in runner.serving.json_body"],
+    ["runner.web"],
+    ["runner.serving"],
     ["runner.cli"],
     ["plait hosts workflows orchestration results"],  # the public names
 ]  # fmt: skip

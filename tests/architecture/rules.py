@@ -47,10 +47,10 @@ HOMES = {
     "jsonschema_rs": "backends/schema_validator.py",
     "genai_prices": "backends/prices.py",
     "psutil": "backends/process/*.py",
-    "fastapi": "runner/web/*.py",
-    "starlette": "runner/web/*.py",
-    "uvicorn": "runner/web/*.py",
-    "mcp": "runner/mcp/*.py",
+    "fastapi": "runner/[sw]e*/*.py",
+    "starlette": "runner/serving/*.py",
+    "uvicorn": "runner/serving/*.py",
+    "mcp": "runner/serving/*.py",
 }
 LAZY = {"aiohttp", "networkx", "langgraph", "pydantic_ai", "fastmcp", "xllamacpp", "jsonschema_rs", "genai_prices"}
 STATUSES = {"pending", "queued", "running", "waiting_input", "completed", "failed", "skipped", "cancelling",

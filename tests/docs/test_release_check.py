@@ -11,7 +11,7 @@ WHOLE = {"plait/__init__.py", "plait/py.typed", "plait/runner/web/page/dom.js", 
 
 def test_every_tracked_file_of_the_packages_is_wanted() -> None:
     wanted = tracked()
-    assert {"plait/__init__.py", "plait/runner/parallel.py", "plait/runner/web/page/dom.js"} <= wanted
+    assert {"plait/__init__.py", "plait/runner/parallel_runner.py", "plait/runner/web/page/dom.js"} <= wanted
     assert not {"plait/runner", "plait/backends", "plait/persistence"} & wanted
     assert all((ROOT / "src" / name).is_file() for name in wanted)
 

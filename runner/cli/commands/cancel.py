@@ -20,7 +20,7 @@ from plait.runner.cli.options import (
     store_option,
 )
 from plait.runner.cli.stored_backends import FileOptions, cancelling_runner
-from plait.runner.parallel import CANCEL_GRACE_SECONDS
+from plait.runner.parallel_runner import CANCEL_GRACE_SECONDS
 from plait.runner.views.read_views import shown_status
 from plait.statuses import RUN_DONE, RunStatus
 

@@ -35,7 +35,7 @@ from plait.runner.cli.options import (
 from plait.runner.cli.preview_report import print_reuse, summarize_reuse, with_effects_marked
 from plait.runner.cli.stored_backends import FileOptions, StoredBackends, stored_concurrency
 from plait.runner.client.fork_run import Fork, ForkEdits
-from plait.runner.parallel import ParallelRunner
+from plait.runner.parallel_runner import ParallelRunner
 from plait.runner.plan.inputs import converted
 from plait.runner.state.stored_run import stored_record
 

@@ -23,8 +23,8 @@ from plait.runner.cli.options import (
 )
 from plait.runner.cli.run_report import print_json
 from plait.runner.cli.terminal_output import as_line, counted, size
+from plait.runner.client.retention import Expiry, earlier_runs_needed, expired
 from plait.runner.clock import iso
-from plait.runner.operations.retention import Expiry, earlier_runs_needed, expired
 from plait.runner.state.orphans import delete_files, has_sessions
 from plait.runner.state.owner import Liveness, liveness
 from plait.statuses import RUN_DONE, RunStatus

@@ -18,8 +18,8 @@ from plait.runner.cli.lookup import open_store
 from plait.runner.cli.offered_plans import LocalPlans, named_plans
 from plait.runner.cli.options import StorePlace, apply_log_options, backend_options, log_options, store_option
 from plait.runner.cli.stored_runners import StoredRunners
+from plait.runner.client.runs import RunService
 from plait.runner.clock import Clock
-from plait.runner.service import RunService
 
 
 @click.command("mcp")
@@ -43,8 +43,8 @@ def mcp_command(plans: tuple[Path, ...], **options: Any) -> int:
 
 async def serve_plans(plans: tuple[Path, ...], backend: BackendOptions, place: StorePlace) -> int:
     """Serve until the client closes the connection or a signal arrives. Return the exit code."""
-    from plait.runner.mcp.server import serve  # noqa: PLC0415 - the extra `mcp` may be missing
-    from plait.runner.mcp.tools import RunTools  # noqa: PLC0415
+    from plait.runner.serving.mcp_server import serve  # noqa: PLC0415 - the extra `mcp` may be missing
+    from plait.runner.serving.mcp_tools import RunTools  # noqa: PLC0415
 
     ended, signalled = anyio.Event(), anyio.Event()
 

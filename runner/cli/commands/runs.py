@@ -25,7 +25,7 @@ from plait.runner.cli.options import (
 )
 from plait.runner.cli.run_report import print_json
 from plait.runner.cli.terminal_output import age, as_line, cells, size, tokens
-from plait.runner.operations.create_run import KEYED
+from plait.runner.client.create_run import KEYED
 from plait.runner.state.owner import Liveness, liveness
 from plait.runner.views.read_views import run_info, shown_status
 from plait.statuses import RunStatus, TaskStatus

@@ -35,15 +35,15 @@ from plait.runner.cli.options import (
 )
 from plait.runner.cli.stored_runners import StoredRunners
 from plait.runner.cli.terminal_output import as_line
-from plait.runner.parallel import CANCEL_GRACE_SECONDS
-from plait.runner.service import RunService
+from plait.runner.client.runs import RunService
+from plait.runner.parallel_runner import CANCEL_GRACE_SECONDS
 from plait.runner.views.read_views import shown_status
 from plait.statuses import RunStatus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from plait.runner.web.app import ApiServer
+    from plait.runner.serving.http_server import ApiServer
 
 
 DEFAULT_PORT = 8377
@@ -139,8 +139,8 @@ class ServeOptions:
 
 async def serve(backend_set: BackendSet, options: ServeOptions, concurrency: int | None) -> int:
     """Serve until a signal. Return the exit code."""
-    from plait.runner.web.app import ApiServer  # noqa: PLC0415 - the extra `server` may be missing
-    from plait.runner.web.routes import ServedRuns  # noqa: PLC0415
+    from plait.runner.serving.http_routes import ServedRuns  # noqa: PLC0415
+    from plait.runner.serving.http_server import ApiServer  # noqa: PLC0415 - the extra `server` may be missing
 
     with listen(options.host, options.port) as listening:
         opened = () if options.queues else backend_set.specs

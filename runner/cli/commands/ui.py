@@ -29,7 +29,7 @@ from plait.runner.cli.exits import CANCELLED, COMPLETED, CliError, print_line, p
 from plait.runner.cli.lookup import AnyStore, open_store
 from plait.runner.cli.options import StorePlace, apply_log_options, json_option, log_options, store_option
 from plait.runner.cli.stored_runners import StoredRunners
-from plait.runner.service import RunService
+from plait.runner.client.runs import RunService
 
 if TYPE_CHECKING:
     import socket
@@ -118,8 +118,8 @@ def _port(options: UiOptions) -> int:
 
 async def _serve(listening: socket.socket, store: AnyStore, options: UiOptions) -> int:
     """Serve the page until a signal. Return the exit code."""
-    from plait.runner.web.app import ApiServer  # noqa: PLC0415 - the extra `server` may be missing
-    from plait.runner.web.routes import ServedRuns  # noqa: PLC0415
+    from plait.runner.serving.http_routes import ServedRuns  # noqa: PLC0415
+    from plait.runner.serving.http_server import ApiServer  # noqa: PLC0415 - the extra `server` may be missing
 
     runner = BackendSet({}).make_runner({}, store=store)
     async with RunService(runner, runners=StoredRunners(store)) as service:

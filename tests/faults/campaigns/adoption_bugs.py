@@ -12,9 +12,8 @@ from pathlib import Path
 from unittest import mock
 
 from plait.persistence.protocol import Store
+from plait.runner.client import answer_task, continue_task
 from plait.runner.engine import lifecycle as drive
-from plait.runner.operations import answer_task as answering
-from plait.runner.operations import continue_task as continuing
 from plait.runner.recovery import resume_plan as verdict
 from plait.runner.state import orphans as leftovers
 from tests.faults.campaigns.adoption_plans import LAST, Script
@@ -45,8 +44,8 @@ def _wrong_turn_kept() -> AbstractContextManager[object]:
 def _all_ended_by_an_answer() -> Generator[None]:
     """So does what a person says in a conversation."""
     with (
-        mock.patch.object(answering, "under_way", return_value=[]),
-        mock.patch.object(continuing, "under_way", return_value=[]),
+        mock.patch.object(answer_task, "under_way", return_value=[]),
+        mock.patch.object(continue_task, "under_way", return_value=[]),
     ):
         yield
 

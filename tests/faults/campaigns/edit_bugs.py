@@ -15,7 +15,7 @@ from typing import Any, cast
 from unittest import mock
 
 from plait.json_form import JsonValue
-from plait.runner import parallel
+from plait.runner import parallel_runner
 from plait.runner.client import reuse_preview
 from plait.runner.domain.task import Task
 from plait.runner.engine import outcome
@@ -81,7 +81,7 @@ def _effects_taken_over() -> AbstractContextManager[object]:
         return {**dict.fromkeys(config.backends, "any"), "": "any"}
 
     stack = ExitStack()
-    for module in (parallel, reuse_preview):
+    for module in (parallel_runner, reuse_preview):
         stack.enter_context(mock.patch.object(module, "answer_keys", all_keys))
     return stack
 

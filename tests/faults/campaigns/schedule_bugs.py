@@ -17,7 +17,7 @@ from plait import events
 from plait.errors import Conflict, Fenced, StoreError
 from plait.events import Event
 from plait.persistence.records import Batch, TaskRecord
-from plait.runner import parallel
+from plait.runner import parallel_runner
 from plait.runner.engine import checkpointer as checkpoint
 from plait.runner.engine import executor as execution
 from plait.runner.engine.checkpointer import WritePosition
@@ -152,7 +152,7 @@ def _lease_by_wall_clock_alone() -> AbstractContextManager[object]:
         expired = (run.record.lease_expires_at or 0.0) <= config.clock.wall()
         return expired or await wait_until_free(config, run, feed, control)
 
-    return mock.patch.object(parallel, "wait_for_expiry", trusting)
+    return mock.patch.object(parallel_runner, "wait_for_expiry", trusting)
 
 
 def _done_tasks_again() -> AbstractContextManager[object]:

@@ -21,7 +21,7 @@ from plait.persistence import SQLiteStore, Store, StoreError, failpoints
 from plait.runner.clock import Clock
 from plait.runner.domain.result import RunResult
 from plait.runner.engine.backend_call import only_error
-from plait.runner.parallel import ParallelRunner
+from plait.runner.parallel_runner import ParallelRunner
 from plait.runner.run import Run
 from plait.statuses import RunStatus, TaskStatus
 from tests.faults.crashtest import ledger as words

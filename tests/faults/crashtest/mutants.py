@@ -16,7 +16,7 @@ from plait import events
 from plait.events import PolicyDecided, TasksAdded
 from plait.persistence import Batch, Fenced, read_records, rules, sqlite_store
 from plait.persistence.failpoints import FAILPOINTS
-from plait.runner import parallel
+from plait.runner import parallel_runner
 from plait.runner.engine.checkpointer import Checkpointer, WritePosition
 from plait.runner.engine.commit import COMMITTED
 from plait.runner.recovery import resume as takeover
@@ -232,7 +232,15 @@ MUTANTS = (
     Mutant("completed tasks queued again", RunState, "_load", _queue_completed, seed=1),
     Mutant("crashes not counted", verdict, "deaths_with", _forget_crashes, kind=Kind.CRASHER),
     Mutant("no epoch check", rules, "count_applied", _ignore_the_epoch, _STOP, range(2, 11), Kind.RIVAL),
-    Mutant("claimed beside a living owner", parallel, "wait_for_expiry", _do_not_wait, _STOP, range(2, 11), Kind.RIVAL),
+    Mutant(
+        "claimed beside a living owner",
+        parallel_runner,
+        "wait_for_expiry",
+        _do_not_wait,
+        _STOP,
+        range(2, 11),
+        Kind.RIVAL,
+    ),
     Mutant(
         "a missing store made to resume",
         sqlite_store,

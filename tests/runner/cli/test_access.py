@@ -14,7 +14,7 @@ import pytest
 
 from plait.runner.cli.access import page_of_running_server, token_path
 from plait.runner.clock import Clock
-from plait.runner.web.sign_in import SignIn
+from plait.runner.serving.sign_in import SignIn
 from tests.support.processes.browser import ui
 from tests.support.processes.command import plait
 

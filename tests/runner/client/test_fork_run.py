@@ -15,7 +15,7 @@ from plait.backends.backend_protocol import ConversationRequest
 from plait.errors import DAGError, RunNotResumable, TaskNotFound
 from plait.persistence import MemoryStore, SQLiteStore, Store
 from plait.runner.client.fork_run import Fork, ForkEdits
-from plait.runner.operations.retention import earlier_runs_needed
+from plait.runner.client.retention import earlier_runs_needed
 from plait.workflows import FollowUp, FollowUps
 
 LIST = {"type": "array"}

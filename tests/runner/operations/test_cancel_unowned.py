@@ -16,7 +16,7 @@ from plait.persistence.contract.samples import run_becomes
 from plait.persistence.records import EventRecord
 from plait.results import ResumeAction
 from plait.runner.state.owner import claim_for_this_process, unregister
-from tests.runner.operations.test_cancel_run import CHAIN, Scene
+from tests.runner.client.test_cancel_run import CHAIN, Scene
 from tests.support.crashed import Dying, die
 from tests.support.fakes import QuickClock, Talker
 from tests.support.stopped import DIAMOND, stopped_after

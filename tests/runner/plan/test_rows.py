@@ -12,7 +12,7 @@ import jsonschema_rs
 import pytest
 
 from plait.runner.plan import PlanError, parse_plan, plan_schema
-from plait.runner.web.posted_plan import posted_plan
+from plait.runner.serving.posted_plan import posted_plan
 from tests.support.plans.logged import calls, make
 from tests.support.plans.rows import TASKS, mistakes, rows
 from tests.support.processes.command import plait, plait_here

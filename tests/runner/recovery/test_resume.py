@@ -18,7 +18,7 @@ from plait.backends import BackendError, ErrorKind, Reply, Usage
 from plait.errors import BackendMissing, RunNotFound, RunNotResumable, StoreRequired
 from plait.persistence import Batch, Conflict, MemoryStore, SQLiteStore, Store, StoreError
 from plait.persistence.contract.samples import whole
-from plait.runner.operations.workflow_progress import load_progress
+from plait.runner.client.workflow_progress import load_progress
 from plait.runner.state import codec as translate
 from tests.support.fakes import QuickClock, Talker
 from tests.support.stopped import DIAMOND, stopped_after

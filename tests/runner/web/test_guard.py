@@ -8,8 +8,8 @@ from typing import Any
 import anyio
 import pytest
 
-from plait.runner.web import security
-from plait.runner.web.security import MOST_BODY_BYTES, MOST_HEAD_BYTES, Guard, Message
+from plait.runner.serving import http_guard
+from plait.runner.serving.http_guard import MOST_BODY_BYTES, MOST_HEAD_BYTES, Guard, Message
 
 HOST = "localhost:1"
 PRIVATE = [
@@ -191,4 +191,4 @@ def test_nothing_but_http_is_spoken() -> None:
 
 
 def test_the_message_of_an_error_is_clean_text() -> None:
-    assert security.problem("kind", "a\ud800b") == {"error": {"kind": "kind", "message": "a\ufffdb"}}
+    assert http_guard.problem("kind", "a\ud800b") == {"error": {"kind": "kind", "message": "a\ufffdb"}}

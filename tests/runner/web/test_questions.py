@@ -16,10 +16,10 @@ from plait import DAG, ParallelRunner, PlaitError, RunService, RunStatus, Task
 from plait.backends import ask
 from plait.errors import AnswerConflict
 from plait.persistence import MemoryStore, Store
+from plait.runner.serving.http_routes import ServedRuns
+from plait.runner.serving.http_server import make_app
 from plait.runner.views import read_views
 from plait.runner.web import schemas
-from plait.runner.web.app import make_app
-from plait.runner.web.routes import ServedRuns
 from tests.runner.web.test_lifecycle import created, events, post
 from tests.support.processes.command import plait
 from tests.support.processes.served import served

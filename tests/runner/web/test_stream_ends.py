@@ -11,13 +11,13 @@ import pytest
 from plait import DAG, Task
 from plait.backends import FunctionBackend
 from plait.persistence import MemoryStore
+from plait.runner.client.runs import RunService
 from plait.runner.clock import Clock
-from plait.runner.parallel import ParallelRunner
-from plait.runner.service import RunService
-from plait.runner.web.app import make_app
-from plait.runner.web.routes import ServedRuns
-from plait.runner.web.security import Guard, Message
-from plait.runner.web.sign_in import SignIn
+from plait.runner.parallel_runner import ParallelRunner
+from plait.runner.serving.http_guard import Guard, Message
+from plait.runner.serving.http_routes import ServedRuns
+from plait.runner.serving.http_server import make_app
+from plait.runner.serving.sign_in import SignIn
 from tests.runner.web.test_guard import HOST
 
 

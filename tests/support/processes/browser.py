@@ -19,7 +19,7 @@ from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, P
 
 from plait.runner.cli.access import page_address
 from plait.runner.clock import Clock
-from plait.runner.web.sign_in import SignIn
+from plait.runner.serving.sign_in import SignIn
 from tests.support.processes.command import PLAIT, environment
 from tests.support.processes.warm import Warm
 

@@ -19,7 +19,7 @@ import anyio
 from plait import DAG, ParallelRunner, Task
 from plait.errors import OwnershipLost, RunOwned
 from plait.persistence import Batch, Fenced, SQLiteStore, rules
-from plait.runner import parallel
+from plait.runner import parallel_runner
 from tests.support.processes.forked import Child
 
 RUN = "r"
@@ -174,7 +174,7 @@ def sabotaged(sabotage: Sabotage | None) -> Generator[None]:
     if sabotage is None:
         yield
     elif sabotage == "lease by the wall clock":
-        with mock.patch.object(parallel, "wait_for_expiry", by_wall_clock):
+        with mock.patch.object(parallel_runner, "wait_for_expiry", by_wall_clock):
             yield
     else:
         with mock.patch.object(rules, "count_applied", unfenced):

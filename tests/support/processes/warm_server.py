@@ -36,7 +36,7 @@ LOADED = (
     "tests.faults.crashtest.command",
     "plait.runner.cli.commands.serve",
     "plait.runner.cli.commands.ui",
-    "plait.runner.web.app",
+    "plait.runner.serving.http_server",
     "plait.runner.cli.commands.worker",
     "tests.faults.crashtest.campaign",
     "plait.persistence.address",

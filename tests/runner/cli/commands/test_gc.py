@@ -14,7 +14,7 @@ import pytest
 from plait.events import Owner
 from plait.persistence import sqlite_file
 from plait.persistence.records import RunRecord
-from plait.runner.operations.retention import Expiry, expired
+from plait.runner.client.retention import Expiry, expired
 from tests.support.plans.logged import make, wait_for_call
 from tests.support.processes.command import PLAIT, environment, plait, plait_here
 from tests.support.processes.warm import Warm

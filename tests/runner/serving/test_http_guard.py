@@ -15,11 +15,11 @@ import anyio
 import httpx
 import pytest
 
-from plait.runner.web import security as guard
+from plait.runner.serving import http_guard
 from tests.support.processes.command import plait
 from tests.support.processes.served import Served, served
 
-MANY = guard.MOST_BODY_BYTES + 1
+MANY = http_guard.MOST_BODY_BYTES + 1
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +108,7 @@ def test_a_long_body_is_refused(client: httpx.Client) -> None:
 
     with suppress(httpx.TransportError):  # the connection may end while it is still being sent
         refused(client.post("/api/runs", content=endless(), headers=json_), 413, "too_large")
-    assert asked * 65536 < 8 * guard.MOST_BODY_BYTES
+    assert asked * 65536 < 8 * http_guard.MOST_BODY_BYTES
 
 
 def test_a_stated_length_is_enough_to_refuse(server: Served) -> None:
@@ -203,22 +203,22 @@ def test_a_port_that_is_taken(tmp_path: Path, server: Served) -> None:
 
 
 async def test_a_body_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guard, "BODY_SECONDS", 0.01)
-    sent: list[guard.Message] = []
+    monkeypatch.setattr(http_guard, "BODY_SECONDS", 0.01)
+    sent: list[http_guard.Message] = []
 
-    async def receive() -> guard.Message:
+    async def receive() -> http_guard.Message:
         await anyio.sleep_forever()
         raise AssertionError
 
-    async def send(message: guard.Message) -> None:
+    async def send(message: http_guard.Message) -> None:
         sent.append(message)
 
-    async def app(_scope: guard.Scope, _receive: guard.Receive, _send: guard.Send) -> None:
+    async def app(_scope: http_guard.Scope, _receive: http_guard.Receive, _send: http_guard.Send) -> None:
         raise AssertionError("it was let in")
 
     headers = [(b"host", b"localhost:1"), (b"authorization", b"Bearer t"), (b"content-type", b"application/json")]
     scope = {"type": "http", "method": "POST", "headers": headers}
-    await guard.Guard(app, "t", frozenset({"localhost:1"}))(scope, receive, send)
+    await http_guard.Guard(app, "t", frozenset({"localhost:1"}))(scope, receive, send)
     assert (sent[0]["status"], json.loads(sent[1]["body"])["error"]["kind"]) == (408, "too_slow")
 
 

@@ -17,11 +17,11 @@ from anyio.abc import SocketStream
 
 from plait.backends import FunctionBackend
 from plait.persistence import MemoryStore
-from plait.runner.parallel import ParallelRunner
-from plait.runner.service import RunService
-from plait.runner.web import connections
-from plait.runner.web.app import ApiServer
-from plait.runner.web.routes import ServedRuns
+from plait.runner.client.runs import RunService
+from plait.runner.parallel_runner import ParallelRunner
+from plait.runner.serving import connections
+from plait.runner.serving.http_routes import ServedRuns
+from plait.runner.serving.http_server import ApiServer
 from tests.support.processes.served import Served, heard, served
 
 pytestmark = pytest.mark.slow

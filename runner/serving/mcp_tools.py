@@ -15,8 +15,8 @@ import anyio
 
 from plait.errors import RunOwned, TaskNotFound
 from plait.json_form import JsonValue
+from plait.runner.client.runs import POLL_SECONDS, RunService
 from plait.runner.clock import Clock
-from plait.runner.service import POLL_SECONDS, RunService
 from plait.runner.views.read_views import RunInfo, TaskInfo
 from plait.statuses import RunStatus, TaskStatus
 

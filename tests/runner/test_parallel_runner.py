@@ -72,7 +72,7 @@ async def test_structured_results_and_inputs_in_prompts() -> None:
     assert echo.prompts[-1] == 'good {"label": "good", "score": 3} Ada re: {{ not a template }}|'
     assert result["review"].data == {"label": "good", "score": 3}
     line = broken.__code__.co_firstlineno + 1
-    assert result["soft"].error == f"ValueError: no luck (at test_parallel.py:{line} in broken)"
+    assert result["soft"].error == f"ValueError: no luck (at test_parallel_runner.py:{line} in broken)"
     assert result.status is RunStatus.FAILED
 
 

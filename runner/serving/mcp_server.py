@@ -13,7 +13,7 @@ from mcp.types import ToolAnnotations
 from pydantic import Field
 
 from plait.errors import PlaitError
-from plait.runner.mcp.tools import MOST_CHARACTERS, MOST_WAIT_S, RunTools
+from plait.runner.serving.mcp_tools import MOST_CHARACTERS, MOST_WAIT_S, RunTools
 
 INSTRUCTIONS = (
     "plait runs a plan, a graph of subtasks for language models and agents, in parallel, and stores each step. Start a "

@@ -16,6 +16,16 @@ from plait.backends.prices import Price
 from plait.errors import RunOwned, StoreError
 from plait.events import RunClaimed
 from plait.json_form import JsonInput
+from plait.runner.client.answer_task import (
+    How,
+    PersonDecision,
+    answer_question,
+    apply_decision,
+    unanswered_questions,
+)
+from plait.runner.client.cancel_run import OnUnreached, cancel_run, finish_cancelling
+from plait.runner.client.continue_task import continue_task
+from plait.runner.client.create_run import checked_run_id, create_run, slot_settings, with_policy
 from plait.runner.client.fork_run import NO_EDITS, Fork, ForkEdits, plan_fork, plan_try
 from plait.runner.client.reuse_preview import ReusePreview, preview_reuse
 from plait.runner.clock import Clock, iso, new_run_id
@@ -32,16 +42,6 @@ from plait.runner.engine.inbox import is_to_be_cancelled
 from plait.runner.engine.lifecycle import Diverged, PreparedRun, execute_run
 from plait.runner.engine.run_control import Control
 from plait.runner.engine.task_files import with_digests
-from plait.runner.operations.answer_task import (
-    How,
-    PersonDecision,
-    answer_question,
-    apply_decision,
-    unanswered_questions,
-)
-from plait.runner.operations.cancel_run import OnUnreached, cancel_run, finish_cancelling
-from plait.runner.operations.continue_task import continue_task
-from plait.runner.operations.create_run import checked_run_id, create_run, slot_settings, with_policy
 from plait.runner.recovery.answers import question_of
 from plait.runner.recovery.lease import short_claim_ends, wait_for_expiry
 from plait.runner.recovery.preview import Preview, preview

@@ -17,6 +17,9 @@ from plait.backends.backend_protocol import Reply
 from plait.errors import PlaitError, RunOwned, StoreRequired
 from plait.json_form import JsonInput
 from plait.persistence.protocol import Store
+from plait.runner.client.answer_task import How
+from plait.runner.client.await_answer import wait_for_answer
+from plait.runner.client.create_run import create_run, with_policy
 from plait.runner.domain.dag import DAG, as_dag
 from plait.runner.domain.policy import Policy
 from plait.runner.domain.task import Task
@@ -24,10 +27,7 @@ from plait.runner.drawing.coordinates import coordinates
 from plait.runner.engine.inbox import LOOK_EVERY_S
 from plait.runner.engine.live_text import LiveText, TextPiece
 from plait.runner.log import logger
-from plait.runner.operations.answer_task import How
-from plait.runner.operations.await_answer import wait_for_answer
-from plait.runner.operations.create_run import create_run, with_policy
-from plait.runner.parallel import ParallelRunner
+from plait.runner.parallel_runner import ParallelRunner
 from plait.runner.recovery.preview import Preview
 from plait.runner.recovery.resume import ResumeOptions
 from plait.runner.run import Run

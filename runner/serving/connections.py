@@ -17,7 +17,7 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from plait.runner.log import logger
-from plait.runner.web.security import ADMIT
+from plait.runner.serving.http_guard import ADMIT
 
 HEAD_SECONDS = 10.0
 """Seconds in which the head of a request has to come in, after the opening of the connection or its first byte."""

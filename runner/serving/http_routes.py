@@ -16,15 +16,15 @@ from fastapi.sse import EventSourceResponse, ServerSentEvent
 from plait.backends.specs.build_backend import BackendSpec
 from plait.errors import RunNotResumable, RunOwned
 from plait.json_form import JsonValue
+from plait.runner.client.runs import RunService
 from plait.runner.engine.config import DEFAULT_BACKEND
-from plait.runner.service import RunService
+from plait.runner.serving.http_errors import DOCUMENTED, DOCUMENTED_BESIDE_OTHERS, NothingLeft
+from plait.runner.serving.json_body import StrictJsonRoute
+from plait.runner.serving.posted_plan import posted_plan
+from plait.runner.serving.sse import ITEM_SCHEMA, open_stream
 from plait.runner.views.read_views import RunInfo, usage_as_json
 from plait.runner.views.task_detail import TaskDetail
 from plait.runner.web import schemas
-from plait.runner.web.errors import DOCUMENTED, DOCUMENTED_BESIDE_OTHERS, NothingLeft
-from plait.runner.web.json_body import StrictJsonRoute
-from plait.runner.web.posted_plan import posted_plan
-from plait.runner.web.sse import ITEM_SCHEMA, open_stream
 from plait.statuses import RUN_DONE, RunStatus
 
 _Stream: TypeAlias = ObjectReceiveStream[ServerSentEvent]

@@ -13,13 +13,13 @@ import uvicorn
 from fastapi import Depends, FastAPI
 from fastapi.security import HTTPBearer
 
-from plait.runner.web.connections import ACCEPTED_AT_ONCE, QUEUED, Connections
-from plait.runner.web.errors import add_handlers
+from plait.runner.serving.connections import ACCEPTED_AT_ONCE, QUEUED, Connections
+from plait.runner.serving.http_errors import add_handlers
+from plait.runner.serving.http_guard import MOST_HEAD_BYTES, Guard, WebPage
+from plait.runner.serving.http_routes import Api, ServedRuns
+from plait.runner.serving.sign_in import SignIn
 from plait.runner.web.page_files import POLICY, page_files, page_router
 from plait.runner.web.page_routes import PageApi
-from plait.runner.web.routes import Api, ServedRuns
-from plait.runner.web.security import MOST_HEAD_BYTES, Guard, WebPage
-from plait.runner.web.sign_in import SignIn
 
 _LAST_ANSWERS_S = 2
 

@@ -11,8 +11,8 @@ import httpx
 import pytest
 
 from plait.runner.clock import Clock
-from plait.runner.web.security import MOST_OPEN_BODY_BYTES
-from plait.runner.web.sign_in import CODE_SECONDS, SignIn
+from plait.runner.serving.http_guard import MOST_OPEN_BODY_BYTES
+from plait.runner.serving.sign_in import CODE_SECONDS, SignIn
 from tests.support.processes.browser import Ui, ui
 from tests.support.processes.served import served
 
