@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from plait.backends.text import UnreadableNumber, clean_text, json_at, one_line, parse_json
 from plait.json_form import JsonValue
+from plait.safe_text import UnreadableNumber, clean_text, json_at, one_line, parse_json
 
 _FENCE = re.compile(r"(?:```|~~~)[^\s`~]*[ \t]*\r?\n\s*")
 _FENCES_END = re.compile(r"\s*(?:```|~~~|\Z)")

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 
 from plait.backends.json_fields import at
 from plait.backends.limit_resets import reports_limit
-from plait.backends.text import parse_json
 from plait.errors import ErrorKind
 from plait.json_form import JsonValue
+from plait.safe_text import parse_json
 
 _BY_STATUS: Mapping[int, ErrorKind] = {
     401: ErrorKind.AUTH,

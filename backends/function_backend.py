@@ -15,11 +15,10 @@ from plait.backends.answer_reader import read_answer
 from plait.backends.backend_protocol import Backend, ConversationRequest, Reply
 from plait.backends.output_schema import Mismatch, Schema, invalid_output
 from plait.backends.placeable import Placeable
-from plait.backends.secrets import without_secrets
-from plait.backends.text import clean_text, one_line, parse_json
 from plait.backends.threads import in_thread, is_large
 from plait.errors import BackendError, ErrorKind
 from plait.json_form import JsonValue
+from plait.safe_text import clean_text, one_line, parse_json, without_secrets
 
 _NOT_THEIRS = (Path(__file__).parent, Path(inspect.__file__).parent)
 _INSTALLED = frozenset({"site-packages", "dist-packages"})

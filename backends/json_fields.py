@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from plait.backends.text import clean_text, shown
 from plait.json_form import JsonValue
+from plait.safe_text import clean_text, shown
 from plait.usage import NO_USAGE, Usage
 
 _INFORMATIVE = ("command", "file_path", "path", "pattern", "query", "url", "description", "prompt")

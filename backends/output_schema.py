@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 from plait.backends.answer_candidates import Candidate, parts, whole, why_none
 from plait.backends.schema_cost import Cost, measure
 from plait.backends.schema_validator import SchemaProblem, list_problems, prepare
-from plait.backends.text import clean_text, one_line
 from plait.backends.whole_answer import split_thoughts
 from plait.errors import BackendError, ErrorKind
 from plait.json_form import JsonValue
+from plait.safe_text import clean_text, one_line
 
 if TYPE_CHECKING:
     from jsonschema_rs import Validator

@@ -19,8 +19,8 @@ from threading import Lock
 from typing import Any, Final, Protocol, runtime_checkable
 from urllib.parse import urlsplit
 
-from plait.backends.text import one_line
 from plait.json_form import value
+from plait.safe_text import one_line
 from plait.usage import Usage
 
 _LOG: Final = logging.getLogger(__name__)

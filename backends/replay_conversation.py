@@ -8,10 +8,10 @@ from typing import TypeAlias
 from plait.backends.answer_reader import read_answer
 from plait.backends.backend_protocol import ConversationRequest, Output, Reply
 from plait.backends.output_schema import Mismatch, Schema, invalid_output, repair_prompt
-from plait.backends.text import clean_text
 from plait.dialogue import Message
 from plait.errors import BackendError
 from plait.json_form import JsonValue
+from plait.safe_text import clean_text
 from plait.usage import NO_USAGE, Usage
 
 Ask: TypeAlias = Callable[[Sequence[Message]], Awaitable[Message]]

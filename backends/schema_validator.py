@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
-from plait.backends.text import one_line
+from plait.safe_text import one_line
 
 if TYPE_CHECKING:
     from jsonschema_rs import Validator

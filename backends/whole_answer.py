@@ -23,9 +23,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
-from plait.backends.text import clean_text, one_line
 from plait.dialogue import Message
 from plait.errors import BackendError, ErrorKind
+from plait.safe_text import clean_text, one_line
 from plait.usage import NO_USAGE, Usage
 
 FULL_CONTEXT = "model_context_window_exceeded"

@@ -41,8 +41,9 @@ from plait.events import (
     TaskWaiting,
 )
 from plait.persistence.delete_runs import Purged
-from plait.persistence.protocol import ContextStore, FilesStore, RunStore, ServerStore, Store, TaskStore
-from plait.persistence.records import (
+from plait.persistence.sqlite_store import MemoryStore, SQLiteStore
+from plait.persistence.store_protocol import ContextStore, FilesStore, RunStore, ServerStore, Store, TaskStore
+from plait.persistence.store_records import (
     AttemptRecord,
     Batch,
     EventRecord,
@@ -52,7 +53,6 @@ from plait.persistence.records import (
     RunRecord,
     TaskRecord,
 )
-from plait.persistence.sqlite_store import MemoryStore, SQLiteStore
 from plait.statuses import AttemptStatus
 
 if TYPE_CHECKING:

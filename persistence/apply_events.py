@@ -14,15 +14,15 @@ from json.encoder import encode_basestring
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from plait import events
-from plait.persistence import rules, tables
+from plait.persistence import tables, write_rules
 from plait.persistence.checksums import SHORT, checksum, digest
 from plait.usage import NO_USAGE, Usage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from plait.persistence.rules import RunHead
     from plait.persistence.tables import Write
+    from plait.persistence.write_rules import RunHead
 
 Row = tuple[Any, ...]
 Rows = dict["Write", list[Row]]
@@ -68,7 +68,7 @@ class CachedRun:
         named = {task_id for one in batch if (task_id := getattr(one, "task_id", None)) is not None}
         for one in batch:
             if isinstance(one, events.TasksAdded):
-                named.update(rules.mentioned_task_ids(one))
+                named.update(write_rules.mentioned_task_ids(one))
         return {task_id for task_id in named if task_id not in self.tasks}  # `named - keys` would copy all of the keys
 
     def needs_size(self, batch: Sequence[events.Event]) -> bool:
@@ -101,7 +101,7 @@ class Applier:
             else:
                 if type(change) is events.RunCreated and seq == 1:
                     self._create_run(change)
-                run.head = rules.advance_head(run.head, change, seq, self._run_id)
+                run.head = write_rules.advance_head(run.head, change, seq, self._run_id)
             if shown.shown:
                 history.append((self._run_id, seq, *events.columns_of(shown)))
         run.head = replace(run.head, last_seq=first_seq + len(batch) - 1)
@@ -129,9 +129,11 @@ class Applier:
         task_id = change.task_id
         state = self._tasks.get(task_id)
         if state is None:
-            raise rules.conflict(self._run_id, change, None)
-        if (attempt is not None and attempt != state.attempt) or state.status not in rules.statuses_before(change):
-            raise rules.conflict(self._run_id, change, (state.status, state.attempt))
+            raise write_rules.conflict(self._run_id, change, None)
+        if (attempt is not None and attempt != state.attempt) or state.status not in write_rules.statuses_before(
+            change
+        ):
+            raise write_rules.conflict(self._run_id, change, (state.status, state.attempt))
         self._touch(task_id)
         return state
 
@@ -148,14 +150,14 @@ class Applier:
     def _create_run(self, change: events.RunCreated) -> None:
         known = {task.task_id for task in change.tasks}
         if len(known) < len(change.tasks) or not all(known.issuperset(task.depends_on) for task in change.tasks):
-            raise rules.conflict(self._run_id, change, None)
+            raise write_rules.conflict(self._run_id, change, None)
         settings = checksum(self._run_id, change.settings), *self._text(change.settings)
         self._rows[tables.ADD_RUN].append((self._run_id, change.name, "queued", change.at, *settings))
         self._run.size = 0
         self._insert(change.tasks, None)
 
     def _add_tasks(self, _seq: int, change: events.TasksAdded) -> None:
-        rules.check_added(self._run_id, change, self._tasks.keys() & set(rules.mentioned_task_ids(change)))
+        write_rules.check_added(self._run_id, change, self._tasks.keys() & set(write_rules.mentioned_task_ids(change)))
         self._insert(change.tasks, change.added_by)
 
     def _insert(self, tasks: Sequence[events.NewTask], added_by: str | None) -> None:
@@ -186,7 +188,7 @@ class Applier:
     def _open_session(self, _seq: int, change: events.SessionOpened) -> None:
         state = self._tasks.get(change.task_id)
         if state is None or not state.attempt or change.attempt not in {0, state.attempt}:
-            raise rules.conflict(self._run_id, change, state and (state.status, state.attempt))
+            raise write_rules.conflict(self._run_id, change, state and (state.status, state.attempt))
         self._touch(change.task_id)
         key = self._run_id, state.position
         self._rows[tables.SET_SESSION].append((change.session_id, *key, state.attempt))
@@ -196,7 +198,7 @@ class Applier:
     def _append(self, seq: int, change: events.MessageAppended) -> None:
         state, content = self._tasks.get(change.task_id), change.content
         if state is None:
-            raise rules.conflict(self._run_id, change, None)
+            raise write_rules.conflict(self._run_id, change, None)
         place = self._run_id, state.position, change.task_id, seq, change.attempt, change.role, change.at
         said = checksum(change.task_id, content, change.role), *self._text(content)
         self._rows[tables.ADD_MESSAGE].append((*place, change.input_tokens, change.output_tokens, *said))

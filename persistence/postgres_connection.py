@@ -18,7 +18,7 @@ import anyio
 
 from plait.errors import Conflict, StoreBusy, StoreError, StoreRefused, StoreUnusable
 from plait.persistence import tables
-from plait.persistence.address import MASK, has_unescaped_password, masked, passwords
+from plait.safe_text import MASK, has_unescaped_password, masked_address, passwords
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -123,9 +123,9 @@ def explained(dsn: str, error: Exception, *, on_standby: bool = False) -> StoreE
         return Conflict(f"a value cannot be stored: {text}")
     remedy = _REMEDIES.get(getattr(error, "sqlstate", None) or "")
     if remedy is not None and not on_standby:
-        return StoreRefused(f"the store {masked(dsn)} refused: {text}; {remedy}")
+        return StoreRefused(f"the store {masked_address(dsn)} refused: {text}; {remedy}")
     kind = StoreBusy if isinstance(error, busy) else StoreError
-    return kind(f"the store {masked(dsn)} failed: {text}")
+    return kind(f"the store {masked_address(dsn)} failed: {text}")
 
 
 _ESCAPE: Final = "\ufdd0"
@@ -158,7 +158,8 @@ async def connect(dsn: str, **settings: str) -> Connection:
 
     if has_unescaped_password(dsn):  # the driver would take a part for the port or the database, and quote it
         raise StoreUnusable(
-            f"the address {masked(dsn)} cannot be read; write /, ?, #, @ and % in a password as %2F, %3F, %23, %40, %25"
+            f"the address {masked_address(dsn)} cannot be read; "
+            "write /, ?, #, @ and % in a password as %2F, %3F, %23, %40, %25"
         )
     # asyncpg reads PGSERVICE only after it has read the service file.
     service, settings = os.environ.get("PGSERVICE"), {**_SETTINGS, **settings}

@@ -4,7 +4,7 @@ Theory of a write: a `CachedRun` holds the head and the states of the tasks as o
 is applied to the cached run, and its rows are written by one statement, in which every part depends on the update of
 the stored head, and that update on the cached epoch and last change. So the fence, the rows and the commit are one
 round trip, and READ COMMITTED is enough. If the head is another, the cached run is outdated: the exact way locks and
-reads the head, and `rules.count_applied` decides. A failed or cut batch drops the cached run.
+reads the head, and `write_rules.count_applied` decides. A failed or cut batch drops the cached run.
 
 A statement changes no row twice. A batch with two changes of one task therefore becomes several statements in one
 transaction, with the same guard in the first of them.
@@ -27,11 +27,10 @@ import anyio
 
 from plait.errors import Conflict, Fenced, Gap, StoreError, StoreNotOpen, StoreRefused, StoreUnusable
 from plait.events import RunClaimed, RunCreated, RunReleased
-from plait.persistence import delete_runs, rules, sql_store, tables
+from plait.failpoints import SENT, reached
+from plait.persistence import delete_runs, sql_store, tables, write_rules
 from plait.persistence import read_records as records
-from plait.persistence.address import SCHEMES, masked
 from plait.persistence.apply_events import Applier, CachedRun, head_values, sums
-from plait.persistence.failpoints import SENT, reached
 from plait.persistence.postgres_connection import (
     WRITES,
     ReconnectingConnection,
@@ -44,6 +43,7 @@ from plait.persistence.postgres_connection import (
     require_driver,
 )
 from plait.persistence.sql_store import OF_ONE_STATEMENT, SQLStore
+from plait.safe_text import SCHEMES, masked_address
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Sequence
@@ -52,10 +52,10 @@ if TYPE_CHECKING:
     from plait.persistence.apply_events import Rows
     from plait.persistence.delete_runs import Purged
     from plait.persistence.postgres_connection import Connection, Mode
-    from plait.persistence.records import Batch, Note
-    from plait.persistence.rules import Claim, RunHead
     from plait.persistence.sql_store import Reading
+    from plait.persistence.store_records import Batch, Note
     from plait.persistence.tables import Write
+    from plait.persistence.write_rules import Claim, RunHead
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -94,9 +94,9 @@ class PostgresStore(SQLStore):
             raise ValueError(f"a store's mode is 'create', 'existing' or 'read', not {mode!r}")
         if not dsn.startswith(SCHEMES):
             raise ValueError(
-                f"a PostgresStore needs an address like postgresql://user@host/database, not {masked(dsn)!r}"
+                f"a PostgresStore needs an address like postgresql://user@host/database, not {masked_address(dsn)!r}"
             )
-        self.address = masked(dsn)
+        self.address = masked_address(dsn)
         """The address, with a password replaced by `***`."""
         self.mode: Mode = mode
         self._dsn = dsn
@@ -411,14 +411,14 @@ async def _write_exactly(connection: Connection, batch: Batch, claims: tuple[Cla
         if run is not None and any(known != stored for known, stored in zip(claims, run.head.claims, strict=False)):
             # A failover lost the claim, and another process has claimed the run in its place, with the same epoch.
             raise Fenced(f"run {run_id!r} has another owner: do not write to the run, or resume the run to take over")
-        skipped = rules.count_applied(batch, None if run is None else run.head)
+        skipped = write_rules.count_applied(batch, None if run is None else run.head)
         changes = batch.changes[skipped:]
         if not changes:
             return None
         claim = next((one for one in reversed(changes) if isinstance(one, RunClaimed)), None)
         is_new = run is None
         if run is None:
-            run = CachedRun(rules.new_head(changes[0]), size=0)
+            run = CachedRun(write_rules.new_head(changes[0]), size=0)
         else:
             if claim is not None or run.head.owner is not None:
                 # An owner goes on from here. Its next batches find their tasks without looking them up.

@@ -13,9 +13,9 @@ from plait.errors import StoreError
 from plait.events import EVENTS, Owner
 from plait.persistence.apply_events import TaskState
 from plait.persistence.checksums import checksum, damaged, digest
-from plait.persistence.records import AttemptRecord, EventRecord, MessageRecord, NoteRecord, RunRecord, TaskRecord
-from plait.persistence.rules import Claim, RunHead
+from plait.persistence.store_records import AttemptRecord, EventRecord, MessageRecord, NoteRecord, RunRecord, TaskRecord
 from plait.persistence.tables import RUN_STATUSES
+from plait.persistence.write_rules import Claim, RunHead
 from plait.statuses import TASK_STATUSES
 from plait.usage import NO_USAGE, Usage
 

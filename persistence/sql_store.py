@@ -18,7 +18,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from plait.events import Event
-    from plait.persistence.records import AttemptRecord, EventRecord, MessageRecord, NoteRecord, RunRecord, TaskRecord
+    from plait.persistence.store_records import (
+        AttemptRecord,
+        EventRecord,
+        MessageRecord,
+        NoteRecord,
+        RunRecord,
+        TaskRecord,
+    )
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 from plait.errors import StoreUnusable
-from plait.persistence.failpoints import reached
+from plait.failpoints import reached
 from plait.persistence.tables import FORMAT, schema
 
 if TYPE_CHECKING:

@@ -24,10 +24,10 @@ import anyio
 
 from plait.errors import Conflict, StoreBusy, StoreError, StoreNotOpen
 from plait.events import RunCreated, RunReleased
-from plait.persistence import delete_runs, rules, sql_store, tables
+from plait.failpoints import reached
+from plait.persistence import delete_runs, sql_store, tables, write_rules
 from plait.persistence import read_records as records
 from plait.persistence.apply_events import Applier, CachedRun, head_values, sums
-from plait.persistence.failpoints import reached
 from plait.persistence.sql_store import SQLStore
 from plait.persistence.sqlite_file import (
     BUSY_TIMEOUT_S,
@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 
     from plait.persistence.apply_events import Rows
     from plait.persistence.delete_runs import Purged
-    from plait.persistence.records import Batch, Note
     from plait.persistence.sql_store import Reading
+    from plait.persistence.store_records import Batch, Note
     from plait.persistence.tables import Write
 
 P = ParamSpec("P")
@@ -370,12 +370,12 @@ def _apply(connection: sqlite3.Connection, batch: Batch, run: CachedRun | None) 
         run = None
     elif run is None or creates or found != run.last_written:
         run = _rows_of(connection, sql_store.stored_run(run_id, settings=creates))
-    skipped = rules.count_applied(batch, None if run is None else run.head)
+    skipped = write_rules.count_applied(batch, None if run is None else run.head)
     changes = batch.changes[skipped:]
     if not changes:
         return None
     if run is None:
-        run = CachedRun(rules.new_head(changes[0]), size=0)
+        run = CachedRun(write_rules.new_head(changes[0]), size=0)
     if found is not None:
         _rows_of(connection, sql_store.states(run_id, run, changes))
     before = run.head

@@ -16,8 +16,8 @@ from plait.backends.backend_protocol import Backend
 from plait.errors import RunNotFound
 from plait.events import Event, PolicyDecided, TaskCompleted
 from plait.json_form import JsonInput, JsonValue
-from plait.persistence.protocol import Store
-from plait.persistence.records import RunRecord, TaskRecord
+from plait.persistence.store_protocol import Store
+from plait.persistence.store_records import RunRecord, TaskRecord
 from plait.runner.domain.dag import nearest
 from plait.runner.domain.question import OnQuestion
 from plait.runner.domain.result import Degradation, RunResult, TaskResult

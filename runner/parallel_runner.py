@@ -13,6 +13,7 @@ from plait import events
 from plait.backends.backend_protocol import Backend, Reply
 from plait.backends.function_backend import as_backend
 from plait.backends.prices import Price
+from plait.clock_and_ids import Clock, iso, new_run_id
 from plait.errors import RunOwned, StoreError
 from plait.events import RunClaimed
 from plait.json_form import JsonInput
@@ -28,7 +29,6 @@ from plait.runner.client.continue_task import continue_task
 from plait.runner.client.create_run import checked_run_id, create_run, slot_settings, with_policy
 from plait.runner.client.fork_run import NO_EDITS, Fork, ForkEdits, plan_fork, plan_try
 from plait.runner.client.reuse_preview import ReusePreview, preview_reuse
-from plait.runner.clock import Clock, iso, new_run_id
 from plait.runner.domain.concurrency import default_concurrency
 from plait.runner.domain.dag import DAG, as_dag
 from plait.runner.domain.policy import Policy

@@ -30,12 +30,12 @@ from plait.backends.process.child import Child
 from plait.backends.process.manifest import read_manifest
 from plait.backends.process.private import private_folder
 from plait.backends.process.spawn import Launch, adopted, child_environment, running
-from plait.backends.text import clean_text, one_line
 from plait.backends.turn_cancellation import cancel_requested, when_cancelled
 from plait.backends.whole_answer import whole_answer
 from plait.dialogue import Message
 from plait.errors import BackendError, ErrorKind
 from plait.json_form import JsonValue
+from plait.safe_text import clean_text, one_line
 from plait.usage import NO_USAGE, Usage
 
 _PATIENCE = 30.0

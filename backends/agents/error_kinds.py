@@ -11,8 +11,8 @@ from plait.backends.agents.output_lines import plain
 from plait.backends.agents.protocol import ProcessEnd
 from plait.backends.error_kinds import kind_of, read_error
 from plait.backends.limit_resets import reports_limit
-from plait.backends.text import header_values, masked, parse_json, shown
 from plait.errors import BackendError, ErrorKind
+from plait.safe_text import header_values, masked, parse_json, shown
 from plait.usage import NO_USAGE, Usage
 
 Phrases: TypeAlias = Sequence[tuple[str, ErrorKind]]

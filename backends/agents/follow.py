@@ -22,8 +22,8 @@ from plait.backends.agents.transcript import exchanges, outputs_of
 from plait.backends.backend_protocol import Output
 from plait.backends.process.lines import Lines
 from plait.backends.process.manifest import read_manifest
-from plait.backends.text import clean_text
 from plait.json_form import JsonValue, value
+from plait.safe_text import clean_text
 
 if TYPE_CHECKING:
     from plait.backends.agents.backend import CliBackend

@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from plait.backends.json_fields import text
-from plait.backends.text import parse_json
 from plait.json_form import JsonValue, value
+from plait.safe_text import parse_json
 
 _COLOUR = re.compile(r"\x1b\[[\d;:]*m")
 _CODE = re.compile(

@@ -9,7 +9,7 @@ from typing import Any
 from plait.backends.backend_protocol import Conversation, ConversationRequest
 from plait.backends.extras import require
 from plait.backends.frameworks.langgraph_thread import CompiledGraph, Thread, UnstoredThread, note_cancelled
-from plait.backends.text import clean_text
+from plait.safe_text import clean_text
 
 
 class LangGraphBackend:

@@ -22,10 +22,10 @@ from plait.backends.frameworks.langgraph_state_fields import RunFields
 from plait.backends.frameworks.langgraph_values import messages_of, question_of, reply_of, tokens_of
 from plait.backends.function_backend import format_traceback
 from plait.backends.output_schema import Schema
-from plait.backends.text import clean_text, one_line
 from plait.backends.turn_cancellation import when_cancelled
 from plait.dialogue import Message
 from plait.errors import BackendError, ErrorKind
+from plait.safe_text import clean_text, one_line
 from plait.usage import Usage
 
 _MARK = "plait_turn"

@@ -14,10 +14,10 @@ from typing import Any, cast
 from plait.backends.answer_reader import check_answer, read_answer
 from plait.backends.backend_protocol import Reply
 from plait.backends.output_schema import Mismatch, Schema, invalid_output
-from plait.backends.text import clean_text, shown
 from plait.backends.whole_answer import whole_answer
 from plait.dialogue import Message, Question
 from plait.json_form import JsonValue
+from plait.safe_text import clean_text, shown
 from plait.usage import NO_USAGE, Usage
 
 _ROLES = {"human": "user", "ai": "assistant", "AIMessageChunk": "assistant", "HumanMessageChunk": "user"}

@@ -9,9 +9,8 @@ from typing import Any, cast
 from plait.backends.error_kinds import kind_of
 from plait.backends.function_backend import format_traceback, place_of
 from plait.backends.limit_resets import seconds_left
-from plait.backends.secrets import without_secrets
-from plait.backends.text import one_line
 from plait.errors import BackendError, BackendUnavailable, ErrorKind
+from plait.safe_text import one_line, without_secrets
 
 _BY_CLASS: Mapping[str, ErrorKind] = {
     "ContentFilterError": ErrorKind.REFUSED,

@@ -30,12 +30,12 @@ from plait.backends.frameworks.pydantic_ai_values import (
     stated,
 )
 from plait.backends.output_schema import Mismatch, Schema, invalid_output, repair_prompt
-from plait.backends.text import clean_text
 from plait.backends.turn_cancellation import cancel_requested
 from plait.backends.whole_answer import whole_answer
 from plait.dialogue import Message
 from plait.errors import BackendError, ErrorKind
 from plait.json_form import JsonValue
+from plait.safe_text import clean_text
 
 if TYPE_CHECKING:
     from pydantic_ai.messages import ModelMessage

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from plait.backends.backend_protocol import Output
 from plait.backends.json_fields import describe_tool_call
-from plait.backends.text import clean_text, one_line, parse_json, shown
 from plait.backends.whole_answer import split_thoughts, whole_answer
 from plait.dialogue import Message
 from plait.errors import BackendError, ErrorKind
 from plait.json_form import JsonValue
+from plait.safe_text import clean_text, one_line, parse_json, shown
 from plait.usage import NO_USAGE, Usage
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ import anyio
 import anyio.abc
 
 from plait.backends.hosts.frames import LONGEST, Frame, foreign_output, frame_line, read_frame
-from plait.backends.text import one_line
+from plait.safe_text import one_line
 
 LOST: Frame = {"op": "lost"}
 """The frame that each attempt reads when the connection breaks."""

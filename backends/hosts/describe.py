@@ -15,9 +15,9 @@ from typing import Any, cast
 
 from plait.backends.backend_protocol import Backend
 from plait.backends.function_backend import FunctionBackend, as_backend
-from plait.backends.text import one_line
 from plait.errors import BackendUnavailable
 from plait.json_form import JsonValue
+from plait.safe_text import one_line
 
 
 def describe(backend: object) -> dict[str, JsonValue]:

@@ -22,9 +22,9 @@ from dataclasses import asdict
 from typing import Any, TypeAlias
 
 from plait.backends.backend_protocol import OWN_OPTIONS, ConversationRequest, ModelOptions, Output, Reply
-from plait.backends.text import one_line
 from plait.dialogue import Answer, Message, Question
 from plait.errors import BackendError, ErrorKind
+from plait.safe_text import one_line
 from plait.usage import NO_USAGE, Usage
 
 Frame: TypeAlias = dict[str, Any]

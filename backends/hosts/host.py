@@ -56,11 +56,10 @@ from plait.backends.hosts.slots import Slots, slots_taken
 from plait.backends.process.manifest import manifests_below
 from plait.backends.process.private import private_folder
 from plait.backends.process.spawn import sweep
-from plait.backends.secrets import without_secrets
-from plait.backends.text import one_line
 from plait.backends.turn_cancellation import CancellableTurn, Cancellation
 from plait.errors import BackendError, BackendUnavailable, ErrorKind
 from plait.json_form import JsonValue
+from plait.safe_text import one_line, without_secrets
 
 Build: TypeAlias = Callable[[Mapping[str, JsonValue]], Backend]
 """Makes the backend that a runner describes. Raises BackendUnavailable."""

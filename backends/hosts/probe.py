@@ -10,8 +10,8 @@ import anyio
 
 from plait.backends.hosts.frames import foreign_output, frame_line, read_frame
 from plait.backends.hosts.reachable import HostUnreachable, ReachableHost
-from plait.backends.text import one_line
 from plait.json_form import value
+from plait.safe_text import one_line
 
 NO_WORKER = "no worker that offers resources"
 """The problem of a cluster that has no host."""

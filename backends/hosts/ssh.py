@@ -19,8 +19,8 @@ from plait.backends.hosts.group import PATIENCE, HostGroup, hello_frame
 from plait.backends.hosts.placed import BackendTraits, HostBackend, host_backend
 from plait.backends.hosts.reachable import CommandResult, HostUnreachable, ReachableHost
 from plait.backends.hosts.session import HostSession
-from plait.backends.text import one_line
 from plait.json_form import JsonValue, value
+from plait.safe_text import one_line
 
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=10", "-o", "ServerAliveCountMax=3")
 """The command that reaches a host: no password is asked for, and a silent connection ends after 30 seconds."""

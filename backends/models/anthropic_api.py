@@ -15,9 +15,9 @@ from plait.backends.models.model_api import BodyOf, PartialAnswer, RemoteBackend
 from plait.backends.models.native_schema import native_schema
 from plait.backends.models.server_errors import no_answer
 from plait.backends.prices import Billing
-from plait.backends.text import clean_text
 from plait.dialogue import Message
 from plait.json_form import JsonValue
+from plait.safe_text import clean_text
 from plait.usage import Usage
 
 DEFAULT_MODEL = "claude-haiku-4-5"

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from urllib.parse import urlsplit
 
-from plait.backends.text import check_base_url, header_values, masked, one_line, shown
 from plait.errors import BackendUnavailable
+from plait.safe_text import check_base_url, header_values, masked, one_line, shown
 
 _OWN_PATHS = ("/chat/completions", "/v1/messages")
 _HEADERS = ("OPENAI_CUSTOM_HEADERS", "ANTHROPIC_CUSTOM_HEADERS")

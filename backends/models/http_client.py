@@ -25,8 +25,8 @@ import anyio
 
 from plait.backends.models.endpoint import Endpoint
 from plait.backends.models.sse import EventDecoder, ServerEvent
-from plait.backends.text import clean_text, is_json
 from plait.errors import BackendError, ErrorKind
+from plait.safe_text import clean_text, is_json
 
 if TYPE_CHECKING:
     import aiohttp

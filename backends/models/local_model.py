@@ -32,9 +32,9 @@ from plait.backends.models.openai_api import OpenAIBackend
 from plait.backends.placeable import Placeable
 from plait.backends.prices import FREE, Billing
 from plait.backends.process.proctable import offer_to_oom_killer
-from plait.backends.text import one_line
 from plait.errors import BackendError, BackendUnavailable, ErrorKind
 from plait.json_form import JsonValue
+from plait.safe_text import one_line
 
 _CHILD = Path(__file__).with_name("_llama_server.py")
 _START_LIMIT = 120.0  # seconds; for a large model on a slow disk

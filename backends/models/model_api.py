@@ -28,11 +28,11 @@ from plait.backends.models.server_errors import broken_off, status_error
 from plait.backends.models.sse import ServerEvent
 from plait.backends.placeable import Placeable
 from plait.backends.replay_conversation import ReplayConversation
-from plait.backends.text import check_base_url, one_line, parse_json, shown
 from plait.backends.whole_answer import is_whole, whole_answer
 from plait.dialogue import Message
 from plait.errors import BackendError, BackendUnavailable, ErrorKind
 from plait.json_form import JsonValue
+from plait.safe_text import check_base_url, one_line, parse_json, shown
 from plait.usage import NO_USAGE, Usage
 
 CONNECT_LIMIT = 15.0

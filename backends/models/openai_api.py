@@ -20,10 +20,10 @@ from plait.backends.models.http_client import Client
 from plait.backends.models.model_api import BodyOf, PartialAnswer, RemoteBackend, in_words, json_or_text
 from plait.backends.models.server_errors import broken_off, no_answer, status_error
 from plait.backends.prices import Billing
-from plait.backends.text import clean_text, one_line
 from plait.dialogue import Message
 from plait.errors import BackendError, ErrorKind
 from plait.json_form import JsonValue
+from plait.safe_text import clean_text, one_line
 from plait.usage import Usage
 
 DEFAULT_MODEL = "gpt-5.4-mini"

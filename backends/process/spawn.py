@@ -38,9 +38,9 @@ from plait.backends.process.manifest import (
 from plait.backends.process.private import private_folder
 from plait.backends.process.proctable import PREFIX, boot_id, first_start_time, kill_tree, mark, offer_to_oom_killer
 from plait.backends.process.watchdog import WATCHDOG
-from plait.backends.text import one_line
 from plait.errors import BackendError, BackendUnavailable, ErrorKind
 from plait.json_form import value
+from plait.safe_text import one_line
 
 _ENVIRONMENT = (
     "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR", "XDG_CONFIG_HOME", "XDG_DATA_HOME",

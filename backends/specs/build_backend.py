@@ -29,9 +29,9 @@ from plait.backends.specs.agent_specs import AcpAgent, AcpSpec, AgentSpec, Claud
 from plait.backends.specs.backend_spec import BASE_URL, CALL, RatePart, Spec
 from plait.backends.specs.pydantic_ai_spec import PydanticAISpec
 from plait.backends.specs.sibling_specs import importable_siblings
-from plait.backends.text import one_line
 from plait.errors import BackendUnavailable
 from plait.json_form import JsonValue
+from plait.safe_text import one_line
 
 
 class FunctionSpec(Spec):

@@ -12,9 +12,9 @@ from plait.backends.hosts.dask.hosts import DaskHosts
 from plait.backends.hosts.placed import BackendTraits, HostBackend
 from plait.backends.hosts.ssh import SSHHosts
 from plait.backends.specs.build_backend import AnySpec, BackendSpec, build, make_unchecked
-from plait.backends.text import one_line
 from plait.errors import BackendUnavailable
 from plait.json_form import JsonValue
+from plait.safe_text import one_line
 
 _SPEC: TypeAdapter[BackendSpec] = TypeAdapter(BackendSpec)
 

@@ -12,10 +12,10 @@ from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from plait.clock_and_ids import Clock
 from plait.runner.cli.exits import CliError
 from plait.runner.cli.options import StorePlace
 from plait.runner.cli.output_files import write_file
-from plait.runner.clock import Clock
 from plait.runner.serving.sign_in import SignIn
 
 _TOKEN_BYTES = 32

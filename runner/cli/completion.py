@@ -15,7 +15,7 @@ import click
 from click.shell_completion import CompletionItem
 from click.types import StringParamType
 
-from plait.persistence.protocol import Store
+from plait.persistence.store_protocol import Store
 from plait.runner.cli.lookup import find_run, read_only_store
 from plait.runner.cli.options import DEFAULT_STORE, KINDS, STORE_VARIABLE, ServerAddress, StorePlace, store_place
 

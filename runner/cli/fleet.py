@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import anyio
 
 from plait import events
+from plait.clock_and_ids import Clock
 from plait.errors import PlaitError, RunOwned, StoreError
-from plait.persistence.protocol import Store
+from plait.persistence.store_protocol import Store
 from plait.runner.cli.display.plain import PlainDisplay
 from plait.runner.cli.exits import print_note
 from plait.runner.cli.follow_run import stop_on_signal
@@ -21,7 +22,6 @@ from plait.runner.cli.run_report import as_stored, store_failures
 from plait.runner.cli.stored_backends import FileOptions
 from plait.runner.cli.stored_runners import StoredRunners
 from plait.runner.cli.terminal_output import as_line, counted, seconds
-from plait.runner.clock import Clock
 from plait.runner.run import Run
 from plait.runner.state.owner import LEASE_SECONDS
 from plait.runner.state.timeouts import TimeoutStore

@@ -17,7 +17,7 @@ import anyio.abc
 from plait import events
 from plait.errors import PlaitError
 from plait.json_form import JsonValue
-from plait.persistence.protocol import Store
+from plait.persistence.store_protocol import Store
 from plait.runner.cli import run_report
 from plait.runner.cli.display.plain import Display, NoDisplay, PlainDisplay
 from plait.runner.cli.display.progress import Progress, grow

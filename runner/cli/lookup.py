@@ -15,8 +15,8 @@ from plait.errors import RunNotFound, StoreUnusable, TaskNotFound
 from plait.events import RunCreated, TasksAdded
 from plait.json_form import JsonValue
 from plait.persistence import SQLiteStore
-from plait.persistence.protocol import Store
-from plait.persistence.records import RunRecord, TaskRecord
+from plait.persistence.store_protocol import Store
+from plait.persistence.store_records import RunRecord, TaskRecord
 from plait.runner.cli.backends import read_plan_data
 from plait.runner.cli.exits import CliError, print_note
 from plait.runner.cli.options import DEFAULT_STORE, ServerAddress, StorePlace, command_line, is_utf8

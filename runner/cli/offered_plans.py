@@ -13,7 +13,7 @@ import anyio.to_thread
 from plait.backends.process.proctable import PREFIX
 from plait.errors import PlaitError
 from plait.json_form import JsonValue
-from plait.persistence.protocol import Store
+from plait.persistence.store_protocol import Store
 from plait.runner.cli.backends import BackendOptions, backend_set_of_plan, read_plan_data
 from plait.runner.cli.commands.run_command import queue_run
 from plait.runner.cli.exits import CliError

@@ -17,6 +17,7 @@ import click
 from plait.runner.cli.exits import CliError
 from plait.runner.cli.terminal_output import command
 from plait.runner.domain.concurrency import DEFAULT_CONCURRENCY
+from plait.safe_text import SCHEMES, masked_address, passwords
 
 if TYPE_CHECKING:
     from plait.runner.plan.loader import Plan
@@ -37,7 +38,7 @@ class ServerAddress:
     dsn: str = field(repr=False)
 
     def __str__(self) -> str:
-        return _masked(self.dsn)
+        return masked_address(self.dsn)
 
 
 StorePlace: TypeAlias = Path | ServerAddress
@@ -46,25 +47,7 @@ StorePlace: TypeAlias = Path | ServerAddress
 
 def store_place(text: str) -> StorePlace:
     """Return the place that `--store` or PLAIT_STORE names."""
-    return ServerAddress(text) if _is_address(text) else Path(text)
-
-
-def _is_address(text: str) -> bool:
-    from plait.persistence.address import SCHEMES  # noqa: PLC0415 - `plait --help` needs no store
-
-    return text.startswith(SCHEMES)
-
-
-def _has_password(address: str) -> bool:
-    from plait.persistence.address import passwords  # noqa: PLC0415 - as above
-
-    return bool(passwords(address))
-
-
-def _masked(address: str) -> str:
-    from plait.persistence.address import masked  # noqa: PLC0415 - as above
-
-    return masked(address)
+    return ServerAddress(text) if text.startswith(SCHEMES) else Path(text)
 
 
 class _StoreParameter(click.Path):
@@ -75,11 +58,11 @@ class _StoreParameter(click.Path):
     ) -> StorePlace:
         if isinstance(value, ServerAddress):
             return value
-        if isinstance(value, str) and _is_address(value):
+        if isinstance(value, str) and value.startswith(SCHEMES):
             return store_place(value)
         if isinstance(value, str) and "://" in value:  # a path such as mysql://... would be made, password and all
             raise CliError(
-                f"{_masked(value)} is no address of a store; name a PostgreSQL database, such as "
+                f"{masked_address(value)} is no address of a store; name a PostgreSQL database, such as "
                 "postgresql://db/plait, or a file"
             )
         return Path(super().convert(value, param, ctx))  # type: ignore[arg-type]
@@ -89,7 +72,7 @@ def _check_store(context: click.Context, parameter: click.Parameter, value: Stor
     if str(value) == ":memory:":
         raise CliError("a store is a file, not :memory:; name one with --store, or store nothing with --no-store")
     is_typed = context.get_parameter_source(str(parameter.name)) is click.core.ParameterSource.COMMANDLINE
-    if isinstance(value, ServerAddress) and is_typed and _has_password(value.dsn):
+    if isinstance(value, ServerAddress) and is_typed and passwords(value.dsn):
         raise CliError(
             "every user of this machine can read a password on the command line; put it into the file ~/.pgpass "
             f"(or PGPASSFILE) or into {STORE_VARIABLE}"
@@ -230,14 +213,14 @@ def apply_log_options(style: str | None, level: str) -> None:
     """Write log lines to standard error if `--log` was given."""
     if style is None:
         return
-    from plait.runner.log import configure_logging  # noqa: PLC0415 - imports structlog
+    from plait.program_log import configure_logging  # noqa: PLC0415 - imports structlog
 
     configure_logging("json" if style == "json" else "console", level)
 
 
 def command_line(store_path: StorePlace | None, *words: str) -> str:
     """Return the command line for `words` on the same store, for copying."""
-    stated = _masked(os.environ.get(STORE_VARIABLE) or str(DEFAULT_STORE))
+    stated = masked_address(os.environ.get(STORE_VARIABLE) or str(DEFAULT_STORE))
     store = () if store_path is None or str(store_path) == stated else ("--store", str(store_path))
     return command(_program_name(), *words, *store)
 

@@ -10,7 +10,7 @@ from typing import cast
 
 from plait.backends.backend_protocol import MODEL_SETTINGS
 from plait.json_form import JsonInput, JsonValue
-from plait.persistence.records import RunRecord, TaskRecord
+from plait.persistence.store_records import RunRecord, TaskRecord
 from plait.runner.cli.backends import BackendOptions, backend_set_of_file
 from plait.runner.cli.exits import CliError, print_note
 from plait.runner.cli.stored_backends import StoredBackends

@@ -28,8 +28,8 @@ from plait.backends.specs.build_backend import AnthropicSpec, BackendSpec, Funct
 from plait.backends.specs.host_specs import HostsPart
 from plait.backends.specs.pydantic_ai_spec import PydanticAISpec
 from plait.errors import BackendUnavailable
-from plait.persistence.protocol import Store
-from plait.persistence.records import RunRecord, TaskRecord
+from plait.persistence.store_protocol import Store
+from plait.persistence.store_records import RunRecord, TaskRecord
 from plait.runner.cli.backends import (
     SPECS,
     BackendOptions,

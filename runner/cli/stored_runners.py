@@ -6,8 +6,8 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 from plait.errors import TaskNotFound
-from plait.persistence.protocol import Store
-from plait.persistence.records import RunRecord, TaskRecord
+from plait.persistence.store_protocol import Store
+from plait.persistence.store_records import RunRecord, TaskRecord
 from plait.runner.cli.backends import BackendSet
 from plait.runner.cli.commands.resume_command import select_backends
 from plait.runner.cli.stored_backends import (

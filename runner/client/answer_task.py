@@ -9,13 +9,12 @@ from typing import Literal, TypeAlias, get_args
 
 from plait.backends.answer_reader import read_answer
 from plait.backends.output_schema import Mismatch, Schema
-from plait.backends.text import clean_text
+from plait.clock_and_ids import iso
 from plait.dialogue import Message
 from plait.errors import AnswerConflict, BackendError, PlaitError, RunOwned
 from plait.events import Event, TaskAnswered, TaskCompleted, TaskFailed, TaskSkipped, TaskWaiting
 from plait.json_form import JsonInput, JsonValue
-from plait.persistence.records import TaskRecord
-from plait.runner.clock import iso
+from plait.persistence.store_records import TaskRecord
 from plait.runner.domain.question import Asking, OpenQuestion, Way
 from plait.runner.domain.task import Task, failed_status
 from plait.runner.engine.config import Config
@@ -37,6 +36,7 @@ from plait.runner.state.codec import encode_event, message_events, to_json
 from plait.runner.state.orphans import under_way
 from plait.runner.state.owner import Liveness, liveness
 from plait.runner.state.stored_run import StoredRun, require_unfailed, stored_run
+from plait.safe_text import clean_text
 from plait.statuses import TaskStatus
 
 _LOOK_AGAIN_S = 0.2

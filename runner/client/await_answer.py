@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from plait.clock_and_ids import Clock
 from plait.errors import StoreError
 from plait.events import RunWaitingInput, TaskAnswered, TaskCompleted, TaskFailed, TaskSkipped
-from plait.persistence.protocol import Store
-from plait.runner.clock import Clock
+from plait.persistence.store_protocol import Store
 from plait.runner.domain.question import parse_time
 from plait.runner.recovery.answers import open_questions
 from plait.runner.state.stored_run import stored_run

@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from plait import events
+from plait.clock_and_ids import iso
 from plait.errors import RunOwned
-from plait.persistence.records import RunRecord
-from plait.runner.clock import iso
+from plait.persistence.store_records import RunRecord
 from plait.runner.domain.result import RunResult
 from plait.runner.engine.cancelled_sessions import note_cancelled
 from plait.runner.engine.config import Config

@@ -17,14 +17,12 @@ from plait.backends.backend_protocol import (
     Placement,
     Reply,
 )
-from plait.backends.text import clean_text
+from plait.clock_and_ids import iso, traceparent
 from plait.errors import BackendError, PlaitError, TurnNotStored
 from plait.events import Event, RunReleased, SessionOpened
-from plait.persistence.protocol import files_root
-from plait.persistence.records import TaskRecord
-from plait.runner.clock import iso
+from plait.persistence.store_protocol import files_root
+from plait.persistence.store_records import TaskRecord
 from plait.runner.domain.task import Task
-from plait.runner.domain.trace_ids import traceparent
 from plait.runner.engine.backend_call import call_backend
 from plait.runner.engine.backend_checks import require_backends
 from plait.runner.engine.checkpointer import Checkpointer
@@ -41,6 +39,7 @@ from plait.runner.state.orphans import kill_orphans, under_way
 from plait.runner.state.owner import unregister
 from plait.runner.state.placements import placed_attempts
 from plait.runner.state.stored_run import StoredRun
+from plait.safe_text import clean_text
 from plait.statuses import TASK_DONE, TaskStatus
 
 _PERSON = 0

@@ -14,12 +14,11 @@ import secrets
 from collections.abc import Mapping
 
 from plait import events
-from plait.backends.text import clean_text
+from plait.clock_and_ids import iso, new_run_id
 from plait.errors import Conflict, KeyConflict, RunExists, StoreRequired
 from plait.json_form import JsonInput
-from plait.persistence.protocol import Store
-from plait.persistence.records import Batch, RunRecord
-from plait.runner.clock import iso, new_run_id
+from plait.persistence.store_protocol import Store
+from plait.persistence.store_records import Batch, RunRecord
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.policy import CheckingPolicy, Policy
 from plait.runner.domain.validation import why_no_json
@@ -28,6 +27,7 @@ from plait.runner.engine.config import Config, answer_keys
 from plait.runner.engine.task_files import with_digests
 from plait.runner.reuse.answer_keys import ANSWER_KEYS
 from plait.runner.state.codec import encode_event, run_created
+from plait.safe_text import clean_text
 
 MOST_KEY_CHARACTERS = 200
 KEYED = "key-"

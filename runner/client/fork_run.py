@@ -10,7 +10,7 @@ from typing import Any
 from plait.errors import PlaitError, TaskNotFound, nearest
 from plait.events import RunCreated
 from plait.json_form import JsonInput
-from plait.persistence.protocol import Store
+from plait.persistence.store_protocol import Store
 from plait.runner.client.create_run import RESERVED_SETTINGS
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.groups import group_of

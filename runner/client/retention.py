@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
-from plait.persistence.protocol import Store
-from plait.persistence.records import RunRecord
+from plait.persistence.store_protocol import Store
+from plait.persistence.store_records import RunRecord
 from plait.runner.reuse.answer_keys import Reuse
 from plait.statuses import RUN_DONE, RunStatus
 

@@ -14,9 +14,9 @@ from enum import StrEnum
 from typing import Any
 
 from plait.backends.backend_protocol import Reply
+from plait.clock_and_ids import iso
 from plait.errors import BackendError, DAGError, ErrorKind, PromptError, RunNotFound
 from plait.json_form import JsonValue
-from plait.runner.clock import iso
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.policy import Policy
 from plait.runner.domain.prompt_values import named

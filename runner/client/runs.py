@@ -16,7 +16,8 @@ from plait import events
 from plait.backends.backend_protocol import Reply
 from plait.errors import PlaitError, RunOwned, StoreRequired
 from plait.json_form import JsonInput
-from plait.persistence.protocol import Store
+from plait.persistence.store_protocol import Store
+from plait.program_log import logger
 from plait.runner.client.answer_task import How
 from plait.runner.client.await_answer import wait_for_answer
 from plait.runner.client.create_run import create_run, with_policy
@@ -26,7 +27,6 @@ from plait.runner.domain.task import Task
 from plait.runner.drawing.coordinates import coordinates
 from plait.runner.engine.inbox import LOOK_EVERY_S
 from plait.runner.engine.live_text import LiveText, TextPiece
-from plait.runner.log import logger
 from plait.runner.parallel_runner import ParallelRunner
 from plait.runner.recovery.preview import Preview
 from plait.runner.recovery.resume import ResumeOptions

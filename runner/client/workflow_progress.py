@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from plait.errors import RunNotFound
-from plait.persistence.protocol import Store
+from plait.persistence.store_protocol import Store
 from plait.runner.domain.policy import RunView
 from plait.runner.policies.step_workflow import WorkflowProgress, progress_of
 from plait.runner.state.codec import decode_dag

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import chain
 
-from plait.backends.text import clean_text
 from plait.dialogue import Message
 from plait.errors import DAGError
 from plait.json_form import value
 from plait.runner.domain.question import AnsweredQuestion
+from plait.safe_text import clean_text
 
 INVALID_TASKS = "the tasks in the answer cannot be added"
 """First words of the error of an attempt whose reply contained invalid tasks."""

@@ -10,10 +10,10 @@ from enum import StrEnum
 from typing import Any, TypeAlias
 
 from plait.backends.output_schema import Mismatch, Schema
-from plait.backends.text import clean_text, is_json, parse_json
 from plait.dialogue import Question
 from plait.errors import BackendError, PlaitError
 from plait.json_form import JsonInput, JsonValue
+from plait.safe_text import clean_text, is_json, parse_json
 
 
 class Way(StrEnum):

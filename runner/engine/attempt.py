@@ -25,28 +25,27 @@ from plait.backends.backend_protocol import (
     Reply,
 )
 from plait.backends.prices import Price
-from plait.backends.text import clean_text
 from plait.backends.turn_cancellation import Cancellation
+from plait.clock_and_ids import Clock, traceparent
 from plait.dialogue import Answer, Message
 from plait.errors import BackendError, ErrorKind, PromptError
-from plait.runner.clock import Clock
+from plait.program_log import logger
 from plait.runner.domain.conversation import NO_HISTORY, Continuation, History
 from plait.runner.domain.question import OnQuestion
 from plait.runner.domain.task import Task
 from plait.runner.domain.task_file import with_paths, with_texts
-from plait.runner.domain.trace_ids import traceparent
 from plait.runner.engine.backend_call import CallOutcome, call_backend, classified, kept_usage
 from plait.runner.engine.checkpointer import EventSink
 from plait.runner.engine.feed import Feed
 from plait.runner.engine.handover import NO_HANDOVER, AdoptedAttempt, Handover
 from plait.runner.engine.pricing import Pricing
 from plait.runner.engine.task_files import NO_CONTENTS, FileContents, files_of, has_files, read_contents
-from plait.runner.log import logger
 from plait.runner.reuse.answer_cache import AnswerCache
 from plait.runner.reuse.answer_keys import ReusableAnswers
 from plait.runner.state.attempt_files import attempt_files, run_folder
 from plait.runner.state.orphans import end_attempt, make_room
 from plait.runner.state.run_state import RunState
+from plait.safe_text import clean_text
 from plait.usage import NO_USAGE
 
 _START_NOT_STORED = (

@@ -17,18 +17,17 @@ from plait.backends.backend_protocol import Backend, ConversationRequest, Reply
 from plait.backends.context_variables import in_own_context
 from plait.backends.function_backend import format_traceback
 from plait.backends.output_schema import Schema
-from plait.backends.secrets import without_secrets
-from plait.backends.text import clean_text, shown
 from plait.backends.threads import in_thread, is_large
 from plait.backends.turn_cancellation import CancellableTurn, Cancellation
 from plait.dialogue import Message, Question, Role
 from plait.errors import BackendError, BackendUnavailable, ErrorKind, PlaitError, PromptError
+from plait.failpoints import reached
 from plait.json_form import JsonValue, value
-from plait.persistence.failpoints import reached
+from plait.program_log import logger
 from plait.runner.asyncio_cancellation import Cancels
 from plait.runner.domain.question import Asking, Way
-from plait.runner.log import logger
 from plait.runner.state.codec import to_json
+from plait.safe_text import clean_text, shown, without_secrets
 from plait.usage import NO_USAGE, Usage
 
 

@@ -34,18 +34,18 @@ import anyio
 import anyio.lowlevel
 
 from plait import events
+from plait.clock_and_ids import Clock, iso
 from plait.errors import Conflict, Fenced, Gap, StoreBusy, StoreError, StoreNotOpen, StoreRefused
 from plait.events import Event, LeaseRenewed, RunClaimed, RunReleased
-from plait.persistence.failpoints import reached
-from plait.persistence.protocol import Store, server_of
-from plait.persistence.records import Batch, RunRecord
+from plait.failpoints import reached
+from plait.persistence.store_protocol import Store, server_of
+from plait.persistence.store_records import Batch, RunRecord
+from plait.program_log import logger
 from plait.runner.asyncio_cancellation import outlasting_cancellation
-from plait.runner.clock import Clock, iso
 from plait.runner.domain.result import Degradation
 from plait.runner.engine.commit import COMMITTED, Commit
 from plait.runner.engine.feed import Feed
 from plait.runner.engine.kept_changes import KeptChanges
-from plait.runner.log import logger
 from plait.runner.state.codec import encode_event
 from plait.statuses import TaskStatus
 

@@ -10,9 +10,9 @@ from weakref import WeakKeyDictionary
 
 from plait.backends.backend_protocol import Backend, PlacedBackend, ReusableBackend
 from plait.backends.prices import Price
+from plait.clock_and_ids import Clock
 from plait.json_form import JsonValue
-from plait.persistence.protocol import Store
-from plait.runner.clock import Clock
+from plait.persistence.store_protocol import Store
 from plait.runner.domain.dag import nearest
 from plait.runner.domain.question import OnQuestion
 from plait.runner.domain.task import GrowthLimits

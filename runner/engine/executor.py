@@ -36,8 +36,9 @@ import anyio
 import anyio.abc
 
 from plait import events
+from plait.clock_and_ids import stamper
 from plait.json_form import JsonInput
-from plait.runner.clock import stamper
+from plait.program_log import logger
 from plait.runner.engine.attempt import Attempt, AttemptRunner, RunContext
 from plait.runner.engine.backend_call import CallOutcome
 from plait.runner.engine.commit import Commit
@@ -48,7 +49,6 @@ from plait.runner.engine.policy_driver import PolicyDriver
 from plait.runner.engine.retry import Delays
 from plait.runner.engine.throttling import ThrottlingReporter
 from plait.runner.engine.workers import WorkerPool
-from plait.runner.log import logger
 from plait.runner.scheduling.scheduler import Scheduler
 from plait.runner.state.run_state import RunState
 from plait.statuses import TASK_DONE, TaskStatus

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from plait import events
 from plait.backends.backend_protocol import Backend, Reply
-from plait.backends.text import parse_json
 from plait.errors import DAGError, Problem
 from plait.runner.domain.dag import nearest
 from plait.runner.domain.task import GrowthLimits, Task
@@ -15,6 +14,7 @@ from plait.runner.domain.validation import go_on_with_many, lists_gone_over, tak
 from plait.runner.engine.backend_checks import unfit_settings
 from plait.runner.scheduling.scheduler import Scheduler
 from plait.runner.state.run_state import RunState
+from plait.safe_text import parse_json
 from plait.statuses import TaskStatus
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ import anyio
 
 from plait import events
 from plait.backends.backend_protocol import AwayHost, Backend, HostConnections, PlacedBackend, RunOnHosts
-from plait.runner.clock import iso
+from plait.clock_and_ids import iso
+from plait.program_log import logger
 from plait.runner.engine.checkpointer import EventSink
-from plait.runner.log import logger
 from plait.runner.state.attempt_files import hosts_key
 
 

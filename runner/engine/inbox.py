@@ -17,14 +17,14 @@ from dataclasses import dataclass
 
 import anyio
 
+from plait.clock_and_ids import Clock
 from plait.errors import PlaitError, StoreError
 from plait.events import RUN_ENDS, Owner
 from plait.json_form import JsonValue
-from plait.persistence.protocol import Store, server_of
-from plait.persistence.records import Note, NoteRecord, RunRecord
-from plait.runner.clock import Clock
+from plait.persistence.store_protocol import Store, server_of
+from plait.persistence.store_records import Note, NoteRecord, RunRecord
+from plait.program_log import logger
 from plait.runner.engine.run_control import AnswerHandler
-from plait.runner.log import logger
 from plait.runner.state.codec import to_json
 from plait.statuses import RUN_DONE, RunStatus
 

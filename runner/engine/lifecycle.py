@@ -26,12 +26,13 @@ from functools import partial
 import anyio
 
 from plait import events
+from plait.clock_and_ids import iso, stamper
 from plait.errors import BackendError, Conflict, ErrorKind, Fenced, OwnershipLost, RunExists, StoreError
 from plait.events import Event, Owner, RunReleased
-from plait.persistence.failpoints import reached
-from plait.persistence.protocol import Store, files_root
+from plait.failpoints import reached
+from plait.persistence.store_protocol import Store, files_root
+from plait.program_log import logger
 from plait.runner.asyncio_cancellation import require_asyncio
-from plait.runner.clock import iso, stamper
 from plait.runner.domain.conversation import History
 from plait.runner.domain.policy import Policy
 from plait.runner.domain.result import RunResult
@@ -55,7 +56,6 @@ from plait.runner.engine.inbox import Inbox
 from plait.runner.engine.outcome import STORE_WAITS_S
 from plait.runner.engine.policy_driver import PolicyDriver, PolicyState
 from plait.runner.engine.run_control import Control
-from plait.runner.log import logger
 from plait.runner.reuse.answer_cache import AnswerCache
 from plait.runner.reuse.answer_keys import ReusableAnswers
 from plait.runner.scheduling.account import Pause

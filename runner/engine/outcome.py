@@ -12,11 +12,11 @@ from typing import Literal
 
 from plait import events
 from plait.backends.backend_protocol import ForkingBackend, Reply
-from plait.backends.text import clean_text
+from plait.clock_and_ids import iso
 from plait.dialogue import Message, Question
 from plait.errors import BackendError, DAGError, ErrorKind, PromptError
 from plait.json_form import JsonValue
-from plait.runner.clock import iso
+from plait.program_log import logger
 from plait.runner.domain.conversation import Continuation, correction_prompt, invalid_tasks_error
 from plait.runner.domain.question import Asking, Way, parse_time
 from plait.runner.domain.task import FailureMode, Task, at_most_once_question, failed_status
@@ -27,13 +27,13 @@ from plait.runner.engine.growth import Growth
 from plait.runner.engine.policy_driver import PolicyState
 from plait.runner.engine.retry import deserves_retry, retry_delay
 from plait.runner.engine.throttling import pause_of
-from plait.runner.log import logger
 from plait.runner.reuse.answer_cache import earlier_answer
 from plait.runner.reuse.answer_keys import REUSED
 from plait.runner.scheduling.account import Pause
 from plait.runner.scheduling.scheduler import Scheduler
 from plait.runner.state.codec import to_json
 from plait.runner.state.run_state import RunState
+from plait.safe_text import clean_text
 from plait.statuses import TASK_DONE, RunStatus, TaskStatus
 from plait.usage import NO_USAGE, Usage
 

@@ -10,17 +10,17 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias, cast
 
 from plait import events
-from plait.backends.text import clean_text
 from plait.errors import DAGError, PlaitError
 from plait.json_form import JsonValue
+from plait.program_log import logger
 from plait.runner.domain.policy import Decision, Policy, RunView
 from plait.runner.domain.result import TaskResult
 from plait.runner.domain.task import Task
 from plait.runner.engine.growth import Growth
-from plait.runner.log import logger
 from plait.runner.scheduling.scheduler import Scheduler
 from plait.runner.state.codec import to_json
 from plait.runner.state.run_state import RunState
+from plait.safe_text import clean_text
 from plait.statuses import TASK_DONE, RunStatus, TaskStatus
 
 MAX_STATE = 64 * 1024

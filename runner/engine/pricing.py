@@ -11,8 +11,8 @@ from anyio.to_thread import run_sync
 from plait.backends import prices
 from plait.backends.backend_protocol import Backend
 from plait.backends.prices import UNBILLED, BilledBackend, Billing, Price, Prices
+from plait.clock_and_ids import Clock
 from plait.dialogue import Message
-from plait.runner.clock import Clock
 from plait.runner.engine.backend_call import CallOutcome
 from plait.usage import NO_USAGE, Usage
 

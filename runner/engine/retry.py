@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable
 import anyio
 import anyio.abc
 
+from plait.clock_and_ids import Clock
 from plait.errors import BackendError
-from plait.runner.clock import Clock
 from plait.runner.domain.task import NEVER_RETRIED, Retry
 from plait.runner.state.failures import PATIENCE
 

@@ -12,8 +12,8 @@ from collections.abc import Callable, Collection
 
 from plait import events
 from plait.backends.limit_resets import names_quota
+from plait.clock_and_ids import iso
 from plait.errors import BackendError
-from plait.runner.clock import iso
 from plait.runner.engine.checkpointer import EventSink
 from plait.runner.scheduling.account import Account, Pause
 from plait.runner.scheduling.scheduler import Scheduler

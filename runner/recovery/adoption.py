@@ -18,12 +18,12 @@ from anyio.to_thread import run_sync
 
 from plait import events
 from plait.backends.backend_protocol import DetachedBackend, DetachedTurn, Files, PlacedBackend
-from plait.persistence.protocol import files_root
-from plait.persistence.records import TaskRecord
+from plait.persistence.store_protocol import files_root
+from plait.persistence.store_records import TaskRecord
+from plait.program_log import logger
 from plait.runner.domain.question import parse_time
 from plait.runner.engine.config import Config
 from plait.runner.engine.handover import AdoptedAttempt
-from plait.runner.log import logger
 from plait.runner.recovery.resume_plan import outlives
 from plait.runner.state.attempt_files import attempt_files
 from plait.runner.state.conversations import load_continuation

@@ -14,12 +14,12 @@ from typing import Literal
 import anyio
 
 from plait import events
+from plait.clock_and_ids import iso
 from plait.errors import Conflict, Fenced, RunOwned, StoreError
 from plait.events import Event, Owner, RunClaimed, RunReleased
-from plait.persistence.failpoints import reached
-from plait.persistence.protocol import Store, server_of
-from plait.persistence.records import Batch, RunRecord
-from plait.runner.clock import iso
+from plait.failpoints import reached
+from plait.persistence.store_protocol import Store, server_of
+from plait.persistence.store_records import Batch, RunRecord
 from plait.runner.domain.question import parse_time
 from plait.runner.engine.checkpointer import WritePosition
 from plait.runner.engine.config import Config

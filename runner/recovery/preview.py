@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from plait.clock_and_ids import iso
 from plait.errors import PlaitError, StoreError
-from plait.runner.clock import iso
 from plait.runner.domain.html_table import html_table
 from plait.runner.engine.config import Config
 from plait.runner.engine.feed import Feed

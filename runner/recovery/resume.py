@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from plait import events
+from plait.clock_and_ids import iso
 from plait.errors import BackendError, ErrorKind, PlaitError, PolicyMissing, RunNotFound, RunNotResumable
 from plait.events import TASK_RESULTS
 from plait.json_form import JsonInput
-from plait.persistence.records import TaskRecord
-from plait.runner.clock import iso
+from plait.persistence.store_records import TaskRecord
 from plait.runner.domain.conversation import Continuation, History
 from plait.runner.domain.policy import Policy
 from plait.runner.domain.question import Way, parse_time

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from plait.backends.backend_protocol import DetachedTurn
-from plait.persistence.records import TaskRecord
+from plait.persistence.store_records import TaskRecord
 from plait.runner.domain.conversation import INVALID_TASKS
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.question import Way, answers_of

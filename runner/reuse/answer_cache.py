@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from plait.errors import RunNotFound, StoreError
 from plait.json_form import JsonValue
-from plait.persistence.protocol import Store
+from plait.persistence.store_protocol import Store
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.question import parse_time
 from plait.runner.domain.task import Task

@@ -13,10 +13,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from plait.backends.backend_protocol import MODEL_SETTINGS
-from plait.backends.text import clean_text
 from plait.errors import TaskNotFound, nearest
 from plait.json_form import JsonValue
-from plait.persistence.protocol import Store
+from plait.persistence.store_protocol import Store
 from plait.runner.domain.groups import group_of
 from plait.runner.domain.task import Task
 from plait.runner.domain.task_file import TaskFile
@@ -26,6 +25,7 @@ from plait.runner.state.codec import to_json
 from plait.runner.state.conversations import sent_prompt
 from plait.runner.state.readable_state import ReadableState
 from plait.runner.state.stored_run import StoredRun, stored_run
+from plait.safe_text import clean_text
 from plait.statuses import TaskStatus
 
 ANSWER_KEYS = "answer_keys"

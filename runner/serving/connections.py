@@ -16,7 +16,7 @@ from typing import Any, Final
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from plait.runner.log import logger
+from plait.program_log import logger
 from plait.runner.serving.http_guard import ADMIT
 
 HEAD_SECONDS = 10.0

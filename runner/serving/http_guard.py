@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 import anyio
 
-from plait.backends.text import clean_text
+from plait.safe_text import clean_text
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Message: TypeAlias = MutableMapping[str, Any]

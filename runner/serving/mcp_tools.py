@@ -13,10 +13,10 @@ from typing import Any, Protocol
 
 import anyio
 
+from plait.clock_and_ids import Clock
 from plait.errors import RunOwned, TaskNotFound
 from plait.json_form import JsonValue
 from plait.runner.client.runs import POLL_SECONDS, RunService
-from plait.runner.clock import Clock
 from plait.runner.views.read_views import RunInfo, TaskInfo
 from plait.statuses import RunStatus, TaskStatus
 

@@ -15,7 +15,7 @@ import base64
 import hmac
 import secrets
 
-from plait.runner.clock import Clock, iso
+from plait.clock_and_ids import Clock, iso
 
 CODE_SECONDS = 60
 """Seconds for which a code is good."""

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import cast
 
-from plait.backends.text import clean_text
 from plait.dialogue import Message, Role
 from plait.errors import BackendError, ErrorKind, PlaitError
 from plait.events import TaskCompleted, TaskStarted
-from plait.persistence.protocol import Store
-from plait.persistence.records import THOUGHTS, MessageRecord, TaskRecord
+from plait.persistence.store_protocol import Store
+from plait.persistence.store_records import THOUGHTS, MessageRecord, TaskRecord
 from plait.runner.domain.conversation import INVALID_TASKS, Continuation, History, correction_prompt
 from plait.runner.state.run_state import RunState
 from plait.runner.state.stored_run import StoredRun
+from plait.safe_text import clean_text
 from plait.statuses import AttemptStatus
 from plait.usage import Usage
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from anyio.to_thread import run_sync
 
-from plait.persistence.protocol import Store, files_root
-from plait.persistence.records import TaskRecord
-from plait.runner.log import logger
+from plait.persistence.store_protocol import Store, files_root
+from plait.persistence.store_records import TaskRecord
+from plait.program_log import logger
 from plait.runner.state.attempt_files import SESSIONS, attempt_files, run_folder
 from plait.statuses import TASK_STATUSES, TaskStatus
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Concatenate, ParamSpec, Protocol, TypeAlias, T
 
 import anyio
 
-from plait.persistence.address import SCHEMES
-from plait.persistence.protocol import Store
+from plait.persistence.store_protocol import Store
+from plait.safe_text import SCHEMES
 
 if TYPE_CHECKING:
     from plait.persistence.postgres_store import PostgresStore

@@ -15,7 +15,7 @@ from enum import Enum
 
 from plait.backends.process.proctable import boot_id, start_time
 from plait.events import Owner
-from plait.persistence.records import RunRecord
+from plait.persistence.store_records import RunRecord
 
 LEASE_SECONDS = 30.0
 """Default length of a lease, in seconds. The owner renews the lease every third of the length."""

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from plait.errors import ErrorKind
 from plait.events import TaskPlaced
-from plait.persistence.protocol import Store
-from plait.persistence.records import AttemptRecord
+from plait.persistence.store_protocol import Store
+from plait.persistence.store_records import AttemptRecord
 from plait.statuses import AttemptStatus
 
 _WITHOUT_HOST = frozenset({ErrorKind.CRASHED, ErrorKind.TIMEOUT, ErrorKind.UNAVAILABLE})

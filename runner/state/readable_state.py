@@ -14,7 +14,7 @@ from typing import Final
 
 from plait.backends.backend_protocol import Reply
 from plait.json_form import JsonValue
-from plait.persistence.records import TaskRecord
+from plait.persistence.store_records import TaskRecord
 from plait.runner.domain.conversation import Continuation, History
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.prompt_values import is_wanted, rendered

@@ -32,7 +32,7 @@ from plait.backends.backend_protocol import Reply
 from plait.dialogue import Message
 from plait.errors import BackendError, ErrorKind
 from plait.json_form import JsonValue
-from plait.persistence.records import AttemptRecord, TaskRecord
+from plait.persistence.store_records import AttemptRecord, TaskRecord
 from plait.runner.domain.conversation import INVALID_TASKS, Continuation, History
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.question import AnsweredQuestion, Asking, Way, encode_answers

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, replace
 from plait.backends.backend_protocol import DetachedTurn
 from plait.errors import PlaitError, RunNotFound, RunNotResumable, StoreRequired, TaskNotFound, nearest
 from plait.events import TaskInterrupted, TaskRetried
+from plait.failpoints import reached
 from plait.json_form import JsonValue
-from plait.persistence.failpoints import reached
-from plait.persistence.protocol import Store
-from plait.persistence.records import MessageRecord, RunRecord, TaskRecord
+from plait.persistence.store_protocol import Store
+from plait.persistence.store_records import MessageRecord, RunRecord, TaskRecord
 from plait.runner.domain.question import parse_time
 from plait.runner.domain.result import RunResult
 from plait.runner.domain.task import with_prompt

@@ -10,8 +10,8 @@ from typing import TypeVar
 import anyio
 
 from plait.errors import StoreError
-from plait.persistence.protocol import ServerStore, Store, files_root, server_of
-from plait.persistence.records import (
+from plait.persistence.store_protocol import ServerStore, Store, files_root, server_of
+from plait.persistence.store_records import (
     AttemptRecord,
     Batch,
     EventRecord,

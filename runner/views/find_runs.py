@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from plait.persistence.protocol import Store
+from plait.persistence.store_protocol import Store
 from plait.runner.views.read_views import RunInfo, run_info
 from plait.statuses import RunStatus
 

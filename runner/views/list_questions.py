@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from plait.errors import PlaitError
-from plait.persistence.protocol import Store
-from plait.persistence.records import RunRecord, TaskRecord
+from plait.persistence.store_protocol import Store
+from plait.persistence.store_records import RunRecord, TaskRecord
 from plait.runner.domain.question import OpenQuestion
 from plait.runner.recovery.answers import first_notes, open_questions
 from plait.runner.state.stored_run import StoredRun, stored_run

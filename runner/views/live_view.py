@@ -14,11 +14,11 @@ from typing import Any
 
 import anyio.to_thread
 
+from plait.clock_and_ids import Clock
 from plait.events import TasksAdded
 from plait.json_form import JsonValue
-from plait.persistence.protocol import Store
-from plait.persistence.records import RunRecord, TaskRecord
-from plait.runner.clock import Clock
+from plait.persistence.store_protocol import Store
+from plait.persistence.store_records import RunRecord, TaskRecord
 from plait.runner.domain.groups import group_of
 from plait.runner.domain.question import parse_time
 from plait.runner.state.stored_run import stored_record

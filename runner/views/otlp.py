@@ -13,8 +13,8 @@ import anyio.to_thread
 
 from plait.backends.models.endpoint import Endpoint, url_fault
 from plait.backends.models.http_client import Client, Limits
+from plait.clock_and_ids import Clock
 from plait.errors import PlaitError
-from plait.runner.clock import Clock
 from plait.runner.domain.question import parse_time
 from plait.runner.views.trace_spans import AttributeValue, Span
 

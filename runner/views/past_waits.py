@@ -24,8 +24,8 @@ from plait.events import (
     TaskRetried,
     TaskWaiting,
 )
-from plait.persistence.protocol import Store
-from plait.persistence.records import AttemptRecord, EventRecord
+from plait.persistence.store_protocol import Store
+from plait.persistence.store_records import AttemptRecord, EventRecord
 from plait.runner.domain.question import parse_time
 from plait.runner.domain.waiting import WaitKind, clock_time
 from plait.runner.state.failures import THROTTLING

@@ -9,12 +9,12 @@ from typing import Any
 
 import anyio.to_thread
 
+from plait.clock_and_ids import Clock, iso
 from plait.errors import RunNotFound, StoreError
 from plait.events import OWN_LIMITS, RUN_ENDS, BackendThrottled, HostAway, Owner, RunResumed
 from plait.json_form import JsonValue, from_json
-from plait.persistence.protocol import Store
-from plait.persistence.records import EventRecord, RunRecord, TaskRecord
-from plait.runner.clock import Clock, iso
+from plait.persistence.store_protocol import Store
+from plait.persistence.store_records import EventRecord, RunRecord, TaskRecord
 from plait.runner.domain.question import AnsweredQuestion, OpenQuestion, answers_of, asking_of, parse_time
 from plait.runner.domain.waiting import WaitingRun, WaitReason, Waits, stored_limits
 from plait.runner.engine.policy_driver import read_policy_state

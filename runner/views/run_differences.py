@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from plait.errors import PromptError, RunNotFound
-from plait.persistence.protocol import Store
-from plait.persistence.records import RunRecord, TaskRecord
+from plait.persistence.store_protocol import Store
+from plait.persistence.store_records import RunRecord, TaskRecord
 from plait.runner.reuse.answer_changes import RunSide, describe_change
 from plait.runner.reuse.answer_keys import ANSWER_KEYS, REUSED, Reuse, task_identity
 from plait.runner.reuse.earlier_answers import KEPT

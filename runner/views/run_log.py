@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 from plait.backends.agents.follow import TurnWatch
 from plait.events import ATTEMPT_ENDS, RunCreated, SessionOpened, TaskAnswered, TasksAdded, TaskStarted, TaskWaiting
 from plait.json_form import JsonValue
-from plait.persistence.protocol import Store, files_root
-from plait.persistence.records import EventRecord, MessageRecord, TaskRecord
+from plait.persistence.store_protocol import Store, files_root
+from plait.persistence.store_records import EventRecord, MessageRecord, TaskRecord
 from plait.runner.domain.question import answers_of
 from plait.runner.state.attempt_files import attempt_files, run_folder
 from plait.runner.views.read_views import usage_as_json

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection
 
-from plait.persistence.protocol import Store
-from plait.persistence.records import AttemptRecord
+from plait.persistence.store_protocol import Store
+from plait.persistence.store_records import AttemptRecord
 from plait.runner.state.stored_run import stored_record
 from plait.runner.views.trace_spans import Span, TracedTask, run_span, task_spans
 from plait.statuses import RUN_DONE, RunStatus

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from plait.errors import PlaitError, TaskNotFound
-from plait.persistence.protocol import Store
-from plait.persistence.records import AttemptRecord, MessageRecord
+from plait.persistence.store_protocol import Store
+from plait.persistence.store_records import AttemptRecord, MessageRecord
 from plait.runner.state.placements import placed_attempts
 from plait.runner.state.stored_run import stored_record, stored_run
 from plait.runner.views.read_views import TaskInfo, task_infos

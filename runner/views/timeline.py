@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import inf
 from typing import Any
 
-from plait.persistence.protocol import Store
-from plait.persistence.records import RunRecord
+from plait.persistence.store_protocol import Store
+from plait.persistence.store_records import RunRecord
 from plait.runner.domain.question import parse_time
 from plait.runner.domain.waiting import WaitKind, stored_limits, waits_for
 from plait.runner.views.past_waits import Bar, PastAttempt, PastWait, PastWaits

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, TypeAlias
 
-from plait.persistence.records import THOUGHTS, AttemptRecord, MessageRecord, RunRecord, TaskRecord
-from plait.runner.domain.trace_ids import span_id, trace_id
+from plait.clock_and_ids import span_id, trace_id
+from plait.persistence.store_records import THOUGHTS, AttemptRecord, MessageRecord, RunRecord, TaskRecord
 from plait.statuses import RUN_DONE, TASK_DONE, AttemptStatus, RunStatus, TaskStatus
 from plait.usage import Usage
 

@@ -36,15 +36,15 @@ if TYPE_CHECKING:
         ask,
         cancel_requested,
     )
+    from plait.clock_and_ids import Clock
     from plait.errors import BackendError, ErrorKind, PlaitError, StoreError
     from plait.persistence import MemoryStore, PostgresStore, SQLiteStore, Store
+    from plait.program_log import configure_logging
     from plait.runner.client.runs import RunService
-    from plait.runner.clock import Clock
     from plait.runner.domain.dag import DAG
     from plait.runner.domain.question import OpenQuestion
     from plait.runner.domain.result import RunResult, TaskResult
     from plait.runner.domain.task import FailureMode, GrowthLimits, Retry, Task
-    from plait.runner.log import configure_logging
     from plait.runner.orchestrator import Orchestrator
     from plait.runner.parallel_runner import ParallelRunner
     from plait.runner.plan.loader import Plan, load_plan
@@ -112,12 +112,12 @@ _HOMES = {
     "PersonBackend Price PydanticAIBackend Question Reply Usage ask cancel_requested",
     "errors": "BackendError ErrorKind PlaitError StoreError",
     "persistence": "MemoryStore PostgresStore SQLiteStore Store",
-    "runner.clock": "Clock",
+    "clock_and_ids": "Clock",
     "runner.domain.dag": "DAG",
     "runner.domain.question": "OpenQuestion",
     "runner.domain.result": "RunResult TaskResult",
     "runner.domain.task": "FailureMode GrowthLimits Retry Task",
-    "runner.log": "configure_logging",
+    "program_log": "configure_logging",
     "runner.orchestrator": "Orchestrator",
     "runner.parallel_runner": "ParallelRunner",
     "runner.plan.loader": "Plan load_plan",

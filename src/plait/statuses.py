@@ -105,7 +105,7 @@ TASK_TRANSITIONS: Mapping[str, Transition[TaskStatus]] = MappingProxyType(
         "task_answered": Transition(frozenset({_T.WAITING_INPUT}), _T.PENDING),
         "task_cancelled": Transition(_UNFINISHED, _T.CANCELLED),
         # Only a person reopens a task. A completed one is reopened only if its stored result is damaged, see
-        # `plait.persistence.rules.statuses_before`; to this process it has failed.
+        # `plait.persistence.write_rules.statuses_before`; to this process it has failed.
         "task_reopened": Transition(frozenset({_T.FAILED}), _T.PENDING),
     }
 )

@@ -16,14 +16,14 @@ from tests.architecture.source import Source
 # The longest name that fits a module decides.
 LAYERS: list[list[str]] = [
     # The words that every package uses.
-    ["json_form"],
-    ["usage", "statuses"],
+    ["json_form", "failpoints", "clock_and_ids", "program_log"],
+    ["usage", "statuses", "safe_text"],
     ["dialogue"],
     ["errors"],
     ["events"],
     # The contract of a backend and its vocabulary.
-    ["backends.backend_protocol backends.text backends.json_fields backends.error_kinds "
-     "backends.limit_resets backends.extras backends.prices backends.secrets backends.placeable backends.whole_answer"],
+    ["backends.backend_protocol backends.json_fields backends.error_kinds "
+     "backends.limit_resets backends.extras backends.prices backends.placeable backends.whole_answer"],
     ["backends.threads backends.schema_cost backends.schema_validator backends.output_schema "
      "backends.answer_candidates backends.answer_reader"],
     ["backends.ask backends.turn_cancellation backends.context_variables backends.function_backend backends.person "
@@ -34,17 +34,14 @@ LAYERS: list[list[str]] = [
     ["backends.hosts"],
     ["backends.specs"],
     ["backends"],  # the public names
-    ["backends.contract"],
     # The contract of a store, and the rules that each store keeps.
-    ["persistence.protocol persistence.records "
-     "persistence.rules persistence.failpoints persistence.address persistence.findings"],
+    ["persistence.store_protocol persistence.store_records persistence.write_rules persistence.findings"],
     ["persistence.tables persistence.checksums persistence.apply_events persistence.read_records "
      "persistence.sqlite_file persistence.delete_runs persistence.sql_store"],
     ["persistence.sqlite_store persistence.store_health", "persistence.postgres_store persistence.postgres_connection"],
     ["persistence"],  # the public names
-    ["persistence.contract"],
     # One run of a DAG.
-    ["runner", "runner.clock", "runner.log", "runner.asyncio_cancellation"],
+    ["runner", "runner.asyncio_cancellation"],
     ["runner.prompts"],
     ["runner.domain"],
     ["runner.scheduling", "runner.policies", "runner.drawing", "runner.state"],
@@ -65,7 +62,18 @@ LAYERS: list[list[str]] = [
 LEVEL = {name: level for level, units in enumerate(LAYERS) for unit in units for name in unit.split()}
 UNIT = {name: unit for units in LAYERS for unit in units for name in unit.split()}
 # The words, each a module of `plait`: all packages may import them, and they import each other alone.
-WORDS = ("json_form", "usage", "statuses", "dialogue", "errors", "events")
+WORDS = (
+    "json_form",
+    "failpoints",
+    "clock_and_ids",
+    "program_log",
+    "usage",
+    "statuses",
+    "safe_text",
+    "dialogue",
+    "errors",
+    "events",
+)
 # Neither imports the other or the runner, whatever the layer.
 LEAVES = ("backends", "persistence")
 PUBLIC_NAMES = ("runner", "backends", "persistence")

@@ -54,9 +54,9 @@ def test_a_breach_is_found(text: str) -> None:
 
 
 def test_a_leaf_imports_neither_the_other_leaf_nor_the_runner() -> None:
-    below = [Source("runner/clock.py", ""), Source("backends/backend_protocol.py", "")]
-    found = breaches([Source("persistence/contract/x.py", "import plait.backends.backend_protocol"), *below])
-    found += breaches([Source("backends/contract.py", "from plait.runner import clock"), *below])
+    below = [Source("runner/prompts/base.py", ""), Source("backends/backend_protocol.py", "")]
+    found = breaches([Source("persistence/tables.py", "import plait.backends.backend_protocol"), *below])
+    found += breaches([Source("backends/ask.py", "from plait.runner.prompts import base"), *below])
     assert len(found) == 2
 
 
@@ -66,7 +66,7 @@ def test_a_word_imports_nothing_of_ours_but_words() -> None:
         [Source("src/plait/usage.py", "import plait.backends.backend_protocol\nimport plait.json_form"), *others]
     )
     assert found == "src/plait/usage.py:1: usage imports plait.backends.backend_protocol"
-    assert breaches([Source("persistence/records.py", "from plait import json_form"), *others]) == []
+    assert breaches([Source("persistence/store_records.py", "from plait import json_form"), *others]) == []
 
 
 def test_a_module_without_a_layer_is_found() -> None:

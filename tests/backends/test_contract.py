@@ -21,7 +21,7 @@ from plait.backends import (
     PydanticAIBackend,
     Reply,
 )
-from plait.backends.contract import BackendContract, Subject
+from tests.contracts.backend import BackendContract, Subject
 from tests.support.pydantic_agents import wired_agent
 from tests.support.tool_calls import CHAT, polite
 from tests.support.wire import Answer, ChatCompletions, Dialect, Exchange, Messages, events, serve, silence

@@ -23,7 +23,7 @@ from plait.backends import (
     Reply,
     as_backend,
 )
-from plait.backends.text import clean_text, one_line, parse_json
+from plait.safe_text import clean_text, one_line, parse_json
 
 
 async def say(function: Any, prompt: str = "p", request: ConversationRequest | None = None) -> Reply:

@@ -14,9 +14,9 @@ import pytest
 from plait import DAG, ParallelRunner, RunService, Task
 from plait.events import NewTask, RunCreated
 from plait.persistence import Batch, MemoryStore, StoreError
-from plait.persistence.contract.samples import run_becomes
-from plait.persistence.records import RunRecord
+from plait.persistence.store_records import RunRecord
 from plait.statuses import RUN_DONE, RUN_TRANSITIONS, RunStatus, Transition
+from tests.contracts.store.samples import run_becomes
 from tests.docs.extensions import load_extension
 
 DOCS = Path(__file__).parent.parent.parent / "docs"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from plait.persistence.failpoints import FAILPOINTS
+from plait.failpoints import FAILPOINTS
 from tests.faults.crashtest.certificate import as_lines, as_value
 from tests.faults.crashtest.fork_server import get_ready
 from tests.faults.crashtest.mutants import MUTANTS

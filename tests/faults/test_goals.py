@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import get_args
 
-from plait.persistence.failpoints import FAILPOINTS
+from plait.failpoints import FAILPOINTS
 from tests.faults.campaigns import (
     adoption_bugs,
     adoptions,

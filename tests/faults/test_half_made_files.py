@@ -21,7 +21,7 @@ from tests.support.stores.database import in_child
 OPEN = """
 import asyncio, os, signal, sys
 from plait.persistence import SQLiteStore, sqlite_file
-from plait.persistence import failpoints
+from plait import failpoints
 
 def on_reach(name):
     if name == sys.argv[2]:
@@ -64,7 +64,7 @@ async def test_half_made_files_are_removed_when_nobody_makes_them_any_more(path:
 
 STOPPED = """
 import signal, sys, threading
-from plait.persistence import failpoints
+from plait import failpoints
 from plait.runner.cli import main
 
 passed = []

@@ -18,10 +18,10 @@ from typing import Any
 import anyio
 import pytest
 
-from plait import Orchestrator
+from plait import Orchestrator, failpoints
 from plait.events import Event, RunCompleted, TaskCompleted, TasksAdded, TaskStarted
 from plait.orchestration import OrchestratorResult, Phase
-from plait.persistence import Batch, SQLiteStore, Store, failpoints
+from plait.persistence import Batch, SQLiteStore, Store
 from plait.runner.orchestrator import LoopState, load_loop_state
 from tests.support.processes.forked import Child
 from tests.support.team import ANSWER, CALLS, CONTEXT, GOAL, TASKS, Team

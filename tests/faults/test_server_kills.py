@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from plait.persistence.failpoints import SERVER_FAILPOINTS
+from plait.failpoints import SERVER_FAILPOINTS
 from tests.support.processes import warm
 from tests.support.processes.command import environment
 from tests.support.stores.postgres import empty, worker_dsn

@@ -23,7 +23,7 @@ from mutmut.mutation.pragma_handling import IgnoredCode
 ROOT = Path(__file__).resolve().parents[2]
 
 MODULES = (
-    "persistence/rules.py",
+    "persistence/write_rules.py",
     "persistence/apply_events.py",
     "persistence/read_records.py",
     "persistence/delete_runs.py",

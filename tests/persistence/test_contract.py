@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from plait.events import Event, MessageAppended, RunClaimed, SessionOpened, TaskInterrupted, TaskStarted, TaskWaiting
 from plait.persistence import Batch, MemoryStore, SQLiteStore, StoreError
-from plait.persistence.contract import StoreContract
-from plait.persistence.contract.samples import CREATED, NEXT, OPENING, RUN, at, owner, run_becomes, whole
+from tests.contracts.store import StoreContract
+from tests.contracts.store.samples import CREATED, NEXT, OPENING, RUN, at, owner, run_becomes, whole
 from tests.support.stores.model_store import ModelStore
 
 

@@ -29,7 +29,7 @@ from plait.events import (
     TaskWaiting,
 )
 from plait.persistence import Note, PostgresStore, SQLiteStore
-from plait.persistence.contract.samples import CLAIMED, CREATED, RUNNING, Writer, at, run_becomes, whole
+from tests.contracts.store.samples import CLAIMED, CREATED, RUNNING, Writer, at, run_becomes, whole
 from tests.support.stores.postgres import empty, worker_dsn
 
 AnyStore = SQLiteStore | PostgresStore

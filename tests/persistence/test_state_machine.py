@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from plait import failpoints
 from plait.events import (
     BackendThrottled,
     Event,
@@ -36,8 +37,8 @@ from plait.events import (
     TasksAdded,
     TaskStarted,
 )
-from plait.persistence import Batch, Conflict, SQLiteStore, StoreError, failpoints
-from plait.persistence.contract.samples import LEGAL, OPENING, TASKS, at, owner, run_becomes, status_changes, whole
+from plait.persistence import Batch, Conflict, SQLiteStore, StoreError
+from tests.contracts.store.samples import LEGAL, OPENING, TASKS, at, owner, run_becomes, status_changes, whole
 from tests.support.stores.model_store import ModelStore
 
 pytestmark = pytest.mark.slow

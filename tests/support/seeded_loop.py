@@ -29,7 +29,7 @@ from unittest import mock
 
 from anyio._backends._asyncio import CancelScope
 
-from plait.runner.clock import Clock
+from plait.clock_and_ids import Clock
 
 TURN_S = 50e-6
 """Virtual seconds that one turn of the loop costs at most."""

@@ -15,11 +15,11 @@ import anyio
 
 from plait import events
 from plait.backends.backend_protocol import Backend, ConversationRequest, Reply
+from plait.clock_and_ids import iso
 from plait.dialogue import Message
 from plait.errors import BackendError, ErrorKind
 from plait.persistence import MemoryStore
-from plait.persistence.records import TaskRecord
-from plait.runner.clock import iso
+from plait.persistence.store_records import TaskRecord
 from plait.statuses import TASK_DONE, TaskStatus
 from plait.usage import Usage
 from tests.support.seeded_loop import VirtualClock

@@ -11,9 +11,9 @@ from plait.backends.agents.acp.wire import AUTH_REQUIRED, NOT_FOUND
 from plait.backends.agents.error_kinds import COMMON, THROTTLED, Phrases, classify, kind_of_failure
 from plait.backends.error_kinds import error_text
 from plait.backends.json_fields import at, number, tables, text
-from plait.backends.text import clean_text, shown
 from plait.errors import ErrorKind
 from plait.json_form import JsonValue
+from plait.safe_text import clean_text, shown
 
 PHRASES: Phrases = (
     # Another process holds the session, or held it a moment ago.

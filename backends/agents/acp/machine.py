@@ -43,9 +43,9 @@ from plait.backends.agents.protocol import Call, ProcessEnd, TurnAnswer
 from plait.backends.backend_protocol import Output
 from plait.backends.json_fields import at, text
 from plait.backends.limit_resets import seconds_left
-from plait.backends.text import shown
 from plait.errors import BackendError, ErrorKind
 from plait.json_form import JsonValue, value
+from plait.safe_text import shown
 from plait.usage import Usage
 
 _INTRODUCTION: Message = {

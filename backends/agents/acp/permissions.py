@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, TypeAlias
 
 from plait.backends.json_fields import at, describe_tool_call, tables, text
-from plait.backends.text import shown
 from plait.dialogue import Question
 from plait.json_form import JsonValue, value
+from plait.safe_text import shown
 
 PermissionPolicy: TypeAlias = Literal["deny", "allow", "ask"]
 _FIRST: Mapping[str, Sequence[str]] = {

@@ -9,9 +9,9 @@ from plait.backends.agents.acp.wire import VERSION, AcpStep, Message, request
 from plait.backends.agents.error_kinds import failure
 from plait.backends.agents.protocol import Call
 from plait.backends.json_fields import at, tables, text
-from plait.backends.text import shown
 from plait.errors import ErrorKind
 from plait.json_form import JsonValue, value
+from plait.safe_text import shown
 
 
 @value

@@ -11,8 +11,8 @@ from enum import IntEnum
 from typing import TypeAlias
 
 from plait.backends.json_fields import at, tables, text
-from plait.backends.text import parse_json
 from plait.json_form import JsonValue
+from plait.safe_text import parse_json
 
 Message: TypeAlias = "dict[str, JsonValue]"
 VERSION = 1

@@ -25,7 +25,7 @@ from plait.backends.agents.transcript import reread
 from plait.backends.backend_protocol import ConversationRequest, Files
 from plait.backends.prices import Billing
 from plait.backends.process.private import private_file
-from plait.backends.text import check_base_url
+from plait.safe_text import check_base_url
 
 _ENVIRONMENT: Mapping[str, str] = {
     "CLAUDE_CODE_MAX_RETRIES": "0",

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from plait.backends.json_fields import at, tables, text
 from plait.backends.process.private import private_file
-from plait.backends.text import shown
 from plait.dialogue import Question
 from plait.json_form import JsonValue
+from plait.safe_text import shown
 
 _HOOK = Path(__file__).with_name("_hook.py")
 ANSWER = "answer.json"

@@ -15,9 +15,9 @@ from plait.backends.backend_protocol import Output
 from plait.backends.error_kinds import error_text
 from plait.backends.json_fields import UsageTally, at, count, describe_tool_call, number, tables, text
 from plait.backends.limit_resets import seconds_left
-from plait.backends.text import clean_text, shown
 from plait.errors import BackendError, ErrorKind
 from plait.json_form import JsonValue
+from plait.safe_text import clean_text, shown
 from plait.usage import NO_USAGE, Usage
 
 _FIRST_TO_ADD_UP = (2, 1, 300)

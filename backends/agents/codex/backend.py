@@ -21,8 +21,8 @@ from plait.backends.agents.protocol import Call
 from plait.backends.json_fields import at
 from plait.backends.prices import Billing
 from plait.backends.process.private import private_file
-from plait.backends.text import check_base_url
 from plait.json_form import JsonValue
+from plait.safe_text import check_base_url
 
 _STRICT = frozenset({"type", "properties", "required", "additionalProperties", "items", "enum", "const", "anyOf",
                      "title", "description"})  # fmt: skip

@@ -11,9 +11,9 @@ from plait.backends.backend_protocol import Output
 from plait.backends.error_kinds import error_text
 from plait.backends.json_fields import at, count, describe_tool_call, tables, text
 from plait.backends.limit_resets import seconds_left
-from plait.backends.text import clean_text, shown
 from plait.errors import BackendError, ErrorKind
 from plait.json_form import JsonValue
+from plait.safe_text import clean_text, shown
 from plait.usage import NO_USAGE, Usage
 
 _PHRASES: Phrases = (

@@ -13,8 +13,8 @@ import distributed.comm
 from plait.backends.hosts.dask import relay
 from plait.backends.hosts.dask.address import host_name, is_open
 from plait.backends.hosts.dask.remote import Comm
-from plait.backends.text import one_line
 from plait.json_form import value
+from plait.safe_text import one_line
 
 CONNECT_S = 5.0
 """Seconds for the scheduler, or a worker, to answer."""

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import anyio
 
-from plait.backends.text import one_line
+from plait.safe_text import one_line
 
 CLOSE_S = 2.0
 """Seconds for the process to exit once its input has ended, and for the connection to close."""

@@ -9,8 +9,8 @@ from typing import Any, Literal, TypeAlias
 import anyio
 import click
 
-from plait.persistence.protocol import Store
-from plait.persistence.records import RunRecord, TaskRecord
+from plait.persistence.store_protocol import Store
+from plait.persistence.store_records import RunRecord, TaskRecord
 from plait.runner.cli import run_report
 from plait.runner.cli.backends import BackendSet
 from plait.runner.cli.exits import COMPLETED, print_line, print_note

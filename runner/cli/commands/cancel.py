@@ -8,7 +8,7 @@ from pathlib import Path
 import anyio
 import click
 
-from plait.persistence.records import RunRecord
+from plait.persistence.store_records import RunRecord
 from plait.runner.cli import run_report
 from plait.runner.cli.exits import COMPLETED, print_note
 from plait.runner.cli.lookup import existing_store, find_run, print_watch_notice

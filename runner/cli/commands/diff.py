@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import anyio
 import click
 
-from plait.persistence.records import RunRecord
+from plait.persistence.store_records import RunRecord
 from plait.runner.cli.display.sections import print_field, print_section
 from plait.runner.cli.exits import COMPLETED, print_line
 from plait.runner.cli.lookup import find_run, read_only_store

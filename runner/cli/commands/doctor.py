@@ -20,7 +20,7 @@ from plait.events import Owner
 from plait.persistence import SQLiteStore
 from plait.persistence import store_health as health
 from plait.persistence.findings import Finding, Fitness
-from plait.persistence.records import RunRecord
+from plait.persistence.store_records import RunRecord
 from plait.runner.cli.backends import hosts_in_use
 from plait.runner.cli.commands.doctor_agents import agents_json, check_agents, check_left_over
 from plait.runner.cli.commands.doctor_hosts import check_hosts

@@ -8,7 +8,7 @@ from pathlib import Path
 from plait.backends.agents.discovery import Installed
 from plait.backends.process.strays import AtWork
 from plait.persistence.findings import Finding, Fitness
-from plait.persistence.records import RunRecord
+from plait.persistence.store_records import RunRecord
 from plait.runner.cli.options import (
     StorePlace,
     command_line,

@@ -17,7 +17,7 @@ from plait.backends.specs.host_specs import DaskHostsPart
 from plait.errors import StoreError
 from plait.events import HostAway
 from plait.persistence.findings import Finding, Fitness
-from plait.persistence.records import RunRecord
+from plait.persistence.store_records import RunRecord
 from plait.runner.cli.backends import HostsInUse
 from plait.runner.cli.display.sections import findings_json, print_findings, print_table
 from plait.runner.cli.display.waits import local_time

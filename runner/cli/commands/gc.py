@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 import anyio
 import click
 
+from plait.clock_and_ids import iso
 from plait.events import RunReleased
 from plait.persistence import Batch, Conflict, Fenced
 from plait.persistence.delete_runs import Purged
-from plait.persistence.records import RunRecord
+from plait.persistence.store_records import RunRecord
 from plait.runner.cli.exits import COMPLETED, print_line, print_note
 from plait.runner.cli.lookup import AnyStore, existing_store, read_only_store
 from plait.runner.cli.options import (
@@ -24,7 +25,6 @@ from plait.runner.cli.options import (
 from plait.runner.cli.run_report import print_json
 from plait.runner.cli.terminal_output import as_line, counted, size
 from plait.runner.client.retention import Expiry, earlier_runs_needed, expired
-from plait.runner.clock import iso
 from plait.runner.state.orphans import delete_files, has_sessions
 from plait.runner.state.owner import Liveness, liveness
 from plait.statuses import RUN_DONE, RunStatus

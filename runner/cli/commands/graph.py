@@ -11,7 +11,7 @@ from typing import Any
 import anyio
 import click
 
-from plait.persistence.records import RunRecord, TaskRecord
+from plait.persistence.store_records import RunRecord, TaskRecord
 from plait.runner.cli.exits import COMPLETED, print_line
 from plait.runner.cli.lookup import find_adders, find_run, read_only_store
 from plait.runner.cli.options import (

@@ -16,9 +16,10 @@ from typing import Any
 import anyio
 import click
 
+from plait.clock_and_ids import iso
 from plait.events import TaskCancelled, TaskCompleted, TaskFailed, TaskSkipped
-from plait.persistence.protocol import Store
-from plait.persistence.records import RunRecord
+from plait.persistence.store_protocol import Store
+from plait.persistence.store_records import RunRecord
 from plait.runner.cli.display.log_lines import entry_lines
 from plait.runner.cli.exits import CANCELLED, COMPLETED, FAILED, print_line, print_note
 from plait.runner.cli.lookup import find_run, find_task, read_only_store
@@ -30,7 +31,6 @@ from plait.runner.cli.options import (
 )
 from plait.runner.cli.run_report import EXIT_CODES
 from plait.runner.cli.terminal_output import as_line
-from plait.runner.clock import iso
 from plait.runner.views.read_views import shown_status, task_infos
 from plait.runner.views.run_log import RunLog, RunLogEntry
 from plait.statuses import RUN_DONE, RunStatus

@@ -11,6 +11,7 @@ import anyio
 import click
 
 from plait.backends.extras import install_command
+from plait.clock_and_ids import Clock
 from plait.runner.cli.backends import BackendOptions, BackendSet
 from plait.runner.cli.exits import CANCELLED, COMPLETED, CliError, print_note
 from plait.runner.cli.follow_run import stop_on_signal
@@ -19,7 +20,6 @@ from plait.runner.cli.offered_plans import LocalPlans, named_plans
 from plait.runner.cli.options import StorePlace, apply_log_options, backend_options, log_options, store_option
 from plait.runner.cli.stored_runners import StoredRunners
 from plait.runner.client.runs import RunService
-from plait.runner.clock import Clock
 
 
 @click.command("mcp")

@@ -10,7 +10,7 @@ from typing import Any
 import anyio
 import click
 
-from plait.persistence.records import RunRecord, TaskRecord
+from plait.persistence.store_records import RunRecord, TaskRecord
 from plait.runner.cli import run_report
 from plait.runner.cli.backends import BackendSet, required_backends
 from plait.runner.cli.exits import COMPLETED, CliError, print_line, print_note, redirect_prints

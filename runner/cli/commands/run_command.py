@@ -16,7 +16,7 @@ from plait.backends.backend_protocol import Backend, Conversation, ConversationR
 from plait.backends.specs.build_backend import BackendSpec, FunctionSpec, LocalSpec
 from plait.errors import KeyConflict
 from plait.json_form import JsonValue
-from plait.persistence.protocol import Store
+from plait.persistence.store_protocol import Store
 from plait.runner.cli.backends import BackendOptions, BackendSet, backend_set_of_plan, required_backends
 from plait.runner.cli.exits import COMPLETED, CliError, print_line, print_note, redirect_prints
 from plait.runner.cli.follow_run import follow_run

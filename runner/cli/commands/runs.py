@@ -14,7 +14,7 @@ import anyio
 import click
 
 from plait.persistence import Store
-from plait.persistence.records import RunRecord
+from plait.persistence.store_records import RunRecord
 from plait.runner.cli.display.sections import print_table
 from plait.runner.cli.exits import COMPLETED, print_line, print_note
 from plait.runner.cli.lookup import read_only_store

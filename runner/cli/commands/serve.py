@@ -16,7 +16,7 @@ import click
 from plait.backends.backend_protocol import Backend
 from plait.backends.extras import install_command
 from plait.errors import PlaitError, RunOwned
-from plait.persistence.protocol import Store
+from plait.persistence.store_protocol import Store
 from plait.runner.cli.access import listen, make_access, token_file, url_of
 from plait.runner.cli.backends import BackendOptions, BackendSet, backend_set_of_file
 from plait.runner.cli.commands.run_command import make_queueing_runner

@@ -15,8 +15,8 @@ import anyio
 import click
 
 from plait.events import BackendThrottled
-from plait.persistence.protocol import Store
-from plait.persistence.records import AttemptRecord, EventRecord, MessageRecord, RunRecord, TaskRecord
+from plait.persistence.store_protocol import Store
+from plait.persistence.store_records import AttemptRecord, EventRecord, MessageRecord, RunRecord, TaskRecord
 from plait.runner.cli.display.sections import print_answers, print_field, print_question, print_section, print_table
 from plait.runner.cli.display.waits import throttling_line
 from plait.runner.cli.exits import COMPLETED, print_line

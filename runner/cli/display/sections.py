@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from plait.persistence.findings import Finding
-from plait.persistence.records import TaskRecord
+from plait.persistence.store_records import TaskRecord
 from plait.runner.cli.exits import output, print_line, write
 from plait.runner.cli.lookup import WaitingQuestion
 from plait.runner.cli.options import StorePlace

@@ -24,8 +24,8 @@ from plait.backends import (
     Output,
     Reply,
 )
-from plait.backends.contract import BackendContract, Subject
 from plait.usage import Usage
+from tests.contracts.backend import BackendContract, Subject
 from tests.support.agents.homes import Home, fails, send, send_opened, until
 from tests.support.processes.warm import Warm
 

@@ -15,7 +15,7 @@ from plait.backends import BackendError, ClaudeCodeBackend, CodexBackend
 from plait.backends.agents.error_kinds import COMMON, no_outcome, safe_line
 from plait.backends.agents.protocol import Call, ProcessEnd, Reader, TurnAnswer
 from plait.backends.json_fields import number
-from plait.backends.text import shown
+from plait.safe_text import shown
 from tests.support.agents.recorded import NOW, ROOT, names, read, recorded
 
 PROGRAMS = {

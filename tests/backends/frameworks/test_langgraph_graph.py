@@ -27,8 +27,8 @@ from plait.backends import (
     Reply,
     Usage,
 )
-from plait.backends.contract import SCHEMA, BackendContract, Subject
 from plait.backends.extras import install_command
+from tests.contracts.backend import SCHEMA, BackendContract, Subject
 from tests.support.graphs import Work, chain, kept
 
 

@@ -26,7 +26,7 @@ from plait.backends import (
     Output,
     Reply,
 )
-from plait.backends.contract import SCHEMA, BackendContract, Subject
+from tests.contracts.backend import SCHEMA, BackendContract, Subject
 
 pytestmark = [
     pytest.mark.slow,
@@ -219,7 +219,7 @@ async def test_a_file_that_is_no_model(tmp_path: Path) -> None:
 PROGRAM = """
 import anyio, os, pathlib, sys, time
 from plait.backends import LocalBackend, ConversationRequest
-from plait.backends.contract import SCHEMA
+from tests.contracts.backend import SCHEMA
 
 async def main():
     backend = LocalBackend(slots=1)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from unittest import mock
 
-from plait.persistence.protocol import Store
+from plait.persistence.store_protocol import Store
 from plait.runner.client import answer_task, continue_task
 from plait.runner.engine import lifecycle as drive
 from plait.runner.recovery import resume_plan as verdict

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from plait import ParallelRunner, RunStatus, TaskStatus
 from plait.persistence import SQLiteStore
-from plait.persistence.records import AttemptRecord, MessageRecord, RunRecord, TaskRecord
+from plait.persistence.store_records import AttemptRecord, MessageRecord, RunRecord, TaskRecord
 from plait.statuses import TASK_DONE
 from tests.faults.campaigns.cancel_calls import DIAMOND, RUN, TEXTS, Server
 from tests.support.cancelling import Cancelled

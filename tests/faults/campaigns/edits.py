@@ -19,9 +19,9 @@ import anyio
 
 from plait import ParallelRunner
 from plait.backends import PersonBackend
+from plait.clock_and_ids import Clock
 from plait.persistence import MemoryStore
 from plait.results import Fork, ReuseAction, ReusePreview, ReuseStep
-from plait.runner.clock import Clock
 from tests.faults.campaigns.edit_bugs import BUGS, Bug
 from tests.faults.campaigns.report import Report, Scale
 from tests.support.edited_plans import Plan, dag_of, edited, random_plan, write_files

@@ -21,7 +21,7 @@ from pathlib import Path
 import anyio
 
 from plait.events import RunResumed
-from plait.persistence.records import AttemptRecord, RunRecord
+from plait.persistence.store_records import AttemptRecord, RunRecord
 from plait.runner.cli.lookup import read_only_store
 from plait.runner.cli.options import store_place
 from plait.runner.domain.question import parse_time

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from plait.persistence.failpoints import FAILPOINTS
+from plait.failpoints import FAILPOINTS
 from tests.faults.campaigns.report import Report
 
 

@@ -22,8 +22,8 @@ from hypothesis.stateful import initialize, rule, run_state_machine_as_test
 from plait.events import TaskCompleted, TaskStarted
 from plait.persistence import sqlite_store
 from plait.persistence.apply_events import Applier, TaskState
-from plait.persistence.contract.samples import TASKS, at
 from plait.usage import Usage
+from tests.contracts.store.samples import TASKS, at
 from tests.faults.campaigns.report import Report, Scale
 from tests.persistence.test_state_machine import RUNS, SAID, TEXTS, StoreMachine
 

@@ -16,7 +16,7 @@ import anyio
 from plait import events
 from plait.errors import Conflict, Fenced, StoreError
 from plait.events import Event
-from plait.persistence.records import Batch, TaskRecord
+from plait.persistence.store_records import Batch, TaskRecord
 from plait.runner import parallel_runner
 from plait.runner.engine import checkpointer as checkpoint
 from plait.runner.engine import executor as execution

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from plait.events import RunReleased
-from plait.persistence import rules, tables
+from plait.persistence import tables, write_rules
 from plait.persistence.postgres_store import PostgresStore
 from tests.faults.crashtest.mutants import Mutant, Original
 from tests.faults.crashtest.trial import Kind
@@ -50,5 +50,5 @@ BUGS = (
         range(2, 11),
         Kind.RIVAL,
     ),
-    Mutant("a lease not released", rules, "advance_head", _keep_the_lease),
+    Mutant("a lease not released", write_rules, "advance_head", _keep_the_lease),
 )

@@ -20,7 +20,7 @@ from itertools import chain, count, islice, zip_longest
 from pathlib import Path
 
 from plait.errors import DAGError, PlaitError
-from plait.persistence.failpoints import FAILPOINTS, SERVER_FAILPOINTS
+from plait.failpoints import FAILPOINTS, SERVER_FAILPOINTS
 from plait.runner.domain.dag import DAG
 from tests.faults.crashtest.cases import Case, plan_case, random_case
 from tests.faults.crashtest.fork_server import get_ready

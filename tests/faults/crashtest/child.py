@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import anyio
 
-from plait import events
-from plait.persistence import SQLiteStore, Store, StoreError, failpoints
-from plait.runner.clock import Clock
+from plait import events, failpoints
+from plait.clock_and_ids import Clock
+from plait.persistence import SQLiteStore, Store, StoreError
 from plait.runner.domain.result import RunResult
 from plait.runner.engine.backend_call import only_error
 from plait.runner.parallel_runner import ParallelRunner

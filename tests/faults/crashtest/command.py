@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from plait.errors import StoreUnusable
-from plait.persistence.failpoints import FAILPOINTS
+from plait.failpoints import FAILPOINTS
 from plait.runner.cli.exits import (
     COMPLETED,
     FAILED,

@@ -14,8 +14,8 @@ import anyio.lowlevel
 
 from plait import events
 from plait.events import PolicyDecided, TasksAdded
-from plait.persistence import Batch, Fenced, read_records, rules, sqlite_store
-from plait.persistence.failpoints import FAILPOINTS
+from plait.failpoints import FAILPOINTS
+from plait.persistence import Batch, Fenced, read_records, sqlite_store, write_rules
 from plait.runner import parallel_runner
 from plait.runner.engine.checkpointer import Checkpointer, WritePosition
 from plait.runner.engine.commit import COMMITTED
@@ -231,7 +231,7 @@ MUTANTS = (
     ),
     Mutant("completed tasks queued again", RunState, "_load", _queue_completed, seed=1),
     Mutant("crashes not counted", verdict, "deaths_with", _forget_crashes, kind=Kind.CRASHER),
-    Mutant("no epoch check", rules, "count_applied", _ignore_the_epoch, _STOP, range(2, 11), Kind.RIVAL),
+    Mutant("no epoch check", write_rules, "count_applied", _ignore_the_epoch, _STOP, range(2, 11), Kind.RIVAL),
     Mutant(
         "claimed beside a living owner",
         parallel_runner,

@@ -9,7 +9,7 @@ from typing import Any
 
 from plait.events import TaskCompleted, TasksAdded
 from plait.persistence import Store
-from plait.persistence.records import TaskRecord
+from plait.persistence.store_records import TaskRecord
 from tests.faults.crashtest.cases import digest
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field, fields
 from statistics import median
 
-from plait.persistence.failpoints import FAILPOINTS
+from plait.failpoints import FAILPOINTS
 
 
 @dataclass(slots=True)

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from enum import StrEnum
 
-from plait.persistence.failpoints import FAILPOINTS, SERVER_FAILPOINTS
+from plait.failpoints import FAILPOINTS, SERVER_FAILPOINTS
 
 
 class Kind(StrEnum):

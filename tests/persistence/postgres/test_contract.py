@@ -12,8 +12,8 @@ import pytest
 import pytest_asyncio
 
 from plait.persistence import PostgresStore
-from plait.persistence.contract import StoreContract
-from plait.persistence.contract.samples import OPENING, Writer
+from tests.contracts.store import StoreContract
+from tests.contracts.store.samples import OPENING, Writer
 from tests.support.stores.postgres import clear, new_store, worker_dsn
 
 

@@ -29,8 +29,8 @@ from plait.persistence import (
     postgres_connection,
     postgres_store,
 )
-from plait.persistence.contract.samples import DONE_A, OPENING, RUN, START_A, Writer, at, owner, run_becomes
 from plait.persistence.sqlite_store import SQLiteStore
+from tests.contracts.store.samples import DONE_A, OPENING, RUN, START_A, Writer, at, owner, run_becomes
 from tests.persistence.postgres.runs import TASKS, Counted, dag
 from tests.support.stores.postgres import in_schema, restart
 

@@ -9,16 +9,17 @@ from pathlib import Path
 import pytest
 
 from plait import PostgresStore
+from plait.failpoints import SENT
 from plait.persistence import Note
-from plait.persistence.contract.samples import OPENING, RUN, START_A, Writer, at
-from plait.persistence.failpoints import SENT
+from tests.contracts.store.samples import OPENING, RUN, START_A, Writer, at
 from tests.support.processes.warm import Warm
 
 SENDER = """
 import os, signal, sys
 import anyio
 from plait import PostgresStore
-from plait.persistence import Note, failpoints
+from plait import failpoints
+from plait.persistence import Note
 
 def die(name):
     if name == sys.argv[3]:

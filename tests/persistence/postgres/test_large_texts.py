@@ -10,9 +10,10 @@ import anyio
 import asyncpg
 import pytest
 
+from plait import failpoints
 from plait.events import NewTask, RunReleased, TaskCompleted, TaskStarted
-from plait.persistence import PostgresStore, failpoints
-from plait.persistence.contract.samples import CREATED, OPENING, Writer, at, run_becomes, whole
+from plait.persistence import PostgresStore
+from tests.contracts.store.samples import CREATED, OPENING, Writer, at, run_becomes, whole
 from tests.support.stores.postgres import new_store, worker_dsn
 
 LARGE = tuple(f"{n} {'a large text ' * 6000}" for n in range(8))

@@ -9,9 +9,9 @@ import asyncpg
 import pytest
 
 from plait import DAG, ParallelRunner, PostgresStore, Task
+from plait.clock_and_ids import Clock, iso
 from plait.events import LeaseRenewed, RunClaimed, RunReleased
-from plait.persistence.contract.samples import CREATED, RUN, RUNNING, Writer, owner, run_becomes
-from plait.runner.clock import Clock, iso
+from tests.contracts.store.samples import CREATED, RUN, RUNNING, Writer, owner, run_becomes
 
 SKEWS = {"ahead": 3600.0, "behind": -3600.0}
 LEASE_S = 30.0

@@ -10,7 +10,7 @@ import pytest
 
 from plait.events import NewTask, TaskCompleted, TaskReopened, TaskStarted
 from plait.persistence import Batch, PostgresStore
-from plait.persistence.contract.samples import CREATED, OPENING, Writer, at
+from tests.contracts.store.samples import CREATED, OPENING, Writer, at
 
 TASKS = 2000
 

@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
-from plait.persistence import Batch, Conflict, Gap, PostgresStore, StoreError, failpoints
+from plait import failpoints
+from plait.persistence import Batch, Conflict, Gap, PostgresStore, StoreError
 from tests.persistence.test_state_machine import ENDED, NAMES, RUNS, STEPS, StoreMachine
 from tests.support.stores.model_store import ModelStore
 from tests.support.stores.postgres import empty, worker_dsn

@@ -13,7 +13,7 @@ import pytest
 from plait import PostgresStore
 from plait.events import Event, LeaseRenewed, RunClaimed, RunReleased, TaskReopened
 from plait.persistence import Batch, Conflict, Fenced, Note
-from plait.persistence.contract.samples import (
+from tests.contracts.store.samples import (
     CREATED,
     DONE_A,
     OPENING,

@@ -18,7 +18,7 @@ import pytest
 from plait.events import NewTask
 from plait.persistence import RunRecord, SQLiteStore, StoreError, StoreUnusable
 from plait.persistence import store_health as health
-from plait.persistence.contract.samples import (
+from tests.contracts.store.samples import (
     ANSWER,
     ASK,
     CLAIMED,

@@ -11,10 +11,10 @@ import pytest
 
 from plait.events import Event, NewTask, TaskCompleted, TaskRetried, TaskStarted
 from plait.persistence import Batch
-from plait.persistence.contract.samples import CLAIMED, CREATED, RUN, at
 from plait.persistence.sql_store import list_events
 from plait.persistence.sqlite_file import open_database
 from plait.persistence.sqlite_store import read_on, write_batch
+from tests.contracts.store.samples import CLAIMED, CREATED, RUN, at
 from tests.support.stores.database import steps
 
 

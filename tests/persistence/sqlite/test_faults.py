@@ -13,7 +13,7 @@ import pytest
 
 from plait.events import MessageAppended, NewTask, TaskAnswered, TaskStarted, TaskWaiting
 from plait.persistence import Note, SQLiteStore, StoreBusy, StoreError, StoreUnusable, sqlite_file
-from plait.persistence.contract.samples import CLAIMED, CREATED, DONE_A, OPENING, RUN, START_A, Writer, at, whole
+from tests.contracts.store.samples import CLAIMED, CREATED, DONE_A, OPENING, RUN, START_A, Writer, at, whole
 from tests.support.stores.database import attempts_of, edit, edit_untyped, in_child, make
 
 ROOT = Path(__file__).parent.parent.parent.parent

@@ -13,7 +13,7 @@ import pytest
 
 from plait.events import Event, MessageAppended
 from plait.persistence import SQLiteStore, StoreError
-from plait.persistence.contract.samples import (
+from tests.contracts.store.samples import (
     ANSWER,
     ASK,
     CREATED,

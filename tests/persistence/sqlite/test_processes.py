@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from plait.persistence import SQLiteStore
-from plait.persistence.contract.samples import ANSWER, ASK, DONE_A, OPENING, START_A, Writer
+from tests.contracts.store.samples import ANSWER, ASK, DONE_A, OPENING, START_A, Writer
 from tests.support.stores.database import in_child
 
 WRITE_RUNS = """
 import asyncio, sys
 from plait.persistence import SQLiteStore
-from plait.persistence.contract.samples import ANSWER, ASK, DONE_A, OPENING, START_A, Writer
+from tests.contracts.store.samples import ANSWER, ASK, DONE_A, OPENING, START_A, Writer
 
 async def main(path, name, runs):
     async with SQLiteStore(path) as store:

@@ -12,7 +12,8 @@ import pytest
 
 from plait.events import NewTask, PolicyDecided, RunReleased, SessionOpened, TaskAnswered, TaskReopened, TaskWaiting
 from plait.persistence import Conflict, Note, SQLiteStore, StoreError, delete_runs
-from plait.persistence.contract.samples import (
+from plait.persistence.delete_runs import Purged
+from tests.contracts.store.samples import (
     ANSWER,
     ASK,
     AT_START,
@@ -26,7 +27,6 @@ from plait.persistence.contract.samples import (
     run_becomes,
     whole,
 )
-from plait.persistence.delete_runs import Purged
 
 CANARY = "canary-7f3a"
 LARGE = "more than enough " * 5000

@@ -19,7 +19,7 @@ import anyio
 import pytest
 
 from plait.persistence import SQLiteStore, StoreError, StoreUnusable
-from plait.persistence.contract.samples import (
+from tests.contracts.store.samples import (
     ANSWER,
     ASK,
     DONE_A,

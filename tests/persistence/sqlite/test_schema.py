@@ -13,7 +13,11 @@ import pytest
 
 from plait.events import LeaseRenewed, NewTask, SessionOpened, TaskCompleted, TaskStarted
 from plait.persistence import Batch, SQLiteStore, Store, tables
-from plait.persistence.contract.samples import (
+from plait.persistence.sql_store import get_run, list_runs
+from plait.persistence.sqlite_file import open_database
+from plait.persistence.sqlite_store import read_on, write_batch
+from plait.persistence.tables import Write, for_each_row
+from tests.contracts.store.samples import (
     ANSWER,
     ASK,
     AT_START,
@@ -26,10 +30,6 @@ from plait.persistence.contract.samples import (
     Writer,
     at,
 )
-from plait.persistence.sql_store import get_run, list_runs
-from plait.persistence.sqlite_file import open_database
-from plait.persistence.sqlite_store import read_on, write_batch
-from plait.persistence.tables import Write, for_each_row
 from tests.support.stores.database import edit, make
 
 SESSION = SessionOpened(at(4), "a", 1, "session-b")

@@ -14,7 +14,7 @@ import pytest
 from plait import DAG, ParallelRunner, RunStatus, Task
 from plait.events import RunClaimed
 from plait.persistence import SQLiteStore, StoreError, StoreNotOpen, StoreUnusable
-from plait.persistence.contract.samples import (
+from tests.contracts.store.samples import (
     ANSWER,
     ASK,
     CLAIMED,

@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
+from plait.clock_and_ids import Clock
 from plait.runner.cli.access import page_of_running_server, token_path
-from plait.runner.clock import Clock
 from plait.runner.serving.sign_in import SignIn
 from tests.support.processes.browser import ui
 from tests.support.processes.command import plait

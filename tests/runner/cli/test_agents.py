@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from plait.runner.domain.trace_ids import traceparent
+from plait.clock_and_ids import traceparent
 from tests.support.agents.homes import Home, make_home
 from tests.support.agents.logs import wait_for
 from tests.support.processes.command import PLAIT, environment, plait, plait_here

@@ -16,8 +16,8 @@ import pytest
 
 from plait import ParallelRunner, RunResult, RunStatus
 from plait.backends import OpenAIBackend
+from plait.clock_and_ids import Clock
 from plait.persistence import SQLiteStore
-from plait.runner.clock import Clock
 from plait.runner.web.schemas import RunDetailShape
 from tests.support.processes.command import Terminal, plait_here
 

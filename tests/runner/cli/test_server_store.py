@@ -13,9 +13,9 @@ import asyncpg
 import pytest
 
 from plait import PostgresStore
+from plait.clock_and_ids import iso
 from plait.events import RunClaimed
-from plait.persistence.contract.samples import CREATED, RUNNING, Writer, owner
-from plait.runner.clock import iso
+from tests.contracts.store.samples import CREATED, RUNNING, Writer, owner
 from tests.support.processes.command import PLAIT, environment, plait_here
 from tests.support.stores.postgres import empty, worker_dsn
 

@@ -7,11 +7,11 @@ import time
 import pytest
 
 from plait import DAG, ParallelRunner, PersonBackend, Store, Task
+from plait.clock_and_ids import Clock
 from plait.errors import RunOwned
 from plait.events import Owner, RunClaimed, RunReleased
 from plait.persistence import Batch, MemoryStore
-from plait.persistence.records import TaskRecord
-from plait.runner.clock import Clock
+from plait.persistence.store_records import TaskRecord
 from plait.runner.state.owner import claim_for_this_process, unregister
 from tests.support.fakes import QuickClock
 from tests.support.stores.faulty_store import FaultyStore

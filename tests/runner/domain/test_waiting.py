@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from plait import DAG, RunStatus, Task, TaskStatus
+from plait.clock_and_ids import iso
 from plait.events import BackendThrottled, HostAway
-from plait.runner.clock import iso
 from plait.runner.domain.waiting import Limits, WaitingRun, WaitKind, WaitReason, Waits
 
 NOW = 1_800_000_000.0

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from plait import DAG, ParallelRunner, RunStatus, Task
+from plait.clock_and_ids import Clock
 from plait.errors import DAGError
 from plait.persistence import MemoryStore, SQLiteStore, Store
-from plait.runner.clock import Clock
 
 HOUR = 3600.0
 

@@ -11,7 +11,7 @@ import pytest
 from plait import DAG, ParallelRunner, Retry, RunStatus, Task, TaskStatus, events
 from plait.backends import BackendError, ConversationRequest, ErrorKind, Question, Reply
 from plait.persistence import SQLiteStore, Store
-from plait.persistence.records import TaskRecord
+from plait.persistence.store_records import TaskRecord
 from plait.results import ResumeAction
 from plait.runner.engine.attempt import INTERRUPTED
 from tests.support.fakes import Answer, QuickClock, Talker

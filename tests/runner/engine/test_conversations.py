@@ -11,7 +11,7 @@ from plait.backends import BackendError, ConversationRequest, ErrorKind, Message
 from plait.errors import BackendMissing
 from plait.events import Event, MessageAppended
 from plait.persistence import MemoryStore, Store
-from plait.persistence.records import Batch
+from plait.persistence.store_records import Batch
 from tests.support.fakes import Talker
 
 

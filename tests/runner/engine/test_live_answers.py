@@ -12,7 +12,7 @@ from plait import events as new_events
 from plait.backends import ask
 from plait.errors import AnswerConflict
 from plait.persistence import Batch, MemoryStore, Note, Store
-from plait.persistence.records import NoteRecord, TaskRecord
+from plait.persistence.store_records import NoteRecord, TaskRecord
 from plait.runner.engine.inbox import LOOK_EVERY_S
 from tests.support.fakes import QuickClock
 from tests.support.growth import tasks

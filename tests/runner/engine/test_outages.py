@@ -8,9 +8,9 @@ from itertools import pairwise
 import anyio
 import pytest
 
-from plait import DAG, ParallelRunner, RunResult, RunStatus, Task
+from plait import DAG, ParallelRunner, RunResult, RunStatus, Task, failpoints
 from plait.events import Event, PolicyDecided, SessionOpened, StoreDegraded, StoreRecovered, TaskCancelled
-from plait.persistence import Batch, Conflict, MemoryStore, StoreError, failpoints
+from plait.persistence import Batch, Conflict, MemoryStore, StoreError
 from plait.runner.domain.question import parse_time
 from plait.runner.engine import checkpointer
 from plait.runner.state.owner import LEASE_SECONDS

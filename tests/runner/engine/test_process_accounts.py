@@ -15,7 +15,7 @@ import pytest
 from plait import DAG, ParallelRunner, Run, RunStatus, Task, events
 from plait.backends import OpenAIBackend
 from plait.backends.function_backend import as_backend
-from plait.runner.clock import Clock
+from plait.clock_and_ids import Clock
 from plait.runner.engine.process_accounts import Accounts
 from plait.runner.scheduling.account import PROBES, Account, BackendSlots, Pause
 from tests.support.agents.homes import make_home

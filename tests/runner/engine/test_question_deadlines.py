@@ -10,9 +10,9 @@ import pytest
 from plait import DAG, ParallelRunner, RunStatus, Task
 from plait import events as new_events
 from plait.backends import ask
+from plait.clock_and_ids import iso
 from plait.json_form import JsonValue
 from plait.persistence import MemoryStore, Note, Store
-from plait.runner.clock import iso
 from plait.runner.domain.question import answers_of, parse_time
 from tests.support.fakes import QuickClock
 from tests.support.stores.faulty_store import Fault, FaultyStore

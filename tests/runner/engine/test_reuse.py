@@ -14,7 +14,7 @@ from plait import DAG, OpenQuestion, ParallelRunner, RunStatus, Task
 from plait.backends import PersonBackend, ask
 from plait.errors import RunNotFound
 from plait.persistence import MemoryStore, SQLiteStore, Store
-from plait.persistence.records import TaskRecord
+from plait.persistence.store_records import TaskRecord
 from tests.support.processes import warm
 
 LIST = {"type": "array"}
@@ -197,7 +197,7 @@ async def main():
             print((await runner.resume("second")).status.value)
 
 if len(sys.argv) > 2:
-    from plait.persistence import failpoints
+    from plait import failpoints
     left = int(sys.argv[3])
 
     def die(name):

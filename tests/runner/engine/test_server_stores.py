@@ -13,10 +13,10 @@ from plait import DAG, ParallelRunner, RunStatus, Task
 from plait.errors import OwnershipLost
 from plait.events import Owner, RunClaimed, RunReleased, StoreAwaited, StoreDegraded, StoreRecovered
 from plait.persistence import Batch, Gap, MemoryStore, SQLiteStore, StoreError
-from plait.persistence.contract.samples import run_becomes
-from plait.persistence.records import Note, NoteRecord, RunRecord
+from plait.persistence.store_records import Note, NoteRecord, RunRecord
 from plait.runner.engine import inbox, kept_changes
 from plait.runner.engine.checkpointer import SERVER_PATIENCE_S
+from tests.contracts.store.samples import run_becomes
 from tests.support.fakes import QuickClock, Talker
 from tests.support.stores.faulty_store import FaultyStore
 from tests.support.stores.on_server import OnServer

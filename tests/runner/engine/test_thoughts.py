@@ -12,7 +12,7 @@ from plait import DAG, ParallelRunner, Task
 from plait.backends import ConversationRequest, Message, Reply, Usage
 from plait.backends.hosts.frames import read_reply, reply_json
 from plait.persistence import SQLiteStore
-from plait.persistence.protocol import Store
+from plait.persistence.store_protocol import Store
 from plait.runner.cli.command_line import cli
 from plait.runner.cli.exits import run_cli
 from plait.runner.views.trace_spans import _content

@@ -12,10 +12,10 @@ from plait.backends import BackendError, ErrorKind
 from plait.errors import RunNotFound, RunNotResumable, StoreRequired
 from plait.events import NewTask, RunClaimed, RunCreated, RunReleased
 from plait.persistence import Batch, MemoryStore, Note, NoteRecord, Store, StoreError
-from plait.persistence.contract.samples import run_becomes
-from plait.persistence.records import EventRecord
+from plait.persistence.store_records import EventRecord
 from plait.results import ResumeAction
 from plait.runner.state.owner import claim_for_this_process, unregister
+from tests.contracts.store.samples import run_becomes
 from tests.runner.client.test_cancel_run import CHAIN, Scene
 from tests.support.crashed import Dying, die
 from tests.support.fakes import QuickClock, Talker

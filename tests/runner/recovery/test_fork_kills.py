@@ -58,7 +58,7 @@ async def main():
             assert result.text["d"] == "mine", result
 
 if len(sys.argv) > 2:
-    from plait.persistence import failpoints
+    from plait import failpoints
     left = int(sys.argv[3])
 
     def die(name):

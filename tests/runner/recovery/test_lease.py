@@ -12,10 +12,10 @@ import pytest
 
 from plait import DAG, ParallelRunner, RunResult, RunStatus, Task
 from plait.backends import ask
+from plait.clock_and_ids import iso
 from plait.errors import RunExists, RunOwned
 from plait.events import LeaseRenewed, RunClaimed, RunReleased
 from plait.persistence import Batch, MemoryStore, Store, StoreError
-from plait.runner.clock import iso
 from plait.runner.recovery import lease
 from plait.runner.state.attempt_files import run_folder
 from plait.runner.state.owner import claim_for_this_process, unregister

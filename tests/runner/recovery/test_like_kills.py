@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from plait.persistence.failpoints import FAILPOINTS
+from plait.failpoints import FAILPOINTS
 
 pytestmark = pytest.mark.slow
 
 _SCRIPT = """
 import asyncio, json, os, shutil, signal, sys
 from plait import DAG, MemoryStore, ParallelRunner, PersonBackend, SQLiteStore, Task
-from plait.persistence import failpoints
+from plait import failpoints
 from plait.events import TaskCompleted
 
 HERE = os.getcwd()

@@ -15,7 +15,7 @@ from plait.backends import BackendError, ErrorKind
 from plait.backends.backend_protocol import ConversationRequest, DetachedTurn, Files
 from plait.errors import RunOwned
 from plait.persistence import MemoryStore, Store
-from plait.persistence.records import TaskRecord
+from plait.persistence.store_records import TaskRecord
 from plait.results import ResumeAction
 from plait.runner.engine.attempt import INTERRUPTED
 from plait.runner.state.attempt_files import attempt_files

@@ -17,9 +17,9 @@ from plait import DAG, FailureMode, ParallelRunner, Retry, RunStatus, Task, Task
 from plait.backends import BackendError, ErrorKind, Reply, Usage
 from plait.errors import BackendMissing, RunNotFound, RunNotResumable, StoreRequired
 from plait.persistence import Batch, Conflict, MemoryStore, SQLiteStore, Store, StoreError
-from plait.persistence.contract.samples import whole
 from plait.runner.client.workflow_progress import load_progress
 from plait.runner.state import codec as translate
+from tests.contracts.store.samples import whole
 from tests.support.fakes import QuickClock, Talker
 from tests.support.stopped import DIAMOND, stopped_after
 from tests.support.stores.database import attempts_of

@@ -13,7 +13,7 @@ from plait import DAG, ParallelRunner, RunStatus, Task
 from plait.backends.backend_protocol import DetachedTurn, Files
 from plait.events import PolicyDecided
 from plait.persistence import Batch, MemoryStore
-from plait.persistence.records import TaskRecord
+from plait.persistence.store_records import TaskRecord
 from plait.results import ResumeAction
 from plait.runner.domain.question import AnsweredQuestion, Way, encode_answers
 from plait.runner.recovery.resume_plan import (

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from plait.runner.clock import Clock
+from plait.clock_and_ids import Clock
 from plait.runner.serving.http_guard import MOST_OPEN_BODY_BYTES
 from plait.runner.serving.sign_in import CODE_SECONDS, SignIn
 from tests.support.processes.browser import Ui, ui

@@ -15,7 +15,7 @@ from plait import DAG, FailureMode, Task, TaskResult, TaskStatus, events
 from plait.backends.backend_protocol import Reply
 from plait.dialogue import Message, Question
 from plait.errors import BackendError, DAGError, ErrorKind
-from plait.persistence.records import AttemptRecord, TaskRecord
+from plait.persistence.store_records import AttemptRecord, TaskRecord
 from plait.runner.domain.conversation import INVALID_TASKS, Continuation, History
 from plait.runner.domain.question import AnsweredQuestion, Asking, Way, encode_answers
 from plait.runner.state import run_state

@@ -23,10 +23,10 @@ from plait.events import (
     TaskWaiting,
 )
 from plait.persistence import MemoryStore
-from plait.persistence.contract.samples import RUN, Writer, at, owner, run_becomes
 from plait.runner.domain.question import parse_time
 from plait.runner.state.codec import SETTINGS_FORMAT
 from plait.runner.views.live_view import LiveView
+from tests.contracts.store.samples import RUN, Writer, at, owner, run_becomes
 
 NOW = 50
 SETTINGS = json.dumps({"format": SETTINGS_FORMAT, "concurrency": 2, "slots": {"default": "api", "limits": {}}})

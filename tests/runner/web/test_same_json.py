@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from plait.persistence.records import TaskRecord
+from plait.persistence.store_records import TaskRecord
 from plait.runner.views.read_views import task_info
 from plait.runner.web.schemas import RunDetailShape, RunShape, TaskShape
 from tests.runner.cli.commands.test_cancel import until

@@ -10,9 +10,9 @@ import pytest
 
 from plait import DAG, Task
 from plait.backends import FunctionBackend
+from plait.clock_and_ids import Clock
 from plait.persistence import MemoryStore
 from plait.runner.client.runs import RunService
-from plait.runner.clock import Clock
 from plait.runner.parallel_runner import ParallelRunner
 from plait.runner.serving.http_guard import Guard, Message
 from plait.runner.serving.http_routes import ServedRuns

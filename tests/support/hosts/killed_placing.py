@@ -14,9 +14,9 @@ from pathlib import Path
 
 import anyio
 
-from plait import events
+from plait import events, failpoints
 from plait.events import TaskPlaced
-from plait.persistence import Batch, SQLiteStore, failpoints
+from plait.persistence import Batch, SQLiteStore
 from plait.runner.engine.attempt import Attempt, AttemptRunner
 from tests.support.agents.outliving import RUN
 from tests.support.hosts.outliving import HostsWorld

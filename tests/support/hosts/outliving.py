@@ -24,7 +24,7 @@ from plait import ParallelRunner
 from plait.backends.hosts.placed import HostBackend
 from plait.backends.hosts.slots import slots_taken
 from plait.persistence import SQLiteStore
-from plait.persistence.records import EventRecord
+from plait.persistence.store_records import EventRecord
 from tests.support.agents.outliving import RUN, World, dag_of
 from tests.support.hosts.agent import Agent
 from tests.support.hosts.bugs import BUGS

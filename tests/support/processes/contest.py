@@ -18,7 +18,7 @@ import anyio
 
 from plait import DAG, ParallelRunner, Task
 from plait.errors import OwnershipLost, RunOwned
-from plait.persistence import Batch, Fenced, SQLiteStore, rules
+from plait.persistence import Batch, Fenced, SQLiteStore, write_rules
 from plait.runner import parallel_runner
 from tests.support.processes.forked import Child
 
@@ -157,9 +157,9 @@ async def resumed(runner: ParallelRunner) -> str:
 @contextmanager
 def sabotaged(sabotage: Sabotage | None) -> Generator[None]:
     """With the bug planted in this process."""
-    real = rules.count_applied
+    real = write_rules.count_applied
 
-    def unfenced(batch: Batch, head: rules.RunHead | None) -> int:
+    def unfenced(batch: Batch, head: write_rules.RunHead | None) -> int:
         try:
             return real(batch, head)
         except Fenced:
@@ -177,5 +177,5 @@ def sabotaged(sabotage: Sabotage | None) -> Generator[None]:
         with mock.patch.object(parallel_runner, "wait_for_expiry", by_wall_clock):
             yield
     else:
-        with mock.patch.object(rules, "count_applied", unfenced):
+        with mock.patch.object(write_rules, "count_applied", unfenced):
             yield

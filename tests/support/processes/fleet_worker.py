@@ -18,7 +18,7 @@ from unittest import mock
 import anyio
 
 from plait.persistence import PostgresStore
-from plait.persistence.records import RunRecord, TaskRecord
+from plait.persistence.store_records import RunRecord, TaskRecord
 from plait.runner.cli.commands.worker import work
 from plait.runner.cli.fleet import WorkerOptions
 from plait.runner.cli.options import store_place

@@ -12,9 +12,9 @@ from pathlib import Path
 import anyio
 
 from examples.review import review
-from plait import RunResult
+from plait import RunResult, failpoints
 from plait.backends import BackendError, ConversationRequest, ErrorKind, Reply
-from plait.persistence import SQLiteStore, failpoints
+from plait.persistence import SQLiteStore
 from tests.support.fakes import Talker
 
 RUN_ID = "review-1"

@@ -39,7 +39,7 @@ LOADED = (
     "plait.runner.serving.http_server",
     "plait.runner.cli.commands.worker",
     "tests.faults.crashtest.campaign",
-    "plait.persistence.address",
+    "plait.safe_text",
     "plait.runner.policies.step_workflow",
     "plait.runner.plan.added_tasks",
     "anyio._backends._asyncio",

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from plait.persistence import SQLiteStore
 from plait.persistence.checksums import checksum
-from plait.persistence.contract.samples import ANSWER, ASK, DONE_A, OPENING, START_A, Writer
+from tests.contracts.store.samples import ANSWER, ASK, DONE_A, OPENING, START_A, Writer
 from tests.support.processes.warm import Warm
 
 ROOT = Path(__file__).parents[3]

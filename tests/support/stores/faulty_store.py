@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import anyio
 
 from plait.persistence import Batch, Note, NoteRecord, Store, StoreError
-from plait.persistence.records import AttemptRecord, EventRecord, MessageRecord, RunRecord, TaskRecord
+from plait.persistence.store_records import AttemptRecord, EventRecord, MessageRecord, RunRecord, TaskRecord
 
 T = TypeVar("T")
 

@@ -1,6 +1,6 @@
 """A store in plain dictionaries that applies a batch change by change: what the stores on tables have to do as well.
 
-It shares `rules.py` with the stores, and nothing of what they make of a change.
+It shares `write_rules.py` with the stores, and nothing of what they make of a change.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any, Self
 from plait import events
 from plait.errors import Conflict
 from plait.events import Event, NewTask
-from plait.persistence import rules
-from plait.persistence.records import (
+from plait.persistence import write_rules
+from plait.persistence.store_records import (
     AttemptRecord,
     Batch,
     EventRecord,
@@ -27,7 +27,7 @@ from plait.persistence.records import (
     RunRecord,
     TaskRecord,
 )
-from plait.persistence.rules import RunHead
+from plait.persistence.write_rules import RunHead
 from plait.statuses import AttemptStatus
 from plait.usage import NO_USAGE
 
@@ -79,12 +79,12 @@ class StagedRun:
 
     def apply(self, seq: int, change: Event) -> None:
         """Apply the change. Raises Conflict if the change does not follow from the state."""
-        self._head = rules.advance_head(self._head, change, seq, self._run_id)
+        self._head = write_rules.advance_head(self._head, change, seq, self._run_id)
         match change:
             case events.RunCreated():
                 self._create_run(change)
             case events.TasksAdded():
-                rules.check_added(self._run_id, change, self._existing(rules.mentioned_task_ids(change)))
+                write_rules.check_added(self._run_id, change, self._existing(write_rules.mentioned_task_ids(change)))
                 self._add_tasks(change.tasks, change.added_by)
             case events.TaskStarted():
                 self._start_task(change)
@@ -115,7 +115,7 @@ class StagedRun:
         self._add_tasks(change.tasks)
         complete = all(upstream in self._tasks for new in change.tasks for upstream in new.depends_on)
         if not complete or len(self._tasks) < len(change.tasks):
-            raise rules.conflict(self._run_id, change, None)
+            raise write_rules.conflict(self._run_id, change, None)
 
     def _add_tasks(self, tasks: Sequence[NewTask], added_by: str | None = None) -> None:
         for position, new in enumerate(tasks, self._tasks_so_far):
@@ -143,7 +143,7 @@ class StagedRun:
     def _find_task(self, change: Event, task_id: str) -> TaskRecord:
         task = self._tasks.get(task_id) or self._run.tasks.get(task_id)
         if task is None:
-            raise rules.conflict(self._run_id, change, None)
+            raise write_rules.conflict(self._run_id, change, None)
         return task
 
     def _require_task(self, change: events.TaskTransition) -> TaskRecord:
@@ -152,8 +152,8 @@ class StagedRun:
         expected = task.attempt + 1 if isinstance(change, events.TaskStarted) else task.attempt
         names_any = isinstance(change, events.TaskAnswered | events.TaskCancelled | events.TaskReopened)
         attempt = expected if names_any else change.attempt
-        if task.status not in rules.statuses_before(change) or attempt != expected:
-            raise rules.conflict(self._run_id, change, (task.status, task.attempt))
+        if task.status not in write_rules.statuses_before(change) or attempt != expected:
+            raise write_rules.conflict(self._run_id, change, (task.status, task.attempt))
         return task
 
     def _find_attempt(self, task: TaskRecord, attempt: int) -> AttemptRecord | None:
@@ -178,7 +178,7 @@ class StagedRun:
         task = self._find_task(change, change.task_id)
         attempt = self._find_attempt(task, task.attempt)
         if attempt is None or change.attempt not in {0, task.attempt}:
-            raise rules.conflict(self._run_id, change, (task.status, task.attempt))
+            raise write_rules.conflict(self._run_id, change, (task.status, task.attempt))
         self._tasks[task.task_id] = replace(task, session_confirmed=task.session_confirmed or change.attempt > 0)
         self._put_attempt(replace(attempt, session_id=change.session_id))
 
@@ -273,11 +273,11 @@ class ModelStore:
 
     async def write(self, batch: Batch) -> None:
         run = self.runs.get(batch.run_id)
-        skipped = rules.count_applied(batch, None if run is None else run.head)
+        skipped = write_rules.count_applied(batch, None if run is None else run.head)
         changes = batch.changes[skipped:]
         if not changes:
             return
-        run = run or ModelRun(rules.new_head(changes[0]))
+        run = run or ModelRun(write_rules.new_head(changes[0]))
         staged = StagedRun(batch.run_id, run)
         for seq, change in enumerate(changes, batch.first_seq + skipped):
             staged.apply(seq, change)
@@ -297,7 +297,9 @@ class ModelStore:
     async def list_claimable(self, limit: int = 50) -> tuple[RunRecord, ...]:
         now = time.time()
         found = [
-            (run.head.created_at, run_id, run) for run_id, run in self.runs.items() if rules.is_claimable(run.head, now)
+            (run.head.created_at, run_id, run)
+            for run_id, run in self.runs.items()
+            if write_rules.is_claimable(run.head, now)
         ]
         found.sort(key=lambda one: one[0])
         return tuple(replace(_record(run_id, run), settings="") for _, run_id, run in found[: max(0, limit)])
@@ -343,7 +345,7 @@ class ModelStore:
 def _record(run_id: str, run: ModelRun) -> RunRecord:
     counts = dict(Counter(task.status for task in run.tasks.values()))
     spent = sum((attempt.usage for attempt in run.attempts.values()), NO_USAGE)
-    has_expired = rules.lease_has_expired(run.head, time.time())
+    has_expired = write_rules.lease_has_expired(run.head, time.time())
     return run.head.record(run_id, counts, replace(spent, model=None), lease_has_expired=has_expired)
 
 

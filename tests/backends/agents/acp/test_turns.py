@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from plait.backends import AcpBackend, BackendError, ErrorKind, Message, Output, Usage
-from plait.backends.contract import BackendContract, Subject
+from tests.contracts.backend import BackendContract, Subject
 from tests.support.agents.homes import Home, fails, send
 
 

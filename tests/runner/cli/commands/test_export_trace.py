@@ -8,7 +8,7 @@ from subprocess import PIPE
 
 import pytest
 
-from plait.runner.domain.trace_ids import span_id, trace_id
+from plait.clock_and_ids import span_id, trace_id
 from tests.support.agents.logs import wait_for
 from tests.support.collector import Collector, Received, collecting, needs_rotel, real_collector
 from tests.support.processes.command import PLAIT, environment, plait

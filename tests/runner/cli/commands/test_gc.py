@@ -13,7 +13,7 @@ import pytest
 
 from plait.events import Owner
 from plait.persistence import sqlite_file
-from plait.persistence.records import RunRecord
+from plait.persistence.store_records import RunRecord
 from plait.runner.client.retention import Expiry, expired
 from tests.support.plans.logged import make, wait_for_call
 from tests.support.processes.command import PLAIT, environment, plait, plait_here

@@ -15,7 +15,7 @@ import pytest
 
 from plait import ParallelRunner, Task
 from plait.backends.specs.build_backend import KINDS
-from plait.persistence.records import TaskRecord
+from plait.persistence.store_records import TaskRecord
 from plait.runner.cli.command_line import COMMANDS, FORMER_WORDS, cli
 from plait.runner.cli.commands.graph import _node_style
 from plait.usage import Usage

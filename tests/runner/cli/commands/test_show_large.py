@@ -11,8 +11,8 @@ import pytest
 
 from plait.events import TaskCompleted, TaskStarted
 from plait.persistence import SQLiteStore
-from plait.persistence.contract.samples import ANSWER, ASK, DONE_A, OPENING, RUN, START_A, Writer, at
 from plait.usage import Usage
+from tests.contracts.store.samples import ANSWER, ASK, DONE_A, OPENING, RUN, START_A, Writer, at
 from tests.support.processes.command import environment
 
 pytestmark = pytest.mark.slow

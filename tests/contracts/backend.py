@@ -8,13 +8,7 @@ import itertools
 from dataclasses import dataclass, replace
 
 import anyio
-
-from plait.backends.extras import install_command
-
-try:
-    import pytest
-except ImportError as error:
-    raise ImportError(f"plait.backends.contract needs pytest: {install_command('test')}") from error
+import pytest
 
 from plait.backends import (
     NO_USAGE,

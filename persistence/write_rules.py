@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 
 from plait import events
 from plait.errors import Conflict, Fenced, Gap
-from plait.persistence.records import RunRecord
+from plait.persistence.store_records import RunRecord
 from plait.statuses import RUN_DONE, RUN_TRANSITIONS, TASK_TRANSITIONS, RunStatus, TaskStatus
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     from plait.events import Event, Owner, TaskTransition
-    from plait.persistence.records import Batch
+    from plait.persistence.store_records import Batch
     from plait.usage import Usage
 
 _ONLY_RUNNING = frozenset({TaskStatus.RUNNING})

@@ -26,12 +26,12 @@ from plait.events import (
     TaskStarted,
     TaskWaiting,
 )
-from plait.persistence.contract.opened import OpenedStore
-from plait.persistence.contract.samples import ASK, ASKED, DONE_A, RUN, START_A, Writer, at, whole
+from tests.contracts.store.opened import OpenedStore
+from tests.contracts.store.samples import ASK, ASKED, DONE_A, RUN, START_A, Writer, at, whole
 
 if TYPE_CHECKING:
     from plait.persistence import Store
-    from plait.persistence.records import TaskRecord
+    from plait.persistence.store_records import TaskRecord
 
 CRASHED = TaskInterrupted(at(4), "a", 1, "its process ended", crashed=True)
 

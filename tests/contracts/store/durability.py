@@ -9,11 +9,11 @@ import pytest
 
 from plait.events import MessageAppended, PolicyDecided, RunClaimed
 from plait.persistence import Conflict, Fenced, NoteRecord
-from plait.persistence.contract.growth import ADDED
-from plait.persistence.contract.notes import ANSWER as ANSWER_NOTE
-from plait.persistence.contract.notes import CANCEL
-from plait.persistence.contract.opened import OpenedStore, Reopen
-from plait.persistence.contract.samples import (
+from tests.contracts.store.growth import ADDED
+from tests.contracts.store.notes import ANSWER as ANSWER_NOTE
+from tests.contracts.store.notes import CANCEL
+from tests.contracts.store.opened import OpenedStore, Reopen
+from tests.contracts.store.samples import (
     ANSWER,
     ASK,
     AT_START,

@@ -1,11 +1,15 @@
-"""Clean external text for storing, and error text for showing."""
+"""Text from outside: cleaned for storing, shown on one line, without secrets and passwords."""
 
 from __future__ import annotations
 
 import json
 import math
+import os
+import re
 import sys
 from collections.abc import Iterable
+from typing import Final
+from urllib.parse import unquote
 
 from plait.json_form import JsonValue
 
@@ -67,6 +71,50 @@ def header_values(lines: str) -> list[str]:
     """
     values = [value.strip() for _, _, value in (line.partition(":") for line in lines.split("\n"))]
     return [*values, *(value.rpartition(" ")[2] for value in values)]
+
+
+_SECRET_NAMES: Final = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE)
+"""Names of environment variables whose values appear in no message."""
+
+
+def without_secrets(text: str) -> str:
+    """Return `text` with the values of environment variables that are named like secrets masked (see `masked`).
+
+    A value of several lines is masked line by line, because errors indent and fold lines.
+    """
+    values = [value for name, value in os.environ.items() if _SECRET_NAMES.search(name)]
+    return masked(text, [line.strip() for value in values for line in value.splitlines()])
+
+
+SCHEMES: Final = ("postgresql://", "postgres://")
+"""How the address of a server that keeps runs begins."""
+MASK: Final = "***"
+_PASSWORD: Final = re.compile(r"(?<=://)([^@:]*:)(.*)(?=@)", re.DOTALL)
+"""Up to the last `@`, because a password may have any character that its user forgot to escape."""
+_IN_QUERY: Final = re.compile(r"([?&]([^=&]*)=)([^&]*)")
+
+
+def masked_address(address: str) -> str:
+    """Return the address with each password replaced by `***`."""
+    without = _PASSWORD.sub(rf"\1{MASK}", address)
+    return _IN_QUERY.sub(lambda match: f"{match[1]}{MASK}" if _is_password(match) else match[0], without)
+
+
+def passwords(address: str) -> set[str]:
+    """Return the passwords of the address, as written and decoded."""
+    words = {match[2] for match in _PASSWORD.finditer(address)}
+    words |= {match[3] for match in _IN_QUERY.finditer(address) if _is_password(match)}
+    return {form for word in words if word for form in (word, unquote(word))}
+
+
+def has_unescaped_password(address: str) -> bool:
+    """Return whether a character of a password ends the part of the address in which the password stands."""
+    match = _PASSWORD.search(address)
+    return match is not None and any(char in match[2] for char in "/?#")
+
+
+def _is_password(match: re.Match[str]) -> bool:
+    return unquote(match[2]).lower() in {"password", "sslpassword"}
 
 
 class UnreadableNumber(ValueError):  # noqa: N818 - becomes the message of another error

@@ -1,4 +1,4 @@
-"""The contract of a store. `plait.persistence.contract` checks every line; run the contract over a store of yours.
+"""The contract of a store. `tests/contracts/store` checks every line; run the contract over a store of yours.
 
 `RunStore`, `TaskStore` and `ContextStore` name the three parts of a store that can be read. Every `Store` has all three
 parts. Writing is one method of the whole store (`Store.write`), because runs, tasks and results change together in one
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from plait.persistence.records import (
+    from plait.persistence.store_records import (
         AttemptRecord,
         Batch,
         EventRecord,

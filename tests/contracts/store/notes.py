@@ -9,8 +9,8 @@ import pytest
 
 from plait.events import RunClaimed, RunReleased
 from plait.persistence import Conflict, Note, NoteRecord, StoreError
-from plait.persistence.contract.opened import OpenedStore
-from plait.persistence.contract.samples import OPENING, RUN, START_A, Writer, at, owner, run_becomes, whole
+from tests.contracts.store.opened import OpenedStore
+from tests.contracts.store.samples import OPENING, RUN, START_A, Writer, at, owner, run_becomes, whole
 
 if TYPE_CHECKING:
     from plait.persistence import Store

@@ -19,13 +19,13 @@ from plait.events import (
     TaskRetried,
     TaskSkipped,
 )
-from plait.persistence.contract.opened import OpenedStore
-from plait.persistence.contract.samples import ASK, ASKED, ASKING, DONE_A, RUN, START_A, Writer, at, whole
 from plait.usage import Usage
+from tests.contracts.store.opened import OpenedStore
+from tests.contracts.store.samples import ASK, ASKED, ASKING, DONE_A, RUN, START_A, Writer, at, whole
 
 if TYPE_CHECKING:
     from plait.persistence import Store
-    from plait.persistence.records import TaskRecord
+    from plait.persistence.store_records import TaskRecord
 
 ANSWERED = TaskAnswered(at(5), "a", 1, '["this"]')
 

@@ -1,10 +1,18 @@
-"""Time as an argument. Wall time serves display and lease expiry only; durations and delays use the monotonic clock."""
+"""Time as an argument, and the ids of runs and of their traces.
+
+Wall time serves display and lease expiry only; durations and delays use the monotonic clock. The ids in traces (W3C
+Trace Context) are hashes of the ids of the run, the task and the attempt: the same attempt has the same ids in each
+process and each export, so spans can be made after a crash and sent twice.
+"""
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
+from functools import lru_cache
+from hashlib import sha256
 from random import SystemRandom
 
 import anyio
@@ -56,3 +64,23 @@ def new_run_id(clock: Clock) -> str:
     moment = datetime.fromtimestamp(now, UTC)
     tail = "".join(_UNIQUE.choices("abcdefghijkmnpqrstuvwxyz23456789", k=6))
     return f"{moment:%Y%m%d-%H%M%S}-{int(now * 1000) % 1000:03d}-{tail}"
+
+
+@lru_cache(maxsize=16)
+def trace_id(run_id: str) -> str:
+    """Return the id of the run's trace: 32 hexadecimal digits."""
+    return _digest("trace", run_id)[:32]
+
+
+def span_id(run_id: str, task_id: str | None = None, attempt: int | None = None) -> str:
+    """Return the id of the span of a run, of a task, or of an attempt: 16 hexadecimal digits."""
+    return _digest("span", run_id, task_id, attempt)[:16]
+
+
+def traceparent(run_id: str, task_id: str, attempt: int | None = None) -> str:
+    """Return the value of TRACEPARENT for a process that works for the attempt; without one, for the task."""
+    return f"00-{trace_id(run_id)}-{span_id(run_id, task_id, attempt)}-01"
+
+
+def _digest(*parts: str | int | None) -> str:
+    return sha256(json.dumps(parts).encode()).hexdigest()

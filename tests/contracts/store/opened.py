@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import pytest
 
 from plait.persistence import Store
-from plait.persistence.contract.samples import OPENING, Writer
+from tests.contracts.store.samples import OPENING, Writer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator

@@ -27,8 +27,9 @@ from plait.events import (
     TaskWaiting,
 )
 from plait.persistence import Conflict, MessageRecord, Store
-from plait.persistence.contract.opened import OpenedStore
-from plait.persistence.contract.samples import (
+from plait.usage import Usage
+from tests.contracts.store.opened import OpenedStore
+from tests.contracts.store.samples import (
     ANSWER,
     ASK,
     AT_START,
@@ -52,7 +53,6 @@ from plait.persistence.contract.samples import (
     run_becomes,
     whole,
 )
-from plait.usage import Usage
 
 
 class ReadsContract(OpenedStore):

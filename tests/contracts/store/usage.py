@@ -16,9 +16,9 @@ from plait.events import (
     TaskWaiting,
 )
 from plait.persistence import Store
-from plait.persistence.contract.opened import OpenedStore
-from plait.persistence.contract.samples import ASKING, DONE_A, OPENING, RUN, START_A, Writer, at
 from plait.usage import Usage
+from tests.contracts.store.opened import OpenedStore
+from tests.contracts.store.samples import ASKING, DONE_A, OPENING, RUN, START_A, Writer, at
 
 
 class UsageContract(OpenedStore):

@@ -9,8 +9,8 @@ import pytest
 
 from plait.events import NewTask, PolicyDecided, RunClaimed, TasksAdded, TaskStarted
 from plait.persistence import Batch, Conflict
-from plait.persistence.contract.opened import OpenedStore, Reopen
-from plait.persistence.contract.samples import (
+from tests.contracts.store.opened import OpenedStore, Reopen
+from tests.contracts.store.samples import (
     CREATED,
     DONE_A,
     OPENING,

@@ -27,14 +27,15 @@ from plait.events import (
     TaskStarted,
 )
 from plait.persistence import Batch, Conflict, Fenced, Gap, Note, Store, StoreError
-from plait.persistence.contract.durability import DurabilityContract
-from plait.persistence.contract.growth import GrowthContract
-from plait.persistence.contract.interrupts import InterruptsContract
-from plait.persistence.contract.notes import NotesContract
-from plait.persistence.contract.opened import OpenedStore
-from plait.persistence.contract.questions import QuestionsContract
-from plait.persistence.contract.reads import ReadsContract
-from plait.persistence.contract.samples import (
+from plait.usage import Usage
+from tests.contracts.store.durability import DurabilityContract
+from tests.contracts.store.growth import GrowthContract
+from tests.contracts.store.interrupts import InterruptsContract
+from tests.contracts.store.notes import NotesContract
+from tests.contracts.store.opened import OpenedStore
+from tests.contracts.store.questions import QuestionsContract
+from tests.contracts.store.reads import ReadsContract
+from tests.contracts.store.samples import (
     ANSWER,
     ASK,
     AT_START,
@@ -55,8 +56,7 @@ from plait.persistence.contract.samples import (
     whole,
     without_messages,
 )
-from plait.persistence.contract.usage import UsageContract
-from plait.usage import Usage
+from tests.contracts.store.usage import UsageContract
 
 if TYPE_CHECKING:
     from pathlib import Path
