@@ -13,7 +13,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from plait.clock_and_ids import Clock
-from plait.runner.cli.exits import CliError
+from plait.errors import InvalidRequest
 from plait.runner.cli.options import StorePlace
 from plait.runner.cli.output_files import write_file
 from plait.runner.serving.sign_in import SignIn
@@ -25,14 +25,14 @@ _MOST_PROOF_BYTES = 1024
 
 @contextmanager
 def listen(host: str, port: int) -> Generator[socket.socket]:
-    """Open a socket that listens on `host` and `port`; 0 takes a free port. Raises CliError."""
+    """Open a socket that listens on `host` and `port`; 0 takes a free port. Raises InvalidRequest."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         listening = socket.create_server((host, port), family=family)
     except OSError as error:
         # The text of Python (`strerror`) would repeat the address.
         why = os.strerror(error.errno) if error.errno and error.errno > 0 else error
-        raise CliError(
+        raise InvalidRequest(
             f"cannot listen on {host}, port {port}: {why}; choose another one with --port, or 0 for any that is free"
         ) from None
     with listening:

@@ -22,8 +22,8 @@ from plait.backends.prices import Price
 from plait.backends.specs.build_backend import KINDS, BackendSpec, answer_key_of, build, default_spec
 from plait.backends.specs.described_hosts import placed
 from plait.backends.specs.host_specs import HostsPart
+from plait.errors import InvalidRequest
 from plait.json_form import JsonValue
-from plait.runner.cli.exits import CliError
 from plait.runner.domain.concurrency import default_concurrency
 from plait.runner.domain.dag import DAG, nearest
 from plait.runner.domain.policy import Policy
@@ -110,10 +110,10 @@ class BackendSet:
         return answer_key_of(self.specs[name], folder=self.folders.get(name, self.folder))
 
     def _placed(self, name: str, spec: BackendSpec, folder: Path, hosts: Mapping[str, SSHHosts | DaskHosts]) -> Backend:
-        """Return the backend on its hosts. Raises CliError without them."""
+        """Return the backend on its hosts. Raises InvalidRequest without them."""
         if spec.on is None or spec.on not in hosts:
             have = f"; the hosts given are {', '.join(sorted(hosts))}" if hosts else ""
-            raise CliError(
+            raise InvalidRequest(
                 f"backend {name!r} runs on the hosts {spec.on!r}, which are not given{have}; put them under `hosts:` "
                 "in the plan file, or name a file with --hosts"
             )
@@ -189,20 +189,20 @@ def backend_set_of_file(path: Path | None, options: BackendOptions) -> BackendSe
     if path is None:
         return BackendSet({DEFAULT_BACKEND: requested_spec(options)})
     if not options.is_empty:
-        raise CliError(f"{path} names the backends; leave --backend, --model and --base-url out")
+        raise InvalidRequest(f"{path} names the backends; leave --backend, --model and --base-url out")
     try:
         value = read_plan_data(path)
     except OSError as error:
-        raise CliError(f"{path} cannot be read ({error.strerror}); check --backends") from None
+        raise InvalidRequest(f"{path} cannot be read ({error.strerror}); check --backends") from None
     specs = _read_specs(value, path)
     if not specs:
-        raise CliError(f"{path} names no backends; put them under `backends:`")
+        raise InvalidRequest(f"{path} names no backends; put them under `backends:`")
     given: object = value.get("defaults")
     default = cast("dict[str, object]", given).get("backend") if isinstance(given, dict) else None
     if default is None:
         default = next(iter(specs)) if len(specs) == 1 else DEFAULT_BACKEND
     elif default not in specs:
-        raise CliError(f"{path}: defaults.backend: there is no backend {default!r} under `backends:`")
+        raise InvalidRequest(f"{path}: defaults.backend: there is no backend {default!r} under `backends:`")
     hosts = read_hosts(value.get("hosts"), path)
     prices = _prices_of(value, path)
     return BackendSet(specs, str(default), path.resolve().parent, path.resolve(), prices=prices, hosts=hosts)
@@ -213,7 +213,7 @@ def _read_specs(value: Mapping[str, Any], path: Path) -> dict[str, BackendSpec]:
         return SPECS.validate_python(value.get("backends") or {})
     except ValidationError as error:
         first = error.errors()[0]
-        raise CliError(f"{path}: backends.{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        raise InvalidRequest(f"{path}: backends.{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
 
 
 def _prices_of(value: Mapping[str, Any], path: Path) -> dict[str, Price]:
@@ -221,21 +221,21 @@ def _prices_of(value: Mapping[str, Any], path: Path) -> dict[str, Price]:
         return read_prices(value.get("prices"))
     except ValidationError as error:
         first = error.errors()[0]
-        raise CliError(f"{path}: prices.{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        raise InvalidRequest(f"{path}: prices.{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
 
 
 def read_hosts(value: object, path: Path) -> dict[str, HostsPart]:
-    """Return the groups of hosts, in the form of a plan's `hosts`, in the file at `path`. Raises CliError."""
+    """Return the groups of hosts, in the form of a plan's `hosts`, in the file at `path`. Raises InvalidRequest."""
     try:
         return _HOSTS.validate_python(value or {})
     except ValidationError as error:
         first = error.errors()[0]
-        raise CliError(f"{path}: hosts.{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        raise InvalidRequest(f"{path}: hosts.{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
 
 
 def hosts_of_file(path: Path | None) -> dict[str, HostsPart]:
     """Return the groups of hosts in the file that `--hosts` names: a plan, or the part under `hosts` alone. Raises
-    CliError.
+    InvalidRequest.
     """
     return {one.name: one.part for one in hosts_in_use(path)}
 
@@ -247,11 +247,11 @@ def hosts_in_use(path: Path | None) -> list[HostsInUse]:
     try:
         value = read_plan_data(path)
     except OSError as error:
-        raise CliError(f"{path} cannot be read ({error.strerror}); check the path") from None
+        raise InvalidRequest(f"{path} cannot be read ({error.strerror}); check the path") from None
     is_plan = "hosts" in value or "tasks" in value
     found = read_hosts(value.get("hosts") if is_plan else value, path)
     if not found:
-        raise CliError(f"{path} names no hosts; put them under `hosts:`")
+        raise InvalidRequest(f"{path} names no hosts; put them under `hosts:`")
     specs = _read_specs(value, path).values() if is_plan else ()
     needs: dict[str, list[Mapping[str, float] | None]] = {}
     for spec in specs:
@@ -291,7 +291,7 @@ def backend_set_of_plan(plan: Plan, options: BackendOptions, hosts: Path | None 
     file = None if plan.path.is_dir() else plan.path.resolve()
     if not options.is_empty and not is_open:
         named_by = plan.path if file else "the plan"
-        raise CliError(f"{named_by} names its backends itself; leave --backend, --model and --base-url out")
+        raise InvalidRequest(f"{named_by} names its backends itself; leave --backend, --model and --base-url out")
     if is_open:
         specs[default] = requested_spec(options)
     groups = {**plan.hosts, **hosts_of_file(hosts)}
@@ -299,11 +299,11 @@ def backend_set_of_plan(plan: Plan, options: BackendOptions, hosts: Path | None 
 
 
 def requested_spec(options: BackendOptions) -> BackendSpec:
-    """Return the backend that `options` or the environment names. Raises CliError for a misspelt kind,
+    """Return the backend that `options` or the environment names. Raises InvalidRequest for a misspelt kind,
     BackendUnavailable.
     """
     if options.kind and options.kind not in KINDS and (hint := nearest(options.kind, KINDS)):
-        raise CliError(f"there is no backend {options.kind!r}{hint}")
+        raise InvalidRequest(f"there is no backend {options.kind!r}{hint}")
     model = options.model
     if options.kind == "local" and model is not None:
         # A path on the command line starts from the current folder; a path in a spec starts from the folder of the

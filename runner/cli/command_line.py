@@ -10,7 +10,8 @@ from typing import cast
 import click
 from click.shell_completion import CompletionItem, get_completion_class
 
-from plait.runner.cli.exits import EXIT_CODES, CliError, output, write
+from plait.errors import InvalidRequest
+from plait.runner.cli.exits import EXIT_CODES, output, write
 
 GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "Run": {
@@ -89,7 +90,7 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Return the subcommand that `args` begin with. The method of click knows no names to suggest."""
         if args[0] in FORMER_WORDS:
-            raise CliError(f"`plait {args[0]}` is now `{FORMER_WORDS[args[0]]}`")
+            raise InvalidRequest(f"`plait {args[0]}` is now `{FORMER_WORDS[args[0]]}`")
         if args[0] not in COMMANDS and args[0] not in _UNLISTED and not ctx.resilient_parsing:
             from plait.errors import nearest  # noqa: PLC0415 - only for this message
 

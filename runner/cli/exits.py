@@ -16,7 +16,7 @@ from typing import IO, Any, NoReturn, TextIO
 
 import click
 
-from plait.errors import DAGError, PlaitError, PlanError, TurnNotStored
+from plait.errors import DAGError, InvalidRequest, PlaitError, PlanError, TurnNotStored
 from plait.runner.cli.terminal_output import visible
 
 COMPLETED = 0
@@ -46,12 +46,6 @@ EXIT_CODES: Mapping[int, str] = {
     ABORTED: "ended at once by a second Ctrl-C; 143 by a second SIGTERM",
 }
 """The meaning of each exit code, for the help of the command and for the reference of the site."""
-
-
-class CliError(PlaitError):
-    """What a person typed cannot be done."""
-
-    word = "invalid_request"
 
 
 class OutputLost(PlaitError):  # noqa: N818 - reads as what it is
@@ -97,20 +91,22 @@ def _report(error: PlaitError, arguments: Sequence[str]) -> int:
     return error.exit_code
 
 
-def _usage_error(error: click.ClickException) -> CliError:
+def _usage_error(error: click.ClickException) -> InvalidRequest:
     """Return `error` of click, whose own text takes four lines, as one line."""
     context = error.ctx if isinstance(error, click.UsageError) else None
     command = context.command_path if context else "plait"
     message = error.format_message().removesuffix(".").replace("a valid integer range", "a whole number")
-    return CliError(f"{message[:1].lower()}{message[1:]}; see `{command} --help`")
+    return InvalidRequest(f"{message[:1].lower()}{message[1:]}; see `{command} --help`")
 
 
 def _require_working_directory() -> None:
-    """Raise CliError if the working directory has been removed: paths and the default store are relative to it."""
+    """Raise InvalidRequest if the working directory has been removed: paths and the default store are relative to it."""
     try:
         Path.cwd()
     except FileNotFoundError:
-        raise CliError("the working directory has been removed; change to a folder that exists, as with `cd`") from None
+        raise InvalidRequest(
+            "the working directory has been removed; change to a folder that exists, as with `cd`"
+        ) from None
 
 
 def _open_devnull() -> TextIO:

@@ -14,8 +14,9 @@ from plait.backends.backend_protocol import Backend, ReusableBackend
 from plait.backends.specs.agent_specs import AgentSpec
 from plait.backends.specs.build_backend import PersonSpec
 from plait.backends.specs.pydantic_ai_spec import PydanticAISpec
+from plait.errors import InvalidRequest
 from plait.runner.cli.backends import BackendSet
-from plait.runner.cli.exits import CliError, print_note
+from plait.runner.cli.exits import print_note
 from plait.runner.cli.terminal_output import as_line
 from plait.runner.client.reuse_preview import ReuseAction, ReusePreview
 
@@ -44,7 +45,7 @@ class LikeOptions:
         if like.run is None and like != NOT_LIKE:
             raise click.UsageError("--fresh, --again, --keep-answers, --ask-again and --dry-run go with --like RUN")
         if like.run is not None and options["no_store"]:
-            raise CliError("--like takes answers from the store; leave --no-store out")
+            raise InvalidRequest("--like takes answers from the store; leave --no-store out")
         return like
 
     @property
@@ -134,10 +135,10 @@ def _has_effects(name: str, backend_set: BackendSet, made: Mapping[str, Backend]
 
 
 def require_again(preview: ReusePreview, effects: Sequence[str]) -> None:
-    """Raise CliError if there are tasks with `effects`: a person has to allow that they run again."""
+    """Raise InvalidRequest if there are tasks with `effects`: a person has to allow that they run again."""
     if effects:
         named = ", ".join(effects[:_MOST_NAMED]) + (", ..." if len(effects) > _MOST_NAMED else "")
-        raise CliError(
+        raise InvalidRequest(
             f"{named} completed in {preview.like} and would run again, with effects; --again allows it, "
             f"--dry-run shows every task"
         )

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from plait.backends.extras import install_command
-from plait.errors import RunNotFound, StoreUnusable, TaskNotFound
+from plait.errors import InvalidRequest, RunNotFound, StoreUnusable, TaskNotFound
 from plait.events import RunCreated, TasksAdded
 from plait.json_form import JsonValue
 from plait.persistence import SQLiteStore
 from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import RunRecord, TaskRecord
 from plait.runner.cli.backends import read_plan_data
-from plait.runner.cli.exits import CliError, print_note
+from plait.runner.cli.exits import print_note
 from plait.runner.cli.options import DEFAULT_STORE, ServerAddress, StorePlace, command_line, is_utf8
 from plait.runner.cli.terminal_output import age, as_line
 from plait.runner.domain.dag import nearest
@@ -59,15 +59,17 @@ def open_store(place: StorePlace, mode: Literal["create", "existing", "read"] = 
 
 
 def open_server(place: ServerAddress, mode: Literal["create", "existing", "read"] = "create") -> PostgresStore:
-    """Return the store on the server. Raises CliError without the driver."""
+    """Return the store on the server. Raises InvalidRequest without the driver."""
     if find_spec("asyncpg") is None:
-        raise CliError(f"a store on a PostgreSQL server needs the extra `postgres`; run: {install_command('postgres')}")
+        raise InvalidRequest(
+            f"a store on a PostgreSQL server needs the extra `postgres`; run: {install_command('postgres')}"
+        )
     from plait.persistence.postgres_store import PostgresStore  # noqa: PLC0415 - of an extra
 
     try:
         return PostgresStore(place.dsn, mode=mode)
     except ValueError as error:
-        raise CliError(str(error)) from None
+        raise InvalidRequest(str(error)) from None
 
 
 def _check_default_store(path: Path) -> None:
@@ -87,13 +89,13 @@ class RunsOfPlan:
 
 
 def runs_of_plan(path: Path | None) -> RunsOfPlan | None:
-    """Return the runs of the plan file that a person names. Raises CliError, PlanError."""
+    """Return the runs of the plan file that a person names. Raises InvalidRequest, PlanError."""
     if path is None:
         return None
     try:
         name = read_plan_data(path).get("name")
     except OSError as error:
-        raise CliError(f"{path} cannot be read ({error.strerror}); check --plan") from None
+        raise InvalidRequest(f"{path} cannot be read ({error.strerror}); check --plan") from None
     return RunsOfPlan(str(name or path.stem), path.resolve())
 
 
@@ -167,7 +169,7 @@ async def _id_by_prefix(store: Store, prefix: str) -> str:
         return found[0]
     if found:
         shown = ", ".join(as_line(run_id) for run_id in found[:5]) + (", ..." if len(found) > 5 else "")
-        raise CliError(f"{len(found)} runs begin with {prefix!r}: {shown}; give more of the id")
+        raise InvalidRequest(f"{len(found)} runs begin with {prefix!r}: {shown}; give more of the id")
     raise RunNotFound(f"the store has no run {prefix!r}; `plait runs` lists all runs")
 
 
@@ -187,7 +189,7 @@ async def find_newest_resumable(store: Store, retry_failed: bool) -> RunRecord:
         return refused
     kinds = "queued, interrupted, waiting" + (" or failed" if retry_failed else " for a person")
     hint = "" if retry_failed else " (--retry-failed includes failed runs)"
-    raise CliError(f"nothing to resume: no run in the store is {kinds}{hint}; `plait runs` lists all runs")
+    raise InvalidRequest(f"nothing to resume: no run in the store is {kinds}{hint}; `plait runs` lists all runs")
 
 
 def stores_backends(run: RunRecord) -> bool:

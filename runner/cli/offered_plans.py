@@ -11,12 +11,11 @@ from typing import Any, cast
 import anyio.to_thread
 
 from plait.backends.process.proctable import PREFIX
-from plait.errors import PlaitError
+from plait.errors import InvalidRequest, PlaitError
 from plait.json_form import JsonValue
 from plait.persistence.store_protocol import Store
 from plait.runner.cli.backends import BackendOptions, backend_set_of_plan, read_plan_data
 from plait.runner.cli.commands.run_command import queue_run
-from plait.runner.cli.exits import CliError
 from plait.runner.client.runs import RunService
 from plait.runner.domain.dag import nearest
 from plait.runner.plan.inputs import no_input
@@ -30,7 +29,7 @@ from plait.runner.state.stored_run import StoredPolicy, stored_record
 class LocalPlans:
     """Plan files by the names of the files without suffix. Runs are stored in `store` and executed by `service`.
 
-    Raises CliError if a file cannot be read, or if two files have one name; PlanError if a file has mistakes.
+    Raises InvalidRequest if a file cannot be read, or if two files have one name; PlanError if a file has mistakes.
     """
 
     def __init__(self, files: Sequence[Path], backend: BackendOptions, store: Store, service: RunService) -> None:
@@ -96,22 +95,22 @@ class LocalPlans:
 
 
 def named_plans(files: Sequence[Path]) -> dict[str, Path]:
-    """Return the files, absolute, by name. Raises CliError, PlanError."""
+    """Return the files, absolute, by name. Raises InvalidRequest, PlanError."""
     named: dict[str, Path] = {}
     for file in files:
         if file.stem in named:
-            raise CliError(f"{named[file.stem]} and {file} have the same name, {file.stem!r}; rename one")
+            raise InvalidRequest(f"{named[file.stem]} and {file} have the same name, {file.stem!r}; rename one")
         read_plan(file)
         named[file.stem] = file.resolve()
     return named
 
 
 def read_plan(path: Path) -> Mapping[str, Any]:
-    """Return the contents of the plan file. Raises CliError, PlanError."""
+    """Return the contents of the plan file. Raises InvalidRequest, PlanError."""
     try:
         return read_plan_data(path)
     except OSError as error:
-        raise CliError(f"the plan {path} cannot be read: {error.strerror}; check the path") from None
+        raise InvalidRequest(f"the plan {path} cannot be read: {error.strerror}; check the path") from None
 
 
 def _declared(plan: Mapping[str, Any]) -> Mapping[str, Any]:

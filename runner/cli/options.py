@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import click
 
-from plait.runner.cli.exits import CliError
+from plait.errors import InvalidRequest
 from plait.runner.cli.terminal_output import command
 from plait.runner.domain.concurrency import DEFAULT_CONCURRENCY
 from plait.safe_text import SCHEMES, masked_address, passwords
@@ -61,7 +61,7 @@ class _StoreParameter(click.Path):
         if isinstance(value, str) and value.startswith(SCHEMES):
             return store_place(value)
         if isinstance(value, str) and "://" in value:  # a path such as mysql://... would be made, password and all
-            raise CliError(
+            raise InvalidRequest(
                 f"{masked_address(value)} is no address of a store; name a PostgreSQL database, such as "
                 "postgresql://db/plait, or a file"
             )
@@ -70,10 +70,10 @@ class _StoreParameter(click.Path):
 
 def _check_store(context: click.Context, parameter: click.Parameter, value: StorePlace) -> StorePlace:
     if str(value) == ":memory:":
-        raise CliError("a store is a file, not :memory:; name one with --store, or store nothing with --no-store")
+        raise InvalidRequest("a store is a file, not :memory:; name one with --store, or store nothing with --no-store")
     is_typed = context.get_parameter_source(str(parameter.name)) is click.core.ParameterSource.COMMANDLINE
     if isinstance(value, ServerAddress) and is_typed and passwords(value.dsn):
-        raise CliError(
+        raise InvalidRequest(
             "every user of this machine can read a password on the command line; put it into the file ~/.pgpass "
             f"(or PGPASSFILE) or into {STORE_VARIABLE}"
         )
@@ -246,7 +246,7 @@ def read_plan(path: Path, inputs: Mapping[str, str], *, with_functions: bool = F
         return loader.load_piped_plan(sys.stdin.buffer.read(MAX_BYTES + 1), inputs, with_functions=with_functions)
 
     if not is_utf8(str(path)):
-        raise CliError(
+        raise InvalidRequest(
             f"the name of the plan file {str(path)!r} is not text in UTF-8, so it cannot be stored; rename it"
         )
     if with_functions:

@@ -7,14 +7,14 @@ import secrets
 from contextlib import suppress
 from pathlib import Path
 
-from plait.runner.cli.exits import CliError
+from plait.errors import InvalidRequest
 
 _OPEN, _PRIVATE = 0o666, 0o600
 
 
 def write_file(path: Path, text: str, *, private: bool) -> None:
     """Write `text` to `path`, whole or not at all, also through a crash. A `private` file is readable by its owner
-    only, under any umask. An existing file is replaced. Raises CliError.
+    only, under any umask. An existing file is replaced. Raises InvalidRequest.
     """
     target = path.resolve()  # a symbolic link stays, and its target is replaced
     fresh = target.with_name(f".{target.name}.{secrets.token_hex(8)}.new")
@@ -25,7 +25,7 @@ def write_file(path: Path, text: str, *, private: bool) -> None:
     except OSError as error:
         with suppress(OSError):
             fresh.unlink(missing_ok=True)
-        raise CliError(f"cannot write {path}: {error.strerror}") from error
+        raise InvalidRequest(f"cannot write {path}: {error.strerror}") from error
     except BaseException:
         fresh.unlink(missing_ok=True)
         raise

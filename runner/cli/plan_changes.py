@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import cast
 
 from plait.backends.backend_protocol import MODEL_SETTINGS
+from plait.errors import InvalidRequest
 from plait.json_form import JsonInput, JsonValue
 from plait.persistence.store_records import RunRecord, TaskRecord
 from plait.runner.cli.backends import BackendOptions, backend_set_of_file
-from plait.runner.cli.exits import CliError, print_note
+from plait.runner.cli.exits import print_note
 from plait.runner.cli.stored_backends import StoredBackends
 from plait.runner.domain.task import Task
 from plait.runner.plan import Plan, PlanError
@@ -36,7 +37,7 @@ _STORED_COUNTS = "a resume runs the stored plan"
 
 
 def repaired_prompts(record: RunRecord, tasks: Sequence[TaskRecord], stored: StoredBackends) -> dict[str, str]:
-    """Return the prompts of failed tasks that differ in the plan file, by task id. Raises PlanError, CliError.
+    """Return the prompts of failed tasks that differ in the plan file, by task id. Raises PlanError, InvalidRequest.
 
     A part takes the prompt of its `for_each` task.
     """
@@ -67,7 +68,7 @@ def print_plan_changes(
     try:
         ignored = {f"tasks.{task_id}.prompt" for task_id in taken}
         changed = [one for one in _list_changes(path, stored, record, tasks) if one not in ignored]
-    except (PlanError, CliError):
+    except (PlanError, InvalidRequest):
         print_note(f"the plan file has mistakes by now (`plait check` lists them); {_STORED_COUNTS}")
         return
     if changed:

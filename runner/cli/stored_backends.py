@@ -27,7 +27,7 @@ from plait.backends.specs.agent_specs import AgentSpec
 from plait.backends.specs.build_backend import AnthropicSpec, BackendSpec, FunctionSpec, OpenAISpec
 from plait.backends.specs.host_specs import HostsPart
 from plait.backends.specs.pydantic_ai_spec import PydanticAISpec
-from plait.errors import BackendUnavailable
+from plait.errors import BackendUnavailable, InvalidRequest
 from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import RunRecord, TaskRecord
 from plait.runner.cli.backends import (
@@ -40,7 +40,7 @@ from plait.runner.cli.backends import (
     read_plan_data,
     read_prices,
 )
-from plait.runner.cli.exits import CliError, print_note
+from plait.runner.cli.exits import print_note
 from plait.runner.cli.lookup import stores_backends
 from plait.runner.cli.trusted_files import why_untrusted
 from plait.runner.domain.concurrency import DEFAULT_CONCURRENCY
@@ -86,7 +86,7 @@ class StoredBackends:
 
     @classmethod
     def of(cls, run: RunRecord, files: FileOptions) -> StoredBackends:
-        """Return the backends of `run`. Raises CliError, also for a program's run without a file of backends."""
+        """Return the backends of `run`. Raises InvalidRequest, also for a program's run without a file of backends."""
         given = None if files.backends is None else backend_set_of_file(files.backends, BackendOptions())
         if not stores_backends(run):
             if given is not None:
@@ -95,7 +95,7 @@ class StoredBackends:
                 return cls(
                     run.run_id, specs, given.default, given.folder, None, files, specs, prices, made_by_program=True
                 )
-            raise CliError(
+            raise InvalidRequest(
                 f"run {run.run_id} was not made by `plait run`, so its store does not name the backends; "
                 "resume the run from Python: ParallelRunner(...).resume(run_id); or name a plan file that names them "
                 "by the same names: --backends FILE"
@@ -107,10 +107,12 @@ class StoredBackends:
         try:
             stored_prices = read_prices(settings.get("prices"))
         except ValidationError:
-            raise CliError(f"run {run.run_id} was stored with prices that are not in the form of a plan") from None
+            raise InvalidRequest(
+                f"run {run.run_id} was stored with prices that are not in the form of a plan"
+            ) from None
         prices = stored_prices | ({} if given is None else dict(given.prices))
         if given is not None and not replacements:
-            raise CliError(
+            raise InvalidRequest(
                 f"{files.backends} names {_join_names(given.specs)} under `backends:`, and run {run.run_id} has "
                 f"{_join_names(specs)}: give a replacement the name of a stored backend"
             )
@@ -126,7 +128,7 @@ class StoredBackends:
         return {name: spec.make(self.folder) for name, spec in agents.items() if spec.on is None}
 
     def hosts(self, specs: Mapping[str, BackendSpec]) -> dict[str, HostsPart]:
-        """Return the groups of hosts that `specs` name, from files alone. Raises CliError."""
+        """Return the groups of hosts that `specs` name, from files alone. Raises InvalidRequest."""
         found: dict[str, HostsPart] = {}
         if all(spec.on is None for spec in specs.values()):
             return found
@@ -137,7 +139,7 @@ class StoredBackends:
         return found | hosts_of_file(self.files.hosts)
 
     def read_specs(self) -> dict[str, BackendSpec]:
-        """Return the specs, validated. Raises CliError."""
+        """Return the specs, validated. Raises InvalidRequest."""
         return {name: spec for name in self.specs if (spec := self._stored_spec(name)) is not None}
 
     def changed_options(self, now: Mapping[str, BackendSpec]) -> list[str]:
@@ -153,7 +155,7 @@ class StoredBackends:
         return found
 
     def select(self, names: Iterable[str]) -> BackendSet:
-        """Return the backends in `names`. Raises CliError."""
+        """Return the backends in `names`. Raises InvalidRequest."""
         plan_file, backends_file = self.files.plan, self.files.backends
         folder = self.folder if plan_file is None else plan_file.resolve().parent
         specs: dict[str, BackendSpec] = {}
@@ -162,7 +164,7 @@ class StoredBackends:
             if spec is not None:
                 specs[name] = spec
             elif self.made_by_program:
-                raise CliError(self._missing_message(name))
+                raise InvalidRequest(self._missing_message(name))
         folders = {} if backends_file is None else dict.fromkeys(self.replacements, backends_file.resolve().parent)
         return BackendSet(specs, self.default, folder, self.plan, folders, self.prices, self.hosts(specs))
 
@@ -175,22 +177,22 @@ class StoredBackends:
             return None
         if isinstance(spec, FunctionSpec):
             if name not in (now := self._plan_specs(name)):
-                raise CliError(
+                raise InvalidRequest(
                     f"{self.plan} has no backend {name!r} any more; put it back, or name the plan with --plan"
                 )
             spec = now[name]
         elif _needs_plan_file(spec) and (self.plan is None or self._plan_specs(name).get(name) != spec):
-            raise CliError(self._distrust_message(name, spec))
+            raise InvalidRequest(self._distrust_message(name, spec))
         self._require_trusted(name, [(self.folder / file).resolve() for file in _files_called(spec)])
         return spec
 
     def _require_trusted(self, name: str, files: Iterable[Path]) -> None:
-        """Raise CliError if a worker does not trust one of the files or folders, which backend `name` uses."""
+        """Raise InvalidRequest if a worker does not trust one of the files or folders, which backend `name` uses."""
         if self.files.plans is None:
             return
         for file in files:
             if (why := why_untrusted(file, self.files.plans)) is not None:
-                raise CliError(
+                raise InvalidRequest(
                     f"backend {name!r} of run {self.run_id} is not used, because {why}; trust the folder with "
                     f"--plans {file if file.is_dir() else file.parent}, or let no other user write there"
                 )
@@ -238,7 +240,7 @@ class StoredBackends:
         try:
             return SPECS.validate_python({name: self.specs[name]})[name]
         except ValidationError:
-            raise CliError(
+            raise InvalidRequest(
                 f"the stored backend {name!r} of run {self.run_id} cannot be read; start a new run"
             ) from None
 
@@ -246,16 +248,16 @@ class StoredBackends:
         why = f"backend {name!r} of run {self.run_id} is taken from the plan file, not from the store"
         plan = self.plan
         if plan is None:
-            raise CliError(f"{why}; name the file with --plan PATH")
+            raise InvalidRequest(f"{why}; name the file with --plan PATH")
         try:
             value = read_plan_data(plan)
         except OSError as error:
             reason = f"{plan} cannot be read ({error.strerror})"
-            raise CliError(f"{why}, and {reason}; if it has moved, name it with --plan PATH") from None
+            raise InvalidRequest(f"{why}, and {reason}; if it has moved, name it with --plan PATH") from None
         try:
             return SPECS.validate_python(value.get("backends") or {})
         except ValidationError:
-            raise CliError(f"{why}, and {plan} has mistakes now; `plait check` lists them") from None
+            raise InvalidRequest(f"{why}, and {plan} has mistakes now; `plait check` lists them") from None
 
 
 def _join_names(names: Iterable[str]) -> str:
@@ -331,7 +333,7 @@ async def cancelling_runner(
                 of_sessions = (dag.backend_of(dag[one.task_id]) or default for one in asking)
                 names |= dict.fromkeys(name for name in of_sessions if stored.is_of_program(name))
                 made = await stack.enter_async_context(stored.select(names).open(names))
-            except (CliError, BackendUnavailable) as error:
+            except (InvalidRequest, BackendUnavailable) as error:
                 print_note(f"plait: backends of the run cannot be reached: {error}")
         yield BackendSet({}, default).make_runner(made, store=store)
 
@@ -350,7 +352,7 @@ async def _make_runner(
             if others:
                 made |= await stack.enter_async_context(stored.select(others).open(others))
             return BackendSet({}, stored.default).make_runner(made, store=store)
-        except (CliError, BackendUnavailable) as error:
+        except (InvalidRequest, BackendUnavailable) as error:
             print_note(f"plait: cannot check whether agents of the run still work: {error}")
     return BackendSet({}).make_runner({}, store=store)
 

@@ -27,6 +27,7 @@ __all__ = [
     "Fenced",
     "Gap",
     "ImpossibleState",
+    "InvalidRequest",
     "KeyConflict",
     "OwnershipLost",
     "PlaitError",
@@ -64,6 +65,12 @@ class PlaitError(Exception):
     """The exit code of a command that fails so."""
     http_status: ClassVar[int] = 422
     """The status of an HTTP response that fails so."""
+
+
+class InvalidRequest(PlaitError):  # noqa: N818 - the name states the condition
+    """What a person or a program asks for cannot be done: an option, a name or a file does not fit."""
+
+    word = "invalid_request"
 
 
 # --- graphs, prompts and plans

@@ -11,9 +11,10 @@ from typing import Any, TypeAlias
 import anyio
 import click
 
+from plait.errors import InvalidRequest
 from plait.json_form import JsonValue
 from plait.runner.cli.backends import BackendOptions, BackendSet, requested_spec, required_backends
-from plait.runner.cli.exits import CliError, print_note, redirect_prints
+from plait.runner.cli.exits import print_note, redirect_prints
 from plait.runner.cli.follow_run import follow_run
 from plait.runner.cli.like import again_option, dry_run_option, list_effects, require_again
 from plait.runner.cli.lookup import existing_store, find_run, read_only_store, runs_of_plan
@@ -120,7 +121,7 @@ def fork_command(run: str, start: str, **options: Any) -> int:
 
 
 async def _inputs(runner: ParallelRunner, run_id: str, given: Mapping[str, str]) -> dict[str, JsonValue]:
-    """Return the values of inputs, each like the stored value. Raises CliError."""
+    """Return the values of inputs, each like the stored value. Raises InvalidRequest."""
     if not given:
         return {}
     _, record = await stored_record(runner.config.store, run_id)
@@ -130,7 +131,7 @@ async def _inputs(runner: ParallelRunner, run_id: str, given: Mapping[str, str])
         try:
             values[name] = converted(text, stored.get(name))
         except ValueError as error:
-            raise CliError(f"--set {name}: {error}") from None
+            raise InvalidRequest(f"--set {name}: {error}") from None
     return values
 
 
@@ -203,7 +204,7 @@ async def run_fork(request: ForkOptions, make: MakeFork, options: OutputOptions)
 
 
 def _select(stored: StoredBackends, fork: Fork, further: str | None) -> BackendSet:
-    """Return the backends that the fork may call. Raises CliError, BackendUnavailable."""
+    """Return the backends that the fork may call. Raises InvalidRequest, BackendUnavailable."""
     names = required_backends(fork.dag, stored.default, policy=fork.policy, known=stored.specs)
     if further is None or further in stored.specs:
         return stored.select(names)

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import anyio
 import click
 
-from plait.runner.cli.exits import COMPLETED, CliError
+from plait.errors import InvalidRequest
+from plait.runner.cli.exits import COMPLETED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,7 +31,7 @@ def host_command() -> int:
     """
     mode = os.fstat(sys.stdin.fileno()).st_mode
     if not stat.S_ISFIFO(mode) and not stat.S_ISSOCK(mode):  # the event loop cannot wait for the end of anything else
-        raise CliError(
+        raise InvalidRequest(
             "plait host is started over ssh by a run whose plan names hosts; its standard input has to be a pipe or a "
             "socket, and is neither"
         )

@@ -12,8 +12,9 @@ import click
 
 from plait.backends.extras import install_command
 from plait.clock_and_ids import Clock
+from plait.errors import InvalidRequest
 from plait.runner.cli.backends import BackendOptions, BackendSet
-from plait.runner.cli.exits import CANCELLED, COMPLETED, CliError, print_note
+from plait.runner.cli.exits import CANCELLED, COMPLETED, print_note
 from plait.runner.cli.follow_run import stop_on_signal
 from plait.runner.cli.lookup import open_store
 from plait.runner.cli.offered_plans import LocalPlans, named_plans
@@ -35,7 +36,7 @@ def mcp_command(plans: tuple[Path, ...], **options: Any) -> int:
     """
     apply_log_options(options["log_style"], options["log_level"])
     if find_spec("mcp") is None:
-        raise CliError(f"plait mcp needs the extra `mcp`; run: {install_command('mcp')}")
+        raise InvalidRequest(f"plait mcp needs the extra `mcp`; run: {install_command('mcp')}")
     named_plans(plans)
     backend = BackendOptions(options["backend"], options["model"], options["base_url"])
     return anyio.run(serve_plans, plans, backend, options["store_path"])

@@ -10,10 +10,11 @@ from typing import Any
 import anyio
 import click
 
+from plait.errors import InvalidRequest
 from plait.persistence.store_records import RunRecord, TaskRecord
 from plait.runner.cli import run_report
 from plait.runner.cli.backends import BackendSet, required_backends
-from plait.runner.cli.exits import COMPLETED, CliError, print_line, print_note, redirect_prints
+from plait.runner.cli.exits import COMPLETED, print_line, print_note, redirect_prints
 from plait.runner.cli.follow_run import follow_run
 from plait.runner.cli.lookup import (
     existing_store,
@@ -134,8 +135,8 @@ async def resume_run(request: ResumeRequest, options: OutputOptions) -> int:
                     stored = StoredBackends.of(record, request.files)
                     select_backends(record, dag, tasks, stored, retry_failed=request.retry_failed)
                     print_plan_changes(record, tasks, stored, prompts)
-                except CliError as fault:
-                    raise CliError(f"a resume would be refused: {fault}") from None
+                except InvalidRequest as fault:
+                    raise InvalidRequest(f"a resume would be refused: {fault}") from None
             return code
         if has_ended(record, tasks, request.retry_failed):
             return _print_ended(await reader.resume(record.run_id), dag, options)
@@ -173,7 +174,7 @@ def select_backends(
     record: RunRecord, dag: DAG, tasks: Sequence[TaskRecord], stored: StoredBackends, *, retry_failed: bool
 ) -> tuple[BackendSet, list[str], dict[str, TaskStatus]]:
     """Return the backends that the run still needs, their names, and the status of each task after the resume. Raises
-    CliError.
+    InvalidRequest.
     """
     steps = plan_resume(dag, tasks, retry_failed=retry_failed)
     statuses = {task.task_id: _status_after_resume(step.action, task) for task, step in zip(tasks, steps, strict=True)}

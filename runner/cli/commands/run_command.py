@@ -14,11 +14,11 @@ import click
 
 from plait.backends.backend_protocol import Backend, Conversation, ConversationRequest
 from plait.backends.specs.build_backend import BackendSpec, FunctionSpec, LocalSpec
-from plait.errors import KeyConflict
+from plait.errors import InvalidRequest, KeyConflict
 from plait.json_form import JsonValue
 from plait.persistence.store_protocol import Store
 from plait.runner.cli.backends import BackendOptions, BackendSet, backend_set_of_plan, required_backends
-from plait.runner.cli.exits import COMPLETED, CliError, print_line, print_note, redirect_prints
+from plait.runner.cli.exits import COMPLETED, print_line, print_note, redirect_prints
 from plait.runner.cli.follow_run import follow_run
 from plait.runner.cli.like import NOT_LIKE, LikeOptions, keep_or_ask_again, like_options, list_effects, require_again
 from plait.runner.cli.lookup import RunsOfPlan, find_run, open_store
@@ -85,7 +85,9 @@ def run_command(plan: Path | None, goal: str | None, inputs: dict[str, str], **o
     """
     apply_log_options(options["log_style"], options["log_level"])
     if options["strict"] and options["no_store"]:
-        raise CliError("--strict ends the run if the store fails, and --no-store uses none; leave one of them out")
+        raise InvalidRequest(
+            "--strict ends the run if the store fails, and --no-store uses none; leave one of them out"
+        )
     loaded = _plan_or_goal(plan, goal, inputs)
     chosen = BackendOptions(options["backend"], options["model"], options["base_url"])
     backend_set = backend_set_of_plan(loaded, chosen, options["hosts"])

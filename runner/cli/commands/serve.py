@@ -15,12 +15,12 @@ import click
 
 from plait.backends.backend_protocol import Backend
 from plait.backends.extras import install_command
-from plait.errors import PlaitError, RunOwned
+from plait.errors import InvalidRequest, PlaitError, RunOwned
 from plait.persistence.store_protocol import Store
 from plait.runner.cli.access import listen, make_access, token_file, url_of
 from plait.runner.cli.backends import BackendOptions, BackendSet, backend_set_of_file
 from plait.runner.cli.commands.run_command import make_queueing_runner
-from plait.runner.cli.exits import CANCELLED, COMPLETED, CliError, print_line, print_note, redirect_prints
+from plait.runner.cli.exits import CANCELLED, COMPLETED, print_line, print_note, redirect_prints
 from plait.runner.cli.follow_run import stop_on_signal
 from plait.runner.cli.lookup import MAX_RUNS_SEARCHED, open_store
 from plait.runner.cli.options import (
@@ -228,7 +228,7 @@ async def _take_up_run(service: RunService, store: Store, run_id: str) -> None:
 
 
 def _prepare(file: Path | None, options: BackendOptions) -> BackendSet:
-    """Return the backends of the runs. Raises CliError if packages are missing, with the problem of the backends if
+    """Return the backends of the runs. Raises InvalidRequest if packages are missing, with the problem of the backends if
     there is one too.
     """
     lack = missing_packages("serve")
@@ -236,8 +236,8 @@ def _prepare(file: Path | None, options: BackendOptions) -> BackendSet:
         backend_set = backend_set_of_file(file, options)
     except PlaitError as error:
         if lack:
-            raise CliError(f"{lack}\n{error}") from None
+            raise InvalidRequest(f"{lack}\n{error}") from None
         raise
     if lack:
-        raise CliError(lack)
+        raise InvalidRequest(lack)
     return backend_set

@@ -15,6 +15,7 @@ import anyio
 import anyio.to_thread
 import click
 
+from plait.errors import InvalidRequest
 from plait.runner.cli.access import (
     listen,
     make_access,
@@ -25,7 +26,7 @@ from plait.runner.cli.access import (
 )
 from plait.runner.cli.backends import BackendSet
 from plait.runner.cli.commands.serve import DEFAULT_PORT, missing_packages, serve_until_signal
-from plait.runner.cli.exits import CANCELLED, COMPLETED, CliError, print_line, print_note, redirect_prints
+from plait.runner.cli.exits import CANCELLED, COMPLETED, print_line, print_note, redirect_prints
 from plait.runner.cli.lookup import AnyStore, open_store
 from plait.runner.cli.options import StorePlace, apply_log_options, json_option, log_options, store_option
 from plait.runner.cli.stored_runners import StoredRunners
@@ -65,9 +66,11 @@ def ui_command(host: str, port: int | None, no_browser: bool, store_path: StoreP
     """
     apply_log_options(options["log_style"], options["log_level"])
     if lack := missing_packages("ui"):
-        raise CliError(lack)
+        raise InvalidRequest(lack)
     if host in _EVERYWHERE:
-        raise CliError(f"--host {host!r} names every address; name the one address under which browsers open the page")
+        raise InvalidRequest(
+            f"--host {host!r} names every address; name the one address under which browsers open the page"
+        )
     if host == "localhost":
         host = "127.0.0.1"  # a browser may look for localhost at ::1, where another user's server may listen
     with redirect_prints():
@@ -95,7 +98,7 @@ async def _open_page(options: UiOptions) -> int:
         with ExitStack() as stack:
             try:
                 listening = stack.enter_context(listen(options.host, _port(options)))
-            except CliError:
+            except InvalidRequest:
                 url = url_of(options.host, _port(options))
                 page = None
                 with anyio.move_on_after(_PROOF_S):

@@ -10,17 +10,9 @@ from pathlib import Path
 
 import click
 
-from plait.errors import StoreUnusable
+from plait.errors import InvalidRequest, StoreUnusable
 from plait.failpoints import FAILPOINTS
-from plait.runner.cli.exits import (
-    COMPLETED,
-    FAILED,
-    CliError,
-    exit_process,
-    print_line,
-    print_note,
-    run_cli,
-)
+from plait.runner.cli.exits import COMPLETED, FAILED, exit_process, print_line, print_note, run_cli
 from plait.runner.cli.options import (
     StorePlace,
     disk_option,
@@ -83,7 +75,7 @@ def crashtest_command(
 def _nearest_folder(store_path: StorePlace) -> Path:
     """Return the nearest existing folder above the store, which is on the same file system."""
     if not isinstance(store_path, Path):
-        raise CliError("crash tests make SQLite files; name a file with --store, whose disk is tested")
+        raise InvalidRequest("crash tests make SQLite files; name a file with --store, whose disk is tested")
     return next(folder for folder in store_path.absolute().parents if folder.is_dir())
 
 
@@ -93,7 +85,7 @@ def _plan_shape(plan: Path | None, inputs: dict[str, str]) -> PlanShape | None:
         return None
     loaded = read_plan(plan, inputs)
     if loaded.policy is not None and loaded.policy.kind != FollowUps.kind:
-        raise CliError(
+        raise InvalidRequest(
             f"crash tests are for plans with `tasks`; the tasks of {plan} are planned during the run; without PLAN, "
             "random plans are tested, runs that grow too"
         )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from plait.runner.cli.exits import CliError
+from plait.errors import InvalidRequest
 from plait.runner.cli.output_files import write_file
 from tests.support.plans.logged import make
 from tests.support.processes.command import plait_here
@@ -60,6 +60,6 @@ def test_what_was_there_is_replaced_at_once_or_stays(tmp_path: Path) -> None:
 def test_a_place_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     (tmp_path / "folder.svg").mkdir()
     for name in ("no/where.svg", "folder.svg"):
-        with pytest.raises(CliError, match="cannot write"):
+        with pytest.raises(InvalidRequest, match="cannot write"):
             write_file(tmp_path / name, "x", private=True)
     assert [one.name for one in tmp_path.iterdir()] == ["folder.svg"]
