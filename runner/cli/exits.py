@@ -100,7 +100,7 @@ def _usage_error(error: click.ClickException) -> InvalidRequest:
 
 
 def _require_working_directory() -> None:
-    """Raise InvalidRequest if the working directory has been removed: paths and the default store are relative to it."""
+    """Raise InvalidRequest if the working directory has been removed: paths start there."""
     try:
         Path.cwd()
     except FileNotFoundError:

@@ -228,8 +228,8 @@ async def _take_up_run(service: RunService, store: Store, run_id: str) -> None:
 
 
 def _prepare(file: Path | None, options: BackendOptions) -> BackendSet:
-    """Return the backends of the runs. Raises InvalidRequest if packages are missing, with the problem of the backends if
-    there is one too.
+    """Return the backends of the runs. Raises InvalidRequest if packages are missing, with the problem of the backends
+    if there is one too.
     """
     lack = missing_packages("serve")
     try:
