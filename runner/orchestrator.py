@@ -21,14 +21,14 @@ from plait.persistence.store_records import RunRecord, TaskRecord
 from plait.runner.domain.dag import nearest
 from plait.runner.domain.question import OnQuestion
 from plait.runner.domain.result import Degradation, RunResult, TaskResult
-from plait.runner.engine.feed import EventReader
+from plait.runner.engine.event_feed import EventReader
 from plait.runner.engine.policy_driver import read_policy_state
+from plait.runner.engine.run_handle import Run
 from plait.runner.parallel_runner import ParallelRunner
 from plait.runner.policies.orchestrator.evidence import EXECUTED, is_work
 from plait.runner.policies.orchestrator.policy import Loop, LoopLimits, OrchestratorPolicy, Phase, Stop
 from plait.runner.policies.orchestrator.prompts import ANSWER_ID, EXECUTOR, Team
 from plait.runner.recovery.resume import ResumeOptions
-from plait.runner.run import Run
 from plait.runner.state.own_store import OwnStore, StorePlace
 from plait.runner.state.stored_run import StoredPolicy
 from plait.statuses import RunStatus, TaskStatus

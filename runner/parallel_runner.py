@@ -36,25 +36,24 @@ from plait.runner.domain.question import OnQuestion, OpenQuestion
 from plait.runner.domain.result import Degradation, RunResult
 from plait.runner.domain.task import GrowthLimits, Task
 from plait.runner.engine.backend_checks import backend_names
-from plait.runner.engine.config import DEFAULT_BACKEND, Config, answer_keys, default_backend
-from plait.runner.engine.feed import Feed
+from plait.runner.engine.event_feed import Feed
 from plait.runner.engine.inbox import is_to_be_cancelled
-from plait.runner.engine.lifecycle import Diverged, PreparedRun, execute_run
+from plait.runner.engine.lease import LEASE_SECONDS, claim_for_this_process, short_claim_ends, wait_for_expiry
 from plait.runner.engine.run_control import Control
-from plait.runner.engine.task_files import with_digests
-from plait.runner.recovery.answers import question_of
-from plait.runner.recovery.lease import short_claim_ends, wait_for_expiry
+from plait.runner.engine.run_handle import Run
+from plait.runner.engine.run_lifecycle import Diverged, PreparedRun, execute_run
+from plait.runner.engine.run_options import DEFAULT_BACKEND, Config, answer_keys, default_backend
+from plait.runner.recovery.given_answers import question_of
 from plait.runner.recovery.preview import Preview, preview
 from plait.runner.recovery.resume import ResumeOptions, earlier_answers, prepare_resume
 from plait.runner.reuse.answer_cache import load_cache
 from plait.runner.reuse.answer_keys import ANSWER_KEYS, ReusableAnswers, Reuse, load_answers, require_tasks
-from plait.runner.run import Run
-from plait.runner.scheduling.rates import RateLimits
+from plait.runner.scheduling.rate_limits import RateLimits
 from plait.runner.state.codec import run_created
 from plait.runner.state.own_store import OwnStore, StorePlace, with_open_store
-from plait.runner.state.owner import LEASE_SECONDS, claim_for_this_process
 from plait.runner.state.run_state import RunState
 from plait.runner.state.stored_run import ended_result, needs_no_work, require_unfailed, stored_run, with_prompts
+from plait.runner.state.task_files import with_digests
 from plait.runner.state.timeouts import TimeoutStore
 from plait.statuses import RunStatus
 

@@ -10,7 +10,7 @@ from markers import replace_markers, table
 import plait.errors
 from plait.errors import ErrorKind
 from plait.runner.domain.task import DEFAULT_RETRY_ON, NEVER_RETRIED
-from plait.runner.state.failures import THROTTLING
+from plait.runner.state.run_state import THROTTLING
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx

@@ -28,12 +28,12 @@ from plait.runner.domain.concurrency import default_concurrency
 from plait.runner.domain.dag import DAG, nearest
 from plait.runner.domain.policy import Policy
 from plait.runner.engine.backend_checks import needed_backends, policy_backends, task_backends
-from plait.runner.engine.config import DEFAULT_BACKEND
+from plait.runner.engine.run_options import DEFAULT_BACKEND
 from plait.runner.parallel_runner import ParallelRunner
 from plait.runner.plan.loader import Plan
 from plait.runner.plan.schema import PricePart
 from plait.runner.plan.source import MAX_BYTES, read_source
-from plait.runner.scheduling.rates import RateLimits
+from plait.runner.scheduling.rate_limits import RateLimits
 from plait.statuses import TASK_DONE, TaskStatus
 
 SPECS: TypeAdapter[dict[str, BackendSpec]] = TypeAdapter(dict[str, BackendSpec])

@@ -22,8 +22,8 @@ from plait.runner.cli.run_report import as_stored, store_failures
 from plait.runner.cli.stored_backends import FileOptions
 from plait.runner.cli.stored_runners import StoredRunners
 from plait.runner.cli.terminal_output import as_line, counted, seconds
-from plait.runner.run import Run
-from plait.runner.state.owner import LEASE_SECONDS
+from plait.runner.engine.lease import LEASE_SECONDS
+from plait.runner.engine.run_handle import Run
 from plait.runner.state.timeouts import TimeoutStore
 from plait.statuses import RunStatus
 

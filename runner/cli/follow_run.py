@@ -28,7 +28,7 @@ from plait.runner.cli.signals import end_at_second
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.result import RunResult
 from plait.runner.domain.waiting import Limits
-from plait.runner.run import Run
+from plait.runner.engine.run_handle import Run
 from plait.statuses import RunStatus, TaskStatus
 from plait.usage import lacks_price
 

@@ -23,8 +23,8 @@ from plait.runner.cli.options import DEFAULT_STORE, ServerAddress, StorePlace, c
 from plait.runner.cli.terminal_output import age, as_line
 from plait.runner.domain.dag import nearest
 from plait.runner.domain.question import OpenQuestion, parse_time
+from plait.runner.engine.lease import LEASE_SECONDS, Liveness, liveness
 from plait.runner.reuse.answer_keys import is_try
-from plait.runner.state.owner import LEASE_SECONDS, Liveness, liveness
 from plait.runner.state.stored_run import stored_run
 from plait.runner.views.list_questions import waiting_tasks
 from plait.runner.views.read_views import shown_status

@@ -46,7 +46,7 @@ from plait.runner.cli.trusted_files import why_untrusted
 from plait.runner.domain.concurrency import DEFAULT_CONCURRENCY
 from plait.runner.parallel_runner import ParallelRunner
 from plait.runner.state.codec import decode_dag
-from plait.runner.state.placements import placed_attempts
+from plait.runner.state.stored_run import placed_attempts
 from plait.statuses import TaskStatus
 
 

@@ -18,9 +18,9 @@ from plait.runner.cli.stored_backends import (
     stored_concurrency,
 )
 from plait.runner.engine.inbox import is_to_be_cancelled
+from plait.runner.engine.lease import LEASE_SECONDS
 from plait.runner.parallel_runner import ParallelRunner
 from plait.runner.state.codec import decode_dag
-from plait.runner.state.owner import LEASE_SECONDS
 from plait.runner.state.stored_run import has_ended, stored_record
 
 _AS_STORED = FileOptions()

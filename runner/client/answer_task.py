@@ -17,11 +17,12 @@ from plait.json_form import JsonInput, JsonValue
 from plait.persistence.store_records import TaskRecord
 from plait.runner.domain.question import Asking, OpenQuestion, Way
 from plait.runner.domain.task import Task, failed_status
-from plait.runner.engine.config import Config
-from plait.runner.engine.feed import Feed
+from plait.runner.engine.event_feed import Feed
 from plait.runner.engine.inbox import AnswerNote, answer_note, wake
+from plait.runner.engine.lease import Liveness, liveness, wait_for_expiry, with_lease
+from plait.runner.engine.run_options import Config
 from plait.runner.recovery.adoption import with_detached_turns
-from plait.runner.recovery.answers import (
+from plait.runner.recovery.given_answers import (
     DECLARED_FAILED,
     first_notes,
     given_answers,
@@ -29,12 +30,10 @@ from plait.runner.recovery.answers import (
     question_of,
     too_late,
 )
-from plait.runner.recovery.lease import wait_for_expiry, with_lease
 from plait.runner.recovery.resume import owner_died
 from plait.runner.recovery.resume_plan import Evidence, ResumeAction, plan_resume
+from plait.runner.state.attempt_files import under_way
 from plait.runner.state.codec import encode_event, message_events, to_json
-from plait.runner.state.orphans import under_way
-from plait.runner.state.owner import Liveness, liveness
 from plait.runner.state.stored_run import StoredRun, require_unfailed, stored_run
 from plait.safe_text import clean_text
 from plait.statuses import TaskStatus

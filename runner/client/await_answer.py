@@ -7,7 +7,7 @@ from plait.errors import StoreError
 from plait.events import RunWaitingInput, TaskAnswered, TaskCompleted, TaskFailed, TaskSkipped
 from plait.persistence.store_protocol import Store
 from plait.runner.domain.question import parse_time
-from plait.runner.recovery.answers import open_questions
+from plait.runner.recovery.given_answers import open_questions
 from plait.runner.state.stored_run import stored_run
 from plait.statuses import RunStatus
 

@@ -12,16 +12,14 @@ from plait.errors import RunOwned
 from plait.persistence.store_records import RunRecord
 from plait.runner.domain.result import RunResult
 from plait.runner.engine.cancelled_sessions import note_cancelled
-from plait.runner.engine.config import Config
-from plait.runner.engine.feed import Feed
-from plait.runner.engine.host_connections import end_on_hosts, run_on_hosts
+from plait.runner.engine.event_feed import Feed
 from plait.runner.engine.inbox import cancel_note, is_to_be_cancelled, wake
-from plait.runner.recovery.lease import acquire, is_live, wait_for_expiry
+from plait.runner.engine.lease import Liveness, acquire, is_live, liveness, seems_free, unregister, wait_for_expiry
+from plait.runner.engine.run_hosts import end_on_hosts, run_on_hosts
+from plait.runner.engine.run_options import Config
+from plait.runner.state.attempt_files import kill_orphans
 from plait.runner.state.codec import encode_event
-from plait.runner.state.orphans import kill_orphans
-from plait.runner.state.owner import Liveness, liveness, seems_free, unregister
-from plait.runner.state.placements import unfinished_on_hosts
-from plait.runner.state.stored_run import StoredRun, stored_record, stored_run
+from plait.runner.state.stored_run import StoredRun, stored_record, stored_run, unfinished_on_hosts
 from plait.statuses import RUN_DONE, TASK_DONE, RunStatus
 
 _LOOK_AGAIN_S = 0.2

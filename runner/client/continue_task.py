@@ -26,19 +26,16 @@ from plait.runner.domain.task import Task
 from plait.runner.engine.backend_call import call_backend
 from plait.runner.engine.backend_checks import require_backends
 from plait.runner.engine.checkpointer import Checkpointer
-from plait.runner.engine.config import Config
-from plait.runner.engine.feed import Feed
-from plait.runner.engine.host_connections import connected_hosts, remove_files_on_hosts, run_on_hosts
+from plait.runner.engine.event_feed import Feed
+from plait.runner.engine.lease import acquire, unregister, wait_for_expiry
 from plait.runner.engine.pricing import Pricing
-from plait.runner.engine.task_files import has_files, read_contents
-from plait.runner.recovery.lease import acquire, wait_for_expiry
-from plait.runner.state.attempt_files import attempt_files
+from plait.runner.engine.run_hosts import connected_hosts, remove_files_on_hosts, run_on_hosts
+from plait.runner.engine.run_options import Config
+from plait.runner.state.attempt_files import attempt_files, kill_orphans, under_way
 from plait.runner.state.codec import message_events
-from plait.runner.state.conversations import load_history
-from plait.runner.state.orphans import kill_orphans, under_way
-from plait.runner.state.owner import unregister
-from plait.runner.state.placements import placed_attempts
-from plait.runner.state.stored_run import StoredRun
+from plait.runner.state.stored_conversations import load_history
+from plait.runner.state.stored_run import StoredRun, placed_attempts
+from plait.runner.state.task_files import has_files, read_contents
 from plait.safe_text import clean_text
 from plait.statuses import TASK_DONE, TaskStatus
 

@@ -22,12 +22,11 @@ from plait.runner.domain.policy import Policy
 from plait.runner.domain.prompt_values import named
 from plait.runner.domain.task import FailureMode, Task, failed_status
 from plait.runner.engine.backend_checks import backend_names
-from plait.runner.engine.config import Config, answer_keys
 from plait.runner.engine.for_each import ForEachExpander
 from plait.runner.engine.growth import Growth
-from plait.runner.engine.outcome import CONDITION
+from plait.runner.engine.outcomes import CONDITION
 from plait.runner.engine.policy_driver import PolicyDriver, PolicyState
-from plait.runner.engine.task_files import files_of
+from plait.runner.engine.run_options import Config, answer_keys
 from plait.runner.reuse.answer_cache import AnswerCache, earlier_answer, load_cache
 from plait.runner.reuse.answer_changes import RunSide, describe_change
 from plait.runner.reuse.answer_keys import ReusableAnswers, Reuse, answers_of, stored_answer_keys, task_identity
@@ -38,6 +37,7 @@ from plait.runner.scheduling.slots import SlotPool
 from plait.runner.state.codec import to_json
 from plait.runner.state.run_state import RunState
 from plait.runner.state.stored_run import StoredRun, stored_run
+from plait.runner.state.task_files import files_of
 from plait.runner.views.read_views import usage_as_json
 from plait.statuses import TASK_DONE, TaskStatus
 from plait.usage import NO_USAGE, Usage

@@ -36,15 +36,14 @@ from plait.runner.domain.task import Task
 from plait.runner.domain.task_file import with_paths, with_texts
 from plait.runner.engine.backend_call import CallOutcome, call_backend, classified, kept_usage
 from plait.runner.engine.checkpointer import EventSink
-from plait.runner.engine.feed import Feed
+from plait.runner.engine.event_feed import Feed
 from plait.runner.engine.handover import NO_HANDOVER, AdoptedAttempt, Handover
 from plait.runner.engine.pricing import Pricing
-from plait.runner.engine.task_files import NO_CONTENTS, FileContents, files_of, has_files, read_contents
 from plait.runner.reuse.answer_cache import AnswerCache
 from plait.runner.reuse.answer_keys import ReusableAnswers
-from plait.runner.state.attempt_files import attempt_files, run_folder
-from plait.runner.state.orphans import end_attempt, make_room
+from plait.runner.state.attempt_files import attempt_files, end_attempt, make_room, run_folder
 from plait.runner.state.run_state import RunState
+from plait.runner.state.task_files import NO_CONTENTS, FileContents, files_of, has_files, read_contents
 from plait.safe_text import clean_text
 from plait.usage import NO_USAGE
 

@@ -17,7 +17,7 @@ from plait.runner.domain.dag import DAG
 from plait.runner.domain.policy import Policy
 from plait.runner.domain.task import NO_PROMPT, Task, no_such_setting
 from plait.runner.domain.task_file import TEXT, TaskFile, takes_no_such_file
-from plait.runner.engine.config import Config
+from plait.runner.engine.run_options import Config
 from plait.statuses import TASK_DONE, TaskStatus
 
 

@@ -8,7 +8,7 @@ import anyio
 
 from plait.backends.backend_protocol import StatusBackend
 from plait.program_log import logger
-from plait.runner.engine.config import Config
+from plait.runner.engine.run_options import Config
 from plait.runner.state.run_state import RunState
 
 _LIMIT_S = 5.0

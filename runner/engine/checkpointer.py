@@ -44,7 +44,7 @@ from plait.program_log import logger
 from plait.runner.asyncio_cancellation import outlasting_cancellation
 from plait.runner.domain.result import Degradation
 from plait.runner.engine.commit import COMMITTED, Commit
-from plait.runner.engine.feed import Feed
+from plait.runner.engine.event_feed import Feed
 from plait.runner.engine.kept_changes import KeptChanges
 from plait.runner.state.codec import encode_event
 from plait.statuses import TaskStatus

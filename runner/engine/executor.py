@@ -44,9 +44,9 @@ from plait.runner.engine.backend_call import CallOutcome
 from plait.runner.engine.commit import Commit
 from plait.runner.engine.growth import Growth
 from plait.runner.engine.interrupts import PendingQuestions
-from plait.runner.engine.outcome import OutcomeHandler, RunEnd, finish_run
+from plait.runner.engine.outcomes import OutcomeHandler, RunEnd, finish_run
 from plait.runner.engine.policy_driver import PolicyDriver
-from plait.runner.engine.retry import Delays
+from plait.runner.engine.retries import Delays
 from plait.runner.engine.throttling import ThrottlingReporter
 from plait.runner.engine.workers import WorkerPool
 from plait.runner.scheduling.scheduler import Scheduler

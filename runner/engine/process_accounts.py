@@ -16,7 +16,7 @@ from plait.backends.backend_protocol import Backend
 from plait.errors import BackendUnavailable
 from plait.runner.scheduling.account import Account
 from plait.runner.scheduling.rate_gate import RateGate
-from plait.runner.scheduling.rates import RateLimiter, RateLimits
+from plait.runner.scheduling.rate_limits import RateLimiter, RateLimits
 
 _Key: TypeAlias = tuple[str, object]
 """The backend's name and its account, or the `Accounts` of the only runner that uses it."""

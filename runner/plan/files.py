@@ -11,7 +11,7 @@ from plait.json_form import JsonValue
 from plait.runner.domain.task_file import TaskFile
 from plait.runner.plan.messages import in_folder
 from plait.runner.prompts.render import names_used, render
-from plait.runner.state.file_digests import find_file
+from plait.runner.state.task_files import find_file
 
 
 class PlanFiles:

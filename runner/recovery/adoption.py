@@ -22,14 +22,13 @@ from plait.persistence.store_protocol import files_root
 from plait.persistence.store_records import TaskRecord
 from plait.program_log import logger
 from plait.runner.domain.question import parse_time
-from plait.runner.engine.config import Config
 from plait.runner.engine.handover import AdoptedAttempt
+from plait.runner.engine.lease import Liveness, liveness
+from plait.runner.engine.run_options import Config
 from plait.runner.recovery.resume_plan import outlives
 from plait.runner.state.attempt_files import attempt_files
-from plait.runner.state.conversations import load_continuation
-from plait.runner.state.owner import Liveness, liveness
-from plait.runner.state.placements import placed_attempts
-from plait.runner.state.stored_run import StoredRun
+from plait.runner.state.stored_conversations import load_continuation
+from plait.runner.state.stored_run import StoredRun, placed_attempts
 from plait.statuses import TASK_STATUSES, TaskStatus
 
 

@@ -9,12 +9,12 @@ from typing import Any
 from plait.clock_and_ids import iso
 from plait.errors import PlaitError, StoreError
 from plait.runner.domain.html_table import html_table
-from plait.runner.engine.config import Config
-from plait.runner.engine.feed import Feed
+from plait.runner.engine.event_feed import Feed
 from plait.runner.engine.inbox import is_to_be_cancelled
+from plait.runner.engine.lease import wait_for_expiry
+from plait.runner.engine.run_options import Config
 from plait.runner.recovery.adoption import with_detached_turns
-from plait.runner.recovery.answers import ReceivedAnswers, given_answers
-from plait.runner.recovery.lease import wait_for_expiry
+from plait.runner.recovery.given_answers import ReceivedAnswers, given_answers
 from plait.runner.recovery.resume import (
     evidence_of,
     later_tries,
@@ -33,7 +33,7 @@ from plait.runner.recovery.resume_plan import (
     steps_of_cancelled,
     steps_of_decided,
 )
-from plait.runner.state.conversations import load_history
+from plait.runner.state.stored_conversations import load_history
 from plait.runner.state.stored_run import StoredPolicy, StoredRun, needs_no_work
 from plait.statuses import TASK_STATUSES, UNDER_WAY, RunStatus, TaskStatus
 

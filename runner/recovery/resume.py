@@ -18,15 +18,15 @@ from plait.runner.domain.policy import Policy
 from plait.runner.domain.question import Way, parse_time
 from plait.runner.domain.task import Task
 from plait.runner.engine.backend_checks import backend_names, require_policy_backends
-from plait.runner.engine.config import Config, answer_keys
 from plait.runner.engine.handover import AdoptedAttempt, Handover
-from plait.runner.engine.lifecycle import PreparedRun
+from plait.runner.engine.lease import Liveness, acquire, liveness
 from plait.runner.engine.policy_driver import PolicyState, read_policy_state
 from plait.runner.engine.run_control import Control
+from plait.runner.engine.run_lifecycle import PreparedRun
+from plait.runner.engine.run_options import Config, answer_keys
 from plait.runner.policies import policy_of
 from plait.runner.recovery.adoption import adopted_attempt, session_event, with_detached_turns
-from plait.runner.recovery.answers import ReceivedAnswers, given_answers
-from plait.runner.recovery.lease import acquire
+from plait.runner.recovery.given_answers import ReceivedAnswers, given_answers
 from plait.runner.recovery.resume_plan import (
     RUNS,
     Evidence,
@@ -41,8 +41,7 @@ from plait.runner.recovery.resume_plan import (
 from plait.runner.reuse.answer_keys import ReusableAnswers, Reuse, load_answers
 from plait.runner.reuse.earlier_answers import has_taken_all
 from plait.runner.state.codec import encode_event
-from plait.runner.state.conversations import load_answered_messages, load_continuation, load_history
-from plait.runner.state.owner import Liveness, liveness
+from plait.runner.state.stored_conversations import load_answered_messages, load_continuation, load_history
 from plait.runner.state.stored_run import StoredPolicy, StoredRun, next_tries
 from plait.statuses import RUN_DONE, TASK_DONE, RunStatus, TaskStatus
 

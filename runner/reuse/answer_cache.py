@@ -28,7 +28,7 @@ from plait.runner.reuse.answer_keys import (
 from plait.runner.reuse.earlier_answers import GIVEN, KEPT
 from plait.runner.reuse.reusable_answer import ReusableAnswer
 from plait.runner.state.codec import to_json
-from plait.runner.state.readable_state import ReadableState
+from plait.runner.state.run_state import ReadableState
 from plait.runner.state.stored_run import StoredRun, stored_run
 from plait.statuses import TaskStatus
 

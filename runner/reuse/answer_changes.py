@@ -10,7 +10,7 @@ from plait.json_form import JsonInput, JsonValue
 from plait.runner.domain.prompt_values import prompt_values
 from plait.runner.domain.task import Task
 from plait.runner.domain.task_file import TaskFile
-from plait.runner.state.readable_state import ReadableState
+from plait.runner.state.run_state import ReadableState
 
 _FIELDS = {
     "when": "condition",

@@ -22,8 +22,8 @@ from plait.runner.domain.task_file import TaskFile
 from plait.runner.reuse.earlier_answers import ForkPoint, asked_persons, load_kept, person_answer
 from plait.runner.reuse.reusable_answer import ReusableAnswer
 from plait.runner.state.codec import to_json
-from plait.runner.state.conversations import sent_prompt
-from plait.runner.state.readable_state import ReadableState
+from plait.runner.state.run_state import ReadableState
+from plait.runner.state.stored_conversations import sent_prompt
 from plait.runner.state.stored_run import StoredRun, stored_run
 from plait.safe_text import clean_text
 from plait.statuses import TaskStatus

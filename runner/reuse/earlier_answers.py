@@ -21,8 +21,8 @@ from plait.runner.domain.groups import group_of
 from plait.runner.domain.task import Task
 from plait.runner.reuse.reusable_answer import ReusableAnswer
 from plait.runner.state.codec import to_json
-from plait.runner.state.conversations import own_messages, sent_prompt
-from plait.runner.state.readable_state import ReadableState
+from plait.runner.state.run_state import ReadableState
+from plait.runner.state.stored_conversations import own_messages, sent_prompt
 from plait.runner.state.stored_run import StoredRun
 from plait.statuses import TASK_DONE, TaskStatus
 

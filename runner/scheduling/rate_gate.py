@@ -13,7 +13,7 @@ from functools import partial
 from typing import TypeAlias
 
 from plait.backends.backend_protocol import Allowance
-from plait.runner.scheduling.rates import RateLimiter, RateLimits, Reservation
+from plait.runner.scheduling.rate_limits import RateLimiter, RateLimits, Reservation
 
 Timer: TypeAlias = Callable[[float, Callable[[], None]], Callable[[], object] | None]
 """Calls a function after a number of seconds. Returns a function that prevents the call; None, without a call, if the

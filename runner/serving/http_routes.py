@@ -17,7 +17,7 @@ from plait.backends.specs.build_backend import BackendSpec
 from plait.errors import RunNotResumable, RunOwned
 from plait.json_form import JsonValue
 from plait.runner.client.runs import RunService
-from plait.runner.engine.config import DEFAULT_BACKEND
+from plait.runner.engine.run_options import DEFAULT_BACKEND
 from plait.runner.serving.http_errors import DOCUMENTED, DOCUMENTED_BESIDE_OTHERS, NothingLeft
 from plait.runner.serving.json_body import StrictJsonRoute
 from plait.runner.serving.posted_plan import posted_plan

@@ -9,13 +9,23 @@ of names, and no name leads out of the parent folder.
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+import time
+from collections.abc import Collection, Iterable
 from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
 from string import ascii_letters, digits
 
+from anyio.to_thread import run_sync
+
 from plait.backends.backend_protocol import Files
+from plait.persistence.store_protocol import Store, files_root
+from plait.persistence.store_records import TaskRecord
+from plait.program_log import logger
+from plait.statuses import TASK_STATUSES, TaskStatus
 
 SESSIONS = "sessions"
 _PLAIN = frozenset(f"{ascii_letters}{digits}._-".encode())
@@ -58,3 +68,131 @@ def _name(text: str) -> str:
     if name and len(name) <= _LONGEST and name == name.lower() and name != SESSIONS:
         return name
     return f"{name[: _LONGEST - _DIGEST - 1]}~{sha256(encoded).hexdigest()[:_DIGEST]}"
+
+
+_UNUSED_S = 3600.0
+"""Seconds without a change after which the folder of an unstored run is abandoned. A run that began while the store was
+away is stored seconds after the store is back.
+"""
+
+
+def has_files(store: Store, run_id: str) -> bool:
+    """Return whether any attempt of the run has files."""
+    root = files_root(store)
+    return root is not None and _is_there(run_folder(root, run_id))
+
+
+async def kill_orphans(store: Store | None, run_id: str, keep: Iterable[tuple[str, int]] = ()) -> None:
+    """End the child processes left over from attempts of the run, except those of the attempts in `keep`, pairs of task
+    id and number. Errors are logged, not raised.
+
+    The caller must own the run, unless the run has no owner.
+    """
+    root = files_root(store)
+    if root is not None:
+        kept = [attempt_files(root, run_id, task_id, attempt).turn for task_id, attempt in keep]
+        await _end_below(run_folder(root, run_id), kept)
+
+
+def under_way(tasks: Iterable[TaskRecord], but: str | None = None) -> list[tuple[str, int]]:
+    """Return the attempts recorded as running, which a resume may adopt, except the attempt of the task `but`."""
+    running = [task for task in tasks if TASK_STATUSES[task.status] is TaskStatus.RUNNING]
+    return [(task.task_id, task.attempt) for task in running if task.task_id != but]
+
+
+async def end_attempt(folder: Path) -> None:
+    """End the child processes left over from the attempt with the files in `folder`. Errors are logged, not raised."""
+    await _end_below(folder, ())
+
+
+async def make_room(folder: Path) -> None:
+    """Clear the `folder` of an attempt about to begin.
+
+    An earlier attempt of the same number may have used the folder: if the store was away when the earlier process died,
+    or if the store was replaced.
+    """
+    if _is_there(folder):
+        await _end_below(folder, ())
+        await run_sync(_remove, folder)
+
+
+def has_sessions(root: Path | None) -> bool:
+    """Return whether files of any session exist below `root`."""
+    return root is not None and _is_there(root / SESSIONS)
+
+
+async def delete_files(
+    root: Path | None, deleted: Collection[str], stored: Collection[str], sessions: Collection[str] | None = None
+) -> str | None:
+    """Remove the files of deleted runs and sessions. Return an error message of a single line, or None on success.
+
+    Removes the folders of the runs `deleted`, no longer in the store, and abandoned folders of runs that are not
+    `stored`. Removes all sessions except `sessions`; with None, no session is removed.
+    """
+    failures: list[OSError] = []
+    try:
+        folders = [] if root is None else await run_sync(_unwanted, root, deleted, stored)
+    except OSError as error:
+        folders, failures = [], [error]
+    for folder in folders:
+        await _end_below(folder, ())
+        failures += await run_sync(_remove, folder)
+    if root is not None and sessions is not None and has_sessions(root):
+        failures += await run_sync(_remove_sessions, root / SESSIONS, sessions)
+    if not failures:
+        return None
+    return f"not all files of deleted runs were removed below {root}: {failures[0]}; remove the cause and purge again"
+
+
+async def _end_below(folder: Path, keep: Collection[Path]) -> None:
+    if not _is_there(folder):
+        return
+    from plait.backends.process.spawn import sweep  # noqa: PLC0415 - most runs have no children
+
+    try:
+        ended = await sweep(folder, keep)
+    except Exception as error:
+        logger().warning("leftovers_not_ended", folder=str(folder), error=f"{type(error).__name__}: {error}")
+        return
+    if ended:
+        logger().info("leftovers_ended", folder=str(folder), processes=ended)
+
+
+def _is_there(folder: Path) -> bool:
+    # A link may lead to files of another program.
+    return os.path.isdir(folder) and not folder.is_symlink()  # noqa: PTH112 - asked before each attempt
+
+
+def _unwanted(root: Path, deleted: Collection[str], stored: Collection[str]) -> list[Path]:
+    gone = [run_folder(root, run_id) for run_id in deleted]
+    known = {run_folder(root, run_id) for run_id in stored}.union(gone)
+    others = [one for one in root.iterdir() if one.is_dir() and one.name != SESSIONS] if root.is_dir() else []
+    now = time.time()
+    return gone + [one for one in others if one not in known and now - one.lstat().st_mtime > _UNUSED_S]
+
+
+def _remove_sessions(folder: Path, known: Collection[str]) -> list[OSError]:
+    from plait.backends.agents.session_locks import remove_sessions_except  # noqa: PLC0415 - most stores have none
+
+    try:
+        return remove_sessions_except(known, folder, _UNUSED_S)
+    except OSError as error:
+        return [error]
+
+
+def _remove(folder: Path) -> list[OSError]:
+    """Remove the folder and return the errors. A link is removed, never followed."""
+    failures: list[OSError] = []
+
+    def note(_function: object, _path: str, failure: tuple[type[BaseException], BaseException, object]) -> None:
+        if isinstance(failure[1], OSError) and not isinstance(failure[1], FileNotFoundError):
+            failures.append(failure[1])
+
+    if folder.is_symlink():
+        try:
+            folder.unlink()
+        except OSError as error:
+            failures.append(error)
+    elif folder.exists():
+        shutil.rmtree(folder, onerror=note)
+    return failures

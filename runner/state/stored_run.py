@@ -6,20 +6,21 @@ import json
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from plait.backends.backend_protocol import DetachedTurn
-from plait.errors import PlaitError, RunNotFound, RunNotResumable, StoreRequired, TaskNotFound, nearest
-from plait.events import TaskInterrupted, TaskRetried
+from plait.errors import ErrorKind, PlaitError, RunNotFound, RunNotResumable, StoreRequired, TaskNotFound, nearest
+from plait.events import TaskInterrupted, TaskPlaced, TaskRetried
 from plait.failpoints import reached
 from plait.json_form import JsonValue
 from plait.persistence.store_protocol import Store
-from plait.persistence.store_records import MessageRecord, RunRecord, TaskRecord
+from plait.persistence.store_records import AttemptRecord, MessageRecord, RunRecord, TaskRecord
 from plait.runner.domain.question import parse_time
 from plait.runner.domain.result import RunResult
 from plait.runner.domain.task import with_prompt
 from plait.runner.state.codec import decode_dag
 from plait.runner.state.run_state import RunState
-from plait.statuses import RUN_DONE, TASK_STATUSES, RunStatus, TaskStatus
+from plait.statuses import RUN_DONE, TASK_STATUSES, AttemptStatus, RunStatus, TaskStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,3 +186,54 @@ async def next_tries(
                     times[event.task_id] = min(parse_time(event.at), now) + delay_s
             after = page[-1].seq
     return times
+
+
+_WITHOUT_HOST = frozenset({ErrorKind.CRASHED, ErrorKind.TIMEOUT, ErrorKind.UNAVAILABLE})
+"""The kinds of errors that an attempt may have although its host reported no end."""
+
+
+class PlacedAttempt(NamedTuple):
+    """The place of an attempt."""
+
+    place: str
+    """The name of the host."""
+    interrupted: bool
+    """Whether the attempt continues an interrupted turn."""
+
+
+async def placed_attempts(store: Store, run_id: str) -> dict[tuple[str, int], PlacedAttempt]:
+    """Return the places by task id and number of the attempt. Raises StoreError."""
+    found: dict[tuple[str, int], PlacedAttempt] = {}
+    after = 0
+    while page := await store.list_events(run_id, after, kind=TaskPlaced.kind):
+        for event in page:
+            if event.task_id is not None and event.attempt is not None:
+                detail = json.loads(event.detail)
+                found[event.task_id, event.attempt] = PlacedAttempt(detail["place"], detail.get("interrupted", False))
+        after = page[-1].seq
+    return found
+
+
+async def unfinished_on_hosts(store: Store, run_id: str) -> Mapping[str, Sequence[str]]:
+    """Return the ids of the tasks with attempts that may be under way, for each host that had attempts. Raises
+    StoreError.
+
+    An attempt has certainly ended if the host reported its end: an answer, a question or an error. An attempt of which
+    the runner itself has stored the end may have been left on a host that was away.
+    """
+    placed = await placed_attempts(store, run_id)
+    if not placed:
+        return {}
+    ended = {(one.task_id, one.attempt) for one in await store.list_attempts(run_id) if _reported_by_host(one)}
+    found: dict[str, dict[str, None]] = {}
+    for attempt, at in placed.items():
+        on_host = found.setdefault(at.place, {})
+        if attempt not in ended:
+            on_host[attempt[0]] = None
+    return {host: tuple(ids) for host, ids in found.items()}
+
+
+def _reported_by_host(attempt: AttemptRecord) -> bool:
+    if attempt.error_kind is not None:
+        return attempt.error_kind not in _WITHOUT_HOST
+    return AttemptStatus(attempt.status) in {AttemptStatus.COMPLETED, AttemptStatus.ASKED}

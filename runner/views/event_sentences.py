@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from plait.errors import ErrorKind
 from plait.runner.engine.checkpointer import NOT_STORED
-from plait.runner.recovery.answers import DECLARED_FAILED
+from plait.runner.recovery.given_answers import DECLARED_FAILED
 
 _LATER = "The cause is usually gone after a while: retry the failed tasks."
 REMEDIES: Mapping[str, str] = {

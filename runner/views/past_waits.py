@@ -28,7 +28,7 @@ from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import AttemptRecord, EventRecord
 from plait.runner.domain.question import parse_time
 from plait.runner.domain.waiting import WaitKind, clock_time
-from plait.runner.state.failures import THROTTLING
+from plait.runner.state.run_state import THROTTLING
 from plait.statuses import AttemptStatus
 
 _KINDS: Final = (

@@ -9,8 +9,7 @@ from typing import Any
 from plait.errors import PlaitError, TaskNotFound
 from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import AttemptRecord, MessageRecord
-from plait.runner.state.placements import placed_attempts
-from plait.runner.state.stored_run import stored_record, stored_run
+from plait.runner.state.stored_run import placed_attempts, stored_record, stored_run
 from plait.runner.views.read_views import TaskInfo, task_infos
 from plait.statuses import TASK_DONE, TaskStatus
 

@@ -45,12 +45,12 @@ if TYPE_CHECKING:
     from plait.runner.domain.question import OpenQuestion
     from plait.runner.domain.result import RunResult, TaskResult
     from plait.runner.domain.task import FailureMode, GrowthLimits, Retry, Task
+    from plait.runner.engine.run_handle import Run
     from plait.runner.orchestrator import Orchestrator
     from plait.runner.parallel_runner import ParallelRunner
     from plait.runner.plan.loader import Plan, load_plan
     from plait.runner.policies.step_workflow import Step, Workflow
-    from plait.runner.run import Run
-    from plait.runner.scheduling.rates import RateLimits
+    from plait.runner.scheduling.rate_limits import RateLimits
     from plait.statuses import RunStatus, TaskStatus
 
 __all__ = [
@@ -122,8 +122,8 @@ _HOMES = {
     "runner.parallel_runner": "ParallelRunner",
     "runner.plan.loader": "Plan load_plan",
     "runner.policies.step_workflow": "Step Workflow",
-    "runner.run": "Run",
-    "runner.scheduling.rates": "RateLimits",
+    "runner.engine.run_handle": "Run",
+    "runner.scheduling.rate_limits": "RateLimits",
     "runner.client.runs": "RunService",
     "statuses": "RunStatus TaskStatus",
 }

@@ -50,7 +50,6 @@ LAYERS: list[list[str]] = [
     ["runner.recovery"],
     ["runner.views"],
     ["runner.client"],
-    ["runner.run"],
     ["runner.parallel_runner"],
     ["runner.client.runs", "runner.orchestrator"],
     ["runner.serving.http_guard runner.serving.sign_in runner.serving.json_body"],

@@ -21,7 +21,6 @@ PURE = (
     "runner/policies/*.py",
     "runner/policies/orchestrator/*.py",
     "runner/drawing/*.py",
-    "runner/state/attempt_files.py",
     "backends/backend_protocol.py",
     "backends/answer_candidates.py",
     "backends/schema_cost.py",
@@ -63,7 +62,7 @@ SQL = re.compile(
 SQL_MODULES = {"persistence/tables.py", "persistence/delete_runs.py"}
 OWN_FILES = ("files(", "importlib.resources.files(", "Path(__file__)")
 READERS = {"open", "fdopen", "read_text", "read_bytes", "write_text", "write_bytes"}
-STATE_FIELDS = "runner/state/readable_state.py"
+STATE_FIELDS = "runner/state/run_state.py"
 STATE_WRITERS = (STATE_FIELDS, "runner/state/run_state.py")
 """Files that may write to the fields of a RunState."""
 STATE_NAMES = ("state", "_state")

@@ -36,7 +36,7 @@ MODULES = (
     "runner/engine/checkpointer.py",
     "runner/engine/for_each.py",
     "runner/engine/growth.py",
-    "runner/recovery/answers.py",
+    "runner/recovery/given_answers.py",
     "runner/recovery/resume.py",
     "runner/recovery/resume_plan.py",
     "runner/client/answer_task.py",

@@ -11,7 +11,7 @@ from plait import DAG, FailureMode, ParallelRunner, Retry, RunStatus, Task, Task
 from plait.backends import BackendError, BackendUnavailable, ConversationRequest, ErrorKind
 from plait.errors import BackendMissing, DAGError
 from plait.persistence import MemoryStore
-from plait.runner.engine.retry import retry_delay
+from plait.runner.engine.retries import retry_delay
 from tests.support.fakes import QuickClock, Talker, failing
 
 HAIKU = DAG(

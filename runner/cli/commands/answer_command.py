@@ -34,9 +34,9 @@ from plait.runner.cli.options import (
 from plait.runner.cli.stored_backends import inspecting_runner
 from plait.runner.cli.terminal_output import as_line, visible
 from plait.runner.domain.question import asking_of
+from plait.runner.engine.lease import Liveness, liveness
 from plait.runner.recovery.resume_plan import ResumeAction
 from plait.runner.state.codec import decode_task
-from plait.runner.state.owner import Liveness, liveness
 from plait.runner.views.read_views import asks_as_json, shown_status
 from plait.statuses import RUN_DONE, RunStatus, TaskStatus
 

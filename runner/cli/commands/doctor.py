@@ -38,7 +38,7 @@ from plait.runner.cli.options import (
 )
 from plait.runner.cli.run_report import print_json
 from plait.runner.cli.terminal_output import counted
-from plait.runner.state.owner import Liveness, liveness
+from plait.runner.engine.lease import Liveness, liveness
 from plait.runner.views.read_views import shown_status
 from plait.statuses import RUN_DONE, RunStatus
 

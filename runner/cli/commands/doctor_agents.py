@@ -14,8 +14,8 @@ from plait.runner.cli.options import (
     command_line,
 )
 from plait.runner.cli.terminal_output import as_line, counted, size
+from plait.runner.engine.lease import seems_free
 from plait.runner.state.attempt_files import run_folder
-from plait.runner.state.owner import seems_free
 from plait.statuses import RUN_DONE, RunStatus
 
 _MIB = 1 << 20

@@ -25,8 +25,8 @@ from plait.runner.cli.options import (
 from plait.runner.cli.run_report import print_json
 from plait.runner.cli.terminal_output import as_line, counted, size
 from plait.runner.client.retention import Expiry, earlier_runs_needed, expired
-from plait.runner.state.orphans import delete_files, has_sessions
-from plait.runner.state.owner import Liveness, liveness
+from plait.runner.engine.lease import Liveness, liveness
+from plait.runner.state.attempt_files import delete_files, has_sessions
 from plait.statuses import RUN_DONE, RunStatus
 
 _UNITS = {"m": 60.0, "h": 3600.0, "d": 86400.0}

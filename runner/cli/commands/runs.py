@@ -26,7 +26,7 @@ from plait.runner.cli.options import (
 from plait.runner.cli.run_report import print_json
 from plait.runner.cli.terminal_output import age, as_line, cells, size, tokens
 from plait.runner.client.create_run import KEYED
-from plait.runner.state.owner import Liveness, liveness
+from plait.runner.engine.lease import Liveness, liveness
 from plait.runner.views.read_views import run_info, shown_status
 from plait.statuses import RunStatus, TaskStatus
 from plait.usage import cost

@@ -41,7 +41,7 @@ from plait.runner.domain.question import parse_time
 from plait.runner.domain.waiting import WaitKind, WaitReason, clock_time
 from plait.runner.reuse.answer_keys import REUSED, Reuse
 from plait.runner.reuse.earlier_answers import KEPT
-from plait.runner.state.placements import placed_attempts
+from plait.runner.state.stored_run import placed_attempts
 from plait.runner.views.read_views import TaskInfo, run_info, shown_status, task_infos, throttled_backends
 from plait.runner.views.run_differences import cut_offs
 from plait.runner.views.task_detail import TaskDetail

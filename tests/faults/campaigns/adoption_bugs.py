@@ -13,9 +13,9 @@ from unittest import mock
 
 from plait.persistence.store_protocol import Store
 from plait.runner.client import answer_task, continue_task
-from plait.runner.engine import lifecycle as drive
+from plait.runner.engine import run_lifecycle
 from plait.runner.recovery import resume_plan as verdict
-from plait.runner.state import orphans as leftovers
+from plait.runner.state import attempt_files as leftovers
 from tests.faults.campaigns.adoption_plans import LAST, Script
 
 
@@ -32,12 +32,12 @@ def _nothing_ended() -> AbstractContextManager[object]:
 
 def _wrong_turn_kept() -> AbstractContextManager[object]:
     """The attempt behind the one that is adopted is kept, and that one ended."""
-    end_leftovers = drive.kill_orphans
+    end_leftovers = run_lifecycle.kill_orphans
 
     async def end(store: Store | None, run_id: str, keep: Iterable[tuple[str, int]] = ()) -> None:
         await end_leftovers(store, run_id, [(task_id, attempt + 1) for task_id, attempt in keep])
 
-    return mock.patch.object(drive, "kill_orphans", end)
+    return mock.patch.object(run_lifecycle, "kill_orphans", end)
 
 
 @contextmanager

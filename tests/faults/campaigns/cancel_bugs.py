@@ -19,7 +19,7 @@ from plait.events import LeaseRenewed
 from plait.persistence import SQLiteStore, sqlite_store
 from plait.runner.engine import checkpointer as checkpoint
 from plait.runner.engine import executor as execution
-from plait.runner.recovery import lease as ownership
+from plait.runner.engine import lease
 
 
 class _Unshielding:
@@ -72,7 +72,7 @@ def _claim_not_given_back() -> AbstractContextManager[object]:
     def released(_at: str, **_due: object) -> LeaseRenewed:
         return LeaseRenewed("2026-11-21T23:00:00.000Z", 0.0)
 
-    return mock.patch.object(ownership, "RunReleased", released)
+    return mock.patch.object(lease, "RunReleased", released)
 
 
 def _store_not_closed() -> AbstractContextManager[object]:

@@ -18,12 +18,12 @@ from plait.json_form import JsonValue
 from plait.runner import parallel_runner
 from plait.runner.client import reuse_preview
 from plait.runner.domain.task import Task
-from plait.runner.engine import outcome
-from plait.runner.engine.config import Config
+from plait.runner.engine import outcomes
+from plait.runner.engine.run_options import Config
 from plait.runner.reuse import answer_cache, answer_keys, earlier_answers
 from plait.runner.reuse.reusable_answer import ReusableAnswer
 from plait.runner.state.codec import to_json
-from plait.runner.state.readable_state import ReadableState
+from plait.runner.state.run_state import ReadableState
 from plait.runner.state.stored_run import StoredRun
 
 Plant = Callable[[], AbstractContextManager[object]]
@@ -112,7 +112,7 @@ def _cache_before_fresh() -> AbstractContextManager[object]:
         return None if cached is None else (cached.run_id, cached.answer)
 
     stack = ExitStack()
-    for module in (outcome, reuse_preview):
+    for module in (outcomes, reuse_preview):
         stack.enter_context(mock.patch.object(module, "earlier_answer", taken))
     return stack
 

@@ -20,12 +20,12 @@ from plait.persistence.store_records import Batch, TaskRecord
 from plait.runner import parallel_runner
 from plait.runner.engine import checkpointer as checkpoint
 from plait.runner.engine import executor as execution
+from plait.runner.engine import lease
 from plait.runner.engine.checkpointer import WritePosition
 from plait.runner.engine.commit import COMMITTED, Commit
-from plait.runner.engine.config import Config
-from plait.runner.engine.feed import Feed
+from plait.runner.engine.event_feed import Feed
 from plait.runner.engine.run_control import Control
-from plait.runner.recovery import lease as ownership
+from plait.runner.engine.run_options import Config
 from plait.runner.scheduling import scheduler as schedule
 from plait.runner.scheduling import slots as places
 from plait.runner.state import run_state as state
@@ -146,7 +146,7 @@ def _unknown_taken_for_not_stored() -> AbstractContextManager[object]:
 
 
 def _lease_by_wall_clock_alone() -> AbstractContextManager[object]:
-    wait_until_free = ownership.wait_for_expiry
+    wait_until_free = lease.wait_for_expiry
 
     async def trusting(config: Config, run: stored.StoredRun, feed: Feed, control: Control) -> bool:
         expired = (run.record.lease_expires_at or 0.0) <= config.clock.wall()

@@ -21,8 +21,8 @@ from plait.clock_and_ids import Clock
 from plait.persistence import SQLiteStore, Store, StoreError
 from plait.runner.domain.result import RunResult
 from plait.runner.engine.backend_call import only_error
+from plait.runner.engine.run_handle import Run
 from plait.runner.parallel_runner import ParallelRunner
-from plait.runner.run import Run
 from plait.statuses import RunStatus, TaskStatus
 from tests.faults.crashtest import ledger as words
 from tests.faults.crashtest.cases import Case, CasePolicy, digest

@@ -12,7 +12,7 @@ from plait.errors import RunOwned
 from plait.events import Owner, RunClaimed, RunReleased
 from plait.persistence import Batch, MemoryStore
 from plait.persistence.store_records import TaskRecord
-from plait.runner.state.owner import claim_for_this_process, unregister
+from plait.runner.engine.lease import claim_for_this_process, unregister
 from tests.support.fakes import QuickClock
 from tests.support.stores.faulty_store import FaultyStore
 

@@ -15,7 +15,7 @@ from plait.backends import BackendError, ConversationRequest, ErrorKind, JsonInp
 from plait.errors import BackendMissing, RunNotFound, RunNotResumable, RunOwned, StoreRequired
 from plait.events import RunReleased
 from plait.persistence import Batch, MemoryStore, Store, StoreError
-from tests.runner.recovery.test_lease import claimed_by
+from tests.runner.engine.test_lease import claimed_by
 from tests.support.crashed import Dying, die
 from tests.support.fakes import QuickClock, Talker
 from tests.support.stopped import DIAMOND, stopped_after

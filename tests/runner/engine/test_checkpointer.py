@@ -14,7 +14,7 @@ from plait import DAG, ParallelRunner, RunStatus, Task, TaskStatus
 from plait.errors import OwnershipLost, RunExists
 from plait.events import RunCompleted, RunReleased, StoreDegraded, StoreRecovered, TaskCompleted, TaskStarted
 from plait.persistence import Batch, Conflict, MemoryStore, SQLiteStore, StoreBusy, StoreError
-from plait.runner.engine.outcome import STORE_WAITS_S
+from plait.runner.engine.outcomes import STORE_WAITS_S
 from tests.support.fakes import QuickClock, Talker
 from tests.support.stores.faulty_store import Fault, FaultyStore, on_write
 from tests.support.stores.wide import WIDE, everything_is_stored, run
@@ -163,7 +163,7 @@ async def test_an_owner_whose_run_was_taken_over_stops_at_its_first_refused_writ
             await go_on.wait()
         return prompt
 
-    from plait.runner.state.owner import _live_here
+    from plait.runner.engine.lease import _live_here
 
     async with ParallelRunner(body, store=inner).start(WIDE, run_id="r") as live:
         await started.wait()

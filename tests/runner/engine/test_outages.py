@@ -13,7 +13,7 @@ from plait.events import Event, PolicyDecided, SessionOpened, StoreDegraded, Sto
 from plait.persistence import Batch, Conflict, MemoryStore, StoreError
 from plait.runner.domain.question import parse_time
 from plait.runner.engine import checkpointer
-from plait.runner.state.owner import LEASE_SECONDS
+from plait.runner.engine.lease import LEASE_SECONDS
 from plait.workflows import Decision
 from tests.support.fakes import Talker
 from tests.support.growth import Recording as Recorded

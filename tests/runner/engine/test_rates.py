@@ -20,7 +20,7 @@ from plait.events import TaskStarted
 from plait.persistence import MemoryStore
 from plait.runner.cli.display.waits import throttling_line
 from plait.runner.engine.process_accounts import Accounts
-from plait.runner.scheduling.rates import RateLimiter
+from plait.runner.scheduling.rate_limits import RateLimiter
 from tests.support.hosts import functions
 from tests.support.hosts.world import HostFolder
 from tests.support.seeded_loop import TICK_S, VirtualClock, run_seeded

@@ -14,7 +14,7 @@ from plait.backends import BackendError, ErrorKind
 from plait.events import BackendThrottled
 from plait.persistence import MemoryStore, Store
 from plait.runner.domain.question import parse_time
-from plait.runner.engine.retry import Delays
+from plait.runner.engine.retries import Delays
 from tests.support.fakes import QuickClock, Talker
 from tests.support.sharing import wide
 

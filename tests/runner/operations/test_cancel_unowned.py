@@ -14,7 +14,7 @@ from plait.events import NewTask, RunClaimed, RunCreated, RunReleased
 from plait.persistence import Batch, MemoryStore, Note, NoteRecord, Store, StoreError
 from plait.persistence.store_records import EventRecord
 from plait.results import ResumeAction
-from plait.runner.state.owner import claim_for_this_process, unregister
+from plait.runner.engine.lease import claim_for_this_process, unregister
 from tests.contracts.store.samples import run_becomes
 from tests.runner.client.test_cancel_run import CHAIN, Scene
 from tests.support.crashed import Dying, die

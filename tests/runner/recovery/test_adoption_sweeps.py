@@ -14,7 +14,7 @@ from plait.events import RunClaimed
 from plait.persistence import Batch, MemoryStore
 from plait.results import ResumeAction
 from plait.runner.engine.inbox import cancel_note
-from plait.runner.state.orphans import delete_files
+from plait.runner.state.attempt_files import delete_files
 from tests.support.agents.detached_backend import Outliver
 from tests.support.agents.outliving import RUN, World
 from tests.support.crashed import Dying, die

@@ -17,7 +17,7 @@ from plait.events import RunClaimed
 from plait.persistence import Batch, MemoryStore, SQLiteStore, Store, StoreError
 from plait.results import ResumeAction
 from plait.runner.engine.attempt import INTERRUPTED
-from plait.runner.state.owner import Liveness, claim_for_this_process, liveness, unregister
+from plait.runner.engine.lease import Liveness, claim_for_this_process, liveness, unregister
 from tests.support.crashed import Dying, die
 from tests.support.fakes import QuickClock, Talker
 from tests.support.stores.database import attempts_of

@@ -18,7 +18,7 @@ import pytest
 from plait import ParallelRunner, RunResult, RunStatus, events
 from plait.backends.hosts.group import HostGroup
 from plait.persistence import SQLiteStore
-from plait.runner.engine.host_connections import run_on_hosts
+from plait.runner.engine.run_hosts import run_on_hosts
 from tests.support.agents.outliving import RUN
 from tests.support.hosts.outliving import LEASE, HostsWorld, PlacedWorld
 

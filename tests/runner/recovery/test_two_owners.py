@@ -16,7 +16,7 @@ import pytest
 
 from plait.events import Owner, RunClaimed
 from plait.persistence import Batch, SQLiteStore
-from plait.runner.state.owner import Liveness, claim_for_this_process, liveness, unregister
+from plait.runner.engine.lease import Liveness, claim_for_this_process, liveness, unregister
 from tests.faults.campaigns import two
 from tests.support.plans import logged as plans
 from tests.support.processes.command import PLAIT, environment

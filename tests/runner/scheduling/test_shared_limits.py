@@ -16,7 +16,7 @@ import pytest
 from plait import DAG, ParallelRunner, Retry, RunResult, RunService, RunStatus, Task, events
 from plait.backends import BackendError, ErrorKind, ask
 from plait.persistence import MemoryStore, SQLiteStore, Store
-from plait.runner.state.failures import PATIENCE
+from plait.runner.state.run_state import PATIENCE
 from tests.support.fakes import QuickClock, Talker
 from tests.support.sharing import COMPLETED, Meter, chain, run_all, wide
 

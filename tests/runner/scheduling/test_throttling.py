@@ -14,7 +14,7 @@ from plait.persistence import Store
 from plait.runner.scheduling.account import PROBES, Account, Pause
 from plait.runner.scheduling.scheduler import InitialState, Scheduler
 from plait.runner.scheduling.slots import SlotPool
-from plait.runner.state.failures import PATIENCE
+from plait.runner.state.run_state import PATIENCE
 from tests.support.fakes import QuickClock, Talker, failing
 
 DONE = TaskStatus.COMPLETED

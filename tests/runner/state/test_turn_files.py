@@ -14,8 +14,7 @@ from plait.backends import BackendError, ErrorKind, Usage
 from plait.backends.agents.session_locks import Sessions
 from plait.backends.backend_protocol import DetachedTurn, Files
 from plait.persistence import FilesStore, MemoryStore, SQLiteStore, Store
-from plait.runner.state.attempt_files import attempt_files, run_folder
-from plait.runner.state.orphans import delete_files
+from plait.runner.state.attempt_files import attempt_files, delete_files, run_folder
 from tests.support.fakes import QuickClock, Talker
 from tests.support.plans.logged import make
 from tests.support.processes.command import plait, plait_here

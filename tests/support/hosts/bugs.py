@@ -17,7 +17,7 @@ from plait.backends.hosts.frames import frame_line
 from plait.backends.hosts.session import HostSession, OnOutput
 from plait.persistence import Store
 from plait.runner.recovery import adoption
-from plait.runner.state.placements import PlacedAttempt
+from plait.runner.state.stored_run import PlacedAttempt
 
 
 def _none_named() -> AbstractContextManager[object]:

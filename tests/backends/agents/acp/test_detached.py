@@ -18,7 +18,7 @@ from plait.backends import Answer, BackendError, ConversationRequest, DetachedBa
 from plait.backends.agents.acp.outbox import Outbox, relayed_command, sent_messages
 from plait.backends.process.manifest import read_manifest
 from plait.backends.process.spawn import Launch, child_environment, running
-from plait.runner.state.orphans import end_attempt
+from plait.runner.state.attempt_files import end_attempt
 from tests.support.agents.homes import Home, until
 from tests.support.processes.warm import Warm
 

@@ -16,9 +16,9 @@ from plait.clock_and_ids import iso
 from plait.errors import RunExists, RunOwned
 from plait.events import LeaseRenewed, RunClaimed, RunReleased
 from plait.persistence import Batch, MemoryStore, Store, StoreError
-from plait.runner.recovery import lease
+from plait.runner.engine import lease
+from plait.runner.engine.lease import claim_for_this_process, unregister
 from plait.runner.state.attempt_files import run_folder
-from plait.runner.state.owner import claim_for_this_process, unregister
 from tests.support.crashed import Dying, die
 from tests.support.fakes import QuickClock, Talker
 from tests.support.stopped import DIAMOND, stopped_after

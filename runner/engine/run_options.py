@@ -17,7 +17,7 @@ from plait.runner.domain.dag import nearest
 from plait.runner.domain.question import OnQuestion
 from plait.runner.domain.task import GrowthLimits
 from plait.runner.engine.process_accounts import Accounts
-from plait.runner.scheduling.rates import RateLimits
+from plait.runner.scheduling.rate_limits import RateLimits
 from plait.runner.scheduling.slots import SlotPool
 
 DEFAULT_BACKEND = "default"

@@ -25,7 +25,7 @@ from plait.runner.engine.backend_call import CallOutcome
 from plait.runner.engine.for_each import ForEachExpander
 from plait.runner.engine.growth import Growth
 from plait.runner.engine.policy_driver import PolicyState
-from plait.runner.engine.retry import deserves_retry, retry_delay
+from plait.runner.engine.retries import deserves_retry, retry_delay
 from plait.runner.engine.throttling import pause_of
 from plait.runner.reuse.answer_cache import earlier_answer
 from plait.runner.reuse.answer_keys import REUSED

@@ -40,31 +40,30 @@ from plait.runner.domain.task import failed_status
 from plait.runner.engine.attempt import RunContext
 from plait.runner.engine.cancelled_sessions import note_cancelled
 from plait.runner.engine.checkpointer import Checkpointer, EventSink, UnstoredSink, WritePosition
-from plait.runner.engine.config import Config
+from plait.runner.engine.event_feed import Feed
 from plait.runner.engine.executor import Executor
-from plait.runner.engine.feed import Feed
 from plait.runner.engine.growth import Growth
 from plait.runner.engine.handover import NO_HANDOVER, Handover
-from plait.runner.engine.host_connections import (
+from plait.runner.engine.inbox import Inbox
+from plait.runner.engine.lease import unregister
+from plait.runner.engine.outcomes import STORE_WAITS_S
+from plait.runner.engine.policy_driver import PolicyDriver, PolicyState
+from plait.runner.engine.run_control import Control
+from plait.runner.engine.run_hosts import (
     away_reporter,
     connected_hosts,
     follow_slots,
     remove_files_on_hosts,
     run_on_hosts,
 )
-from plait.runner.engine.inbox import Inbox
-from plait.runner.engine.outcome import STORE_WAITS_S
-from plait.runner.engine.policy_driver import PolicyDriver, PolicyState
-from plait.runner.engine.run_control import Control
+from plait.runner.engine.run_options import Config
 from plait.runner.reuse.answer_cache import AnswerCache
 from plait.runner.reuse.answer_keys import ReusableAnswers
 from plait.runner.scheduling.account import Pause
 from plait.runner.scheduling.scheduler import InitialState, Scheduler
-from plait.runner.state.conversations import load_history
-from plait.runner.state.failures import THROTTLING
-from plait.runner.state.orphans import kill_orphans
-from plait.runner.state.owner import unregister
-from plait.runner.state.run_state import RunState
+from plait.runner.state.attempt_files import kill_orphans
+from plait.runner.state.run_state import THROTTLING, RunState
+from plait.runner.state.stored_conversations import load_history
 from plait.statuses import TASK_DONE, RunStatus, TaskStatus
 
 

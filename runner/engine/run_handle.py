@@ -11,7 +11,7 @@ import anyio.abc
 
 from plait.errors import PlaitError
 from plait.runner.domain.result import RunResult
-from plait.runner.engine.feed import EventReader, Feed
+from plait.runner.engine.event_feed import EventReader, Feed
 from plait.runner.engine.run_control import Control
 from plait.statuses import RunStatus
 
