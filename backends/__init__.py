@@ -33,9 +33,9 @@ from plait.json_form import JsonInput, JsonValue
 from plait.usage import NO_USAGE, Usage
 
 if TYPE_CHECKING:
-    from plait.backends.agents.acp.backend import AcpBackend
-    from plait.backends.agents.claude.backend import ClaudeCodeBackend
-    from plait.backends.agents.codex.backend import CodexBackend
+    from plait.backends.agents.acp_agent import AcpBackend
+    from plait.backends.agents.claude_code import ClaudeCodeBackend
+    from plait.backends.agents.codex import CodexBackend
     from plait.backends.frameworks.langgraph_graph import LangGraphBackend
     from plait.backends.frameworks.pydantic_ai_agent import PydanticAIBackend
     from plait.backends.models.anthropic_api import AnthropicBackend
@@ -89,10 +89,10 @@ __all__ = [
 ]
 
 _LAZY = {
-    "AcpBackend": "agents.acp.backend",
+    "AcpBackend": "agents.acp_agent",
     "AnthropicBackend": "models.anthropic_api",
-    "ClaudeCodeBackend": "agents.claude.backend",
-    "CodexBackend": "agents.codex.backend",
+    "ClaudeCodeBackend": "agents.claude_code",
+    "CodexBackend": "agents.codex",
     "LangGraphBackend": "frameworks.langgraph_graph",
     "LoadBalancedBackend": "models.load_balancing",
     "LocalBackend": "models.local_model",

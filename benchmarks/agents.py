@@ -14,7 +14,7 @@ from pathlib import Path
 
 import anyio
 
-from plait.backends.process.child import Child
+from plait.backends.process.child_process import Child
 from plait.backends.process.spawn import Launch, child_environment, running
 
 ANSWER = b'{"type": "text", "text": "A line as agents print them, with some words in it."}\n' * 20

@@ -17,17 +17,17 @@ from pathlib import Path
 
 import anyio
 
-from plait.backends.agents.error_kinds import COMMON, SchemaRefused, classify, hide, safe_line
+from plait.backends.agents.agent_errors import COMMON, SchemaRefused, classify, hide, safe_line
+from plait.backends.agents.agent_protocol import Call, ProcessEnd, Program, Reader, TurnAnswer
+from plait.backends.agents.agent_sessions import SessionInUse, Sessions, first_before, since
+from plait.backends.agents.agent_transcript import UnreportedCall, cut_before, mark_reported, outputs_of
 from plait.backends.agents.output_lines import read_line
-from plait.backends.agents.protocol import Call, ProcessEnd, Program, Reader, TurnAnswer
 from plait.backends.agents.session_files import digest
-from plait.backends.agents.session_locks import SessionInUse, Sessions, first_before, since
-from plait.backends.agents.transcript import UnreportedCall, cut_before, mark_reported, outputs_of
 from plait.backends.answer_reader import check_answer, read_answer
 from plait.backends.backend_protocol import ConversationRequest, Files, Output, Reply
 from plait.backends.output_schema import Mismatch, Schema, invalid_output, repair_prompt
-from plait.backends.process.child import Child
-from plait.backends.process.manifest import read_manifest
+from plait.backends.process.child_manifest import read_manifest
+from plait.backends.process.child_process import Child
 from plait.backends.process.private import private_folder
 from plait.backends.process.spawn import Launch, adopted, child_environment, running
 from plait.backends.turn_cancellation import cancel_requested, when_cancelled

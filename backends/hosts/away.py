@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import anyio
 
 from plait.backends.backend_protocol import AwayHost
-from plait.backends.hosts.connection import AttemptChannel, HostConnection
+from plait.backends.hosts.host_connection import AttemptChannel, HostConnection
 
 
 class AwayReporter:

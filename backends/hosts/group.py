@@ -10,8 +10,8 @@ from importlib.metadata import version
 import anyio
 
 from plait.backends.backend_protocol import RunOnHosts
-from plait.backends.hosts.frames import Frame
-from plait.backends.hosts.session import HostSession
+from plait.backends.hosts.host_frames import Frame
+from plait.backends.hosts.host_session import HostSession
 
 PATIENCE = 120.0
 """Seconds for which the attempts of a host that is away are waited for, unless told otherwise."""

@@ -31,7 +31,7 @@ from plait.backends.models.endpoint import Endpoint
 from plait.backends.models.openai_api import OpenAIBackend
 from plait.backends.placeable import Placeable
 from plait.backends.prices import FREE, Billing
-from plait.backends.process.proctable import offer_to_oom_killer
+from plait.backends.process.process_table import offer_to_oom_killer
 from plait.errors import BackendError, BackendUnavailable, ErrorKind
 from plait.json_form import JsonValue
 from plait.safe_text import one_line

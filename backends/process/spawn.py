@@ -25,8 +25,7 @@ from pathlib import Path
 
 from anyio.to_thread import run_sync
 
-from plait.backends.process.child import KILL_LIMIT, Child
-from plait.backends.process.manifest import (
+from plait.backends.process.child_manifest import (
     ChildManifest,
     digest_of_arguments,
     lock_start,
@@ -35,8 +34,9 @@ from plait.backends.process.manifest import (
     read_manifest,
     write_manifest,
 )
+from plait.backends.process.child_process import KILL_LIMIT, Child
 from plait.backends.process.private import private_folder
-from plait.backends.process.proctable import PREFIX, boot_id, first_start_time, kill_tree, mark, offer_to_oom_killer
+from plait.backends.process.process_table import PREFIX, boot_id, first_start_time, kill_tree, mark, offer_to_oom_killer
 from plait.backends.process.watchdog import WATCHDOG
 from plait.errors import BackendError, BackendUnavailable, ErrorKind
 from plait.json_form import value

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import psutil
 
-from plait.backends.process.manifest import manifests_below
-from plait.backends.process.proctable import members
+from plait.backends.process.child_manifest import manifests_below
+from plait.backends.process.process_table import members
 from plait.json_form import value
 
 _ARGUMENTS = ["-P", str(Path(__file__).parent.parent / "llm" / "_llama_server.py")]

@@ -18,9 +18,9 @@ from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from plait.backends.process.proctable import ProcessTag, library, start_time
+from plait.backends.process.process_table import ProcessTag, library, start_time
 
-_PROGRAM = Path(__file__).with_name("_watchdog.py")
+_PROGRAM = Path(__file__).with_name("_watchdog_main.py")
 # SIGPIPE could kill this process, and a full socket of a stuck watchdog must not block it.
 _NO_SIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)
 _NO_WAIT = _NO_SIGNAL | socket.MSG_DONTWAIT

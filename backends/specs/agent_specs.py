@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, cast
 
 from pydantic import Field, model_validator
 
-from plait.backends.agents.catalog import agent
+from plait.backends.agents.agent_catalog import agent
 from plait.backends.specs.backend_spec import BASE_URL, Spec
 
 if TYPE_CHECKING:
-    from plait.backends.agents.backend import CliBackend
+    from plait.backends.agents.cli_agent import CliBackend
 
 _OWN = frozenset({"kind", "concurrency", "on", "needs"})
 _HARMLESS = frozenset({"kind", "concurrency", "model", "system", "turn_timeout", "idle_timeout", "on_runner_death",
@@ -110,7 +110,7 @@ class ClaudeCodeSpec(AgentSpec):
     base_url: str | None = Field(default=None, pattern=BASE_URL, description="Another server for the agent's requests.")
 
     def make(self, folder: Path) -> CliBackend:
-        from plait.backends.agents.claude.backend import ClaudeCodeBackend  # noqa: PLC0415
+        from plait.backends.agents.claude_code import ClaudeCodeBackend  # noqa: PLC0415
 
         return ClaudeCodeBackend(**self.options(folder))
 
@@ -133,7 +133,7 @@ class CodexSpec(AgentSpec):
     )
 
     def make(self, folder: Path) -> CliBackend:
-        from plait.backends.agents.codex.backend import CodexBackend  # noqa: PLC0415
+        from plait.backends.agents.codex import CodexBackend  # noqa: PLC0415
 
         return CodexBackend(**self.options(folder))
 
@@ -169,6 +169,6 @@ class AcpSpec(AgentSpec):
         return given
 
     def make(self, folder: Path) -> CliBackend:
-        from plait.backends.agents.acp.backend import AcpBackend  # noqa: PLC0415
+        from plait.backends.agents.acp_agent import AcpBackend  # noqa: PLC0415
 
         return AcpBackend(**self.options(folder))

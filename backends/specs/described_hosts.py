@@ -8,9 +8,9 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from plait.backends.backend_protocol import Backend
-from plait.backends.hosts.dask.hosts import DaskHosts
-from plait.backends.hosts.placed import BackendTraits, HostBackend
-from plait.backends.hosts.ssh import SSHHosts
+from plait.backends.hosts.dask_hosts import DaskHosts
+from plait.backends.hosts.host_backend import BackendTraits, HostBackend
+from plait.backends.hosts.ssh_hosts import SSHHosts
 from plait.backends.specs.build_backend import AnySpec, BackendSpec, build, make_unchecked
 from plait.errors import BackendUnavailable
 from plait.json_form import JsonValue

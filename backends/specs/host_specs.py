@@ -7,10 +7,10 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from plait.backends.hosts.dask.address import check_address
-from plait.backends.hosts.dask.hosts import DaskHosts
+from plait.backends.hosts.dask_address import check_address
+from plait.backends.hosts.dask_hosts import DaskHosts
 from plait.backends.hosts.group import PATIENCE
-from plait.backends.hosts.ssh import SLOTS, SSH, SSHHost, SSHHosts
+from plait.backends.hosts.ssh_hosts import SLOTS, SSH, SSHHost, SSHHosts
 
 
 class HostPart(BaseModel):

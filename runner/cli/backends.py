@@ -16,8 +16,8 @@ from typing import Any, cast
 from pydantic import TypeAdapter, ValidationError
 
 from plait.backends.backend_protocol import Backend
-from plait.backends.hosts.dask.hosts import DaskHosts
-from plait.backends.hosts.ssh import SSHHosts
+from plait.backends.hosts.dask_hosts import DaskHosts
+from plait.backends.hosts.ssh_hosts import SSHHosts
 from plait.backends.prices import Price
 from plait.backends.specs.build_backend import KINDS, BackendSpec, answer_key_of, build, default_spec
 from plait.backends.specs.described_hosts import placed

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import anyio.to_thread
 
-from plait.backends.process.proctable import PREFIX
+from plait.backends.process.process_table import PREFIX
 from plait.errors import InvalidRequest, PlaitError
 from plait.json_form import JsonValue
 from plait.persistence.store_protocol import Store

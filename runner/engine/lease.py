@@ -18,7 +18,7 @@ from typing import Literal
 import anyio
 
 from plait import events
-from plait.backends.process.proctable import boot_id, start_time
+from plait.backends.process.process_table import boot_id, start_time
 from plait.clock_and_ids import iso
 from plait.errors import Conflict, Fenced, RunOwned, StoreError
 from plait.events import Event, Owner, RunClaimed, RunReleased

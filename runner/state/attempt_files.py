@@ -172,7 +172,7 @@ def _unwanted(root: Path, deleted: Collection[str], stored: Collection[str]) -> 
 
 
 def _remove_sessions(folder: Path, known: Collection[str]) -> list[OSError]:
-    from plait.backends.agents.session_locks import remove_sessions_except  # noqa: PLC0415 - most stores have none
+    from plait.backends.agents.agent_sessions import remove_sessions_except  # noqa: PLC0415 - most stores have none
 
     try:
         return remove_sessions_except(known, folder, _UNUSED_S)

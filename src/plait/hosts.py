@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from plait.backends.hosts.dask.hosts import DaskHosts
-from plait.backends.hosts.ssh import SSHHost, SSHHosts
+from plait.backends.hosts.dask_hosts import DaskHosts
+from plait.backends.hosts.ssh_hosts import SSHHost, SSHHosts
 
 __all__ = [
     "DaskHosts",

@@ -30,7 +30,6 @@ LAYERS: list[list[str]] = [
      "backends.replay_conversation"],
     ["backends.process"],
     ["backends.models", "backends.frameworks", "backends.agents"],
-    ["backends.agents.claude", "backends.agents.codex", "backends.agents.acp"],
     ["backends.hosts"],
     ["backends.specs"],
     ["backends"],  # the public names

@@ -35,7 +35,7 @@ HOMES = {
     "aiosqlite": "persistence/sqlite_store.py",
     "sqlite3": "persistence/*.py",
     "asyncpg": "persistence/postgres_connection.py",
-    "distributed": "backends/hosts/dask/*.py",
+    "distributed": "backends/hosts/dask_*.py",
     "networkx": "runner/domain/dag.py",
     "aiohttp": "backends/models/http_client.py",
     "langgraph": "backends/frameworks/langgraph_*.py",

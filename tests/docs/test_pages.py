@@ -41,7 +41,7 @@ import yaml
 from anyio import to_thread
 
 from plait.backends import AnthropicBackend, OpenAIBackend
-from plait.backends.agents.catalog import AGENTS
+from plait.backends.agents.agent_catalog import AGENTS
 from plait.backends.models.endpoint import _HEADERS
 from plait.persistence import SQLiteStore
 from plait.runner.plan import parse_plan

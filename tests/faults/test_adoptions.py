@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from plait.backends.process.proctable import HAS_PROC
+from plait.backends.process.process_table import HAS_PROC
 from tests.faults.campaigns import adoptions
 from tests.faults.campaigns.adoption_bugs import BUGS
 from tests.faults.campaigns.adoption_plans import drawn

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from plait.backends.process.proctable import HAS_PROC
+from plait.backends.process.process_table import HAS_PROC
 from tests.faults.campaigns import hosts
 
 pytestmark = pytest.mark.slow

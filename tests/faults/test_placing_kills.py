@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from plait import RunStatus
-from plait.backends.process.proctable import HAS_PROC
+from plait.backends.process.process_table import HAS_PROC
 from tests.support.agents.outliving import RUN
 from tests.support.hosts.outliving import HostsWorld
 from tests.support.processes.warm import Warm

@@ -14,9 +14,9 @@ from types import SimpleNamespace
 import anyio
 import pytest
 
-from plait.backends.process import manifest as childfile
-from plait.backends.process.manifest import read_manifest
-from plait.backends.process.proctable import members
+from plait.backends.process import child_manifest
+from plait.backends.process.child_manifest import read_manifest
+from plait.backends.process.process_table import members
 from plait.backends.process.spawn import Launch, adopted, child_environment, running, sweep
 from tests.support.agents.homes import until
 from tests.support.processes.room import (  # fmt: skip
@@ -82,7 +82,7 @@ def starts_when_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         (tmp_path / "start").touch()
         time.sleep(seconds)
 
-    monkeypatch.setattr(childfile, "time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
+    monkeypatch.setattr(child_manifest, "time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
 
 
 @pytest.mark.usefixtures("starts_when_looked_for")

@@ -42,9 +42,9 @@ MODULES = (
     "runner/client/answer_task.py",
     "runner/serving/http_guard.py",
     "backends/error_kinds.py",
-    "backends/agents/error_kinds.py",
-    "backends/agents/acp/error_kinds.py",
-    "backends/agents/claude/error_kinds.py",
+    "backends/agents/agent_errors.py",
+    "backends/agents/acp_errors.py",
+    "backends/agents/claude_errors.py",
 )
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import anyio
 
 from plait.backends import ClaudeCodeBackend, CodexBackend, ConversationRequest
-from plait.backends.agents.backend import CliBackend
+from plait.backends.agents.cli_agent import CliBackend
 from plait.backends.backend_protocol import Files
 
 

@@ -12,7 +12,7 @@ import anyio
 import pytest
 
 from plait.backends import ConversationRequest, Message, Reply
-from plait.backends.agents.backend import CliBackend
+from plait.backends.agents.cli_agent import CliBackend
 from plait.errors import BackendError, ErrorKind
 from plait.usage import Usage
 from tests.real_agents.one_turn import files_of, make_backend

@@ -16,7 +16,7 @@ import anyio
 import pytest
 
 from plait.backends import BackendError, ConversationRequest, Reply
-from plait.backends.agents.backend import CliBackend
+from plait.backends.agents.cli_agent import CliBackend
 from plait.errors import ErrorKind
 from tests.real_agents.one_turn import files_of, make_backend
 from tests.real_agents.world import World, until

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from plait.backends.agents.catalog import AGENTS
+from plait.backends.agents.agent_catalog import AGENTS
 from tests.real_agents.install import known
 
 PAGE = Path(__file__).parents[2] / "docs" / "guides" / "agents.md"

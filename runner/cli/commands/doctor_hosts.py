@@ -10,8 +10,8 @@ from typing import Any, cast
 
 import anyio
 
-from plait.backends.agents.catalog import AGENTS
-from plait.backends.hosts.probe import NO_WORKER, HostState, probe_hosts
+from plait.backends.agents.agent_catalog import AGENTS
+from plait.backends.hosts.host_probe import NO_WORKER, HostState, probe_hosts
 from plait.backends.hosts.reachable import HostUnreachable, ReachableHost
 from plait.backends.specs.host_specs import DaskHostsPart
 from plait.errors import StoreError

@@ -35,8 +35,8 @@ def host_command() -> int:
             "plait host is started over ssh by a run whose plan names hosts; its standard input has to be a pipe or a "
             "socket, and is neither"
         )
-    from plait.backends.hosts.fence import state_folder  # noqa: PLC0415 - the help needs neither
-    from plait.backends.hosts.host import serve  # noqa: PLC0415
+    from plait.backends.hosts.host_fence import state_folder  # noqa: PLC0415 - the help needs neither
+    from plait.backends.hosts.host_process import serve  # noqa: PLC0415
 
     # A signal has to end this process at once: an orderly end would end the agents.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -52,6 +52,6 @@ def _build(described: Mapping[str, JsonValue]) -> Backend:
         from plait.backends.specs.described_hosts import build_spec  # noqa: PLC0415
 
         return build_spec(described)
-    from plait.backends.hosts.describe import build_described  # noqa: PLC0415
+    from plait.backends.hosts.described_backend import build_described  # noqa: PLC0415
 
     return build_described(described)

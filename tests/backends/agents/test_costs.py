@@ -8,7 +8,7 @@ import pytest
 
 from plait import DAG, ParallelRunner, Retry, Task, TaskStatus
 from plait.backends import BackendError, CodexBackend
-from plait.backends.agents.session_locks import Sessions
+from plait.backends.agents.agent_sessions import Sessions
 from plait.backends.backend_protocol import Files
 from plait.persistence import SQLiteStore
 from plait.runner.engine.attempt import INTERRUPTED

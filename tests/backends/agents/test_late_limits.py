@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from plait.backends.process.manifest import ChildManifest, write_manifest
+from plait.backends.process.child_manifest import ChildManifest, write_manifest
 from tests.support.agents.homes import Home, fails
 
 WRITTEN = 1_795_000_000.0  # Wednesday 18 November 2026, 11:06:40 UTC

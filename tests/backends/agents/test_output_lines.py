@@ -22,12 +22,11 @@ from plait.backends import (
     ErrorKind,
     Output,
 )
-from plait.backends.agents import conversation
-from plait.backends.agents.acp import conversation as acp_conversation
-from plait.backends.agents.backend import CliBackend
-from plait.backends.agents.follow import TurnWatch
+from plait.backends.agents import acp_turn, conversation
+from plait.backends.agents.agent_transcript import outputs_of
+from plait.backends.agents.agent_watch import TurnWatch
+from plait.backends.agents.cli_agent import CliBackend
 from plait.backends.agents.output_lines import read_line
-from plait.backends.agents.transcript import outputs_of
 from plait.backends.backend_protocol import Files, Reply
 from tests.support.agents.recorded import ROOT, recorded
 
@@ -323,7 +322,7 @@ async def test_an_agent_that_asks_for_permission_again_and_again_is_waited_for_o
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It does not heed the cancellation that follows the first request."""
-    monkeypatch.setattr(acp_conversation, "_STOP", 0.5)
+    monkeypatch.setattr(acp_turn, "_STOP", 0.5)
     backend = replace(_acp(tmp_path, ASKING_ACP_AGENT.format(python=sys.executable)), permissions="ask")
     with anyio.fail_after(10):
         reply = await _send(backend)

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.backends import BackendError, ClaudeCodeBackend, CodexBackend
-from plait.backends.agents.error_kinds import COMMON, no_outcome, safe_line
-from plait.backends.agents.protocol import Call, ProcessEnd, Reader, TurnAnswer
+from plait.backends.agents.agent_errors import COMMON, no_outcome, safe_line
+from plait.backends.agents.agent_protocol import Call, ProcessEnd, Reader, TurnAnswer
 from plait.backends.json_fields import number
 from plait.safe_text import shown
 from tests.support.agents.recorded import NOW, ROOT, names, read, recorded

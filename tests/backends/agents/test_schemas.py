@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from plait.backends import ClaudeCodeBackend, Output
-from plait.backends.agents.error_kinds import SchemaRefused
-from plait.backends.agents.protocol import Call, ProcessEnd
+from plait.backends.agents.agent_errors import SchemaRefused
+from plait.backends.agents.agent_protocol import Call, ProcessEnd
 from tests.support.agents.homes import Home, send
 
 PAIR = {"type": "object", "properties": {"pair": {"type": "array", "prefixItems": [{"type": "integer"}]}}}

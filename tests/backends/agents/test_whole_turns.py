@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from plait.backends import BackendError, ClaudeCodeBackend, CodexBackend, ConversationRequest, ErrorKind
-from plait.backends.agents.backend import CliBackend
+from plait.backends.agents.cli_agent import CliBackend
 from plait.backends.backend_protocol import Files, Reply
 from tests.support.agents.homes import send
 

@@ -13,7 +13,7 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from plait.backends.process.proctable import start_time
+from plait.backends.process.process_table import start_time
 from tests.support.processes import warm
 from tests.support.processes.command import PLAIT, Done, environment
 from tests.support.processes.warm import Warm

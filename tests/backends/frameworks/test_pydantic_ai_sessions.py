@@ -22,7 +22,7 @@ from plait.backends import (
     PydanticAIBackend,
     Reply,
 )
-from plait.backends.agents.session_locks import remove_sessions_except
+from plait.backends.agents.agent_sessions import remove_sessions_except
 from tests.support.pydantic_agents import wired_agent
 from tests.support.tool_calls import CHAT, calling, saying
 from tests.support.wire import Script, events, serve, silence

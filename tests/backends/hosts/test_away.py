@@ -13,8 +13,8 @@ from anyio.lowlevel import checkpoint
 from plait.backends import BackendError
 from plait.backends.backend_protocol import AwayHost, Output
 from plait.backends.hosts.away import AwayReporter
-from plait.backends.hosts.connection import AttemptChannel, HostConnection
-from plait.backends.hosts.session import HostSession
+from plait.backends.hosts.host_connection import AttemptChannel, HostConnection
+from plait.backends.hosts.host_session import HostSession
 
 
 def attempt(task: str) -> AttemptChannel:

@@ -18,10 +18,10 @@ from distributed import Client
 
 from plait import DAG, ParallelRunner, RunStatus, Task, TaskStatus, events
 from plait.backends import FunctionBackend
-from plait.backends.hosts.dask import relay
-from plait.backends.hosts.dask.address import slots_for
-from plait.backends.hosts.describe import build_described, describe
-from plait.backends.hosts.probe import probe_hosts
+from plait.backends.hosts import dask_relay
+from plait.backends.hosts.dask_address import slots_for
+from plait.backends.hosts.described_backend import build_described, describe
+from plait.backends.hosts.host_probe import probe_hosts
 from plait.backends.specs.build_backend import BackendSpec
 from plait.backends.specs.described_hosts import placed, spec_description
 from plait.events import TaskCompleted, TaskPlaced, TaskStarted
@@ -205,9 +205,9 @@ async def test_a_copy_of_a_task_of_dask_begins_nothing(cluster: DaskCluster, tmp
                 token = vars(session.connection(event.place))["_token"]
                 async with Client(cluster.address, asynchronous=True) as client:
                     workers = [event.place]
-                    copy = client.submit(relay.hold, token, "t0/1", "a", key="a", workers=workers)
-                    stale = client.submit(relay.hold, token, "ended/1", "b", key="b", workers=workers)
-                    orphan = client.submit(relay.hold, "dead runner", "t0/1", "c", key="c", workers=workers)
+                    copy = client.submit(dask_relay.hold, token, "t0/1", "a", key="a", workers=workers)
+                    stale = client.submit(dask_relay.hold, token, "ended/1", "b", key="b", workers=workers)
+                    orphan = client.submit(dask_relay.hold, "dead runner", "t0/1", "c", key="c", workers=workers)
                     await stale
                     await orphan
                     assert not copy.done()

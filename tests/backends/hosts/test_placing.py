@@ -11,8 +11,8 @@ import pytest
 
 from plait import DAG, OpenQuestion, ParallelRunner, Retry, RunStatus, Task, TaskStatus, events
 from plait.backends import FunctionBackend
-from plait.backends.hosts.probe import probe_hosts
-from plait.backends.hosts.ssh import SSHHost, SSHHosts
+from plait.backends.hosts.host_probe import probe_hosts
+from plait.backends.hosts.ssh_hosts import SSHHost, SSHHosts
 from plait.events import TaskCompleted, TaskPlaced, TaskStarted
 from plait.persistence import Batch, MemoryStore, SQLiteStore
 from tests.support.hosts import functions

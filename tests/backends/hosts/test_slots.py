@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from plait import DAG, ParallelRunner, Task
-from plait.backends.hosts.probe import probe_hosts
+from plait.backends.hosts.host_probe import probe_hosts
 from plait.backends.hosts.slots import Slots, slots_taken
 from tests.support.hosts import functions
 from tests.support.hosts.world import PLAIT, HostFolder

@@ -10,8 +10,8 @@ import psutil
 import pytest
 
 from plait import ParallelRunner, RunStatus
-from plait.backends.hosts.probe import probe_hosts
-from plait.backends.hosts.ssh import SSHHost, SSHHosts
+from plait.backends.hosts.host_probe import probe_hosts
+from plait.backends.hosts.ssh_hosts import SSHHost, SSHHosts
 from plait.persistence import SQLiteStore
 from tests.support.agents.outliving import RUN
 from tests.support.hosts import sshd

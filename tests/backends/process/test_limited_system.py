@@ -17,11 +17,10 @@ import anyio
 import pytest
 from anyio.to_thread import run_sync
 
-from plait.backends.process import child as child_room
-from plait.backends.process import proctable
+from plait.backends.process import child_process, process_table
 from plait.backends.process import spawn as process_room
-from plait.backends.process.child import Child
-from plait.backends.process.manifest import read_manifest
+from plait.backends.process.child_manifest import read_manifest
+from plait.backends.process.child_process import Child
 from plait.backends.process.spawn import adopted, running, sweep
 from tests.support.processes.room import ROOT, Kin, nasty, nothing_left, witnesses
 
@@ -30,7 +29,7 @@ pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="ne
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(child_room, "GRACE", 0.3)
+    monkeypatch.setattr(child_process, "GRACE", 0.3)
     with nothing_left():
         yield
 
@@ -49,7 +48,7 @@ def refuse(*_: Any) -> None:
 
 def be_elsewhere(patch: pytest.MonkeyPatch) -> None:
     """As on macOS: the table is psutil's, no process has a second mark, and signals go by number."""
-    patch.setattr(proctable, "HAS_PROC", False)
+    patch.setattr(process_table, "HAS_PROC", False)
     patch.delattr(resource, "prlimit")
     patch.delattr(os, "pidfd_open")
 
@@ -81,16 +80,16 @@ async def test_who_takes_its_time_to_die_is_waited_for(
     """Its parent is over by then, so that without a mark nothing tells any more to whom it belongs."""
     deaths: list[threading.Timer] = []
 
-    def send_late(process: proctable.Process, number: int) -> bool:
+    def send_late(process: process_table.Process, number: int) -> bool:
         if process.session == process.pid and not deaths and process.parent == os.getpid():
             return send(process, number)  # the first one, to whom all others belong
         deaths.append(threading.Timer(0.3, send, (process, number)))
         deaths[-1].start()
         return True
 
-    send = proctable.send_signal
+    send = process_table.send_signal
     monkeypatch.delattr(resource, "prlimit")
-    monkeypatch.setattr(proctable, "send_signal", send_late)
+    monkeypatch.setattr(process_table, "send_signal", send_late)
     try:
         await whole_turn("cleared", tmp_path, holds)
         assert deaths
@@ -116,25 +115,25 @@ async def test_without_procfs_a_child_is_known_to_other_processes(
 @pytest.mark.parametrize("environment", [{"PLAIT_TURN_00000000deadbeef": "1"}, {"PLAIT_TURN_00000000deadbee": "1"}])
 def test_both_tables_have_the_same_lines(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     """The start times count from different moments, and stay the same in either table."""
-    tag = proctable.ProcessTag("00000000deadbeef")
+    tag = process_table.ProcessTag("00000000deadbeef")
     living = subprocess.Popen(["/bin/sleep", "60"], env=environment, start_new_session=True)
     over = subprocess.Popen(["/bin/true"])
     os.waitid(os.P_PID, over.pid, os.WEXITED | os.WNOWAIT)
     pids = (os.getpid(), living.pid, over.pid)
     try:
-        by_procfs = [proctable._look(pid)._replace(started=0) for pid in pids]
-        marked = [one.pid for one in proctable.members([tag])]
+        by_procfs = [process_table._look(pid)._replace(started=0) for pid in pids]
+        marked = [one.pid for one in process_table.members([tag])]
         be_elsewhere(monkeypatch)
-        assert [proctable._look(pid)._replace(started=0) for pid in pids] == by_procfs
-        assert [one.pid for one in proctable.members([tag])] == marked
+        assert [process_table._look(pid)._replace(started=0) for pid in pids] == by_procfs
+        assert [one.pid for one in process_table.members([tag])] == marked
         assert marked == [pid for pid in (living.pid,) if f"PLAIT_TURN_{tag.marker}" in environment]
-        assert proctable.start_time(living.pid) == proctable.start_time(living.pid) != ""
-        assert proctable.start_time(over.pid) is None and proctable.first_start_time(over.pid)
+        assert process_table.start_time(living.pid) == process_table.start_time(living.pid) != ""
+        assert process_table.start_time(over.pid) is None and process_table.first_start_time(over.pid)
     finally:
         for process in (living, over):
             process.kill()
             process.wait()
-    assert proctable.start_time(living.pid) is None and proctable.first_start_time(living.pid) == ""
+    assert process_table.start_time(living.pid) is None and process_table.first_start_time(living.pid) == ""
 
 
 async def test_all_threads_at_work_keep_no_child_alive(tmp_path: Path, holds: Kin) -> None:
@@ -159,10 +158,10 @@ NO_DESCRIPTOR = """
 import resource, sys, anyio
 from pathlib import Path
 from plait.backends.process.spawn import running
-from plait.backends.process import child as child_room
+from plait.backends.process import child_process
 from tests.support.processes.room import *
 async def main():
-    child_room.GRACE = 0.3
+    child_process.GRACE = 0.3
     with kin() as holds:
         folder = Path(sys.argv[1])
         async with running(nasty("deaf", holds, folder), folder / "t") as child:
@@ -189,22 +188,22 @@ async def test_with_no_descriptor_left_the_child_itself_is_ended(tmp_path: Path)
 def test_a_signal_meets_the_very_process_that_was_seen() -> None:
     with witnesses() as seen:
         number = seen.take_number(0)
-        (process,) = proctable.members([proctable.ProcessTag("0" * 16, number, started(number))])
-        assert proctable.send_signal(process._replace(started=process.started - 1), signal.SIGKILL)
+        (process,) = process_table.members([process_table.ProcessTag("0" * 16, number, started(number))])
+        assert process_table.send_signal(process._replace(started=process.started - 1), signal.SIGKILL)
         assert seen.are_alive
-        assert proctable.members([proctable.ProcessTag("0" * 16, number, str(process.started - 1))]) == []
+        assert process_table.members([process_table.ProcessTag("0" * 16, number, str(process.started - 1))]) == []
         assert seen.are_alive
 
 
 def started(number: int) -> str:
-    found = proctable.start_time(number)
+    found = process_table.start_time(number)
     assert found
     return found
 
 
 def test_whoever_ends_a_turn_that_it_is_part_of_lives_on(tmp_path: Path) -> None:
     """As when an agent runs plait itself, which finds that the agent's own turn is to be ended."""
-    text = "from plait.backends.process.proctable import *; print(kill_tree([ProcessTag('0123456789abcdef')], 5))"
+    text = "from plait.backends.process.process_table import *; print(kill_tree([ProcessTag('0123456789abcdef')], 5))"
     environment = {**os.environ, "PLAIT_TURN_0123456789abcdef": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", text], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout == "(0, True)\n"

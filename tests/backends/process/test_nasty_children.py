@@ -12,8 +12,8 @@ from typing import Final, Literal, get_args
 import anyio
 import pytest
 
-from plait.backends.process import child as child_room
-from plait.backends.process.child import Child
+from plait.backends.process import child_process
+from plait.backends.process.child_process import Child
 from plait.backends.process.spawn import Launch, running
 from plait.errors import BackendError, ErrorKind
 from tests.support.cancelling import HOWS, Cancelled, How
@@ -109,7 +109,7 @@ class Turn:
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(child_room, "GRACE", GRACE)
+    monkeypatch.setattr(child_process, "GRACE", GRACE)
     with nothing_left():
         yield
 

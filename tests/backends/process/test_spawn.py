@@ -16,9 +16,9 @@ from typing import Any
 import anyio
 import pytest
 
-from plait.backends.process import child as child_room
-from plait.backends.process.child import Child
-from plait.backends.process.manifest import read_manifest, write_manifest
+from plait.backends.process import child_process
+from plait.backends.process.child_manifest import read_manifest, write_manifest
+from plait.backends.process.child_process import Child
 from plait.backends.process.spawn import Launch, adopted, child_environment, running, sweep
 from plait.errors import BackendError, BackendUnavailable, ErrorKind
 from tests.support.processes.room import PYTHON, ROOT, Kin, nasty, nothing_left
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="ne
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(child_room, "GRACE", 0.3)
+    monkeypatch.setattr(child_process, "GRACE", 0.3)
     with nothing_left():
         yield
 
@@ -140,7 +140,7 @@ async def test_a_child_gets_its_time_to_end_when_a_scope_is_cancelled(tmp_path: 
 async def test_a_child_that_would_fill_the_disk_is_ended(
     stream: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(child_room, "MOST_OUTPUT", 2**20)
+    monkeypatch.setattr(child_process, "MOST_OUTPUT", 2**20)
     text = f"import os, time\nwhile True:\n os.write({stream}, b'x' * 65536 + b'\\n')\n time.sleep(0.001)"
     with pytest.raises(BackendError, match="more than 0 GiB of output") as caught:
         await followed(saying(text, tmp_path), tmp_path / "t")

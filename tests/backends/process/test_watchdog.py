@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from plait.backends.process import proctable
-from plait.backends.process.proctable import PREFIX, start_time
+from plait.backends.process import process_table
+from plait.backends.process.process_table import PREFIX, start_time
 from plait.backends.process.spawn import sweep
 from tests.support.processes.room import (  # fmt: skip
     ROOT,
@@ -106,9 +106,9 @@ def test_a_copy_of_the_parent_does_not_hide_its_end(tmp_path: Path, holds: Kin) 
 ELSEWHERE = f"""
 import runpy, sys
 sys.path.append({str(ROOT / "backends" / "process")!r})
-import proctable
-proctable.HAS_PROC = False
-runpy.run_path({str(ROOT / "backends" / "process" / "_watchdog.py")!r}, run_name="__main__")
+import process_table
+process_table.HAS_PROC = False
+runpy.run_path({str(ROOT / "backends" / "process" / "_watchdog_main.py")!r}, run_name="__main__")
 """
 
 
@@ -120,9 +120,10 @@ def test_a_guard_that_hears_nothing_more_kills_nobody_as_long_as_its_parent_live
     parent = subprocess.Popen(["/bin/sleep", "60"])
     child = subprocess.Popen(["/bin/sleep", "60"], env={f"{PREFIX}00000000deadbeef": "1"})
     if by_psutil:
-        monkeypatch.setattr(proctable, "HAS_PROC", False)
-    program = ["-c", ELSEWHERE] if by_psutil else [str(ROOT / "backends" / "process" / "_watchdog.py")]
-    words = [sys.executable, "-I", "-S", *program, str(parent.pid), start_time(parent.pid) or "", proctable.library()]
+        monkeypatch.setattr(process_table, "HAS_PROC", False)
+    program = ["-c", ELSEWHERE] if by_psutil else [str(ROOT / "backends" / "process" / "_watchdog_main.py")]
+    watched = [str(parent.pid), start_time(parent.pid) or "", process_table.library()]
+    words = [sys.executable, "-I", "-S", *program, *watched]
     try:
         with subprocess.Popen(words, stdin=subprocess.PIPE, text=True) as guard:
             assert guard.stdin is not None

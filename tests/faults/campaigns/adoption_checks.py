@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from plait.backends.process.proctable import start_time
+from plait.backends.process.process_table import start_time
 from tests.faults.campaigns.adoption_plans import SAYS, Script
 from tests.faults.campaigns.adoption_steps import Stock
 from tests.support.agents.detached_backend import AGENT

@@ -21,7 +21,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 
-from plait.backends.process.proctable import HAS_PROC, start_time
+from plait.backends.process.process_table import HAS_PROC, start_time
 from tests.faults.campaigns import adoption_steps as steps
 from tests.faults.campaigns.adoption_bugs import BUGS
 from tests.faults.campaigns.adoption_checks import Facts, judged, left_alive, open_to_others

@@ -28,7 +28,7 @@ from typing import Literal, TypeAlias, get_args
 
 import anyio
 
-from plait.backends.process.proctable import HAS_PROC
+from plait.backends.process.process_table import HAS_PROC
 from tests.faults.campaigns.adoption_checks import left_alive
 from tests.faults.campaigns.planted import Shown, try_planted
 from tests.faults.campaigns.report import Report, Scale

@@ -20,7 +20,7 @@ import anyio
 import psutil
 
 from plait import ParallelRunner, RunResult, events
-from plait.backends.hosts.ssh import SSHHost, SSHHosts
+from plait.backends.hosts.ssh_hosts import SSHHost, SSHHosts
 from plait.events import TaskCompleted
 from plait.persistence import AttemptRecord, EventRecord
 from plait.runner.engine.run_handle import Run

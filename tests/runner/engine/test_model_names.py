@@ -12,7 +12,7 @@ import pytest
 
 from plait import DAG, ParallelRunner, Retry, Task
 from plait.backends import BackendError, CodexBackend, ConversationRequest, ErrorKind, Reply, Usage
-from plait.backends.agents.protocol import Call, ProcessEnd
+from plait.backends.agents.agent_protocol import Call, ProcessEnd
 from plait.persistence import MemoryStore, SQLiteStore
 from tests.support.agents.homes import Home, send
 from tests.support.fakes import Talker

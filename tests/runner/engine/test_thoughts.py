@@ -10,7 +10,7 @@ import pytest
 
 from plait import DAG, ParallelRunner, Task
 from plait.backends import ConversationRequest, Message, Reply, Usage
-from plait.backends.hosts.frames import read_reply, reply_json
+from plait.backends.hosts.host_frames import read_reply, reply_json
 from plait.persistence import SQLiteStore
 from plait.persistence.store_protocol import Store
 from plait.runner.cli.command_line import cli

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from plait import ParallelRunner, RunStatus, events
-from plait.backends.hosts import connection, session
+from plait.backends.hosts import host_connection, host_session
 from tests.support.agents.outliving import RUN
 from tests.support.hosts.outliving import HostsWorld
 
@@ -21,8 +21,8 @@ TASK = {"id": "a", "prompt": "work [[until go]]"}
 @pytest.fixture(autouse=True)
 def limits(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Let only the limit for the end of an attempt end a wait for a host, until the limits are undone."""
-    monkeypatch.setattr(session, "_END_S", 1.0)
-    monkeypatch.setattr(connection, "_ANSWER_S", 1000.0)
+    monkeypatch.setattr(host_session, "_END_S", 1.0)
+    monkeypatch.setattr(host_connection, "_ANSWER_S", 1000.0)
     return monkeypatch
 
 
@@ -104,7 +104,7 @@ async def test_a_silent_worker_is_named_and_its_agent_ended_by_a_later_cancel(
 async def test_the_owner_of_a_run_does_not_wait_for_a_scheduler_that_falls_silent(
     cluster_world: Any, limits: pytest.MonkeyPatch
 ) -> None:
-    limits.setattr("plait.backends.hosts.dask.session._POLL_S", 0.0)  # a request is under way
+    limits.setattr("plait.backends.hosts.dask_session._POLL_S", 0.0)  # a request is under way
     world = cluster_world
     async with world.opened_store() as store, world.runner(store, cancel_grace=0.0).start(world.dag(), RUN) as run:
         async for event in run.events():

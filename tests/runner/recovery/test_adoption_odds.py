@@ -17,7 +17,7 @@ import pytest
 from plait import ParallelRunner, TaskStatus, events
 from plait.backends import BackendUnavailable
 from plait.backends.backend_protocol import ConversationRequest
-from plait.backends.process.proctable import start_time
+from plait.backends.process.process_table import start_time
 from plait.backends.process.spawn import sweep
 from plait.persistence import SQLiteStore
 from plait.results import ResumeAction

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from plait.backends.agents.acp.machine import AcpMachine, TurnGoals
+from plait.backends.agents.acp_machine import AcpMachine, TurnGoals
+from plait.backends.agents.agent_protocol import Call, ProcessEnd, TurnAnswer
 from plait.backends.agents.conversation import whole_turn
-from plait.backends.agents.protocol import Call, ProcessEnd, TurnAnswer
 from plait.backends.backend_protocol import Output
 from plait.errors import BackendError
 from tests.support.agents.recorded import NOW, ROOT

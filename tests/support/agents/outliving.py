@@ -17,7 +17,7 @@ from typing import Any
 import anyio
 
 from plait import DAG, FailureMode, ParallelRunner, Retry, Task, events
-from plait.backends.process.proctable import start_time
+from plait.backends.process.process_table import start_time
 from plait.persistence import SQLiteStore
 from tests.support.agents.detached_backend import Outliver
 from tests.support.processes.warm import Warm

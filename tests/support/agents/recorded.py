@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from plait.backends.agents.agent_protocol import Call, ProcessEnd, Reader, TurnAnswer
+from plait.backends.agents.agent_transcript import outputs_of
 from plait.backends.agents.conversation import whole_turn
 from plait.backends.agents.output_lines import read_line
-from plait.backends.agents.protocol import Call, ProcessEnd, Reader, TurnAnswer
-from plait.backends.agents.transcript import outputs_of
 from plait.backends.backend_protocol import Output
 from plait.errors import BackendError
 

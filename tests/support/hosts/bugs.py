@@ -11,10 +11,10 @@ from contextlib import AbstractContextManager
 from typing import Any
 from unittest import mock
 
-from plait.backends.hosts import connection
-from plait.backends.hosts.connection import AttemptChannel, HostConnection
-from plait.backends.hosts.frames import frame_line
-from plait.backends.hosts.session import HostSession, OnOutput
+from plait.backends.hosts import host_connection
+from plait.backends.hosts.host_connection import AttemptChannel, HostConnection
+from plait.backends.hosts.host_frames import frame_line
+from plait.backends.hosts.host_session import HostSession, OnOutput
 from plait.persistence import Store
 from plait.runner.recovery import adoption
 from plait.runner.state.stored_run import PlacedAttempt
@@ -26,7 +26,7 @@ def _none_named() -> AbstractContextManager[object]:
     def changed(frame: Mapping[str, Any]) -> bytes:
         return frame_line({**frame, "keep": []} if frame["op"] == "hello" else frame)
 
-    return mock.patch.object(connection, "frame_line", changed)
+    return mock.patch.object(host_connection, "frame_line", changed)
 
 
 def _unfenced() -> AbstractContextManager[object]:

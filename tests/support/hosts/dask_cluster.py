@@ -13,7 +13,7 @@ from pathlib import Path
 
 from distributed import Client
 
-from plait.backends.hosts.dask.hosts import DaskHosts
+from plait.backends.hosts.dask_hosts import DaskHosts
 from tests.support.hosts.namespaces import Namespace
 from tests.support.hosts.ssh import ROOT
 from tests.support.processes.warm import Warm
@@ -22,7 +22,7 @@ LOADED = (
     "dask.cli",
     "distributed.cli.dask_scheduler",
     "distributed.cli.dask_worker",
-    "plait.backends.hosts.dask.relay",
+    "plait.backends.hosts.dask_relay",
 )
 """Modules that a scheduler or a worker would import for a second."""
 _DASK = """

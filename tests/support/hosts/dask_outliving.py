@@ -19,7 +19,7 @@ import psutil
 from anyio.to_thread import run_sync
 
 from plait import ParallelRunner, RunResult, events
-from plait.backends.hosts.placed import HostBackend
+from plait.backends.hosts.host_backend import HostBackend
 from plait.events import TaskPlaced
 from plait.hosts import DaskHosts
 from plait.persistence import SQLiteStore

@@ -21,7 +21,7 @@ from unittest.mock import patch
 import anyio
 
 from plait import ParallelRunner
-from plait.backends.hosts.placed import HostBackend
+from plait.backends.hosts.host_backend import HostBackend
 from plait.backends.hosts.slots import slots_taken
 from plait.persistence import SQLiteStore
 from plait.persistence.store_records import EventRecord

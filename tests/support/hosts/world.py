@@ -8,8 +8,8 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from plait.backends.hosts.ssh import SSHHost, SSHHosts
-from plait.backends.process.proctable import start_time
+from plait.backends.hosts.ssh_hosts import SSHHost, SSHHosts
+from plait.backends.process.process_table import start_time
 
 PLAIT = str(Path(sys.executable).with_name("plait"))
 SSH = str(Path(__file__).with_name("ssh.py"))

@@ -233,6 +233,7 @@ def guards_of(parent: Parent) -> list[int]:
     for place in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):
             words = place.read_bytes().split(b"\0")
-            if words[3:5] == [b"%s/src/plait/backends/process/_watchdog.py" % os.fsencode(ROOT), b"%d" % parent.pid]:
+            program = b"%s/src/plait/backends/process/_watchdog_main.py" % os.fsencode(ROOT)
+            if words[3:5] == [program, b"%d" % parent.pid]:
                 found.append(int(place.parent.name))
     return found

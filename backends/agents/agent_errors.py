@@ -1,0 +1,171 @@
+"""Translate error messages of agents into `ErrorKind`s. Pure."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+from plait.backends.agents.agent_protocol import ProcessEnd
+from plait.backends.agents.output_lines import plain
+from plait.backends.error_kinds import kind_of, read_error
+from plait.backends.limit_resets import reports_limit
+from plait.errors import BackendError, ErrorKind
+from plait.safe_text import header_values, masked, parse_json, shown
+from plait.usage import NO_USAGE, Usage
+
+Phrases: TypeAlias = Sequence[tuple[str, ErrorKind]]
+"""Parts of a message in lower case, and the kind of each. The first match counts."""
+
+THROTTLED = "temporarily limiting requests"
+"""Part of a message, in lower case, that says that the server has no room at the moment."""
+COMMON: Phrases = (
+    (THROTTLED, ErrorKind.OVERLOADED),
+    ("usage limit", ErrorKind.RATE_LIMITED),
+    ("rate limit", ErrorKind.RATE_LIMITED),
+    ("prompt is too long", ErrorKind.CONTEXT_OVERFLOW),
+    ("context window", ErrorKind.CONTEXT_OVERFLOW),
+    ("exceeds the maximum length", ErrorKind.CONTEXT_OVERFLOW),
+    ("usage policy", ErrorKind.REFUSED),
+    ("not logged in", ErrorKind.AUTH),
+    ("please run /login", ErrorKind.AUTH),
+    ("please log in", ErrorKind.AUTH),
+    ("log in again", ErrorKind.AUTH),
+    ("invalid api key", ErrorKind.AUTH),
+    ("incorrect api key", ErrorKind.AUTH),
+    ("api key not valid", ErrorKind.AUTH),
+    ("missing api key", ErrorKind.AUTH),
+    ("no api key", ErrorKind.AUTH),
+    ("token has expired", ErrorKind.AUTH),
+    ("authentication failed", ErrorKind.AUTH),
+    ("authentication_error", ErrorKind.AUTH),
+    ("unauthorized", ErrorKind.AUTH),
+)
+NETWORK = (
+    *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "all_proxy", "no_proxy"),
+    *("NODE_EXTRA_CA_CERTS", "SSL_CERT_DIR", "SSL_CERT_FILE"),
+)
+"""Variables that configure network access. Every agent may have these variables."""
+_KEYS = re.compile(r"\b(?:sk-|AIza|gh[opsu]_|github_pat_|eyJ)[\w.-]{8,}|\bBearer +\S+")
+_BELOW = (" ", "\t", "Node.js v", "Bun v", "note: run with")
+"""Starts of lines that say where an error occurred, or in which version, but not its cause."""
+_SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD")
+_STATUS = re.compile(r'(?:\bstatus|\bAPI Error|"code)"?:? *(?:code )?([45]\d\d)\b', re.IGNORECASE)
+
+
+class SchemaRefused(BackendError):  # noqa: N818
+    """The program or its server rejected the schema; nothing was done."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(ErrorKind.INVALID_REQUEST, safe_line(message))
+
+
+def classify(message: str, phrases: Phrases, status: int = 0, words: Sequence[str] = ()) -> ErrorKind:
+    """Return the kind of the error in `message`, given its HTTP `status` and machine-readable `words` if known."""
+    status = status or status_in(message)
+    return _by_phrase(message, phrases) or kind_of(status, words, message)
+
+
+def kind_of_failure(message: str, phrases: Phrases) -> tuple[ErrorKind, str]:
+    """Return kind and message of a failed request, as reported by a program.
+
+    For HTTP status 400 a program reports the server's whole answer as JSON.
+    """
+    try:
+        body = parse_json(message)
+    except ValueError:
+        body = None
+    if not isinstance(body, dict):
+        return classify(message, phrases), message
+    words, reason = read_error(body)
+    return classify(reason, phrases, 400, words), reason
+
+
+def status_in(message: str) -> int:
+    """Return the HTTP status named in `message`; 0 if none."""
+    found = _STATUS.search(message[:2000])
+    return int(found[1]) if found else 0
+
+
+def failure(
+    kind: ErrorKind,
+    message: str,
+    *,
+    wait: float | None = None,
+    usage: Usage = NO_USAGE,
+    continues_session: bool = False,
+) -> BackendError:
+    """Return the error. `wait` counts only for limits; `continues_session` is ignored for a lost session."""
+    hint = wait if kind in {ErrorKind.RATE_LIMITED, ErrorKind.OVERLOADED} else None
+    kept = continues_session and kind is not ErrorKind.SESSION_LOST
+    return BackendError(kind, safe_line(message), retry_after=hint, usage=usage, continues_session=kept)
+
+
+def safe_line(message: str) -> str:
+    """Return `message` in one line, with anything that looks like a key masked."""
+    return shown(_KEYS.sub("***", message[:4000]), 300)
+
+
+def hide(error: BackendError, given: Mapping[str, str]) -> None:
+    """Mask in `error` the values of secret variables among the variables `given` to the agent."""
+    secrets: list[str] = []
+    for name, value in given.items():
+        if "HEADERS" in name.upper():
+            secrets += header_values(value)
+        elif any(word in name.upper() for word in _SECRET):
+            secrets.append(value.strip())
+    error.message = masked(error.message, secrets)
+    error.args = (error.message,)
+
+
+def no_outcome(
+    program: str, ending: ProcessEnd, phrases: Phrases, noise: tuple[str, ...] = ()
+) -> tuple[ErrorKind, str]:
+    """Return kind and message for a `program` that ended without reporting an outcome.
+
+    The message comes from what the program said, on stderr or as plain text on stdout. Lines that start with `noise`
+    are ignored.
+    """
+    said, printed = _telling(plain(ending.stderr), noise), _telling("\n".join(ending.stdout), noise)
+    if ending.status is None or ending.status >= 0:
+        for line in (*reversed(said), *reversed(printed)):
+            if kind := _by_phrase(line, phrases) or (ErrorKind.RATE_LIMITED if reports_limit(line) else None):
+                return kind, f"{program}: {line}"
+        for line in reversed(printed):
+            if kind := _by_status(line):
+                return kind, f"{program}: {line}"
+    reasons = [f": {one}" for lines in (said, printed) for one in _cause(lines)]
+    return ErrorKind.CRASHED, f"{program} {_how(ending.status)} before its turn was over{''.join(reasons)}"
+
+
+def _telling(text: str, noise: tuple[str, ...]) -> Sequence[str]:
+    return [line for line in text.splitlines() if not line.startswith(noise) and any(map(str.isalnum, line))]
+
+
+def _cause(lines: Sequence[str]) -> Sequence[str]:
+    """Return the last line that says why: lines added by a runtime follow the error itself."""
+    return ([line for line in lines if not line.startswith(_BELOW)] or lines)[-1:]
+
+
+def _by_status(line: str) -> ErrorKind | None:
+    """Return the kind of an error by the HTTP status or the words of the server in a line; None for other lines."""
+    status = status_in(line)
+    kind = kind_of(status, (), line)
+    return kind if status or kind is not ErrorKind.TRANSIENT else None
+
+
+def _by_phrase(message: str, phrases: Phrases) -> ErrorKind | None:
+    lowered = message[:2000].lower()
+    return next((kind for phrase, kind in phrases if phrase in lowered), None)
+
+
+def _how(status: int | None) -> str:
+    if status is None:
+        return "ended"
+    if status >= 0:
+        return f"ended with status {status}"
+    try:
+        return f"was ended by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"was ended by signal {-status}"

@@ -1,1 +1,0 @@
-"""Hosts that are the workers of a Dask cluster. The only importer of distributed."""

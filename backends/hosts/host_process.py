@@ -1,0 +1,359 @@
+"""`serve`: the host process. It begins, follows and ends the attempts of one run on this host, as frames ask for.
+
+The process exits with its connection, at once and without cleaning up: the agents under way work on, each in a session
+of its own with its output in files, and the host process of the next connection follows them. An attempt that is no
+agent ends with the process.
+
+An attempt begins only at `go`, after the runner has stored the host, and is ended only at `cancel`, or by a `hello`
+that does not name the attempt. So a lost connection ends nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import platform
+import shutil
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Generator, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager, suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, TypeAlias, cast
+
+import anyio
+import anyio.abc
+from anyio.to_thread import run_sync
+
+from plait.backends.ask import answering, question_in
+from plait.backends.backend_protocol import (
+    Allowance,
+    Backend,
+    ConversationRequest,
+    DetachedBackend,
+    Files,
+    Output,
+    Reply,
+)
+from plait.backends.context_variables import in_own_context
+from plait.backends.function_backend import format_traceback
+from plait.backends.hosts.host_fence import Fenced, attempt_folder, remove_attempts, run_folder, take_fence
+from plait.backends.hosts.host_frames import (
+    LONGEST,
+    Frame,
+    error_json,
+    frame_line,
+    output_json,
+    question_json,
+    read_frame,
+    read_request,
+    reply_json,
+)
+from plait.backends.hosts.slots import Slots, slots_taken
+from plait.backends.process.child_manifest import manifests_below
+from plait.backends.process.private import private_folder
+from plait.backends.process.spawn import sweep
+from plait.backends.turn_cancellation import CancellableTurn, Cancellation
+from plait.errors import BackendError, BackendUnavailable, ErrorKind
+from plait.json_form import JsonValue
+from plait.safe_text import one_line, without_secrets
+
+Build: TypeAlias = Callable[[Mapping[str, JsonValue]], Backend]
+"""Makes the backend that a runner describes. Raises BackendUnavailable."""
+_Going: TypeAlias = tuple[str, Frame, anyio.CancelScope]
+"""An attempt that the runner lets begin: its name, its frame `go`, and the scope that ends it."""
+_RETRY_S = 0.5
+"""Seconds between two searches for a slot that another process of this host may have freed."""
+SESSIONS = "sessions"
+
+
+async def serve(build: Build, state: Path, version: str) -> None:
+    """Serve one connection on standard input and output, with files below `state`. Exit the process when the connection
+    ends. Return only after a probe, which reads the state of the host, and after a refusal.
+    """
+    reader, write = await _standard_streams()
+    try:
+        hello = read_frame(await reader.readline())
+        if hello["op"] == "probe":
+            _check_writable(state)
+            write({"op": "state", "version": version, "at_work": _at_work(state)})
+            return
+        host = _admit(hello, state, version)
+        await sweep(host.folder, [attempt_folder(host.folder, attempt) for attempt in hello["keep"]])
+        taken = host.slots.taken()
+    except _Refused as refused:
+        write({"op": "refused", "why": refused.why, "message": str(refused), "version": version})
+        return
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        message = str(error)
+        if isinstance(error, OSError) and error.strerror is not None:
+            message = f"{error.filename or state} cannot be used: {error.strerror}"
+        write({"op": "refused", "why": "error", "message": one_line(message), "version": version})
+        return
+    write({"op": "ready", "version": version, "node": platform.node(), "taken": taken})
+    async with AsyncExitStack() as opened, anyio.create_task_group() as attempts:
+        host.begin(build, write, opened, attempts)
+        with _exiting():
+            while line := await reader.readline():
+                await host.handle(read_frame(line))
+        os._exit(0)
+
+
+class _Refused(Exception):  # noqa: N818 - reads as what it is
+    def __init__(self, why: str, message: str) -> None:
+        super().__init__(message)
+        self.why = why
+
+
+def _admit(hello: Mapping[str, Any], state: Path, version: str) -> _Host:
+    """Return the host, with the fence taken. Raise _Refused for another version, and for an older claim."""
+    if hello["version"] != version:
+        raise _Refused("version", f"this host has plait {version}")
+    folder = run_folder(state, hello["key"], hello["host"])
+    try:
+        take_fence(folder, hello["epoch"])
+    except Fenced as error:
+        raise _Refused("fenced", str(error)) from None
+    return _Host(folder, state, hello["slots"])
+
+
+def _check_writable(state: Path) -> None:
+    """Raise OSError if files cannot be written in `state`, as with a full disk or a home folder that is read-only."""
+    with tempfile.TemporaryFile(dir=private_folder(state)) as file:
+        file.write(b"\0" * 4096)
+
+
+def _at_work(state: Path) -> int:
+    """Return the attempts under way: those that hold slots, or the living agents, if there are more of them."""
+    agents = sum(manifest.is_alive for _, manifest in manifests_below(state))
+    return max(agents, slots_taken(state))
+
+
+@contextmanager
+def _exiting() -> Generator[None]:
+    """Exit the process after an unexpected error. The task group of the attempts would end all agents instead."""
+    try:
+        yield
+    except Exception:
+        traceback.print_exc()
+        os._exit(1)
+
+
+async def _standard_streams() -> tuple[asyncio.StreamReader, Callable[[Frame], None]]:
+    """Return the reader of standard input, and a function that writes frames to standard output.
+
+    Everything else that this process and its children print goes to standard error.
+    """
+    output = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader(limit=LONGEST)
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin.buffer)
+    transport, _ = await loop.connect_write_pipe(_Output, output)
+    unsent = bytearray()
+
+    def send() -> None:
+        transport.write(bytes(unsent))
+        unsent.clear()
+
+    def write(frame: Frame) -> None:
+        line = frame_line(frame)
+        if not unsent:  # the frames of a moment go out together: one wake of the reader
+            loop.call_soon(send)
+        unsent.extend(line)
+
+    return reader, write
+
+
+class _Output(asyncio.BaseProtocol):
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - signature of asyncio
+        os._exit(0)  # nobody reads any more
+
+
+class _Host:
+    """The attempts of a run on this host."""
+
+    def __init__(self, folder: Path, state: Path, slots: int) -> None:
+        self.folder = folder
+        self._state = state
+        self._sessions = state / SESSIONS
+        self.slots = Slots(state, slots)
+        self._waiting: list[str] = []
+        """The attempts that wait for a slot, the first to ask first."""
+        self._under_way: dict[str, anyio.CancelScope] = {}
+        self._idle: list[asyncio.Future[_Going]] = []
+        """The idle workers. Waking an idle worker costs a third of starting a new one."""
+        self._earlier_tasks = {path.name for path in folder.iterdir()}
+        """The tasks that an earlier connection may have left folders of."""
+        self._backends: dict[str, Backend] = {}
+        self._making = anyio.Lock()
+        self._cancellation = Cancellation()
+
+    def begin(
+        self, build: Build, write: Callable[[Frame], None], opened: AsyncExitStack, attempts: anyio.abc.TaskGroup
+    ) -> None:
+        """Begin to handle frames. `opened` holds the backends, and `attempts` the attempts."""
+        self._build, self._write, self._opened, self._attempts = build, write, opened, attempts
+        attempts.start_soon(self._look_for_slots)
+
+    async def handle(self, frame: Frame) -> None:
+        """Handle a frame of the runner. Unknown frames are ignored."""
+        match frame["op"]:
+            case "ask":
+                self._waiting.append(frame["attempt"])
+                self._grant()
+            case "go":
+                attempt = frame["attempt"]
+                self._under_way[attempt] = scope = anyio.CancelScope()
+                self.slots.take(attempt)
+                if self._idle:
+                    self._idle.pop().set_result((attempt, frame, scope))
+                else:
+                    self._attempts.start_soon(self._work, (attempt, frame, scope))
+            case "cancel":
+                await self._cancel(frame["attempt"])
+            case "wind_down":
+                self._cancellation.request()
+            case "remove_files":
+                await sweep(self.folder, ())
+                await run_sync(remove_attempts, self._state, self.folder)
+            case _:
+                pass
+
+    def _grant(self) -> None:
+        while self._waiting and self.slots.take(self._waiting[0]):
+            self._write({"op": "slot", "attempt": self._waiting.pop(0)})
+
+    async def _look_for_slots(self) -> None:
+        with _exiting():
+            while True:
+                await anyio.sleep(_RETRY_S)
+                for attempt in self._under_way:  # one that is followed began without a slot if all were taken
+                    self.slots.take(attempt)
+                self._grant()
+
+    async def _cancel(self, attempt: str) -> None:
+        if attempt in self._waiting:
+            self._waiting.remove(attempt)
+        if (scope := self._under_way.get(attempt)) is not None:
+            scope.cancel()  # `_run` reports the end
+            return
+        self.slots.free(attempt)
+        self._grant()
+        self._attempts.start_soon(self._end, attempt)
+
+    async def _end(self, attempt: str) -> None:
+        """End the processes of an attempt that this process has never followed."""
+        with _exiting():
+            await sweep(attempt_folder(self.folder, attempt), ())
+            self._write({"op": "ended", "attempt": attempt})
+
+    async def _work(self, going: _Going) -> None:
+        """Run an attempt, then wait for the next."""
+        with _exiting():
+            await self._run(*going)
+            while True:
+                idle: asyncio.Future[_Going] = asyncio.get_running_loop().create_future()
+                self._idle.append(idle)
+                await self._run(*await idle)
+
+    async def _run(self, attempt: str, frame: Frame, scope: anyio.CancelScope) -> None:
+        answer: Frame = {"op": "ended"}
+        try:
+            with scope:
+                answer = await self._answer(attempt, frame)
+        except BaseException as error:  # one that leaves the attempt would end all others of the task group
+            answer = _failure(error)
+        finally:
+            del self._under_way[attempt]
+            self.slots.free(attempt)
+        try:
+            self._write({**answer, "attempt": attempt})
+        except (TypeError, ValueError) as error:
+            message = f"the reply is no JSON, so it cannot be sent: {one_line(str(error))}"
+            self._write({"op": "error", **error_json(BackendError(ErrorKind.UNEXPECTED, message)), "attempt": attempt})
+        self._grant()
+
+    async def _answer(self, attempt: str, frame: Frame) -> Frame:
+        with CancellableTurn(self._cancellation), answering([(text, value) for text, value in frame["answers"]]):
+            return {"op": "reply", **reply_json(await in_own_context(self._reply(attempt, frame)))}
+
+    async def _reply(self, attempt: str, frame: Frame) -> Reply:
+        backend = await self._backend(frame["backend"])
+        folder = attempt_folder(self.folder, attempt)
+        request = self._request(attempt, frame["request"], Files(folder, self._sessions))
+        if request.attaches:
+            await self._require_left(backend, request, folder)
+        elif folder.parent.name in self._earlier_tasks and await run_sync(folder.exists):
+            await sweep(folder, ())
+            await run_sync(shutil.rmtree, folder)
+        if request.session_id is None and not request.attaches and (new := backend.new_session_id()) is not None:
+            request = replace(request, session_id=new)
+        async with backend.open(request) as conversation:
+            return await conversation.send(frame["prompt"])
+
+    async def _require_left(self, backend: Backend, request: ConversationRequest, folder: Path) -> None:
+        """Raise BackendError (crashed) if nothing is left of the attempt that is to be followed."""
+        left = None
+        if isinstance(backend, DetachedBackend):
+            left = await run_sync(backend.inspect, Files(folder, self._sessions))
+        if left is not None and left.session_id is not None:
+            request.on_session(left.session_id)
+        if left is None or left.state == "dead":
+            await sweep(folder, ())
+            known = left is not None and left.session_id is not None
+            raise BackendError(
+                ErrorKind.CRASHED, "the attempt ended with the process that followed it", continues_session=known
+            )
+
+    def _request(self, attempt: str, parts: Mapping[str, Any], files: Files) -> ConversationRequest:
+        def report(op: str, fields: Mapping[str, Any]) -> None:
+            with suppress(TypeError, ValueError):  # no JSON
+                self._write({"op": op, **fields, "attempt": attempt})
+
+        def on_output(output: Output) -> None:
+            report("output", output_json(output))
+
+        def on_session(session_id: str) -> None:
+            report("session", {"session_id": session_id})
+
+        def on_allowance(allowance: Allowance) -> None:
+            report("allowance", {"limits": asdict(allowance)})
+
+        return ConversationRequest(
+            **read_request(parts),
+            files=files,
+            on_output=on_output,
+            on_session=on_session,
+            on_allowance=on_allowance if parts.get("wants_allowance") else None,
+        )
+
+    async def _backend(self, described: Mapping[str, JsonValue]) -> Backend:
+        """Return the backend described, made once. Raise BackendUnavailable."""
+        key = json.dumps(described)
+        if key not in self._backends:
+            async with self._making:
+                if key not in self._backends:
+                    backend = self._build(described)
+                    if isinstance(backend, AbstractAsyncContextManager):
+                        await self._opened.enter_async_context(cast("AbstractAsyncContextManager[Any]", backend))
+                    self._backends[key] = backend
+        return self._backends[key]
+
+
+def _failure(error: BaseException) -> Frame:
+    """Return the frame for an attempt that `error` has ended, and not its cancel scope."""
+    if (asked := question_in(error)) is not None:
+        return {"op": "asked", **question_json(asked.question)}
+    if isinstance(error, BackendError):
+        return {"op": "error", **error_json(error)}
+    if isinstance(error, BackendUnavailable):
+        return {"op": "error", **error_json(BackendError(ErrorKind.UNAVAILABLE, str(error)))}
+    text = f"{type(error).__name__}: {without_secrets(one_line(str(error)))}"
+    if isinstance(error, asyncio.CancelledError):
+        text = f"the backend raised {error!r}, but plait had not cancelled the call"
+    unexpected = BackendError(ErrorKind.UNEXPECTED, text, traceback=format_traceback(error))
+    return {"op": "error", **error_json(unexpected)}

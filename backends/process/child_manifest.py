@@ -1,0 +1,196 @@
+"""Read and write `child.json`: the identity of the child with its files in a folder, for later processes.
+
+    child.json (marker) -> started -> child.json (marker, number, start time) -> over.json (no process is left)
+
+The starting process may be killed between any two of these steps. It therefore locks the child's `stdout` before the
+start: the child inherits the lock with the descriptor at once, before the child becomes the program with the marker.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+
+from plait.backends.process.private import private_file
+from plait.backends.process.process_table import Process, ProcessTag, boot_id, members, start_time
+from plait.json_form import value
+
+_NAME, _OVER = "child.json", "over.json"
+_START_LIMIT = 5.0  # seconds; a start takes milliseconds, and some hundred on an overloaded machine
+
+
+@value
+class ChildManifest:
+    """The identity of a child."""
+
+    marker: str
+    """Hexadecimal, 16 digits; in the environment of every process of the child."""
+    boot: str
+    """The boot of the machine, from `boot_id`."""
+    pid: int
+    """0 while the child is being started."""
+    started: str
+    """The start time, from `start_time`."""
+    note: Mapping[str, str]
+    """Small facts kept by the starting process for later."""
+    arguments_digest: str = ""
+    """The digest of the arguments, from `digest_of_arguments`."""
+
+    @property
+    def is_of_this_boot(self) -> bool:
+        """Whether this machine has not been started again since, so that the process number still has a meaning."""
+        return self.boot == boot_id()
+
+    @property
+    def tag(self) -> ProcessTag:
+        """The identity of the child's process tree."""
+        return ProcessTag(self.marker, self.pid, self.started)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the child lives; never true because of another process with its number."""
+        # "": the system does not answer at the moment; a missing answer does not mean that the child has ended.
+        return bool(self.pid) and self.is_of_this_boot and start_time(self.pid) in {self.started, ""}
+
+
+def lock_start(stdout: int) -> None:
+    """Lock a child's output while the child is being started. The lock ends with the last copy of the descriptor."""
+    with suppress(OSError):  # a file system without locks
+        fcntl.flock(stdout, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def write_manifest(folder: Path, manifest: ChildManifest) -> None:
+    """Write `child.json`, whole or not at all. Raise OSError if the file cannot be written."""
+    text = json.dumps(
+        {
+            "version": 1,
+            "marker": manifest.marker,
+            "boot": manifest.boot,
+            "pid": manifest.pid,
+            "started": manifest.started,
+            "words": manifest.arguments_digest,
+            "note": dict(manifest.note),
+        }
+    )
+    new = folder / f"{_NAME}.new"
+    private_file(new, text)
+    new.replace(folder / _NAME)
+
+
+def mark_over(folder: Path) -> None:
+    """Rename `child.json`, so that no later process looks for the child."""
+    with suppress(OSError):
+        (folder / _NAME).replace(folder / _OVER)
+
+
+def read_manifest(folder: Path) -> ChildManifest | None:
+    """Return the manifest of the child with its files in `folder`, living or over; None without a child.
+
+    Wait, in this thread, for a start under way: before its end, nothing shows whether the child will live. Never raise.
+    """
+    manifest, until = _read(folder), time.monotonic() + _START_LIMIT
+    while manifest is not None and not manifest.pid and manifest.is_of_this_boot:
+        is_starting = _is_locked(folder / "stdout")  # asked before the table: an unlocked child has started or ended
+        found = _members(manifest)
+        if found or not is_starting or time.monotonic() > until:
+            return _with_number(manifest, found)
+        time.sleep(0.005)
+        manifest = _read(folder)
+    return manifest
+
+
+def manifests_below(folder: Path) -> Iterator[tuple[Path, ChildManifest]]:
+    """Yield the folder and the manifest of each child below `folder` that may have living processes.
+
+    Children of another boot do not count.
+    """
+    # Never enter a child's own folder: its tools make and remove files there, and could leave a `child.json`.
+    for path, below, names in os.walk(folder.resolve()):
+        if _NAME in names or _OVER in names:
+            below.clear()
+        manifest = read_manifest(Path(path)) if _NAME in names else None
+        if manifest is not None and manifest.is_of_this_boot:
+            yield Path(path), manifest
+
+
+def _read(folder: Path) -> ChildManifest | None:
+    for name in (_NAME, _OVER):
+        try:
+            fields = json.loads((folder / name).read_bytes())
+            int(fields["marker"], 16)
+            return ChildManifest(
+                fields["marker"],
+                str(fields["boot"]),
+                int(fields["pid"]),
+                str(fields["started"]),
+                {str(key): str(text) for key, text in fields["note"].items()},
+                str(fields.get("words", "")),
+            )
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            continue
+    return None
+
+
+def _is_locked(path: Path) -> bool:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def digest_of_arguments(arguments: Sequence[str | bytes]) -> str:
+    """Return the number and the digest of a program's arguments; the name of the program is not an argument."""
+    try:
+        joined = b"\0".join(map(os.fsencode, arguments))
+    except UnicodeEncodeError:  # no program can be started with these arguments
+        return ""
+    joined = joined.replace(b"\r\n", b"\n").replace(b"\r", b"\n")  # as psutil reads the arguments of a process
+    return f"{len(arguments)}:{sha256(joined).hexdigest()}"
+
+
+def _members(manifest: ChildManifest) -> Sequence[Process]:
+    try:
+        return members([manifest.tag])
+    except OSError:  # no descriptor is left to read the table with
+        return ()
+
+
+def _with_number(manifest: ChildManifest, found: Sequence[Process]) -> ChildManifest:
+    """Return the manifest with the number of the child, if the child is among the processes found.
+
+    The starting process was killed before the number was written. The child is recognized by its arguments: another
+    process of the tree may lead a session as well, and the child itself may be over.
+    """
+    leaders = [process for process in found if process.pid == process.session and _has_arguments(process.pid, manifest)]
+    first = min(leaders, key=lambda process: process.started, default=None)
+    return manifest if first is None else replace(manifest, pid=first.pid, started=str(first.started))
+
+
+def _has_arguments(pid: int, manifest: ChildManifest) -> bool:
+    """Compare the arguments from the end: for a script, the interpreter stands before them."""
+    import psutil  # noqa: PLC0415 - used only after a kill within a start
+
+    try:
+        words = psutil.Process(pid).cmdline()
+    except (psutil.Error, OSError):
+        return False
+    count = manifest.arguments_digest.partition(":")[0]
+    return (
+        count.isdecimal() and digest_of_arguments(words[max(0, len(words) - int(count)) :]) == manifest.arguments_digest
+    )
