@@ -20,7 +20,6 @@ from plait.backends.backend_protocol import (
     FileBackend,
     Files,
     ForkingBackend,
-    ModelOptions,
     Output,
     Reply,
 )
@@ -30,6 +29,7 @@ from plait.backends.turn_cancellation import cancel_requested
 from plait.dialogue import Answer, Message, Question, Role
 from plait.errors import BackendError, BackendUnavailable, ErrorKind
 from plait.json_form import JsonInput, JsonValue
+from plait.task import ModelOptions
 from plait.usage import NO_USAGE, Usage
 
 if TYPE_CHECKING:

@@ -8,12 +8,13 @@ from __future__ import annotations
 from base64 import b64encode
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import field, fields
+from dataclasses import field
 from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
 
 from plait.dialogue import Answer, Message, Question
 from plait.json_form import JsonInput, JsonValue, value
+from plait.task import OWN_OPTIONS, ModelOptions
 from plait.usage import NO_USAGE, Usage
 
 
@@ -103,34 +104,6 @@ class Attachment:
     def base64(self) -> str:
         """The contents in base64."""
         return b64encode(self.data).decode()
-
-
-@value
-class ModelOptions:
-    """Settings of the model for a single task. None stands for the backend's own setting."""
-
-    model: str | None = None
-    """Name of the model."""
-    system: str | None = None
-    """System prompt, in place of the backend's own."""
-    temperature: float | None = None
-    """Sampling temperature, from 0."""
-
-    def over(self, own: ModelOptions) -> ModelOptions:
-        """Return these settings, completed by the backend's `own`."""
-        if self is OWN_OPTIONS:
-            return own
-        return ModelOptions(
-            own.model if self.model is None else self.model,
-            own.system if self.system is None else self.system,
-            own.temperature if self.temperature is None else self.temperature,
-        )
-
-
-MODEL_SETTINGS = tuple(one.name for one in fields(ModelOptions))
-"""The names of the settings of the model that a task may have."""
-OWN_OPTIONS = ModelOptions()
-"""The options of a task that leaves all settings to its backend."""
 
 
 @value

@@ -18,16 +18,22 @@ from plait.events import Event, PolicyDecided, TaskCompleted
 from plait.json_form import JsonInput, JsonValue
 from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import RunRecord, TaskRecord
+from plait.runner.domain.asked_question import OnQuestion
 from plait.runner.domain.dag import nearest
-from plait.runner.domain.question import OnQuestion
-from plait.runner.domain.result import Degradation, RunResult, TaskResult
+<<<<<<< HEAD
+from plait.runner.domain.asked_question import OnQuestion
+from plait.runner.domain.run_result import Degradation, RunResult, TaskResult
 from plait.runner.engine.event_feed import EventReader
+=======
+from plait.runner.domain.run_result import Degradation, RunResult, TaskResult
+from plait.runner.engine.feed import EventReader
+>>>>>>> f238fc64 (names: call the modules of plans and tasks by what they hold)
 from plait.runner.engine.policy_driver import read_policy_state
 from plait.runner.engine.run_handle import Run
 from plait.runner.parallel_runner import ParallelRunner
-from plait.runner.policies.orchestrator.evidence import EXECUTED, is_work
-from plait.runner.policies.orchestrator.policy import Loop, LoopLimits, OrchestratorPolicy, Phase, Stop
-from plait.runner.policies.orchestrator.prompts import ANSWER_ID, EXECUTOR, Team
+from plait.runner.policies.goal_messages import ANSWER_ID, EXECUTOR, Team
+from plait.runner.policies.goal_policy import Loop, LoopLimits, OrchestratorPolicy, Phase, Stop
+from plait.runner.policies.goal_progress import EXECUTED, is_work
 from plait.runner.recovery.resume import ResumeOptions
 from plait.runner.state.own_store import OwnStore, StorePlace
 from plait.runner.state.stored_run import StoredPolicy

@@ -29,12 +29,11 @@ from plait.runner.client.continue_task import continue_task
 from plait.runner.client.create_run import checked_run_id, create_run, slot_settings, with_policy
 from plait.runner.client.fork_run import NO_EDITS, Fork, ForkEdits, plan_fork, plan_try
 from plait.runner.client.reuse_preview import ReusePreview, preview_reuse
+from plait.runner.domain.asked_question import OnQuestion, OpenQuestion
 from plait.runner.domain.concurrency import default_concurrency
 from plait.runner.domain.dag import DAG, as_dag
 from plait.runner.domain.policy import Policy
-from plait.runner.domain.question import OnQuestion, OpenQuestion
-from plait.runner.domain.result import Degradation, RunResult
-from plait.runner.domain.task import GrowthLimits, Task
+from plait.runner.domain.run_result import Degradation, RunResult
 from plait.runner.engine.backend_checks import backend_names
 from plait.runner.engine.event_feed import Feed
 from plait.runner.engine.inbox import is_to_be_cancelled
@@ -56,6 +55,7 @@ from plait.runner.state.stored_run import ended_result, needs_no_work, require_u
 from plait.runner.state.task_files import with_digests
 from plait.runner.state.timeouts import TimeoutStore
 from plait.statuses import RunStatus
+from plait.task import GrowthLimits, Task
 
 CANCEL_GRACE_SECONDS = 5.0
 _MOST_CLAIMS = 10

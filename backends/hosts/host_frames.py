@@ -21,10 +21,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, TypeAlias
 
-from plait.backends.backend_protocol import OWN_OPTIONS, ConversationRequest, ModelOptions, Output, Reply
+from plait.backends.backend_protocol import ConversationRequest, Output, Reply
 from plait.dialogue import Answer, Message, Question
 from plait.errors import BackendError, ErrorKind
 from plait.safe_text import one_line
+from plait.task import OWN_OPTIONS, ModelOptions
 from plait.usage import NO_USAGE, Usage
 
 Frame: TypeAlias = dict[str, Any]

@@ -7,7 +7,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import Any, ClassVar
 
-from plait.backends.backend_protocol import Attachment, ConversationRequest, ModelOptions, Output
+from plait.backends.backend_protocol import Attachment, ConversationRequest, Output
 from plait.backends.error_kinds import is_error
 from plait.backends.json_fields import at, count, is_impossible, number, tables, text
 from plait.backends.models.endpoint import Endpoint
@@ -18,6 +18,7 @@ from plait.backends.prices import Billing
 from plait.dialogue import Message
 from plait.json_form import JsonValue
 from plait.safe_text import clean_text
+from plait.task import ModelOptions
 from plait.usage import Usage
 
 DEFAULT_MODEL = "claude-haiku-4-5"

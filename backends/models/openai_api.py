@@ -12,7 +12,7 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, ClassVar
 from urllib.parse import quote, urlencode
 
-from plait.backends.backend_protocol import Attachment, ConversationRequest, ModelOptions, Output
+from plait.backends.backend_protocol import Attachment, ConversationRequest, Output
 from plait.backends.error_kinds import is_error
 from plait.backends.json_fields import at, count, is_impossible, number, tables
 from plait.backends.models.endpoint import Endpoint
@@ -24,6 +24,7 @@ from plait.dialogue import Message
 from plait.errors import BackendError, ErrorKind
 from plait.json_form import JsonValue
 from plait.safe_text import clean_text, one_line
+from plait.task import ModelOptions
 from plait.usage import Usage
 
 DEFAULT_MODEL = "gpt-5.4-mini"

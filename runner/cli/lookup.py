@@ -21,9 +21,13 @@ from plait.runner.cli.backends import read_plan_data
 from plait.runner.cli.exits import print_note
 from plait.runner.cli.options import DEFAULT_STORE, ServerAddress, StorePlace, command_line, is_utf8
 from plait.runner.cli.terminal_output import age, as_line
+from plait.runner.domain.asked_question import OpenQuestion, parse_time
 from plait.runner.domain.dag import nearest
-from plait.runner.domain.question import OpenQuestion, parse_time
+<<<<<<< HEAD
+from plait.runner.domain.asked_question import OpenQuestion, parse_time
 from plait.runner.engine.lease import LEASE_SECONDS, Liveness, liveness
+=======
+>>>>>>> f238fc64 (names: call the modules of plans and tasks by what they hold)
 from plait.runner.reuse.answer_keys import is_try
 from plait.runner.state.stored_run import stored_run
 from plait.runner.views.list_questions import waiting_tasks

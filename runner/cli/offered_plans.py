@@ -18,11 +18,11 @@ from plait.runner.cli.backends import BackendOptions, backend_set_of_plan, read_
 from plait.runner.cli.commands.run_command import queue_run
 from plait.runner.client.runs import RunService
 from plait.runner.domain.dag import nearest
-from plait.runner.plan.inputs import no_input
-from plait.runner.plan.loader import load_plan_of_run
-from plait.runner.plan.schema import input_kind
-from plait.runner.policies.orchestrator.policy import OrchestratorPolicy
-from plait.runner.policies.orchestrator.prompts import ANSWER_ID
+from plait.runner.plan.plan_file import load_plan_of_run
+from plait.runner.plan.plan_inputs import no_input
+from plait.runner.plan.plan_models import input_kind
+from plait.runner.policies.goal_messages import ANSWER_ID
+from plait.runner.policies.goal_policy import OrchestratorPolicy
 from plait.runner.state.stored_run import StoredPolicy, stored_record
 
 

@@ -20,7 +20,7 @@ from plait.runner.domain.concurrency import DEFAULT_CONCURRENCY
 from plait.safe_text import SCHEMES, masked_address, passwords
 
 if TYPE_CHECKING:
-    from plait.runner.plan.loader import Plan
+    from plait.runner.plan.plan_file import Plan
 
 DEFAULT_STORE = Path(".plait") / "plait.db"
 STORE_VARIABLE = "PLAIT_STORE"
@@ -239,19 +239,19 @@ def read_plan(path: Path, inputs: Mapping[str, str], *, with_functions: bool = F
     """Return the plan in the file at `path`, or on standard input for the path `-`. `with_functions` checks that its
     functions can be imported. Raises PlanError with every mistake.
     """
-    from plait.runner.plan import loader  # noqa: PLC0415 - `plait --help` needs no plan
-    from plait.runner.plan.source import MAX_BYTES  # noqa: PLC0415 - as above
+    from plait.runner.plan import plan_file  # noqa: PLC0415 - `plait --help` needs no plan
+    from plait.runner.plan.plan_positions import MAX_BYTES  # noqa: PLC0415 - as above
 
     if str(path) == "-":
-        return loader.load_piped_plan(sys.stdin.buffer.read(MAX_BYTES + 1), inputs, with_functions=with_functions)
+        return plan_file.load_piped_plan(sys.stdin.buffer.read(MAX_BYTES + 1), inputs, with_functions=with_functions)
 
     if not is_utf8(str(path)):
         raise InvalidRequest(
             f"the name of the plan file {str(path)!r} is not text in UTF-8, so it cannot be stored; rename it"
         )
     if with_functions:
-        return loader.load_plan_with_functions(path, inputs)
-    return loader.load_plan(path, overrides=inputs)
+        return plan_file.load_plan_with_functions(path, inputs)
+    return plan_file.load_plan(path, overrides=inputs)
 
 
 @dataclass(frozen=True, slots=True)

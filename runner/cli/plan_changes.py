@@ -8,22 +8,21 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import cast
 
-from plait.backends.backend_protocol import MODEL_SETTINGS
 from plait.errors import InvalidRequest
 from plait.json_form import JsonInput, JsonValue
 from plait.persistence.store_records import RunRecord, TaskRecord
 from plait.runner.cli.backends import BackendOptions, backend_set_of_file
 from plait.runner.cli.exits import print_note
 from plait.runner.cli.stored_backends import StoredBackends
-from plait.runner.domain.task import Task
 from plait.runner.plan import Plan, PlanError
-from plait.runner.plan.loader import load_plan_of_run
+from plait.runner.plan.plan_file import load_plan_of_run
 from plait.runner.policies.follow_ups import FOLLOWS
-from plait.runner.policies.orchestrator.policy import OrchestratorPolicy
+from plait.runner.policies.goal_policy import OrchestratorPolicy
 from plait.runner.policies.step_workflow import Workflow
 from plait.runner.state.codec import decode_task
 from plait.runner.state.stored_run import StoredPolicy
 from plait.statuses import TaskStatus
+from plait.task import MODEL_SETTINGS, Task
 
 _MOST_NAMED = 5
 _FIELDS = {

@@ -21,8 +21,8 @@ from plait.runner.cli.options import (
 )
 from plait.runner.cli.terminal_output import as_line, coloured, counted, seconds, tokens, visible, without_controls
 from plait.runner.domain.dag import DAG
-from plait.runner.domain.result import RunResult, TaskResult
-from plait.runner.policies.orchestrator.policy import Loop, Stop
+from plait.runner.domain.run_result import RunResult, TaskResult
+from plait.runner.policies.goal_policy import Loop, Stop
 from plait.runner.state.codec import to_json
 from plait.runner.views.read_views import usage_as_json
 from plait.statuses import RunStatus, TaskStatus

@@ -15,9 +15,15 @@ from plait.errors import AnswerConflict, BackendError, PlaitError, RunOwned
 from plait.events import Event, TaskAnswered, TaskCompleted, TaskFailed, TaskSkipped, TaskWaiting
 from plait.json_form import JsonInput, JsonValue
 from plait.persistence.store_records import TaskRecord
-from plait.runner.domain.question import Asking, OpenQuestion, Way
-from plait.runner.domain.task import Task, failed_status
+<<<<<<< HEAD
+from plait.runner.domain.asked_question import Asking, OpenQuestion, Way
+from plait.task import Task, failed_status
 from plait.runner.engine.event_feed import Feed
+=======
+from plait.runner.domain.asked_question import Asking, OpenQuestion, Way
+from plait.runner.engine.config import Config
+from plait.runner.engine.feed import Feed
+>>>>>>> f238fc64 (names: call the modules of plans and tasks by what they hold)
 from plait.runner.engine.inbox import AnswerNote, answer_note, wake
 from plait.runner.engine.lease import Liveness, liveness, wait_for_expiry, with_lease
 from plait.runner.engine.run_options import Config
@@ -37,6 +43,7 @@ from plait.runner.state.codec import encode_event, message_events, to_json
 from plait.runner.state.stored_run import StoredRun, require_unfailed, stored_run
 from plait.safe_text import clean_text
 from plait.statuses import TaskStatus
+from plait.task import Task, failed_status
 
 _LOOK_AGAIN_S = 0.2
 _RELEASE_S = 2.0

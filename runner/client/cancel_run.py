@@ -10,7 +10,7 @@ from plait import events
 from plait.clock_and_ids import iso
 from plait.errors import RunOwned
 from plait.persistence.store_records import RunRecord
-from plait.runner.domain.result import RunResult
+from plait.runner.domain.run_result import RunResult
 from plait.runner.engine.cancelled_sessions import note_cancelled
 from plait.runner.engine.event_feed import Feed
 from plait.runner.engine.inbox import cancel_note, is_to_be_cancelled, wake

@@ -22,7 +22,6 @@ from plait.errors import BackendError, PlaitError, TurnNotStored
 from plait.events import Event, RunReleased, SessionOpened
 from plait.persistence.store_protocol import files_root
 from plait.persistence.store_records import TaskRecord
-from plait.runner.domain.task import Task
 from plait.runner.engine.backend_call import call_backend
 from plait.runner.engine.backend_checks import require_backends
 from plait.runner.engine.checkpointer import Checkpointer
@@ -38,6 +37,7 @@ from plait.runner.state.stored_run import StoredRun, placed_attempts
 from plait.runner.state.task_files import has_files, read_contents
 from plait.safe_text import clean_text
 from plait.statuses import TASK_DONE, TaskStatus
+from plait.task import Task
 
 _PERSON = 0
 """The attempt number of turns outside any attempt: see MessageAppended."""

@@ -16,13 +16,13 @@ from plait.runner.domain.dag import DAG
 from plait.runner.domain.groups import group_of
 from plait.runner.domain.policy import Policy
 from plait.runner.domain.prompt_values import named
-from plait.runner.domain.task import Task, with_prompt
 from plait.runner.policies import policy_of
-from plait.runner.prompts.render import names_used
+from plait.runner.prompts.prompt_template import names_used
 from plait.runner.reuse.answer_keys import Reuse
 from plait.runner.reuse.earlier_answers import ForkPoint, given_answer, positions_of, unfinished_tasks
 from plait.runner.state.stored_run import StoredPolicy, StoredRun, stored_run
 from plait.statuses import TaskStatus
+from plait.task import Task, with_prompt
 
 _RECORDED = "(recorded in the earlier run)"
 

@@ -20,7 +20,6 @@ from plait.json_form import JsonValue
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.policy import Policy
 from plait.runner.domain.prompt_values import named
-from plait.runner.domain.task import FailureMode, Task, failed_status
 from plait.runner.engine.backend_checks import backend_names
 from plait.runner.engine.for_each import ForEachExpander
 from plait.runner.engine.growth import Growth
@@ -40,6 +39,7 @@ from plait.runner.state.stored_run import StoredRun, stored_run
 from plait.runner.state.task_files import files_of
 from plait.runner.views.read_views import usage_as_json
 from plait.statuses import TASK_DONE, TaskStatus
+from plait.task import FailureMode, Task, failed_status
 from plait.usage import NO_USAGE, Usage
 
 _MOST_NAMED = 3

@@ -23,7 +23,6 @@ from plait.runner.client.await_answer import wait_for_answer
 from plait.runner.client.create_run import create_run, with_policy
 from plait.runner.domain.dag import DAG, as_dag
 from plait.runner.domain.policy import Policy
-from plait.runner.domain.task import Task
 from plait.runner.drawing.coordinates import coordinates
 from plait.runner.engine.inbox import LOOK_EVERY_S
 from plait.runner.engine.live_text import LiveText, TextPiece
@@ -38,6 +37,7 @@ from plait.runner.views.live_view import LiveView
 from plait.runner.views.read_views import RunInfo, StoredEvent, history, look_up
 from plait.runner.views.task_detail import TaskDetail, task_detail
 from plait.statuses import RunStatus
+from plait.task import Task
 
 POLL_SECONDS = 0.2
 

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, cast
 from plait.errors import DAGError, Problem, nearest
 from plait.json_form import JsonInput
 from plait.runner.domain.html_table import html_table
-from plait.runner.domain.task import MAX_TASKS, GrowthLimits, Task
-from plait.runner.domain.validation import Checks, DagParts, go_on_with_many, lists_gone_over, taken_from_parts
+from plait.runner.domain.task_checks import Checks, DagParts, go_on_with_many, lists_gone_over, taken_from_parts
+from plait.task import MAX_TASKS, GrowthLimits, Task
 
 if TYPE_CHECKING:
     import networkx as nx

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 from plait.json_form import JsonInput
-from plait.runner.domain.result import TaskResult
-from plait.runner.domain.task import Task
+from plait.runner.domain.run_result import TaskResult
 from plait.statuses import RunStatus
+from plait.task import Task
 
 if TYPE_CHECKING:
     from plait.runner.domain.dag import DAG

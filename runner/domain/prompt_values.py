@@ -7,12 +7,12 @@ from itertools import chain
 
 from plait.json_form import JsonInput
 from plait.runner.domain.dag import DAG
-from plait.runner.domain.result import TaskResult
-from plait.runner.domain.task import Task
-from plait.runner.prompts.base import NoResult, PromptNames, structured
+from plait.runner.domain.run_result import TaskResult
 from plait.runner.prompts.condition import condition_names, is_true
-from plait.runner.prompts.render import names_used, render
+from plait.runner.prompts.prompt_names import NoResult, PromptNames, structured
+from plait.runner.prompts.prompt_template import names_used, render
 from plait.statuses import TaskStatus
+from plait.task import Task
 
 
 def named(task: Task) -> set[str]:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from plait.runner.domain.dag import DAG
+from plait.runner.drawing.dag_layout import HEIGHT, Box, Layout
 from plait.runner.drawing.folding import fold
-from plait.runner.drawing.layout import HEIGHT, Box, Layout
 
 _CHAR, _PADDING, _NARROWEST, _WIDEST = 7.4, 44.0, 148.0, 280.0
 

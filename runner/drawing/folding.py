@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from plait.errors import DAGError
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.groups import group_of, groups_of
-from plait.runner.domain.task import Task
-from plait.runner.drawing.picture import Look
+from plait.runner.drawing.dag_picture import Look
 from plait.statuses import TaskStatus
+from plait.task import Task
 
 MOST_DRAWN = 200
 """Tasks from which on groups are folded."""

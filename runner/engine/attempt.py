@@ -30,21 +30,32 @@ from plait.clock_and_ids import Clock, traceparent
 from plait.dialogue import Answer, Message
 from plait.errors import BackendError, ErrorKind, PromptError
 from plait.program_log import logger
-from plait.runner.domain.conversation import NO_HISTORY, Continuation, History
-from plait.runner.domain.question import OnQuestion
-from plait.runner.domain.task import Task
-from plait.runner.domain.task_file import with_paths, with_texts
+from plait.runner.domain.asked_question import OnQuestion
+from plait.runner.domain.continuation import NO_HISTORY, Continuation, History
 from plait.runner.engine.backend_call import CallOutcome, call_backend, classified, kept_usage
 from plait.runner.engine.checkpointer import EventSink
 from plait.runner.engine.event_feed import Feed
 from plait.runner.engine.handover import NO_HANDOVER, AdoptedAttempt, Handover
 from plait.runner.engine.pricing import Pricing
+<<<<<<< HEAD
+=======
+from plait.runner.engine.task_files import (
+    NO_CONTENTS,
+    FileContents,
+    files_of,
+    has_files,
+    read_contents,
+    with_paths,
+    with_texts,
+)
+>>>>>>> f238fc64 (names: call the modules of plans and tasks by what they hold)
 from plait.runner.reuse.answer_cache import AnswerCache
 from plait.runner.reuse.answer_keys import ReusableAnswers
 from plait.runner.state.attempt_files import attempt_files, end_attempt, make_room, run_folder
 from plait.runner.state.run_state import RunState
 from plait.runner.state.task_files import NO_CONTENTS, FileContents, files_of, has_files, read_contents
 from plait.safe_text import clean_text
+from plait.task import Task
 from plait.usage import NO_USAGE
 
 _START_NOT_STORED = (

@@ -25,7 +25,7 @@ from plait.failpoints import reached
 from plait.json_form import JsonValue, value
 from plait.program_log import logger
 from plait.runner.asyncio_cancellation import Cancels
-from plait.runner.domain.question import Asking, Way
+from plait.runner.domain.asked_question import Asking, Way
 from plait.runner.state.codec import to_json
 from plait.safe_text import clean_text, shown, without_secrets
 from plait.usage import NO_USAGE, Usage

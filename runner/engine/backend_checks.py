@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from plait.backends.backend_protocol import (
-    MODEL_SETTINGS,
-    OWN_OPTIONS,
-    AdjustableBackend,
-    Backend,
-    FileBackend,
-    OptionalPromptBackend,
-)
+from plait.backends.backend_protocol import AdjustableBackend, Backend, FileBackend, OptionalPromptBackend
 from plait.errors import BackendMissing, DAGError, Problem
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.policy import Policy
-from plait.runner.domain.task import NO_PROMPT, Task, no_such_setting
-from plait.runner.domain.task_file import TEXT, TaskFile, takes_no_such_file
+<<<<<<< HEAD
+from plait.task import NO_PROMPT, Task, no_such_setting
+from plait.task import TEXT, TaskFile, takes_no_such_file
 from plait.runner.engine.run_options import Config
+=======
+from plait.runner.engine.config import Config
+>>>>>>> f238fc64 (names: call the modules of plans and tasks by what they hold)
 from plait.statuses import TASK_DONE, TaskStatus
+from plait.task import MODEL_SETTINGS, NO_PROMPT, OWN_OPTIONS, TEXT, Task, TaskFile, no_such_setting, takes_no_such_file
 
 
 def task_backends(dag: DAG, default: str) -> list[str]:

@@ -42,7 +42,7 @@ from plait.persistence.store_protocol import Store, server_of
 from plait.persistence.store_records import Batch, RunRecord
 from plait.program_log import logger
 from plait.runner.asyncio_cancellation import outlasting_cancellation
-from plait.runner.domain.result import Degradation
+from plait.runner.domain.run_result import Degradation
 from plait.runner.engine.commit import COMMITTED, Commit
 from plait.runner.engine.event_feed import Feed
 from plait.runner.engine.kept_changes import KeptChanges

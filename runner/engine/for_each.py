@@ -13,12 +13,12 @@ from plait import events
 from plait.errors import DAGError, Problem
 from plait.json_form import JsonValue
 from plait.runner.domain.prompt_values import named
-from plait.runner.domain.result import TaskResult
-from plait.runner.domain.task import Task
+from plait.runner.domain.run_result import TaskResult
 from plait.runner.engine.growth import Growth
 from plait.runner.scheduling.scheduler import Scheduler
 from plait.runner.state.run_state import RunState
 from plait.statuses import TaskStatus
+from plait.task import Task
 
 
 class ForEachExpander:

@@ -9,13 +9,13 @@ from plait import events
 from plait.backends.backend_protocol import Backend, Reply
 from plait.errors import DAGError, Problem
 from plait.runner.domain.dag import nearest
-from plait.runner.domain.task import GrowthLimits, Task
-from plait.runner.domain.validation import go_on_with_many, lists_gone_over, taken_from_parts
+from plait.runner.domain.task_checks import go_on_with_many, lists_gone_over, taken_from_parts
 from plait.runner.engine.backend_checks import unfit_settings
 from plait.runner.scheduling.scheduler import Scheduler
 from plait.runner.state.run_state import RunState
 from plait.safe_text import parse_json
 from plait.statuses import TaskStatus
+from plait.task import GrowthLimits, Task
 
 if TYPE_CHECKING:
     from plait.runner.plan.added_tasks import AddedTasks

@@ -13,7 +13,7 @@ from plait.errors import PlaitError
 from plait.json_form import JsonInput
 from plait.program_log import logger
 from plait.runner.asyncio_cancellation import Cancels
-from plait.runner.domain.question import Asking, OnQuestion, OpenQuestion, parse_time
+from plait.runner.domain.asked_question import Asking, OnQuestion, OpenQuestion, parse_time
 from plait.runner.engine.attempt import RunContext
 from plait.runner.scheduling.scheduler import Scheduler
 from plait.runner.state.run_state import RunState

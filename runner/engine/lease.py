@@ -25,7 +25,7 @@ from plait.events import Event, Owner, RunClaimed, RunReleased
 from plait.failpoints import reached
 from plait.persistence.store_protocol import Store, server_of
 from plait.persistence.store_records import Batch, RunRecord
-from plait.runner.domain.question import parse_time
+from plait.runner.domain.asked_question import parse_time
 from plait.runner.engine.checkpointer import WritePosition
 from plait.runner.engine.event_feed import Feed
 from plait.runner.engine.run_control import Control

@@ -17,9 +17,8 @@ from plait.dialogue import Message, Question
 from plait.errors import BackendError, DAGError, ErrorKind, PromptError
 from plait.json_form import JsonValue
 from plait.program_log import logger
-from plait.runner.domain.conversation import Continuation, correction_prompt, invalid_tasks_error
-from plait.runner.domain.question import Asking, Way, parse_time
-from plait.runner.domain.task import FailureMode, Task, at_most_once_question, failed_status
+from plait.runner.domain.asked_question import Asking, Way, parse_time
+from plait.runner.domain.continuation import Continuation, correction_prompt, invalid_tasks_error
 from plait.runner.engine.attempt import Attempt, RunContext
 from plait.runner.engine.backend_call import CallOutcome
 from plait.runner.engine.for_each import ForEachExpander
@@ -35,6 +34,7 @@ from plait.runner.state.codec import to_json
 from plait.runner.state.run_state import RunState
 from plait.safe_text import clean_text
 from plait.statuses import TASK_DONE, RunStatus, TaskStatus
+from plait.task import FailureMode, Task, at_most_once_question, failed_status
 from plait.usage import NO_USAGE, Usage
 
 STORE_WAITS_S = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)

@@ -14,14 +14,14 @@ from plait.errors import DAGError, PlaitError
 from plait.json_form import JsonValue
 from plait.program_log import logger
 from plait.runner.domain.policy import Decision, Policy, RunView
-from plait.runner.domain.result import TaskResult
-from plait.runner.domain.task import Task
+from plait.runner.domain.run_result import TaskResult
 from plait.runner.engine.growth import Growth
 from plait.runner.scheduling.scheduler import Scheduler
 from plait.runner.state.codec import to_json
 from plait.runner.state.run_state import RunState
 from plait.safe_text import clean_text
 from plait.statuses import TASK_DONE, RunStatus, TaskStatus
+from plait.task import Task
 
 MAX_STATE = 64 * 1024
 """Largest size of a policy's state, in characters of JSON. The state is stored with every end of a task."""

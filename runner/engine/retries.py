@@ -14,8 +14,13 @@ import anyio.abc
 
 from plait.clock_and_ids import Clock
 from plait.errors import BackendError
-from plait.runner.domain.task import NEVER_RETRIED, Retry
+<<<<<<< HEAD:runner/engine/retries.py
+from plait.task import NEVER_RETRIED, Retry
 from plait.runner.state.run_state import PATIENCE
+=======
+from plait.runner.state.failures import PATIENCE
+from plait.task import NEVER_RETRIED, Retry
+>>>>>>> f238fc64 (names: call the modules of plans and tasks by what they hold):runner/engine/retry.py
 
 _LONGEST_PROBE_S = 3600.0
 """Longest time between two calls, in seconds, to a backend that names no end of its limit."""

@@ -33,10 +33,9 @@ from plait.failpoints import reached
 from plait.persistence.store_protocol import Store, files_root
 from plait.program_log import logger
 from plait.runner.asyncio_cancellation import require_asyncio
-from plait.runner.domain.conversation import History
+from plait.runner.domain.continuation import History
 from plait.runner.domain.policy import Policy
-from plait.runner.domain.result import RunResult
-from plait.runner.domain.task import failed_status
+from plait.runner.domain.run_result import RunResult
 from plait.runner.engine.attempt import RunContext
 from plait.runner.engine.cancelled_sessions import note_cancelled
 from plait.runner.engine.checkpointer import Checkpointer, EventSink, UnstoredSink, WritePosition
@@ -65,6 +64,7 @@ from plait.runner.state.attempt_files import kill_orphans
 from plait.runner.state.run_state import THROTTLING, RunState
 from plait.runner.state.stored_conversations import load_history
 from plait.statuses import TASK_DONE, RunStatus, TaskStatus
+from plait.task import failed_status
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,12 +13,12 @@ from plait.backends.prices import Price
 from plait.clock_and_ids import Clock
 from plait.json_form import JsonValue
 from plait.persistence.store_protocol import Store
+from plait.runner.domain.asked_question import OnQuestion
 from plait.runner.domain.dag import nearest
-from plait.runner.domain.question import OnQuestion
-from plait.runner.domain.task import GrowthLimits
 from plait.runner.engine.process_accounts import Accounts
 from plait.runner.scheduling.rate_limits import RateLimits
 from plait.runner.scheduling.slots import SlotPool
+from plait.task import GrowthLimits
 
 DEFAULT_BACKEND = "default"
 

@@ -1,6 +1,6 @@
 """Tasks added to a run by a reply, in the shape of a plan file's tasks.
 
-The tasks are written by a model, so their prompts are plain (`prompts/render.py`): names and fields without a template
+The tasks are written by a model, so their prompts are plain: names and fields without a template
 language. Nothing else checks the prompts: a plain prompt is recognised by its text alone, wherever it is stored.
 """
 
@@ -14,13 +14,13 @@ from pydantic import ValidationError
 
 from plait.errors import DAGError, Problem
 from plait.json_form import JsonValue
-from plait.runner.domain.task import NO_PROMPT, Task, lacks_prompt
 from plait.runner.plan.for_each import Member
-from plait.runner.plan.loader import salvage
-from plait.runner.plan.messages import findings
-from plait.runner.plan.schema import DefaultsPart, PlanPart, TaskPart
-from plait.runner.plan.tasks import make_task
-from plait.runner.prompts.render import check_plain
+from plait.runner.plan.plan_file import salvage
+from plait.runner.plan.plan_mistakes import findings
+from plait.runner.plan.plan_models import DefaultsPart, PlanPart, TaskPart
+from plait.runner.plan.plan_tasks import make_task
+from plait.runner.prompts.prompt_template import check_plain
+from plait.task import NO_PROMPT, Task, lacks_prompt
 
 _LONGEST_NAME = 64
 _REFUSED = {

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from plait.json_form import JsonValue
-from plait.runner.plan.schema import TaskPart
+from plait.runner.plan.plan_models import TaskPart
 
 MAX_EDGES = 2_000_000
 

@@ -9,12 +9,12 @@ from plait.backends.specs.build_backend import BackendSpec, LocalSpec
 from plait.errors import PromptError
 from plait.json_form import JsonInput, JsonValue
 from plait.runner.domain.dag import DAG
-from plait.runner.domain.task import GrowthLimits
-from plait.runner.plan.schema import MAX_GOAL, DefaultsPart, OrchestratePart
-from plait.runner.plan.source import Source
-from plait.runner.policies.orchestrator.policy import LoopLimits, OrchestratorPolicy
-from plait.runner.policies.orchestrator.prompts import INPUTS, Team
-from plait.runner.prompts.render import is_plain, render
+from plait.runner.plan.plan_models import MAX_GOAL, DefaultsPart, OrchestratePart
+from plait.runner.plan.plan_positions import Source
+from plait.runner.policies.goal_messages import INPUTS, Team
+from plait.runner.policies.goal_policy import LoopLimits, OrchestratorPolicy
+from plait.runner.prompts.prompt_template import is_plain, render
+from plait.task import GrowthLimits
 
 _CHARACTERS_A_TOKEN = 2  # at least; decides where results are cut
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from plait.errors import PromptError
 from plait.runner.domain.dag import DAG, nearest, sort_names
-from plait.runner.domain.task import FailureMode
-from plait.runner.plan.schema import FollowUpPart, PlanPart
-from plait.runner.plan.source import Source
-from plait.runner.plan.tasks import check_schema, line_in, retry_of
+from plait.runner.plan.plan_models import FollowUpPart, PlanPart
+from plait.runner.plan.plan_positions import Source
+from plait.runner.plan.plan_tasks import check_schema, line_in, retry_of
 from plait.runner.plan.values import Path
 from plait.runner.policies.follow_ups import FollowUp, FollowUps
-from plait.runner.prompts.render import parse_names
+from plait.runner.prompts.prompt_template import parse_names
+from plait.task import FailureMode
 
 
 def follow_ups_of(part: PlanPart, source: Source) -> FollowUps | None:

@@ -20,8 +20,8 @@ from typing import TypeAlias
 
 from plait.errors import PlanProblem
 from plait.json_form import JsonValue
-from plait.runner.plan.messages import describe, in_folder
-from plait.runner.plan.schema import MAX_MADE
+from plait.runner.plan.plan_mistakes import describe, in_folder
+from plait.runner.plan.plan_models import MAX_MADE
 from plait.runner.plan.values import MAX_DEPTH, nests_too_deep, not_json, spell, too_many_digits, unstorable
 
 MAX_BYTES = 64 * 1024 * 1024

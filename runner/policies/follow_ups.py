@@ -18,11 +18,11 @@ from plait.errors import DAGError, Problem
 from plait.json_form import JsonInput, JsonValue
 from plait.runner.domain.dag import DAG, sort_names
 from plait.runner.domain.policy import Decision, RunView
-from plait.runner.domain.task import DEFAULT_RETRY, FailureMode, Mode, Retry, Task
 from plait.runner.policies.settings import made_of, settings_of
-from plait.runner.prompts.base import RESERVED_NAMES
-from plait.runner.prompts.render import names_used
+from plait.runner.prompts.prompt_names import RESERVED_NAMES
+from plait.runner.prompts.prompt_template import names_used
 from plait.statuses import TaskStatus
+from plait.task import DEFAULT_RETRY, FailureMode, Mode, Retry, Task
 
 WORK = "work"
 """The name of the followed task's result in the prompts of its follow-ups."""

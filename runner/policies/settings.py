@@ -8,7 +8,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from plait.json_form import JsonValue
-from plait.runner.domain.task import Retry
+from plait.task import Retry
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

@@ -21,8 +21,11 @@ from plait.errors import ImpossibleState, UnknownStep, WorkflowEnded
 from plait.json_form import JsonInput, JsonValue
 from plait.runner.domain.dag import DAG, nearest
 from plait.runner.domain.policy import Decision, RunView
-from plait.runner.domain.result import TaskResult
-from plait.runner.domain.task import (
+from plait.runner.domain.run_result import TaskResult
+from plait.runner.policies.settings import made_of, settings_of
+from plait.runner.prompts.prompt_names import RESERVED_NAMES
+from plait.statuses import RUN_DONE, RunStatus, TaskStatus
+from plait.task import (
     DEFAULT_RETRY,
     NEVER_RETRIED,
     NO_PROMPT,
@@ -31,9 +34,6 @@ from plait.runner.domain.task import (
     Task,
     lacks_prompt,
 )
-from plait.runner.policies.settings import made_of, settings_of
-from plait.runner.prompts.base import RESERVED_NAMES
-from plait.statuses import RUN_DONE, RunStatus, TaskStatus
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,55}")
 """Eight characters shorter than a task id, to leave space for the number of the try."""

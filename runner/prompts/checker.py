@@ -8,7 +8,7 @@ from itertools import islice
 from jinja2 import TemplateAssertionError, meta, nodes
 
 from plait.errors import PromptError, nearest
-from plait.runner.prompts.base import PromptNames, by_key
+from plait.runner.prompts.prompt_names import PromptNames, by_key
 
 MAX_MISTAKES = 20
 """Mistakes of one prompt that are reported at once."""

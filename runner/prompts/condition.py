@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from plait.errors import PromptError
 from plait.json_form import JsonInput
-from plait.runner.prompts.base import DEFAULT_LIMIT, PromptNames
+from plait.runner.prompts.prompt_names import DEFAULT_LIMIT, PromptNames
 
 if TYPE_CHECKING:
     from plait.runner.prompts.template import Template

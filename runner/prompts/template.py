@@ -22,7 +22,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from plait.errors import PromptError
 from plait.json_form import JsonInput
-from plait.runner.prompts.base import (
+from plait.runner.prompts.checker import check_template
+from plait.runner.prompts.prompt_names import (
     STEP,
     PromptNames,
     by_key,
@@ -33,7 +34,6 @@ from plait.runner.prompts.base import (
     too_long,
     unknown_name,
 )
-from plait.runner.prompts.checker import check_template
 
 MAX_BITS = 100_000
 """The length of the greatest whole number that `**` computes."""
@@ -70,7 +70,7 @@ class Template:
             raise PromptError(f"the {noun} cannot be read: {error}") from error
 
     def render(self, values: Mapping[str, JsonInput], limit: int) -> str:
-        """Return the prompt with `values`. Raise PromptError as `plait.runner.prompts.render.render` does."""
+        """Return the prompt with `values`. Raise PromptError as `plait.runner.prompts.prompt_template.render` does."""
         if self._compiled is None:
             raise first_of(self.mistakes)
         try:

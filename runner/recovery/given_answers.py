@@ -9,7 +9,7 @@ from plait.errors import AnswerConflict, PlaitError
 from plait.json_form import JsonInput, JsonValue
 from plait.persistence.store_records import TaskRecord
 from plait.program_log import logger
-from plait.runner.domain.question import Asking, OpenQuestion
+from plait.runner.domain.asked_question import Asking, OpenQuestion
 from plait.runner.engine.inbox import AnswerNote, answer_in
 from plait.runner.state.stored_run import StoredRun
 from plait.statuses import TaskStatus

@@ -13,10 +13,9 @@ from plait.errors import BackendError, ErrorKind, PlaitError, PolicyMissing, Run
 from plait.events import TASK_RESULTS
 from plait.json_form import JsonInput
 from plait.persistence.store_records import TaskRecord
-from plait.runner.domain.conversation import Continuation, History
+from plait.runner.domain.asked_question import Way, parse_time
+from plait.runner.domain.continuation import Continuation, History
 from plait.runner.domain.policy import Policy
-from plait.runner.domain.question import Way, parse_time
-from plait.runner.domain.task import Task
 from plait.runner.engine.backend_checks import backend_names, require_policy_backends
 from plait.runner.engine.handover import AdoptedAttempt, Handover
 from plait.runner.engine.lease import Liveness, acquire, liveness
@@ -44,6 +43,7 @@ from plait.runner.state.codec import encode_event
 from plait.runner.state.stored_conversations import load_answered_messages, load_continuation, load_history
 from plait.runner.state.stored_run import StoredPolicy, StoredRun, next_tries
 from plait.statuses import RUN_DONE, TASK_DONE, RunStatus, TaskStatus
+from plait.task import Task
 
 
 async def prepare_resume(config: Config, run: StoredRun, how: ResumeOptions, control: Control) -> PreparedRun | None:

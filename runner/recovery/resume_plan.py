@@ -12,11 +12,11 @@ from enum import StrEnum
 
 from plait.backends.backend_protocol import DetachedTurn
 from plait.persistence.store_records import TaskRecord
-from plait.runner.domain.conversation import INVALID_TASKS
+from plait.runner.domain.asked_question import Way, answers_of
+from plait.runner.domain.continuation import INVALID_TASKS
 from plait.runner.domain.dag import DAG
-from plait.runner.domain.question import Way, answers_of
-from plait.runner.domain.task import FailureMode, Task, at_most_once_question, crash_question
 from plait.statuses import TASK_DONE, TASK_STATUSES, TaskStatus
+from plait.task import FailureMode, Task, at_most_once_question, crash_question
 
 
 class ResumeAction(StrEnum):

@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 from plait.errors import RunNotFound, StoreError
 from plait.json_form import JsonValue
 from plait.persistence.store_protocol import Store
+from plait.runner.domain.asked_question import parse_time
 from plait.runner.domain.dag import DAG
-from plait.runner.domain.question import parse_time
-from plait.runner.domain.task import Task
 from plait.runner.reuse.answer_keys import (
     REUSED,
     ReusableAnswers,
@@ -31,6 +30,7 @@ from plait.runner.state.codec import to_json
 from plait.runner.state.run_state import ReadableState
 from plait.runner.state.stored_run import StoredRun, stored_run
 from plait.statuses import TaskStatus
+from plait.task import Task
 
 _ALL_RUNS = 10_000_000
 

@@ -12,13 +12,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
-from plait.backends.backend_protocol import MODEL_SETTINGS
 from plait.errors import TaskNotFound, nearest
 from plait.json_form import JsonValue
 from plait.persistence.store_protocol import Store
 from plait.runner.domain.groups import group_of
-from plait.runner.domain.task import Task
-from plait.runner.domain.task_file import TaskFile
 from plait.runner.reuse.earlier_answers import ForkPoint, asked_persons, load_kept, person_answer
 from plait.runner.reuse.reusable_answer import ReusableAnswer
 from plait.runner.state.codec import to_json
@@ -27,6 +24,7 @@ from plait.runner.state.stored_conversations import sent_prompt
 from plait.runner.state.stored_run import StoredRun, stored_run
 from plait.safe_text import clean_text
 from plait.statuses import TaskStatus
+from plait.task import MODEL_SETTINGS, Task, TaskFile
 
 ANSWER_KEYS = "answer_keys"
 """The key in a run's settings of the backends' answer keys, by name; "" is the default backend."""

@@ -18,13 +18,13 @@ from plait.dialogue import Message
 from plait.errors import BackendError, PlaitError
 from plait.json_form import JsonValue
 from plait.runner.domain.groups import group_of
-from plait.runner.domain.task import Task
 from plait.runner.reuse.reusable_answer import ReusableAnswer
 from plait.runner.state.codec import to_json
 from plait.runner.state.run_state import ReadableState
 from plait.runner.state.stored_conversations import own_messages, sent_prompt
 from plait.runner.state.stored_run import StoredRun
 from plait.statuses import TASK_DONE, TaskStatus
+from plait.task import Task
 
 GIVEN = "given by a person"
 """The backend name in the events of a task whose result was given with the fork."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from plait.dialogue import Message
 from plait.json_form import JsonValue
-from plait.runner.domain.task import Task
+from plait.task import Task
 
 
 @dataclass(frozen=True, slots=True)

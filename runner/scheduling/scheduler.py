@@ -21,12 +21,12 @@ from math import inf
 
 from plait.backends.backend_protocol import Allowance
 from plait.runner.domain.dag import DAG
-from plait.runner.domain.task import FailureMode
 from plait.runner.scheduling.account import Account, Pause
 from plait.runner.scheduling.for_each import ForEachQueue
 from plait.runner.scheduling.rate_gate import RateGate, RunRates
 from plait.runner.scheduling.slots import ReadyQueue, SlotPool
 from plait.statuses import TASK_DONE, TaskStatus
+from plait.task import FailureMode
 
 
 @dataclass(frozen=True, slots=True)

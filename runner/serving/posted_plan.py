@@ -12,10 +12,10 @@ from dataclasses import replace
 from typing import Any, cast
 
 from plait.runner.plan import Plan, PlanError, PlanProblem, parse_plan
-from plait.runner.plan.inputs import no_input
-from plait.runner.plan.loader import NAME_IT
-from plait.runner.plan.schema import input_kind
-from plait.runner.plan.source import MAX_BYTES
+from plait.runner.plan.plan_file import NAME_IT
+from plait.runner.plan.plan_inputs import no_input
+from plait.runner.plan.plan_models import input_kind
+from plait.runner.plan.plan_positions import MAX_BYTES
 
 _SERVER_KEYS = {
     "backends": "the backends of the server are set at its start; name one of them, or leave `backend` out",

@@ -8,15 +8,13 @@ from dataclasses import asdict
 from typing import Any, cast
 
 from plait import events
-from plait.backends.backend_protocol import MODEL_SETTINGS
 from plait.dialogue import Message
 from plait.errors import StoreError
 from plait.json_form import JsonInput
 from plait.persistence.store_records import THOUGHTS, RunRecord, TaskRecord
 from plait.runner.domain.dag import DAG
-from plait.runner.domain.task import DEFAULT_RETRY, FailureMode, GrowthLimits, Retry, Task
-from plait.runner.domain.task_file import TaskFile
 from plait.safe_text import clean_text
+from plait.task import DEFAULT_RETRY, MODEL_SETTINGS, FailureMode, GrowthLimits, Retry, Task, TaskFile
 
 SETTINGS_FORMAT = 100
 """The format of the JSON in a run's settings and in a task's spec. Formats 1 and 2 were used in development."""

@@ -10,7 +10,7 @@ from plait.errors import BackendError, ErrorKind, PlaitError
 from plait.events import TaskCompleted, TaskStarted
 from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import THOUGHTS, MessageRecord, TaskRecord
-from plait.runner.domain.conversation import INVALID_TASKS, Continuation, History, correction_prompt
+from plait.runner.domain.continuation import INVALID_TASKS, Continuation, History, correction_prompt
 from plait.runner.state.run_state import RunState
 from plait.runner.state.stored_run import StoredRun
 from plait.safe_text import clean_text

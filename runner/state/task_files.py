@@ -6,8 +6,12 @@ contents of the first attempt, and a stored run from elsewhere cannot make plait
 
 from __future__ import annotations
 
+<<<<<<< HEAD:runner/state/task_files.py
 import hashlib
 from collections.abc import Iterator
+=======
+from collections.abc import Iterator, Sequence
+>>>>>>> f238fc64 (names: call the modules of plans and tasks by what they hold):runner/engine/task_files.py
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,8 +20,9 @@ from anyio.to_thread import run_sync
 from plait.backends.backend_protocol import Attachment
 from plait.errors import BackendError, DAGError, ErrorKind, Problem
 from plait.runner.domain.dag import DAG
-from plait.runner.domain.task import Task
-from plait.runner.domain.task_file import MAX_FILE_BYTES, TEXT, TaskFile, media_type
+<<<<<<< HEAD:runner/state/task_files.py
+from plait.task import Task
+from plait.task import MAX_FILE_BYTES, TEXT, TaskFile, media_type
 
 
 def find_file(path: Path) -> TaskFile:
@@ -60,6 +65,10 @@ def _read(path: Path) -> bytes:
     if len(data) > MAX_FILE_BYTES:
         raise ValueError(f"the file {path} has more than {MAX_FILE_BYTES >> 20} MiB; make it smaller")
     return data
+=======
+from plait.runner.state.file_digests import find_file, read_file, text_of_file
+from plait.task import TEXT, Task, TaskFile
+>>>>>>> f238fc64 (names: call the modules of plans and tasks by what they hold):runner/engine/task_files.py
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,3 +136,14 @@ def _conversation(task: Task, dag: DAG) -> Iterator[Task]:
     while task.continues is not None:
         task = dag[task.continues]
         yield task
+
+
+def with_texts(prompt: str, texts: Sequence[tuple[str, str]]) -> str:
+    """Return `prompt` behind the `texts` of files: pairs of name and text."""
+    return "".join(f'<file name="{name}">\n{text}\n</file>\n\n' for name, text in texts) + prompt
+
+
+def with_paths(prompt: str, files: Sequence[TaskFile]) -> str:
+    """Return `prompt` followed by the paths of `files`, for an agent that opens files itself."""
+    lines = "\n".join(f"- {file.path}" for file in files)
+    return f"{prompt}\n\nRead these files:\n{lines}"

@@ -15,7 +15,7 @@ from plait.backends.models.endpoint import Endpoint, url_fault
 from plait.backends.models.http_client import Client, Limits
 from plait.clock_and_ids import Clock
 from plait.errors import PlaitError
-from plait.runner.domain.question import parse_time
+from plait.runner.domain.asked_question import parse_time
 from plait.runner.views.trace_spans import AttributeValue, Span
 
 DEFAULT_ENDPOINT = "http://localhost:4318"

@@ -20,7 +20,7 @@ from plait.events import ATTEMPT_ENDS, RunCreated, SessionOpened, TaskAnswered, 
 from plait.json_form import JsonValue
 from plait.persistence.store_protocol import Store, files_root
 from plait.persistence.store_records import EventRecord, MessageRecord, TaskRecord
-from plait.runner.domain.question import answers_of
+from plait.runner.domain.asked_question import answers_of
 from plait.runner.state.attempt_files import attempt_files, run_folder
 from plait.runner.views.read_views import usage_as_json
 

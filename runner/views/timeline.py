@@ -9,8 +9,8 @@ from typing import Any
 
 from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import RunRecord
-from plait.runner.domain.question import parse_time
-from plait.runner.domain.waiting import WaitKind, stored_limits, waits_for
+from plait.runner.domain.asked_question import parse_time
+from plait.runner.domain.wait_reasons import WaitKind, stored_limits, waits_for
 from plait.runner.views.past_waits import Bar, PastAttempt, PastWait, PastWaits
 from plait.runner.views.read_views import TaskInfo
 from plait.statuses import TASK_DONE, TaskStatus

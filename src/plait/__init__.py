@@ -41,17 +41,23 @@ if TYPE_CHECKING:
     from plait.persistence import MemoryStore, PostgresStore, SQLiteStore, Store
     from plait.program_log import configure_logging
     from plait.runner.client.runs import RunService
+    from plait.runner.domain.asked_question import OpenQuestion
     from plait.runner.domain.dag import DAG
-    from plait.runner.domain.question import OpenQuestion
-    from plait.runner.domain.result import RunResult, TaskResult
-    from plait.runner.domain.task import FailureMode, GrowthLimits, Retry, Task
+<<<<<<< HEAD
+    from plait.runner.domain.asked_question import OpenQuestion
+    from plait.runner.domain.run_result import RunResult, TaskResult
+    from plait.task import FailureMode, GrowthLimits, Retry, Task
     from plait.runner.engine.run_handle import Run
+=======
+    from plait.runner.domain.run_result import RunResult, TaskResult
+>>>>>>> f238fc64 (names: call the modules of plans and tasks by what they hold)
     from plait.runner.orchestrator import Orchestrator
     from plait.runner.parallel_runner import ParallelRunner
-    from plait.runner.plan.loader import Plan, load_plan
+    from plait.runner.plan.plan_file import Plan, load_plan
     from plait.runner.policies.step_workflow import Step, Workflow
     from plait.runner.scheduling.rate_limits import RateLimits
     from plait.statuses import RunStatus, TaskStatus
+    from plait.task import FailureMode, GrowthLimits, Retry, Task
 
 __all__ = [
     "DAG",
@@ -114,18 +120,18 @@ _HOMES = {
     "persistence": "MemoryStore PostgresStore SQLiteStore Store",
     "clock_and_ids": "Clock",
     "runner.domain.dag": "DAG",
-    "runner.domain.question": "OpenQuestion",
-    "runner.domain.result": "RunResult TaskResult",
-    "runner.domain.task": "FailureMode GrowthLimits Retry Task",
+    "runner.domain.asked_question": "OpenQuestion",
+    "runner.domain.run_result": "RunResult TaskResult",
     "program_log": "configure_logging",
     "runner.orchestrator": "Orchestrator",
     "runner.parallel_runner": "ParallelRunner",
-    "runner.plan.loader": "Plan load_plan",
+    "runner.plan.plan_file": "Plan load_plan",
     "runner.policies.step_workflow": "Step Workflow",
     "runner.engine.run_handle": "Run",
     "runner.scheduling.rate_limits": "RateLimits",
     "runner.client.runs": "RunService",
     "statuses": "RunStatus TaskStatus",
+    "task": "FailureMode GrowthLimits Retry Task",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 

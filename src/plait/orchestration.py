@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from plait.runner.orchestrator import LoopState, Orchestrator, OrchestratorResult, load_loop_state
-from plait.runner.policies.orchestrator.policy import LoopLimits, OrchestratorPolicy, Phase
-from plait.runner.policies.orchestrator.prompts import Team
+from plait.runner.policies.goal_messages import Team
+from plait.runner.policies.goal_policy import LoopLimits, OrchestratorPolicy, Phase
 
 __all__ = [
     "LoopLimits",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from plait.runner.client.fork_run import Fork, ForkEdits
 from plait.runner.client.reuse_preview import ReuseAction, ReusePreview, ReuseStep
-from plait.runner.domain.question import OpenQuestion
-from plait.runner.domain.result import Degradation, ResumeSummary, RunResult, TaskResult
-from plait.runner.domain.waiting import WaitKind, WaitReason
+from plait.runner.domain.asked_question import OpenQuestion
+from plait.runner.domain.run_result import Degradation, ResumeSummary, RunResult, TaskResult
+from plait.runner.domain.wait_reasons import WaitKind, WaitReason
 from plait.runner.recovery.preview import Preview
 from plait.runner.recovery.resume_plan import ResumeAction, ResumeStep
 from plait.runner.views.read_views import RunInfo, StoredEvent, TaskInfo

@@ -20,6 +20,7 @@ LAYERS: list[list[str]] = [
     ["usage", "statuses", "safe_text"],
     ["dialogue"],
     ["errors"],
+    ["task"],
     ["events"],
     # The contract of a backend and its vocabulary.
     ["backends.backend_protocol backends.json_fields backends.error_kinds "
@@ -70,6 +71,7 @@ WORDS = (
     "safe_text",
     "dialogue",
     "errors",
+    "task",
     "events",
 )
 # Neither imports the other or the runner, whatever the layer.

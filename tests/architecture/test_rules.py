@@ -37,7 +37,7 @@ RULES: dict[Rule, Sequence[tuple[str, str]]] = {
     pure_packages_stay_pure: [
         ("runner/domain/dag.py", "import anyio.lowlevel"),
         ("runner/prompts/x.py", "def f():\n    import time"),
-        ("runner/domain/task.py", "from plait.runner.engine.checkpointer import Checkpointer"),
+        ("src/plait/task.py", "from plait.runner.engine.checkpointer import Checkpointer"),
     ],
     libraries_have_one_home: [
         ("runner/x.py", "import aiosqlite"),

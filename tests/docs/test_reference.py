@@ -12,8 +12,8 @@ import pytest
 from plait import FailureMode, backends
 from plait.events import HISTORY
 from plait.runner.cli import exits
-from plait.runner.domain.task import DEFAULT_RETRY_ON
 from plait.statuses import RUN_DONE, RUN_TRANSITIONS, TASK_DONE, TASK_TRANSITIONS, AttemptStatus, Transition
+from plait.task import DEFAULT_RETRY_ON
 from tests.docs.extensions import load_extension
 
 ROOT = Path(__file__).parent.parent.parent

@@ -15,7 +15,7 @@ import plait
 from plait import backends, errors, hosts, orchestration, persistence, results, workflows
 from plait.runner.cli.command_line import cli
 from plait.runner.cli.exits import EXIT_CODES
-from plait.runner.plan.schema import plan_schema
+from plait.runner.plan.plan_models import plan_schema
 from tests.docs.extensions import load_extension
 
 PACKAGES = (plait, errors, results, workflows, orchestration, hosts, backends, persistence)

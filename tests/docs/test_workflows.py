@@ -9,7 +9,7 @@ import pytest
 
 from plait import DAG, FailureMode, Step, Workflow
 from plait.runner.domain.policy import RunView
-from plait.runner.domain.result import TaskResult
+from plait.runner.domain.run_result import TaskResult
 from plait.runner.policies import step_workflow
 from plait.runner.policies.step_workflow import OnError
 from plait.statuses import TaskStatus

@@ -16,7 +16,7 @@ from plait.orchestration import OrchestratorResult, Phase
 from plait.persistence import Store, StoreError
 from plait.runner.domain.dag import DAG
 from plait.runner.orchestrator import LoopState, load_loop_state
-from plait.runner.policies.orchestrator.policy import Loop, Stop
+from plait.runner.policies.goal_policy import Loop, Stop
 from tests.support.fakes import Talker
 from tests.support.stores.faulty_store import Fault, FaultyStore, on_write
 from tests.support.team import ANSWER, CALLS, CONTEXT, GOAL, TASKS, Team

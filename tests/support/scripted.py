@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from plait.runner.domain.task import Task
-from plait.runner.policies.orchestrator.policy import Loop, LoopLimits, OrchestratorPolicy
+from plait.runner.policies.goal_policy import Loop, LoopLimits, OrchestratorPolicy
+from plait.task import Task
 from tests.support.simulated import Simulation
 
 DONE = {"done": True}

@@ -9,9 +9,9 @@ from dataclasses import replace
 from plait.json_form import JsonValue
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.policy import Decision, Policy, RunView
-from plait.runner.domain.result import TaskResult
-from plait.runner.domain.task import Task
+from plait.runner.domain.run_result import TaskResult
 from plait.statuses import TASK_DONE, RunStatus, TaskStatus
+from plait.task import Task
 
 Script = Callable[[Task], "JsonValue | Exception"]
 """What a task comes to: a value, or an error that fails it."""

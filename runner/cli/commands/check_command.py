@@ -14,11 +14,11 @@ from plait.runner.cli.exits import COMPLETED, USAGE, print_line
 from plait.runner.cli.options import json_option, read_plan, set_option
 from plait.runner.cli.run_report import print_json
 from plait.runner.cli.terminal_output import as_line, counted
-from plait.runner.drawing.layout import layers
+from plait.runner.drawing.dag_layout import layers
 from plait.runner.engine.backend_checks import policy_backends
 from plait.runner.plan import plan_schema
-from plait.runner.plan.loader import Plan
-from plait.runner.policies.orchestrator.policy import OrchestratorPolicy
+from plait.runner.plan.plan_file import Plan
+from plait.runner.policies.goal_policy import OrchestratorPolicy
 from plait.runner.policies.step_workflow import Workflow
 
 _LONGEST_GOAL = 100  # characters

@@ -14,7 +14,7 @@ from plait.runner.cli.lookup import find_run, read_only_store
 from plait.runner.cli.options import StorePlace, json_option, store_option
 from plait.runner.cli.run_report import print_json
 from plait.runner.cli.terminal_output import as_line, counted, seconds, tokens, visible
-from plait.runner.domain.question import parse_time
+from plait.runner.domain.asked_question import parse_time
 from plait.runner.views.run_differences import ComparedTask, RunComparison, TaskDifference, compare_runs
 from plait.runner.views.word_changes import Piece, word_changes
 from plait.usage import Usage, cost

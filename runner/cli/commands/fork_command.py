@@ -37,7 +37,7 @@ from plait.runner.cli.preview_report import print_reuse, summarize_reuse, with_e
 from plait.runner.cli.stored_backends import FileOptions, StoredBackends, stored_concurrency
 from plait.runner.client.fork_run import Fork, ForkEdits
 from plait.runner.parallel_runner import ParallelRunner
-from plait.runner.plan.inputs import converted
+from plait.runner.plan.plan_inputs import converted
 from plait.runner.state.stored_run import stored_record
 
 MakeFork: TypeAlias = Callable[[ParallelRunner, str], Awaitable[Fork]]

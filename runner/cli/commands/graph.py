@@ -26,8 +26,8 @@ from plait.runner.cli.output_files import write_file
 from plait.runner.cli.run_report import print_json
 from plait.runner.cli.terminal_output import as_line, counted, seconds, tokens, visible
 from plait.runner.domain.dag import DAG
+from plait.runner.drawing.dag_picture import Look, mermaid, page, svg
 from plait.runner.drawing.folding import fold
-from plait.runner.drawing.picture import Look, mermaid, page, svg
 from plait.runner.policies.step_workflow import Workflow
 from plait.runner.state.codec import decode_dag
 from plait.runner.views.read_views import shown_status

@@ -49,11 +49,11 @@ from plait.runner.cli.stored_backends import (
 )
 from plait.runner.cli.terminal_output import as_line, counted
 from plait.runner.domain.dag import DAG
-from plait.runner.domain.result import RunResult
+from plait.runner.domain.run_result import RunResult
 from plait.runner.engine.inbox import is_to_be_cancelled
 from plait.runner.policies import policy_of
-from plait.runner.policies.orchestrator.policy import OrchestratorPolicy
-from plait.runner.policies.orchestrator.prompts import ANSWER_ID
+from plait.runner.policies.goal_messages import ANSWER_ID
+from plait.runner.policies.goal_policy import OrchestratorPolicy
 from plait.runner.recovery.preview import Preview
 from plait.runner.recovery.resume_plan import RUNS, ResumeAction, ResumeStep, plan_resume
 from plait.runner.state.codec import decode_dag

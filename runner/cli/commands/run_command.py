@@ -44,9 +44,9 @@ from plait.runner.cli.run_report import print_json
 from plait.runner.cli.stored_backends import backends_of_file_only, stored_concurrency
 from plait.runner.client.reuse_preview import ReusePreview
 from plait.runner.parallel_runner import ParallelRunner
-from plait.runner.plan.loader import Plan
-from plait.runner.policies.orchestrator.policy import OrchestratorPolicy
-from plait.runner.policies.orchestrator.prompts import ANSWER_ID, Team
+from plait.runner.plan.plan_file import Plan
+from plait.runner.policies.goal_messages import ANSWER_ID, Team
+from plait.runner.policies.goal_policy import OrchestratorPolicy
 
 _LOCAL_ANSWER = 512  # tokens
 

@@ -36,9 +36,9 @@ from plait.runner.cli.options import (
 )
 from plait.runner.cli.run_report import WHY_STOPPED, print_json
 from plait.runner.cli.terminal_output import as_line, coloured, counted, seconds, tokens, visible
+from plait.runner.domain.asked_question import parse_time
 from plait.runner.domain.groups import group_of, groups_of
-from plait.runner.domain.question import parse_time
-from plait.runner.domain.waiting import WaitKind, WaitReason, clock_time
+from plait.runner.domain.wait_reasons import WaitKind, WaitReason, clock_time
 from plait.runner.reuse.answer_keys import REUSED, Reuse
 from plait.runner.reuse.earlier_answers import KEPT
 from plait.runner.state.stored_run import placed_attempts

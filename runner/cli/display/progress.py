@@ -10,7 +10,7 @@ from itertools import islice
 
 from plait import events
 from plait.runner.domain.dag import DAG
-from plait.runner.domain.waiting import NO_LIMITS, Limits, WaitingRun, WaitReason, Waits, stored_limits
+from plait.runner.domain.wait_reasons import NO_LIMITS, Limits, WaitingRun, WaitReason, Waits, stored_limits
 from plait.runner.state.codec import decode_task
 from plait.statuses import TASK_DONE, RunStatus, TaskStatus
 from plait.usage import NO_USAGE, Usage

@@ -14,7 +14,7 @@ from plait.runner.cli.exits import output, print_line, write
 from plait.runner.cli.lookup import WaitingQuestion
 from plait.runner.cli.options import StorePlace
 from plait.runner.cli.terminal_output import as_line, cells, coloured, columns, first_cells, visible
-from plait.runner.domain.question import answers_of
+from plait.runner.domain.asked_question import answers_of
 
 _PIECE = 1 << 16  # characters
 _LEAST_ROOM = 16  # columns

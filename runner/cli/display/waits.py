@@ -9,8 +9,8 @@ from datetime import datetime
 
 from plait import events
 from plait.runner.cli.terminal_output import as_line, seconds
-from plait.runner.domain.question import parse_time
-from plait.runner.domain.waiting import MOST_NAMED
+from plait.runner.domain.asked_question import parse_time
+from plait.runner.domain.wait_reasons import MOST_NAMED
 
 _NAMES_TIME_FROM = 60.0
 """Seconds of a pause from which the time of its end is shown as well."""

@@ -11,8 +11,8 @@ from typing import cast
 
 from plait.json_form import JsonValue
 from plait.runner.domain.dag import nearest, sort_names
-from plait.runner.domain.task import Task
-from plait.runner.policies.orchestrator.prompts import LoopPrompts
+from plait.runner.policies.goal_messages import LoopPrompts
+from plait.task import Task
 
 PREFIX = "do."
 _LONGEST_SLUG = 40

@@ -17,14 +17,20 @@ from unittest import mock
 from plait.json_form import JsonValue
 from plait.runner import parallel_runner
 from plait.runner.client import reuse_preview
-from plait.runner.domain.task import Task
+<<<<<<< HEAD
+from plait.task import Task
 from plait.runner.engine import outcomes
 from plait.runner.engine.run_options import Config
+=======
+from plait.runner.engine import outcome
+from plait.runner.engine.config import Config
+>>>>>>> f238fc64 (names: call the modules of plans and tasks by what they hold)
 from plait.runner.reuse import answer_cache, answer_keys, earlier_answers
 from plait.runner.reuse.reusable_answer import ReusableAnswer
 from plait.runner.state.codec import to_json
 from plait.runner.state.run_state import ReadableState
 from plait.runner.state.stored_run import StoredRun
+from plait.task import Task
 
 Plant = Callable[[], AbstractContextManager[object]]
 

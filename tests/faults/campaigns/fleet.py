@@ -24,7 +24,7 @@ from plait.events import RunResumed
 from plait.persistence.store_records import AttemptRecord, RunRecord
 from plait.runner.cli.lookup import read_only_store
 from plait.runner.cli.options import store_place
-from plait.runner.domain.question import parse_time
+from plait.runner.domain.asked_question import parse_time
 from tests.faults.campaigns.planted import Shown, try_planted
 from tests.faults.campaigns.report import Report, Scale
 from tests.support.processes.command import plait_here

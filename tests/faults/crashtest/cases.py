@@ -11,7 +11,7 @@ from plait.errors import ErrorKind
 from plait.json_form import JsonValue
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.policy import Decision, RunView
-from plait.runner.domain.task import FailureMode, Retry, Task
+from plait.task import FailureMode, Retry, Task
 
 NEVER = 1_000_000
 """More failures than any retry policy allows."""

@@ -19,7 +19,7 @@ import anyio
 from plait import events, failpoints
 from plait.clock_and_ids import Clock
 from plait.persistence import SQLiteStore, Store, StoreError
-from plait.runner.domain.result import RunResult
+from plait.runner.domain.run_result import RunResult
 from plait.runner.engine.backend_call import only_error
 from plait.runner.engine.run_handle import Run
 from plait.runner.parallel_runner import ParallelRunner

@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from plait.errors import ErrorKind
 from plait.json_form import JsonValue
 from plait.runner.domain.dag import DAG
-from plait.runner.domain.task import FailureMode, Task
 from plait.runner.plan.added_tasks import tasks_of
 from plait.runner.recovery.resume_plan import MOST_DEATHS
 from plait.statuses import TASK_DONE, RunStatus, TaskStatus
+from plait.task import FailureMode, Task
 from tests.faults.crashtest.cases import LAST, Case, answer, digest, follows, last_task, tries
 
 _USE = re.compile(r'\{\{ (?:results\["([^"]+)"\](?:\.mark)?|item) \}\}')

@@ -10,7 +10,7 @@ from plait.backends import BackendError, ErrorKind, FunctionBackend, ask
 from plait.dialogue import Message
 from plait.errors import RunNotFound, TaskNotFound, TurnNotStored
 from plait.persistence import Batch, Conflict, MemoryStore, SQLiteStore, Store
-from plait.runner.domain.question import parse_time
+from plait.runner.domain.asked_question import parse_time
 from tests.support.crashed import Dying, die
 from tests.support.fakes import Talker
 from tests.support.stopped import DIAMOND, stopped_after

@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 from plait import DAG, Task, TaskStatus
+from plait.runner.drawing.dag_picture import Look, svg
 from plait.runner.drawing.folding import MOST_DRAWN, fold
-from plait.runner.drawing.picture import Look, svg
 from tests.support.processes.command import plait_here
 
 MANY = 300

@@ -11,7 +11,7 @@ import pytest
 from plait import DAG, ParallelRunner, RunResult, RunStatus, Task, failpoints
 from plait.events import Event, PolicyDecided, SessionOpened, StoreDegraded, StoreRecovered, TaskCancelled
 from plait.persistence import Batch, Conflict, MemoryStore, StoreError
-from plait.runner.domain.question import parse_time
+from plait.runner.domain.asked_question import parse_time
 from plait.runner.engine import checkpointer
 from plait.runner.engine.lease import LEASE_SECONDS
 from plait.workflows import Decision

@@ -13,7 +13,7 @@ from plait.backends import ask
 from plait.clock_and_ids import iso
 from plait.json_form import JsonValue
 from plait.persistence import MemoryStore, Note, Store
-from plait.runner.domain.question import answers_of, parse_time
+from plait.runner.domain.asked_question import answers_of, parse_time
 from tests.support.fakes import QuickClock
 from tests.support.stores.faulty_store import Fault, FaultyStore
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from plait.runner.domain.task import TASKS_SCHEMA
 from plait.runner.plan import parse_plan
+from plait.task import TASKS_SCHEMA
 
 
 def test_a_model_that_plans_is_told_how_tasks_are_written() -> None:

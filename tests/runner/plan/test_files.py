@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from plait.runner.domain.task import Task
 from plait.runner.plan import load_plan
+from plait.task import Task
 from tests.support.plans.logged import calls, make
 from tests.support.processes.command import plait
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.runner.plan import PlanError, PlanProblem, parse_plan
-from plait.runner.plan.schema import PlanPart, TaskPart
+from plait.runner.plan.plan_models import PlanPart, TaskPart
 
 GOOD = """\
 name: good

@@ -11,7 +11,7 @@ import pytest
 from plait.backends.specs.build_backend import BackendSpec, LocalSpec, OpenAISpec
 from plait.orchestration import LoopLimits, OrchestratorPolicy
 from plait.runner.plan import Plan, PlanError, parse_plan, plan_schema
-from plait.runner.policies.orchestrator.prompts import Team
+from plait.runner.policies.goal_messages import Team
 
 FULL = """
 name: bicycles

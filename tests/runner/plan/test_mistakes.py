@@ -7,7 +7,7 @@ import pytest
 
 from plait.errors import PromptError
 from plait.runner.plan import PlanError, PlanProblem, load_plan, parse_plan
-from plait.runner.prompts.render import render
+from plait.runner.prompts.prompt_template import render
 from tests.support.plans.plan_mistakes import mistakes, tasks
 from tests.support.processes.command import plait
 

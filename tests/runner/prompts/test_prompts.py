@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.errors import PromptError
-from plait.runner.prompts.base import PromptNames
-from plait.runner.prompts.render import check_plain, is_plain, names_used, parse_names, render
+from plait.runner.prompts.prompt_names import PromptNames
+from plait.runner.prompts.prompt_template import check_plain, is_plain, names_used, parse_names, render
 from plait.runner.prompts.template import compile_template
 
 REVIEW = {"label": "good", "score": 3}
@@ -410,7 +410,7 @@ def test_values_nested_too_deep_are_an_error():
 
 def test_plain_prompts_and_the_text_of_models_import_no_template_engine():
     code = (
-        "import sys; from plait.runner.prompts.render import check_plain, render; "
+        "import sys; from plait.runner.prompts.prompt_template import check_plain, render; "
         "render('{{ a }}{{ b[0].c }}', {'a': 1, 'b': [{'c': 2}]}); check_plain('{% if a %}'); "
         "sys.exit('jinja2' in sys.modules)"
     )

@@ -10,7 +10,7 @@ import pytest
 from plait import Clock, ParallelRunner, Run, RunStatus, TaskStatus, events
 from plait.backends import Usage
 from plait.results import ResumeAction
-from plait.runner.domain.result import ResumeSummary
+from plait.runner.domain.run_result import ResumeSummary
 from plait.runner.engine.attempt import INTERRUPTED
 from tests.support.agents.adopting import allow_once_adopted, foretold, history, is_adopted, resumed, said_in
 from tests.support.agents.outliving import RUN, World

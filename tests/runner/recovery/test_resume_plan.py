@@ -15,7 +15,7 @@ from plait.events import PolicyDecided
 from plait.persistence import Batch, MemoryStore
 from plait.persistence.store_records import TaskRecord
 from plait.results import ResumeAction
-from plait.runner.domain.question import AnsweredQuestion, Way, encode_answers
+from plait.runner.domain.asked_question import AnsweredQuestion, Way, encode_answers
 from plait.runner.recovery.resume_plan import (
     Evidence,
     ResumeStep,

@@ -9,8 +9,8 @@ import pytest
 
 from plait import events
 from plait.dialogue import Message
-from plait.runner.domain.task import FailureMode, Retry, Task
 from plait.runner.state.codec import decode_task, encode_event, new_task, to_json
+from plait.task import FailureMode, Retry, Task
 from plait.usage import Usage
 
 MESSAGES = (Message("user", "hi"), Message("assistant", "ho", Usage(5, 6)))

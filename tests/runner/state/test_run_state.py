@@ -16,8 +16,8 @@ from plait.backends.backend_protocol import Reply
 from plait.dialogue import Message, Question
 from plait.errors import BackendError, DAGError, ErrorKind
 from plait.persistence.store_records import AttemptRecord, TaskRecord
-from plait.runner.domain.conversation import INVALID_TASKS, Continuation, History
-from plait.runner.domain.question import AnsweredQuestion, Asking, Way, encode_answers
+from plait.runner.domain.asked_question import AnsweredQuestion, Asking, Way, encode_answers
+from plait.runner.domain.continuation import INVALID_TASKS, Continuation, History
 from plait.runner.state import run_state
 from plait.runner.state.codec import new_task
 from plait.runner.state.run_state import IllegalTransition, RunState

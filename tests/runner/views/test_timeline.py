@@ -23,7 +23,7 @@ from plait.events import (
     TaskWaiting,
 )
 from plait.persistence import MemoryStore
-from plait.runner.domain.question import parse_time
+from plait.runner.domain.asked_question import parse_time
 from plait.runner.state.codec import SETTINGS_FORMAT
 from plait.runner.views.live_view import LiveView
 from tests.contracts.store.samples import RUN, Writer, at, owner, run_becomes

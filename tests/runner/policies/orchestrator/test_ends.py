@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from plait.json_form import JsonValue
-from plait.runner.domain.task import Task
-from plait.runner.policies.orchestrator.policy import Loop, LoopLimits, OrchestratorPolicy, Phase
+from plait.runner.policies.goal_policy import Loop, LoopLimits, OrchestratorPolicy, Phase
 from plait.statuses import RunStatus, TaskStatus
+from plait.task import Task
 from tests.support.simulated import Simulation
 
 pytestmark = pytest.mark.slow

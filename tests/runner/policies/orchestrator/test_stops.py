@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from plait.runner.domain.policy import RunView
-from plait.runner.domain.task import Task
-from plait.runner.policies.orchestrator.policy import Phase, Stop
+from plait.runner.policies.goal_policy import Phase, Stop
 from plait.statuses import RunStatus, TaskStatus
+from plait.task import Task
 from tests.support.scripted import DONE, Script, add, ids, loop_of, plan, simulation, task
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from plait.backends import Question
 from plait.json_form import JsonValue
-from plait.runner.domain.question import Asking, Way
+from plait.runner.domain.asked_question import Asking, Way
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,15 @@
-"""Tasks, retry policies, growth limits, and the rules for crashed and failed tasks: frozen values. Pure."""
+"""`Task`: one task as written, stored and run, with its files, retries and limits: frozen values."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
+from pathlib import PurePath
 from typing import Literal, TypeAlias
 
-from plait.backends.backend_protocol import OWN_OPTIONS, ModelOptions
 from plait.errors import DAGError, ErrorKind, Problem, nearest
-from plait.json_form import JsonInput, JsonValue
-from plait.runner.domain.task_file import TaskFile
+from plait.json_form import JsonInput, JsonValue, value
 from plait.statuses import TaskStatus
 
 
@@ -98,6 +97,79 @@ def lacks_prompt(prompt: str | None, backend: str | None, files: Sequence[object
     function, is named.
     """
     return backend is None and not files and (prompt is None or (isinstance(prompt, str) and not prompt.strip()))  # pyright: ignore[reportUnnecessaryIsInstance]
+
+
+@value
+class ModelOptions:
+    """Settings of the model for a single task. None stands for the backend's own setting."""
+
+    model: str | None = None
+    """Name of the model."""
+    system: str | None = None
+    """System prompt, in place of the backend's own."""
+    temperature: float | None = None
+    """Sampling temperature, from 0."""
+
+    def over(self, own: ModelOptions) -> ModelOptions:
+        """Return these settings, completed by the backend's `own`."""
+        if self is OWN_OPTIONS:
+            return own
+        return ModelOptions(
+            own.model if self.model is None else self.model,
+            own.system if self.system is None else self.system,
+            own.temperature if self.temperature is None else self.temperature,
+        )
+
+
+MODEL_SETTINGS = tuple(one.name for one in fields(ModelOptions))
+"""The names of the settings of the model that a task may have."""
+OWN_OPTIONS = ModelOptions()
+"""The options of a task that leaves all settings to its backend."""
+
+
+MAX_FILE_BYTES = 20 * 2**20
+"""The maximum size of a file of a task."""
+MAX_FILES = 100
+"""The maximum number of files of a task."""
+_MEDIA = {
+    ".png": "image/png",
+    ".jpg": "image/jpeg",
+    ".jpeg": "image/jpeg",
+    ".gif": "image/gif",
+    ".webp": "image/webp",
+    ".pdf": "application/pdf",
+}
+TEXT = "text/plain"
+
+
+@dataclass(frozen=True, slots=True)
+class TaskFile:
+    """A file of a task, as it was when the run was made."""
+
+    path: str
+    """The absolute path."""
+    sha256: str
+    """The digest of the contents, in hexadecimal."""
+
+    @property
+    def name(self) -> str:
+        """The name without the folder."""
+        return PurePath(self.path).name
+
+    @property
+    def media_type(self) -> str:
+        """The type of an image or a PDF, by the suffix; TEXT for all other files."""
+        return media_type(self.path)
+
+
+def media_type(path: str) -> str:
+    """Return the type of the image or the PDF at `path`, by the suffix; TEXT for all other files."""
+    return _MEDIA.get(PurePath(path).suffix.lower(), TEXT)
+
+
+def takes_no_such_file(backend: str, name: str, kind: str) -> str:
+    """Return the message about an image or a PDF for a `backend` that takes text alone."""
+    return f"backend {backend!r} takes text files only, not {name} ({kind}); leave the file out"
 
 
 @dataclass(frozen=True, slots=True)

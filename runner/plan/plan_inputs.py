@@ -14,10 +14,10 @@ from typing import Any, cast
 from plait.errors import PlanError, PlanProblem
 from plait.json_form import JsonValue
 from plait.runner.domain.dag import nearest
-from plait.runner.plan.messages import describe, in_folder
+from plait.runner.plan.plan_mistakes import describe, in_folder
+from plait.runner.plan.plan_models import FilesInput, RequiredInput, RowsInput
+from plait.runner.plan.plan_positions import Source, read_value
 from plait.runner.plan.rows import RowsError, read_rows
-from plait.runner.plan.schema import FilesInput, RequiredInput, RowsInput
-from plait.runner.plan.source import Source, read_value
 from plait.runner.plan.values import spell
 
 _SHORT = 60

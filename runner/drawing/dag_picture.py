@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from plait.runner.domain.dag import DAG
-from plait.runner.drawing.layout import HEIGHT, Box, Layout
+from plait.runner.drawing.dag_layout import HEIGHT, Box, Layout
 from plait.statuses import TaskStatus
 
 _CHAR = 7.25  # width of a character in the 12 px monospace font, with a margin

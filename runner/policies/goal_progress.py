@@ -11,12 +11,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 
 from plait.runner.domain.policy import RunView
-from plait.runner.domain.result import TaskResult
-from plait.runner.domain.task import FailureMode, Task
-from plait.runner.policies.orchestrator.prompts import ANSWER_ID
+from plait.runner.domain.run_result import TaskResult
+from plait.runner.policies.goal_messages import ANSWER_ID
 from plait.runner.policies.orchestrator.replies import PREFIX, KnownTasks
-from plait.runner.prompts.base import text_of
+from plait.runner.prompts.prompt_names import text_of
 from plait.statuses import TASK_DONE, TaskStatus
+from plait.task import FailureMode, Task
 
 _OWN = re.compile(r"(plan|reflect)\.[0-9]+")
 _LEAST_SHOWN = 200

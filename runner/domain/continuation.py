@@ -8,7 +8,7 @@ from itertools import chain
 from plait.dialogue import Message
 from plait.errors import DAGError
 from plait.json_form import value
-from plait.runner.domain.question import AnsweredQuestion
+from plait.runner.domain.asked_question import AnsweredQuestion
 from plait.safe_text import clean_text
 
 INVALID_TASKS = "the tasks in the answer cannot be added"

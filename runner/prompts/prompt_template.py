@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from plait.errors import PromptError
 from plait.json_form import JsonInput
-from plait.runner.prompts.base import (
+from plait.runner.prompts.prompt_names import (
     CONSTANTS,
     DEFAULT_LIMIT,
     STEP,

@@ -11,9 +11,9 @@ import jsonschema_rs
 import pytest
 
 from plait.backends.specs.build_backend import FunctionSpec, OpenAISpec
-from plait.runner.domain.task import FailureMode, Retry
 from plait.runner.plan import PlanError, load_plan, parse_plan, plan_schema
-from plait.runner.plan.source import read_source
+from plait.runner.plan.plan_positions import read_source
+from plait.task import FailureMode, Retry
 
 ROOT = Path(__file__).parent.parent.parent.parent
 

@@ -14,7 +14,7 @@ from plait.backends.specs.agent_specs import AcpAgent
 from plait.backends.specs.backend_spec import RatePart
 from plait.errors import PlanProblem
 from plait.runner.domain.dag import nearest
-from plait.runner.plan.schema import (
+from plait.runner.plan.plan_models import (
     SPEC_CLASSES,
     ChainPart,
     DefaultsPart,
@@ -31,7 +31,7 @@ from plait.runner.plan.schema import (
     TaskPart,
     input_kind,
 )
-from plait.runner.plan.source import Source
+from plait.runner.plan.plan_positions import Source
 from plait.runner.plan.values import Path
 
 _KINDS_OF_VALUES = {

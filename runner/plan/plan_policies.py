@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from plait.errors import DAGError, Problem
 from plait.json_form import JsonValue
 from plait.runner.domain.dag import DAG
-from plait.runner.domain.task import NO_PROMPT, GrowthLimits
-from plait.runner.plan.schema import PlanPart, StepPart
-from plait.runner.plan.source import Source
-from plait.runner.plan.tasks import check_schema, function_of, line_in, retry_of, used_name
+from plait.runner.plan.plan_models import PlanPart, StepPart
+from plait.runner.plan.plan_positions import Source
+from plait.runner.plan.plan_tasks import check_schema, function_of, line_in, retry_of, used_name
 from plait.runner.plan.values import Path
 from plait.runner.policies.step_workflow import Step, Workflow
+from plait.task import NO_PROMPT, GrowthLimits
 
 _FIELDS = {"id": "name"}
 """Fields of a task, with their names in a step."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from plait.json_form import JsonValue
-from plait.runner.domain.task import Task
+from plait.task import Task
 
 PLANNER, EXECUTOR, REFLECTOR = "planner", "executor", "reflector"
 ANSWER_ID = "answer"

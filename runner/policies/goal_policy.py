@@ -17,11 +17,11 @@ from typing import Any, cast
 from plait.json_form import JsonInput, JsonValue
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.policy import Decision, RunView
-from plait.runner.domain.task import Task
-from plait.runner.policies.orchestrator.evidence import EXECUTED, WorkState, digest, identity, is_work
-from plait.runner.policies.orchestrator.prompts import ANSWER_ID, LoopPrompts, Team
+from plait.runner.policies.goal_messages import ANSWER_ID, LoopPrompts, Team
+from plait.runner.policies.goal_progress import EXECUTED, WorkState, digest, identity, is_work
 from plait.runner.policies.orchestrator.replies import KnownTasks, ModelRequest, ParsedReply, read_plan, read_reflection
 from plait.statuses import RunStatus, TaskStatus
+from plait.task import Task
 
 _MOST_REASONS = 10
 _LONGEST_NAME = 40

@@ -14,10 +14,10 @@ from enum import StrEnum
 from typing import Any
 
 from plait.events import BackendThrottled, HostAway
+from plait.runner.domain.asked_question import parse_time
 from plait.runner.domain.dag import DAG
-from plait.runner.domain.question import parse_time
-from plait.runner.domain.task import FailureMode
 from plait.statuses import RUN_DONE, RunStatus, TaskStatus
+from plait.task import FailureMode
 
 MOST_NAMED = 3
 """Tasks that a reason names."""

@@ -8,10 +8,10 @@ from collections import Counter
 import pytest
 
 from plait.runner.domain.policy import RunView
-from plait.runner.domain.result import TaskResult
-from plait.runner.domain.task import Task
-from plait.runner.policies.orchestrator.policy import Loop, LoopLimits, OrchestratorPolicy, Phase
+from plait.runner.domain.run_result import TaskResult
+from plait.runner.policies.goal_policy import Loop, LoopLimits, OrchestratorPolicy, Phase
 from plait.statuses import RunStatus, TaskStatus
+from plait.task import Task
 from tests.support.scripted import DONE, Script, add, ids, loop_of, plan, simulation, task
 
 

@@ -12,11 +12,10 @@ from plait.backends.output_schema import schema_problem
 from plait.errors import Problem, PromptError, nearest
 from plait.json_form import JsonInput
 from plait.runner.domain.reachability import not_upstream
-from plait.runner.domain.task import Retry, Task
-from plait.runner.domain.task_file import MAX_FILES, TaskFile
-from plait.runner.prompts.base import RESERVED_NAMES, PromptNames
 from plait.runner.prompts.condition import condition_names
-from plait.runner.prompts.render import parse_names
+from plait.runner.prompts.prompt_names import RESERVED_NAMES, PromptNames
+from plait.runner.prompts.prompt_template import parse_names
+from plait.task import MAX_FILES, Retry, Task, TaskFile
 
 MOST_HINTS = 20
 """The number of unknown names per graph for which the closest known name is searched."""

@@ -13,17 +13,16 @@ from plait.backends.specs.build_backend import FunctionSpec
 from plait.errors import Problem
 from plait.json_form import JsonValue
 from plait.runner.domain.dag import nearest
-from plait.runner.domain.task import DEFAULT_RETRY, NO_PROMPT, TASKS_SCHEMA, FailureMode, Retry, Task
-from plait.runner.domain.task_file import TaskFile
-from plait.runner.domain.validation import MOST_HINTS, uses_itself
+from plait.runner.domain.task_checks import MOST_HINTS, uses_itself
 from plait.runner.plan.files import PlanFiles
 from plait.runner.plan.for_each import MAX_EDGES, Families, Member
-from plait.runner.plan.messages import describe
-from plait.runner.plan.schema import MAX_MADE, DefaultsPart, FollowUpPart, PlanPart, StepPart, TaskPart
-from plait.runner.plan.source import Source
+from plait.runner.plan.plan_mistakes import describe
+from plait.runner.plan.plan_models import MAX_MADE, DefaultsPart, FollowUpPart, PlanPart, StepPart, TaskPart
+from plait.runner.plan.plan_positions import Source
 from plait.runner.plan.values import Path as Where
 from plait.runner.prompts.condition import condition_names
-from plait.runner.prompts.render import parse_names
+from plait.runner.prompts.prompt_template import parse_names
+from plait.task import DEFAULT_RETRY, NO_PROMPT, TASKS_SCHEMA, FailureMode, Retry, Task, TaskFile
 
 _MOST_FIELDS = 20
 _USED = re.compile(r"the (?:prompt|condition) uses \{\{ (\S+) \}\}")

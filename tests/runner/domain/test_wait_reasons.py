@@ -10,7 +10,7 @@ import pytest
 from plait import DAG, RunStatus, Task, TaskStatus
 from plait.clock_and_ids import iso
 from plait.events import BackendThrottled, HostAway
-from plait.runner.domain.waiting import Limits, WaitingRun, WaitKind, WaitReason, Waits
+from plait.runner.domain.wait_reasons import Limits, WaitingRun, WaitKind, WaitReason, Waits
 
 NOW = 1_800_000_000.0
 AT = iso(NOW)

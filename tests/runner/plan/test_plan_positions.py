@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.errors import PlanError
-from plait.runner.plan.source import read_source
+from plait.runner.plan.plan_positions import read_source
 
 
 def problems(data, **options):

@@ -16,24 +16,22 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ValidationError
 
-from plait.backends.backend_protocol import MODEL_SETTINGS
 from plait.errors import DAGError, PlanError, PlanProblem
 from plait.json_form import JsonValue
 from plait.runner.domain.dag import DAG, nearest
-from plait.runner.domain.task import GrowthLimits, no_such_setting
-from plait.runner.domain.task_file import TEXT, media_type, takes_no_such_file
 from plait.runner.plan.functions import missing_functions
 from plait.runner.plan.goal import fit_to_models, orchestrator_dag, orchestrator_of
-from plait.runner.plan.inputs import SuppliedValues, input_values
-from plait.runner.plan.messages import describe, explain, model_at, real_path
 from plait.runner.plan.plan_follow_ups import check_follow_ups, follow_ups_of
-from plait.runner.plan.schema import GIVEN_BY, FollowUpPart, OrchestratePart, PlanPart, StepPart, TaskPart
-from plait.runner.plan.source import MAX_BYTES, Source, read_source
-from plait.runner.plan.steps import workflow_dag, workflow_of
-from plait.runner.plan.tasks import PlanTasks
+from plait.runner.plan.plan_inputs import SuppliedValues, input_values
+from plait.runner.plan.plan_mistakes import describe, explain, model_at, real_path
+from plait.runner.plan.plan_models import GIVEN_BY, FollowUpPart, OrchestratePart, PlanPart, StepPart, TaskPart
+from plait.runner.plan.plan_policies import workflow_dag, workflow_of
+from plait.runner.plan.plan_positions import MAX_BYTES, Source, read_source
+from plait.runner.plan.plan_tasks import PlanTasks
 from plait.runner.plan.values import Path as Where
 from plait.runner.plan.values import spell
-from plait.runner.policies.orchestrator.policy import OrchestratorPolicy
+from plait.runner.policies.goal_policy import OrchestratorPolicy
+from plait.task import MODEL_SETTINGS, TEXT, GrowthLimits, media_type, no_such_setting, takes_no_such_file
 
 if TYPE_CHECKING:
     from plait.backends.prices import Price
