@@ -20,14 +20,8 @@ from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import RunRecord, TaskRecord
 from plait.runner.domain.asked_question import OnQuestion
 from plait.runner.domain.dag import nearest
-<<<<<<< HEAD
-from plait.runner.domain.asked_question import OnQuestion
 from plait.runner.domain.run_result import Degradation, RunResult, TaskResult
 from plait.runner.engine.event_feed import EventReader
-=======
-from plait.runner.domain.run_result import Degradation, RunResult, TaskResult
-from plait.runner.engine.feed import EventReader
->>>>>>> f238fc64 (names: call the modules of plans and tasks by what they hold)
 from plait.runner.engine.policy_driver import read_policy_state
 from plait.runner.engine.run_handle import Run
 from plait.runner.parallel_runner import ParallelRunner

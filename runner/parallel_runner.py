@@ -34,14 +34,13 @@ from plait.runner.domain.concurrency import default_concurrency
 from plait.runner.domain.dag import DAG, as_dag
 from plait.runner.domain.policy import Policy
 from plait.runner.domain.run_result import Degradation, RunResult
-from plait.runner.engine.backend_checks import backend_names
 from plait.runner.engine.event_feed import Feed
 from plait.runner.engine.inbox import is_to_be_cancelled
 from plait.runner.engine.lease import LEASE_SECONDS, claim_for_this_process, short_claim_ends, wait_for_expiry
 from plait.runner.engine.run_control import Control
 from plait.runner.engine.run_handle import Run
 from plait.runner.engine.run_lifecycle import Diverged, PreparedRun, execute_run
-from plait.runner.engine.run_options import DEFAULT_BACKEND, Config, answer_keys, default_backend
+from plait.runner.engine.run_options import DEFAULT_BACKEND, Config, answer_keys, backend_names, default_backend
 from plait.runner.recovery.given_answers import question_of
 from plait.runner.recovery.preview import Preview, preview
 from plait.runner.recovery.resume import ResumeOptions, earlier_answers, prepare_resume

@@ -9,13 +9,8 @@ from markers import replace_markers, table
 
 import plait.errors
 from plait.errors import ErrorKind
-<<<<<<< HEAD
-from plait.task import DEFAULT_RETRY_ON, NEVER_RETRIED
 from plait.runner.state.run_state import THROTTLING
-=======
-from plait.runner.state.failures import THROTTLING
 from plait.task import DEFAULT_RETRY_ON, NEVER_RETRIED
->>>>>>> f238fc64 (names: call the modules of plans and tasks by what they hold)
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx

@@ -27,20 +27,12 @@ from plait.json_form import JsonValue
 from plait.runner.domain.concurrency import default_concurrency
 from plait.runner.domain.dag import DAG, nearest
 from plait.runner.domain.policy import Policy
-from plait.runner.engine.backend_checks import needed_backends, policy_backends, task_backends
-from plait.runner.engine.run_options import DEFAULT_BACKEND
+from plait.runner.engine.run_options import DEFAULT_BACKEND, needed_backends, policy_backends, task_backends
 from plait.runner.parallel_runner import ParallelRunner
-<<<<<<< HEAD
 from plait.runner.plan.plan_file import Plan
 from plait.runner.plan.plan_models import PricePart
 from plait.runner.plan.plan_positions import MAX_BYTES, read_source
 from plait.runner.scheduling.rate_limits import RateLimits
-=======
-from plait.runner.plan.plan_file import Plan
-from plait.runner.plan.plan_models import PricePart
-from plait.runner.plan.plan_positions import MAX_BYTES, read_source
-from plait.runner.scheduling.rates import RateLimits
->>>>>>> f238fc64 (names: call the modules of plans and tasks by what they hold)
 from plait.statuses import TASK_DONE, TaskStatus
 
 SPECS: TypeAdapter[dict[str, BackendSpec]] = TypeAdapter(dict[str, BackendSpec])

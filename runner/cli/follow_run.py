@@ -26,15 +26,9 @@ from plait.runner.cli.options import OutputOptions, StorePlace
 from plait.runner.cli.run_report import FinishedRun
 from plait.runner.cli.signals import end_at_second
 from plait.runner.domain.dag import DAG
-<<<<<<< HEAD
 from plait.runner.domain.run_result import RunResult
 from plait.runner.domain.wait_reasons import Limits
 from plait.runner.engine.run_handle import Run
-=======
-from plait.runner.domain.run_result import RunResult
-from plait.runner.domain.wait_reasons import Limits
-from plait.runner.run import Run
->>>>>>> f238fc64 (names: call the modules of plans and tasks by what they hold)
 from plait.statuses import RunStatus, TaskStatus
 from plait.usage import lacks_price
 

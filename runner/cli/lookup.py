@@ -23,11 +23,7 @@ from plait.runner.cli.options import DEFAULT_STORE, ServerAddress, StorePlace, c
 from plait.runner.cli.terminal_output import age, as_line
 from plait.runner.domain.asked_question import OpenQuestion, parse_time
 from plait.runner.domain.dag import nearest
-<<<<<<< HEAD
-from plait.runner.domain.asked_question import OpenQuestion, parse_time
 from plait.runner.engine.lease import LEASE_SECONDS, Liveness, liveness
-=======
->>>>>>> f238fc64 (names: call the modules of plans and tasks by what they hold)
 from plait.runner.reuse.answer_keys import is_try
 from plait.runner.state.stored_run import stored_run
 from plait.runner.views.list_questions import waiting_tasks

@@ -15,15 +15,8 @@ from plait.errors import AnswerConflict, BackendError, PlaitError, RunOwned
 from plait.events import Event, TaskAnswered, TaskCompleted, TaskFailed, TaskSkipped, TaskWaiting
 from plait.json_form import JsonInput, JsonValue
 from plait.persistence.store_records import TaskRecord
-<<<<<<< HEAD
 from plait.runner.domain.asked_question import Asking, OpenQuestion, Way
-from plait.task import Task, failed_status
 from plait.runner.engine.event_feed import Feed
-=======
-from plait.runner.domain.asked_question import Asking, OpenQuestion, Way
-from plait.runner.engine.config import Config
-from plait.runner.engine.feed import Feed
->>>>>>> f238fc64 (names: call the modules of plans and tasks by what they hold)
 from plait.runner.engine.inbox import AnswerNote, answer_note, wake
 from plait.runner.engine.lease import Liveness, liveness, wait_for_expiry, with_lease
 from plait.runner.engine.run_options import Config

@@ -6,13 +6,8 @@ from plait.clock_and_ids import Clock
 from plait.errors import StoreError
 from plait.events import RunWaitingInput, TaskAnswered, TaskCompleted, TaskFailed, TaskSkipped
 from plait.persistence.store_protocol import Store
-<<<<<<< HEAD
 from plait.runner.domain.asked_question import parse_time
 from plait.runner.recovery.given_answers import open_questions
-=======
-from plait.runner.domain.asked_question import parse_time
-from plait.runner.recovery.answers import open_questions
->>>>>>> f238fc64 (names: call the modules of plans and tasks by what they hold)
 from plait.runner.state.stored_run import stored_run
 from plait.statuses import RunStatus
 

@@ -22,14 +22,13 @@ from plait.errors import BackendError, PlaitError, TurnNotStored
 from plait.events import Event, RunReleased, SessionOpened
 from plait.persistence.store_protocol import files_root
 from plait.persistence.store_records import TaskRecord
+from plait.runner.engine.attempt import Pricing
 from plait.runner.engine.backend_call import call_backend
-from plait.runner.engine.backend_checks import require_backends
 from plait.runner.engine.checkpointer import Checkpointer
 from plait.runner.engine.event_feed import Feed
 from plait.runner.engine.lease import acquire, unregister, wait_for_expiry
-from plait.runner.engine.pricing import Pricing
 from plait.runner.engine.run_hosts import connected_hosts, remove_files_on_hosts, run_on_hosts
-from plait.runner.engine.run_options import Config
+from plait.runner.engine.run_options import Config, require_backends
 from plait.runner.state.attempt_files import attempt_files, kill_orphans, under_way
 from plait.runner.state.codec import message_events
 from plait.runner.state.stored_conversations import load_history

@@ -22,8 +22,7 @@ from plait.persistence.store_records import Batch, RunRecord
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.policy import CheckingPolicy, Policy
 from plait.runner.domain.task_checks import why_no_json
-from plait.runner.engine.backend_checks import backend_names, require_policy_backends
-from plait.runner.engine.run_options import Config, answer_keys
+from plait.runner.engine.run_options import Config, answer_keys, backend_names, require_policy_backends
 from plait.runner.reuse.answer_keys import ANSWER_KEYS
 from plait.runner.state.codec import encode_event, run_created
 from plait.runner.state.task_files import with_digests

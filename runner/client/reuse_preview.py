@@ -20,12 +20,10 @@ from plait.json_form import JsonValue
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.policy import Policy
 from plait.runner.domain.prompt_values import named
-from plait.runner.engine.backend_checks import backend_names
-from plait.runner.engine.for_each import ForEachExpander
-from plait.runner.engine.growth import Growth
+from plait.runner.engine.growth import ForEachExpander, Growth
 from plait.runner.engine.outcomes import CONDITION
 from plait.runner.engine.policy_driver import PolicyDriver, PolicyState
-from plait.runner.engine.run_options import Config, answer_keys
+from plait.runner.engine.run_options import Config, answer_keys, backend_names
 from plait.runner.reuse.answer_cache import AnswerCache, earlier_answer, load_cache
 from plait.runner.reuse.answer_changes import RunSide, describe_change
 from plait.runner.reuse.answer_keys import ReusableAnswers, Reuse, answers_of, stored_answer_keys, task_identity

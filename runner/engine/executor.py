@@ -2,9 +2,9 @@
 
 After an attempt a worker continues with a task unlocked by the attempt. A chain of tasks thus takes one worker, and a
 run holds at most one worker for each slot, adopted attempts aside. Further tasks go to idle workers
-(`workers.WorkerPool`). Each step of the loop:
+(`WorkerPool`). Each step of the loop:
 
-    an attempt ends              `_conclude`: the outcome changes the state (outcome.py), and the event says how
+    an attempt ends              `_conclude`: the outcome changes the state (outcomes.py), and the event says how
     the policy is called         `_call_policy`: added and cancelled tasks become events of the same step
     free slots are given out     `_take`: the tasks that may start now become running
     all events are submitted     in one transaction: an outcome and the starts that follow
@@ -27,7 +27,8 @@ interrupted, or as waiting for a person's decision if the task is marked at_most
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from math import inf
 from typing import Literal
@@ -36,6 +37,7 @@ import anyio
 import anyio.abc
 
 from plait import events
+from plait.backends.ask import answering
 from plait.clock_and_ids import stamper
 from plait.json_form import JsonInput
 from plait.program_log import logger
@@ -43,12 +45,10 @@ from plait.runner.engine.attempt import Attempt, AttemptRunner, RunContext
 from plait.runner.engine.backend_call import CallOutcome
 from plait.runner.engine.commit import Commit
 from plait.runner.engine.growth import Growth
-from plait.runner.engine.interrupts import PendingQuestions
+from plait.runner.engine.inbox import PendingQuestions
 from plait.runner.engine.outcomes import OutcomeHandler, RunEnd, finish_run
 from plait.runner.engine.policy_driver import PolicyDriver
-from plait.runner.engine.retries import Delays
-from plait.runner.engine.throttling import ThrottlingReporter
-from plait.runner.engine.workers import WorkerPool
+from plait.runner.engine.retries import Delays, ThrottlingReporter
 from plait.runner.scheduling.scheduler import Scheduler
 from plait.runner.state.run_state import RunState
 from plait.statuses import TASK_DONE, TaskStatus
@@ -430,3 +430,52 @@ class Executor:
 
 async def _fail(error: Exception) -> None:
     raise error
+
+
+class WorkerPool:
+    """The idle workers of one run, each of which waits for an attempt.
+
+    A new worker runs `work(attempt)`, or `work(None)` to wait first, in the task group `workers`. Waking an idle worker
+    costs a fifth of starting a new worker.
+    """
+
+    def __init__(self, work: Callable[[Attempt | None], Coroutine[None, None, None]]) -> None:
+        self._work = work
+        self.workers: anyio.abc.TaskGroup | None = None
+        self._waiting: list[asyncio.Future[Attempt | None]] = []
+
+    async def wait(self) -> Attempt | None:
+        """Wait for an attempt and return the attempt; None if no further attempt follows. Cancellable."""
+        handed: asyncio.Future[Attempt | None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(handed)
+        return await handed
+
+    def assign(self, attempts: Sequence[Attempt]) -> None:
+        """Wake an idle worker, or start a new worker, for each attempt."""
+        for attempt in attempts:
+            if not self._waiting:
+                self._start(attempt)
+                continue
+            handed = self._waiting.pop()
+            if not handed.done():  # a cancelled worker: all workers are being cancelled, so nothing more starts
+                handed.set_result(attempt)
+
+    def keep_one(self) -> None:
+        """Keep at least one idle worker, so that the task group, and with the group the run, does not end."""
+        if not self._waiting:
+            self._start(None)
+
+    def _start(self, attempt: Attempt | None) -> None:
+        assert self.workers is not None
+        self.workers.start_soon(self._begin, attempt)
+
+    async def _begin(self, attempt: Attempt | None) -> None:
+        with answering(()):  # once for each worker, not for each attempt
+            await self._work(attempt)
+
+    def release(self) -> None:
+        """Let all idle workers return, because no further attempt follows for the idle workers."""
+        for handed in self._waiting:
+            if not handed.done():
+                handed.set_result(None)
+        self._waiting.clear()

@@ -21,15 +21,13 @@ from plait.runner.domain.asked_question import Asking, Way, parse_time
 from plait.runner.domain.continuation import Continuation, correction_prompt, invalid_tasks_error
 from plait.runner.engine.attempt import Attempt, RunContext
 from plait.runner.engine.backend_call import CallOutcome
-from plait.runner.engine.for_each import ForEachExpander
-from plait.runner.engine.growth import Growth
+from plait.runner.engine.growth import ForEachExpander, Growth
 from plait.runner.engine.policy_driver import PolicyState
-from plait.runner.engine.retries import deserves_retry, retry_delay
-from plait.runner.engine.throttling import pause_of
+from plait.runner.engine.retries import deserves_retry, pause_of, retry_delay
 from plait.runner.reuse.answer_cache import earlier_answer
 from plait.runner.reuse.answer_keys import REUSED
-from plait.runner.scheduling.account import Pause
 from plait.runner.scheduling.scheduler import Scheduler
+from plait.runner.scheduling.slots import Pause
 from plait.runner.state.codec import to_json
 from plait.runner.state.run_state import RunState
 from plait.safe_text import clean_text

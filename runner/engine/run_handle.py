@@ -10,13 +10,8 @@ import anyio
 import anyio.abc
 
 from plait.errors import PlaitError
-<<<<<<< HEAD:runner/engine/run_handle.py
 from plait.runner.domain.run_result import RunResult
 from plait.runner.engine.event_feed import EventReader, Feed
-=======
-from plait.runner.domain.run_result import RunResult
-from plait.runner.engine.feed import EventReader, Feed
->>>>>>> f238fc64 (names: call the modules of plans and tasks by what they hold):runner/run.py
 from plait.runner.engine.run_control import Control
 from plait.statuses import RunStatus
 

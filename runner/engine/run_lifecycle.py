@@ -58,8 +58,8 @@ from plait.runner.engine.run_hosts import (
 from plait.runner.engine.run_options import Config
 from plait.runner.reuse.answer_cache import AnswerCache
 from plait.runner.reuse.answer_keys import ReusableAnswers
-from plait.runner.scheduling.account import Pause
 from plait.runner.scheduling.scheduler import InitialState, Scheduler
+from plait.runner.scheduling.slots import Pause
 from plait.runner.state.attempt_files import kill_orphans
 from plait.runner.state.run_state import THROTTLING, RunState
 from plait.runner.state.stored_conversations import load_history

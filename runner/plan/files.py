@@ -8,17 +8,10 @@ from pathlib import Path
 
 from plait.errors import PromptError
 from plait.json_form import JsonValue
-<<<<<<< HEAD
-from plait.task import TaskFile
 from plait.runner.plan.plan_mistakes import in_folder
 from plait.runner.prompts.prompt_template import names_used, render
 from plait.runner.state.task_files import find_file
-=======
-from plait.runner.plan.plan_mistakes import in_folder
-from plait.runner.prompts.prompt_template import names_used, render
-from plait.runner.state.file_digests import find_file
 from plait.task import TaskFile
->>>>>>> f238fc64 (names: call the modules of plans and tasks by what they hold)
 
 
 class PlanFiles:

@@ -21,12 +21,7 @@ from plait.backends.backend_protocol import DetachedBackend, DetachedTurn, Files
 from plait.persistence.store_protocol import files_root
 from plait.persistence.store_records import TaskRecord
 from plait.program_log import logger
-<<<<<<< HEAD
 from plait.runner.domain.asked_question import parse_time
-=======
-from plait.runner.domain.asked_question import parse_time
-from plait.runner.engine.config import Config
->>>>>>> f238fc64 (names: call the modules of plans and tasks by what they hold)
 from plait.runner.engine.handover import AdoptedAttempt
 from plait.runner.engine.lease import Liveness, liveness
 from plait.runner.engine.run_options import Config

@@ -16,13 +16,12 @@ from plait.persistence.store_records import TaskRecord
 from plait.runner.domain.asked_question import Way, parse_time
 from plait.runner.domain.continuation import Continuation, History
 from plait.runner.domain.policy import Policy
-from plait.runner.engine.backend_checks import backend_names, require_policy_backends
 from plait.runner.engine.handover import AdoptedAttempt, Handover
 from plait.runner.engine.lease import Liveness, acquire, liveness
 from plait.runner.engine.policy_driver import PolicyState, read_policy_state
 from plait.runner.engine.run_control import Control
 from plait.runner.engine.run_lifecycle import PreparedRun
-from plait.runner.engine.run_options import Config, answer_keys
+from plait.runner.engine.run_options import Config, answer_keys, backend_names, require_policy_backends
 from plait.runner.policies import policy_of
 from plait.runner.recovery.adoption import adopted_attempt, session_event, with_detached_turns
 from plait.runner.recovery.given_answers import ReceivedAnswers, given_answers

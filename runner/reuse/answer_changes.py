@@ -8,14 +8,8 @@ from itertools import zip_longest
 
 from plait.json_form import JsonInput, JsonValue
 from plait.runner.domain.prompt_values import prompt_values
-<<<<<<< HEAD
-from plait.task import Task
-from plait.task import TaskFile
 from plait.runner.state.run_state import ReadableState
-=======
-from plait.runner.state.readable_state import ReadableState
 from plait.task import Task, TaskFile
->>>>>>> f238fc64 (names: call the modules of plans and tasks by what they hold)
 
 _FIELDS = {
     "when": "condition",

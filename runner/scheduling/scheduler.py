@@ -14,6 +14,7 @@ with a condition once, when all dependencies are done; `admit` then makes the ta
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,10 +22,8 @@ from math import inf
 
 from plait.backends.backend_protocol import Allowance
 from plait.runner.domain.dag import DAG
-from plait.runner.scheduling.account import Account, Pause
-from plait.runner.scheduling.for_each import ForEachQueue
-from plait.runner.scheduling.rate_gate import RateGate, RunRates
-from plait.runner.scheduling.slots import ReadyQueue, SlotPool
+from plait.runner.scheduling.rate_limits import RateGate, RunRates
+from plait.runner.scheduling.slots import Account, Pause, ReadyQueue, SlotPool
 from plait.statuses import TASK_DONE, TaskStatus
 from plait.task import FailureMode
 
@@ -423,3 +422,50 @@ class Scheduler:
         self.taken -= 1
         if queue.is_probe(position):
             queue.account.end_probe()
+
+
+class ForEachQueue:
+    """The `for_each` tasks of the run of `dag`."""
+
+    def __init__(self, dag: DAG) -> None:
+        self._dag = dag
+        self._put_back: set[int] = set()
+        """Tasks that could not be expanded and wait for all dependencies before failing."""
+        self.ready: deque[int] = deque()
+        """Positions of the ready tasks, tasks with a condition included, in order."""
+
+    def take(self, dropped: Collection[int]) -> int | None:
+        """Remove and return the position of the next ready task; None if there is none."""
+        if not self.ready:
+            return None
+        position = self.ready.popleft()
+        self.discard_dropped(dropped)
+        return position
+
+    def discard_dropped(self, dropped: Collection[int]) -> None:
+        """Remove the tasks in `dropped` from the head of the queue."""
+        while self.ready and self.ready[0] in dropped:
+            self.ready.popleft()
+
+    def put_back(self, position: int) -> None:
+        """Cancel the pairings of the task at `position`: from now on the task waits for its dependencies itself."""
+        self._put_back.add(position)
+
+    def waits(self, position: int, other: int) -> bool:
+        """Return whether the task at `position` itself waits for `other`, a task it needs. For a pair, only the parts
+        wait.
+        """
+        return position in self._put_back or not self._dag.pairs_up(position, other)
+
+    def waiting(self, position: int) -> Sequence[int]:
+        """Return the positions of the tasks that themselves wait for the task at `position`."""
+        needed_by = self._dag.needed_by(position)
+        if self._dag.tasks[position].for_each is None:
+            return needed_by
+        return [one for one in needed_by if self.waits(one, position)]
+
+    def paired(self, position: int) -> list[int]:
+        """Return the positions of the dependents of the expanded task at `position` that do not wait for the task
+        itself.
+        """
+        return [one for one in self._dag.needed_by(position) if not self.waits(one, position)]

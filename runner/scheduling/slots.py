@@ -1,10 +1,23 @@
-"""`SlotPool`: slots for running tasks, in total and per backend. Pure: no await, no clock, no I/O.
+"""Slots for running tasks, in total and per backend, and what refused calls have taught about a backend. Pure.
 
 Slots belong to a single run, or are shared by several runs of an event loop. Beside them stands the `Account` of each
 backend, which refusals close or narrow for all runs of the process. What one run sets free, a shared slot or a backend,
 is first offered to the waiting runs, longest wait first, before the releasing run may use it again. A wide run
 therefore cannot starve the others. Each backend has a queue of its own: a run served in one queue keeps its turn in the
 other queues.
+
+A refused call (a rate limit, an overload) delays its own task. Whether the backend refuses the others too is found out
+by the `Account`:
+
+    open      tasks start while fewer than `width` run; a refusal leads to held
+    held      no task starts but one, the probe. A probe that is accepted opens the backend at the same width. If it is
+              refused, another goes. After PROBES refused probes, or if many (more than a third) of the calls under
+              way, or of those begun since the backend was opened, it is paused and its width is halved
+    paused    no task starts until the task with the last refusal may return; then the backend is open
+
+A refusal that holds for all tasks alike (`Pause.at_once`) pauses the backend without probes. After a long pause the
+backend is held first. A server counts the calls of an account, whichever run makes them. So do the refusals, the probe,
+the pause and the width. The account is forgotten when the last run leaves.
 """
 
 from __future__ import annotations
@@ -16,8 +29,233 @@ from dataclasses import InitVar, dataclass, field
 from functools import partial
 from itertools import count
 from math import inf
+from typing import TypeAlias
 
-from plait.runner.scheduling.account import Account, BackendSlots, Waiting
+from plait.runner.scheduling.rate_limits import RateGate
+
+PROBES = 2
+"""Probes that have to be refused, after a first refusal, before the backend is paused."""
+_MANY = 5
+"""Refusals that say as much as those of the probes, if they are more than a third of the calls."""
+_SHORTEST_MOMENT_S, _LONGEST_MOMENT_S = 0.05, 60.0
+"""Bounds of `Account.moment`."""
+
+Call: TypeAlias = tuple[object, int]
+"""A call of a run: the run, and the position of its task."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """A time without calls of a backend, after the backend refused a call."""
+
+    until: float = 0.0
+    """The end of the pause as Unix time in seconds."""
+    cause: str = ""
+    """The cause, for display."""
+    probe: bool = False
+    """Whether a single task runs on the backend after the pause, and the others once that call is accepted."""
+    at_once: bool = False
+    """Whether the refusal alone pauses the backend, without probes."""
+    took: float = 0.0
+    """The seconds from the start of the call to its refusal."""
+
+
+@dataclass(slots=True, eq=False)
+class BackendSlots:
+    """The slots of a backend in the pool of a run, or of several runs."""
+
+    ceiling: float
+    total: int
+    """The tasks that the pool could run at once on this backend."""
+    taken: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Waiting:
+    """A run that waits until the backend is open and its own limits have a free slot."""
+
+    number: int
+    """Lower for a longer wait, on whatever backend."""
+    has_room: Callable[[], bool]
+    """Returns whether the run's own limits have a free slot."""
+    take: Callable[[], bool]
+    """Lets the run take one slot. Returns whether it has."""
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class Account:
+    """A backend as its server counts the calls."""
+
+    gate: RateGate | None = None
+    """The backend's limit of rate, if any."""
+    width: float = inf
+    """How many tasks may run at once: halved by each pause, and raised by about one for as many completed tasks as run
+    at once, until it covers all slots of the runs.
+    """
+    taken: int = 0
+    """The number of tasks that hold a slot."""
+    throttled: set[Call] = field(default_factory=set[Call])
+    """The refused calls that keep the backend paused. No task starts on the backend until all of them may return."""
+    in_a_row: int = 0
+    """The refusals of a held backend: of a call, then of the probes. 0 for a backend that is open or paused."""
+    running: int = 0
+    """The number of tasks running on the backend when it was last open and refused a call."""
+    begun: int = 0
+    """The number of calls begun since the backend was opened last, by a probe or after a pause."""
+    refused: int = 0
+    """The number of refusals since then, those of calls under way included."""
+    took: float | None = None
+    """The mean of the seconds that refusals took, recent ones first; None before the first."""
+    refusals: int = 0
+    """The number of refusals so far, without those of calls that were under way when the backend was held or paused."""
+    refusals_before: int = 0
+    """The value of `refusals` at the last completion of a task on the backend."""
+    pause: Pause | None = None
+    """The last pause, of several at once the longest; None while the backend has all its slots."""
+    probing: bool = False
+    """Whether the backend is held after a long pause: see `Pause.probe`."""
+    probe: Call | None = None
+    """The probe of a held backend while it runs."""
+    runs: dict[object, tuple[BackendSlots, Callable[[], None]]] = field(
+        default_factory=dict[object, tuple[BackendSlots, Callable[[], None]]], repr=False
+    )
+    """The runs that use the backend, each with its slots, and a function to call when the backend is paused, opened, or
+    has all its slots again.
+    """
+    queue: dict[object, Waiting] = field(default_factory=dict[object, Waiting], repr=False)
+    """Runs waiting for a slot, longest wait first."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether another task may start on the backend."""
+        if self.throttled:
+            return False
+        return self.probe is None if self.is_held else self.taken + 1 <= self.width
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the next task to start on the backend is a probe, unless the backend is paused."""
+        return self.probing or self.in_a_row > 0
+
+    @property
+    def total(self) -> int:
+        """The number of tasks of all runs that may run at once while the backend is not throttled."""
+        return sum(slots.total for slots in {slots for slots, _ in self.runs.values()})
+
+    @property
+    def slots(self) -> int:
+        """The number of tasks of all runs that may run at once, after the pause if the backend is paused."""
+        return 1 if self.probing and not self.throttled else int(min(self.width, self.total))
+
+    @property
+    def moment(self) -> float:
+        """The seconds after which a probe without a response counts as accepted: most refusals come sooner. A shorter
+        moment would open the backend too soon, a longer one leaves slots empty.
+        """
+        return min(max(1.5 * (self.took or 0.0), _SHORTEST_MOMENT_S), _LONGEST_MOMENT_S)
+
+    def begin(self, call: Call | None) -> None:
+        """Record the start of a call, which holds a slot: on a held backend as the probe. None is a call that another
+        process has started.
+        """
+        self.taken += 1
+        self.begun += 1
+        if call is not None and self.is_held:
+            self.probe = call
+
+    def complete(self) -> None:
+        """Record the completion of a task on the backend."""
+        self.refusals_before = self.refusals
+        if self.width < inf and not self.throttled:
+            self.width += 1 / self.width
+            if self.slots >= self.total:
+                self.announce()
+
+    def end_probe(self) -> None:
+        """Let further tasks run, because the backend has accepted the probe."""
+        self.probe = None
+        self.in_a_row = self.begun = self.refused = 0
+        if self.probing and not self.throttled:
+            self.probing = False
+            self.announce()
+
+    def refuse(self, call: Call, took: float) -> bool:
+        """Record that the backend refused `call`, after `took` seconds. Return whether the backend, unless it is
+        paused, refuses all calls.
+        """
+        is_first = self._begin_refusals()
+        self.refused += 1
+        self.took = took if self.took is None else self.took + (took - self.took) / 8
+        if is_first or self.probe == call:
+            self.probe = None
+            self.in_a_row += 1
+            self.refusals += 1
+        if self.throttled:
+            self._narrow()
+            return False
+        some = min(self.begun, self.running)
+        return self.in_a_row > PROBES or (self.refused >= _MANY and 3 * self.refused > some)
+
+    def throttle(self, call: Call, pause: Pause) -> None:
+        """Record that the backend refused `call`, and pause the backend until the end of `pause` if it refuses all
+        calls.
+        """
+        if self.refuse(call, pause.took) or pause.at_once or pause.probe:
+            self.close_for(call, pause)
+            self._narrow()
+        if self.throttled:
+            self.announce()
+
+    def close_for(self, call: Call, pause: Pause) -> None:
+        """Close the backend until the refused `call` may be made again, at the end of `pause`."""
+        self._begin_refusals()
+        if not self.throttled or self.pause is None or pause.until > self.pause.until:
+            self.pause = pause
+        self.in_a_row = 0
+        self.probing = self.probing or pause.probe
+        self.probe = None  # a task started before this pause does not show whether the pause is over
+        self.throttled.add(call)
+
+    def reopen_for(self, call: Call) -> bool:
+        """Return whether the return of `call` reopens the backend. No effect unless the call keeps it paused."""
+        if call not in self.throttled:
+            return False
+        self.throttled.remove(call)
+        if self.throttled:
+            return False
+        self.begun = self.refused = 0
+        self.announce()
+        return True
+
+    def leave(self, run: object, taken: int) -> None:
+        """Forget the calls of `run`, which held `taken` slots and ends."""
+        del self.runs[run]
+        self.taken -= taken
+        if self.probe is not None and self.probe[0] is run:
+            self.probe = None
+        for call in [call for call in self.throttled if call[0] is run]:
+            self.reopen_for(call)
+        if self.pause is not None:
+            self.announce()  # fewer slots in total
+
+    def announce(self) -> None:
+        """Forget the pause if the backend has all its slots again, and tell the runs."""
+        if not self.throttled and self.slots >= self.total:
+            self.pause, self.width = None, inf
+        for _, changed in tuple(self.runs.values()):
+            changed()
+
+    def _begin_refusals(self) -> bool:
+        """Note how many tasks run, if the backend is open. Return whether it is."""
+        if self.is_held or self.throttled:
+            return False
+        self.running = self.taken
+        return True
+
+    def _narrow(self) -> None:
+        """Halve the width for a pause, or set it to the number of tasks that were not refused if that is lower."""
+        self.width = max(1.0, min(self.width, self.running // 2, self.running - self.refused))
+
 
 _numbers = count()
 """Numbers of the waiting runs. They are compared between the pools of a process."""

@@ -15,7 +15,7 @@ from anyio.abc import ObjectReceiveStream, ObjectSendStream
 from fastapi.sse import ServerSentEvent
 
 from plait.errors import RunNotFound, StoreError
-from plait.runner.engine.live_text import TextPiece
+from plait.runner.engine.event_feed import TextPiece
 from plait.runner.views.read_views import StoredEvent
 from plait.runner.web import schemas
 

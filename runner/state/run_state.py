@@ -35,23 +35,14 @@ from plait.dialogue import Message
 from plait.errors import BackendError, ErrorKind
 from plait.json_form import JsonValue
 from plait.persistence.store_records import AttemptRecord, TaskRecord
-from plait.runner.domain.asked_question import AnsweredQuestion, Asking, Way, encode_answers
+from plait.runner.domain.asked_question import AnsweredQuestion, Asking, Way, answers_of, asking_of, encode_answers
 from plait.runner.domain.continuation import INVALID_TASKS, Continuation, History
 from plait.runner.domain.dag import DAG
-<<<<<<< HEAD
 from plait.runner.domain.prompt_values import is_wanted, rendered
-from plait.runner.domain.asked_question import AnsweredQuestion, Asking, Way, answers_of, asking_of, encode_answers
 from plait.runner.domain.run_result import ResumeSummary, RunResult, TaskResult
-from plait.task import Task, failed_status
 from plait.runner.state.codec import new_task
 from plait.statuses import TASK_DONE, TASK_STATUSES, TASK_TRANSITIONS, AttemptStatus, RunStatus, TaskStatus
-=======
-from plait.runner.domain.run_result import TaskResult
-from plait.runner.state.codec import new_task
-from plait.runner.state.readable_state import ReadableState
-from plait.statuses import TASK_DONE, TASK_TRANSITIONS, AttemptStatus, TaskStatus
 from plait.task import Task, failed_status
->>>>>>> f238fc64 (names: call the modules of plans and tasks by what they hold)
 from plait.usage import NO_USAGE, Usage
 
 

@@ -14,23 +14,13 @@ from plait.events import TaskInterrupted, TaskPlaced, TaskRetried
 from plait.failpoints import reached
 from plait.json_form import JsonValue
 from plait.persistence.store_protocol import Store
-<<<<<<< HEAD
 from plait.persistence.store_records import AttemptRecord, MessageRecord, RunRecord, TaskRecord
 from plait.runner.domain.asked_question import parse_time
 from plait.runner.domain.run_result import RunResult
-from plait.task import with_prompt
 from plait.runner.state.codec import decode_dag
 from plait.runner.state.run_state import RunState
 from plait.statuses import RUN_DONE, TASK_STATUSES, AttemptStatus, RunStatus, TaskStatus
-=======
-from plait.persistence.store_records import MessageRecord, RunRecord, TaskRecord
-from plait.runner.domain.asked_question import parse_time
-from plait.runner.domain.run_result import RunResult
-from plait.runner.state.codec import decode_dag
-from plait.runner.state.run_state import RunState
-from plait.statuses import RUN_DONE, TASK_STATUSES, RunStatus, TaskStatus
 from plait.task import with_prompt
->>>>>>> f238fc64 (names: call the modules of plans and tasks by what they hold)
 
 
 @dataclass(frozen=True, slots=True)

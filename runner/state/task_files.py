@@ -6,12 +6,8 @@ contents of the first attempt, and a stored run from elsewhere cannot make plait
 
 from __future__ import annotations
 
-<<<<<<< HEAD:runner/state/task_files.py
 import hashlib
-from collections.abc import Iterator
-=======
 from collections.abc import Iterator, Sequence
->>>>>>> f238fc64 (names: call the modules of plans and tasks by what they hold):runner/engine/task_files.py
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,9 +16,7 @@ from anyio.to_thread import run_sync
 from plait.backends.backend_protocol import Attachment
 from plait.errors import BackendError, DAGError, ErrorKind, Problem
 from plait.runner.domain.dag import DAG
-<<<<<<< HEAD:runner/state/task_files.py
-from plait.task import Task
-from plait.task import MAX_FILE_BYTES, TEXT, TaskFile, media_type
+from plait.task import MAX_FILE_BYTES, TEXT, Task, TaskFile, media_type
 
 
 def find_file(path: Path) -> TaskFile:
@@ -65,10 +59,6 @@ def _read(path: Path) -> bytes:
     if len(data) > MAX_FILE_BYTES:
         raise ValueError(f"the file {path} has more than {MAX_FILE_BYTES >> 20} MiB; make it smaller")
     return data
-=======
-from plait.runner.state.file_digests import find_file, read_file, text_of_file
-from plait.task import TEXT, Task, TaskFile
->>>>>>> f238fc64 (names: call the modules of plans and tasks by what they hold):runner/engine/task_files.py
 
 
 @dataclass(frozen=True, slots=True)

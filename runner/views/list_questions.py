@@ -8,13 +8,8 @@ from typing import Any
 from plait.errors import PlaitError
 from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import RunRecord, TaskRecord
-<<<<<<< HEAD
 from plait.runner.domain.asked_question import OpenQuestion
 from plait.runner.recovery.given_answers import first_notes, open_questions
-=======
-from plait.runner.domain.asked_question import OpenQuestion
-from plait.runner.recovery.answers import first_notes, open_questions
->>>>>>> f238fc64 (names: call the modules of plans and tasks by what they hold)
 from plait.runner.state.stored_run import StoredRun, stored_run
 from plait.runner.views.find_runs import MOST_SEARCHED
 from plait.runner.views.read_views import asks_as_json

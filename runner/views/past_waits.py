@@ -26,15 +26,9 @@ from plait.events import (
 )
 from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import AttemptRecord, EventRecord
-<<<<<<< HEAD
 from plait.runner.domain.asked_question import parse_time
 from plait.runner.domain.wait_reasons import WaitKind, clock_time
 from plait.runner.state.run_state import THROTTLING
-=======
-from plait.runner.domain.asked_question import parse_time
-from plait.runner.domain.wait_reasons import WaitKind, clock_time
-from plait.runner.state.failures import THROTTLING
->>>>>>> f238fc64 (names: call the modules of plans and tasks by what they hold)
 from plait.statuses import AttemptStatus
 
 _KINDS: Final = (

@@ -15,14 +15,9 @@ from plait.events import OWN_LIMITS, RUN_ENDS, BackendThrottled, HostAway, Owner
 from plait.json_form import JsonValue, from_json
 from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import EventRecord, RunRecord, TaskRecord
-<<<<<<< HEAD
 from plait.runner.domain.asked_question import AnsweredQuestion, OpenQuestion, answers_of, asking_of, parse_time
 from plait.runner.domain.wait_reasons import WaitingRun, WaitReason, Waits, stored_limits
 from plait.runner.engine.lease import liveness, seems_free
-=======
-from plait.runner.domain.asked_question import AnsweredQuestion, OpenQuestion, answers_of, asking_of, parse_time
-from plait.runner.domain.wait_reasons import WaitingRun, WaitReason, Waits, stored_limits
->>>>>>> f238fc64 (names: call the modules of plans and tasks by what they hold)
 from plait.runner.engine.policy_driver import read_policy_state
 from plait.runner.policies.goal_policy import Loop, OrchestratorPolicy
 from plait.runner.state.codec import decode_dag

@@ -13,7 +13,7 @@ from plait.runner.client.answer_task import How
 from plait.runner.client.create_run import MOST_KEY_CHARACTERS
 from plait.runner.domain.asked_question import Way
 from plait.runner.domain.wait_reasons import WaitKind
-from plait.runner.engine.live_text import TextPiece
+from plait.runner.engine.event_feed import TextPiece
 from plait.runner.policies.goal_policy import Phase
 from plait.runner.views.read_views import RunInfo, StoredEvent
 from plait.statuses import AttemptStatus, RunStatus, TaskStatus

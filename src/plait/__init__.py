@@ -43,14 +43,8 @@ if TYPE_CHECKING:
     from plait.runner.client.runs import RunService
     from plait.runner.domain.asked_question import OpenQuestion
     from plait.runner.domain.dag import DAG
-<<<<<<< HEAD
-    from plait.runner.domain.asked_question import OpenQuestion
     from plait.runner.domain.run_result import RunResult, TaskResult
-    from plait.task import FailureMode, GrowthLimits, Retry, Task
     from plait.runner.engine.run_handle import Run
-=======
-    from plait.runner.domain.run_result import RunResult, TaskResult
->>>>>>> f238fc64 (names: call the modules of plans and tasks by what they hold)
     from plait.runner.orchestrator import Orchestrator
     from plait.runner.parallel_runner import ParallelRunner
     from plait.runner.plan.plan_file import Plan, load_plan

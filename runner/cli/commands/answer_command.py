@@ -33,12 +33,8 @@ from plait.runner.cli.options import (
 )
 from plait.runner.cli.stored_backends import inspecting_runner
 from plait.runner.cli.terminal_output import as_line, visible
-<<<<<<< HEAD
 from plait.runner.domain.asked_question import asking_of
 from plait.runner.engine.lease import Liveness, liveness
-=======
-from plait.runner.domain.asked_question import asking_of
->>>>>>> f238fc64 (names: call the modules of plans and tasks by what they hold)
 from plait.runner.recovery.resume_plan import ResumeAction
 from plait.runner.state.codec import decode_task
 from plait.runner.views.read_views import asks_as_json, shown_status

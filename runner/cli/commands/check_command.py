@@ -15,7 +15,7 @@ from plait.runner.cli.options import json_option, read_plan, set_option
 from plait.runner.cli.run_report import print_json
 from plait.runner.cli.terminal_output import as_line, counted
 from plait.runner.drawing.dag_layout import layers
-from plait.runner.engine.backend_checks import policy_backends
+from plait.runner.engine.run_options import policy_backends
 from plait.runner.plan import plan_schema
 from plait.runner.plan.plan_file import Plan
 from plait.runner.policies.goal_policy import OrchestratorPolicy

@@ -17,14 +17,8 @@ from unittest import mock
 from plait.json_form import JsonValue
 from plait.runner import parallel_runner
 from plait.runner.client import reuse_preview
-<<<<<<< HEAD
-from plait.task import Task
 from plait.runner.engine import outcomes
 from plait.runner.engine.run_options import Config
-=======
-from plait.runner.engine import outcome
-from plait.runner.engine.config import Config
->>>>>>> f238fc64 (names: call the modules of plans and tasks by what they hold)
 from plait.runner.reuse import answer_cache, answer_keys, earlier_answers
 from plait.runner.reuse.reusable_answer import ReusableAnswer
 from plait.runner.state.codec import to_json

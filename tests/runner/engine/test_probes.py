@@ -15,7 +15,7 @@ from plait.backends import BackendError, Conversation, ConversationRequest, Erro
 from plait.backends.backend_protocol import Allowance
 from plait.events import BackendThrottled
 from plait.persistence import Store
-from plait.runner.scheduling.account import PROBES
+from plait.runner.scheduling.slots import PROBES
 from tests.support.fakes import QuickClock
 from tests.support.remotes import dialect, make
 from tests.support.wire import ChatCompletions, Dialect, Exchange, plain, serve

@@ -16,8 +16,8 @@ from plait import DAG, ParallelRunner, Run, RunStatus, Task, events
 from plait.backends import OpenAIBackend
 from plait.backends.function_backend import as_backend
 from plait.clock_and_ids import Clock
-from plait.runner.engine.process_accounts import Accounts
-from plait.runner.scheduling.account import PROBES, Account, BackendSlots, Pause
+from plait.runner.engine.run_options import Accounts
+from plait.runner.scheduling.slots import PROBES, Account, BackendSlots, Pause
 from tests.support.agents.homes import make_home
 from tests.support.remotes import make
 from tests.support.sharing import wide

@@ -19,7 +19,7 @@ from plait.backends.replay_conversation import ReplayConversation
 from plait.events import TaskStarted
 from plait.persistence import MemoryStore
 from plait.runner.cli.display.waits import throttling_line
-from plait.runner.engine.process_accounts import Accounts
+from plait.runner.engine.run_options import Accounts
 from plait.runner.scheduling.rate_limits import RateLimiter
 from tests.support.hosts import functions
 from tests.support.hosts.world import HostFolder

@@ -13,13 +13,8 @@ from plait import DAG, ParallelRunner, Retry, RunService, RunStatus, Task, TaskS
 from plait.backends import BackendError, ErrorKind
 from plait.events import BackendThrottled
 from plait.persistence import MemoryStore, Store
-<<<<<<< HEAD
 from plait.runner.domain.asked_question import parse_time
 from plait.runner.engine.retries import Delays
-=======
-from plait.runner.domain.asked_question import parse_time
-from plait.runner.engine.retry import Delays
->>>>>>> f238fc64 (names: call the modules of plans and tasks by what they hold)
 from tests.support.fakes import QuickClock, Talker
 from tests.support.sharing import wide
 

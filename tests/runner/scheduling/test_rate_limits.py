@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from plait import RateLimits
 from plait.backends.backend_protocol import Allowance
-from plait.runner.scheduling.rate_gate import RateGate, RunRates
-from plait.runner.scheduling.rate_limits import BURST_S, RateLimiter, TokenBucket
+from plait.runner.scheduling.rate_limits import BURST_S, RateGate, RateLimiter, RunRates, TokenBucket
 
 STEPS = st.lists(
     st.tuples(

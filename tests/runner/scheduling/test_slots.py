@@ -8,9 +8,8 @@ import anyio.lowlevel
 import pytest
 
 from plait import DAG, ParallelRunner, Task, TaskStatus
-from plait.runner.scheduling.account import Account, Pause
 from plait.runner.scheduling.scheduler import InitialState, Scheduler
-from plait.runner.scheduling.slots import SlotPool
+from plait.runner.scheduling.slots import Account, Pause, SlotPool
 from tests.support.sharing import COMPLETED, run_all, wide
 
 AT_ONCE = Pause(at_once=True)

@@ -19,9 +19,8 @@ from plait.backends import BackendError, ErrorKind, FunctionBackend, Reply, ask
 from plait.backends.backend_protocol import ConversationRequest
 from plait.dialogue import Question
 from plait.persistence import MemoryStore
-from plait.runner.scheduling.account import Pause
 from plait.runner.scheduling.scheduler import InitialState, Scheduler
-from plait.runner.scheduling.slots import SlotPool
+from plait.runner.scheduling.slots import Pause, SlotPool
 from plait.statuses import TaskStatus
 
 SLOTS = 2

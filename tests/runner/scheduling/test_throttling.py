@@ -11,9 +11,8 @@ import pytest
 from plait import DAG, ParallelRunner, Retry, RunStatus, Task, TaskStatus
 from plait.backends import BackendError, ConversationRequest, ErrorKind, Reply
 from plait.persistence import Store
-from plait.runner.scheduling.account import PROBES, Account, Pause
 from plait.runner.scheduling.scheduler import InitialState, Scheduler
-from plait.runner.scheduling.slots import SlotPool
+from plait.runner.scheduling.slots import PROBES, Account, Pause, SlotPool
 from plait.runner.state.run_state import PATIENCE
 from tests.support.fakes import QuickClock, Talker, failing
 
