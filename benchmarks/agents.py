@@ -14,8 +14,7 @@ from pathlib import Path
 
 import anyio
 
-from plait.backends.process.child_process import Child
-from plait.backends.process.spawn import Launch, child_environment, running
+from plait.backends.process.child_process import Child, Launch, child_environment, running
 
 ANSWER = b'{"type": "text", "text": "A line as agents print them, with some words in it."}\n' * 20
 GIGABYTE = f"import os\nfor _ in range(1024): os.write(1, {b'x' * 127 + bytes([10])!r} * 8192)"

@@ -101,7 +101,7 @@ def _write(data: bytes) -> None:
 
 def _kill(folder: Path, library: str) -> None:
     """Kill all processes of the turn except this process."""
-    sys.path += [str(Path(__file__).parents[2] / "process"), *filter(None, [library])]
+    sys.path += [str(Path(__file__).parents[1] / "process"), *filter(None, [library])]
     from process_table import ProcessTag, kill_tree  # type: ignore[import-not-found]  # noqa: PLC0415
 
     known = json.loads((folder / "child.json").read_bytes())

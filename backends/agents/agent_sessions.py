@@ -7,7 +7,6 @@ either process lives, even if the other was killed.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -19,7 +18,7 @@ from pathlib import Path
 
 import anyio
 
-from plait.backends.process.private import private_file, private_folder
+from plait.backends.process.private_files import is_locked, lock_file, private_folder, replace_file
 from plait.errors import BackendError, ErrorKind
 from plait.usage import Usage
 
@@ -61,9 +60,22 @@ class Sessions:
         path = self._path(session_id, "lock")
         with _writing(path):
             private_folder(self._folder)
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            descriptor = lock_file(path)
+        until = anyio.current_time() + patience
+        waits = False
+        while descriptor is None:
+            with _writing(path):
+                who = path.read_bytes()[:32].decode("ascii", "replace").strip()
+            holder = f"session {session_id} is in use" + (f" by process {who} or its agent" if who else "")
+            if anyio.current_time() >= until:
+                raise SessionInUse(holder)
+            if not waits:
+                on_wait(holder)
+                waits = True
+            await anyio.sleep(_LOOK)
+            with _writing(path):
+                descriptor = lock_file(path)
         try:
-            await _lock(descriptor, session_id, patience, on_wait)
             with _writing(path):
                 os.ftruncate(descriptor, 0)
                 os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
@@ -109,7 +121,7 @@ def remove_sessions_except(known: Iterable[str], folder: Path, idle: float) -> l
     failures: list[OSError] = []
     for session, kept in files.items():
         try:
-            if time.time() - max(one.lstat().st_mtime for one in kept) > idle and not _is_held(
+            if time.time() - max(one.lstat().st_mtime for one in kept) > idle and not is_locked(
                 folder / f"{session}.lock"
             ):
                 for one in kept:
@@ -119,20 +131,6 @@ def remove_sessions_except(known: Iterable[str], folder: Path, idle: float) -> l
         except OSError as error:
             failures.append(error)
     return failures
-
-
-def _is_held(lock: Path) -> bool:
-    try:
-        descriptor = os.open(lock, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
 
 
 _PARTS = ("cache_read_tokens", "cache_write_tokens", "reasoning_tokens")
@@ -166,29 +164,7 @@ def _write(path: Path, usage: Usage) -> None:
     names = ("input_tokens", "output_tokens", "cost_usd", *_PARTS)
     text = json.dumps({name: getattr(usage, name) for name in names})
     with suppress(OSError):
-        new = path.with_suffix(f".{os.getpid()}.new")
-        private_file(new, text)
-        new.replace(path)
-
-
-async def _lock(descriptor: int, session_id: str, patience: float, on_wait: Callable[[str], None]) -> None:
-    until = anyio.current_time() + patience
-    waits = False
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            pass
-        else:
-            return
-        who = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
-        holder = f"session {session_id} is in use" + (f" by process {who} or its agent" if who else "")
-        if anyio.current_time() >= until:
-            raise SessionInUse(holder)
-        if not waits:
-            on_wait(holder)
-            waits = True
-        await anyio.sleep(_LOOK)
+        replace_file(path, text)
 
 
 def since(total: Usage, before: Usage) -> Usage:

@@ -11,7 +11,7 @@ from plait.backends.agents.agent_protocol import Reader
 from plait.backends.agents.output_lines import OutputLine, read_line
 from plait.backends.backend_protocol import Output
 from plait.backends.process.child_manifest import read_manifest
-from plait.backends.process.lines import Lines
+from plait.backends.process.child_process import Lines
 from plait.json_form import JsonValue, value
 
 _REPORTED = "reported"

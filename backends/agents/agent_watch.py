@@ -21,7 +21,7 @@ from plait.backends.agents.output_lines import read_line
 from plait.backends.agents.placed_output import NAME, PlacedOutputReader
 from plait.backends.backend_protocol import Output
 from plait.backends.process.child_manifest import read_manifest
-from plait.backends.process.lines import Lines
+from plait.backends.process.child_process import Lines
 from plait.json_form import JsonValue, value
 from plait.safe_text import clean_text
 

@@ -24,7 +24,7 @@ from plait.backends.agents.claude_questions import ANSWER, hook_command, write_a
 from plait.backends.agents.cli_agent import CliBackend
 from plait.backends.backend_protocol import ConversationRequest, Files
 from plait.backends.prices import Billing
-from plait.backends.process.private import private_file
+from plait.backends.process.private_files import private_file
 from plait.safe_text import check_base_url
 
 _ENVIRONMENT: Mapping[str, str] = {

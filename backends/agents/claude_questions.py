@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from plait.backends.json_fields import at, tables, text
-from plait.backends.process.private import private_file
+from plait.backends.process.private_files import private_file
 from plait.dialogue import Question
 from plait.json_form import JsonValue
 from plait.safe_text import shown

@@ -27,7 +27,7 @@ from plait.backends.agents.session_files import holds
 from plait.backends.backend_protocol import Conversation, ConversationRequest, DetachedTurn, Files
 from plait.backends.placeable import Placeable
 from plait.backends.process.child_manifest import read_manifest
-from plait.backends.process.spawn import child_environment
+from plait.backends.process.child_process import child_environment
 from plait.backends.process.watchdog import scratch
 from plait.errors import BackendUnavailable
 

@@ -20,7 +20,7 @@ from plait.backends.agents.cli_agent import CliBackend
 from plait.backends.agents.codex_output import CodexReader
 from plait.backends.json_fields import at
 from plait.backends.prices import Billing
-from plait.backends.process.private import private_file
+from plait.backends.process.private_files import private_file
 from plait.json_form import JsonValue
 from plait.safe_text import check_base_url
 

@@ -27,9 +27,8 @@ from plait.backends.answer_reader import check_answer, read_answer
 from plait.backends.backend_protocol import ConversationRequest, Files, Output, Reply
 from plait.backends.output_schema import Mismatch, Schema, invalid_output, repair_prompt
 from plait.backends.process.child_manifest import read_manifest
-from plait.backends.process.child_process import Child
-from plait.backends.process.private import private_folder
-from plait.backends.process.spawn import Launch, adopted, child_environment, running
+from plait.backends.process.child_process import Child, Launch, adopted, child_environment, running
+from plait.backends.process.private_files import private_folder
 from plait.backends.turn_cancellation import cancel_requested, when_cancelled
 from plait.backends.whole_answer import whole_answer
 from plait.dialogue import Message

@@ -15,7 +15,7 @@ from pathlib import Path
 import anyio
 
 from plait.backends.agents.agent_catalog import AGENTS, CatalogEntry, Login
-from plait.backends.process.spawn import Launch, child_environment, running
+from plait.backends.process.child_process import Launch, child_environment, running
 from plait.errors import BackendError, BackendUnavailable
 from plait.json_form import value
 

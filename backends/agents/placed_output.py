@@ -18,7 +18,7 @@ from typing import Any, cast
 
 from plait.backends.backend_protocol import Output
 from plait.backends.json_fields import at, text
-from plait.backends.process.private import private_folder
+from plait.backends.process.private_files import private_folder
 from plait.json_form import JsonValue
 from plait.usage import NO_USAGE, Usage
 

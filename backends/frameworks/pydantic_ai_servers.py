@@ -20,9 +20,8 @@ from anyio.to_thread import run_sync
 
 from plait.backends.frameworks.pydantic_ai_declared import McpServer
 from plait.backends.frameworks.pydantic_ai_failures import safe_line
-from plait.backends.process.child_process import KILL_LIMIT
+from plait.backends.process.child_process import KILL_LIMIT, child_environment
 from plait.backends.process.process_table import PREFIX, ProcessTag, kill_tree, members, offer_to_oom_killer
-from plait.backends.process.spawn import child_environment
 from plait.backends.process.watchdog import WATCHDOG, scratch
 from plait.errors import BackendError, BackendUnavailable, ErrorKind
 

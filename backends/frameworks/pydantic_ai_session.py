@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from plait.backends.process.private import private_folder
+from plait.backends.process.private_files import private_folder
 from plait.json_form import JsonValue, value
 
 

@@ -26,7 +26,7 @@ from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from plait.backends.process.private import locked_file, private_file, private_folder
+from plait.backends.process.private_files import lock_file, private_file, private_folder, replace_file
 from plait.backends.process.process_table import Process, boot_id, send_signal, start_time
 from plait.json_form import value
 
@@ -83,8 +83,7 @@ def take_fence(folder: Path, epoch: int) -> None:
         if before is not None and before.boot == boot_id() and before.pid != os.getpid():
             _end(before)
         text = json.dumps([epoch, boot_id(), os.getpid(), start_time(os.getpid()) or ""])
-        private_file(folder / f"{_NAME}.new", text)
-        (folder / f"{_NAME}.new").replace(folder / _NAME)
+        replace_file(folder / _NAME, text)
         (folder / _OVER).unlink(missing_ok=True)
 
 
@@ -108,7 +107,8 @@ def remove_attempts(state: Path, folder: Path) -> None:
 
 @contextmanager
 def _locked(folder: Path) -> Generator[None]:
-    descriptor = locked_file(folder / "fence.lock", wait=True)
+    descriptor = lock_file(folder / "fence.lock", wait=True)
+    assert descriptor is not None
     try:
         yield
     finally:

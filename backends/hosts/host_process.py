@@ -54,8 +54,8 @@ from plait.backends.hosts.host_frames import (
 )
 from plait.backends.hosts.slots import Slots, slots_taken
 from plait.backends.process.child_manifest import manifests_below
-from plait.backends.process.private import private_folder
-from plait.backends.process.spawn import sweep
+from plait.backends.process.child_process import sweep
+from plait.backends.process.private_files import private_folder
 from plait.backends.turn_cancellation import CancellableTurn, Cancellation
 from plait.errors import BackendError, BackendUnavailable, ErrorKind
 from plait.json_form import JsonValue

@@ -12,7 +12,7 @@ import os
 import platform
 from pathlib import Path
 
-from plait.backends.process.private import locked_file, private_folder
+from plait.backends.process.private_files import is_locked, lock_file, private_folder
 
 
 def slots_taken(state: Path) -> int:
@@ -39,7 +39,7 @@ class Slots:
         if attempt in self._held:
             return True
         for file in self._unheld:
-            if (descriptor := _lock(file)) is not None:
+            if (descriptor := lock_file(file)) is not None:
                 self._unheld.remove(file)
                 self._held[attempt] = file, descriptor
                 return True
@@ -55,20 +55,4 @@ class Slots:
 
     def taken(self) -> int:
         """Return the number of slots that any process holds."""
-        return len(self._held) + sum(map(_is_locked, self._unheld))
-
-
-def _is_locked(file: Path) -> bool:
-    descriptor = _lock(file)
-    if descriptor is None:
-        return True
-    os.close(descriptor)
-    return False
-
-
-def _lock(file: Path) -> int | None:
-    """Return the descriptor of a slot; None if the slot is taken. Raise OSError if files cannot be locked."""
-    try:
-        return locked_file(file, wait=False)
-    except BlockingIOError:
-        return None
+        return len(self._held) + sum(map(is_locked, self._unheld))

@@ -1,4 +1,4 @@
-"""Read and write `child.json`: the identity of the child with its files in a folder, for later processes.
+"""`child.json`: the identity of the child with its files in a folder, for later processes; children left at work.
 
     child.json (marker) -> started -> child.json (marker, number, start time) -> over.json (no process is left)
 
@@ -8,7 +8,6 @@ start: the child inherits the lock with the descriptor at once, before the child
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import time
@@ -18,7 +17,7 @@ from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
-from plait.backends.process.private import private_file
+from plait.backends.process.private_files import is_locked, lock, replace_file
 from plait.backends.process.process_table import Process, ProcessTag, boot_id, members, start_time
 from plait.json_form import value
 
@@ -63,7 +62,7 @@ class ChildManifest:
 def lock_start(stdout: int) -> None:
     """Lock a child's output while the child is being started. The lock ends with the last copy of the descriptor."""
     with suppress(OSError):  # a file system without locks
-        fcntl.flock(stdout, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock(stdout)
 
 
 def write_manifest(folder: Path, manifest: ChildManifest) -> None:
@@ -79,9 +78,7 @@ def write_manifest(folder: Path, manifest: ChildManifest) -> None:
             "note": dict(manifest.note),
         }
     )
-    new = folder / f"{_NAME}.new"
-    private_file(new, text)
-    new.replace(folder / _NAME)
+    replace_file(folder / _NAME, text)
 
 
 def mark_over(folder: Path) -> None:
@@ -97,10 +94,10 @@ def read_manifest(folder: Path) -> ChildManifest | None:
     """
     manifest, until = _read(folder), time.monotonic() + _START_LIMIT
     while manifest is not None and not manifest.pid and manifest.is_of_this_boot:
-        is_starting = _is_locked(folder / "stdout")  # asked before the table: an unlocked child has started or ended
-        found = _members(manifest)
-        if found or not is_starting or time.monotonic() > until:
-            return _with_number(manifest, found)
+        is_starting = _is_starting(folder)  # asked before the table: an unlocked child has started or ended
+        processes = _members(manifest)
+        if processes or not is_starting or time.monotonic() > until:
+            return _with_number(manifest, processes)
         time.sleep(0.005)
         manifest = _read(folder)
     return manifest
@@ -138,22 +135,6 @@ def _read(folder: Path) -> ChildManifest | None:
     return None
 
 
-def _is_locked(path: Path) -> bool:
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    finally:
-        os.close(descriptor)
-    return False
-
-
 def digest_of_arguments(arguments: Sequence[str | bytes]) -> str:
     """Return the number and the digest of a program's arguments; the name of the program is not an argument."""
     try:
@@ -164,6 +145,12 @@ def digest_of_arguments(arguments: Sequence[str | bytes]) -> str:
     return f"{len(arguments)}:{sha256(joined).hexdigest()}"
 
 
+def _is_starting(folder: Path) -> bool:
+    with suppress(OSError):
+        return is_locked(folder / "stdout")
+    return False
+
+
 def _members(manifest: ChildManifest) -> Sequence[Process]:
     try:
         return members([manifest.tag])
@@ -171,13 +158,13 @@ def _members(manifest: ChildManifest) -> Sequence[Process]:
         return ()
 
 
-def _with_number(manifest: ChildManifest, found: Sequence[Process]) -> ChildManifest:
-    """Return the manifest with the number of the child, if the child is among the processes found.
+def _with_number(manifest: ChildManifest, processes: Sequence[Process]) -> ChildManifest:
+    """Return the manifest with the number of the child, if the child is among `processes`.
 
     The starting process was killed before the number was written. The child is recognized by its arguments: another
     process of the tree may lead a session as well, and the child itself may be over.
     """
-    leaders = [process for process in found if process.pid == process.session and _has_arguments(process.pid, manifest)]
+    leaders = [one for one in processes if one.pid == one.session and _has_arguments(one.pid, manifest)]
     first = min(leaders, key=lambda process: process.started, default=None)
     return manifest if first is None else replace(manifest, pid=first.pid, started=str(first.started))
 
@@ -194,3 +181,58 @@ def _has_arguments(pid: int, manifest: ChildManifest) -> bool:
     return (
         count.isdecimal() and digest_of_arguments(words[max(0, len(words) - int(count)) :]) == manifest.arguments_digest
     )
+
+
+@value
+class AtWork:
+    """An agent with living processes."""
+
+    folder: Path
+    """The folder of its files."""
+    kind: str
+    """The kind of its backend."""
+    pids: tuple[int, ...]
+    """The processes, the child first if the child lives."""
+
+
+def agents_at_work(root: Path) -> list[AtWork]:
+    """Return all living agents with files below `root`, whether or not the process that started them lives: agents
+    outlive it on purpose, for a resume to take them over.
+    """
+    agents: list[AtWork] = []
+    for folder, manifest in manifests_below(root):
+        pids = sorted((process.pid for process in members([manifest.tag])), key=lambda pid: (pid != manifest.pid, pid))
+        if pids:
+            agents.append(AtWork(folder, manifest.note.get("kind", ""), tuple(pids)))
+    return sorted(agents, key=lambda agent: agent.folder)
+
+
+_SERVER_ARGUMENTS = ["-P", str(Path(__file__).parent.parent / "models" / "_llama_server.py")]
+
+
+def left_over_servers() -> list[int] | None:
+    """Return the process numbers of this user's model servers whose parent is gone; None if the table is unreadable.
+
+    A model server (`LocalBackend`) ends with its standard input, so one without its parent is a fault. The system has
+    given it another parent, with another program than the Python that starts servers.
+    """
+    import psutil  # noqa: PLC0415 - for `plait doctor`
+
+    def program(process: psutil.Process) -> str | None:
+        with suppress(psutil.Error, OSError):
+            return process.exe()
+        return None
+
+    def is_left_over(server: psutil.Process) -> bool:
+        try:
+            if server.uids().effective != os.geteuid() or server.cmdline()[1:3] != _SERVER_ARGUMENTS:
+                return False
+            parent = server.parent()
+            return parent is None or program(parent) != server.exe()
+        except (psutil.Error, OSError):  # the process has ended meanwhile
+            return False
+
+    try:
+        return [server.pid for server in psutil.process_iter() if is_left_over(server)]
+    except (psutil.Error, OSError):
+        return None

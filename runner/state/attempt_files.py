@@ -147,7 +147,7 @@ async def delete_files(
 async def _end_below(folder: Path, keep: Collection[Path]) -> None:
     if not _is_there(folder):
         return
-    from plait.backends.process.spawn import sweep  # noqa: PLC0415 - most runs have no children
+    from plait.backends.process.child_process import sweep  # noqa: PLC0415 - most runs have no children
 
     try:
         ended = await sweep(folder, keep)

@@ -16,8 +16,8 @@ import pytest
 
 from plait.backends.process import child_manifest
 from plait.backends.process.child_manifest import read_manifest
+from plait.backends.process.child_process import Launch, adopted, child_environment, running, sweep
 from plait.backends.process.process_table import members
-from plait.backends.process.spawn import Launch, adopted, child_environment, running, sweep
 from tests.support.agents.homes import until
 from tests.support.processes.room import (  # fmt: skip
     WORST,

@@ -14,7 +14,7 @@ from plait.backends.agents.discovery import look_for_agents
 from plait.backends.extras import install_command
 from plait.backends.prices import list_version
 from plait.backends.process.available_memory import available_memory
-from plait.backends.process.strays import agents_at_work, left_over_servers
+from plait.backends.process.child_manifest import agents_at_work, left_over_servers
 from plait.errors import StoreError
 from plait.events import Owner
 from plait.persistence import SQLiteStore

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from plait.backends.agents.discovery import Installed
-from plait.backends.process.strays import AtWork
+from plait.backends.process.child_manifest import AtWork
 from plait.persistence.findings import Finding, Fitness
 from plait.persistence.store_records import RunRecord
 from plait.runner.cli.options import (

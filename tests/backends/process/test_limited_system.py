@@ -18,10 +18,8 @@ import pytest
 from anyio.to_thread import run_sync
 
 from plait.backends.process import child_process, process_table
-from plait.backends.process import spawn as process_room
 from plait.backends.process.child_manifest import read_manifest
-from plait.backends.process.child_process import Child
-from plait.backends.process.spawn import adopted, running, sweep
+from plait.backends.process.child_process import Child, adopted, running, sweep
 from tests.support.processes.room import ROOT, Kin, nasty, nothing_left, witnesses
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs procfs")
@@ -68,7 +66,7 @@ async def test_less_of_linux_is_enough(
         case "procfs":
             be_elsewhere(monkeypatch)
         case _:  # as of a program that has painted over its own
-            monkeypatch.setattr(process_room, "PREFIX", "ANOTHER_")
+            monkeypatch.setattr(child_process, "PREFIX", "ANOTHER_")
             name = {"escapes": "vanishes"}.get(name, name)  # which waits for the other mark: it comes after the start
     with witnesses():
         assert (await whole_turn(name, tmp_path, holds)).is_gone
@@ -157,7 +155,7 @@ async def test_a_child_that_somebody_else_has_waited_for_is_over(tmp_path: Path,
 NO_DESCRIPTOR = """
 import resource, sys, anyio
 from pathlib import Path
-from plait.backends.process.spawn import running
+from plait.backends.process.child_process import running
 from plait.backends.process import child_process
 from tests.support.processes.room import *
 async def main():

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.backends.process.lines import Lines
+from plait.backends.process.child_process import Lines
 from tests.support.processes.room import ROOT
 
 pytestmark = pytest.mark.slow

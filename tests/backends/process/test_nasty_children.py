@@ -13,8 +13,7 @@ import anyio
 import pytest
 
 from plait.backends.process import child_process
-from plait.backends.process.child_process import Child
-from plait.backends.process.spawn import Launch, running
+from plait.backends.process.child_process import Child, Launch, running
 from plait.errors import BackendError, ErrorKind
 from tests.support.cancelling import HOWS, Cancelled, How
 from tests.support.processes.room import Witnesses, kin, nasty, nothing_left, soon, told_of, witnesses

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from plait.backends.process import process_table
+from plait.backends.process.child_process import sweep
 from plait.backends.process.process_table import PREFIX, start_time
-from plait.backends.process.spawn import sweep
 from tests.support.processes.room import (  # fmt: skip
     ROOT,
     WORST,

@@ -14,7 +14,7 @@ import anyio
 
 from plait.backends.backend_protocol import Conversation, ConversationRequest, DetachedTurn, Files, Reply
 from plait.backends.process.child_manifest import read_manifest
-from plait.backends.process.spawn import Launch, adopted, child_environment, running
+from plait.backends.process.child_process import Launch, adopted, child_environment, running
 from plait.dialogue import Question
 from plait.errors import BackendError, ErrorKind
 from plait.usage import Usage

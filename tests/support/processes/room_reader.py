@@ -8,7 +8,7 @@ from pathlib import Path
 
 import anyio
 
-from plait.backends.process.spawn import running
+from plait.backends.process.child_process import running
 from tests.support.processes.room import kin, nasty
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from plait import DAG, ParallelRunner, Retry, RunStatus, Task
 from plait.backends import BackendError, ErrorKind
-from plait.backends.process.strays import left_over_servers
+from plait.backends.process.child_manifest import left_over_servers
 from plait.persistence import SQLiteStore
 from plait.persistence.findings import Fitness
 from plait.persistence.store_health import file, file_system, library, space
@@ -272,7 +272,7 @@ PARENT = """
 import subprocess, sys, time
 from pathlib import Path
 from plait import backends
-child = Path(backends.__file__).parent / "llm" / "_llama_server.py"
+child = Path(backends.__file__).parent / "models" / "_llama_server.py"
 print(subprocess.Popen([sys.executable, "-P", str(child)]).pid, flush=True)
 time.sleep(60)
 """

@@ -17,8 +17,8 @@ from plait.backends.agents.agent_catalog import AGENTS, CatalogEntry, agent
 from plait.backends.agents.cli_agent import CliBackend
 from plait.backends.agents.discovery import look_for_agents
 from plait.backends.process.available_memory import available_memory
+from plait.backends.process.child_process import child_environment
 from plait.backends.process.process_table import start_time
-from plait.backends.process.spawn import child_environment
 from plait.backends.specs.agent_specs import AcpAgent
 from tests.real_agents.install import known
 from tests.support.agents.homes import make_home, until

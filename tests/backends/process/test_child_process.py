@@ -18,8 +18,7 @@ import pytest
 
 from plait.backends.process import child_process
 from plait.backends.process.child_manifest import read_manifest, write_manifest
-from plait.backends.process.child_process import Child
-from plait.backends.process.spawn import Launch, adopted, child_environment, running, sweep
+from plait.backends.process.child_process import Child, Launch, adopted, child_environment, running, sweep
 from plait.errors import BackendError, BackendUnavailable, ErrorKind
 from tests.support.processes.room import PYTHON, ROOT, Kin, nasty, nothing_left
 
@@ -55,7 +54,7 @@ async def test_how_a_child_ended_is_told(name: str, status: int, tmp_path: Path,
 _NESTED = """
 import sys, time, anyio
 from pathlib import Path
-from plait.backends.process.spawn import Launch, child_environment, running
+from plait.backends.process.child_process import Launch, child_environment, running
 
 own = Path("/proc/self/oom_score_adj")
 own.write_text(sys.argv[1])
@@ -208,7 +207,7 @@ async def test_a_child_whose_number_cannot_be_written_down_does_not_stay(
     popen = subprocess.Popen
 
     def then_full(*words: Any, **options: Any) -> subprocess.Popen[bytes]:
-        (tmp_path / "t" / "child.json.new").mkdir()
+        (tmp_path / "t" / f"child.{os.getpid()}.new").mkdir()
         return popen(*words, **options)
 
     monkeypatch.setattr(subprocess, "Popen", then_full)
