@@ -27,7 +27,7 @@ from plait.runner.client.answer_task import (
 from plait.runner.client.cancel_run import OnUnreached, cancel_run, finish_cancelling
 from plait.runner.client.continue_task import continue_task
 from plait.runner.client.create_run import checked_run_id, create_run, slot_settings, with_policy
-from plait.runner.client.fork_run import NO_EDITS, Fork, ForkEdits, plan_fork, plan_try
+from plait.runner.client.fork_run import Fork, plan_fork
 from plait.runner.client.reuse_preview import ReusePreview, preview_reuse
 from plait.runner.domain.asked_question import OnQuestion, OpenQuestion
 from plait.runner.domain.concurrency import default_concurrency
@@ -44,8 +44,13 @@ from plait.runner.engine.run_options import DEFAULT_BACKEND, Config, answer_keys
 from plait.runner.recovery.given_answers import question_of
 from plait.runner.recovery.preview import Preview, preview
 from plait.runner.recovery.resume import ResumeOptions, earlier_answers, prepare_resume
-from plait.runner.reuse.answer_cache import load_cache
-from plait.runner.reuse.answer_keys import ANSWER_KEYS, ReusableAnswers, Reuse, load_answers, require_tasks
+from plait.runner.reuse.earlier_answers import (
+    ANSWER_KEYS,
+    EarlierAnswers,
+    ReuseFrom,
+    load_earlier_answers,
+    require_tasks,
+)
 from plait.runner.scheduling.rate_limits import RateLimits
 from plait.runner.state.codec import run_created
 from plait.runner.state.own_store import OwnStore, StorePlace, with_open_store
@@ -244,11 +249,21 @@ class ParallelRunner:
         """
         dag = as_dag(dag)
         require_tasks(fresh, dag.tasks)
-        reuse = Reuse(like, tuple(fresh), keep_answers=keep_answers)
+        reuse = ReuseFrom(like, tuple(fresh), keep_answers=keep_answers)
         return replace(await preview_reuse(self._config, with_digests(dag), reuse, policy), dag=dag)
 
     @with_open_store
-    async def fork(self, run_id: str, start: str, edits: ForkEdits = NO_EDITS) -> Fork:
+    async def fork(
+        self,
+        run_id: str,
+        start: str,
+        *,
+        prompts: Mapping[str, str] | None = None,
+        inputs: Mapping[str, JsonInput] | None = None,
+        results: Mapping[str, str] | None = None,
+        only: bool = False,
+        backend: str | None = None,
+    ) -> Fork:
         """Return a new run that begins from the task `start` of a stored run, for `start_fork` or `preview_fork`. The
         stored run may have ended, failed or been interrupted, and does not change.
 
@@ -256,21 +271,18 @@ class ParallelRunner:
         that did not complete, run unless nothing changed for them, as with `like` in `run`. All other tasks keep their
         results and conversations, whatever their backends. The id of the stored run is kept with the new run.
 
+        `prompts` maps ids of tasks to new prompts (the id of a `for_each` task stands for its parts), `inputs` names of
+        inputs to new values, `results` ids of tasks to results that they take in place of a call (JSON for a task with
+        an `output_schema`). With `only` the task runs alone, on the inputs recorded in the stored run, with another
+        `backend` if given; tasks that it would add are not added.
+
         Raises StoreRequired, RunNotFound, TaskNotFound, DAGError for an invalid prompt, PlaitError for an edit that
-        does not fit the run, PolicyMissing, StoreError.
+        does not fit the run and, with `only`, if a task that the prompt names has no result, PolicyMissing, StoreError.
         """
-        return await plan_fork(self._config.store, run_id, start, edits)
-
-    @with_open_store
-    async def try_task(
-        self, run_id: str, task_id: str, *, prompt: str | None = None, backend: str | None = None
-    ) -> Fork:
-        """Return a new run of the task alone, on the inputs recorded in a stored run, for `start_fork`.
-
-        `prompt` and `backend` replace those of the task. Tasks that the task would add are not added. Raises as `fork`,
-        and PlaitError if a task that the prompt names has no result.
-        """
-        return await plan_try(self._config.store, run_id, task_id, prompt, backend)
+        edits = {"prompts": prompts or {}, "results": results or {}}
+        return await plan_fork(
+            self._config.store, run_id, start, **edits, inputs=inputs or {}, only=only, backend=backend
+        )
 
     @with_open_store
     async def preview_fork(self, fork: Fork) -> ReusePreview:
@@ -448,8 +460,8 @@ class ParallelRunner:
         run_id: str | None,
         settings: _Settings,
         policy: Policy | None,
-        reuse: Reuse | None,
-        known: ReusableAnswers | None = None,
+        reuse: ReuseFrom | None,
+        known: EarlierAnswers | None = None,
     ) -> tuple[str, _Drive]:
         config, dag = self._config, with_digests(as_dag(dag))
         names = backend_names(dag, config)
@@ -458,14 +470,13 @@ class ParallelRunner:
         if config.store is not None:
             kept[ANSWER_KEYS] = answer_keys(config)
         if reuse is not None:
-            require_tasks(() if reuse.fork else reuse.fresh, dag.tasks)
+            require_tasks(() if reuse.roots is not None else reuse.fresh, dag.tasks)
             kept |= reuse.as_settings()
 
         async def drive_new(feed: Feed, control: Control) -> RunResult:
-            answers = known
-            if reuse is not None and known is None:
-                answers = await load_answers(config.store, reuse, answer_keys(config))
-            cache = await load_cache(config.store, dag, answer_keys(config), config.clock.wall())
+            answers, now = known, config.clock.wall()
+            if answers is None:
+                answers = await load_earlier_answers(config.store, dag, answer_keys(config), reuse, now)
             at = iso(config.clock.wall())
             created = run_created(at, run_id, dag, kept)
             owner = claim_for_this_process(at)
@@ -473,7 +484,7 @@ class ParallelRunner:
             first = (created, events.RunStarted(at, run_id))
             state = RunState(dag.copy(), keeps_all=config.store is None)
             prepared = PreparedRun(
-                run_id, state, names, owner, first, (claim,), policy=policy, answers=answers, cache=cache, created_at=at
+                run_id, state, names, owner, first, (claim,), policy=policy, answers=answers, created_at=at
             )
             return await self._go_on(await execute_run(prepared, config, feed, control), policy, feed, control)
 
@@ -522,9 +533,8 @@ class ParallelRunner:
             if await is_to_be_cancelled(run.store, run.record):
                 return await finish_cancelling(config, run, feed)
             answers = await earlier_answers(config, run)
-            cache = await load_cache(config.store, run.state.dag, answer_keys(config), config.clock.wall())
             if (prepared := await prepare_resume(config, run, how, control)) is not None:
-                return replace(prepared, answers=answers, cache=cache, created_at=run.record.created_at)
+                return replace(prepared, answers=answers, created_at=run.record.created_at)
             return run.state.result(run_id, run.status, resume_summary=run.state.resume_summary())
 
         tries = 0
@@ -574,10 +584,10 @@ def _resume_options(
     return ResumeOptions(retry_failed, answers, policy, prompts or {})
 
 
-def _reuse(like: str | None, fresh: Collection[str], keep_answers: bool) -> Reuse | None:
+def _reuse(like: str | None, fresh: Collection[str], keep_answers: bool) -> ReuseFrom | None:
     """Return which answers are taken over. Raises ValueError for `fresh` or `keep_answers` without `like`."""
     if like is not None:
-        return Reuse(like, tuple(fresh), keep_answers=keep_answers)
+        return ReuseFrom(like, tuple(fresh), keep_answers=keep_answers)
     if fresh:
         raise ValueError("fresh names tasks that take no answer over; give the earlier run with like=RUN_ID, too")
     if keep_answers:

@@ -24,7 +24,7 @@ from plait.runner.cli.terminal_output import age, as_line
 from plait.runner.domain.asked_question import OpenQuestion, parse_time
 from plait.runner.domain.dag import nearest
 from plait.runner.engine.lease import LEASE_SECONDS, Liveness, liveness
-from plait.runner.reuse.answer_keys import is_try
+from plait.runner.reuse.earlier_answers import is_try
 from plait.runner.state.stored_run import stored_run
 from plait.runner.views.list_questions import waiting_tasks
 from plait.runner.views.read_views import shown_status

@@ -23,7 +23,7 @@ from plait.runner.domain.dag import DAG
 from plait.runner.domain.policy import CheckingPolicy, Policy
 from plait.runner.domain.task_checks import why_no_json
 from plait.runner.engine.run_options import Config, answer_keys, backend_names, require_policy_backends
-from plait.runner.reuse.answer_keys import ANSWER_KEYS
+from plait.runner.reuse.earlier_answers import ANSWER_KEYS
 from plait.runner.state.codec import encode_event, run_created
 from plait.runner.state.task_files import with_digests
 from plait.safe_text import clean_text
@@ -37,15 +37,12 @@ RESERVED_SETTINGS = (
     "answer_keys",
     "concurrency",
     "digest",
-    "fork",
     "format",
-    "fresh",
     "growth",
     "inputs",
-    "keep_answers",
     "key",
-    "like",
     "policy",
+    "reuse",
     "slots",
     "ticket",
 )

@@ -1,13 +1,13 @@
-"""A run that begins from a point of a stored run: `fork` from a task on, `try_task` for one task beside the run."""
+"""A run that begins from a point of a stored run: from a task on, or one task alone beside the run."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from plait.errors import PlaitError, TaskNotFound, nearest
+from plait.errors import PlaitError, nearest
 from plait.events import RunCreated
 from plait.json_form import JsonInput
 from plait.persistence.store_protocol import Store
@@ -18,28 +18,18 @@ from plait.runner.domain.policy import Policy
 from plait.runner.domain.prompt_values import named
 from plait.runner.policies import policy_of
 from plait.runner.prompts.prompt_template import names_used
-from plait.runner.reuse.answer_keys import Reuse
-from plait.runner.reuse.earlier_answers import ForkPoint, given_answer, positions_of, unfinished_tasks
+from plait.runner.reuse.earlier_answers import (
+    ReuseFrom,
+    given_answer,
+    positions_of,
+    require_tasks,
+    unfinished_tasks,
+)
 from plait.runner.state.stored_run import StoredPolicy, StoredRun, stored_run
 from plait.statuses import TaskStatus
-from plait.task import Task, with_prompt
+from plait.task import FailureMode, Task, with_prompt
 
 _RECORDED = "(recorded in the earlier run)"
-
-
-@dataclass(frozen=True, slots=True)
-class ForkEdits:
-    """The changes of a fork."""
-
-    prompts: Mapping[str, str] = field(default_factory=dict[str, str])
-    """New prompts, by task id; the id of a `for_each` task stands for its parts."""
-    inputs: Mapping[str, JsonInput] = field(default_factory=dict[str, JsonInput])
-    """New values of inputs, by name."""
-    results: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Results that tasks take in place of a call, by task id; JSON for a task with an output schema."""
-
-
-NO_EDITS = ForkEdits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,76 +42,84 @@ class Fork:
     """The policy of the stored run."""
     settings: Mapping[str, Any]
     """The settings that are stored with the new run."""
-    reuse: Reuse
+    reuse: ReuseFrom
     """The stored run, and the point from which the new run goes on."""
 
 
-async def plan_fork(store: Store | None, run_id: str, start: str, edits: ForkEdits = NO_EDITS) -> Fork:
-    """Return the fork of the run from the task `start` on. Raises StoreRequired, RunNotFound, TaskNotFound, DAGError,
-    PlaitError for an edit that does not fit, StoreError.
+async def plan_fork(
+    store: Store | None,
+    run_id: str,
+    start: str,
+    *,
+    prompts: Mapping[str, str],
+    inputs: Mapping[str, JsonInput],
+    results: Mapping[str, str],
+    only: bool = False,
+    backend: str | None = None,
+) -> Fork:
+    """Return the fork of the run from the task `start` on, or, with `only`, a run of that task alone on its recorded
+    inputs: see `ParallelRunner.fork`.
     """
     run = await stored_run(store, run_id)
-    given = await _tasks_of_plan(run)
-    _require_tasks(run, [start, *edits.prompts, *edits.results])
-    added = {task.id for task in run.state.dag} - {task.id for task in given} - _groups(given)
-    for name in edits.prompts:
+    require_tasks([start, *prompts, *results], run.state.dag.tasks, f"run {run_id}")
+    _require_inputs(run, inputs)
+    if only:
+        if results or prompts.keys() - {start}:
+            raise PlaitError(f"only task {start!r} runs, so no other task takes a prompt or a result")
+        return _fork_of_one(run, start, prompts.get(start), inputs, backend)
+    if backend is not None:
+        raise PlaitError("another backend is for a fork of one task only")
+    tasks = await _tasks_of_plan(run)
+    added = {task.id for task in run.state.dag} - {task.id for task in tasks}
+    added -= {group_of(task.id, task.item) for task in tasks}
+    for name in prompts:
         if name in added:
             raise PlaitError(f"the prompt of {name!r} was made during the run; change the task that added it")
-    for name, text in edits.results.items():
-        if run.state.dag[name].for_each is not None:
+    for name, text in results.items():
+        if name not in run.state.dag or run.state.dag[name].for_each is not None:
             raise PlaitError(f"task {name!r} gathers the results of its parts; give the results of parts: {name}.1")
         await given_answer(run.state.dag[name], text)
-    _require_inputs(run, edits.inputs)
-    tasks = [_edited(task, edits.prompts) for task in given]
     dag = run.state.dag
-    changed = DAG(tasks, name=dag.name, inputs={**dag.inputs, **edits.inputs}, growth=dag.growth)
-    unfinished = unfinished_tasks(run.state, positions_of(run.state, edits.results))
-    roots = {start, *edits.prompts, *_reading(run, edits.inputs), *(dag.tasks[one].id for one in unfinished)}
-    point = ForkPoint(tuple(sorted(roots)), dict(edits.results))
-    return Fork(changed, _policy(run), _settings(run), Reuse(run_id, (start,), point))
+    edited = [task if (prompt := edited_prompt(task, prompts)) is None else with_prompt(task, prompt) for task in tasks]
+    changed = DAG(edited, name=dag.name, inputs={**dag.inputs, **inputs}, growth=dag.growth)
+    unfinished = unfinished_tasks(run.state, positions_of(run.state, results))
+    roots = {start, *prompts, *_reading(run, inputs), *(dag.tasks[position].id for position in unfinished)}
+    stored = StoredPolicy.of(run.record)
+    policy = None if stored is None else policy_of(stored.kind, stored.settings)
+    reuse = ReuseFrom(run_id, (start,), roots=tuple(sorted(roots)), results=dict(results))
+    return Fork(changed, policy, _settings(run), reuse)
 
 
-async def plan_try(store: Store | None, run_id: str, task_id: str, prompt: str | None, backend: str | None) -> Fork:
-    """Return a run of the task alone, on its recorded inputs, with another prompt or backend if not None. Raises as
-    `plan_fork`.
+def edited_prompt(task: Task, prompts: Mapping[str, str]) -> str | None:
+    """Return the new prompt of the task among `prompts`, by task id; the id of a `for_each` task stands for its parts.
+    None without one.
     """
-    run = await stored_run(store, run_id)
-    run.require_task(task_id)
-    task = run.state.dag[task_id]
-    if task.for_each is not None:
+    return prompts.get(task.id, prompts.get(group_of(task.id, task.item) or ""))
+
+
+def _fork_of_one(
+    run: StoredRun, task_id: str, prompt: str | None, inputs: Mapping[str, JsonInput], backend: str | None
+) -> Fork:
+    dag = run.state.dag
+    if task_id not in dag or dag[task_id].for_each is not None:
         raise PlaitError(f"task {task_id!r} stands for its parts; try one of them: {task_id}.1")
+    task = dag[task_id]
     if prompt is not None:
         task = with_prompt(task, prompt)
-    tried = replace(task, backend=backend or task.backend, adds_tasks=False, for_each=None)
-    names = _read_by(run, tried)
+    task = replace(task, backend=backend or task.backend, adds_tasks=False, for_each=None)
+    names = _read_by(run, task)
     recorded = [_as_recorded(run, name, names) for name in names]
-    tried = replace(tried, depends_on=tuple(one.id for one in recorded if one.id != tried.continues))
-    dag = DAG([*recorded, tried], name=run.state.dag.name, inputs=run.state.dag.inputs)
-    point = ForkPoint((task_id,), _empty_results(run, recorded), tries=task_id)
-    return Fork(dag, None, _settings(run), Reuse(run_id, (task_id,), point))
+    task = replace(task, depends_on=tuple(each.id for each in recorded if each.id != task.continues))
+    # A task that ended without a result is read as empty.
+    results = {each.id: "" for each in recorded if not run.state.is_completed(each.id)}
+    reuse = ReuseFrom(run.record.run_id, (task_id,), roots=(task_id,), results=results, only=task_id)
+    return Fork(DAG([*recorded, task], name=dag.name, inputs={**dag.inputs, **inputs}), None, _settings(run), reuse)
 
 
 async def _tasks_of_plan(run: StoredRun) -> list[Task]:
     """Return the tasks with which the run began, without those that were added later."""
     (created,) = await run.store.list_events(run.record.run_id, 0, 1, RunCreated.kind)
     return list(run.state.dag.tasks[: json.loads(created.detail)["tasks"]])
-
-
-def _groups(tasks: Iterable[Task]) -> set[str]:
-    return {name for task in tasks if (name := group_of(task.id, task.item)) is not None}
-
-
-def _require_tasks(run: StoredRun, names: Collection[str]) -> None:
-    dag = run.state.dag
-    for name in names:
-        if not positions_of(run.state, [name]):
-            hint = nearest(name, (task.id for task in dag))
-            raise TaskNotFound(f"run {run.record.run_id} has no task {name!r}{hint}")
-
-
-def _edited(task: Task, prompts: Mapping[str, str]) -> Task:
-    prompt = prompts.get(task.id, prompts.get(group_of(task.id, task.item) or ""))
-    return task if prompt is None else with_prompt(task, prompt)
 
 
 def _require_inputs(run: StoredRun, inputs: Mapping[str, JsonInput]) -> None:
@@ -148,11 +146,6 @@ def _reading(run: StoredRun, inputs: Mapping[str, JsonInput]) -> Iterable[str]:
             yield task.id
 
 
-def _policy(run: StoredRun) -> Policy | None:
-    stored = StoredPolicy.of(run.record)
-    return None if stored is None else policy_of(stored.kind, stored.settings)
-
-
 def _settings(run: StoredRun) -> dict[str, Any]:
     """Return the settings of the caller, without those of plait."""
     stored = json.loads(run.record.settings)
@@ -175,17 +168,9 @@ def _read_by(run: StoredRun, task: Task) -> list[str]:
 def _as_recorded(run: StoredRun, name: str, names: Collection[str]) -> Task:
     """Return the task as a mere holder of its recorded result, in a conversation of tasks in `names`."""
     task, status = run.state.dag[name], run.state.statuses[run.state.dag.position(name)]
-    if status is not TaskStatus.COMPLETED and not _ended_softly(status, task):
+    is_soft_end = status in {TaskStatus.FAILED, TaskStatus.SKIPPED} and task.failure_mode is not FailureMode.HARD
+    if status is not TaskStatus.COMPLETED and not is_soft_end:
         raise PlaitError(f"task {name!r} of run {run.record.run_id} has no result yet ({status.value})")
     schema = task.output_schema if status is TaskStatus.COMPLETED else None
     continues = task.continues if task.continues in names else None
     return Task(name, _RECORDED, (), run.state.dag.backend_of(task), continues=continues, output_schema=schema)
-
-
-def _ended_softly(status: TaskStatus, task: Task) -> bool:
-    return status in {TaskStatus.FAILED, TaskStatus.SKIPPED} and task.failure_mode != "hard"
-
-
-def _empty_results(run: StoredRun, recorded: Iterable[Task]) -> dict[str, str]:
-    """Return an empty result for each task that ended without one, as its dependents read it."""
-    return {task.id: "" for task in recorded if not run.state.is_completed(task.id)}

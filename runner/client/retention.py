@@ -9,7 +9,7 @@ from datetime import datetime
 
 from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import RunRecord
-from plait.runner.reuse.answer_keys import Reuse
+from plait.runner.reuse.earlier_answers import ReuseFrom
 from plait.statuses import RUN_DONE, RunStatus
 
 
@@ -40,7 +40,7 @@ async def earlier_runs_needed(store: Store, runs: Iterable[RunRecord]) -> set[st
     needed: set[str] = set()
     for run in runs:
         if RunStatus(run.status) not in RUN_DONE and (whole := await store.get_run(run.run_id)) is not None:
-            reuse = Reuse.of_settings(json.loads(whole.settings))
+            reuse = ReuseFrom.of_settings(json.loads(whole.settings))
             needed |= set() if reuse is None else {reuse.like}
     return needed
 

@@ -39,8 +39,7 @@ from plait.runner.engine.backend_call import CallOutcome, call_backend, classifi
 from plait.runner.engine.checkpointer import EventSink
 from plait.runner.engine.event_feed import Feed
 from plait.runner.engine.handover import NO_HANDOVER, AdoptedAttempt, Handover
-from plait.runner.reuse.answer_cache import AnswerCache
-from plait.runner.reuse.answer_keys import ReusableAnswers
+from plait.runner.reuse.earlier_answers import EarlierAnswers
 from plait.runner.state.attempt_files import attempt_files, end_attempt, make_room, run_folder
 from plait.runner.state.run_state import RunState
 from plait.runner.state.task_files import (
@@ -146,10 +145,8 @@ class RunContext:
     """The user's own prices, by model."""
     cancellation: Cancellation = field(default_factory=Cancellation)
     """The request to the attempts under way to end, because the run is being cancelled."""
-    answers: ReusableAnswers | None = None
-    """The answers of an earlier run that this run takes over."""
-    cache: AnswerCache | None = None
-    """The answers of all runs of the store, for the tasks with `cache`."""
+    answers: EarlierAnswers | None = None
+    """The answers of earlier runs that this run may take over."""
 
 
 _ATTACH_SECONDS = 1.0

@@ -67,6 +67,7 @@ class Executor:
         growth: Growth,
         context: RunContext,
         policy_driver: PolicyDriver | None,
+        outcomes: OutcomeHandler | None = None,
     ) -> None:
         self._state = state
         self._tasks = state.dag.tasks
@@ -77,7 +78,7 @@ class Executor:
         self._stamp = stamper(context.clock)
         self._log = logger(run=context.run_id)
         self._attempt_runner = AttemptRunner(state, context, self._stamp, scheduler.lower)
-        self._outcomes = OutcomeHandler(state, scheduler, growth, context, self._stamp)
+        self._outcomes = outcomes or OutcomeHandler(state, scheduler, growth, context, self._stamp)
         self._workers: anyio.abc.TaskGroup | None = None
         self._pool = WorkerPool(self._work)
         self._throttling = ThrottlingReporter(scheduler, context.sink, self._stamp)

@@ -24,8 +24,7 @@ from plait.runner.engine.backend_call import CallOutcome
 from plait.runner.engine.growth import ForEachExpander, Growth
 from plait.runner.engine.policy_driver import PolicyState
 from plait.runner.engine.retries import deserves_retry, pause_of, retry_delay
-from plait.runner.reuse.answer_cache import earlier_answer
-from plait.runner.reuse.answer_keys import REUSED
+from plait.runner.reuse.earlier_answers import EarlierAnswer
 from plait.runner.scheduling.scheduler import Scheduler
 from plait.runner.scheduling.slots import Pause
 from plait.runner.state.codec import to_json
@@ -209,25 +208,22 @@ class OutcomeHandler:
         """Complete the task with the answer of an earlier run, and free the slot. Return the events; none without an
         answer.
         """
-        taken = earlier_answer(self._state, position, self._context.answers, self._context.cache)
-        if taken is None:
-            return []
-        run_id, found = taken
-        source = found.source or f"{REUSED}{run_id}"
-        session = None if found.session_id is None else self._session_to_fork(position, found.session_id)
-        started = self._state.start(position, self._stamp(), source, session, confirmed=session is not None)
-        task, reply = self._state.dag.tasks[position], Reply(found.text, found.data)
-        prompt = clean_text(self._state.prompt(task)) if found.prompt is None else found.prompt
+        answers = self._context.answers
+        answer = None if answers is None else answers.find(self._state, position)
+        return [] if answer is None else self.take_over(position, answer)
+
+    def take_over(self, position: int, answer: EarlierAnswer) -> list[events.Event]:
+        """Complete the task with `answer`, and free the slot. Return the events."""
+        session = None if answer.session_id is None else self._session_to_fork(position, answer.session_id)
+        started = self._state.start(position, self._stamp(), answer.source, session, confirmed=session is not None)
+        task, reply = self._state.dag.tasks[position], Reply(answer.text, answer.data)
+        prompt = clean_text(self._state.prompt(task)) if answer.prompt is None else answer.prompt
+        turn = answer.messages or prompt
         completed = self._state.complete(
-            position,
-            self._stamp(),
-            reply,
-            found.data_json,
-            session_id=session,
-            turn=found.messages or prompt,
+            position, self._stamp(), reply, answer.data_json, session_id=session, turn=turn
         )
         self._scheduler.finish(position, TaskStatus.COMPLETED)
-        return [started, completed, *([self._growth.add(found.adds, task.id)] if found.adds else [])]
+        return [started, completed, *([self._growth.add(answer.adds, task.id)] if answer.adds else [])]
 
     def _session_to_fork(self, position: int, session_id: str) -> str | None:
         """Return the session of an earlier run if the backend can fork the session. Otherwise two runs would write in

@@ -56,8 +56,7 @@ from plait.runner.engine.run_hosts import (
     run_on_hosts,
 )
 from plait.runner.engine.run_options import Config
-from plait.runner.reuse.answer_cache import AnswerCache
-from plait.runner.reuse.answer_keys import ReusableAnswers
+from plait.runner.reuse.earlier_answers import EarlierAnswers
 from plait.runner.scheduling.scheduler import InitialState, Scheduler
 from plait.runner.scheduling.slots import Pause
 from plait.runner.state.attempt_files import kill_orphans
@@ -89,12 +88,10 @@ class PreparedRun:
     handover: Handover = NO_HANDOVER
     """The unfinished work of earlier processes."""
 
-    answers: ReusableAnswers | None = None
-    """The answers of an earlier run that this run takes over."""
+    answers: EarlierAnswers | None = None
+    """The answers of earlier runs that this run may take over."""
     created_at: str = ""
     """The time at which the run was created, as stored."""
-    cache: AnswerCache | None = None
-    """The answers of all runs of the store, for the tasks with `cache`."""
 
     @property
     def resumed(self) -> bool:
@@ -235,7 +232,6 @@ def _context(run: PreparedRun, config: Config, sink: EventSink, feed: Feed) -> R
         files_root(config.store),
         prices=config.prices,
         answers=run.answers,
-        cache=run.cache,
     )
 
 

@@ -36,8 +36,7 @@ from plait.runner.recovery.resume_plan import (
     longest_delay,
     plan_resume,
 )
-from plait.runner.reuse.answer_keys import ReusableAnswers, Reuse, load_answers
-from plait.runner.reuse.earlier_answers import has_taken_all
+from plait.runner.reuse.earlier_answers import EarlierAnswers, ReuseFrom, has_taken_all, load_earlier_answers
 from plait.runner.state.codec import encode_event
 from plait.runner.state.stored_conversations import load_answered_messages, load_continuation, load_history
 from plait.runner.state.stored_run import StoredPolicy, StoredRun, next_tries
@@ -111,24 +110,24 @@ async def prepare_resume(config: Config, run: StoredRun, how: ResumeOptions, con
     return PreparedRun(record.run_id, state, names, owner, new_events, (), next_write, policy, decided, handover)
 
 
-async def earlier_answers(config: Config, run: StoredRun) -> ReusableAnswers | None:
-    """Return the answers that the run takes over; None if the run takes over none, or if the earlier run is deleted.
+async def earlier_answers(config: Config, run: StoredRun) -> EarlierAnswers | None:
+    """Return the answers that the run may take over; those of an earlier run that is deleted are missing.
 
     Raises RunNotResumable for a fork that may not have taken over all kept results, if the earlier run is deleted.
     """
-    if (reuse := Reuse.of_settings(json.loads(run.record.settings))) is None:
-        return None
+    reuse = ReuseFrom.of_settings(json.loads(run.record.settings))
+    dag, now = run.state.dag, config.clock.wall()
     try:
-        return await load_answers(config.store, reuse, answer_keys(config))
+        return await load_earlier_answers(config.store, dag, answer_keys(config), reuse, now)
     except RunNotFound:
-        if reuse.fork is not None and not (
-            StoredPolicy.of(run.record) is None and has_taken_all(run.state, reuse.fork)
-        ):
+        assert reuse is not None
+        is_plain = StoredPolicy.of(run.record) is None
+        if reuse.roots is not None and not (is_plain and has_taken_all(run.state, reuse)):
             raise RunNotResumable(
                 f"run {run.record.run_id} was made from run {reuse.like}, which is deleted, and may not have taken "
                 f"over all the results that it keeps; start a new run"
             ) from None
-        return None
+        return await load_earlier_answers(config.store, dag, answer_keys(config), None, now)
 
 
 @dataclass(frozen=True, slots=True)

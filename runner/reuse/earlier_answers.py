@@ -1,60 +1,256 @@
-"""Completed tasks of an earlier run that a fork keeps as they are, whatever their backend.
+"""Answers that the tasks of a run take over in place of a call. `EarlierAnswers.find` is asked before the first attempt
+of each task, and looks in three places:
+
+- a fork keeps some completed tasks of its run as they are, whatever their backends;
+- `like`: the completed tasks of one earlier run, by answer key;
+- `cache: true`: the tasks of all runs of the store, by the part of the key that is not of the plan.
 
 A fork runs on from some tasks. These tasks, the tasks that did not complete, and all tasks downstream of both make the
 cone of the fork. A completed task outside the cone is kept: with its result, its conversation, and the tasks that it
-added. Inside the cone a task takes its answer over only if nothing changed: see `answer_keys`.
+added. Inside the cone a task takes an answer over only by its key.
+
+The answers of all runs are read once, when a run starts, and prompts are rendered only for tasks with the settings of
+one with `cache`. An answer that was itself taken over is no source for the cache, because its age would begin anew; nor
+is an answer given by a person.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from plait.backends.answer_reader import read_answer
 from plait.backends.output_schema import Mismatch, Schema
 from plait.dialogue import Message
-from plait.errors import BackendError, PlaitError
+from plait.errors import BackendError, PlaitError, RunNotFound, StoreError, TaskNotFound, nearest
 from plait.json_form import JsonValue
+from plait.persistence.store_protocol import Store
+from plait.runner.domain.asked_question import parse_time
+from plait.runner.domain.dag import DAG
 from plait.runner.domain.groups import group_of
-from plait.runner.reuse.reusable_answer import ReusableAnswer
+from plait.runner.reuse.answer_keys import AnswerKeys, settings_of
 from plait.runner.state.codec import to_json
 from plait.runner.state.run_state import ReadableState
 from plait.runner.state.stored_conversations import own_messages, sent_prompt
-from plait.runner.state.stored_run import StoredRun
+from plait.runner.state.stored_run import StoredRun, stored_run
 from plait.statuses import TASK_DONE, TaskStatus
 from plait.task import Task
 
-GIVEN = "given by a person"
-"""The backend name in the events of a task whose result was given with the fork."""
+ANSWER_KEYS = "answer_keys"
+"""The key in a run's settings of the backends' answer keys, by name; "" is the default backend."""
+REUSE = "reuse"
+"""The key in a run's settings of the answers that it takes over: see `ReuseFrom`."""
+REUSED = "reused from "
+"""The beginning of the backend name in the events of a task with an answer of an earlier run; the run's id follows."""
 KEPT = "kept from "
-"""The beginning of the backend name in the events of a task with the answer of a person in an earlier run; the run's id
-follows.
-"""
+"""The beginning of that name for the answer of a person in an earlier run; the run's id follows."""
+GIVEN = "given by a person"
+"""That name for a result that was given with the fork."""
+_ALL_RUNS = 10_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class ForkPoint:
-    """The point of an earlier run from which a fork runs on."""
+class ReuseFrom:
+    """The run whose answers a new run takes over, and what runs in any case."""
 
-    roots: tuple[str, ...]
-    """The tasks from which the fork runs on: the ids of tasks, or the names of `for_each` tasks for their parts. Tasks
-    that were not completed when the fork was made are among them.
+    like: str
+    """The id of the earlier run."""
+    fresh: tuple[str, ...] = ()
+    """The tasks, and the `for_each` tasks of parts, that run in any case."""
+    keep_answers: bool = False
+    """Whether tasks that asked a person take their answers over, too."""
+    roots: tuple[str, ...] | None = None
+    """The tasks, and the `for_each` tasks of parts, from which a fork runs on, those among them that were not completed
+    when the fork was made; None for a run of a plan of its own.
     """
     results: Mapping[str, str] = field(default_factory=dict[str, str])
     """Results given with the fork, by task id."""
-    tries: str | None = None
-    """The only task that runs, if the fork is an attempt beside the earlier run."""
+    only: str | None = None
+    """The only task that a fork runs; None for a fork that goes on behind its start."""
 
     def as_settings(self) -> dict[str, JsonValue]:
-        """Return the JSON for the settings of the run."""
-        return {"roots": list(self.roots), "results": dict(self.results), "tries": self.tries}
+        """Return the settings of a run that say the same, for `of_settings` at a resume."""
+        stored: dict[str, JsonValue] = {"like": self.like}
+        stored |= {"fresh": list(self.fresh), "keep_answers": self.keep_answers}
+        if self.roots is not None:
+            stored |= {"roots": list(self.roots), "results": dict(self.results), "only": self.only}
+        return {REUSE: stored}
 
     @classmethod
-    def of_settings(cls, stored: Mapping[str, Any]) -> ForkPoint:
-        """Return the point in the settings of a run."""
-        return cls(tuple(stored["roots"]), stored["results"], stored["tries"])
+    def of_settings(cls, settings: Mapping[str, Any]) -> ReuseFrom | None:
+        """Return the value in the settings of a run; None for a run that takes no answers over."""
+        if (stored := settings.get(REUSE)) is None:
+            return None
+        lists: dict[str, Any] = {name: tuple(stored[name]) for name in ("fresh", "roots") if name in stored}
+        return cls(**{**stored, **lists})
+
+
+def is_try(settings: Mapping[str, Any]) -> bool:
+    """Return whether the run with these settings is an attempt at one task beside an earlier run."""
+    return (reuse := ReuseFrom.of_settings(settings)) is not None and reuse.only is not None
+
+
+@dataclass(frozen=True, slots=True)
+class EarlierAnswer:
+    """An answer of a completed task of an earlier run, or given by a person."""
+
+    text: str
+    data: JsonValue
+    data_json: str | None
+    source: str
+    """The backend name in the events of the task that takes the answer over."""
+    run_id: str
+    """The run of the answer."""
+    prompt: str | None = None
+    """The prompt as sent; None to render the prompt of the task that takes the answer over."""
+    at: float = 0.0
+    """The time of an answer for the cache, a Unix time."""
+    messages: tuple[Message, ...] = ()
+    """The conversation, if longer than the prompt and the answer."""
+    adds: tuple[Task, ...] = ()
+    """The tasks that the task added to the run."""
+    session_id: str | None = None
+    """The backend's id of the conversation, for a backend that can fork the session."""
+
+
+class EarlierAnswers:
+    """The answers that one run may take over. `backend_keys` are the answer keys of the backends of the run."""
+
+    def __init__(self, backend_keys: Mapping[str, JsonValue], reuse: ReuseFrom | None, now: float) -> None:
+        self.backend_keys = backend_keys
+        self.fork_keeps: Mapping[str, EarlierAnswer] = {}
+        """The answers that a fork keeps in any case, by task id."""
+        self.persons: Collection[int] = ()
+        """The positions of the tasks of the earlier run with an answer of a person."""
+        self._reuse = reuse
+        self._now = now
+        self._like: dict[str, EarlierAnswer] = {}
+        self._cache: dict[str, EarlierAnswer] = {}
+        self._keys: dict[bool, AnswerKeys] = {}
+        self._sure: dict[bool, dict[int, str | None]] = {}
+
+    def find(self, state: ReadableState, position: int) -> EarlierAnswer | None:
+        """Return the answer for the next attempt of the task; None if the task has to run."""
+        task = state.dag.tasks[position]
+        if state.attempts[position]:
+            return None
+        if (answer := self.fork_keeps.get(task.id)) is not None:
+            return answer
+        if task.at_most_once or self.is_fresh(task):
+            return None
+        if self._like and (answer := self._by_key(self._like, state, position, anywhere=False)) is not None:
+            return answer
+        if task.cache is False or not self._cache:
+            return None
+        answer = self._by_key(self._cache, state, position, anywhere=True)
+        is_young = answer is not None and (task.cache is True or self._now - answer.at <= task.cache)
+        return answer if is_young else None
+
+    def _by_key(
+        self, answers: Mapping[str, EarlierAnswer], state: ReadableState, position: int, *, anywhere: bool
+    ) -> EarlierAnswer | None:
+        keys = self._keys.get(anywhere)
+        if keys is None or keys.state is not state:
+            keys = self._keys[anywhere] = AnswerKeys(state, self.backend_keys, anywhere=anywhere)
+            keys.by_position.update(self._sure.get(anywhere, {}))
+        key = keys.key(position)
+        return None if key is None else answers.get(key)
+
+    def keep_keys(self, positions: Collection[int]) -> None:
+        """Keep the keys of the tasks at `positions` for another state of the same plan: their prompts and
+        conversations are the same there.
+        """
+        for anywhere, keys in self._keys.items():
+            self._sure[anywhere] = {place: key for place, key in keys.by_position.items() if place in positions}
+
+    def is_fresh(self, task: Task) -> bool:
+        """Return whether the task runs in any case, at the request of the caller."""
+        fresh = () if self._reuse is None else self._reuse.fresh
+        return bool(fresh) and (task.id in fresh or group_of(task.id, task.item) in fresh)
+
+    async def read_run(self, run: StoredRun) -> None:
+        """Read the answers of the earlier run. Raises StoreError, and PlaitError if a given result does not fit."""
+        assert self._reuse is not None
+        self.persons = await _asked_persons(run)
+        excluded = frozenset[int]() if self._reuse.keep_answers else self.persons
+        keys = AnswerKeys(run.state, stored_answer_keys(run), excluded=excluded)
+        for position in _shared_positions(run, range(len(run.tasks))):
+            if (key := keys.key(position)) is None or key in self._like:
+                continue
+            if position in self.persons:
+                self._like[key] = await _whole_answer(run, position, of_person=True)
+            else:
+                self._like[key] = await _bare_answer(run, position)
+        if self._reuse.roots is not None:
+            self.fork_keeps = await _kept_by_fork(run, self._reuse, self.persons)
+
+    async def read_cache(self, store: Store | None, dag: DAG) -> None:
+        """Read the answers in `store` for the tasks of `dag` with `cache`. Runs that cannot be read are left out.
+        Raises StoreError.
+        """
+        tasks = [task for task in dag if task.cache is not False and (dag.backend_of(task) or "") in self.backend_keys]
+        if store is None or not tasks:
+            return
+        wanted = {_without_prompt(task, self.backend_keys[dag.backend_of(task) or ""]) for task in tasks}
+        oldest = self._now - max(float("inf") if task.cache is True else task.cache for task in tasks)
+        for record in await store.list_runs(_ALL_RUNS):
+            if record.damaged or (record.ended_at is not None and parse_time(record.ended_at) < oldest):
+                continue
+            try:
+                await self._add_to_cache(await stored_run(store, record.run_id), wanted, oldest)
+            except (StoreError, RunNotFound):
+                continue
+
+    async def _add_to_cache(self, run: StoredRun, wanted: Collection[str], oldest: float) -> None:
+        """Add the answers of the run since `oldest`, those of tasks with the `wanted` settings alone. Of two answers
+        with one key the later counts.
+        """
+        backend_keys, positions = stored_answer_keys(run), list[int]()
+        for position in _shared_positions(run, range(len(run.tasks))):
+            task = run.state.dag.tasks[position]
+            name = run.state.dag.backend_of(task) or ""
+            if name in backend_keys and _without_prompt(task, backend_keys[name]) in wanted:
+                positions.append(position)
+        no_source = set[str]()  # only answers that took no time may be taken over, or given by a person
+        if not all(run.tasks[position].duration_s for position in positions):
+            attempts = await run.store.list_attempts(run.record.run_id)
+            no_source = {each.task_id for each in attempts if each.backend.startswith((REUSED, KEPT, GIVEN))}
+        keys = AnswerKeys(run.state, backend_keys, anywhere=True)
+        for position in positions:
+            record = run.tasks[position]
+            if record.ended_at is None or record.task_id in no_source or (key := keys.key(position)) is None:
+                continue
+            at, other = parse_time(record.ended_at), self._cache.get(key)
+            if at >= oldest and (other is None or other.at < at):
+                self._cache[key] = replace(await _bare_answer(run, position), at=at)
+
+
+async def load_earlier_answers(
+    store: Store | None,
+    dag: DAG,
+    backend_keys: Mapping[str, JsonValue],
+    reuse: ReuseFrom | None,
+    now: float,
+    run: StoredRun | None = None,
+) -> EarlierAnswers | None:
+    """Return the answers that a run of `dag` may take over at the Unix time `now`; None if it takes none over. `run` is
+    the earlier run, if read already. Raises StoreRequired, RunNotFound, StoreError.
+    """
+    if reuse is None and all(task.cache is False for task in dag):
+        return None
+    answers = EarlierAnswers(backend_keys, reuse, now)
+    if reuse is not None:
+        await answers.read_run(run or await stored_run(store, reuse.like))
+    await answers.read_cache(store, dag)
+    return answers
+
+
+def stored_answer_keys(run: StoredRun) -> Mapping[str, JsonValue]:
+    """Return the answer keys of the backends of a stored run, by name."""
+    keys: Mapping[str, JsonValue] | None = json.loads(run.record.settings).get(ANSWER_KEYS)
+    return keys or {}
 
 
 def positions_of(state: ReadableState, names: Collection[str]) -> set[int]:
@@ -64,6 +260,14 @@ def positions_of(state: ReadableState, names: Collection[str]) -> set[int]:
         for position, task in enumerate(state.dag.tasks)
         if task.id in names or group_of(task.id, task.item) in names
     }
+
+
+def require_tasks(names: Iterable[str], tasks: Collection[Task], whose: str = "the plan") -> None:
+    """Raise TaskNotFound if one of `names` is neither a task nor the `for_each` task of a part among `tasks`."""
+    there = {task.id for task in tasks} | {group_of(task.id, task.item) or task.id for task in tasks}
+    for name in names:
+        if name not in there:
+            raise TaskNotFound(f"{whose} has no task {name!r}{nearest(name, there)}")
 
 
 def fork_cone(state: ReadableState, roots: Collection[int]) -> set[int]:
@@ -80,107 +284,124 @@ def fork_cone(state: ReadableState, roots: Collection[int]) -> set[int]:
         position = waiting.pop()
         further = [] if position in gathering else list(added.get(state.dag.tasks[position].id, ()))
         for dependent in state.dag.needed_by(position):
-            gathers = _gathers(state, dependent, position)
+            # The whole of a `for_each` needs its parts, and a pair its partner, only part by part.
+            gathers = state.added_by(position) == state.dag.tasks[dependent].id
+            gathers = gathers or state.dag.pairs_up(dependent, position)
             if gathers and dependent not in cone:
                 gathering.add(dependent)
             if not gathers and dependent in gathering:
                 gathering.discard(dependent)  # the list itself may change: all parts are downstream
                 cone.discard(dependent)
             further.append(dependent)
-        waiting += [one for one in further if one not in cone]
+        waiting += [each for each in further if each not in cone]
         cone.update(further)
     return cone
 
 
-def _gathers(state: ReadableState, whole: int, position: int) -> bool:
-    """Return whether the task `whole` needs the task at `position` only part by part."""
-    return state.added_by(position) == state.dag.tasks[whole].id or state.dag.pairs_up(whole, position)
-
-
-def unfinished_tasks(state: ReadableState, given: Collection[int]) -> set[int]:
-    """Return the tasks of an earlier run that a fork has to run because they are not completed; `given` are the tasks
-    with a given result. A `for_each` task that waits for its parts only gathers: its completed parts are kept.
+def unfinished_tasks(state: ReadableState, with_results: Collection[int]) -> set[int]:
+    """Return the tasks of an earlier run that a fork has to run because they are not completed; `with_results` are the
+    tasks with a given result. A `for_each` task that waits for its parts only gathers: its completed parts are kept.
     """
     return {
         position
         for position, task in enumerate(state.dag.tasks)
         if state.statuses[position] is not TaskStatus.COMPLETED
-        and position not in given
+        and position not in with_results
         and not (task.for_each and state.has_added(position))
     }
 
 
-def has_taken_all(state: ReadableState, point: ForkPoint) -> bool:
+def has_taken_all(state: ReadableState, reuse: ReuseFrom) -> bool:
     """Return whether a fork with this state has taken over everything that it keeps, so that the fork can do without
     the earlier run: each task outside the cone is done. Unknown for a run with a policy, which may add further tasks.
     """
-    given = positions_of(state, point.results)
-    cone = fork_cone(state, positions_of(state, point.roots) - given) | (fork_cone(state, given) - given)
+    with_results = positions_of(state, reuse.results)
+    roots = positions_of(state, reuse.roots or ()) - with_results
+    cone = fork_cone(state, roots) | (fork_cone(state, with_results) - with_results)
     return all(status in TASK_DONE or position in cone for position, status in enumerate(state.statuses))
 
 
-async def load_kept(run: StoredRun, point: ForkPoint) -> dict[str, ReusableAnswer]:
-    """Return the answers that a fork of `run` at `point` keeps, by task id. Raises StoreError; PlaitError if a given
-    result does not fit.
+async def given_answer(task: Task, text: str) -> EarlierAnswer:
+    """Return the answer with the given text. Raises PlaitError if the text does not fit the output schema."""
+    if task.output_schema is None:
+        return EarlierAnswer(text, None, None, GIVEN, "")
+    try:
+        data = await read_answer(Schema(task.output_schema), text)
+    except (Mismatch, BackendError) as error:
+        raise PlaitError(f"the result given for task {task.id!r} does not fit its output_schema: {error}") from None
+    return EarlierAnswer(text, data, to_json(data), GIVEN, "")
+
+
+def _shared_positions(run: StoredRun, positions: Iterable[int]) -> list[int]:
+    """Return the completed tasks whose answers may be taken over."""
+    statuses, tasks = run.state.statuses, run.state.dag.tasks
+    return [each for each in positions if statuses[each] is TaskStatus.COMPLETED and not tasks[each].at_most_once]
+
+
+def _without_prompt(task: Task, backend_key: JsonValue) -> str:
+    """Return the part of an answer key without place that is known before the prompt is rendered."""
+    return to_json([settings_of(task), backend_key])
+
+
+async def _kept_by_fork(run: StoredRun, reuse: ReuseFrom, persons: Collection[int]) -> dict[str, EarlierAnswer]:
+    """Return the answers that a fork of `run` keeps, by task id. Raises StoreError; PlaitError if a given result does
+    not fit.
     """
     state = run.state
-    completed = [status is TaskStatus.COMPLETED for status in state.statuses]
-    given = positions_of(state, point.results)
-    cone = fork_cone(state, positions_of(state, point.roots) - given) | fork_cone(state, given)
-    if point.tries is None:
-        cone |= fork_cone(state, unfinished_tasks(state, given))
-    asked = await asked_persons(run)
-    kept: dict[str, ReusableAnswer] = {}
+    with_results = positions_of(state, reuse.results)
+    cone = fork_cone(state, positions_of(state, reuse.roots or ()) - with_results) | fork_cone(state, with_results)
+    if reuse.only is None:
+        cone |= fork_cone(state, unfinished_tasks(state, with_results))
+    answers: dict[str, EarlierAnswer] = {}
     for position, task in enumerate(state.dag):
-        if task.id in point.results:
-            schema = task.output_schema if point.tries is None else None
-            kept[task.id] = await given_answer(replace(task, output_schema=schema), point.results[task.id])
-        elif completed[position] and position not in cone:
-            kept[task.id] = await _kept_answer(run, position, adds=point.tries is None, asked=position in asked)
-    return kept
+        if task.id in reuse.results:
+            schema = task.output_schema if reuse.only is None else None
+            answers[task.id] = await given_answer(replace(task, output_schema=schema), reuse.results[task.id])
+        elif state.statuses[position] is TaskStatus.COMPLETED and position not in cone:
+            answer = await _whole_answer(run, position, of_person=position in persons)
+            if reuse.only is None and task.for_each is None and state.has_added(position):
+                added = tuple(each for place, each in enumerate(state.dag) if state.added_by(place) == task.id)
+                answer = replace(answer, adds=added)
+            answers[task.id] = answer
+    return answers
 
 
-async def asked_persons(run: StoredRun) -> set[int]:
+async def _asked_persons(run: StoredRun) -> set[int]:
     """Return the completed tasks with an answer of a person, in this run or kept from an earlier run. Raises
     StoreError.
     """
-    state, settings = run.state, json.loads(run.record.settings)
-    found = {position for position in state.answers if state.statuses[position] is TaskStatus.COMPLETED}
-    if settings.get("fork") is not None or settings.get("keep_answers"):
+    state, reuse = run.state, ReuseFrom.of_settings(json.loads(run.record.settings))
+    persons = {position for position in state.answers if state.statuses[position] is TaskStatus.COMPLETED}
+    if reuse is not None and (reuse.roots is not None or reuse.keep_answers):
         attempts = await run.store.list_attempts(run.record.run_id)
-        kept = [one.task_id for one in attempts if one.backend == GIVEN or one.backend.startswith(KEPT)]
-        found.update(map(state.dag.position, kept))
-    return found
+        kept = [each.task_id for each in attempts if each.backend == GIVEN or each.backend.startswith(KEPT)]
+        persons.update(map(state.dag.position, kept))
+    return persons
 
 
-async def person_answer(run: StoredRun, position: int) -> ReusableAnswer:
-    """Return the answer of a task that asked a person, with the questions and the answers as its conversation."""
-    return await _kept_answer(run, position, adds=False, asked=True)
+async def _bare_answer(run: StoredRun, position: int) -> EarlierAnswer:
+    """Return the answer of a completed task without its conversation."""
+    result, run_id = run.state.results[position], run.record.run_id
+    prompt = await sent_prompt(run, position) if run.state.dag.tasks[position].files else None
+    return EarlierAnswer(result.text, result.data, run.tasks[position].data, f"{REUSED}{run_id}", run_id, prompt)
 
 
-async def given_answer(task: Task, text: str) -> ReusableAnswer:
-    """Return the answer with the given text. Raises PlaitError if the text does not fit the output schema."""
-    data_json: str | None = None
-    data: JsonValue = None
-    if task.output_schema is not None:
-        try:
-            data = await read_answer(Schema(task.output_schema), text)
-        except (Mismatch, BackendError) as error:
-            raise PlaitError(f"the result given for task {task.id!r} does not fit its output_schema: {error}") from None
-        data_json = to_json(data)
-    return ReusableAnswer(text, data, data_json, None, source=GIVEN)
-
-
-async def _kept_answer(run: StoredRun, position: int, *, adds: bool, asked: bool) -> ReusableAnswer:
-    state, task, record = run.state, run.state.dag.tasks[position], run.tasks[position]
-    result = state.results[position]
-    messages: tuple[Message, ...] = ()
-    if task.for_each is None and (state.times_continued(position) or asked):
-        stored = await own_messages(run.store, run.record.run_id, state, task.id)
-        messages = tuple(Message(one.role, one.content) for one in stored)  # the tokens were paid for there
-    prompt = None if task.for_each is not None else await sent_prompt(run, position)
-    source = f"{KEPT}{run.record.run_id}" if asked else None
-    added: tuple[Task, ...] = ()
-    if adds and task.for_each is None and state.has_added(position):
-        added = tuple(one for place, one in enumerate(state.dag) if state.added_by(place) == task.id)
-    return ReusableAnswer(result.text, result.data, record.data, prompt, messages, added, record.session_id, source)
+async def _whole_answer(run: StoredRun, position: int, *, of_person: bool) -> EarlierAnswer:
+    """Return the answer of a completed task with the questions, the answers and the conversation, and its session."""
+    state, task, record, run_id = run.state, run.state.dag.tasks[position], run.tasks[position], run.record.run_id
+    result, prompt, messages = state.results[position], None, tuple[Message, ...]()
+    if task.for_each is None:
+        prompt = await sent_prompt(run, position)
+        if state.times_continued(position) or of_person:
+            stored = await own_messages(run.store, run_id, state, task.id)
+            messages = tuple(Message(each.role, each.content) for each in stored)  # the tokens were paid for there
+    return EarlierAnswer(
+        result.text,
+        result.data,
+        record.data,
+        f"{KEPT if of_person else REUSED}{run_id}",
+        run_id,
+        prompt,
+        messages=messages,
+        session_id=record.session_id,
+    )

@@ -11,9 +11,8 @@ from typing import Any
 from plait.errors import PromptError, RunNotFound
 from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import RunRecord, TaskRecord
-from plait.runner.reuse.answer_changes import RunSide, describe_change
-from plait.runner.reuse.answer_keys import ANSWER_KEYS, REUSED, Reuse, task_identity
-from plait.runner.reuse.earlier_answers import KEPT
+from plait.runner.reuse.answer_keys import AnswerKeys, describe_change, task_identity
+from plait.runner.reuse.earlier_answers import KEPT, REUSED, ReuseFrom, stored_answer_keys
 from plait.runner.state.codec import to_json
 from plait.runner.state.stored_run import StoredRun, stored_run
 from plait.runner.views.read_views import usage_as_json
@@ -134,7 +133,7 @@ async def cut_offs(store: Store | None, run_id: str) -> list[str]:
     cut off the calls behind: a task behind took its answer over. Raises StoreRequired, RunNotFound, StoreError.
     """
     run = await stored_run(store, run_id)
-    reuse = Reuse.of_settings(json.loads(run.record.settings))
+    reuse = ReuseFrom.of_settings(json.loads(run.record.settings))
     if reuse is None:
         return []
     try:
@@ -156,7 +155,7 @@ async def cut_offs(store: Store | None, run_id: str) -> list[str]:
 
 
 def _differences(one: StoredRun, other: StoredRun) -> Iterator[TaskDifference]:
-    before, after = _side(one), _side(other)
+    before, after = (AnswerKeys(run.state, stored_answer_keys(run)) for run in (one, other))
     earlier: defaultdict[str, deque[int]] = defaultdict(deque)
     for position in range(len(one.tasks)):
         earlier[to_json(task_identity(one.state, position))].append(position)
@@ -171,10 +170,6 @@ def _differences(one: StoredRun, other: StoredRun) -> Iterator[TaskDifference]:
     left = sorted(position for positions in earlier.values() for position in positions)
     for position in left:
         yield TaskDifference(_compared(one, position), None, "task removed")
-
-
-def _side(run: StoredRun) -> RunSide:
-    return RunSide(run.state, json.loads(run.record.settings).get(ANSWER_KEYS) or {})
 
 
 def _compared(run: StoredRun, position: int) -> ComparedTask:

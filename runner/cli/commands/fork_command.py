@@ -35,7 +35,7 @@ from plait.runner.cli.options import (
 )
 from plait.runner.cli.preview_report import print_reuse, summarize_reuse, with_effects_marked
 from plait.runner.cli.stored_backends import FileOptions, StoredBackends, stored_concurrency
-from plait.runner.client.fork_run import Fork, ForkEdits
+from plait.runner.client.fork_run import Fork
 from plait.runner.parallel_runner import ParallelRunner
 from plait.runner.plan.plan_inputs import converted
 from plait.runner.state.stored_run import stored_record
@@ -113,8 +113,8 @@ def fork_command(run: str, start: str, **options: Any) -> int:
     prompts, results, given = options["prompts"], options["results"], options["inputs"]
 
     async def make(runner: ParallelRunner, run_id: str) -> Fork:
-        edits = ForkEdits(prompts, await _inputs(runner, run_id, given), results)
-        return await runner.fork(run_id, start, edits)
+        inputs = await _inputs(runner, run_id, given)
+        return await runner.fork(run_id, start, prompts=prompts, inputs=inputs, results=results)
 
     with redirect_prints():
         return anyio.run(run_fork, request, make, OutputOptions.of(options))
@@ -160,7 +160,8 @@ def try_command(run: str, task: str, prompt_file: Path | None, **options: Any) -
     request = ForkOptions(run, files, options["again"], options["dry_run"], backend)
 
     async def make(runner: ParallelRunner, run_id: str) -> Fork:
-        return await runner.try_task(run_id, task, prompt=prompt, backend=backend)
+        prompts = {} if prompt is None else {task: prompt}
+        return await runner.fork(run_id, task, prompts=prompts, only=True, backend=backend)
 
     with redirect_prints():
         return anyio.run(run_fork, request, make, replace(OutputOptions.of(options), result_of=task))

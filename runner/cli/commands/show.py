@@ -39,8 +39,7 @@ from plait.runner.cli.terminal_output import as_line, coloured, counted, seconds
 from plait.runner.domain.asked_question import parse_time
 from plait.runner.domain.groups import group_of, groups_of
 from plait.runner.domain.wait_reasons import WaitKind, WaitReason, clock_time
-from plait.runner.reuse.answer_keys import REUSED, Reuse
-from plait.runner.reuse.earlier_answers import KEPT
+from plait.runner.reuse.earlier_answers import KEPT, REUSED, ReuseFrom
 from plait.runner.state.stored_run import placed_attempts
 from plait.runner.views.read_views import TaskInfo, run_info, shown_status, task_infos, throttled_backends
 from plait.runner.views.run_differences import cut_offs
@@ -219,7 +218,7 @@ def _shortened(names: Sequence[str]) -> str:
 
 async def _list_reused(store: Store, run: RunRecord) -> list[str]:
     """Return the tasks with an answer of an earlier run."""
-    if Reuse.of_settings(json.loads(run.settings)) is None:
+    if ReuseFrom.of_settings(json.loads(run.settings)) is None:
         return []
     return [one.task_id for one in await store.list_attempts(run.run_id) if one.backend.startswith((REUSED, KEPT))]
 
@@ -265,12 +264,12 @@ def _print_run(
 
 def _parent(settings: Mapping[str, Any]) -> str | None:
     """Return the run whose answers the run takes over, and from where on; None for a run on its own."""
-    if (reuse := Reuse.of_settings(settings)) is None:
+    if (reuse := ReuseFrom.of_settings(settings)) is None:
         return None
-    if reuse.fork is None:
+    if reuse.roots is None:
         return f"{reuse.like} (like)"
-    if reuse.fork.tries is not None:
-        return f"{reuse.like} (tries {reuse.fork.tries})"
+    if reuse.only is not None:
+        return f"{reuse.like} (tries {reuse.only})"
     return f"{reuse.like} (fork from {', '.join(reuse.fresh)})"
 
 

@@ -17,10 +17,9 @@ from unittest import mock
 from plait.json_form import JsonValue
 from plait.runner import parallel_runner
 from plait.runner.client import reuse_preview
-from plait.runner.engine import outcomes
 from plait.runner.engine.run_options import Config
-from plait.runner.reuse import answer_cache, answer_keys, earlier_answers
-from plait.runner.reuse.reusable_answer import ReusableAnswer
+from plait.runner.reuse import answer_keys, earlier_answers
+from plait.runner.reuse.earlier_answers import EarlierAnswer, EarlierAnswers
 from plait.runner.state.codec import to_json
 from plait.runner.state.run_state import ReadableState
 from plait.runner.state.stored_run import StoredRun
@@ -88,12 +87,12 @@ def _effects_taken_over() -> AbstractContextManager[object]:
 
 def older_run_preferred() -> AbstractContextManager[object]:
     """Let the cache prefer older answers. Random plans show the bug too rarely."""
-    parse_time = answer_cache.parse_time
+    parse_time = earlier_answers.parse_time
 
     def backwards(at: str) -> float:
         return -parse_time(at)
 
-    return mock.patch.object(answer_cache, "parse_time", backwards)
+    return mock.patch.object(earlier_answers, "parse_time", backwards)
 
 
 async def _nobody_asked(_run: StoredRun) -> set[int]:
@@ -105,16 +104,18 @@ async def _rendered_prompt(run: StoredRun, position: int) -> str:
 
 
 def _cache_before_fresh() -> AbstractContextManager[object]:
-    def taken(state: ReadableState, position: int, answers: Any, cache: Any) -> tuple[str, ReusableAnswer] | None:
-        if answers is not None and (found := answers.find(state, position)) is not None:
-            return answers.run_id, found
-        cached = None if cache is None else cache.find(state, position)
-        return None if cached is None else (cached.run_id, cached.answer)
+    find = EarlierAnswers.find
 
-    stack = ExitStack()
-    for module in (outcomes, reuse_preview):
-        stack.enter_context(mock.patch.object(module, "earlier_answer", taken))
-    return stack
+    def found_anyway(answers: EarlierAnswers, state: ReadableState, position: int) -> EarlierAnswer | None:
+        if not answers.is_fresh(state.dag.tasks[position]):
+            return find(answers, state, position)
+        with (
+            mock.patch.object(answers, "_reuse", None),
+            mock.patch.object(answers, "_like", dict[str, EarlierAnswer]()),
+        ):
+            return find(answers, state, position)
+
+    return mock.patch.object(EarlierAnswers, "find", found_anyway)
 
 
 def _same_settings(_task: Task) -> list[Any]:
@@ -145,15 +146,15 @@ BUGS: Mapping[str, Bug] = {
     "the prompt as rendered left out of the key": Bug(_key_without(2)),
     "the settings of a task left out of the key": Bug(_in(answer_keys, "settings_of", _same_settings)),
     "effects taken over": Bug(_effects_taken_over, 4),
-    "answers of persons taken over silently": Bug(_in(answer_keys, "asked_persons", _nobody_asked)),
-    "a prompt kept without the text of its file": Bug(_in(answer_keys, "sent_prompt", _rendered_prompt), 20),
+    "answers of persons taken over silently": Bug(_in(earlier_answers, "_asked_persons", _nobody_asked)),
+    "a prompt kept without the text of its file": Bug(_in(earlier_answers, "sent_prompt", _rendered_prompt), 20),
     "a fresh task given an answer of the cache": Bug(_cache_before_fresh, 9),
     "a fork without what lies behind its start": Bug(
         lambda: mock.patch.object(earlier_answers, "fork_cone", _start_alone), 2
     ),
-    "a preview that reads no upstream": Bug(_in(reuse_preview.Rehearsal, "_reads", _no_gates)),
+    "a preview that reads no upstream": Bug(_in(reuse_preview._Foresight, "_reads", _no_gates)),
     "a preview that looks at no condition": Bug(
-        lambda: mock.patch.object(reuse_preview.Rehearsal, "_gates", _no_gates)
+        lambda: mock.patch.object(reuse_preview._Foresight, "_gates", _no_gates)
     ),
 }
 """The bugs by name."""

@@ -1,4 +1,4 @@
-"""`fork` and `try_task`: a new run from a point of a stored run, which stays as it is."""
+"""`fork`: a new run from a point of a stored run, which stays as it is."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from plait.backends import BackendError, ErrorKind, Reply, Usage
 from plait.backends.backend_protocol import ConversationRequest
 from plait.errors import DAGError, RunNotResumable, TaskNotFound
 from plait.persistence import MemoryStore, SQLiteStore, Store
-from plait.runner.client.fork_run import Fork, ForkEdits
+from plait.runner.client.fork_run import Fork
 from plait.runner.client.retention import earlier_runs_needed
 from plait.workflows import FollowUp, FollowUps
 
@@ -98,7 +98,7 @@ async def test_the_parent_is_stored_and_the_answers_name_it() -> None:
     result = await ended(runner, await runner.fork("first", "b"))
     record = await store.get_run(result.run_id)
     assert record is not None
-    assert json.loads(record.settings)["like"] == "first"
+    assert json.loads(record.settings)["reuse"]["like"] == "first"
     (attempt,) = await store.list_attempts(result.run_id, "d")
     assert attempt.backend == "reused from first"
 
@@ -106,11 +106,11 @@ async def test_the_parent_is_stored_and_the_answers_name_it() -> None:
 async def test_edits_of_prompts_inputs_and_results() -> None:
     agent = Agent()
     runner, _ = await first(agent, chain())
-    result = await ended(runner, await runner.fork("first", "c", ForkEdits(prompts={"b": "B {{ a }}"})))
+    result = await ended(runner, await runner.fork("first", "c", prompts={"b": "B {{ a }}"}))
     assert agent.take() == ["B <a x>", "c <B <a x>>"]
-    result = await ended(runner, await runner.fork("first", "b", ForkEdits(inputs={"topic": "y"})))
+    result = await ended(runner, await runner.fork("first", "b", inputs={"topic": "y"}))
     assert agent.take() == ["a y", "b <a y>", "c <b <a y>>"]
-    result = await ended(runner, await runner.fork("first", "c", ForkEdits(results={"b": "mine"})))
+    result = await ended(runner, await runner.fork("first", "c", results={"b": "mine"}))
     assert agent.take() == ["c mine"]
     assert result.text["b"] == "mine"
 
@@ -119,13 +119,13 @@ async def test_a_given_result_fits_the_schema_of_its_task() -> None:
     agent = Agent(l=["x", "y"])
     dag = DAG([Task("l", "l", output_schema=LIST), Task("t", "do {{ item }}", ["l"], for_each="l")])
     runner, _ = await first(agent, dag)
-    result = await ended(runner, await runner.fork("first", "t", ForkEdits(results={"l": '["x", "z"]'})))
+    result = await ended(runner, await runner.fork("first", "t", results={"l": '["x", "z"]'}))
     assert agent.take() == ["do x", "do z"]
     assert result["t"].data == ["<do x>", "<do z>"]
     with pytest.raises(PlaitError, match="does not fit its output_schema"):
-        await runner.fork("first", "t", ForkEdits(results={"l": "{}"}))
+        await runner.fork("first", "t", results={"l": "{}"})
     with pytest.raises(PlaitError, match=r"give the results of parts: t\.1"):
-        await runner.fork("first", "t", ForkEdits(results={"t": "[]"}))
+        await runner.fork("first", "t", results={"t": "[]"})
 
 
 async def test_one_part_runs_and_the_others_are_kept() -> None:
@@ -158,13 +158,13 @@ async def test_a_planner_is_kept_with_its_tasks() -> None:
     await ended(runner, await runner.fork("first", "p"))
     assert [prompt[0] for prompt in sorted(agent.take())] == ["m", "n", "p"]
     with pytest.raises(PlaitError, match="made during the run"):
-        await runner.fork("first", "m", ForkEdits(prompts={"m": "M"}))
+        await runner.fork("first", "m", prompts={"m": "M"})
 
 
 async def test_a_failed_run_goes_on_behind_the_repaired_task() -> None:
     agent = Agent(**{"b <a x>": None})
     runner, _ = await first(agent, chain(), RunStatus.FAILED)
-    result = await ended(runner, await runner.fork("first", "b", ForkEdits(prompts={"b": "B {{ a }}"})))
+    result = await ended(runner, await runner.fork("first", "b", prompts={"b": "B {{ a }}"}))
     assert result.status is RunStatus.COMPLETED
     assert agent.take() == ["B <a x>", "c <B <a x>>"]
 
@@ -205,7 +205,7 @@ async def test_a_kept_session_is_forked_and_never_written_to() -> None:
     (kept,) = await store.list_tasks("first", "a")
     agent.requests.clear()
     await ended(runner, await runner.fork("first", "b"))
-    await ended(runner, await runner.try_task("first", "b"))
+    await ended(runner, await runner.fork("first", "b", only=True))
     assert [(one.fork_of, one.resume) for one in agent.requests] == [(kept.session_id, False)] * 2
     assert kept.session_id not in {one.session_id for one in agent.requests}
 
@@ -227,7 +227,7 @@ async def test_a_fork_of_a_run_with_a_policy_keeps_what_the_policy_added() -> No
 async def test_a_fork_that_is_cut_goes_on_from_the_store() -> None:
     agent = Agent()
     runner, store = await first(agent, chain())
-    fork = await runner.fork("first", "b", ForkEdits(results={"d": "mine"}))
+    fork = await runner.fork("first", "b", results={"d": "mine"})
     async with runner.start_fork(fork) as run:
         async for event in run.events():
             if getattr(event, "task_id", None) == "b":
@@ -287,25 +287,27 @@ async def test_edits_that_do_not_fit_are_refused() -> None:
     with pytest.raises(TaskNotFound, match="no task 'bb'"):
         await runner.fork("first", "bb")
     with pytest.raises(TaskNotFound, match="no task 'bb'"):
-        await runner.fork("first", "b", ForkEdits(prompts={"bb": "x"}))
+        await runner.fork("first", "b", prompts={"bb": "x"})
     with pytest.raises(PlaitError, match="there is no input 'topics'; did you mean 'topic'"):
-        await runner.fork("first", "b", ForkEdits(inputs={"topics": "x"}))
+        await runner.fork("first", "b", inputs={"topics": "x"})
     with pytest.raises(DAGError, match="gone"):
-        await runner.fork("first", "b", ForkEdits(prompts={"b": "{{ gone }}"}))
+        await runner.fork("first", "b", prompts={"b": "{{ gone }}"})
     with pytest.raises(DAGError, match="task 'b': there is no prompt; write one"):
-        await runner.fork("first", "b", ForkEdits(prompts={"b": " "}))
+        await runner.fork("first", "b", prompts={"b": " "})
     with pytest.raises(DAGError, match="task 'b': there is no prompt; write one"):
-        await runner.try_task("first", "b", prompt="")
+        await runner.fork("first", "b", prompts={"b": ""}, only=True)
 
 
 async def test_a_task_is_tried_on_its_recorded_inputs() -> None:
     agent = Agent()
     runner, store = await first(agent, chain())
     before = await store.list_tasks("first")
-    result = await ended(runner, await runner.try_task("first", "c"))
+    result = await ended(runner, await runner.fork("first", "c", only=True))
     assert (agent.take(), result.text["c"]) == (["c <b <a x>>"], "<c <b <a x>>>")
     assert set(result.tasks) == {"b", "c"}
-    result = await ended(runner, await runner.try_task("first", "b", prompt="better {{ a }} {{ topic }}"))
+    result = await ended(
+        runner, await runner.fork("first", "b", prompts={"b": "better {{ a }} {{ topic }}"}, only=True)
+    )
     assert (agent.take(), result.text["b"]) == (["better <a x> x"], "<better <a x> x>")
     assert await store.list_tasks("first") == before
 
@@ -317,33 +319,33 @@ async def test_a_part_a_conversation_and_a_planner_are_tried() -> None:
     talk = Task("talk", "more {{ end }}", ["end"], continues="l")
     runner, _ = await first(agent, DAG([listed, parts, end, talk, Task("p", "p", adds_tasks=True)]))
     agent.histories.clear()
-    await ended(runner, await runner.try_task("first", "t.2", prompt="Do {{ item }}"))
-    await ended(runner, await runner.try_task("first", "end"))
-    await ended(runner, await runner.try_task("first", "talk"))
-    result = await ended(runner, await runner.try_task("first", "p"))
+    await ended(runner, await runner.fork("first", "t.2", prompts={"t.2": "Do {{ item }}"}, only=True))
+    await ended(runner, await runner.fork("first", "end", only=True))
+    await ended(runner, await runner.fork("first", "talk", only=True))
+    result = await ended(runner, await runner.fork("first", "p", only=True))
     assert agent.take() == ["Do y", 'end ["<do x>", "<do y>"]', 'more <end ["<do x>", "<do y>"]>', "p"]
     assert agent.histories[2] == ["l", '["x", "y"]']
     assert set(result.tasks) == {"p"}
     with pytest.raises(PlaitError, match=r"try one of them: t\.1"):
-        await runner.try_task("first", "t")
+        await runner.fork("first", "t", only=True)
 
 
 async def test_a_task_behind_a_soft_failure_and_one_without_inputs_are_tried() -> None:
     agent = Agent(s=None)
     tasks = [Task("s", "s", failure_mode="soft"), Task("b", "b {{ s }}", ["s"]), Task("c", "c {{ b }}", ["b"])]
     runner, _ = await first(agent, DAG(tasks), RunStatus.FAILED)
-    await ended(runner, await runner.try_task("first", "b"))
-    await ended(runner, await runner.try_task("first", "c"))
+    await ended(runner, await runner.fork("first", "b", only=True))
+    await ended(runner, await runner.fork("first", "c", only=True))
     assert agent.take() == ["b ", "c <b >"]
     agent = Agent(**{"a x": None})
     runner, _ = await first(agent, chain(), RunStatus.FAILED)
     with pytest.raises(PlaitError, match=r"task 'a' of run first has no result yet \(failed\)"):
-        await runner.try_task("first", "b")
+        await runner.fork("first", "b", only=True)
 
 
 async def test_a_task_is_tried_on_another_backend() -> None:
     one, other, store = Agent(), Agent(a="other"), MemoryStore()
     runner = ParallelRunner(backends={"one": one, "other": other}, default="one", store=store)  # type: ignore[dict-item]
     await runner.run(DAG([Task("a", "a")]), "first")
-    result = await ended(runner, await runner.try_task("first", "a", backend="other"))
+    result = await ended(runner, await runner.fork("first", "a", only=True, backend="other"))
     assert result.text["a"] == "other"

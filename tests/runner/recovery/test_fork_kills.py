@@ -18,7 +18,6 @@ _SCRIPT = """
 import asyncio, os, signal, sys
 from contextlib import asynccontextmanager
 from plait import DAG, ParallelRunner, Reply, SQLiteStore, Task
-from plait.results import ForkEdits
 
 class Agent:
     session_id = None
@@ -45,7 +44,7 @@ async def main():
         if sys.argv[1] == "first":
             await runner.run(dag(), "first")
         elif sys.argv[1] == "fork":
-            fork = await runner.fork("first", "e", ForkEdits(results={"d": "mine"}))
+            fork = await runner.fork("first", "e", results={"d": "mine"})
             async with runner.start_fork(fork):
                 pass
         else:

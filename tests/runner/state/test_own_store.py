@@ -11,7 +11,6 @@ import pytest
 
 from plait import DAG, Orchestrator, ParallelRunner, RunService, RunStatus, Task
 from plait.persistence import PostgresStore, SQLiteStore, StoreNotOpen, StoreUnusable
-from plait.results import ForkEdits
 from tests.support.fakes import Talker
 from tests.support.stores.postgres import empty, worker_dsn
 
@@ -28,7 +27,7 @@ async def test_each_call_opens_the_file_and_closes_it(tmp_path: Path, kind: type
     assert (await runner.preview_resume(run_id)).tasks
     result = await runner.resume(run_id)
     assert result.status is RunStatus.COMPLETED
-    fork = await runner.fork(run_id, "b", ForkEdits(prompts={"b": "c {{ a }}"}))
+    fork = await runner.fork(run_id, "b", prompts={"b": "c {{ a }}"})
     async with runner.start_fork(fork) as run:
         assert (await run.result()).status is RunStatus.COMPLETED
     assert (await runner.continue_task(run_id, "a", "More?")).text
