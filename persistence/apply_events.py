@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from plait import events
 from plait.persistence import tables, write_rules
 from plait.persistence.checksums import SHORT, checksum, digest
+from plait.persistence.store_records import THOUGHTS
 from plait.usage import NO_USAGE, Usage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from plait.dialogue import Message
     from plait.persistence.tables import Write
     from plait.persistence.write_rules import RunHead
 
@@ -196,12 +198,22 @@ class Applier:
             self._rows[tables.CONFIRM_SESSION].append((1, *key))
 
     def _append(self, seq: int, change: events.MessageAppended) -> None:
-        state, content = self._tasks.get(change.task_id), change.content
+        state = self._tasks.get(change.task_id)
         if state is None:
             raise write_rules.conflict(self._run_id, change, None)
-        place = self._run_id, state.position, change.task_id, seq, change.attempt, change.role, change.at
-        said = checksum(change.task_id, content, change.role), *self._text(content)
-        self._rows[tables.ADD_MESSAGE].append((*place, change.input_tokens, change.output_tokens, *said))
+        self._add_messages(seq, change, state, (change.message,))
+
+    def _add_messages(self, seq: int, change: events.TaskEvent, state: TaskState, messages: Sequence[Message]) -> None:
+        """Add the messages, each after the thoughts that the model wrote with it."""
+        rows, task_id = self._rows[tables.ADD_MESSAGE], change.task_id
+        part = 0
+        for message in messages:
+            tokens = message.usage.input_tokens, message.usage.output_tokens
+            texts = (message.role, message.content, *tokens), (THOUGHTS, message.thoughts, 0, 0)
+            for role, text, *counts in reversed(texts) if message.thoughts else texts[:1]:
+                place = self._run_id, state.position, task_id, seq, part, change.attempt, role, change.at
+                rows.append((*place, *counts, checksum(task_id, text, role), *self._text(text)))
+                part += 1
 
     def _complete(self, seq: int, change: events.TaskCompleted) -> events.Event:
         task_id, text, usage, prompt = change.task_id, change.text, change.usage, change.turn
@@ -228,8 +240,11 @@ class Applier:
 
     def _complete_unusually(self, seq: int, change: events.TaskCompleted, state: TaskState) -> events.Event:
         task_id, text, data = change.task_id, change.text, change.data_json
-        prompt = change.turn if isinstance(change.turn, str) else None
-        asked: Row = (None, None, None) if prompt is None else (checksum(task_id, prompt), *self._text(prompt))
+        if isinstance(change.turn, str):
+            asked: Row = checksum(task_id, change.turn), *self._text(change.turn)
+        else:
+            asked = None, None, None
+            self._add_messages(seq, change, state, change.turn)
         self._set_ended(change, state, "completed")
         ended, usage = self._end_values(seq, change, state, "completed")
         said = checksum(task_id, text, data), *self._text(text), data
@@ -261,6 +276,7 @@ class Applier:
         self, seq: int, change: events.AttemptEnd, state: TaskState, status: str, error: Row = (None, None, None)
     ) -> Usage:
         """End the attempt, with the kind of the error, its text and the traceback. Return its usage."""
+        self._add_messages(seq, change, state, getattr(change, "messages", ()))
         ended, usage = self._end_values(seq, change, state, status)
         self._rows[tables.END].append((*ended, *error, self._run_id, state.position, state.attempt))
         return usage

@@ -25,8 +25,8 @@ from zlib import crc32
 
 import anyio
 
-from plait.errors import Conflict, Fenced, Gap, StoreError, StoreNotOpen, StoreRefused, StoreUnusable
-from plait.events import RunClaimed, RunCreated, RunReleased
+from plait.errors import Conflict, Gap, StoreError, StoreNotOpen, StoreRefused, StoreUnusable
+from plait.events import RunClaimed, RunCreated
 from plait.failpoints import SENT, reached
 from plait.persistence import delete_runs, sql_store, tables, write_rules
 from plait.persistence import read_records as records
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from plait.persistence.sql_store import Reading
     from plait.persistence.store_records import Batch, Note
     from plait.persistence.tables import Write
-    from plait.persistence.write_rules import Claim, RunHead
+    from plait.persistence.write_rules import RunHead
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -336,36 +336,36 @@ async def _write_batch(connection: Connection, batch: Batch, runs: Runs, counts:
     counts.all += 1
     if run is not None and not _is_next(batch, run):
         run = None
-    claims = () if run is None else run.head.claims
     if run is None or not await _write_next(connection, batch, run, counts):
         try:
-            run = await _write_exactly(connection, batch, claims)
+            run = await _write_exactly(connection, batch)
         except Exception as error:
             if getattr(error, "sqlstate", None) != _UNIQUE_VIOLATION:
                 raise
-            run = await _write_exactly(connection, batch, claims)  # another process created the run at the same time
-    if run is not None and not isinstance(batch.changes[-1], RunReleased):
+            run = await _write_exactly(connection, batch)  # another process created the run at the same time
+    if run is not None and run.head.owner is not None:
         runs[batch.run_id] = run
 
 
 def _is_next(batch: Batch, run: CachedRun) -> bool:
-    """Return whether the batch continues the run from here, without a claim."""
+    """Return whether the batch continues the run from here, by the same owner, without a claim."""
     return (
         batch.epoch == run.head.epoch
+        and (batch.owner_id is None or batch.owner_id == run.head.claims[-1].owner_id)
         and batch.first_seq == run.head.last_seq + 1
-        and len(batch.changes) > 0
-        and not any(isinstance(one, (RunCreated, RunClaimed)) for one in batch.changes)
+        and len(batch.events) > 0
+        and not any(isinstance(one, (RunCreated, RunClaimed)) for one in batch.events)
     )
 
 
 async def _write_next(connection: Connection, batch: Batch, run: CachedRun, counts: BatchCounts) -> bool:
     """Write the batch that continues the cached run. Return False, with nothing written, if that run is outdated."""
     run_id, before = batch.run_id, run.head
-    looks_up = bool(run.missing(batch.changes)) or run.needs_size(batch.changes)
+    looks_up = bool(run.missing(batch.events)) or run.needs_size(batch.events)
     if looks_up:
-        await _read(connection, sql_store.states(run_id, run, batch.changes))
+        await _read(connection, sql_store.states(run_id, run, batch.events))
     try:
-        segments = _apply(run_id, run, batch.first_seq, batch.changes)
+        segments = _apply(run_id, run, batch.first_seq, batch.events)
     except Conflict:
         return False
     reached("txn.begun")
@@ -398,21 +398,15 @@ def _about_to_commit() -> None:
     asyncio.get_running_loop().call_soon(reached, SENT)
 
 
-async def _write_exactly(connection: Connection, batch: Batch, claims: tuple[Claim, ...]) -> CachedRun | None:
-    """Lock and read the head of the run, and apply what is not applied yet. Return the run after the batch.
-
-    `claims` are those that the owner knows, if the batch continues what the owner wrote last.
-    """
+async def _write_exactly(connection: Connection, batch: Batch) -> CachedRun | None:
+    """Lock and read the head of the run, and apply what is not applied yet. Return the run after the batch."""
     run_id = batch.run_id
     async with connection.transaction():
         reached("txn.begun")
-        creates = bool(batch.changes) and isinstance(batch.changes[0], RunCreated)
+        creates = bool(batch.events) and isinstance(batch.events[0], RunCreated)
         run = await _read(connection, sql_store.stored_run(run_id, settings=creates, lock=_LOCK))
-        if run is not None and any(known != stored for known, stored in zip(claims, run.head.claims, strict=False)):
-            # A failover lost the claim, and another process has claimed the run in its place, with the same epoch.
-            raise Fenced(f"run {run_id!r} has another owner: do not write to the run, or resume the run to take over")
         skipped = write_rules.count_applied(batch, None if run is None else run.head)
-        changes = batch.changes[skipped:]
+        changes = batch.events[skipped:]
         if not changes:
             return None
         claim = next((one for one in reversed(changes) if isinstance(one, RunClaimed)), None)

@@ -166,20 +166,20 @@ def _attempt(row: Row) -> AttemptRecord:
 def message_records(task_id: str, messages: Iterable[Row], exchanges: Iterable[Row]) -> tuple[MessageRecord, ...]:
     """Return the records of the rows of LIST_MESSAGES and LIST_EXCHANGES, in order. A damaged message is marked."""
     found = [
-        (seq, attempt, role, _said(task_id, total, _whole(text, key, large), role), tokens_in, tokens_out, at)
-        for seq, attempt, role, at, tokens_in, tokens_out, total, key, text, large in messages
+        (seq, part, attempt, role, _said(task_id, total, _whole(text, key, large), role), tokens_in, tokens_out, at)
+        for seq, part, attempt, role, at, tokens_in, tokens_out, total, key, text, large in messages
     ]
     for seq, attempt, at, tokens_in, tokens_out, prompt_sum, prompt_key, prompt, large_prompt, *result in exchanges:
         asked = _said(task_id, prompt_sum, _whole(prompt, prompt_key, large_prompt))
-        found.append((seq, attempt, "user", asked, 0, 0, at))
+        found.append((seq, 0, attempt, "user", asked, 0, 0, at))
         total, key, text, large, data = result
         if total is not None:  # else the answer was damaged, and was deleted
             answer = _said(task_id, total, _whole(text, key, large), data)
-            found.append((seq, attempt, "assistant", answer, tokens_in, tokens_out, at))
-    found.sort(key=lambda message: message[0])  # stable, so an answer stays behind its prompt
+            found.append((seq, 1, attempt, "assistant", answer, tokens_in, tokens_out, at))
+    found.sort(key=lambda message: message[:2])
     return tuple(
         MessageRecord(task_id, position, attempt, role, content or "", tokens_in, tokens_out, at, content is None)
-        for position, (_, attempt, role, content, tokens_in, tokens_out, at) in enumerate(found)
+        for position, (_, _, attempt, role, content, tokens_in, tokens_out, at) in enumerate(found)
     )
 
 

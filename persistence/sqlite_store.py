@@ -23,7 +23,7 @@ import aiosqlite
 import anyio
 
 from plait.errors import Conflict, StoreBusy, StoreError, StoreNotOpen
-from plait.events import RunCreated, RunReleased
+from plait.events import RunCreated
 from plait.failpoints import reached
 from plait.persistence import delete_runs, sql_store, tables, write_rules
 from plait.persistence import read_records as records
@@ -357,7 +357,7 @@ def write_batch(connection: sqlite3.Connection, batch: Batch, runs: CachedRuns) 
         raise
     except (UnicodeEncodeError, OverflowError, ValueError, sqlite3.DataError, sqlite3.IntegrityError) as error:
         raise Conflict(f"run {run_id!r}: a value of the batch cannot be stored: {error}") from error
-    if run is not None and not isinstance(batch.changes[-1], RunReleased):
+    if run is not None and run.head.owner is not None:
         runs[run_id] = run
 
 
@@ -365,13 +365,13 @@ def _apply(connection: sqlite3.Connection, batch: Batch, run: CachedRun | None) 
     """Return the run after the batch; None if nothing was left to apply."""
     run_id = batch.run_id
     found = connection.execute(tables.GET_LAST, (run_id,)).fetchone()
-    creates = bool(batch.changes) and isinstance(batch.changes[0], RunCreated)
+    creates = bool(batch.events) and isinstance(batch.events[0], RunCreated)
     if found is None:
         run = None
     elif run is None or creates or found != run.last_written:
         run = _rows_of(connection, sql_store.stored_run(run_id, settings=creates))
     skipped = write_rules.count_applied(batch, None if run is None else run.head)
-    changes = batch.changes[skipped:]
+    changes = batch.events[skipped:]
     if not changes:
         return None
     if run is None:

@@ -14,11 +14,11 @@ from plait.usage import NO_USAGE, Usage
 
 @value
 class Batch:
-    """Changes to one run, applied all or none.
+    """Events of one run, applied all or none.
 
-    Change i has the sequence number `first_seq + i`. The numbers of a run start at 1 and have no gap. A store skips
-    applied changes by their numbers, so a batch, or a longer batch that starts with the same changes, can be written
-    again after an error.
+    Event i is change `first_seq + i` of the run. The numbers of a run start at 1 and have no gap. A store skips applied
+    changes by their numbers, so a batch, or a longer batch that starts with the same events, can be written again after
+    an error.
     """
 
     run_id: str
@@ -26,12 +26,16 @@ class Batch:
     """The epoch of the writer; 0 before the first claim."""
     first_seq: int
     """The number of the first change."""
-    changes: tuple[Event, ...]
+    events: tuple[Event, ...]
+    owner_id: str | None = None
+    """The `owner_id` of the last claim before the batch; None if the writer does not know it. With it, a writer is
+    fenced even if a server has lost its claim, and counts another one in its place.
+    """
 
     @property
     def last_seq(self) -> int:
         """The number of the last change."""
-        return self.first_seq + len(self.changes) - 1
+        return self.first_seq + len(self.events) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,9 +156,9 @@ class MessageRecord:
     position: int
     """Counts from 0 within the task."""
     attempt: int
-    """As in MessageAppended."""
+    """0 for a message outside of any attempt."""
     role: str
-    """As in MessageAppended."""
+    """`system`, `user` or `assistant`, or THOUGHTS."""
     content: str
     """Empty if `damaged`."""
     input_tokens: int

@@ -14,7 +14,7 @@ from plait.statuses import TASK_STATUSES, AttemptStatus, RunStatus
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-FORMAT: Final = 200
+FORMAT: Final = 201
 """The one format that this plait reads and writes. Lower numbers were used in development."""
 RUN_STATUSES: Final = tuple(status.value for status in RunStatus if status is not RunStatus.INTERRUPTED)
 
@@ -124,6 +124,7 @@ CREATE TABLE messages (                  -- of conversations of more than one pr
     position {int} NOT NULL,             -- of the task
     task_id {text} NOT NULL,
     seq {int} NOT NULL,                  -- the number of the change
+    part {int} NOT NULL,                 -- counts the messages of the change from 0
     attempt {int} NOT NULL,              -- 0 for a message of a person after the run
     role {text} NOT NULL,
     at {text} NOT NULL,
@@ -132,7 +133,7 @@ CREATE TABLE messages (                  -- of conversations of more than one pr
     checksum {int} NOT NULL,             -- over task_id, content and role
     content_sha256 {bytes},
     content {text},                      -- NULL if in texts
-    PRIMARY KEY (run_id, position, seq)
+    PRIMARY KEY (run_id, position, seq, part)
 ){table};
 
 CREATE TABLE events (                    -- the history of each run, for people and for listeners
@@ -263,7 +264,7 @@ ADD_ATTEMPT_IN_SESSION: Final = Write("insert", "attempts", f"{_STARTED} session
 ADD_MESSAGE: Final = Write(
     "insert",
     "messages",
-    "run_id position task_id seq attempt role at input_tokens output_tokens checksum content_sha256 content",
+    "run_id position task_id seq part attempt role at input_tokens output_tokens checksum content_sha256 content",
 )
 ADD_EVENT: Final = Write("insert", "events", "run_id seq at kind task_id attempt detail")
 ADD_NOTE: Final = Write("insert", "notes", "run_id number at kind task_id body checksum")
@@ -351,7 +352,7 @@ LIST_ATTEMPTS: Final = f"{_ATTEMPTS} attempts AS a WHERE a.run_id = ?"
 _OF_TASK = "a.run_id = t.run_id AND a.position = t.position"
 _THE_TASK = "t.run_id = ? AND t.task_id = ?"
 LIST_TASK_ATTEMPTS: Final = f"{_ATTEMPTS} tasks AS t JOIN attempts AS a ON {_OF_TASK} WHERE {_THE_TASK}"
-LIST_MESSAGES: Final = f"""SELECT a.seq, a.attempt, a.role, a.at, a.input_tokens, a.output_tokens, a.checksum,
+LIST_MESSAGES: Final = f"""SELECT a.seq, a.part, a.attempt, a.role, a.at, a.input_tokens, a.output_tokens, a.checksum,
     a.content_sha256, a.content, x.content
 FROM tasks AS t JOIN messages AS a ON {_OF_TASK} LEFT JOIN texts AS x ON x.sha256 = a.content_sha256
 WHERE {_THE_TASK}"""

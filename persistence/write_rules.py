@@ -2,7 +2,8 @@
 
 Theory: `RunHead.claims` keeps the sequence number of every claim, so the epoch of any applied change is known. A batch
 of a former owner is therefore refused even if the new owner has used the same numbers already, and a batch that its
-own writer repeats is accepted, however old.
+own writer repeats is accepted, however old. A server that has lost a claim in a failover may have another one in its
+place, with the same epoch: `Batch.owner_id` tells them apart.
 """
 
 from __future__ import annotations
@@ -106,11 +107,11 @@ def count_applied(batch: Batch, head: RunHead | None) -> int:
 
     `head` is None for an unknown run. Raises Fenced, Gap or Conflict by the rules of `Store.write`.
     """
-    if not batch.changes:
+    if not batch.events:
         return 0
     if batch.first_seq < 1:
         raise Conflict(f"run {batch.run_id!r}: changes are numbered from 1, not from {batch.first_seq}")
-    created = batch.changes[0] if isinstance(batch.changes[0], events.RunCreated) else None
+    created = batch.events[0] if isinstance(batch.events[0], events.RunCreated) else None
     if head is None:
         if batch.first_seq != 1 or created is None:
             absent = (
@@ -121,8 +122,10 @@ def count_applied(batch: Batch, head: RunHead | None) -> int:
         if batch.epoch != 0:
             raise Conflict(f"run {batch.run_id!r} is new: its first batch is at epoch 0, not {batch.epoch}")
         return 0
-    applied = min(len(batch.changes), max(0, head.last_seq - batch.first_seq + 1))
+    applied = min(len(batch.events), max(0, head.last_seq - batch.first_seq + 1))
     same_claims = _claims_of(batch, applied) == tuple(c for c in head.claims if c.seq in _numbers(batch, applied))
+    if batch.owner_id is not None and 0 < batch.epoch <= head.epoch:
+        same_claims &= head.claims[batch.epoch - 1].owner_id == batch.owner_id
     if created is not None and batch.first_seq == 1:
         _check_same_run(batch.run_id, created, head, same_claims=same_claims)
     missing = batch.first_seq > head.last_seq + 1
@@ -148,7 +151,7 @@ def _numbers(batch: Batch, count: int) -> range:
 
 
 def _claims_of(batch: Batch, count: int) -> tuple[Claim, ...]:
-    numbered = zip(_numbers(batch, count), batch.changes, strict=False)
+    numbered = zip(_numbers(batch, count), batch.events, strict=False)
     return tuple(Claim(seq, change.owner.owner_id) for seq, change in numbered if isinstance(change, events.RunClaimed))
 
 
@@ -172,29 +175,23 @@ def advance_head(head: RunHead, change: Event, seq: int, run_id: str) -> RunHead
     Raises Conflict if the change does not follow from the head.
     """
     match change:
-        case events.RunClaimed() | events.LeaseRenewed() | events.RunReleased():
-            return _with_owner(head, change, seq)
+        case events.RunClaimed(owner=owner, lease_expires_at=expires):
+            claims = *head.claims, Claim(seq, owner.owner_id)
+            return replace(head, owner=owner, lease_expires_at=expires, claims=claims)
+        case events.LeaseRenewed(lease_expires_at=expires):
+            return replace(head, lease_expires_at=expires)
         case events.PolicyDecided():
             return replace(head, policy_state=change.state_json, policy_seq=seq)
         case events.RunCreated():
             if seq != 1:
                 raise Conflict(f"run {run_id!r}: RunCreated can only be change 1, not change {seq}")
             return head
-        case _ if change.kind in RUN_TRANSITIONS:
-            return _with_status(head, change, run_id)
+        case events.RunReleased() | events.RunEnded():
+            if change.kind in RUN_TRANSITIONS:  # RunInterrupted leaves the status
+                head = _with_status(head, change, run_id)
+            return replace(head, owner=None, lease_expires_at=getattr(change, "due_at", None))
         case _:
-            return head
-
-
-def _with_owner(
-    head: RunHead, change: events.RunClaimed | events.LeaseRenewed | events.RunReleased, seq: int
-) -> RunHead:
-    if isinstance(change, events.RunReleased):
-        return replace(head, owner=None, lease_expires_at=change.due_at)
-    owner, claims = head.owner, head.claims
-    if isinstance(change, events.RunClaimed):
-        owner, claims = change.owner, (*claims, Claim(seq, change.owner.owner_id))
-    return replace(head, owner=owner, lease_expires_at=change.lease_expires_at, claims=claims)
+            return _with_status(head, change, run_id) if change.kind in RUN_TRANSITIONS else head
 
 
 def _with_status(head: RunHead, change: Event, run_id: str) -> RunHead:

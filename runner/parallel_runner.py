@@ -481,11 +481,9 @@ class ParallelRunner:
             created = run_created(at, run_id, dag, kept)
             owner = claim_for_this_process(at)
             claim = RunClaimed(at, owner, config.clock.wall() + config.lease)
-            first = (created, events.RunStarted(at, run_id))
+            first = created, events.RunStarted(at, run_id), claim
             state = RunState(dag.copy(), keeps_all=config.store is None)
-            prepared = PreparedRun(
-                run_id, state, names, owner, first, (claim,), policy=policy, answers=answers, created_at=at
-            )
+            prepared = PreparedRun(run_id, state, names, owner, first, policy=policy, answers=answers, created_at=at)
             return await self._go_on(await execute_run(prepared, config, feed, control), policy, feed, control)
 
         return run_id, self._with_store(drive_new)

@@ -79,7 +79,7 @@ def stored_events() -> str:
 
 
 def _run_status(kind: str) -> str:
-    if not kind.startswith("run_"):
+    if not kind.startswith("run_") or kind == events.RunInterrupted.kind:  # the run keeps its status
         return ""
     return f"`{_BEGINNINGS.get(kind) or RunStatus(kind.removeprefix('run_'))}`"
 

@@ -32,7 +32,7 @@ from plait.runner.recovery.given_answers import (
 from plait.runner.recovery.resume import owner_died
 from plait.runner.recovery.resume_plan import Evidence, ResumeAction, plan_resume
 from plait.runner.state.attempt_files import under_way
-from plait.runner.state.codec import encode_event, message_events, to_json
+from plait.runner.state.codec import to_json
 from plait.runner.state.stored_run import StoredRun, require_unfailed, stored_run
 from plait.safe_text import clean_text
 from plait.statuses import TaskStatus
@@ -207,8 +207,8 @@ async def _store_answer(config: Config, run: StoredRun, task_id: str, value: Jso
     """Store the answer for a run without an owner: claim, write, release."""
     position = run.state.dag.position(task_id)
     at = iso(config.clock.wall())
-    answered = encode_event(run.state.answer(position, at, value, "person"))
-    await with_lease(config, run, answered, under_way(run.tasks))
+    answered = run.state.answer(position, at, value, "person")
+    await with_lease(config, run, [answered], under_way(run.tasks))
     return True
 
 
@@ -230,7 +230,7 @@ async def _outcome(
     damaged = any(run.tasks[n].damaged for n in run.state.dag.dependencies[position])
     if not begun and not damaged:  # the prompt can be rendered again
         said.insert(0, Message("user", clean_text(run.state.prompt(task))))
-    return [*message_events(at, task.id, record.attempt, said), TaskCompleted(at, task.id, record.attempt, text, data)]
+    return [TaskCompleted(at, task.id, record.attempt, text, data, turn=tuple(said))]
 
 
 async def _data(task: Task, text: str) -> str:

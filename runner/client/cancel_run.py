@@ -18,7 +18,6 @@ from plait.runner.engine.lease import Liveness, acquire, is_live, liveness, seem
 from plait.runner.engine.run_hosts import end_on_hosts, run_on_hosts
 from plait.runner.engine.run_options import Config
 from plait.runner.state.attempt_files import kill_orphans
-from plait.runner.state.codec import encode_event
 from plait.runner.state.stored_run import StoredRun, stored_record, stored_run, unfinished_on_hosts
 from plait.statuses import RUN_DONE, TASK_DONE, RunStatus
 
@@ -81,9 +80,7 @@ async def finish_cancelling(
             if session_id := run.tasks[position].session_id:
                 sessions[position] = session_id
     new_events.append(events.RunCancelled(at, record.run_id))
-    owner, written = await acquire(
-        config, run.store, record, [change for event in new_events for change in encode_event(event)]
-    )
+    owner, written = await acquire(config, run.store, record, new_events)
     unregister(owner)
     await kill_orphans(run.store, record.run_id)
     await _end_on_hosts(config, replace(record, epoch=written.epoch), on_unreached)

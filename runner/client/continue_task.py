@@ -19,7 +19,7 @@ from plait.backends.backend_protocol import (
 )
 from plait.clock_and_ids import iso, traceparent
 from plait.errors import BackendError, PlaitError, TurnNotStored
-from plait.events import Event, RunReleased, SessionOpened
+from plait.events import Event, MessageAppended, RunReleased, SessionOpened
 from plait.persistence.store_protocol import files_root
 from plait.persistence.store_records import TaskRecord
 from plait.runner.engine.attempt import Pricing
@@ -30,7 +30,6 @@ from plait.runner.engine.lease import acquire, unregister, wait_for_expiry
 from plait.runner.engine.run_hosts import connected_hosts, remove_files_on_hosts, run_on_hosts
 from plait.runner.engine.run_options import Config, require_backends
 from plait.runner.state.attempt_files import attempt_files, kill_orphans, under_way
-from plait.runner.state.codec import message_events
 from plait.runner.state.stored_conversations import load_history
 from plait.runner.state.stored_run import StoredRun, placed_attempts
 from plait.runner.state.task_files import has_files, read_contents
@@ -70,7 +69,7 @@ async def continue_task(config: Config, run: StoredRun, task_id: str, message: s
     request = await _conversation_request(run, task, config.backends[name])
     owner, position = await acquire(config, run.store, run.record, ())
     checkpointer = Checkpointer(run.store, run_id, Feed(), config.clock, config.strict)
-    checkpointer.begin_at(position, owner.owner_id)
+    checkpointer.begin_at(position)
     checkpointer.end_wait()  # the caller gets the reply at once, with TurnNotStored
     turns: list[Event] = []
     reply: Reply | None = None
@@ -96,8 +95,7 @@ async def continue_task(config: Config, run: StoredRun, task_id: str, message: s
                 turns = _message_events(iso(config.clock.wall()), task, request, message, reply)
         finally:
             unregister(owner)
-            checkpointer.submit((), *turns)
-            checkpointer.submit((), RunReleased(iso(config.clock.wall()), run.record.lease_expires_at))
+            checkpointer.submit([*turns, RunReleased(iso(config.clock.wall()), run.record.lease_expires_at)])
             checkpointer.close()
     if failure is not None:
         raise failure
@@ -187,7 +185,7 @@ async def _holds_an_answer(run: StoredRun, task: TaskRecord) -> bool:
 
 
 def _message_events(at: str, task: Task, request: ConversationRequest, message: str, reply: Reply) -> list[Event]:
-    turns = message_events(at, task.id, _PERSON, reply.turn(message))
+    turns: list[Event] = [MessageAppended(at, task.id, _PERSON, one) for one in reply.turn(message)]
     if reply.session_id is not None and reply.session_id != request.session_id:
         turns.append(SessionOpened(at, task.id, _PERSON, reply.session_id))
     return turns

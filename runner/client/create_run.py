@@ -24,7 +24,7 @@ from plait.runner.domain.policy import CheckingPolicy, Policy
 from plait.runner.domain.task_checks import why_no_json
 from plait.runner.engine.run_options import Config, answer_keys, backend_names, require_policy_backends
 from plait.runner.reuse.earlier_answers import ANSWER_KEYS
-from plait.runner.state.codec import encode_event, run_created
+from plait.runner.state.codec import run_created
 from plait.runner.state.task_files import with_digests
 from plait.safe_text import clean_text
 
@@ -115,7 +115,7 @@ async def create_run(
     run_id = run_id or new_run_id(config.clock)
     created = run_created(at, run_id, dag, kept)
     try:
-        await store.write(Batch(run_id, 0, 1, encode_event(created)))
+        await store.write(Batch(run_id, 0, 1, (created,)))
     except Conflict as error:
         there = await store.get_run(run_id)
         if there is None:

@@ -10,9 +10,9 @@ When the store fails, the unstored changes stay in memory, in order. Commits are
 and the writer retries with growing delays. Batches carry sequence numbers, so a repeated write is harmless: after an
 exception the result of a write is unknown, not failed.
 
-A store on a server (`ServerStore`) may come back without its last changes. It then answers with Gap, and the writer
-writes again what it has kept (kept_changes.py). If too little is kept, the gap counts as an outage: changes stay in
-memory, and what is still missing at the end is reported as lost.
+A store on a server (`ServerStore`) may come back without its last changes: a standby is promoted before it has received
+them. It then answers with Gap, and the writer writes again what it has kept (`KeptEvents`). If too little is kept, the
+gap counts as an outage: changes stay in memory, and what is still missing at the end is reported as lost.
 
 A store may refuse a change for good (Conflict): a value is too large, a constraint of the database's owner fails. The
 writer then writes event by event. An attempt whose end is refused fails in its place, with the reason; any other
@@ -24,8 +24,9 @@ If a change is lost, the end of the run is not stored either: the run stays resu
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice, repeat
 from typing import Protocol
@@ -36,17 +37,14 @@ import anyio.lowlevel
 from plait import events
 from plait.clock_and_ids import Clock, iso
 from plait.errors import Conflict, Fenced, Gap, StoreBusy, StoreError, StoreNotOpen, StoreRefused
-from plait.events import Event, LeaseRenewed, RunClaimed, RunReleased
+from plait.events import Event, LeaseRenewed, RunClaimed
 from plait.failpoints import reached
 from plait.persistence.store_protocol import Store, server_of
-from plait.persistence.store_records import Batch, RunRecord
+from plait.persistence.store_records import Batch
 from plait.program_log import logger
 from plait.runner.asyncio_cancellation import outlasting_cancellation
 from plait.runner.domain.run_result import Degradation
-from plait.runner.engine.commit import COMMITTED, Commit
 from plait.runner.engine.event_feed import Feed
-from plait.runner.engine.kept_changes import KeptChanges
-from plait.runner.state.codec import encode_event
 from plait.statuses import TaskStatus
 
 FIRST_RETRY_S = 0.1
@@ -64,28 +62,89 @@ BATCH_LIMIT = 20_000
 NOT_STORED = "not_stored"
 """The kind of error of a task whose end the store refused."""
 
+KEPT_S = 600.0
+"""Seconds for which a stored event is kept for a server that loses it."""
+KEPT_BYTES = 64 << 20
+"""Most bytes of kept events, about."""
+
 _LONGEST_REASON = 1000
 _ENDS_OF_ATTEMPTS = events.TaskCompleted | events.TaskFailed | events.TaskRetried | events.TaskWaiting
-_ENDS_OF_RUNS = events.RunCompleted | events.RunFailed | events.RunWaitingInput | events.RunInterrupted
+
+
+class Commit:
+    """A submission to the store, set once the submission is stored or the store is known to be away."""
+
+    __slots__ = ("_calls", "_is_set", "_waiting")
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._calls: list[Callable[[], None]] = []
+        self._waiting: list[asyncio.Future[None]] = []
+
+    def wait(self) -> Awaitable[None]:
+        """Wait until `set` is called. Cancellable.
+
+        If already set, still yield to the event loop once, so that a caller in a loop does not starve other tasks.
+        """
+        if self._is_set:
+            return anyio.lowlevel.checkpoint()
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(future)
+        return future
+
+    def then(self, call: Callable[[], None]) -> None:
+        """Call `call` during `set`, or at once if already set. `call` must not raise."""
+        if self._is_set:
+            call()
+        else:
+            self._calls.append(call)
+
+    def set(self) -> None:
+        """Make all calls registered with `then`, then wake the waiting tasks."""
+        self._is_set = True
+        for call in self._calls:
+            call()
+        self._calls.clear()
+        for future in self._waiting:
+            if not future.done():  # a cancelled future is done
+                future.set_result(None)
+        self._waiting.clear()
+
+
+COMMITTED = Commit()
+"""A commit that is set from the start."""
+COMMITTED.set()
+
+
+@dataclass(frozen=True, slots=True)
+class WritePosition:
+    """The place of a run's next change."""
+
+    epoch: int = 0
+    """The number of stored RunClaimed changes."""
+    next_seq: int = 1
+    """The sequence number of the next change."""
+    owner_id: str | None = None
+    """As in Batch."""
 
 
 class _Unit:
-    """The changes of one event, which are stored together or not at all."""
+    """An event to be stored and published."""
 
-    __slots__ = ("changes", "event", "is_told", "replaces")
+    __slots__ = ("event", "is_told", "replaces")
 
-    def __init__(self, event: events.Event | None, changes: tuple[Event, ...]) -> None:
+    def __init__(self, event: Event | None, *, again: bool = False) -> None:
         self.event = event
-        """None for changes without an event."""
-        self.changes = changes
-        self.is_told = False
-        """Whether the event is published, or there is none to publish."""
-        self.replaces = False
-        """Whether the changes stand in the place of refused ones."""
+        """None once the event is forgotten: it is neither stored nor published."""
+        self.is_told = again
+        """Whether the event is published."""
+        self.replaces = again
+        """Whether the event stands in the place of a refused one, or was stored before."""
 
-    def forget(self) -> None:
-        """Neither store nor publish the event."""
-        self.event, self.changes = None, ()
+
+def _stored(units: Iterable[_Unit]) -> tuple[Event, ...]:
+    """Return the events of the units that have a number in the store."""
+    return tuple(unit.event for unit in units if unit.event is not None and unit.event.stored)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +157,8 @@ class _Group:
 
     @property
     def ending(self) -> bool:
-        """True if the group ends the run. The group is then written at once, because no later write follows."""
-        last = self.units[-1].changes if self.units else ()
-        return bool(last) and type(last[-1]) is RunReleased
+        """True if the group leaves the run without an owner. It is then written at once, as no later write follows."""
+        return bool(self.units) and isinstance(self.units[-1].event, events.RunEnded | events.RunReleased)
 
 
 class Checkpointer:
@@ -118,7 +176,6 @@ class Checkpointer:
         self._strict = strict
         self._log = logger(run=run_id)
         self._position = WritePosition()
-        self._owner_id = ""
         self._unstored: deque[_Unit] = deque()
         """Events not known to be stored, oldest first. Their first change has the number `next_seq`."""
         self._groups: deque[_Group] = deque()
@@ -126,11 +183,11 @@ class Checkpointer:
         self._wake = anyio.Event()
         self._closing = False
         self._run_ended = False
-        """True once the release of the run is submitted: no lease renewal may follow."""
+        """True once the end or the release of the run is submitted: no lease renewal may follow."""
         self._retry_at = 0.0
         self._retry_s = FIRST_RETRY_S
         self._error: StoreError | None = None
-        self._kept = None if server_of(store) is None else KeptChanges()
+        self._kept = None if server_of(store) is None else KeptEvents()
         self._pause = anyio.CancelScope()
         """The wait before a last write."""
         self._waits = True
@@ -157,20 +214,17 @@ class Checkpointer:
         self.loss: str | None = None
         """Why the end of the run is not stored: a change was refused and is lost."""
 
-    def begin_at(self, position: WritePosition, owner_id: str) -> None:
-        """Continue a stored run at `position`, as `owner_id`. To be called before the first submission."""
-        self._position, self._owner_id = position, owner_id
+    def begin_at(self, position: WritePosition) -> None:
+        """Continue a stored run at `position`. To be called before the first submission."""
+        self._position = position
 
-    def submit(self, new_events: Sequence[events.Event], *plain: Event) -> Commit:
-        """See EventSink. `plain` changes, such as claims, have no events and are written last."""
-        group = self._group_with(new_events, plain)
+    def submit(self, new_events: Sequence[Event]) -> Commit:
+        """See EventSink."""
+        group = self._group_with([_Unit(event) for event in new_events])
         self._run_ended = self._run_ended or group.ending
         return group.commit
 
-    def _group_with(self, new_events: Sequence[events.Event], plain: Sequence[Event]) -> _Group:
-        units = [_Unit(event, encode_event(event)) for event in new_events]
-        if plain:
-            units.append(_Unit(None, tuple(plain)))
+    def _group_with(self, units: list[_Unit]) -> _Group:
         if self._has_diverged:
             self._forget_unbegun(units)
         if not self._groups:
@@ -211,13 +265,13 @@ class Checkpointer:
                 self.degraded[-1] = replace(self.degraded[-1], lost=self._count_unstored())
 
     async def renew_lease(self, lease: float) -> None:
-        """Renew the lease of `lease` seconds until cancelled, or until the release of the run is submitted."""
+        """Renew the lease of `lease` seconds until cancelled, or until the run ends or is released."""
         while True:
             await self._clock.sleep(lease / 3)
             if self._run_ended:
                 return  # woken in the same step in which the run ended, before the cancellation
             reached("lease.before_renewal")
-            self.submit((), LeaseRenewed(iso(self._clock.wall()), self._clock.wall() + lease))
+            self.submit([LeaseRenewed(iso(self._clock.wall()), self._clock.wall() + lease)])
 
     def close(self) -> None:
         """Let the writer return once the remaining changes are written."""
@@ -313,7 +367,7 @@ class Checkpointer:
         while self._unstored:
             head = self._next_batch(limit)
             self._withhold_end(head[-1])
-            changes = tuple(chain.from_iterable(unit.changes for unit in head))
+            changes = _stored(head)
             error = await self._try_write(changes) if changes else None
             if isinstance(error, Gap) and self._kept is not None and self.began and not self._strict:
                 error = await self._close_gap(error, self._kept)
@@ -342,8 +396,9 @@ class Checkpointer:
         else:
             for _ in head:
                 self._unstored.popleft()
-            changes = [change for unit in head for change in unit.changes]
-            self._unbegun |= {unit.event.task_id for unit in head if isinstance(unit.event, events.TaskStarted)}
+            changes = _stored(head)
+            starts = (unit.event for unit in head if isinstance(unit.event, events.TaskStarted) and not unit.replaces)
+            self._unbegun |= {start.task_id for start in starts}
             self._record_loss(error, len(changes))
             if all(change.informs for change in changes):
                 return
@@ -366,7 +421,7 @@ class Checkpointer:
         )
         self._log.error("result_not_stored", task=ended.task_id, attempt=ended.attempt, error=reason)
         self._settled.add(ended.task_id)
-        unit.event, unit.changes, unit.replaces = failed, encode_event(failed), True
+        unit.event, unit.replaces = failed, True
         if unit.is_told:  # during an outage
             self._feed.publish(failed)
 
@@ -382,16 +437,16 @@ class Checkpointer:
             match unit.event:
                 case events.TaskStarted(task_id=task_id) if not isinstance(unit.event, events.TaskAdopted):
                     self._unbegun.add(task_id)
-                    unit.forget()
+                    unit.event = None
                 case events.TasksAdded(added_by=added_by) if added_by not in ended:
-                    unit.forget()
+                    unit.event = None
                 case events.PolicyDecided():
-                    unit.forget()
+                    unit.event = None
                 case events.TaskCancelled(task_id=task_id):
                     if not is_cancelled or task_id in self._settled:
-                        unit.forget()
+                        unit.event = None
                 case events.TaskEvent(task_id=task_id) if task_id in self._settled or task_id in self._unbegun:
-                    unit.forget()
+                    unit.event = None
                 case events.TaskCompleted(task_id=task_id):
                     ended.add(task_id)
                 case _:
@@ -399,18 +454,18 @@ class Checkpointer:
 
     def _withhold_end(self, unit: _Unit) -> None:
         """Do not store the end of a run of which a change is lost, or which goes on from what is stored."""
-        if not isinstance(unit.event, _ENDS_OF_RUNS) or not (self.loss or self._has_diverged):
+        if not isinstance(unit.event, events.RunEnded) or isinstance(unit.event, events.RunCancelled):
+            return
+        if not (self.loss or self._has_diverged):
             return
         if self.loss is None:
-            unit.forget()  # without the release as well: no other process takes the run over in between
+            unit.event = None  # the run keeps its owner: no other process takes it over in between
             return
-        at, run_id = unit.event.at, unit.event.run_id
-        unit.event = events.RunInterrupted(at, run_id, self.loss)
-        unit.changes = encode_event(unit.event)
+        unit.event = events.RunInterrupted(unit.event.at, unit.event.run_id, self.loss)
 
-    async def _close_gap(self, gap: Gap, kept: KeptChanges) -> StoreError | None:
+    async def _close_gap(self, gap: Gap, kept: KeptEvents) -> StoreError | None:
         """Put the changes that the store has lost before the unstored changes. Return None, or the error if the store
-        cannot be read, belongs to another owner, or has lost more than is kept.
+        cannot be read, or has lost more than is kept.
         """
         try:
             record = await self._store.get_run(self._run_id)
@@ -424,18 +479,13 @@ class Checkpointer:
                 "process no longer keeps all later ones; they are lost unless the server is put back in its place",
                 next_seq,
             )
-        claims = [change.owner.owner_id for change in again if type(change) is RunClaimed]
-        epoch = self._position.epoch - len(claims)
-        if record is not None and (record.epoch > epoch or (not claims and _owner_id(record) != self._owner_id)):
-            return Fenced(
-                f"run {self._run_id} has another owner in a store that has lost changes of this process; resume the "
-                "run to take over"
-            )
         self.on_gap()
         self._note_outage(gap)
         self._log.warning("changes_written_again", next_seq=next_seq, changes=len(again))
-        self._unstored.extendleft(_Unit(None, (change,)) for change in reversed(again))
-        self._position = WritePosition(epoch, next_seq)
+        self._unstored.extendleft(_Unit(event, again=True) for event in reversed(again))
+        claims = [type(event) for event in again].count(RunClaimed)
+        owner_id = None if claims else self._position.owner_id
+        self._position = WritePosition(self._position.epoch - claims, next_seq, owner_id)
         return None
 
     def _next_batch(self, limit: int) -> list[_Unit]:
@@ -446,23 +496,25 @@ class Checkpointer:
         following, last = 0, head[-1].event
         begun = last.task_id if isinstance(last, events.TaskStarted) else None
         for number, unit in enumerate(islice(self._unstored, limit, None), 1):
-            first = unit.changes[0] if unit.changes else None
             ends = number == 1 and isinstance(unit.event, events.TaskCompleted) and unit.event.task_id == begun
-            if ends or isinstance(first, events.TasksAdded | events.PolicyDecided):
+            if ends or isinstance(unit.event, events.TasksAdded | events.PolicyDecided):
                 following = number
-            elif type(first) is not events.TaskCancelled:  # cancellations precede the decision of the policy
+            elif not isinstance(unit.event, events.TaskCancelled):  # cancellations precede the decision of the policy
                 break
         return [*head, *islice(self._unstored, limit, limit + following)]
 
     def _count_unstored(self) -> int:
-        return sum(len(unit.changes) for unit in self._unstored)
+        return len(_stored(self._unstored))
 
     def _record_stored(self, count: int, changes: tuple[Event, ...]) -> None:
         """Record that the first `count` unstored events, which have `changes`, are stored."""
-        claims = [type(change) for change in changes].count(RunClaimed)
+        epoch, next_seq, owner_id = self._position.epoch, self._position.next_seq, self._position.owner_id
         if self._kept is not None:
-            self._kept.add(self._position.next_seq, changes, self._clock.monotonic())
-        self._position = WritePosition(self._position.epoch + claims, self._position.next_seq + len(changes))
+            self._kept.add(next_seq, changes, self._clock.monotonic())
+        for change in changes:
+            if type(change) is RunClaimed:
+                epoch, owner_id = epoch + 1, change.owner.owner_id
+        self._position = WritePosition(epoch, next_seq + len(changes), owner_id)
         for _ in range(count):
             self._unstored.popleft()
 
@@ -477,7 +529,8 @@ class Checkpointer:
         self._log.error("change_not_stored", error=str(error))
 
     async def _try_write(self, changes: tuple[Event, ...]) -> StoreError | None:
-        batch = Batch(self._run_id, self._position.epoch, self._position.next_seq, changes)
+        place = self._position
+        batch = Batch(self._run_id, place.epoch, place.next_seq, changes, place.owner_id)
         while True:  # the result of a cancelled write is unknown, and the store is not away: write again
             reached("batch.before_write")
             with outlasting_cancellation():
@@ -527,18 +580,64 @@ class Checkpointer:
         self._feed.publish(events.StoreRecovered(at, count))
 
 
-def _owner_id(record: RunRecord) -> str | None:
-    return None if record.owner is None else record.owner.owner_id
-
-
 @dataclass(frozen=True, slots=True)
-class WritePosition:
-    """The epoch and the sequence number of a run's next change."""
+class _KeptBatch:
+    at: float
+    """The time of the clock at which the batch was stored."""
+    events: tuple[Event, ...]
+    size: int
 
-    epoch: int = 0
-    """The number of stored RunClaimed changes."""
-    next_seq: int = 1
-    """The sequence number of the next change."""
+
+class KeptEvents:
+    """The last events that the store has acknowledged, without a gap: whole batches, of KEPT_S seconds and up to
+    KEPT_BYTES.
+    """
+
+    def __init__(self) -> None:
+        self._batches: deque[_KeptBatch] = deque()
+        self._size = 0
+        self._next_seq = 1
+
+    def add(self, first_seq: int, new: tuple[Event, ...], now: float) -> None:
+        """Keep the events, the first of which has the number `first_seq`, and drop what is too old or too much."""
+        if first_seq != self._next_seq:
+            self._batches.clear()
+            self._size = 0
+        batch = _KeptBatch(now, new, sum(map(_size_of, new)))
+        self._batches.append(batch)
+        self._size += batch.size
+        self._next_seq = first_seq + len(new)
+        while self._batches and (self._size > KEPT_BYTES or self._batches[0].at < now - KEPT_S):
+            self._size -= self._batches.popleft().size
+
+    def take_from(self, seq: int) -> tuple[Event, ...] | None:
+        """Return the kept events from number `seq` on, and drop all kept events; None if some are not kept."""
+        kept = tuple(chain.from_iterable(batch.events for batch in self._batches))
+        count = self._next_seq - seq
+        if not 0 < count <= len(kept):
+            return None
+        self._batches.clear()
+        self._size, self._next_seq = 0, seq
+        return kept[len(kept) - count :]
+
+
+_FIXED = 200
+"""Bytes of a change without its texts, about."""
+
+
+def _size_of(change: object) -> int:
+    size = _FIXED
+    for name in getattr(change, "__dataclass_fields__", ()):
+        one: object = getattr(change, name)
+        if type(one) is str:
+            size += len(one)
+        elif type(one) is tuple:
+            size += sum(map(_size_of_item, one))  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+    return size
+
+
+def _size_of_item(one: object) -> int:
+    return len(one) if isinstance(one, str) else _size_of(one)
 
 
 class EventSink(Protocol):
@@ -552,7 +651,7 @@ class EventSink(Protocol):
     on_refused: Callable[[], None]
     """Called when the store has refused a change for good, so that the execution is ahead of what is stored."""
 
-    def submit(self, new_events: Sequence[events.Event]) -> Commit:
+    def submit(self, new_events: Sequence[Event]) -> Commit:
         """Submit `new_events` for storage in one transaction and for publication afterwards. Never waits.
 
         Returns a commit that is set once all events are durable, or the store is known to be away.
@@ -569,7 +668,7 @@ class UnstoredSink:
         self._feed = feed
         self.on_refused: Callable[[], None] = lambda: None
 
-    def submit(self, new_events: Sequence[events.Event]) -> Commit:
+    def submit(self, new_events: Sequence[Event]) -> Commit:
         """Publish `new_events` at once. Return a commit that is set already."""
         for event in new_events:
             self._feed.publish(event)

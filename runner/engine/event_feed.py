@@ -86,8 +86,8 @@ class Feed:
         return bool(self._readers)
 
     def publish(self, event: events.Event) -> None:
-        """Pass `event` to every reader. Do nothing after the event that ends the run."""
-        if self._ended:
+        """Pass `event` to every reader, unless it is not shown. Do nothing after the event that ends the run."""
+        if self._ended or not event.shown:
             return
         for one in self._readers:
             if (reader := one()) is not None:

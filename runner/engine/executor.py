@@ -43,7 +43,7 @@ from plait.json_form import JsonInput
 from plait.program_log import logger
 from plait.runner.engine.attempt import Attempt, AttemptRunner, RunContext
 from plait.runner.engine.backend_call import CallOutcome
-from plait.runner.engine.commit import Commit
+from plait.runner.engine.checkpointer import Commit
 from plait.runner.engine.growth import Growth
 from plait.runner.engine.inbox import PendingQuestions
 from plait.runner.engine.outcomes import OutcomeHandler, RunEnd, finish_run

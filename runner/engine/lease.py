@@ -202,7 +202,7 @@ async def with_lease(config: Config, run: StoredRun, then: Sequence[Event], keep
     finally:
         unregister(owner)
         with anyio.CancelScope(shield=True), suppress(StoreError):
-            await store.write(Batch(record.run_id, position.epoch, position.next_seq, (leaving,)))
+            await store.write(Batch(record.run_id, position.epoch, position.next_seq, (leaving,), owner.owner_id))
 
 
 async def acquire(
@@ -216,7 +216,8 @@ async def acquire(
     at = iso(config.clock.wall())
     owner = claim_for_this_process(at)
     claimed = RunClaimed(at, owner, config.clock.wall() + config.lease)
-    batch = Batch(record.run_id, record.epoch, record.last_seq + 1, (claimed, *then))
+    before = None if record.owner is None else record.owner.owner_id
+    batch = Batch(record.run_id, record.epoch, record.last_seq + 1, (claimed, *then), before)
     try:
         await store.write(batch)
     except (Conflict, Fenced) as error:
@@ -230,9 +231,9 @@ async def acquire(
         # process: the batch repeats the claim, and the store refuses the batch after a claim of another process.
         unregister(owner)
         leaving = RunReleased(at, due_at=0.0 if then else record.lease_expires_at)
-        release = replace(batch, changes=(*batch.changes, leaving))
+        release = replace(batch, events=(*batch.events, leaving))
         with anyio.CancelScope(shield=True), suppress(StoreError):
             await store.write(release)
         raise
     reached("claim.written")
-    return owner, WritePosition(record.epoch + 1, batch.last_seq + 1)
+    return owner, WritePosition(record.epoch + 1, batch.last_seq + 1, owner.owner_id)

@@ -28,7 +28,7 @@ import anyio
 from plait import events
 from plait.clock_and_ids import iso, stamper
 from plait.errors import BackendError, Conflict, ErrorKind, Fenced, OwnershipLost, RunExists, StoreError
-from plait.events import Event, Owner, RunReleased
+from plait.events import Owner, RunReleased
 from plait.failpoints import reached
 from plait.persistence.store_protocol import Store, files_root
 from plait.program_log import logger
@@ -77,9 +77,9 @@ class PreparedRun:
     owner: Owner | None = None
     """The claim of this process; None without a store."""
     first_events: Sequence[events.Event] = ()
-    """Events to store before any task starts. For a resumed run, the events are stored already and only published."""
-    claim_changes: Sequence[Event] = ()
-    """Changes that claim a new run, stored with `first_events`. Empty for a resumed run."""
+    """Events to store before any task starts, with the claim. For a resumed run they are stored already, and only
+    published.
+    """
     position: WritePosition = WritePosition()  # noqa: RUF009 - frozen
     """The position of the next change in the store."""
     policy: Policy | None = None
@@ -130,7 +130,7 @@ async def _execute_stored(
     control.on_late_end = None
     checkpointer = Checkpointer(store, run.run_id, feed, config.clock, config.strict)
     assert run.owner is not None
-    checkpointer.begin_at(run.position, run.owner.owner_id)
+    checkpointer.begin_at(run.position)
     checkpointer.on_fatal = lambda: control.end("stop")
     checkpointer.requires_start = control.requires_record
     checkpointer.status_of_failure = lambda task_id: failed_status(run.state.dag[task_id].failure_mode)
@@ -142,8 +142,8 @@ async def _execute_stored(
     async with anyio.create_task_group() as outside:
         outside.start_soon(_write, checkpointer)
         try:
-            if run.claim_changes:
-                await checkpointer.submit(run.first_events, *run.claim_changes).wait()
+            if run.position.next_seq == 1:
+                await checkpointer.submit(run.first_events).wait()
             else:
                 for event in run.first_events:
                     feed.publish(event)
@@ -161,7 +161,7 @@ async def _execute_stored(
             # However the run ended: without `close` the shielded writer waits for ever.
             try:
                 if not began:
-                    checkpointer.submit((), RunReleased(iso(config.clock.wall())))
+                    checkpointer.submit([RunReleased(iso(config.clock.wall()))])
             finally:
                 checkpointer.close()
                 control.on_late_end = checkpointer.end_wait

@@ -37,7 +37,6 @@ from plait.runner.recovery.resume_plan import (
     plan_resume,
 )
 from plait.runner.reuse.earlier_answers import EarlierAnswers, ReuseFrom, has_taken_all, load_earlier_answers
-from plait.runner.state.codec import encode_event
 from plait.runner.state.stored_conversations import load_answered_messages, load_continuation, load_history
 from plait.runner.state.stored_run import StoredPolicy, StoredRun, next_tries
 from plait.statuses import RUN_DONE, TASK_DONE, RunStatus, TaskStatus
@@ -100,14 +99,12 @@ async def prepare_resume(config: Config, run: StoredRun, how: ResumeOptions, con
         # the event, a second resume would read the old end of the run again.
         new_events.append(events.PolicyDecided(at, decided.encoded()))
     later = await later_tries(run, steps, config.clock.wall())
-    owner, next_write = await acquire(
-        config, run.store, record, [change for e in new_events for change in encode_event(e)]
-    )
+    owner, next_write = await acquire(config, run.store, record, new_events)
     new_events += [_waits(run, position, until, at) for position, until in later.items()]
     if decided.failed_on is not None and decided.end is None:
         backlog.insert(0, decided.failed_on)
     handover = Handover(backlog, later | delayed, adopted)
-    return PreparedRun(record.run_id, state, names, owner, new_events, (), next_write, policy, decided, handover)
+    return PreparedRun(record.run_id, state, names, owner, new_events, next_write, policy, decided, handover)
 
 
 async def earlier_answers(config: Config, run: StoredRun) -> EarlierAnswers | None:

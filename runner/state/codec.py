@@ -1,4 +1,4 @@
-"""The translation between the runner and `persistence`: events to changes, records to tasks and DAGs."""
+"""The translation between the runner and `persistence`: tasks and DAGs to what is stored, and records back."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from dataclasses import asdict
 from typing import Any, cast
 
 from plait import events
-from plait.dialogue import Message
 from plait.errors import StoreError
 from plait.json_form import JsonInput
-from plait.persistence.store_records import THOUGHTS, RunRecord, TaskRecord
+from plait.persistence.store_records import RunRecord, TaskRecord
 from plait.runner.domain.dag import DAG
 from plait.safe_text import clean_text
 from plait.task import DEFAULT_RETRY, MODEL_SETTINGS, FailureMode, GrowthLimits, Retry, Task, TaskFile
@@ -39,30 +38,6 @@ def run_created(at: str, run_id: str, dag: DAG, settings: Mapping[str, JsonInput
     if dag.growth is not None:
         kept["growth"] = asdict(dag.growth)
     return events.RunCreated(at, run_id, dag.name, to_json(kept), tuple(map(new_task, dag)))
-
-
-def encode_event(event: events.Event) -> tuple[events.Event, ...]:
-    """Return what is stored for `event`: the messages of a turn, the event, and the release at the end of a run."""
-    if isinstance(event, events.TaskEvent):
-        said = event.turn if isinstance(event, events.TaskCompleted) else getattr(event, "messages", ())
-        if said and not isinstance(said, str):
-            return (*message_events(event.at, event.task_id, event.attempt, said), event)
-    elif isinstance(event, events.RunEnded):
-        due_at = event.due_at if isinstance(event, events.RunWaitingInput) else None
-        released = events.RunReleased(event.at, due_at)
-        return (event, released) if event.stored else (released,)
-    return (event,) if event.stored else ()
-
-
-def message_events(at: str, task_id: str, attempt: int, messages: Sequence[Message]) -> list[events.Event]:
-    """Return the events that store the messages of a turn, each after the thoughts that the model wrote with it."""
-    said: list[events.Event] = []
-    for one in messages:
-        if one.thoughts:
-            said.append(events.MessageAppended(at, task_id, attempt, THOUGHTS, one.thoughts))
-        tokens = one.usage.input_tokens, one.usage.output_tokens
-        said.append(events.MessageAppended(at, task_id, attempt, one.role, one.content, *tokens))
-    return said
 
 
 def new_task(task: Task) -> events.NewTask:

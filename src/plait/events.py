@@ -49,7 +49,6 @@ class NewTask:
 
 
 _COLUMNS = frozenset({"at", "run_id", "task_id", "attempt"})
-_OF_THE_ANSWER = _COLUMNS | {"text", "data_json", "duration_s", "turn", "session_id"}
 _OF_THE_ATTEMPT = _COLUMNS | {"error", "usage", "duration_s", "messages", "traceback"}
 
 
@@ -109,7 +108,7 @@ class LeaseRenewed(Event):
 
 @value
 class RunReleased(Event):
-    """Leave the run without an owner."""
+    """Leave the run without an owner, in the status that it has. The end of a run does so too."""
 
     kind: ClassVar[str] = "run_released"
     shown: ClassVar[bool] = False
@@ -226,7 +225,7 @@ class HostAway(Event):
 
 @value
 class RunEnded(Event):
-    """Base of the events that end a run for this process. No event follows."""
+    """Base of the events that end a run for this process, and leave it without an owner. No event follows."""
 
     status: ClassVar[RunStatus]
     """The status of the run."""
@@ -262,10 +261,9 @@ class RunCancelled(RunEnded):
 
 @value
 class RunInterrupted(RunEnded):
-    """This process stopped executing the run before its end. `resume` continues the run."""
+    """This process stopped executing the run before its end. The run keeps its status, and `resume` continues it."""
 
     kind: ClassVar[str] = "run_interrupted"
-    stored: ClassVar[bool] = False
     status: ClassVar[RunStatus] = RunStatus.INTERRUPTED
 
 
@@ -343,15 +341,11 @@ class NodeStarted(TaskEvent):
 
 @value
 class MessageAppended(TaskEvent):
-    """Append a message to the conversation of a task."""
+    """Append a message to the conversation of a task, outside of any attempt."""
 
     kind: ClassVar[str] = "message_appended"
     shown: ClassVar[bool] = False
-    role: str
-    """`system`, `user` or `assistant`, or `thoughts` for those that belong to the message after it."""
-    content: str
-    input_tokens: int = 0
-    output_tokens: int = 0
+    message: Message
 
 
 @value
@@ -372,13 +366,7 @@ class TaskCompleted(TaskEvent):
     """The result is stored."""
 
     kind: ClassVar[str] = "task_completed"
-    left_out: ClassVar[frozenset[str]] = _COLUMNS | {
-        "text",
-        "data_json",
-        "duration_s",
-        "turn",
-        "session_id",
-    }
+    left_out: ClassVar[frozenset[str]] = _COLUMNS | {"text", "data_json", "duration_s", "turn", "session_id"}
     text: str
     data_json: str | None = None
     """`data` as stored text."""

@@ -29,9 +29,9 @@ class Cut(FaultyStore):
 
     async def write(self, batch: Batch) -> None:
         number = self.attempt
-        starts = [n for n, one in enumerate(batch.changes) if isinstance(one, TaskStarted) and one.attempt == number]
+        starts = [n for n, one in enumerate(batch.events) if isinstance(one, TaskStarted) and one.attempt == number]
         if starts and not self.begun:
-            batch = replace(batch, changes=batch.changes[: starts[0]])
+            batch = replace(batch, events=batch.events[: starts[0]])
         await super().write(batch)
         if starts:
             self.faults = on_write(lambda _: Fault.BEFORE)

@@ -72,7 +72,7 @@ class Watched:
         return getattr(self._store, name)
 
     async def write(self, batch: Batch) -> None:
-        self.now = any(map(self._is_it, batch.changes))
+        self.now = any(map(self._is_it, batch.events))
         await self._store.write(batch)
 
 

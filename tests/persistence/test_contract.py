@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plait.events import Event, MessageAppended, RunClaimed, SessionOpened, TaskInterrupted, TaskStarted, TaskWaiting
+from plait.events import Event, RunClaimed, SessionOpened, TaskInterrupted, TaskStarted, TaskWaiting
 from plait.persistence import Batch, MemoryStore, SQLiteStore, StoreError
 from tests.contracts.store import StoreContract
-from tests.contracts.store.samples import CREATED, NEXT, OPENING, RUN, at, owner, run_becomes, whole
+from tests.contracts.store.samples import CREATED, NEXT, OPENING, RUN, at, message, owner, run_becomes, whole
 from tests.support.stores.model_store import ModelStore
 
 
@@ -99,7 +99,7 @@ CHANGES: list[Event] = [
     SessionOpened(at(6), "c", 0, "v"),
     SessionOpened(at(6), "a", 1, "t"),
     SessionOpened(at(6), "a", 0, "w"),
-    MessageAppended(at(6), "a", 1, "user", "hello"),
+    message(at(6), "a", 1, "user", "hello"),
     TaskStarted(at(6), "a", 2, "fast", "s", confirmed=True),
     TaskWaiting(at(6), "a", 2, "Crashed?", crashed=True),
     TaskInterrupted(at(6), "a", 1, "crash", crashed=True),

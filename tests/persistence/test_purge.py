@@ -14,7 +14,6 @@ import pytest
 
 from plait.events import (
     HostAway,
-    MessageAppended,
     NewTask,
     NodeStarted,
     PolicyDecided,
@@ -29,7 +28,7 @@ from plait.events import (
     TaskWaiting,
 )
 from plait.persistence import Note, PostgresStore, SQLiteStore
-from tests.contracts.store.samples import CLAIMED, CREATED, RUNNING, Writer, at, run_becomes, whole
+from tests.contracts.store.samples import CLAIMED, CREATED, RUNNING, Writer, at, message, run_becomes, whole
 from tests.support.stores.postgres import empty, worker_dsn
 
 AnyStore = SQLiteStore | PostgresStore
@@ -57,7 +56,7 @@ async def fill(store: AnyStore, run_id: str, size: int) -> None:
     for name in ("done", "failed", "asks"):
         await writer.write(TaskStarted(at(3), name, 1, "fast", text()[:50]), SessionOpened(at(3), name, 1, text()[:60]))
     await writer.write(
-        MessageAppended(at(4), "done", 1, "user", text()),
+        message(at(4), "done", 1, "user", text()),
         NodeStarted(at(4), "done", 1, text()),
         HostAway(at(4), text(), at(4), text(), ("done",)),
         TaskCompleted(at(4), "done", 1, text(), f'"{text()}"'),

@@ -24,7 +24,6 @@ from plait.events import (
     Event,
     HostAway,
     LeaseRenewed,
-    MessageAppended,
     NewTask,
     NodeStarted,
     PolicyDecided,
@@ -38,7 +37,7 @@ from plait.events import (
     TaskStarted,
 )
 from plait.persistence import Batch, Conflict, SQLiteStore, StoreError
-from tests.contracts.store.samples import LEGAL, OPENING, TASKS, at, owner, run_becomes, status_changes, whole
+from tests.contracts.store.samples import LEGAL, OPENING, TASKS, at, message, owner, run_becomes, status_changes, whole
 from tests.support.stores.model_store import ModelStore
 
 pytestmark = pytest.mark.slow
@@ -61,7 +60,7 @@ def task_changes(task_id: str, attempt: int, text: str, flag: bool) -> dict[str,
         "node": NodeStarted(at(3), task_id, attempt, text[:20]),
         "throttle": BackendThrottled(at(3), text[:20], None if flag else at(4), "429", attempt, 9),
         "away": HostAway(at(3), text[:20], None if flag else at(2), text[:20], () if flag else (task_id,)),
-        "turn": MessageAppended(at(3), task_id, attempt, "assistant", text, 1, 2),
+        "turn": message(at(3), task_id, attempt, "assistant", text, 1, 2),
         **status_changes(task_id, attempt, text, flag=flag),
     }
 
@@ -126,7 +125,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     def add(self, run_id: str, change: Event) -> None:
         batch = self.next_batch(run_id)
-        self.write(replace(batch, changes=(*batch.changes, change)))
+        self.write(replace(batch, events=(*batch.events, change)))
 
     def outcome(self, store: SQLiteStore | ModelStore, batch: Batch) -> type | None:
         try:
@@ -234,8 +233,8 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def write_again(self, data: st.DataObject) -> None:
         batch = data.draw(st.sampled_from(self.written))
-        cut = data.draw(st.integers(0, len(batch.changes)))
-        self.write(replace(batch, changes=batch.changes[:cut]))
+        cut = data.draw(st.integers(0, len(batch.events)))
+        self.write(replace(batch, events=batch.events[:cut]))
         self.write(batch)
 
     @rule()

@@ -60,7 +60,7 @@ class Recording(FaultyStore):
 
     def kinds(self) -> list[list[str]]:
         """The names of the changes of each batch."""
-        return [[type(change).__name__ for change in batch.changes] for batch in self.batches]
+        return [[type(change).__name__ for change in batch.events] for batch in self.batches]
 
     def batch_of(self, kind: str) -> list[str]:
         """The names in the only batch that holds such a change."""

@@ -104,7 +104,8 @@ async def _release_dead_owner(store: AnyStore, run: RunRecord, dry_run: bool) ->
     if dry_run:
         return replace(run, owner=None)
     try:
-        await store.write(Batch(run.run_id, run.epoch, run.last_seq + 1, (RunReleased(iso(time.time())),)))
+        leaving = (RunReleased(iso(time.time())),)
+        await store.write(Batch(run.run_id, run.epoch, run.last_seq + 1, leaving, run.owner.owner_id))
     except (Conflict, Fenced):  # another process has just claimed the run
         return run
     return replace(run, owner=None)

@@ -54,7 +54,7 @@ class GatedStore(MemoryStore):
         self.asked, self.gate = anyio.Event(), anyio.Event()
 
     async def write(self, batch: Batch) -> None:
-        if any(isinstance(change, TaskPlaced) for change in batch.changes):
+        if any(isinstance(change, TaskPlaced) for change in batch.events):
             self.asked.set()
             await self.gate.wait()
         await super().write(batch)

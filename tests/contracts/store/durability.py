@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from plait.events import MessageAppended, PolicyDecided, RunClaimed
+from plait.events import PolicyDecided, RunClaimed
 from plait.persistence import Conflict, Fenced, NoteRecord
 from tests.contracts.store.growth import ADDED
 from tests.contracts.store.notes import ANSWER as ANSWER_NOTE
@@ -25,7 +25,9 @@ from tests.contracts.store.samples import (
     START_A,
     Writer,
     at,
+    message,
     owner,
+    reworded,
     whole,
 )
 
@@ -51,11 +53,11 @@ class DurabilityContract(OpenedStore):
     async def test_texts_are_unchanged_after_a_reopen(self, tmp_path: Path, reopen: Reopen, size: int) -> None:
         text = "\U0001f311 nul \0 " * size
         async with self.open_store(tmp_path) as store:
-            await Writer(store).write(*OPENING, START_A, replace(ASK, content=text), ANSWER, replace(DONE_A, text=text))
+            await Writer(store).write(*OPENING, START_A, reworded(ASK, text), ANSWER, replace(DONE_A, text=text))
         async with reopen(tmp_path) as store:
             task, messages = (await store.list_tasks(RUN))[0], await store.list_messages(RUN, "a")
             assert (task.text, task.damaged) == (text, False)
-            assert [message.content for message in messages] == [text, ANSWER.content]
+            assert [message.content for message in messages] == [text, ANSWER.message.content]
 
     async def test_acknowledged_changes_are_durable_before_close(self, tmp_path: Path, reopen: Reopen) -> None:
         async with self.open_store(tmp_path) as store:
@@ -85,7 +87,10 @@ class DurabilityContract(OpenedStore):
                 await writer.write(NEXT["complete"])
         async with reopen(tmp_path) as store:
             assert [task.status for task in await store.list_tasks(RUN)] == ["completed", "pending", "pending"]
-            assert [message.content for message in await store.list_messages(RUN, "a")] == [ASK.content, ANSWER.content]
+            assert [message.content for message in await store.list_messages(RUN, "a")] == [
+                ASK.message.content,
+                ANSWER.message.content,
+            ]
 
     async def test_a_former_owner_is_fenced_after_a_reopen(self, tmp_path: Path, reopen: Reopen) -> None:
         async with self.open_store(tmp_path) as store:
@@ -101,7 +106,7 @@ class DurabilityContract(OpenedStore):
             run = await store.get_run(RUN)
             assert run is not None
             assert (run.epoch, run.owner, run.last_seq) == (2, owner("next"), 4)
-            await writer.write(START_A, MessageAppended(at(6), "a", 1, "user", "First."))
+            await writer.write(START_A, message(at(6), "a", 1, "user", "First."))
 
     async def test_notes_and_their_numbers_continue_after_a_reopen(self, tmp_path: Path, reopen: Reopen) -> None:
         async with self.open_store(tmp_path) as store:

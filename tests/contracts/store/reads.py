@@ -13,7 +13,6 @@ from plait.events import (
     HISTORY,
     Event,
     LeaseRenewed,
-    MessageAppended,
     NewTask,
     RunClaimed,
     RunReleased,
@@ -49,6 +48,7 @@ from tests.contracts.store.samples import (
     Writer,
     at,
     case,
+    message,
     owner,
     run_becomes,
     whole,
@@ -111,8 +111,8 @@ class ReadsContract(OpenedStore):
 
     async def test_messages_keep_their_order_over_many_writes(self, store: Store, writer: Writer) -> None:
         await writer.write(START_A, ASK)
-        await writer.write(ANSWER, MessageAppended(at(5), "c", 0, "user", "to another task"))
-        await writer.write(MessageAppended(at(6), "a", 0, "user", "and now?"))
+        await writer.write(ANSWER, message(at(5), "c", 0, "user", "to another task"))
+        await writer.write(message(at(6), "a", 0, "user", "and now?"))
         messages = await store.list_messages(RUN, "a")
         assert [(m.position, m.attempt, m.role, m.content) for m in messages] == [
             (0, 1, "user", "First."),
@@ -260,7 +260,7 @@ class ReadsContract(OpenedStore):
                 expected = LEGAL[state].get(name)
                 if expected is None:
                     with pytest.raises(Conflict, match="task 'a'"):
-                        await writer.write(MessageAppended(at(6), "c", 0, "user", "not to be kept"), change)
+                        await writer.write(message(at(6), "c", 0, "user", "not to be kept"), change)
                     assert await whole(store, name) == before
                 else:
                     await writer.write(change)
@@ -335,7 +335,7 @@ class ReadsContract(OpenedStore):
             TaskReopened(at(1), "x", 1, damaged=True),
             TaskWaiting(at(1), "x", 1, "?"),
             TaskAnswered(at(1), "x", 1),
-            MessageAppended(at(1), "x", 1, "user", "text"),
+            message(at(1), "x", 1, "user", "text"),
             SessionOpened(at(1), "x", 1, "s"),
         ],
         ids=lambda change: type(change).__name__,
@@ -360,8 +360,8 @@ class ReadsContract(OpenedStore):
 
     async def test_a_prompt_and_its_answer_are_messages(self, store: Store, writer: Writer) -> None:
         await writer.write(START_A, ASK, *AT_START["retried"][1:], replace(START_A, attempt=2))
-        await writer.write(replace(ASK, attempt=2, content="Wait."), replace(DONE_A, attempt=2, turn="First?"))
-        await writer.write(MessageAppended(at(6), "a", 0, "user", "and now?"), replace(START_A, task_id="c"))
+        await writer.write(message(at(3), "a", 2, "user", "Wait.", 3), replace(DONE_A, attempt=2, turn="First?"))
+        await writer.write(message(at(6), "a", 0, "user", "and now?"), replace(START_A, task_id="c"))
         await writer.write(replace(DONE_A, task_id="c", turn="", data_json=None))
         assert await store.list_messages(RUN, "a") == (
             MessageRecord("a", 0, 1, "user", "First.", 3, 0, at(3)),
@@ -373,7 +373,7 @@ class ReadsContract(OpenedStore):
         assert [m.content for m in await store.list_messages(RUN, "c")] == ["", "The Moon."]
 
     async def test_a_damaged_answer_is_discarded_with_its_result(self, store: Store, writer: Writer) -> None:
-        await writer.write(START_A, ASK, replace(DONE_A, turn="First?"), MessageAppended(at(6), "a", 0, "user", "And?"))
+        await writer.write(START_A, ASK, replace(DONE_A, turn="First?"), message(at(6), "a", 0, "user", "And?"))
         await writer.write(TaskReopened(at(7), "a", 1, damaged=True), replace(START_A, attempt=2))
         messages = await store.list_messages(RUN, "a")
         assert [(m.position, m.content, m.damaged) for m in messages] == [

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import anyio
 
+from plait.dialogue import Message
 from plait.events import (
     Event,
     MessageAppended,
@@ -69,10 +71,22 @@ def run_becomes(at: str, status: str, error: str | None = None, resumed: bool = 
             return next(end for end in ends if end.status == status)(at, RUN, error)
 
 
+def message(
+    at: str, task_id: str, attempt: int, role: Any, content: str, input_tokens: int = 0, output_tokens: int = 0
+) -> MessageAppended:
+    """Return the event that appends a message."""
+    return MessageAppended(at, task_id, attempt, Message(role, content, Usage(input_tokens, output_tokens)))
+
+
+def reworded(event: MessageAppended, content: str) -> MessageAppended:
+    """Return the event with another text."""
+    return replace(event, message=replace(event.message, content=content))
+
+
 RUNNING = run_becomes(at(2), "running")
 START_A = TaskStarted(at(3), "a", 1, "fast", "session-a")
-ASK = MessageAppended(at(3), "a", 1, "user", "First.", 3, 0)
-ANSWER = MessageAppended(at(4), "a", 1, "assistant", "The Moon.", 0, 2)
+ASK = message(at(3), "a", 1, "user", "First.", 3, 0)
+ANSWER = message(at(4), "a", 1, "assistant", "The Moon.", 0, 2)
 DONE_A = TaskCompleted(at(4), "a", 1, "The Moon.", '{"moon": true}', Usage(3, 2, 0.25, "sample-1"), 1.5)
 OPENING = (CREATED, CLAIMED, RUNNING)
 

@@ -51,7 +51,9 @@ from tests.contracts.store.samples import (
     cancel_natively,
     cancel_scope,
     case,
+    message,
     owner,
+    reworded,
     run_becomes,
     whole,
     without_messages,
@@ -89,7 +91,7 @@ async def is_kept(store: Store, change: Any) -> None:
     """Assert that what `change` holds is what is read."""
     if isinstance(change, MessageAppended):
         kept = (await store.list_messages(RUN, "a"))[-1]
-        assert (kept.content, kept.input_tokens) == (change.content, change.input_tokens)
+        assert (kept.content, kept.input_tokens) == (change.message.content, change.message.usage.input_tokens)
     else:
         task = (await store.list_tasks(RUN))[0]
         assert (task.text, task.usage) == (change.text, change.usage)
@@ -231,6 +233,15 @@ class StoreContract(
             assert await whole(others) == before
             await other.write(DONE_A)
 
+    async def test_a_writer_whose_claim_is_another_in_the_store_is_fenced(self, store: Store, writer: Writer) -> None:
+        """A server that lost the claim in a failover may have another one in its place, with the same epoch."""
+        before = await whole(store)
+        for first_seq, changes in ((4, (START_A,)), (3, (RUNNING, START_A)), (3, (RUNNING,))):
+            with pytest.raises(Fenced, match="has another owner"):
+                await store.write(Batch(RUN, 1, first_seq, changes, "another"))
+        assert await whole(store) == before
+        await store.write(Batch(RUN, 1, 4, (START_A,), "owner-1"))
+
     async def test_a_batch_of_an_epoch_that_was_never_claimed_is_fenced(self, store: Store, writer: Writer) -> None:
         before = await whole(store)
         for epoch in (0, 2):
@@ -241,7 +252,7 @@ class StoreContract(
         before = await whole(store)
         for epoch in (0, 2):  # the beginning of the batch is stored already
             with pytest.raises(Fenced, match=f"written at epoch {epoch}, the run is at epoch 1"):
-                await store.write(replace(batch, epoch=epoch, changes=(START_A, ASK, DONE_A)))
+                await store.write(replace(batch, epoch=epoch, events=(START_A, ASK, DONE_A)))
         assert await whole(store) == before
 
     async def test_each_claim_of_a_batch_is_fenced(self, store: Store, writer: Writer) -> None:
@@ -250,7 +261,7 @@ class StoreContract(
         await store.write(batch)
         before = await whole(store)
         for changes in ((first, START_A, other, DONE_A), (first, START_A), (first, START_A, DONE_A, DONE_A)):
-            refused = replace(batch, changes=changes)
+            refused = replace(batch, events=changes)
             if changes == (first, START_A):
                 await store.write(refused)  # the beginning of the stored batch
             else:
@@ -312,7 +323,7 @@ class StoreContract(
         ids=["empty", "nul", "quotes", "placeholders", "unicode", "accents", "10 MB"],
     )
     async def test_texts_are_read_unchanged(self, store: Store, writer: Writer, text: str) -> None:
-        await writer.write(START_A, replace(ASK, content=text), replace(DONE_A, text=text))
+        await writer.write(START_A, reworded(ASK, text), replace(DONE_A, text=text))
         task, (message,) = (await store.list_tasks(RUN))[0], await store.list_messages(RUN, "a")
         assert (task.text, message.content, task.damaged, message.damaged) == (text, text, False, False)
 
@@ -331,7 +342,7 @@ class StoreContract(
         writer = Writer(store, "many")
         await writer.write(replace(CREATED, tasks=tuple(NewTask(name, "p") for name in names)), CLAIMED, RUNNING)
         await writer.write(*(replace(START_A, task_id=name) for name in names))
-        await writer.write(*(replace(ASK, task_id="t0", content=name) for name in names))
+        await writer.write(*(message(at(3), "t0", 1, "user", name) for name in names))
         for name in names[:MANY_NOTES]:
             await store.send("many", Note("answer", at(5), body=f'"{name}"'))
         assert [task.task_id for task in await store.list_tasks("many")] == names
@@ -360,10 +371,10 @@ class StoreContract(
     @pytest.mark.parametrize(
         "change",
         [
-            replace(ASK, content="half \ud83d of a pair"),
-            replace(ASK, input_tokens=2**63),
-            replace(ASK, input_tokens=-(2**80)),
-            replace(ASK, input_tokens=-5),
+            reworded(ASK, "half \ud83d of a pair"),
+            message(at(3), "a", 1, "user", "First.", 2**63),
+            message(at(3), "a", 1, "user", "First.", -(2**80)),
+            message(at(3), "a", 1, "user", "First.", -5),
             replace(DONE_A, text="half \udc00"),
             replace(DONE_A, usage=Usage(output_tokens=2**70)),
         ],

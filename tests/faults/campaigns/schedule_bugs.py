@@ -21,8 +21,7 @@ from plait.runner import parallel_runner
 from plait.runner.engine import checkpointer as checkpoint
 from plait.runner.engine import executor as execution
 from plait.runner.engine import lease
-from plait.runner.engine.checkpointer import WritePosition
-from plait.runner.engine.commit import COMMITTED, Commit
+from plait.runner.engine.checkpointer import COMMITTED, Commit, WritePosition
 from plait.runner.engine.event_feed import Feed
 from plait.runner.engine.run_control import Control
 from plait.runner.engine.run_options import Config
@@ -36,8 +35,8 @@ from plait.statuses import TaskStatus
 def _dependents_before_commit() -> AbstractContextManager[object]:
     submit = checkpoint.Checkpointer.submit
 
-    def stored_at_once(self: Any, happened: Sequence[events.Event], *plain: Event) -> Commit:
-        submit(self, happened, *plain)
+    def stored_at_once(self: Any, happened: Sequence[events.Event]) -> Commit:
+        submit(self, happened)
         return COMMITTED
 
     return mock.patch.object(checkpoint.Checkpointer, "submit", stored_at_once)
@@ -67,8 +66,8 @@ def _written_within_the_callers_scope() -> Generator[None]:
         def then(self, call: Callable[[], None]) -> None:
             self.settled.then(call)
 
-    def submit_to_be_written(self: Any, happened: Sequence[events.Event], *plain: Event) -> Commit:
-        return Written(self, submit(self, happened, *plain))
+    def submit_to_be_written(self: Any, happened: Sequence[events.Event]) -> Commit:
+        return Written(self, submit(self, happened))
 
     with (
         mock.patch.object(checkpoint.Checkpointer, "_write_group", write_alone),
@@ -80,10 +79,10 @@ def _written_within_the_callers_scope() -> Generator[None]:
 def _told_before_commit() -> AbstractContextManager[object]:
     submit = checkpoint.Checkpointer.submit
 
-    def telling(self: Any, happened: Sequence[events.Event], *plain: Event) -> Commit:
+    def telling(self: Any, happened: Sequence[events.Event]) -> Commit:
         for event in happened:
             self._feed.publish(event)
-        return submit(self, happened, *plain)
+        return submit(self, happened)
 
     return mock.patch.object(checkpoint.Checkpointer, "submit", telling)
 

@@ -11,8 +11,7 @@ from typing import Any
 from unittest import mock
 
 from plait.runner.engine import checkpointer
-from plait.runner.engine.checkpointer import Checkpointer
-from plait.runner.engine.kept_changes import KeptChanges
+from plait.runner.engine.checkpointer import Checkpointer, KeptEvents
 from tests.faults.campaigns.planted import Shown
 
 
@@ -29,7 +28,7 @@ def _failed_write_forgotten() -> AbstractContextManager[object]:
 
 def _nothing_kept() -> AbstractContextManager[object]:
     """A store that has fallen behind is not written again from where it stands."""
-    return mock.patch.object(KeptChanges, "take_from", return_value=None)
+    return mock.patch.object(KeptEvents, "take_from", return_value=None)
 
 
 def _no_patience_at_the_end() -> AbstractContextManager[object]:

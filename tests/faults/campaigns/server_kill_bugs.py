@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
-from plait.events import RunReleased
+from plait.events import RunEnded, RunReleased
 from plait.persistence import tables, write_rules
 from plait.persistence.postgres_store import PostgresStore
 from tests.faults.crashtest.mutants import Mutant, Original
@@ -29,7 +30,10 @@ def _leave_the_fence_out(for_all_rows: Original, writes: Any, head: Any = None) 
 
 
 def _keep_the_lease(advance_head: Original, head: Any, change: Any, *rest: Any) -> Any:
-    return head if isinstance(change, RunReleased) else advance_head(head, change, *rest)
+    after = advance_head(head, change, *rest)
+    if not isinstance(change, RunReleased | RunEnded):
+        return after
+    return replace(after, owner=head.owner, lease_expires_at=head.lease_expires_at)
 
 
 BUGS = (

@@ -17,8 +17,7 @@ from plait.events import PolicyDecided, TasksAdded
 from plait.failpoints import FAILPOINTS
 from plait.persistence import Batch, Fenced, read_records, sqlite_store, write_rules
 from plait.runner import parallel_runner
-from plait.runner.engine.checkpointer import Checkpointer, WritePosition
-from plait.runner.engine.commit import COMMITTED
+from plait.runner.engine.checkpointer import COMMITTED, Checkpointer, WritePosition
 from plait.runner.recovery import resume as takeover
 from plait.runner.recovery import resume_plan as verdict
 from plait.runner.state.run_state import RunState
@@ -93,8 +92,8 @@ async def _loop_cycles() -> None:
         await anyio.lowlevel.checkpoint()
 
 
-def _start_unwritten(submit: Original, self: Any, happened: Sequence[events.Event], *plain: Any) -> Any:
-    stored = submit(self, happened, *plain)
+def _start_unwritten(submit: Original, self: Any, happened: Sequence[events.Event]) -> Any:
+    stored = submit(self, happened)
     return COMMITTED if happened and all(isinstance(event, events.TaskStarted) for event in happened) else stored
 
 
@@ -160,7 +159,7 @@ def _ignore_the_epoch(count_applied: Original, batch: Batch, head: Any) -> Any:
     try:
         return count_applied(batch, head)
     except Fenced:
-        return min(len(batch.changes), max(0, head.last_seq - batch.first_seq + 1))
+        return min(len(batch.events), max(0, head.last_seq - batch.first_seq + 1))
 
 
 async def _do_not_wait(_wait_until_free: Original, *_: Any) -> bool:

@@ -75,10 +75,8 @@ async def test_the_lease_of_the_last_claim_counts(store: PostgresStore, dsn: str
     assert await claimable_after(store, dsn, 0)
 
 
-async def test_a_waiting_run_whose_owner_died_before_the_release_is_free_one_lease_later(
-    store: PostgresStore, dsn: str
-) -> None:
+async def test_a_waiting_run_whose_claimant_died_is_free_one_lease_later(store: PostgresStore, dsn: str) -> None:
     clock, writer = Skewed(0), Writer(store, RUN)
-    await writer.write(CREATED, claim(clock, LEASE_S), RUNNING, run_becomes(iso(clock.wall()), "waiting_input"))
+    await writer.write(CREATED, RUNNING, run_becomes(iso(clock.wall()), "waiting_input"), claim(clock, LEASE_S))
     assert not await claimable_after(store, dsn, LEASE_S - 5)
     assert await claimable_after(store, dsn, LEASE_S + 1)

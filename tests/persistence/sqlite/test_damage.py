@@ -28,6 +28,7 @@ from tests.contracts.store.samples import (
     RUNNING,
     START_A,
     Writer,
+    reworded,
     whole,
 )
 
@@ -49,7 +50,7 @@ async def fill(path: Path) -> None:
             await writer.write(replace(CREATED, tasks=tuple(NewTask(t, "p") for t in TASKS)), CLAIMED, RUNNING)
             for task_id in TASKS:
                 text = LARGE if task_id == "t7" else f"{task_id} says " * rng.choice([5, 50, 150])
-                said = replace(ASK, content=f"{text}?"), replace(ANSWER, content=text), replace(DONE_A, text=text)
+                said = reworded(ASK, f"{text}?"), reworded(ANSWER, text), replace(DONE_A, text=text)
                 await writer.write(*(replace(change, task_id=task_id) for change in (START_A, *said)))
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import anyio
 import pytest
 
-from plait.events import MessageAppended, NewTask, TaskAnswered, TaskStarted, TaskWaiting
+from plait.events import NewTask, TaskAnswered, TaskStarted, TaskWaiting
 from plait.persistence import Note, SQLiteStore, StoreBusy, StoreError, StoreUnusable, sqlite_file
-from tests.contracts.store.samples import CLAIMED, CREATED, DONE_A, OPENING, RUN, START_A, Writer, at, whole
+from tests.contracts.store.samples import CLAIMED, CREATED, DONE_A, OPENING, RUN, START_A, Writer, at, message, whole
 from tests.support.stores.database import attempts_of, edit, edit_untyped, in_child, make
 
 ROOT = Path(__file__).parent.parent.parent.parent
@@ -32,7 +32,7 @@ async def test_a_full_disk_undoes_the_batch_and_the_same_batch_goes_in_later(pat
         await on_database(store, f"PRAGMA max_page_count = {await on_database(store, 'PRAGMA page_count') + 5}")
         before = await whole(store)
         starts = [TaskStarted(at(3), task.task_id, 1, "fast") for task in tasks]
-        turns = [MessageAppended(at(3), task.task_id, 1, "user", "x" * 500) for task in tasks]
+        turns = [message(at(3), task.task_id, 1, "user", "x" * 500) for task in tasks]
         with pytest.raises(StoreError, match="full; free some space"):
             await writer.write(*starts, *turns)
         # The limit was the connection's, and what comes next has another connection.

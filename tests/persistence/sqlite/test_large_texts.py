@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from plait.events import Event, MessageAppended
+from plait.events import Event
 from plait.persistence import SQLiteStore, StoreError
 from tests.contracts.store.samples import (
     ANSWER,
@@ -23,6 +23,8 @@ from tests.contracts.store.samples import (
     START_A,
     Writer,
     at,
+    message,
+    reworded,
     run_becomes,
 )
 from tests.support.stores.database import attempts_of, edit
@@ -45,7 +47,7 @@ async def conversation(path: Path, sizes: tuple[int, ...]) -> int:
         for _ in range(1000):
             texts = ["x" * rng.choice(sizes) for _ in range(2)]
             roles = ("user", "assistant")
-            turn = [MessageAppended(at(3), "a", 1, r, t, 100, 1000) for r, t in zip(roles, texts, strict=True)]
+            turn = [message(at(3), "a", 1, r, t, 100, 1000) for r, t in zip(roles, texts, strict=True)]
             await writer.write(*turn)
             raw += sum(map(len, texts))
         assert len(await store.list_messages(writer.run_id, "a")) == 2000
@@ -67,7 +69,7 @@ def texts(path: Path) -> list[int]:
 
 
 async def write_large(path: Path, *runs: str, **texts: str | None) -> None:
-    answer = replace(ANSWER, content=texts.get("answer", LARGE))
+    answer = reworded(ANSWER, texts.get("answer", LARGE))
     done = replace(DONE_A, text=texts.get("text", LARGE), data_json=texts.get("data"))
     async with SQLiteStore(path) as store:
         for run_id in runs:

@@ -17,6 +17,7 @@ from tests.contracts.store.samples import (
     ANSWER,
     ASK,
     AT_START,
+    CLAIMED,
     CREATED,
     DONE_A,
     OPENING,
@@ -24,6 +25,7 @@ from tests.contracts.store.samples import (
     START_A,
     Writer,
     at,
+    reworded,
     run_becomes,
     whole,
 )
@@ -37,9 +39,9 @@ async def fill(store: SQLiteStore, run_id: str, canary: str = "", *, large: str 
     """A run with `canary` in every text that a run has."""
     writer = Writer(store, run_id)
     tasks = tuple(replace(task, prompt=f"{task.prompt}{canary}") for task in CREATED.tasks)
-    answer, done = replace(ANSWER, content=f"{canary} {large}"), replace(DONE_A, text=f"{canary} {large}")
+    answer, done = reworded(ANSWER, f"{canary} {large}"), replace(DONE_A, text=f"{canary} {large}")
     await writer.write(replace(CREATED, tasks=tasks, settings=f'{{"x":"{canary} {large}"}}'), *OPENING[1:])
-    for change in (START_A, replace(ASK, content=canary), answer, replace(done, data_json=f'"{canary}"')):
+    for change in (START_A, reworded(ASK, canary), answer, replace(done, data_json=f'"{canary}"')):
         await writer.write(change)
     retried = [replace(change, task_id="c") for change in AT_START["retried"]]  # type: ignore[call-arg]
     await writer.write(*retried, replace(START_A, task_id="c", attempt=2), *(ENDS if ends else ()))
@@ -111,7 +113,7 @@ async def test_runs_that_go_on_are_refused_and_named(path: Path) -> None:
     async with SQLiteStore(path) as store:
         for run_id in ("done", "live"):
             await fill(store, run_id, ends=run_id == "done")
-        await Writer(store, "claimed").write(*OPENING, run_becomes(at(9), "failed"))
+        await Writer(store, "claimed").write(*OPENING, run_becomes(at(9), "failed"), CLAIMED)
         with pytest.raises(Conflict, match=r"nothing was deleted: run 'live' is running.*run 'claimed' is in use by"):
             await store.purge(["done", "live", "claimed"])
         assert len(await store.list_runs()) == 3

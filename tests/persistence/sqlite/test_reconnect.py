@@ -12,7 +12,6 @@ import sys
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import anyio
@@ -28,13 +27,14 @@ from tests.contracts.store.samples import (
     START_A,
     Writer,
     cancel_natively,
+    reworded,
     whole,
 )
 from tests.support.processes import warm
 from tests.support.stores import slow_disk
 
 ROOT = Path(__file__).parent.parent.parent.parent
-LONG = replace(ANSWER, content="x" * 50_000)
+LONG = reworded(ANSWER, "x" * 50_000)
 
 
 def limited(kind: int, most: int) -> None:
@@ -189,7 +189,7 @@ async def all_there_once(path: Path) -> None:
         run, messages = await store.get_run(RUN), await store.list_messages(RUN, "a")
         assert run is not None
         assert (run.last_seq, run.counts) == (7, {"completed": 1, "pending": 2})
-        assert [m.content for m in messages] == [ASK.content, LONG.content]
+        assert [m.content for m in messages] == [ASK.message.content, LONG.message.content]
 
 
 @pytest.mark.slow

@@ -154,7 +154,7 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
     "truncated": (truncated, "damaged"),
     "foreign": (lambda path: edit(path, "PRAGMA application_id = 7"), "another program"),
     "not ours": (lambda path: edit(path, "PRAGMA application_id = 0", "PRAGMA user_version = 0"), "another program"),
-    "newer": (lambda path: edit(path, "PRAGMA user_version = 201"), "newer plait .*format 201.*Upgrade"),
+    "newer": (lambda path: edit(path, "PRAGMA user_version = 999"), "newer plait .*format 999.*Upgrade"),
 }
 
 

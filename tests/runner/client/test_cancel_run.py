@@ -13,7 +13,7 @@ import pytest
 from plait import DAG, ParallelRunner, Retry, RunStatus, Task, TaskStatus
 from plait import events as ev
 from plait.backends import BackendError, ErrorKind
-from plait.events import RunReleased, TaskCompleted, TaskFailed, TaskStarted
+from plait.events import RunEnded, TaskCompleted, TaskFailed, TaskStarted
 from plait.persistence import Batch, MemoryStore, SQLiteStore, Store, StoreError
 from tests.support.fakes import Talker
 from tests.support.stores.faulty_store import Fault, on_write
@@ -183,7 +183,7 @@ async def test_nothing_follows_an_owners_leaving(left: str) -> None:
     class Noticing(HeldStore):
         async def write(self, batch: Batch) -> None:
             await super().write(batch)
-            if isinstance(batch.changes[-1], RunReleased):
+            if isinstance(batch.events[-1], RunEnded):
                 run._control.cancel()
 
     scene = Scene(store, held=Noticing(store))

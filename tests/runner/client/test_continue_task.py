@@ -9,6 +9,7 @@ from plait import DAG, ParallelRunner, PlaitError, Retry, RunStatus, Task
 from plait.backends import BackendError, ErrorKind, FunctionBackend, ask
 from plait.dialogue import Message
 from plait.errors import RunNotFound, TaskNotFound, TurnNotStored
+from plait.events import MessageAppended
 from plait.persistence import Batch, Conflict, MemoryStore, SQLiteStore, Store
 from plait.runner.domain.asked_question import parse_time
 from tests.support.crashed import Dying, die
@@ -174,7 +175,7 @@ async def test_a_turn_that_cannot_be_stored_is_said_and_not_lost() -> None:
 
     class Picky(FaultyStore):
         async def write(self, batch: Batch) -> None:
-            if any(getattr(change, "content", "") == "hello" for change in batch.changes):
+            if any(isinstance(one, MessageAppended) and one.message.content == "hello" for one in batch.events):
                 raise Conflict("cannot keep this")
             await super().write(batch)
 

@@ -13,7 +13,7 @@ import pytest
 from plait import DAG, ParallelRunner, PlaitError, RunService, RunStatus, Task, TaskStatus
 from plait.backends import BackendError, ConversationRequest, ErrorKind, JsonInput, Reply, ask
 from plait.errors import BackendMissing, RunNotFound, RunNotResumable, RunOwned, StoreRequired
-from plait.events import RunReleased
+from plait.events import RunEnded
 from plait.persistence import Batch, MemoryStore, Store, StoreError
 from tests.runner.engine.test_lease import claimed_by
 from tests.support.crashed import Dying, die
@@ -182,7 +182,7 @@ class AwayServer(OnServer, MemoryStore):
         self.is_awaited = anyio.Event()
 
     async def write(self, batch: Batch) -> None:
-        if self.failures and any(isinstance(change, RunReleased) for change in batch.changes):
+        if self.failures and any(isinstance(change, RunEnded) for change in batch.events):
             self.failures -= 1
             if self.failures < 5:
                 self.is_awaited.set()
@@ -352,7 +352,7 @@ class LateStore(FaultyStore):
 
     async def write(self, batch: Batch) -> None:
         await super().write(batch)
-        if not self.left.is_set() and any(isinstance(change, RunReleased) for change in batch.changes):
+        if not self.left.is_set() and any(isinstance(change, RunEnded) for change in batch.events):
             self.left.set()
             await self.answer.wait()
 

@@ -141,7 +141,7 @@ async def test_a_turn_of_prompt_and_answer_alone_is_stored_with_the_result(
     write = store.write
 
     async def noted(batch: Batch) -> None:
-        changes.extend(batch.changes)
+        changes.extend(batch.events)
         await write(batch)
 
     monkeypatch.setattr(store, "write", noted)

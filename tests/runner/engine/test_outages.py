@@ -36,7 +36,7 @@ class AwayFor(FaultyStore):
     async def write(self, batch: Batch) -> None:
         if self.writes and self._clock.monotonic() < self.until:
             self.tries.append(self._clock.monotonic())
-            self.first = self.first or batch.changes
+            self.first = self.first or batch.events
             raise StoreError("away")
         await super().write(batch)
 
@@ -115,7 +115,7 @@ def refused(reasons: dict[str, str]) -> RunResult:
 
     class Refuses(FaultyStore):
         async def write(self, batch: Batch) -> None:
-            for change in batch.changes:
+            for change in batch.events:
                 if isinstance(change, SessionOpened) and change.task_id in reasons:
                     raise Conflict(reasons[change.task_id])
             await super().write(batch)
@@ -224,11 +224,11 @@ async def test_cancellations_are_written_with_the_decision_of_the_policy(
     dag = DAG([Task("a", "a"), Task("b", "b", ["a"]), Task("c", "c", ["b"])])
     result = await ParallelRunner(work, store=store, concurrency=1).run(dag, "r", policy=policy)
     assert result.degraded[0].lost == 0
-    changes = [change for batch in inner.batches for change in batch.changes]
+    changes = [change for batch in inner.batches for change in batch.events]
     assert [change.task_id for change in changes if isinstance(change, TaskCancelled)] == ["b", "c"]
     assert any(isinstance(change, PolicyDecided) for change in changes)
     for batch in inner.batches:
-        assert not isinstance(batch.changes[-1], TaskCancelled)
+        assert not isinstance(batch.events[-1], TaskCancelled)
 
 
 async def test_each_write_passes_the_failpoints_on_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,5 +257,5 @@ async def test_a_recovery_counts_what_was_caught_up_in_all_steps(monkeypatch: py
     async with ParallelRunner(work, store=store).start(dag, "r") as run:
         told = [event async for event in run.events()]
     (recovered,) = [event.changes for event in told if isinstance(event, StoreRecovered)]
-    caught_up = [len(batch.changes) for batch in inner.batches[1:]]
+    caught_up = [len(batch.events) for batch in inner.batches[1:]]
     assert sum(caught_up) >= recovered > max(caught_up)

@@ -17,7 +17,7 @@ from plait.errors import BackendError, ErrorKind
 from plait.events import (
     Event,
     PolicyDecided,
-    RunReleased,
+    RunEnded,
     SessionOpened,
     TaskAnswered,
     TaskCompleted,
@@ -48,7 +48,7 @@ class Refusing(FaultyStore):
     async def write(self, batch: Batch) -> None:
         if self.away:
             raise StoreError("away")
-        if any(map(self.refuses, batch.changes)):
+        if any(map(self.refuses, batch.events)):
             raise Conflict(REASON)
         await super().write(batch)
 
@@ -122,7 +122,7 @@ async def test_attempts_under_way_at_a_refusal_end_and_are_stored() -> None:
 
     class Telling(Refusing):
         async def write(self, batch: Batch) -> None:
-            if any(isinstance(one, TaskFailed) for one in batch.changes):
+            if any(isinstance(one, TaskFailed) for one in batch.events):
                 refused.set()
             await super().write(batch)
 
@@ -374,15 +374,15 @@ async def test_a_result_beyond_the_size_of_a_value_fails_its_task(
     assert "too big" in (result["a"].error or "")
 
 
-async def test_the_release_of_the_run_is_the_last_change_also_after_a_refusal() -> None:
+async def test_the_end_of_the_run_is_the_last_change_also_after_a_refusal() -> None:
     store = Refusing(end_of("a"))
     written: list[Event] = []
 
     class Noting(FaultyStore):
         async def write(self, batch: Batch) -> None:
             await super().write(batch)
-            written.extend(batch.changes)
+            written.extend(batch.events)
 
     await ParallelRunner(Talker(), store=Noting(store)).run(CHAIN)
-    assert isinstance(written[-1], RunReleased)
-    assert sum(isinstance(change, RunReleased) for change in written) == 1
+    assert isinstance(written[-1], RunEnded)
+    assert sum(isinstance(change, RunEnded) for change in written) == 1

@@ -11,10 +11,10 @@ import pytest
 
 from plait import DAG, ParallelRunner, RunStatus, Task
 from plait.errors import OwnershipLost
-from plait.events import Owner, RunClaimed, RunReleased, StoreAwaited, StoreDegraded, StoreRecovered
+from plait.events import Owner, RunClaimed, RunEnded, RunReleased, StoreAwaited, StoreDegraded, StoreRecovered
 from plait.persistence import Batch, Gap, MemoryStore, SQLiteStore, StoreError
 from plait.persistence.store_records import Note, NoteRecord, RunRecord
-from plait.runner.engine import inbox, kept_changes
+from plait.runner.engine import checkpointer, inbox
 from plait.runner.engine.checkpointer import SERVER_PATIENCE_S
 from tests.contracts.store.samples import run_becomes
 from tests.support.fakes import QuickClock, Talker
@@ -86,7 +86,7 @@ async def test_a_store_that_fell_behind_is_written_again(
 async def test_a_gap_that_is_larger_than_what_is_kept_is_said(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(kept_changes, "KEPT_BYTES", 2000)
+    monkeypatch.setattr(checkpointer, "KEPT_BYTES", 2000)
     store = Server(MemoryStore())
     with caplog.at_level(logging.WARNING):
         result = await failing_over(store).run(CHAIN)
@@ -98,7 +98,7 @@ async def test_a_gap_that_is_larger_than_what_is_kept_is_said(
 
 
 async def test_the_lost_changes_are_stored_once_the_old_server_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept_changes, "KEPT_BYTES", 2000)
+    monkeypatch.setattr(checkpointer, "KEPT_BYTES", 2000)
     store, clock = Server(MemoryStore()), QuickClock()
     primary = store.inner
 
@@ -177,8 +177,8 @@ async def test_a_store_on_this_machine_keeps_nothing() -> None:
 
 
 def test_changes_are_kept_for_a_time_and_up_to_a_size() -> None:
-    kept = kept_changes.KeptChanges()
-    change = RunReleased("x" * (kept_changes.KEPT_BYTES // 3))
+    kept = checkpointer.KeptEvents()
+    change = RunReleased("x" * (checkpointer.KEPT_BYTES // 3))
     kept.add(1, (change,), 0.0)
     kept.add(2, (change,), 1.0)
     kept.add(3, (change,), 2.0)
@@ -186,7 +186,7 @@ def test_changes_are_kept_for_a_time_and_up_to_a_size() -> None:
     assert kept.take_from(2) == (change, change)
     assert kept.take_from(2) is None
     kept.add(2, (change,), 3.0)
-    kept.add(3, (RunReleased("y"),), 4.0 + kept_changes.KEPT_S)
+    kept.add(3, (RunReleased("y"),), 4.0 + checkpointer.KEPT_S)
     assert kept.take_from(2) is None
     assert kept.take_from(3) == (RunReleased("y"),)
 
@@ -201,7 +201,7 @@ class AwayAtTheEnd(OnServer, FaultyStore):
         self.is_away = False
 
     async def write(self, batch: Batch) -> None:
-        if any(isinstance(change, RunReleased) for change in batch.changes) and self._ends is None:
+        if any(isinstance(change, RunEnded) for change in batch.events) and self._ends is None:
             self._ends = self._clock.monotonic() + self._seconds
         if self.is_away and (self._ends is None or self._clock.monotonic() < self._ends):
             raise StoreError("the server is away")

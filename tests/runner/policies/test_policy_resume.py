@@ -171,7 +171,7 @@ async def test_an_end_that_was_decided_is_kept_to(store: Store) -> None:
         async def write(self, batch) -> None:  # type: ignore[no-untyped-def]
             nonlocal dead
             await super().write(batch)
-            dead = dead or any(isinstance(one, TaskCompleted) and one.task_id == "c" for one in batch.changes)
+            dead = dead or any(isinstance(one, TaskCompleted) and one.task_id == "c" for one in batch.events)
 
     mortal = Mortal(dying)
     policy = Scripted(by_end({"c": Decision(end=RunStatus.FAILED, error="enough")}))
@@ -225,7 +225,7 @@ class Cut(FaultyStore):
 
     async def write(self, batch: Batch) -> None:
         await super().write(batch)
-        if any(isinstance(one, PolicyDecided) and '"end"' in one.state_json for one in batch.changes):
+        if any(isinstance(one, PolicyDecided) and '"end"' in one.state_json for one in batch.events):
             self.faults = on_write(lambda _: Fault.BEFORE)
 
 

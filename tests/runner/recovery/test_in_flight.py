@@ -322,7 +322,7 @@ async def test_a_passing_failure_of_the_store_only_delays_at_most_once_on_a_host
         has_failed = False
 
         async def write(self, batch: Batch) -> None:
-            if not self.has_failed and any(isinstance(change, TaskPlaced) for change in batch.changes):
+            if not self.has_failed and any(isinstance(change, TaskPlaced) for change in batch.events):
                 self.has_failed = True
                 raise StoreError("away")
             await super().write(batch)

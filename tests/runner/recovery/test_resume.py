@@ -222,7 +222,7 @@ async def test_a_task_under_way_at_a_sigkill_runs_again_and_nothing_else_does(tm
 async def test_a_run_whose_process_died_before_the_end_was_stored_ends(store: Store) -> None:
     class Cut(FaultyStore):
         async def write(self, batch: Batch) -> None:
-            if any(isinstance(change, events.RunCompleted) for change in batch.changes):
+            if any(isinstance(change, events.RunCompleted) for change in batch.events):
                 raise StoreError("planted")
             await super().write(batch)
 
@@ -258,7 +258,7 @@ async def test_a_damaged_result_is_never_handed_on(tmp_path: Path) -> None:
 async def test_a_prompt_that_cannot_be_stored_fails_its_task_and_nothing_else() -> None:
     class Picky(FaultyStore):
         async def write(self, batch: Batch) -> None:
-            told = {getattr(one, name, "") for one in batch.changes for name in ("content", "turn")}
+            told = {getattr(one, name, "") for one in batch.events for name in ("content", "turn")}
             if "poison" in told:
                 raise Conflict("cannot keep this")
             await super().write(batch)

@@ -115,7 +115,7 @@ async def test_what_belongs_together_is_written_together_after_a_long_outage() -
     assert (result.status, len(result.tasks)) == (RunStatus.COMPLETED, tasks_in_all)
     assert max(len(kinds) for kinds in store.kinds()) >= BATCH_LIMIT
     for batch in store.batches:
-        assert not isinstance(batch.changes[0], TasksAdded)
+        assert not isinstance(batch.events[0], TasksAdded)
     assert not result.degraded[0].lost
 
 
@@ -124,7 +124,7 @@ async def test_tasks_that_the_store_refuses_take_their_completion_with_them() ->
 
     class Refusing(Recording):
         async def write(self, batch) -> None:  # type: ignore[no-untyped-def]
-            if any(isinstance(change, TasksAdded) for change in batch.changes):
+            if any(isinstance(change, TasksAdded) for change in batch.events):
                 raise Conflict("no")
             await super().write(batch)
 

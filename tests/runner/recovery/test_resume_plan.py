@@ -184,7 +184,7 @@ class Cut(FaultyStore):
 
     async def write(self, batch: Batch) -> None:
         await super().write(batch)
-        if any(isinstance(one, PolicyDecided) and '"end"' in one.state_json for one in batch.changes):
+        if any(isinstance(one, PolicyDecided) and '"end"' in one.state_json for one in batch.events):
             self.faults = on_write(lambda _: Fault.BEFORE)
 
 

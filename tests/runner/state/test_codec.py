@@ -7,9 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from plait import events
 from plait.dialogue import Message
-from plait.runner.state.codec import decode_task, encode_event, new_task, to_json
+from plait.runner.state.codec import decode_task, new_task, to_json
 from plait.task import FailureMode, Retry, Task
 from plait.usage import Usage
 
@@ -25,25 +24,6 @@ def test_a_task_stores_the_options_that_differ_from_the_defaults() -> None:
     assert set(json.loads(odd.spec)) == {"failure_mode", "retry", "aliases"}
     assert replace(decode_task(odd), depends_on=()) == tasks[1]
     assert decode_task(odd).failure_mode is FailureMode.SOFT
-
-
-def test_a_turn_of_several_messages_is_stored_as_messages() -> None:
-    said = events.MessageAppended(AT, "t", 7, "user", "hi"), events.MessageAppended(AT, "t", 7, "assistant", "ho", 5, 6)
-    for end in (
-        events.TaskCompleted(AT, "t", 7, "answer", turn=MESSAGES),
-        events.TaskFailed(AT, "t", 7, "auth", "no key", messages=MESSAGES),
-        events.TaskRetried(AT, "t", 7, "auth", "no key", 0.5, messages=MESSAGES),
-        events.TaskWaiting(AT, "t", 7, "Which?", messages=MESSAGES),
-    ):
-        assert encode_event(end) == (*said, end)
-    usual = events.TaskCompleted(AT, "t", 7, "answer", turn="prompt")
-    assert encode_event(usual) == (usual,)
-
-
-def test_the_end_of_a_run_releases_the_run() -> None:
-    ended = events.RunWaitingInput(AT, "r", due_at=5.0)
-    assert encode_event(ended) == (ended, events.RunReleased(AT, 5.0))
-    assert encode_event(events.RunInterrupted(AT, "r")) == (events.RunReleased(AT),)
 
 
 def test_json_keeps_what_utf_8_cannot_hold_as_an_escape() -> None:

@@ -31,7 +31,7 @@ class WatchedStore(SQLiteStore):
         self._failpoint, self._world, self._begun = failpoint, world, begun
 
     async def write(self, batch: Batch) -> None:
-        if any(isinstance(change, TaskPlaced) for change in batch.changes):
+        if any(isinstance(change, TaskPlaced) for change in batch.events):
             failpoints.on_reach = self._reach
         await super().write(batch)
 

@@ -164,7 +164,7 @@ def sabotaged(sabotage: Sabotage | None) -> Generator[None]:
             return real(batch, head)
         except Fenced:
             assert head is not None
-            return min(len(batch.changes), max(0, head.last_seq - batch.first_seq + 1))
+            return min(len(batch.events), max(0, head.last_seq - batch.first_seq + 1))
 
     async def by_wall_clock(config: Any, run: Any, *_: Any) -> bool:
         if (run.record.lease_expires_at or 0) > config.clock.wall():

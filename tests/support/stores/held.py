@@ -49,7 +49,7 @@ class HeldStore(FaultyStore):
 
     async def write(self, batch: Batch) -> None:
         await super().write(batch)
-        if self._holds(batch.changes) and not self.holding.is_set():
+        if self._holds(batch.events) and not self.holding.is_set():
             self.holding.set()
             await self.let_go.wait()
 

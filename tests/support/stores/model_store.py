@@ -14,10 +14,12 @@ from itertools import islice
 from typing import Any, Self
 
 from plait import events
+from plait.dialogue import Message
 from plait.errors import Conflict
 from plait.events import Event, NewTask
 from plait.persistence import write_rules
 from plait.persistence.store_records import (
+    THOUGHTS,
     AttemptRecord,
     Batch,
     EventRecord,
@@ -91,7 +93,7 @@ class StagedRun:
             case events.SessionOpened():
                 self._open_session(change)
             case events.MessageAppended():
-                self._append_message(change)
+                self._append_messages(change, (change.message,))
             case events.TaskCompleted():
                 self._end_attempt(change)
                 change = self._with_total_usage(change)
@@ -182,18 +184,21 @@ class StagedRun:
         self._tasks[task.task_id] = replace(task, session_confirmed=task.session_confirmed or change.attempt > 0)
         self._put_attempt(replace(attempt, session_id=change.session_id))
 
-    def _append_message(self, change: events.MessageAppended) -> None:
+    def _append_messages(self, change: events.TaskEvent, messages: Sequence[Message]) -> None:
         self._find_task(change, change.task_id)
         appended = self._messages.setdefault(change.task_id, [])
-        position = len(self._run.messages.get(change.task_id, ())) + len(appended)
-        said = change.role, change.content, change.input_tokens, change.output_tokens, change.at
-        appended.append(MessageRecord(change.task_id, position, change.attempt, *said))
+        for message in messages:
+            texts = [(THOUGHTS, message.thoughts, 0, 0)] if message.thoughts else []
+            texts.append((message.role, message.content, message.usage.input_tokens, message.usage.output_tokens))
+            for text in texts:
+                position = len(self._run.messages.get(change.task_id, ())) + len(appended)
+                appended.append(MessageRecord(change.task_id, position, change.attempt, *text, change.at))
 
     def _end_attempt(self, change: events.AttemptEnd) -> None:
         task = self._require_task(change)
+        self._append_turn(change)
         match change:
             case events.TaskCompleted():
-                self._append_exchange(change)
                 self._record_end(
                     change, replace(task, text=change.text, data=change.data_json), "completed", "completed"
                 )
@@ -213,13 +218,9 @@ class StagedRun:
             case events.TaskCancelled():
                 self._record_end(change, task, "cancelled", "cancelled")
 
-    def _append_exchange(self, change: events.TaskCompleted) -> None:
-        """Append the prompt and the text of a completion that comes with its prompt."""
-        if isinstance(change.turn, str):
-            place, usage = (change.at, change.task_id, change.attempt), change.usage
-            self._append_message(events.MessageAppended(*place, "user", change.turn))
-            tokens = usage.input_tokens, usage.output_tokens
-            self._append_message(events.MessageAppended(*place, "assistant", change.text, *tokens))
+    def _append_turn(self, change: events.AttemptEnd) -> None:
+        self._append_messages(change, getattr(change, "messages", ()))
+        if isinstance(change, events.TaskCompleted) and isinstance(change.turn, str):
             self._answers[change.task_id, change.attempt] = self._messages[change.task_id][-1].position
 
     def _with_total_usage(self, change: events.TaskCompleted) -> events.TaskCompleted:
@@ -274,7 +275,7 @@ class ModelStore:
     async def write(self, batch: Batch) -> None:
         run = self.runs.get(batch.run_id)
         skipped = write_rules.count_applied(batch, None if run is None else run.head)
-        changes = batch.changes[skipped:]
+        changes = batch.events[skipped:]
         if not changes:
             return
         run = run or ModelRun(write_rules.new_head(changes[0]))

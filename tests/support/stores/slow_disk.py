@@ -129,7 +129,7 @@ class _Noting(SQLiteStore):
                 raise
         if self._blocks:
             time.sleep(0.05)  # noqa: ASYNC251 - that is the bug
-        self._note.writelines(f"{change.task_id}\n" for change in batch.changes if isinstance(change, TaskCompleted))
+        self._note.writelines(f"{change.task_id}\n" for change in batch.events if isinstance(change, TaskCompleted))
 
 
 def _leave_no_page(connection: sqlite3.Connection) -> None:

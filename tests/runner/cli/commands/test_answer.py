@@ -140,7 +140,8 @@ def test_an_owner_that_slept_past_its_take_over_leaves_with_its_own_exit_code(tm
         # As if it had been stopped for longer than its lease: whoever comes then, takes the run over.
         code = (
             "import asyncio, dataclasses, random\n"
-            "from plait.persistence import Batch, RunClaimed, RunReleased, SQLiteStore\n"
+            "from plait.events import RunClaimed, RunReleased\n"
+            "from plait.persistence import Batch, SQLiteStore\n"
             "async def main():\n"
             "    async with SQLiteStore('.plait/plait.db', mode='existing') as store:\n"
             "        run = (await store.list_runs())[0]\n"

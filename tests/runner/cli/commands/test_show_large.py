@@ -12,7 +12,7 @@ import pytest
 from plait.events import TaskCompleted, TaskStarted
 from plait.persistence import SQLiteStore
 from plait.usage import Usage
-from tests.contracts.store.samples import ANSWER, ASK, DONE_A, OPENING, RUN, START_A, Writer, at
+from tests.contracts.store.samples import ANSWER, ASK, DONE_A, OPENING, RUN, START_A, Writer, at, reworded
 from tests.support.processes.command import environment
 
 pytestmark = pytest.mark.slow
@@ -47,7 +47,7 @@ async def store_run(path: Path, text: str) -> None:
     async with SQLiteStore(path) as store:
         writer = Writer(store)
         await writer.write(*OPENING, START_A, ASK)
-        await writer.write(replace(ANSWER, content=text), replace(DONE_A, text=text))
+        await writer.write(reworded(ANSWER, text), replace(DONE_A, text=text))
         await writer.write(*small)
 
 
