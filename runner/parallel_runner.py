@@ -35,15 +35,13 @@ from plait.runner.domain.dag import DAG, as_dag
 from plait.runner.domain.policy import Policy
 from plait.runner.domain.run_result import Degradation, RunResult
 from plait.runner.engine.event_feed import Feed
-from plait.runner.engine.inbox import is_to_be_cancelled
 from plait.runner.engine.lease import LEASE_SECONDS, claim_for_this_process, short_claim_ends, wait_for_expiry
 from plait.runner.engine.run_control import Control
 from plait.runner.engine.run_handle import Run
 from plait.runner.engine.run_lifecycle import Diverged, PreparedRun, execute_run
 from plait.runner.engine.run_options import DEFAULT_BACKEND, Config, answer_keys, backend_names, default_backend
 from plait.runner.recovery.given_answers import question_of
-from plait.runner.recovery.preview import Preview, preview
-from plait.runner.recovery.resume import ResumeOptions, earlier_answers, prepare_resume
+from plait.runner.recovery.resume import Preview, ResumeOptions, decide, earlier_answers, prepare_resume, preview
 from plait.runner.reuse.earlier_answers import (
     ANSWER_KEYS,
     EarlierAnswers,
@@ -528,10 +526,11 @@ class ParallelRunner:
             run = with_prompts(run, how.prompts)
             if not await wait_for_expiry(config, run, feed, control):
                 return run.state.result(run_id, RunStatus.INTERRUPTED)
-            if await is_to_be_cancelled(run.store, run.record):
+            plan = await decide(config, run, how)
+            if plan.cancelled:
                 return await finish_cancelling(config, run, feed)
             answers = await earlier_answers(config, run)
-            if (prepared := await prepare_resume(config, run, how, control)) is not None:
+            if (prepared := await prepare_resume(config, plan, control)) is not None:
                 return replace(prepared, answers=answers, created_at=run.record.created_at)
             return run.state.result(run_id, run.status, resume_summary=run.state.resume_summary())
 

@@ -28,8 +28,7 @@ from plait.runner.engine.event_feed import LiveText, TextPiece
 from plait.runner.engine.inbox import LOOK_EVERY_S
 from plait.runner.engine.run_handle import Run
 from plait.runner.parallel_runner import ParallelRunner
-from plait.runner.recovery.preview import Preview
-from plait.runner.recovery.resume import ResumeOptions
+from plait.runner.recovery.resume import Preview, ResumeOptions
 from plait.runner.state.stored_run import stored_run
 from plait.runner.views.find_runs import RunFilter, find_runs
 from plait.runner.views.list_questions import WaitingTask, list_questions

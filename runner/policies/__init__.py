@@ -13,7 +13,7 @@ from plait.runner.domain.policy import Policy
 
 _HOMES = {
     "follow_ups": ("follow_ups", "FollowUps"),
-    "orchestrator": ("orchestrator.policy", "OrchestratorPolicy"),
+    "orchestrator": ("goal_policy", "OrchestratorPolicy"),
     "workflow": ("step_workflow", "Workflow"),
 }
 

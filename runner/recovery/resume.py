@@ -6,18 +6,22 @@ import json
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from plait import events
 from plait.clock_and_ids import iso
-from plait.errors import BackendError, ErrorKind, PlaitError, PolicyMissing, RunNotFound, RunNotResumable
+from plait.errors import BackendError, ErrorKind, PlaitError, PolicyMissing, RunNotFound, RunNotResumable, StoreError
 from plait.events import TASK_RESULTS
 from plait.json_form import JsonInput
 from plait.persistence.store_records import TaskRecord
 from plait.runner.domain.asked_question import Way, parse_time
 from plait.runner.domain.continuation import Continuation, History
+from plait.runner.domain.html_table import html_table
 from plait.runner.domain.policy import Policy
+from plait.runner.engine.event_feed import Feed
 from plait.runner.engine.handover import AdoptedAttempt, Handover
-from plait.runner.engine.lease import Liveness, acquire, liveness
+from plait.runner.engine.inbox import is_to_be_cancelled
+from plait.runner.engine.lease import Liveness, acquire, liveness, wait_for_expiry
 from plait.runner.engine.policy_driver import PolicyState, read_policy_state
 from plait.runner.engine.run_control import Control
 from plait.runner.engine.run_lifecycle import PreparedRun
@@ -26,6 +30,7 @@ from plait.runner.policies import policy_of
 from plait.runner.recovery.adoption import adopted_attempt, session_event, with_detached_turns
 from plait.runner.recovery.given_answers import ReceivedAnswers, given_answers
 from plait.runner.recovery.resume_plan import (
+    ANSWERED,
     RUNS,
     Evidence,
     ResumeAction,
@@ -35,30 +40,105 @@ from plait.runner.recovery.resume_plan import (
     is_to_be_corrected,
     longest_delay,
     plan_resume,
+    steps_of_cancelled,
+    steps_of_decided,
 )
 from plait.runner.reuse.earlier_answers import EarlierAnswers, ReuseFrom, has_taken_all, load_earlier_answers
 from plait.runner.state.stored_conversations import load_answered_messages, load_continuation, load_history
-from plait.runner.state.stored_run import StoredPolicy, StoredRun, next_tries
-from plait.statuses import RUN_DONE, TASK_DONE, RunStatus, TaskStatus
+from plait.runner.state.stored_run import StoredPolicy, StoredRun, needs_no_work, next_tries
+from plait.statuses import RUN_DONE, TASK_DONE, TASK_STATUSES, UNDER_WAY, RunStatus, TaskStatus
 from plait.task import Task
 
 
-async def prepare_resume(config: Config, run: StoredRun, how: ResumeOptions, control: Control) -> PreparedRun | None:
-    """Claim a run without a living owner and prepare the run for execution, in one transaction. Return None, and store
-    nothing, if the run waits for a person, the resume brings nothing new, and `control` has not ended the run.
+@dataclass(frozen=True, slots=True)
+class ResumeOptions:
+    """The options of a resume."""
 
-    Raises RunOwned if another process claims the run first, BackendMissing, PolicyMissing, AnswerConflict for a late
-    answer in `how`, PlaitError for an invalid answer or a surplus policy, StoreError, RunNotResumable.
+    retry_failed: bool = False
+    """Whether failed tasks and damaged results start over."""
+    answers: Mapping[str, JsonInput] | None = None
+    """Answers to open questions, by task id."""
+    policy: Policy | None = None
+    """A policy of the stored kind; None for the built-in policy of that kind."""
+    prompts: Mapping[str, str] = field(default_factory=dict[str, str])
+    """New prompts of failed tasks that start over, by task id."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumePlan:
+    """What a resume does with each task of a stored run. `preview` shows it, and `prepare_resume` carries it out once.
+
+    It holds for the run as read: the claim of `prepare_resume` is refused if the run has changed since.
     """
-    decided = policy_state_of(run, how.retry_failed)
-    if decided.end is None:
-        run = await with_detached_turns(config, run)
+
+    run: StoredRun
+    how: ResumeOptions
+    ended: bool
+    """Whether the run is over, so that a resume only returns the stored result."""
+    cancelled: bool
+    """Whether the run is to be cancelled: no task runs any more."""
+    decided: PolicyState
+    """The decisions of the run's policy so far."""
+    received: ReceivedAnswers
+    evidence: Evidence
+    steps: Sequence[ResumeStep]
+    """The step of each task, by position, without regard to an end that the policy has decided."""
+    later: Mapping[int, float]
+    """The Unix time of the next attempt, in seconds, by position, for tasks that wait for it."""
+
+
+async def decide(config: Config, run: StoredRun, how: ResumeOptions) -> ResumePlan:
+    """Decide what a resume does with `run`, which has no living owner or has ended. Store nothing.
+
+    Raises AnswerConflict for a late answer in `how`, PlaitError for an invalid answer, StoreError, and RunNotResumable
+    if the run is cancelled, or if the resume would build on a damaged result.
+    """
+    ended = needs_no_work(run, how.retry_failed)
+    decided = policy_state_of(run, how.retry_failed and not ended)
+    received, now = ReceivedAnswers(), config.clock.wall()
+    cancelled = await is_to_be_cancelled(run.store, run.record)
+    if not cancelled:
+        if decided.end is None:
+            run = await with_detached_turns(config, run)
+        received = await given_answers(run, now, how.answers)
+    evidence = _evidence(run, received)
+    if cancelled:
+        steps = steps_of_cancelled(run.tasks)
+    else:
+        retry_failed = how.retry_failed and not ended
+        steps = plan_resume(run.state.dag, run.tasks, retry_failed=retry_failed, evidence=evidence)
+    if not (ended or cancelled):
+        decides = StoredPolicy.of(run.record) is not None and decided.end is None
+        _require_no_damaged_dependency(run, steps, decides=decides)
+    times = await next_tries(run.store, run.record.run_id, run.tasks, now)
+    later = {
+        position: until
+        for position, step in enumerate(steps)
+        if step.action in RUNS and (until := times.get(step.task_id, now)) > now
+    }
+    return ResumePlan(
+        run=run,
+        how=how,
+        ended=ended,
+        cancelled=cancelled,
+        decided=decided,
+        received=received,
+        evidence=evidence,
+        steps=steps,
+        later=later,
+    )
+
+
+async def prepare_resume(config: Config, plan: ResumePlan, control: Control) -> PreparedRun | None:
+    """Claim the run of `plan` and prepare it for execution, in one transaction. Return None, and store nothing, if the
+    run waits for a person, the resume brings nothing new, and `control` has not ended the run.
+
+    Raises RunOwned if another process claims the run first or has changed it, BackendMissing, PolicyMissing, PlaitError
+    for a surplus policy, StoreError.
+    """
+    run, how, steps, decided = plan.run, plan.how, plan.steps, plan.decided
     state, record = run.state, run.record
     policy = _policy(run, how.policy)
-    given = await given_answers(run, config.clock.wall(), how.answers)
-    evidence = evidence_of(run, given)
-    steps = plan_resume(state.dag, run.tasks, retry_failed=how.retry_failed, evidence=evidence)
-    require_no_damaged_dependency(run, steps, decides=policy is not None and decided.end is None)
     at = iso(config.clock.wall())
     new_events: list[events.Event] = []
     delayed: dict[int, float] = {}
@@ -66,10 +146,10 @@ async def prepare_resume(config: Config, run: StoredRun, how: ResumeOptions, con
         if step.action is ResumeAction.ADOPT:
             continue
         event: events.Event | None
-        if answer := given.answers.get(step.task_id):
+        if answer := plan.received.answers.get(step.task_id):
             event = state.answer(position, at, answer.value, answer.by)
         elif state.statuses[position] is TaskStatus.RUNNING:
-            event = _settle(run, position, step, evidence, at, config.rng)
+            event = _settle(run, position, step, plan.evidence, at, config.rng)
             if isinstance(event, events.TaskInterrupted) and step.action in RUNS:
                 delayed[position] = parse_time(at) + event.delay_s
         else:
@@ -98,12 +178,11 @@ async def prepare_resume(config: Config, run: StoredRun, how: ResumeOptions, con
         # With a backlog, the first decision stores the reopened state. Otherwise the state is stored here; without
         # the event, a second resume would read the old end of the run again.
         new_events.append(events.PolicyDecided(at, decided.encoded()))
-    later = await later_tries(run, steps, config.clock.wall())
     owner, next_write = await acquire(config, run.store, record, new_events)
-    new_events += [_waits(run, position, until, at) for position, until in later.items()]
+    new_events += [_waits(run, position, until, at) for position, until in plan.later.items()]
     if decided.failed_on is not None and decided.end is None:
         backlog.insert(0, decided.failed_on)
-    handover = Handover(backlog, later | delayed, adopted)
+    handover = Handover(backlog, {**plan.later, **delayed}, adopted)
     return PreparedRun(record.run_id, state, names, owner, new_events, next_write, policy, decided, handover)
 
 
@@ -127,21 +206,7 @@ async def earlier_answers(config: Config, run: StoredRun) -> EarlierAnswers | No
         return await load_earlier_answers(config.store, dag, answer_keys(config), None, now)
 
 
-@dataclass(frozen=True, slots=True)
-class ResumeOptions:
-    """The options of a resume."""
-
-    retry_failed: bool = False
-    """Whether failed tasks and damaged results start over."""
-    answers: Mapping[str, JsonInput] | None = None
-    """Answers to open questions, by task id."""
-    policy: Policy | None = None
-    """A policy of the stored kind; None for the built-in policy of that kind."""
-    prompts: Mapping[str, str] = field(default_factory=dict[str, str])
-    """New prompts of failed tasks that start over, by task id."""
-
-
-def require_no_damaged_dependency(run: StoredRun, steps: Sequence[ResumeStep], *, decides: bool) -> None:
+def _require_no_damaged_dependency(run: StoredRun, steps: Sequence[ResumeStep], *, decides: bool) -> None:
     """Raise RunNotResumable if the resume would build on a damaged result: see `find_damaged_dependency`."""
     damaged = find_damaged_dependency(run.state.dag, run.tasks, steps, decides=decides)
     if damaged is None:
@@ -156,7 +221,7 @@ def require_no_damaged_dependency(run: StoredRun, steps: Sequence[ResumeStep], *
     )
 
 
-def evidence_of(run: StoredRun, given: ReceivedAnswers) -> Evidence:
+def _evidence(run: StoredRun, given: ReceivedAnswers) -> Evidence:
     """Return the facts beside the task records on which the steps depend."""
     ways = {task_id: run.state.asking[run.state.dag.position(task_id)].way for task_id in given.answers}
     return Evidence(ways, given.late, run.detached, owner_died(run))
@@ -280,16 +345,6 @@ def _adopted(run: StoredRun, position: int, backend: str, at: str) -> events.Tas
     return events.TaskAdopted(at, record.task_id, record.attempt, backend, record.session_id)
 
 
-async def later_tries(run: StoredRun, steps: Sequence[ResumeStep], now: float) -> dict[int, float]:
-    """Return the Unix times of the next attempts later than `now`, by position. Raises StoreError."""
-    times = await next_tries(run.store, run.record.run_id, run.tasks, now)
-    return {
-        position: until
-        for position, step in enumerate(steps)
-        if step.action in RUNS and (until := times.get(step.task_id, now)) > now
-    }
-
-
 def _waits(run: StoredRun, position: int, until: float, at: str) -> events.TaskEvent:
     """Return the event for listeners of this process: the end of the last attempt, as stored. Not stored again."""
     record, continues = run.tasks[position], position in run.state.continuations
@@ -314,3 +369,125 @@ async def _load_failures(run: StoredRun) -> None:
         if record.attempt and run.state.statuses[position] not in TASK_DONE:
             attempts = await run.store.list_attempts(run.record.run_id, record.task_id)
             run.state.count_stored_failures(position, attempts)
+
+
+DEFAULTED = "no answer by the deadline, so the default answer is used"
+_CHARACTERS_A_TOKEN = 4
+"""The usual rate of tokenizers for English text. An estimate: exact counts need a call of the model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """The actions that `resume` would take."""
+
+    run_id: str
+    status: RunStatus
+    """The status of the run as in `RunInfo`: interrupted for a run stored as under way without a living owner."""
+    tasks: Mapping[str, ResumeStep]
+    """The step of each task, by task id, in the order of the DAG."""
+    ended: bool = False
+    """Whether the run is over, so that `resume` would only return the stored result."""
+    damaged: tuple[str, ...] = ()
+    """The ids of the tasks whose stored result does not fit its checksum, and that would not run again: `resume`
+    counts these tasks as failed.
+    """
+
+    def count(self, *actions: ResumeAction) -> int:
+        """Return the number of tasks with any of the `actions`."""
+        return sum(step.action in actions for step in self.tasks.values())
+
+    @property
+    def runs(self) -> int:
+        """The number of tasks that would be executed if no task failed."""
+        return self.count(*RUNS)
+
+    @property
+    def repeats(self) -> tuple[ResumeStep, ...]:
+        """The steps of tasks that may be paid for twice."""
+        return tuple(step for step in self.tasks.values() if step.repeats and step.action in RUNS)
+
+    @property
+    def repeated_input_tokens(self) -> int:
+        """The estimated number of input tokens of `repeats`. Lost output tokens are not included: no count exists."""
+        return sum(step.input_tokens for step in self.repeats)
+
+    def _repr_html_(self) -> str:
+        """Return the preview as a table for a notebook."""
+        caption = f"resume of run {self.run_id}, {self.status.value}: {self.runs} tasks to run"
+        rows = [(task_id, step.action.value, step.reason) for task_id, step in self.tasks.items()]
+        return html_table(caption, ("task", "action", "reason"), rows)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the preview as the JSON object of `plait resume --dry-run --json`."""
+        return {
+            "run_id": self.run_id,
+            "status": self.status.value,
+            "ended": self.ended,
+            "damaged": list(self.damaged),
+            "runs": self.runs,
+            "adopted": self.count(ResumeAction.ADOPT),
+            "possibly_billed_twice": len(self.repeats),
+            "repeated_input_tokens": self.repeated_input_tokens,
+            "tasks": [_step_as_json(step) for step in self.tasks.values()],
+        }
+
+
+def _step_as_json(step: ResumeStep) -> dict[str, Any]:
+    return {
+        "task_id": step.task_id,
+        "action": step.action.value,
+        "reason": step.reason,
+        "possibly_billed_twice": step.repeats,
+        "input_tokens": step.input_tokens,
+    }
+
+
+async def preview(config: Config, run: StoredRun, retry_failed: bool) -> Preview:
+    """Return the preview of a resume: see `ParallelRunner.preview_resume`. Raises as `wait_for_expiry` and `decide`."""
+    if not needs_no_work(run, retry_failed):
+        await wait_for_expiry(config, run, Feed())
+    return await preview_of(await decide(config, run, ResumeOptions(retry_failed=retry_failed)))
+
+
+async def preview_of(plan: ResumePlan) -> Preview:
+    """Return what `plan` does. Raises StoreError if a conversation that is to be repeated cannot be read."""
+    run, steps = plan.run, list(plan.steps)
+    if plan.decided.end is not None and not plan.cancelled:
+        steps = steps_of_decided(steps, fails=plan.decided.end is RunStatus.FAILED)
+    for position, (record, step) in enumerate(zip(run.tasks, steps, strict=True)):
+        reason = step.reason
+        if _is_defaulted(run, step, plan.received):
+            reason = reason.replace(ANSWERED, DEFAULTED)
+        if position in plan.later and step.action in RUNS:
+            reason += f"; not before {iso(plan.later[position])}"
+        if TASK_STATUSES[record.status] is TaskStatus.RUNNING and step.action in RUNS and plan.evidence.died:
+            reason += f"; starts within {longest_delay(deaths_with(record)):g} s"
+        steps[position] = replace(step, reason=reason)
+        if step.repeats:
+            steps[position] = await _with_input_tokens(run, steps[position])
+    status = RunStatus.INTERRUPTED if run.status in UNDER_WAY else run.status
+    damaged = tuple(
+        task.task_id for task, step in zip(run.tasks, steps, strict=True) if task.damaged and step.action not in RUNS
+    )
+    return Preview(run.record.run_id, status, {step.task_id: step for step in steps}, plan.ended, damaged)
+
+
+def _is_defaulted(run: StoredRun, step: ResumeStep, received: ReceivedAnswers) -> bool:
+    """Return whether the last question of the task is answered by its default."""
+    answer = received.answers.get(step.task_id)
+    before = run.state.answers.get(run.state.dag.position(step.task_id), ())
+    return (answer.by if answer is not None else before[-1].by if before else None) == "default"
+
+
+async def _with_input_tokens(run: StoredRun, step: ResumeStep) -> ResumeStep:
+    task = run.state.dag[step.task_id]
+    try:
+        characters = len(run.state.prompt(task))
+        if task.continues is not None and run.state.is_completed(task.continues):
+            history = await load_history(run.store, run.record.run_id, run.state, task.continues)
+            characters += sum(len(message.content) for message in history.messages)
+    except StoreError:
+        raise
+    except PlaitError:  # an unreadable prompt or conversation costs nothing
+        return step
+    return replace(step, input_tokens=-(-characters // _CHARACTERS_A_TOKEN))

@@ -7,7 +7,7 @@ from plait.runner.client.reuse_preview import ReuseAction, ReusePreview, ReuseSt
 from plait.runner.domain.asked_question import OpenQuestion
 from plait.runner.domain.run_result import Degradation, ResumeSummary, RunResult, TaskResult
 from plait.runner.domain.wait_reasons import WaitKind, WaitReason
-from plait.runner.recovery.preview import Preview
+from plait.runner.recovery.resume import Preview
 from plait.runner.recovery.resume_plan import ResumeAction, ResumeStep
 from plait.runner.views.read_views import RunInfo, StoredEvent, TaskInfo
 

@@ -54,7 +54,7 @@ from plait.runner.engine.inbox import is_to_be_cancelled
 from plait.runner.policies import policy_of
 from plait.runner.policies.goal_messages import ANSWER_ID
 from plait.runner.policies.goal_policy import OrchestratorPolicy
-from plait.runner.recovery.preview import Preview
+from plait.runner.recovery.resume import Preview
 from plait.runner.recovery.resume_plan import RUNS, ResumeAction, ResumeStep, plan_resume
 from plait.runner.state.codec import decode_dag
 from plait.runner.state.stored_run import StoredPolicy, has_ended
