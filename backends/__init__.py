@@ -7,7 +7,7 @@ Importing the package loads no SDK: `OpenAIBackend`, `AnthropicBackend`, `LangGr
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from plait.backends.ask import ask
+from plait.backends.ask import PersonBackend, ask
 from plait.backends.backend_protocol import (
     AdjustableBackend,
     Allowance,
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from plait.backends.models.load_balancing import LoadBalancedBackend
     from plait.backends.models.local_model import LocalBackend
     from plait.backends.models.openai_api import OpenAIBackend
-    from plait.backends.person import PersonBackend
 
 __all__ = [
     "NO_USAGE",
@@ -97,7 +96,6 @@ _LAZY = {
     "LoadBalancedBackend": "models.load_balancing",
     "LocalBackend": "models.local_model",
     "OpenAIBackend": "models.openai_api",
-    "PersonBackend": "person",
     "PydanticAIBackend": "frameworks.pydantic_ai_agent",
 }
 

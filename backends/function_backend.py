@@ -5,17 +5,16 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from contextvars import copy_context
 from pathlib import Path
 from traceback import StackSummary, TracebackException, walk_tb
-from types import CodeType, TracebackType
-from typing import Any, ClassVar, TypeAlias, cast
+from types import CodeType, TracebackType, coroutine
+from typing import Any, ClassVar, TypeAlias, TypeVar, cast
 
-from plait.backends.answer_reader import read_answer
-from plait.backends.backend_protocol import Backend, ConversationRequest, Reply
+from plait.backends.backend_protocol import Backend, ConversationRequest, Placeable, Reply
 from plait.backends.output_schema import Mismatch, Schema, invalid_output
-from plait.backends.placeable import Placeable
-from plait.backends.threads import in_thread, is_large
+from plait.backends.threads import in_thread, is_large, read_answer
 from plait.errors import BackendError, ErrorKind
 from plait.json_form import JsonValue
 from plait.safe_text import clean_text, one_line, parse_json, without_secrets
@@ -217,3 +216,28 @@ def _code_parts(code: CodeType) -> list[object]:
             is_set = isinstance(one, frozenset)
             constants.append(sorted(map(repr, cast("frozenset[object]", one))) if is_set else repr(one))
     return [code.co_code, constants, code.co_names]
+
+
+_T = TypeVar("_T")
+
+
+@coroutine
+def in_own_context(inner: Coroutine[Any, Any, _T]) -> Generator[Any, Any, _T]:
+    """Await `inner` in a copy of the current context, and return the result.
+
+    A worker runs many attempts in one asyncio task, and the next attempt must not see a context variable that the code
+    of this attempt sets. Exceptions, cancellation included, pass in both directions.
+    """
+    run = copy_context().run
+    try:
+        awaited = run(inner.send, None)
+        while True:
+            try:
+                value = yield awaited
+            except BaseException as error:
+                awaited = run(inner.throw, error)
+            else:
+                awaited = run(inner.send, value)
+    except StopIteration as end:
+        result: _T = end.value
+        return result

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeAlias
 
-from plait.backends.answer_reader import read_answer
 from plait.backends.backend_protocol import ConversationRequest, Output, Reply
 from plait.backends.output_schema import Mismatch, Schema, invalid_output, repair_prompt
+from plait.backends.threads import read_answer
 from plait.dialogue import Message
 from plait.errors import BackendError
 from plait.json_form import JsonValue

@@ -1,10 +1,14 @@
-"""Threads for work that the event loop must not wait for."""
+"""Work that the event loop must not wait for: large answers are read and checked in a thread."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from plait.backends.output_schema import Schema
+from plait.json_form import JsonValue
 
 if TYPE_CHECKING:
     from anyio import CapacityLimiter
@@ -21,34 +25,42 @@ async def in_thread(function: Callable[..., _Result], *args: Any) -> _Result:
     One such function runs at a time: they would compete for the interpreter, and the event loop would wait for each of
     them in turn. Cancellation abandons the call.
     """
-
     from anyio import CapacityLimiter  # noqa: PLC0415 - small answers do without anyio
     from anyio.to_thread import run_sync  # noqa: PLC0415
 
-    kept = _limiter_of_loop()
-    limiter = kept.get(None)
+    limiter = _limiter_of_loop().get(None)
     if limiter is None:
         limiter = CapacityLimiter(1)
-        kept.set(limiter)
+        _limiter_of_loop().set(limiter)
     return await run_sync(partial(function, *args), abandon_on_cancel=True, limiter=limiter)
+
+
+async def read_answer(schema: Schema, text: str) -> JsonValue:
+    """Return the JSON value in an answer's `text`, as `Schema.read`. Raises Mismatch."""
+    return schema.read(text) if len(text) <= LARGE else await in_thread(schema.read, text)
+
+
+async def check_answer(schema: Schema, value: JsonValue) -> JsonValue:
+    """Return `value` if it fits the schema. Raises Mismatch."""
+    return await read_answer(schema, await in_thread(json.dumps, value) if is_large(value) else json.dumps(value))
 
 
 def is_large(value: object) -> bool:
     """Return whether `value`, as JSON, may have more than `LARGE` characters. Looks at a few thousand parts at most."""
     if value is None:
         return False
-    left = LARGE // 8
-    rest: list[object] = [value]
-    while rest:
-        one = rest.pop()
-        left -= 1
-        if isinstance(one, str):
-            left -= len(one) // 8
-        elif isinstance(one, dict):
-            rest += cast("dict[str, object]", one).values()
-        elif isinstance(one, list | tuple):
-            rest += cast("list[object]", one)
-        if left < len(rest):
+    budget = LARGE // 8
+    parts: list[object] = [value]
+    while parts:
+        part = parts.pop()
+        budget -= 1
+        if isinstance(part, str):
+            budget -= len(part) // 8
+        elif isinstance(part, dict):
+            parts += cast("dict[str, object]", part).values()
+        elif isinstance(part, list | tuple):
+            parts += cast("list[object]", part)
+        if budget < len(parts):
             return True
     return False
 

@@ -41,8 +41,8 @@ from plait.backends.agents.acp_updates import Updates, answering
 from plait.backends.agents.agent_errors import failure, no_outcome
 from plait.backends.agents.agent_protocol import Call, ProcessEnd, TurnAnswer
 from plait.backends.backend_protocol import Output
+from plait.backends.error_kinds import seconds_left
 from plait.backends.json_fields import at, text
-from plait.backends.limit_resets import seconds_left
 from plait.errors import BackendError, ErrorKind
 from plait.json_form import JsonValue, value
 from plait.safe_text import shown

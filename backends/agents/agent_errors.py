@@ -9,8 +9,7 @@ from typing import TypeAlias
 
 from plait.backends.agents.agent_protocol import ProcessEnd
 from plait.backends.agents.output_lines import plain
-from plait.backends.error_kinds import kind_of, read_error
-from plait.backends.limit_resets import reports_limit
+from plait.backends.error_kinds import kind_of, read_error, reports_limit
 from plait.errors import BackendError, ErrorKind
 from plait.safe_text import header_values, masked, parse_json, shown
 from plait.usage import NO_USAGE, Usage

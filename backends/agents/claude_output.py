@@ -12,9 +12,8 @@ from plait.backends.agents.claude_budget import BudgetReached
 from plait.backends.agents.claude_errors import PHRASES, REFUSES_SCHEMA, kind_of_result
 from plait.backends.agents.claude_questions import question_of
 from plait.backends.backend_protocol import Output
-from plait.backends.error_kinds import error_text
+from plait.backends.error_kinds import error_text, seconds_left
 from plait.backends.json_fields import UsageTally, at, count, describe_tool_call, number, tables, text
-from plait.backends.limit_resets import seconds_left
 from plait.errors import BackendError, ErrorKind
 from plait.json_form import JsonValue
 from plait.safe_text import clean_text, shown

@@ -24,8 +24,7 @@ from plait.backends.agents.agent_protocol import Call, Reader
 from plait.backends.agents.agent_transcript import exchanges, reread
 from plait.backends.agents.conversation import CliConversation
 from plait.backends.agents.session_files import holds
-from plait.backends.backend_protocol import Conversation, ConversationRequest, DetachedTurn, Files
-from plait.backends.placeable import Placeable
+from plait.backends.backend_protocol import Conversation, ConversationRequest, DetachedTurn, Files, Placeable
 from plait.backends.process.child_manifest import read_manifest
 from plait.backends.process.child_process import child_environment
 from plait.backends.process.watchdog import scratch

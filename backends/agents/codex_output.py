@@ -8,9 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from plait.backends.agents.agent_errors import COMMON, Phrases, failure, kind_of_failure, no_outcome
 from plait.backends.agents.agent_protocol import Call, ProcessEnd, TurnAnswer
 from plait.backends.backend_protocol import Output
-from plait.backends.error_kinds import error_text
+from plait.backends.error_kinds import error_text, seconds_left
 from plait.backends.json_fields import at, count, describe_tool_call, tables, text
-from plait.backends.limit_resets import seconds_left
 from plait.errors import BackendError, ErrorKind
 from plait.json_form import JsonValue
 from plait.safe_text import clean_text, shown

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence, Set
 from itertools import takewhile
 from typing import Any, cast
 
-from plait.backends.answer_reader import check_answer, read_answer
 from plait.backends.backend_protocol import Reply
 from plait.backends.output_schema import Mismatch, Schema, invalid_output
+from plait.backends.threads import check_answer, read_answer
 from plait.backends.whole_answer import whole_answer
 from plait.dialogue import Message, Question
 from plait.json_form import JsonValue

@@ -6,9 +6,8 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
-from plait.backends.error_kinds import kind_of
+from plait.backends.error_kinds import kind_of, seconds_left
 from plait.backends.function_backend import format_traceback, place_of
-from plait.backends.limit_resets import seconds_left
 from plait.errors import BackendError, BackendUnavailable, ErrorKind
 from plait.safe_text import one_line, without_secrets
 

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from anyio import CancelScope, current_time
 from anyio.to_thread import run_sync
 
-from plait.backends.answer_reader import check_answer, read_answer
 from plait.backends.backend_protocol import ConversationRequest, Output, Reply
 from plait.backends.frameworks.pydantic_ai_failures import failure_of, safe_line
 from plait.backends.frameworks.pydantic_ai_session import History, Sessions
@@ -30,6 +29,7 @@ from plait.backends.frameworks.pydantic_ai_values import (
     stated,
 )
 from plait.backends.output_schema import Mismatch, Schema, invalid_output, repair_prompt
+from plait.backends.threads import check_answer, read_answer
 from plait.backends.turn_cancellation import cancel_requested
 from plait.backends.whole_answer import whole_answer
 from plait.dialogue import Message

@@ -38,8 +38,7 @@ from plait.backends.backend_protocol import (
     Output,
     Reply,
 )
-from plait.backends.context_variables import in_own_context
-from plait.backends.function_backend import format_traceback
+from plait.backends.function_backend import format_traceback, in_own_context
 from plait.backends.hosts.host_fence import Fenced, attempt_folder, remove_attempts, run_folder, take_fence
 from plait.backends.hosts.host_frames import (
     LONGEST,

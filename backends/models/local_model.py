@@ -25,11 +25,10 @@ from typing import Any, ClassVar, Self
 import anyio
 from anyio.to_thread import run_sync
 
-from plait.backends.backend_protocol import Conversation, ConversationRequest, Reply
+from plait.backends.backend_protocol import Conversation, ConversationRequest, Placeable, Reply
 from plait.backends.extras import install_command, pip_install
 from plait.backends.models.endpoint import Endpoint
 from plait.backends.models.openai_api import OpenAIBackend
-from plait.backends.placeable import Placeable
 from plait.backends.prices import FREE, Billing
 from plait.backends.process.process_table import offer_to_oom_killer
 from plait.errors import BackendError, BackendUnavailable, ErrorKind

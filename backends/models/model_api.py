@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, ClassVar, Literal, Self, TypeAlias
 from urllib.parse import urlsplit
 
-from plait.backends.backend_protocol import Conversation, ConversationRequest, Output
+from plait.backends.backend_protocol import Conversation, ConversationRequest, Output, Placeable
 from plait.backends.error_kinds import is_error
 from plait.backends.json_fields import at_least, parse
 from plait.backends.models.endpoint import Endpoint, environment_headers, find_server, is_environments
@@ -26,7 +26,6 @@ from plait.backends.models.prompt_cache import PATIENCE_S, SHORTEST, PromptCache
 from plait.backends.models.server_allowance import reported_allowance
 from plait.backends.models.server_errors import broken_off, status_error
 from plait.backends.models.sse import ServerEvent
-from plait.backends.placeable import Placeable
 from plait.backends.replay_conversation import ReplayConversation
 from plait.backends.whole_answer import is_whole, whole_answer
 from plait.dialogue import Message

@@ -13,9 +13,8 @@ from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
 from typing import Any
 
-from plait.backends.error_kinds import error_in, kind_of, read_error
+from plait.backends.error_kinds import error_in, kind_of, read_error, seconds_left
 from plait.backends.json_fields import tables
-from plait.backends.limit_resets import seconds_left
 from plait.backends.models.endpoint import Endpoint
 from plait.errors import BackendError, ErrorKind
 

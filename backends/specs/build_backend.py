@@ -17,6 +17,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias, get_args
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
+from plait.backends.ask import PersonBackend
 from plait.backends.backend_protocol import Backend, ReusableBackend
 from plait.backends.function_backend import as_backend
 from plait.backends.models.anthropic_api import AnthropicBackend
@@ -24,7 +25,6 @@ from plait.backends.models.load_balancing import LoadBalancedBackend
 from plait.backends.models.local_model import LocalBackend, missing_parts
 from plait.backends.models.model_api import RemoteBackend, check_extra
 from plait.backends.models.openai_api import OpenAIBackend
-from plait.backends.person import PersonBackend
 from plait.backends.specs.agent_specs import AcpAgent, AcpSpec, AgentSpec, ClaudeCodeSpec, CodexSpec
 from plait.backends.specs.backend_spec import BASE_URL, CALL, RatePart, Spec
 from plait.backends.specs.pydantic_ai_spec import PydanticAISpec

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
-from plait.backends.answer_reader import read_answer
+from plait.backends.threads import read_answer
 from plait.backends.output_schema import Mismatch, Schema
 from plait.clock_and_ids import iso
 from plait.dialogue import Message

@@ -14,8 +14,7 @@ import anyio
 
 from plait.backends.ask import QuestionAsked, answering, question_in
 from plait.backends.backend_protocol import Backend, ConversationRequest, Reply
-from plait.backends.context_variables import in_own_context
-from plait.backends.function_backend import format_traceback
+from plait.backends.function_backend import format_traceback, in_own_context
 from plait.backends.output_schema import Schema
 from plait.backends.threads import in_thread, is_large
 from plait.backends.turn_cancellation import CancellableTurn, Cancellation

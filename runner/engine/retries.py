@@ -14,7 +14,7 @@ import anyio
 import anyio.abc
 
 from plait import events
-from plait.backends.limit_resets import names_quota
+from plait.backends.error_kinds import names_quota
 from plait.clock_and_ids import Clock, iso
 from plait.errors import BackendError
 from plait.runner.engine.checkpointer import EventSink

@@ -21,8 +21,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from plait.backends.answer_reader import read_answer
 from plait.backends.output_schema import Mismatch, Schema
+from plait.backends.threads import read_answer
 from plait.dialogue import Message
 from plait.errors import BackendError, PlaitError, RunNotFound, StoreError, TaskNotFound, nearest
 from plait.json_form import JsonValue

@@ -24,11 +24,10 @@ LAYERS: list[list[str]] = [
     ["events"],
     # The contract of a backend and its vocabulary.
     ["backends.backend_protocol backends.json_fields backends.error_kinds "
-     "backends.limit_resets backends.extras backends.prices backends.placeable backends.whole_answer"],
-    ["backends.threads backends.schema_cost backends.schema_validator backends.output_schema "
-     "backends.answer_candidates backends.answer_reader"],
-    ["backends.ask backends.turn_cancellation backends.context_variables backends.function_backend backends.person "
-     "backends.replay_conversation"],
+     "backends.extras backends.prices backends.whole_answer"],
+    ["backends.output_schema"],
+    ["backends.threads"],
+    ["backends.ask backends.turn_cancellation backends.function_backend backends.replay_conversation"],
     ["backends.process"],
     ["backends.models", "backends.frameworks", "backends.agents"],
     ["backends.hosts"],

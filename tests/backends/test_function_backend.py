@@ -108,7 +108,7 @@ async def test_exceptions_become_unexpected_and_keep_their_cause() -> None:
 
     with pytest.raises(BackendError) as caught:
         await say(broken)
-    place = rf"\(at test_function\.py:{broken.__code__.co_firstlineno + 1} in broken\)"
+    place = rf"\(at test_function_backend\.py:{broken.__code__.co_firstlineno + 1} in broken\)"
     assert re.fullmatch(rf"unexpected: LookupError: no such thing {place}", str(caught.value))
     assert isinstance(caught.value.__cause__, LookupError)
 
@@ -117,7 +117,7 @@ async def test_exceptions_without_words() -> None:
     async def broken(prompt: str) -> str:
         raise MemoryError
 
-    with pytest.raises(BackendError, match=r"^unexpected: MemoryError \(at test_function\.py:\d+ in broken\)$"):
+    with pytest.raises(BackendError, match=r"^unexpected: MemoryError \(at test_function_backend\.py:\d+ in broken\)$"):
         await say(broken)
 
 
@@ -131,7 +131,7 @@ async def test_an_exception_names_the_innermost_line_of_the_users_code(deep: boo
         return inner(prompt)
 
     line = inner.__code__.co_firstlineno + (1 if deep else 2)
-    with pytest.raises(BackendError, match=rf"\(at test_function\.py:{line} in inner\)$"):
+    with pytest.raises(BackendError, match=rf"\(at test_function_backend\.py:{line} in inner\)$"):
         await say(outer)
 
 

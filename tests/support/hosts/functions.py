@@ -15,7 +15,7 @@ import anyio
 import anyio.lowlevel
 
 from plait.backends import BackendError, Billing, ConversationRequest, ErrorKind, Price, Reply, Usage, ask
-from plait.backends.placeable import Placeable
+from plait.backends.backend_protocol import Placeable
 
 
 async def echo(prompt: str) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from plait.backends.limit_resets import reports_limit, seconds_left
+from plait.backends.error_kinds import reports_limit, seconds_left
 
 NOW = 1_795_000_000.0
 
