@@ -23,12 +23,12 @@ from plait.backends.agents.agent_sessions import SessionInUse, Sessions, first_b
 from plait.backends.agents.agent_transcript import UnreportedCall, cut_before, mark_reported, outputs_of
 from plait.backends.agents.output_lines import read_line
 from plait.backends.agents.session_files import digest
-from plait.backends.threads import check_answer, read_answer
 from plait.backends.backend_protocol import ConversationRequest, Files, Output, Reply
 from plait.backends.output_schema import Mismatch, Schema, invalid_output, repair_prompt
 from plait.backends.process.child_manifest import read_manifest
 from plait.backends.process.child_process import Child, Launch, adopted, child_environment, running
 from plait.backends.process.private_files import private_folder
+from plait.backends.threads import check_answer, read_answer
 from plait.backends.turn_cancellation import cancel_requested, when_cancelled
 from plait.backends.whole_answer import whole_answer
 from plait.dialogue import Message

@@ -1,15 +1,42 @@
-"""A compiled LangGraph graph as a backend: the graph's thread is the conversation, interrupts are questions."""
+"""A compiled LangGraph graph as a backend: the graph's thread is the conversation, interrupts are questions.
+
+The work to do in a turn is read from the thread's newest checkpoint, never remembered: an interrupted thread continues
+from the checkpoint, without running finished nodes again. Each checkpoint is marked with the turn that wrote it, so
+that a later attempt at the same turn recognises its own unfinished work.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
-from typing import Any
+import hashlib
+import re
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterator,
+    Mapping,
+    Sequence,
+    Set,
+)
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
+from functools import cache, partial
+from importlib import import_module
+from typing import Any, Protocol, cast
+from uuid import uuid4
 
-from plait.backends.backend_protocol import Conversation, ConversationRequest
+from plait.backends.backend_protocol import Conversation, ConversationRequest, Output, Reply
 from plait.backends.extras import require
-from plait.backends.frameworks.langgraph_thread import CompiledGraph, Thread, UnstoredThread, note_cancelled
-from plait.safe_text import clean_text
+from plait.backends.frameworks.langgraph_values import messages_of, question_of, reply_of, tokens_of
+from plait.backends.function_backend import format_traceback
+from plait.backends.output_schema import Schema
+from plait.backends.turn_cancellation import when_cancelled
+from plait.dialogue import Message
+from plait.errors import BackendError, ErrorKind
+from plait.safe_text import clean_text, one_line
+from plait.usage import Usage
 
 
 class LangGraphBackend:
@@ -92,3 +119,501 @@ def _input_field(graph: Any) -> str:
         f"the graph's input has neither `messages` nor `prompt`, but {', '.join(names) or 'no named fields'}; "
         "pass to_input to convert the prompt to the input"
     )
+
+
+_MARK = "plait_turn"
+_RESUME = "__resume__"
+"""Channel of a checkpoint's pending writes in which LangGraph keeps the answers already taken by a node."""
+_WAITING = re.compile(r"(.+)\?(\w+)\+(\d+)", re.DOTALL)
+"""Session id with an open question: the thread, the interrupt, and the number of answers taken before."""
+_NO_CHECKPOINTER = (
+    "a graph without a checkpointer cannot wait; compile the graph with a checkpointer, such as "
+    "AsyncSqliteSaver of the package langgraph-checkpoint-sqlite"
+)
+
+
+class CompiledGraph(Protocol):
+    """The used part of a compiled graph. Loosely typed, because the library's own types are incomplete."""
+
+    @property
+    def checkpointer(self) -> Any: ...
+    def astream(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]: ...
+    async def aget_state(self, *args: Any, **kwargs: Any) -> Any: ...
+
+
+class UnstoredThread:
+    """A conversation with a graph without a checkpointer, and the common part of both kinds."""
+
+    def __init__(
+        self, graph: CompiledGraph, to_input: Callable[[str, ConversationRequest], Any], request: ConversationRequest
+    ) -> None:
+        self._graph = graph
+        self._to_input = to_input
+        self._request = request
+        self._values: Any = None
+        """The graph's values in this turn so far."""
+        self._earlier: Set[Any] = frozenset()
+        """Ids of the messages from before this turn."""
+        self._known: Mapping[str, Any] | None = None
+        """The values with which this turn has begun; None if it goes on from the middle."""
+        self._fields = RunFields(graph)
+        self._runnable = self._fields.graph_of(graph) if self._fields else graph
+
+    @property
+    def session_id(self) -> str | None:
+        return None
+
+    async def send(self, prompt: str) -> Reply:
+        schema = None if self._request.output_schema is None else Schema(self._request.output_schema)
+        errors = import_module("langgraph.errors")
+        self._values = None
+        try:
+            reply = await self._turn(prompt, schema)
+            return replace(reply, messages=_after(prompt, reply.messages)) if reply.messages else reply
+        except BackendError as error:
+            error.messages = _after(prompt, error.messages)
+            raise
+        except errors.GraphDrained as exc:
+            await self._rest("cancelled")
+            usage = _cost(self._values, self._earlier)
+            raise BackendError(
+                ErrorKind.UNEXPECTED, f"the graph stopped between two nodes: {exc}", usage=usage
+            ) from exc
+        except errors.GraphRecursionError as exc:
+            await self._rest("failed")
+            text = f"the graph did not end; fix its loop or raise its limit (with_config): {one_line(str(exc), 120)}"
+            raise BackendError(ErrorKind.INVALID_REQUEST, text, usage=_cost(self._values, self._earlier)) from exc
+        except Exception as exc:
+            await self._rest("failed", at_node=True)
+            detail = one_line(str(exc))
+            name = type(exc).__name__
+            text = f"{name}: {detail}" if detail else name
+            usage = _cost(self._values, self._earlier)
+            raise BackendError(ErrorKind.UNEXPECTED, text, usage=usage, traceback=format_traceback(exc)) from exc
+
+    async def _turn(self, prompt: str, schema: Schema | None) -> Reply:
+        if self._request.answer is not None:
+            raise BackendError(ErrorKind.SESSION_LOST, f"an answer cannot be given: {_NO_CHECKPOINTER}")
+        values: Any = None
+        self._fields.begin(self._run_id, None, None, ())
+        given = self._to_input(prompt, self._request)
+        self._known = _known_values(None, given)
+        async for values in self._run(given, None):
+            if isinstance(values, dict) and "__interrupt__" in values:
+                raise BackendError(ErrorKind.INVALID_REQUEST, f"the graph asks a question: {_NO_CHECKPOINTER}")
+        return await self._reply(values, schema)
+
+    async def _run(self, given: Any, config: Any, **options: Any) -> AsyncGenerator[Any]:
+        """Run the graph and yield its values so far, after every event."""
+        control = import_module("langgraph.runtime").RunControl()
+        starts = False
+        events: Any = self._runnable.astream(given, config, stream_mode=["tasks", "values"], control=control, **options)
+        with when_cancelled(partial(control.request_drain, "the run is being cancelled")):
+            async with aclosing(events) as stream:
+                async for mode, event in stream:
+                    began, starts = starts, mode == "tasks" and "triggers" in event  # the end has no triggers
+                    if mode == "values":
+                        self._values = event
+                    elif starts:
+                        self._fields.enter(event["name"], same_step=began)
+                        await self._save_fields()
+                        self._request.on_output(Output("node", clean_text(event["name"])))
+                    yield self._values
+                    if starts and control.drain_requested:  # while the caller had the event, before the node began
+                        raise import_module("langgraph.errors").GraphDrained(control.drain_reason)
+
+    @property
+    def _run_id(self) -> str:
+        return self._request.idempotency_key.partition(":")[0]
+
+    async def _save_fields(self) -> None:
+        """Write the fields about the run to the thread, if there is a thread."""
+
+    async def _rest(self, status: str, *, at_node: bool = False) -> None:
+        if self._fields:
+            self._fields.rest(status, at_node=at_node)
+            await self._save_fields()
+
+    async def _reply(self, values: Any, schema: Schema | None) -> Reply:
+        ours = self._fields.values
+        if ours and isinstance(values, dict):
+            values = {name: one for name, one in cast("dict[str, Any]", values).items() if name not in ours}
+        usage = _cost(values, self._earlier)
+        names = getattr(self._graph, "output_channels", None)
+        try:
+            reply = await reply_of(values, names, schema, earlier=self._earlier, known=self._known, usage=usage)
+        except BackendError as error:
+            error.usage = usage
+            await self._rest("failed")
+            raise
+        await self._rest("completed")
+        return replace(reply, session_id=self.session_id)
+
+
+class Thread(UnstoredThread):
+    """A conversation kept by the graph's checkpointer."""
+
+    def __init__(
+        self, graph: CompiledGraph, to_input: Callable[[str, ConversationRequest], Any], request: ConversationRequest
+    ) -> None:
+        super().__init__(graph, to_input, request)
+        resumed = request.session_id if request.resume else None
+        self._name = resumed or request.idempotency_key or uuid4().hex
+        waiting = _WAITING.fullmatch(self._name) if resumed else None
+        self._thread = waiting[1] if waiting else self._name
+        self._asked = (waiting[2], int(waiting[3])) if waiting else None
+        self._forks = None if resumed or request.fork_of is None else _WAITING.sub(r"\1", request.fork_of)
+        self._has_begun = False
+        """Whether a turn has run: the request describes the thread before the first turn only."""
+
+    @property
+    def session_id(self) -> str:
+        return self._name
+
+    async def _turn(self, prompt: str, schema: Schema | None) -> Reply:
+        state = await self._state()
+        mark = _mark(self._request.idempotency_key, prompt)
+        goes_on = self._is_to_go_on(state, mark)
+        if not goes_on:
+            state = await self._made_ready(state)
+        self._earlier = {message.id for message in messages_of(state.values)}
+        known = () if self._forks is None else (self._forks, self._forks.partition(":")[0])
+        self._fields.begin(self._run_id, self._thread, state.values, known)
+        if goes_on:
+            await self._go_on(state)
+        else:
+            await self._begin(prompt, state, mark)
+        return await self._finished(await self._state(), schema)
+
+    def _is_to_go_on(self, state: Any, mark: str) -> bool:
+        """Return whether the thread's unfinished work is to be continued, instead of starting with a new input."""
+        if self._has_begun or _checkpoint_of(state) is None:
+            return False
+        if self._request.resumes_interrupted or self._request.answer is not None:
+            return True
+        return bool(state.next) and state.metadata.get(_MARK) == mark
+
+    async def _made_ready(self, state: Any) -> Any:
+        """Return the state of a thread ready for a new input: unchanged, emptied, or a fresh copy of another thread.
+
+        Raises BackendError if the thread to continue is missing, or is waiting for an answer.
+        """
+        continues = self._has_begun or self._request.resume
+        if not continues and _checkpoint_of(state) is not None:
+            # Left by an earlier attempt at the task, after a failure or for another prompt.
+            await self._graph.checkpointer.adelete_thread(self._thread)
+        if not continues and self._forks is not None:
+            await copy_thread(self._graph.checkpointer, self._forks, self._thread)
+        if not continues:
+            state = await self._state()
+        continues = continues or self._forks is not None
+        if continues and _checkpoint_of(state) is None:
+            text = f"the graph's checkpointer has no thread {self._forks or self._thread}"
+            raise BackendError(ErrorKind.SESSION_LOST, text)
+        if continues and state.interrupts:
+            waits = f"the graph waits for an answer: {one_line(question_of(state.interrupts[0]).text, 120)}"
+            raise BackendError(ErrorKind.INVALID_REQUEST, waits)
+        return state
+
+    async def _begin(self, prompt: str, state: Any, mark: str) -> None:
+        self._has_begun, before = True, _checkpoint_of(state)
+
+        async def has_input() -> bool:
+            return _checkpoint_of(await self._state()) not in (None, before)
+
+        given = self._to_input(prompt, self._request)
+        self._known = _known_values(state.values, given)
+        await self._run_until_it_rests(given, mark, has_input)
+
+    async def _go_on(self, state: Any) -> None:
+        self._has_begun = True
+        mark, answer = state.metadata.get(_MARK), self._request.answer
+        if answer is None or self._asked is None or await self._is_answered():
+            self._request.on_session(self._name)
+            await self._run_until_it_rests(None, mark, None)
+        else:
+            command = import_module("langgraph.types").Command(resume={self._asked[0]: answer.value})
+            await self._run_until_it_rests(command, mark, self._is_answered)
+
+    async def _run_until_it_rests(self, given: Any, mark: Any, holds: Callable[[], Awaitable[bool]] | None) -> None:
+        """Run the graph to its end or its next question.
+
+        The session is reported as soon as `holds` shows that the thread contains this turn's input, so that an attempt
+        after an interruption need not send the input again.
+        """
+        # `sync`: a node starts only after the state it builds on is written.
+        async for _ in self._run(given, self._config(mark), durability="sync"):
+            if holds is not None and await holds():
+                holds = None
+                self._request.on_session(self._name)
+
+    async def _save_fields(self) -> None:
+        if not self._fields:
+            return
+        try:
+            await self._fields.save(self._graph.checkpointer, self._thread)
+        except Exception as exc:  # a copy of what plait knows; no reason to lose the work of the turn
+            text = f"{type(exc).__name__}: {one_line(str(exc), 200)}"
+            self._request.on_output(Output("notice", f"the fields about the run could not be written: {text}"))
+
+    async def _finished(self, state: Any, schema: Schema | None) -> Reply:
+        if state.interrupts:
+            await self._rest("waiting_input", at_node=True)
+            interrupt = state.interrupts[0]
+            self._name = f"{self._thread}?{interrupt.id}+{await self._answers()}"
+            question = question_of(interrupt)
+            cost = _cost(state.values, self._earlier)
+            return Reply(question.text, session_id=self.session_id, usage=cost, question=question)
+        if state.next:
+            text = f"the graph stopped before {', '.join(state.next)}; ask with interrupt() inside a node instead"
+            raise BackendError(ErrorKind.INVALID_REQUEST, text)
+        self._name = self._thread
+        return await self._reply(state.values, schema)
+
+    # A turn with an answer may be repeated after an interruption or failure, when the node has already taken the
+    # answer: given again, the answer would apply to the node's next question. The session id of a waiting conversation
+    # therefore holds the interrupt in question, and the number of answers taken by the thread before.
+
+    async def _is_answered(self) -> bool:
+        if self._asked is None:
+            return True
+        interrupt_id, answers = self._asked
+        waiting = {interrupt.id for interrupt in (await self._state()).interrupts}
+        return interrupt_id not in waiting or await self._answers() > answers
+
+    async def _answers(self) -> int:
+        """Return the number of answers taken by the nodes of the current step, including nodes of nested graphs."""
+        saved = [await self._graph.checkpointer.aget_tuple(place) for place in _places(await self._state())]
+        writes = [write for one in saved if one is not None for write in one.pending_writes or ()]
+        return sum(len(values) for _, channel, values in writes if channel == _RESUME)
+
+    async def _state(self) -> Any:
+        return await self._graph.aget_state(self._config(), subgraphs=True)
+
+    def _config(self, mark: Any = None) -> dict[str, Any]:
+        return {"configurable": {"thread_id": self._thread}, "metadata": {} if mark is None else {_MARK: mark}}
+
+
+async def note_cancelled(graph: CompiledGraph, session_id: str) -> None:
+    """Write to the thread of the session, if its work is unfinished, that its run was cancelled."""
+    waiting, fields = _WAITING.fullmatch(session_id), RunFields(graph)
+    thread = waiting[1] if waiting else session_id
+    state = await graph.aget_state({"configurable": {"thread_id": thread}})
+    if state.next and fields.cancel(state.values):
+        await fields.save(graph.checkpointer, thread)
+
+
+async def copy_thread(saver: Any, source: str, target: str) -> None:
+    """Copy all checkpoints of thread `source` to the new thread `target`: some channels are stored as changes between
+    steps.
+
+    After an interrupted copy, the newest checkpoint carries a mark from `source`, so that a later attempt copies again.
+    """
+    chain = [one async for one in saver.alist({"configurable": {"thread_id": source}})]
+    for one in reversed(chain):  # the list starts with the newest, which has to be written last
+        before = one.parent_config["configurable"].get("checkpoint_id") if one.parent_config else None
+        place: dict[str, Any] = {
+            "thread_id": target,
+            "checkpoint_ns": one.config["configurable"].get("checkpoint_ns", ""),
+            **({} if before is None else {"checkpoint_id": before}),
+        }
+        versions = one.checkpoint["channel_versions"]
+        stored = await saver.aput({"configurable": place}, one.checkpoint, one.metadata, versions)
+        writes: dict[str, list[tuple[str, Any]]] = {}
+        for task, channel, written in one.pending_writes or ():
+            writes.setdefault(task, []).append((channel, written))
+        for task, those in writes.items():
+            await saver.aput_writes(stored, those, task)
+
+
+def _places(state: Any) -> Iterator[Any]:
+    """Yield the checkpoints that make up a state."""
+    yield state.config
+    for task in state.tasks:
+        if hasattr(task.state, "tasks"):
+            yield from _places(task.state)
+
+
+def _checkpoint_of(state: Any) -> str | None:
+    """Return the id of the newest checkpoint; None if the thread does not exist."""
+    known: str | None = state.config["configurable"].get("checkpoint_id")
+    return known
+
+
+def _mark(key: str, prompt: str) -> str:
+    return hashlib.sha256(f"{key}\0{clean_text(prompt)}".encode()).hexdigest()
+
+
+def _after(prompt: str, messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    """Return `messages` with the prompt before an answer that lacks it."""
+    lacks_prompt = bool(messages) and messages[0].role == "assistant"
+    return (Message("user", clean_text(prompt)), *messages) if lacks_prompt else messages
+
+
+def _known_values(before: Any, given: Any) -> Mapping[str, Any]:
+    known: dict[str, Any] = {}
+    for values in (before, given):
+        if isinstance(values, Mapping):
+            known |= cast("Mapping[str, Any]", values)
+    return known
+
+
+def _cost(values: Any, earlier: Set[Any]) -> Usage:
+    return tokens_of([message for message in messages_of(values) if message.id not in earlier])
+
+
+# Fields of a graph's state that tell the graph about its run.
+#
+# plait fills each of the fields that the graph's state declares. A node reads its own name in `current_node`. In the
+# thread, `current_node` names the nodes under way, and None once the graph rests.
+#
+# The graph is copied for the turn: the channel of a field returns the value of plait, and each node's input receives
+# the node's name. LangGraph saves a step before its nodes are known, so the newest checkpoint is written again under
+# the same id when they begin, and when the graph rests. Nodes, triggers and unfinished work in it stay as they are.
+#
+# A field that a node or the input itself writes, with a value that is not plait's, belongs to the graph for the turn.
+
+NAMES = ("run_id", "session_id", "run_status", "current_node")
+
+
+class RunFields:
+    """The fields that one graph declares, with their values in one turn."""
+
+    def __init__(self, graph: Any) -> None:
+        plain = import_module("langgraph.channels").LastValue
+        channels = cast("Mapping[str, Any]", getattr(graph, "channels", {}))
+        self._values: dict[str, Any] = {name: None for name in NAMES if type(channels.get(name)) is plain}
+        self._given: dict[str, set[Any]] = {name: {None} for name in self._values}
+        self._left: set[str] = set()
+
+    def __bool__(self) -> bool:
+        return bool(self._values)
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The fields that plait fills, without the fields that the graph writes itself."""
+        return {name: one for name, one in self._values.items() if name not in self._left}
+
+    def begin(self, run_id: str | None, session_id: str | None, stored: Any, known: Collection[str | None]) -> None:
+        """Fill the fields for a turn. `stored` are the thread's values. An id in the thread that is neither of this
+        conversation nor one of `known` was written by the graph.
+        """
+        kept = cast("Mapping[str, Any]", stored) if isinstance(stored, Mapping) else dict[str, Any]()
+        for name, mine in (("run_id", run_id), ("session_id", session_id)):
+            if name in self._values and kept.get(name) not in (None, mine, *known):
+                self.write(name, kept[name])
+            self._set(name, mine)
+        self.rest("running")
+
+    def cancel(self, stored: Any) -> bool:
+        """Fill the fields for a thread with the values `stored` that waits while its run is cancelled. Return False if
+        the status in the thread is not plait's.
+        """
+        kept = cast("Mapping[str, Any]", stored)
+        if "run_status" not in self._values or kept.get("run_status") not in {"running", "waiting_input", "failed"}:
+            return False
+        self.begin(kept.get("run_id"), kept.get("session_id"), kept, ())
+        self._set("current_node", kept.get("current_node"))
+        self.rest("cancelled", at_node=True)
+        return True
+
+    def enter(self, node: str, *, same_step: bool) -> None:
+        """Note that `node` begins, together with the nodes before it if `same_step`."""
+        before = self._values.get("current_node") if same_step else None
+        self._set("current_node", f"{before}, {node}" if before else node)
+
+    def rest(self, status: str, *, at_node: bool = False) -> None:
+        """Note the status of the run; `at_node` if the nodes under way are to go on."""
+        self._set("run_status", status)
+        if not at_node:
+            self._set("current_node", None)
+
+    def _set(self, name: str, value: Any) -> None:
+        if name in self._values and name not in self._left:
+            self._values[name] = value
+            self._given[name].add(value)
+
+    def read(self, name: str) -> Any:
+        """Return the value of the field."""
+        return self._values[name]
+
+    def write(self, name: str, value: Any) -> None:
+        """Note that the graph's code wrote the field. Nodes that return their whole state change nothing."""
+        if not (isinstance(value, str | None) and value in self._given[name]):
+            self._left.add(name)
+            self._values[name] = value
+
+    def input_of(self, node: str, mapper: Callable[[Any], Any] | None) -> Callable[[Any], Any]:
+        """Return `mapper` with the name of the node added to the input."""
+
+        def mapped(given: Any) -> Any:
+            known: Any = given
+            if isinstance(given, dict) and "current_node" not in self._left:
+                known = {**cast("dict[str, Any]", given), "current_node": node}
+            return known if mapper is None else mapper(known)
+
+        self._given["current_node"].add(node)
+        return mapped
+
+    def graph_of(self, graph: Any) -> Any:
+        """Return a copy of `graph` whose nodes read the fields."""
+        channels = {name: _field_channel()(graph.channels[name].typ, name, self) for name in self._values}
+        nodes: dict[str, Any] = {}
+        for name, node in graph.nodes.items():
+            read: Any = node.channels  # one name for a node that reads one channel alone
+            if isinstance(read, list) and "current_node" in read and "current_node" in self._values:
+                nodes[name] = node.copy({"mapper": self.input_of(name, node.mapper)})
+        return graph.copy({"channels": {**graph.channels, **channels}, "nodes": {**graph.nodes, **nodes}})
+
+    async def save(self, saver: Any, thread: str) -> None:
+        """Write the fields to the newest checkpoint of the thread, if it has one."""
+        newest = await saver.aget_tuple({"configurable": {"thread_id": thread}})
+        if newest is None or not self.values:
+            return
+        versions = newest.checkpoint["channel_versions"]
+        version = saver.get_next_version(max(versions.values(), default=None), None)
+        changed = dict.fromkeys(self.values, version)
+        checkpoint = {
+            **newest.checkpoint,
+            "channel_values": {**newest.checkpoint["channel_values"], **self.values},
+            "channel_versions": {**versions, **changed},
+        }
+        before = newest.parent_config["configurable"].get("checkpoint_id") if newest.parent_config else None
+        place = {"thread_id": thread, "checkpoint_ns": "", **({} if before is None else {"checkpoint_id": before})}
+        await saver.aput({"configurable": place}, checkpoint, newest.metadata, changed)
+
+
+@cache
+def _field_channel() -> type[Any]:
+    last_value: type[Any] = import_module("langgraph.channels").LastValue
+
+    class FieldChannel(last_value):  # type: ignore[misc]
+        """A channel whose value is that of plait."""
+
+        __slots__ = ("fields",)
+
+        def __init__(self, typ: Any, key: str, fields: RunFields) -> None:
+            super().__init__(typ, key)  # pyright: ignore[reportUnknownMemberType]
+            self.fields = fields
+
+        def copy(self) -> Any:
+            return FieldChannel(self.typ, self.key, self.fields)
+
+        def from_checkpoint(self, checkpoint: Any) -> Any:  # noqa: ARG002 - `begin` has read the thread
+            return self.copy()
+
+        def update(self, values: Sequence[Any]) -> bool:
+            for value in values:
+                self.fields.write(self.key, value)
+            return bool(values)
+
+        def get(self) -> Any:
+            return self.fields.read(self.key)
+
+        def is_available(self) -> bool:
+            return True
+
+        def checkpoint(self) -> Any:
+            return self.get()
+
+    return FieldChannel

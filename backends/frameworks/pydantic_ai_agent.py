@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import secrets
+import shutil
 import threading
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from importlib import import_module
+from os import environ
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -13,13 +18,13 @@ from anyio import CancelScope
 from anyio.to_thread import run_sync
 
 from plait.backends.extras import require
-from plait.backends.frameworks.pydantic_ai_declared import DeclaredAgent
-from plait.backends.frameworks.pydantic_ai_failures import failure_of, safe_line
-from plait.backends.frameworks.pydantic_ai_servers import running
-from plait.backends.frameworks.pydantic_ai_session import Sessions
-from plait.backends.frameworks.pydantic_ai_turn import AgentConversation, end_of_turn
+from plait.backends.frameworks.pydantic_ai_turn import AgentConversation, Sessions, end_of_turn, failure_of, safe_line
 from plait.backends.prices import Billing
-from plait.errors import BackendUnavailable
+from plait.backends.process.child_process import KILL_LIMIT, child_environment
+from plait.backends.process.process_table import PREFIX, ProcessTag, kill_tree, members, offer_to_oom_killer
+from plait.backends.process.watchdog import WATCHDOG, scratch
+from plait.errors import BackendError, BackendUnavailable, ErrorKind
+from plait.json_form import value
 
 if TYPE_CHECKING:
     from pydantic_ai.agent import AbstractAgent
@@ -110,7 +115,7 @@ class PydanticAIBackend:
             agent = await run_sync(self._make, abandon_on_cancel=True)
         servers = () if self._declared is None else self._declared.servers
         sessions = None if request.files is None else Sessions(request.files.sessions)
-        async with running(servers) as toolsets, _entered(agent):
+        async with running(servers) as toolsets, _running_agent(agent):
             yield AgentConversation(agent, toolsets, self._deps, request, sessions, ends)
 
     def _make(self) -> Any:
@@ -128,7 +133,7 @@ class PydanticAIBackend:
 
 
 @asynccontextmanager
-async def _entered(agent: Any) -> AsyncGenerator[None]:
+async def _running_agent(agent: Any) -> AsyncGenerator[None]:
     """Keep the agent's own MCP servers and the model's connections, until no conversation is open any more."""
     try:
         await agent.__aenter__()
@@ -139,3 +144,169 @@ async def _entered(agent: Any) -> AsyncGenerator[None]:
     finally:
         with CancelScope(shield=True):
             await agent.__aexit__(None, None, None)
+
+
+@value
+class McpServer:
+    """An MCP server: a command to start, or the URL of a running server."""
+
+    name: str
+    """The name in the plan. The model sees the server's tools as `<name>_<tool>`."""
+    command: tuple[str, ...] = ()
+    """The program and its arguments, for a server that speaks over its standard input and output."""
+    url: str | None = None
+    """The URL of a server that speaks HTTP."""
+    cwd: Path = Path()
+    """The working folder of the command."""
+    pass_env: tuple[str, ...] = ()
+    """Names of environment variables for the command, besides those that any program needs."""
+    api_key_env: str | None = None
+    """The environment variable whose value is sent to `url` as bearer token."""
+
+    def check(self) -> None:
+        """Raise BackendUnavailable if the command, or an environment variable, is missing."""
+        wanted = (*self.pass_env, *([self.api_key_env] if self.api_key_env else []))
+        missing = [name for name in wanted if not os.environ.get(name)]
+        if missing:
+            raise BackendUnavailable(f"MCP server {self.name!r} needs the environment variable {missing[0]}; set it")
+        if self.command and shutil.which(self.program) is None:
+            raise BackendUnavailable(
+                f"the command {self.command[0]!r} of MCP server {self.name!r} was not found; install it, or write "
+                "its path relative to the plan"
+            )
+
+    @property
+    def program(self) -> str:
+        """The command's program: a name on PATH, or a path relative to `cwd`."""
+        program = self.command[0]
+        return str(self.cwd.absolute() / Path(program).expanduser()) if "/" in program else program
+
+
+@value
+class DeclaredAgent:
+    """A plan's agent, made when first used: importing pydantic-ai takes a second."""
+
+    model: str
+    """The model as named by pydantic-ai: `provider:model`."""
+    instructions: str | None = None
+    """Instructions of every request."""
+    tools: tuple[Callable[..., Any], ...] = ()
+    """Functions that the model may call. Their signatures and docstrings describe them to the model."""
+    servers: tuple[McpServer, ...] = ()
+    """MCP servers, started anew for each conversation."""
+    max_tokens: int | None = None
+    """Limit of one answer, in tokens; None for the default of the library or the provider."""
+
+    def check(self) -> None:
+        """Raise BackendUnavailable if a server cannot be started."""
+        for server in self.servers:
+            server.check()
+
+    def make(self) -> Any:
+        """Return the agent. Raises the exceptions of pydantic-ai, such as UserError for a missing key."""
+        from pydantic_ai import Agent  # noqa: PLC0415
+        from pydantic_ai.models import infer_model  # noqa: PLC0415
+        from pydantic_ai.settings import ModelSettings  # noqa: PLC0415
+
+        settings = None if self.max_tokens is None else ModelSettings(max_tokens=self.max_tokens)
+        return Agent(infer_model(self.model), instructions=self.instructions, tools=self.tools, model_settings=settings)
+
+
+# MCP servers of a plan's agent: started for a conversation, and ended with it, whole process trees included.
+#
+# The library starts a command with an environment of few variables and ends it in an orderly way: its input is closed,
+# then it is asked to end, then it is killed. Each command is also marked, as the children of coding agents are, so that
+# whatever it started ends as well: on leaving, cancellation included, and by the watchdog if this process is killed.
+
+START_LIMIT = 30.0
+"""Seconds for starting a server, or connecting to it, up to its first answer."""
+
+
+@asynccontextmanager
+async def running(servers: Sequence[McpServer]) -> AsyncGenerator[Sequence[Any]]:
+    """Start the servers, and yield their toolsets. Leaving ends the servers.
+
+    Raises BackendUnavailable if a command does not start, and BackendError (transient) if a URL does not answer.
+    """
+    if not servers:
+        yield ()
+        return
+    await run_sync(_load, abandon_on_cancel=True)
+    with scratch() as folder:
+        async with AsyncExitStack() as stack:
+            yield [await stack.enter_async_context(_running(server, folder)) for server in servers]
+
+
+def _load() -> None:
+    import_module("pydantic_ai.mcp")  # takes seconds
+
+
+@asynccontextmanager
+async def _running(server: McpServer, folder: Path) -> AsyncGenerator[Any]:
+    if server.url is not None:
+        async with _connected(server, _remote(server, server.url)) as toolset:
+            yield toolset
+        return
+    tag, log = ProcessTag(secrets.token_hex(8)), folder / f"{server.name}.log"
+    with suppress(OSError):  # no watchdog can be started; the server then ends when its input does
+        WATCHDOG.watch(tag)
+    try:
+        async with _connected(server, _local(server, tag, log), log) as toolset:
+            await run_sync(_offer_to_oom_killer, tag)
+            yield toolset
+    finally:
+        with CancelScope(shield=True):
+            await run_sync(kill_tree, (tag,), KILL_LIMIT)
+        WATCHDOG.unwatch(tag.marker)
+
+
+def _offer_to_oom_killer(tag: ProcessTag) -> None:
+    """Let the kernel kill the server's processes before this process when memory runs out."""
+    with suppress(OSError):
+        for process in members((tag,)):
+            offer_to_oom_killer(process.pid)
+
+
+@asynccontextmanager
+async def _connected(server: McpServer, toolset: Any, log: Path | None = None) -> AsyncGenerator[Any]:
+    try:
+        await toolset.__aenter__()
+    except Exception as error:
+        raise await run_sync(_not_started, server, error, log) from error
+    try:
+        yield toolset.prefixed(server.name)
+    finally:
+        # The server may be gone by now, and the connection broken.
+        with CancelScope(shield=True), suppress(Exception):
+            await toolset.__aexit__(None, None, None)
+
+
+def _local(server: McpServer, tag: ProcessTag, log: Path) -> Any:
+    from fastmcp.client.transports import StdioTransport  # noqa: PLC0415
+    from pydantic_ai.mcp import MCPToolset  # noqa: PLC0415
+
+    environment = {**child_environment(server.pass_env), PREFIX + tag.marker: "1"}
+    transport = StdioTransport(
+        server.program, list(server.command[1:]), environment, str(server.cwd), keep_alive=False, log_file=log
+    )
+    return MCPToolset(transport, id=server.name, init_timeout=START_LIMIT)
+
+
+def _remote(server: McpServer, url: str) -> Any:
+    from pydantic_ai.mcp import MCPToolset  # noqa: PLC0415
+
+    token = environ.get(server.api_key_env or "")
+    headers = {"Authorization": f"Bearer {token}"} if token else None
+    return MCPToolset(url, id=server.name, headers=headers, init_timeout=START_LIMIT)
+
+
+def _not_started(server: McpServer, error: Exception, log: Path | None) -> Exception:
+    reason = safe_line(str(error) or type(error).__name__)
+    if log is None:
+        return BackendError(
+            ErrorKind.TRANSIENT, f"MCP server {server.name!r} at {server.url} does not answer: {reason}"
+        )
+    lines = log.read_text(errors="replace").split("\n") if log.is_file() else []
+    last = next((safe_line(line) for line in reversed(lines) if line.strip()), "")
+    said = f"; its last line: {last}" if last else ""
+    return BackendUnavailable(f"MCP server {server.name!r} ({server.command[0]}) did not start: {reason}{said}")

@@ -7,35 +7,33 @@ calls of tools lets the agent call the tools.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
-from collections.abc import Sequence
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 from anyio import CancelScope, current_time
 from anyio.to_thread import run_sync
 
 from plait.backends.backend_protocol import ConversationRequest, Output, Reply
-from plait.backends.frameworks.pydantic_ai_failures import failure_of, safe_line
-from plait.backends.frameworks.pydantic_ai_session import History, Sessions
-from plait.backends.frameworks.pydantic_ai_values import (
-    check_whole,
-    clean_parts,
-    from_stored,
-    reported,
-    settings_for,
-    spent,
-    stated,
-)
+from plait.backends.error_kinds import kind_of, seconds_left
+from plait.backends.function_backend import format_traceback, place_of
+from plait.backends.json_fields import describe_tool_call
 from plait.backends.output_schema import Mismatch, Schema, invalid_output, repair_prompt
+from plait.backends.process.private_files import private_folder
 from plait.backends.threads import check_answer, read_answer
 from plait.backends.turn_cancellation import cancel_requested
-from plait.backends.whole_answer import whole_answer
+from plait.backends.whole_answer import split_thoughts, whole_answer
 from plait.dialogue import Message
-from plait.errors import BackendError, ErrorKind
-from plait.json_form import JsonValue
-from plait.safe_text import clean_text
+from plait.errors import BackendError, BackendUnavailable, ErrorKind
+from plait.json_form import JsonValue, value
+from plait.safe_text import clean_text, one_line, parse_json, shown, without_secrets
+from plait.usage import NO_USAGE, Usage
 
 if TYPE_CHECKING:
     from pydantic_ai.messages import ModelMessage
@@ -268,3 +266,331 @@ def _output_type(schema: Schema) -> Any:
 
 def _in_words(schema: Schema) -> str:
     return f"Answer with nothing but JSON that fits this JSON Schema: {schema.text}"
+
+
+# The values of pydantic-ai as ours: messages, outputs, usage, events and settings.
+
+
+def from_stored(history: Sequence[Message]) -> list[ModelMessage]:
+    """Return the stored text of a conversation as messages for a model."""
+    from pydantic_ai.messages import (  # noqa: PLC0415
+        ModelRequest,
+        ModelResponse,
+        SystemPromptPart,
+        TextPart,
+        UserPromptPart,
+    )
+
+    messages: list[ModelMessage] = []
+    for one in history:
+        text = clean_text(one.content)
+        if one.role == "assistant":
+            messages.append(ModelResponse(parts=[TextPart(text)]))
+        else:
+            messages.append(
+                ModelRequest(parts=[SystemPromptPart(text) if one.role == "system" else UserPromptPart(text)])
+            )
+    return messages
+
+
+def stated(output: Any) -> tuple[str, JsonValue]:
+    """Return an agent's output as text, and as JSON if the output is not text."""
+    if isinstance(output, str):
+        return clean_text(str(output)), None
+    from pydantic_core import to_json  # noqa: PLC0415
+
+    try:
+        data = parse_json(clean_text(to_json(output).decode()))
+    except (ValueError, TypeError) as error:
+        name = type(output).__name__
+        text = f"the agent's output is {name}, which JSON cannot hold: {one_line(str(error), 120)}"
+        raise BackendError(ErrorKind.UNEXPECTED, text) from error
+    return json.dumps(data, ensure_ascii=False), data
+
+
+def clean_parts(response: Any) -> str:
+    """Cut the thoughts out of a response's text, which is the answer and is sent again as history, and return them.
+
+    Join the halves of characters that a stream delivered in two parts: a history with halves cannot be written.
+    """
+    found: list[str] = []
+    for part in response.parts:
+        if part.part_kind in {"text", "thinking"}:
+            part.content = clean_text(part.content)
+        if part.part_kind == "text":  # a part of its own would be sent again in `<think>` by some of the models
+            part.content, thoughts = split_thoughts(part.content)
+            found += [thoughts] if thoughts else []
+    return "\n\n".join(found)
+
+
+def check_whole(response: Any) -> None:
+    """Raise BackendError if a response of the model is not whole: an answer, or a call of tools."""
+    reasons = [reason for reason in [response.finish_reason or _told_reason(response)] if reason]
+    if any(part.part_kind == "tool-call" for part in response.parts):
+        reasons = [reason for reason in reasons if reason != "tool_call"]
+    whole_answer(
+        "".join(part.content for part in response.parts if part.part_kind == "text"),
+        reasons if _says_why(response) else (),
+        missing="" if _says_why(response) else "the model's answer broke off: it ended without a reason",
+        usage=_usage(response),
+        raise_limit="set a higher `max_tokens` of the backend (in Python in the agent's model_settings)",
+        needs_text=False,  # pydantic-ai asks again for an answer without text
+    )
+
+
+def _told_reason(response: Any) -> str:
+    """Return the server's own word for the reason, which pydantic-ai keeps in the details."""
+    details: dict[str, Any] = response.provider_details or {}
+    told = details.get("finish_reason")
+    return told if isinstance(told, str) else ""
+
+
+def _says_why(response: Any) -> bool:
+    """Return whether the server said why the answer ended.
+
+    Without a word, pydantic-ai takes a stream of chat completions as complete; a server that also reports no usage was
+    cut off. The library's models for tests report nothing.
+    """
+    counted = response.finish_reason and not getattr(response.usage, "unmeasured_requests", 0)
+    return response.provider_name in {None, "test"} or bool(_told_reason(response) or counted)
+
+
+def spent(messages: Sequence[ModelMessage]) -> Usage:
+    """Return the sum of the usage that the messages report."""
+    return sum((_usage(message) for message in messages if message.kind == "response"), NO_USAGE)
+
+
+def _usage(response: Any) -> Usage:
+    told = response.usage
+    cost = getattr(told, "cost", None)
+    name = response.model_name
+    reasoning = getattr(told, "output_reasoning_tokens", 0)
+    # Some servers (xAI, Gemini) count reasoning beside the answer; it shows where the reasoning is the larger count.
+    beside = reasoning if reasoning > told.output_tokens else 0
+    cached = min(told.cache_read_tokens, told.input_tokens)
+    kept = min(told.cache_write_tokens, told.input_tokens - cached)
+    return Usage(
+        told.input_tokens,
+        told.output_tokens + beside,
+        None if cost is None else float(cost),
+        shown(name) if name else None,
+        cached,
+        kept,
+        reasoning,
+        cache_write_1h_tokens=min(getattr(told, "cache_write_1h_tokens", 0), kept),
+    )
+
+
+def reported(event: Any) -> Output | None:
+    """Return the output that an event of a running turn shows; None for other events."""
+    kind = event.event_kind
+    if kind == "part_start" and event.part.part_kind == "text" and event.part.content:
+        return Output("text", clean_text(event.part.content))
+    if kind == "part_delta" and event.delta.part_delta_kind == "text" and event.delta.content_delta:
+        return Output("text", clean_text(event.delta.content_delta))
+    if kind == "function_tool_call":
+        given: dict[str, Any] = event.part.args_as_dict() if event.args_valid is not False else {}
+        return Output("tool", describe_tool_call(event.part.tool_name, given))
+    return None
+
+
+def settings_for(model: Any) -> dict[str, Any]:
+    """Return the settings that switch the retries of the model's SDK off, if pydantic-ai can do so for the model."""
+    from pydantic_ai.models import infer_model  # noqa: PLC0415
+
+    if model is None:
+        return {}
+    ignored = getattr(infer_model(model), "unsupported_settings", ("max_retries",))
+    return {} if "max_retries" in ignored else {"max_retries": 0}
+
+
+# Histories in files, one for each session, with the tool calls that a stored message cannot hold.
+#
+# A file is rewritten after every step of a turn and replaced as a whole, so that it always holds a consistent history.
+# An attempt after a crash goes on from the file; a turn that was not finished is left out by any other turn.
+
+
+@value
+class History:
+    """The messages of a session, in pydantic-ai's form, and the state of its last turn."""
+
+    messages: Sequence[Any] = ()
+    turn: int = 0
+    """The index of the last turn's first message."""
+    counted: int = 0
+    """The number of messages whose usage was reported, by a failed attempt, before the turn has ended."""
+    answer: tuple[str, JsonValue] | None = None
+    """The text and the data of the answer to the last turn; None while the turn goes on."""
+
+    @property
+    def finished(self) -> Sequence[Any]:
+        """The messages of the finished turns."""
+        return self.messages if self.answer is not None else self.messages[: self.turn]
+
+
+class Sessions:
+    """The sessions of a store. The files are in `folder`, made for the current user only. The methods block."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def load(self, session_id: str) -> History | None:
+        """Return the history of a session; None if there is none, or if the file cannot be read."""
+        from pydantic_ai import ModelMessagesTypeAdapter  # noqa: PLC0415
+
+        try:
+            kept = json.loads(self._path(session_id).read_bytes())
+            messages = ModelMessagesTypeAdapter.validate_python(kept["messages"])
+            answer = None if kept["answer"] is None else (str(kept["answer"][0]), kept["answer"][1])
+            return History(messages, int(kept["turn"]), int(kept["counted"]), answer)
+        except (OSError, ValueError, TypeError, LookupError):
+            return None
+
+    def save(self, session_id: str, history: History) -> None:
+        """Write the history of a session, durably. Raises OSError, or ValueError if JSON cannot hold a message.
+
+        No file is left then.
+        """
+        from pydantic_ai import ModelMessagesTypeAdapter  # noqa: PLC0415
+
+        state = {"turn": history.turn, "counted": history.counted, "answer": history.answer}
+        path = self._path(session_id)
+        new = path.with_suffix(f".{os.getpid()}.new")
+        try:
+            said = ModelMessagesTypeAdapter.dump_json(list(history.messages))
+            data = json.dumps(state).encode()[:-1] + b', "messages": ' + said + b"}"
+            private_folder(self._folder)
+            _write(new, data)
+            new.replace(path)
+        except (OSError, ValueError):
+            # A history without the newest turn would be taken for the whole; the stored text is better.
+            path.unlink(missing_ok=True)
+            raise
+
+    def _path(self, session_id: str) -> Path:
+        # The form of name that `plait gc` knows: see agents/session_locks.py.
+        name = hashlib.sha256(session_id.encode("utf-8", "replace")).hexdigest()[:32]
+        return self._folder / f"pydantic-ai-{name}.json"
+
+
+def _write(path: Path, data: bytes) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(descriptor)
+
+
+# The exceptions of a run of an agent as our kinds of errors.
+
+_BY_CLASS: Mapping[str, ErrorKind] = {
+    "ContentFilterError": ErrorKind.REFUSED,
+    "OutputTokenLimitExceeded": ErrorKind.TRUNCATED,
+    "IncompleteToolCall": ErrorKind.TRUNCATED,
+    "UnexpectedModelBehavior": ErrorKind.INVALID_OUTPUT,
+    "UsageLimitExceeded": ErrorKind.INVALID_REQUEST,
+    "UserError": ErrorKind.INVALID_REQUEST,
+    "ModelRateLimitError": ErrorKind.RATE_LIMITED,
+    "ModelQuotaExceededError": ErrorKind.AUTH,
+    "ModelUnavailableError": ErrorKind.OVERLOADED,
+    "ModelServerError": ErrorKind.TRANSIENT,
+    "ModelTimeoutError": ErrorKind.TIMEOUT,
+    "ModelRequestTimeout": ErrorKind.TIMEOUT,
+    "ModelConnectionError": ErrorKind.TRANSIENT,
+    "ModelAuthenticationError": ErrorKind.AUTH,
+    "ModelContextWindowExceededError": ErrorKind.CONTEXT_OVERFLOW,
+    "ModelRequestRejectedError": ErrorKind.INVALID_REQUEST,
+    "ModelAPIError": ErrorKind.TRANSIENT,
+    "MCPError": ErrorKind.TRANSIENT,
+    "McpError": ErrorKind.TRANSIENT,
+    "ClosedResourceError": ErrorKind.TRANSIENT,
+    "BrokenResourceError": ErrorKind.TRANSIENT,
+    "ConnectionError": ErrorKind.TRANSIENT,
+    "TimeoutError": ErrorKind.TRANSIENT,
+}
+"""Kinds by the name of an exception's class, the nearest class first. By name, because versions of pydantic-ai differ
+in the classes that they have.
+"""
+_CONNECTION_CLOSED = -32000
+"""The code of an MCP error that says that the server is gone. Other codes are mistakes of the model."""
+_LIMIT = 400
+
+
+def failure_of(error: Exception) -> BackendError:
+    """Return the error of a turn that ended with `error`."""
+    if isinstance(error, BackendError):
+        return error
+    if isinstance(error, BackendUnavailable):
+        return BackendError(ErrorKind.UNAVAILABLE, str(error))
+    if isinstance(error, ExceptionGroup):  # all models of a FallbackModel have failed; the last was the last hope
+        return failure_of(cast("ExceptionGroup[Exception]", error).exceptions[-1])
+    status = getattr(error, "status_code", None)
+    status = status if type(status) is int and hasattr(error, "body") else None
+    failure = BackendError(_kind_by_class(error), _text(error)) if status is None else _http_error(status, error)
+    if not _is_the_librarys(error):  # of a tool, most likely
+        failure = BackendError(failure.kind, failure.message + place_of(error), traceback=format_traceback(error))
+    failure.retry_after = _asked_delay(error)
+    return failure
+
+
+def safe_line(text: str, limit: int = 300) -> str:
+    """Return `text` in one line, without the values of environment variables that are named like secrets."""
+    return without_secrets(one_line(text, limit))
+
+
+def _text(error: Exception) -> str:
+    name, detail = type(error).__name__, safe_line(str(error), _LIMIT)
+    return f"{name}: {detail}" if detail else name
+
+
+def _http_error(status: int, error: Any) -> BackendError:
+    """Return the error of an answer with a status, to a request of the library or, without a model, of a tool."""
+    detail = _detail(error.body) or str(error)
+    model = getattr(error, "model_name", None)
+    source = f"{type(error).__name__}: the server" if model is None else f"model {model}"
+    text = f"{source} answered with status {status}: {safe_line(detail, _LIMIT)}"
+    return BackendError(kind_of(status, _words(error), detail), text)
+
+
+def _asked_delay(error: Exception) -> float | None:
+    """Return the seconds to wait, from the server's header or else from the message of the server."""
+    wait = getattr(error, "retry_after", None)
+    if isinstance(wait, int | float):
+        return float(wait)
+    return seconds_left(_detail(getattr(error, "body", None)), time.time())
+
+
+def _words(error: Any) -> list[str]:
+    body: Any = error.body
+    inner: Any = cast("Mapping[str, Any]", body).get("error", body) if isinstance(body, Mapping) else None
+    found: list[Any] = [getattr(error, name, None) for name in ("provider_error_code", "provider_error_type")]
+    if isinstance(inner, Mapping):
+        fields = cast("Mapping[str, Any]", inner)
+        found += [fields.get("code"), fields.get("type")]
+    return [word for word in found if isinstance(word, str)]
+
+
+def _detail(body: Any) -> str:
+    """Return the message in the body of an error, or the whole body as text."""
+    while isinstance(body, Mapping):
+        fields = cast("Mapping[str, Any]", body)
+        body = next((fields[name] for name in ("error", "message", "Message") if fields.get(name)), str(fields))
+    return "" if body is None else str(body)
+
+
+def _kind_by_class(error: Exception) -> ErrorKind:
+    if any(getattr(cause, "code", None) == _CONNECTION_CLOSED for cause in _causes(error)):
+        return ErrorKind.TRANSIENT
+    return next((_BY_CLASS[kind.__name__] for kind in type(error).__mro__ if kind.__name__ in _BY_CLASS),
+                ErrorKind.UNEXPECTED)  # fmt: skip
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        if type(error).__name__ in {"MCPError", "McpError"}:
+            yield error
+        error = error.__cause__
+
+
+def _is_the_librarys(error: Exception) -> bool:
+    return any(kind.__module__.startswith("pydantic_ai.") for kind in type(error).__mro__)

@@ -1,7 +1,4 @@
-"""Backends as named in a plan file: models for validation, and `build` to make the backend.
-
-Among the files of `backends`, only `spec` imports pydantic, and no other file imports `spec`.
-"""
+"""Backends as named in a plan file: the entries of models, functions and people, and any entry made a backend."""
 
 from __future__ import annotations
 
@@ -10,9 +7,12 @@ import importlib
 import importlib.util
 import re
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager, suppress
 from operator import attrgetter
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias, get_args
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
@@ -25,10 +25,8 @@ from plait.backends.models.load_balancing import LoadBalancedBackend
 from plait.backends.models.local_model import LocalBackend, missing_parts
 from plait.backends.models.model_api import RemoteBackend, check_extra
 from plait.backends.models.openai_api import OpenAIBackend
-from plait.backends.specs.agent_specs import AcpAgent, AcpSpec, AgentSpec, ClaudeCodeSpec, CodexSpec
+from plait.backends.specs.agent_specs import AcpAgent, AcpSpec, AgentSpec, ClaudeCodeSpec, CodexSpec, PydanticAISpec
 from plait.backends.specs.backend_spec import BASE_URL, CALL, RatePart, Spec
-from plait.backends.specs.pydantic_ai_spec import PydanticAISpec
-from plait.backends.specs.sibling_specs import importable_siblings
 from plait.errors import BackendUnavailable
 from plait.json_form import JsonValue
 from plait.safe_text import one_line
@@ -200,16 +198,22 @@ def build(spec: AnySpec, *, folder: Path) -> Backend:
     a function is missing.
     """
     if isinstance(spec, FunctionSpec):
-        return _function(spec.call, folder)
+        try:
+            return as_backend(_named(spec.call, folder))
+        except TypeError as exc:
+            raise BackendUnavailable(f"{spec.call}: {exc}") from None
     if isinstance(spec, PersonSpec):
         return PersonBackend(default=spec.default, deadline=spec.deadline)
-    if isinstance(spec, AgentSpec):
-        agent = spec.make(folder)
-        agent.check()
-        return agent
     if isinstance(spec, PydanticAISpec):
-        return _pydantic_ai(spec, folder)
-    backend = _model(spec, folder)
+        tools = [_named(call, folder) for call in spec.tools]
+        for call, tool in zip(spec.tools, tools, strict=True):
+            if not callable(tool) or isinstance(tool, type):
+                raise BackendUnavailable(f"{call}: a tool is a function, not {type(tool).__name__}")
+        backend: Any = spec.make(folder, tuple(tools))
+    elif isinstance(spec, AgentSpec):
+        backend = spec.make(folder)
+    else:
+        backend = _model(spec, folder)
     backend.check()
     return backend
 
@@ -259,7 +263,11 @@ def default_spec(
     The kind is `kind` if given, else the kind indicated by `env` and `base_url`, OpenAI before Anthropic. Raises
     BackendUnavailable, with a list of the available kinds, if no kind is indicated.
     """
-    chosen = kind or _configured(env, base_url)
+    chosen = kind
+    if kind is None and (base_url or env.get("OPENAI_BASE_URL") or env.get("OPENAI_API_KEY")):
+        chosen = "openai"
+    elif kind is None and env.get("ANTHROPIC_API_KEY"):
+        chosen = "anthropic"
     if chosen == "openai":
         return OpenAISpec(kind="openai", model=model, base_url=_url(base_url or env.get("OPENAI_BASE_URL")))
     if chosen == "anthropic":
@@ -286,12 +294,6 @@ def _url(base_url: str | None) -> str | None:
     return base_url or None
 
 
-def _configured(env: Mapping[str, str], base_url: str | None) -> str | None:
-    if base_url or env.get("OPENAI_BASE_URL") or env.get("OPENAI_API_KEY"):
-        return "openai"
-    return "anthropic" if env.get("ANTHROPIC_API_KEY") else None
-
-
 def _choices() -> str:
     missing = missing_parts()
     local = "installed here" if not missing else "not installed here; run: " + " && ".join(missing)
@@ -308,40 +310,18 @@ def _choices() -> str:
     )
 
 
-def _function(call: str, folder: Path) -> Backend:
-    try:
-        return as_backend(_named(call, folder))
-    except TypeError as exc:
-        raise BackendUnavailable(f"{call}: {exc}") from None
-
-
 def _named(call: str, folder: Path) -> Any:
     where, _, name = call.rpartition(":")
-    module = _load_file(folder / where) if where.endswith(".py") else _load_module(where)
+    try:
+        module = _load_file(folder / where) if where.endswith(".py") else importlib.import_module(where)
+    except BackendUnavailable:
+        raise
+    except Exception as exc:  # whatever the user's module raises while it is imported
+        raise BackendUnavailable(f"cannot import {where}: {type(exc).__name__}: {one_line(str(exc))}") from exc
     try:
         return attrgetter(name)(module)
     except AttributeError:
         raise BackendUnavailable(f"{call}: {where} has no {name!r}") from None
-
-
-def _pydantic_ai(spec: PydanticAISpec, folder: Path) -> Backend:
-    backend = spec.make(folder, tuple(_tool(call, folder) for call in spec.tools))
-    backend.check()
-    return backend
-
-
-def _tool(call: str, folder: Path) -> Any:
-    tool = _named(call, folder)
-    if not callable(tool) or isinstance(tool, type):
-        raise BackendUnavailable(f"{call}: a tool is a function, not {type(tool).__name__}")
-    return tool
-
-
-def _load_module(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except Exception as exc:
-        raise BackendUnavailable(f"cannot import {name}: {type(exc).__name__}: {one_line(str(exc))}") from exc
 
 
 def _load_file(path: Path) -> Any:
@@ -357,7 +337,56 @@ def _load_file(path: Path) -> Any:
     try:
         with importable_siblings(path.parent):
             spec.loader.exec_module(module)
-    except Exception as exc:
+    except Exception as exc:  # whatever the user's file raises while it is loaded
         del sys.modules[name]
         raise BackendUnavailable(f"cannot load {path}: {type(exc).__name__}: {one_line(str(exc))}") from exc
     return module
+
+
+# While a file named by `call` is loaded, its folder is the first entry of `sys.path`. Afterwards the entry and the
+# modules of the folder are gone from `sys.path` and `sys.modules`: the next plan may have a module of the same name.
+
+_INSTALLED = frozenset({"site-packages", "dist-packages"})
+_lock = threading.RLock()
+_loaded: dict[Path, dict[str, ModuleType]] = {}
+"""The modules that files of a folder have imported from the folder, so that two files share one module."""
+
+
+@contextmanager
+def importable_siblings(folder: Path) -> Generator[None]:
+    """Return a context in which the modules in `folder` can be imported. `folder` is absolute and resolved.
+
+    Outside the context, the modules are only reachable through the names that the importing files bound. A module of
+    the same name that was imported before from another place, Python's own modules excepted, is set aside meanwhile.
+    """
+    with _lock:
+        aside = {name: sys.modules.pop(name) for name in _hidden_by(folder)}
+        before = set(sys.modules)
+        sys.modules.update(_loaded.get(folder, {}))
+        sys.path.insert(0, str(folder))
+        try:
+            yield
+        finally:
+            with suppress(ValueError):  # the loaded file may have removed the entry itself
+                sys.path.remove(str(folder))
+            found = {name: sys.modules[name] for name in set(sys.modules) - before if _is_in(folder, sys.modules[name])}
+            _loaded.setdefault(folder, {}).update(found)
+            for name in found:
+                del sys.modules[name]
+            sys.modules.update(aside)
+
+
+def _hidden_by(folder: Path) -> list[str]:
+    """Return the names of the imported modules that a module of `folder` has to replace."""
+    there = {file.stem for file in folder.glob("*.py")} | {file.parent.name for file in folder.glob("*/__init__.py")}
+    there -= sys.stdlib_module_names | {"plait"}
+    return [name for name, one in sys.modules.items() if name.partition(".")[0] in there and not _is_in(folder, one)]
+
+
+def _is_in(folder: Path, module: ModuleType) -> bool:
+    """Return whether the module lies in `folder`. Packages of an environment inside the folder are installed ones."""
+    places = [getattr(module, "__file__", None), *getattr(module, "__path__", ())]  # a namespace has no file
+    file = next((Path(place) for place in places if isinstance(place, str)), None)
+    if file is None or module.__name__.partition("_")[0] == "plait" or not file.is_relative_to(folder):
+        return False
+    return _INSTALLED.isdisjoint(file.parts)

@@ -20,8 +20,7 @@ from plait.backends.hosts.dask_hosts import DaskHosts
 from plait.backends.hosts.ssh_hosts import SSHHosts
 from plait.backends.prices import Price
 from plait.backends.specs.build_backend import KINDS, BackendSpec, answer_key_of, build, default_spec
-from plait.backends.specs.described_hosts import placed
-from plait.backends.specs.host_specs import HostsPart
+from plait.backends.specs.host_specs import HostsPart, placed
 from plait.errors import InvalidRequest
 from plait.json_form import JsonValue
 from plait.runner.domain.concurrency import default_concurrency

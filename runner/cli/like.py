@@ -11,9 +11,8 @@ import click
 from anyio import to_thread
 
 from plait.backends.backend_protocol import Backend, ReusableBackend
-from plait.backends.specs.agent_specs import AgentSpec
+from plait.backends.specs.agent_specs import AgentSpec, PydanticAISpec
 from plait.backends.specs.build_backend import PersonSpec
-from plait.backends.specs.pydantic_ai_spec import PydanticAISpec
 from plait.errors import InvalidRequest
 from plait.runner.cli.backends import BackendSet
 from plait.runner.cli.exits import print_note

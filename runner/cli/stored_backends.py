@@ -23,10 +23,9 @@ from plait.backends.models.anthropic_api import AnthropicBackend
 from plait.backends.models.endpoint import is_environments
 from plait.backends.models.openai_api import OpenAIBackend
 from plait.backends.prices import Price
-from plait.backends.specs.agent_specs import AgentSpec
+from plait.backends.specs.agent_specs import AgentSpec, PydanticAISpec
 from plait.backends.specs.build_backend import AnthropicSpec, BackendSpec, FunctionSpec, OpenAISpec
 from plait.backends.specs.host_specs import HostsPart
-from plait.backends.specs.pydantic_ai_spec import PydanticAISpec
 from plait.errors import BackendUnavailable, InvalidRequest
 from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import RunRecord, TaskRecord

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
-from plait.backends.threads import read_answer
 from plait.backends.output_schema import Mismatch, Schema
+from plait.backends.threads import read_answer
 from plait.clock_and_ids import iso
 from plait.dialogue import Message
 from plait.errors import AnswerConflict, BackendError, PlaitError, RunOwned

@@ -37,7 +37,7 @@ HOMES = {
     "aiohttp": "backends/models/http_client.py",
     "langgraph": "backends/frameworks/langgraph_*.py",
     "pydantic_ai": "backends/frameworks/pydantic_ai_*.py",
-    "fastmcp": "backends/frameworks/pydantic_ai_servers.py",
+    "fastmcp": "backends/frameworks/pydantic_ai_agent.py",
     "xllamacpp": "backends/models/_llama_server.py",
     "jsonschema_rs": "backends/output_schema.py",
     "genai_prices": "backends/prices.py",

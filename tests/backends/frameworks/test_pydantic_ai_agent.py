@@ -280,7 +280,7 @@ async def test_a_failing_tool_is_named_with_its_place() -> None:
 
     error, _ = await failure(calling(("break_it", {})), tools=[break_it])
     assert error.kind is ErrorKind.UNEXPECTED
-    assert error.message.startswith("RuntimeError: the disk is gone (at test_backend.py:")
+    assert error.message.startswith("RuntimeError: the disk is gone (at test_pydantic_ai_agent.py:")
     assert error.usage == Usage(20, 5, model="m")
 
 

@@ -23,7 +23,7 @@ from plait.backends.hosts.dask_address import slots_for
 from plait.backends.hosts.described_backend import build_described, describe
 from plait.backends.hosts.host_probe import probe_hosts
 from plait.backends.specs.build_backend import BackendSpec
-from plait.backends.specs.described_hosts import placed, spec_description
+from plait.backends.specs.host_specs import placed, spec_description
 from plait.events import TaskCompleted, TaskPlaced, TaskStarted
 from plait.hosts import DaskHosts, SSHHosts
 from plait.persistence import SQLiteStore
