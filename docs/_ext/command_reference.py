@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from plait.runner.cli.command_exits import EXIT_CODES
 from plait.runner.cli.command_line import cli
-from plait.runner.cli.exits import EXIT_CODES
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from plait.clock_and_ids import Clock
 from plait.errors import InvalidRequest
-from plait.runner.cli.options import StorePlace
+from plait.runner.cli.command_options import StorePlace
 from plait.runner.cli.output_files import write_file
 from plait.runner.serving.sign_in import SignIn
 

@@ -11,47 +11,48 @@ import click
 from click.shell_completion import CompletionItem, get_completion_class
 
 from plait.errors import InvalidRequest
-from plait.runner.cli.exits import EXIT_CODES, output, write
+from plait.runner.cli.command_exits import EXIT_CODES, output, write
 
-GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
+GROUPS: Mapping[str, Mapping[str, str]] = {
     "Run": {
-        "run": ("run_command:run_command", "Run a plan, or reach a goal by tasks that a model plans."),
-        "resume": ("resume_command:resume_command", "Continue a run that was interrupted, waits, or failed."),
-        "check": ("check_command:check_command", "Check a plan; run nothing."),
-        "fork": ("fork_command:fork_command", "Run a stored run anew from one of its tasks."),
-        "try": ("fork_command:try_command", "Run one task of a stored run anew, beside the run."),
+        "run": "Run a plan, or reach a goal by tasks that a model plans.",
+        "resume": "Continue a run that was interrupted, waits, or failed.",
+        "check": "Check a plan; run nothing.",
+        "fork": "Run a stored run anew from one of its tasks.",
+        "try": "Run one task of a stored run anew, beside the run.",
     },
     "Look": {
-        "runs": ("runs:runs_command", "List the runs."),
-        "show": ("show:show_command", "Show a run or one of its tasks."),
-        "log": ("log:log_command", "Print the history of a run; with --follow, as it happens."),
-        "graph": ("graph:graph_command", "Draw a plan or a run."),
-        "diff": ("diff:diff_command", "Compare two runs, task by task."),
-        "ui": ("ui:ui_command", "Open the web page on a store."),
+        "runs": "List the runs.",
+        "show": "Show a run or one of its tasks.",
+        "log": "Print the history of a run; with --follow, as it happens.",
+        "graph": "Draw a plan or a run.",
+        "diff": "Compare two runs, task by task.",
+        "ui": "Open the web page on a store.",
     },
     "Steer": {
-        "answer": ("answer_command:answer_command", "Show the open questions; answer one, or settle a waiting task."),
-        "continue": ("continue_task:continue_command", "Continue the conversation of a task."),
-        "cancel": ("cancel:cancel_command", "Cancel a run for good."),
+        "answer": "Show the open questions; answer one, or settle a waiting task.",
+        "continue": "Continue the conversation of a task.",
+        "cancel": "Cancel a run for good.",
     },
     "Share": {
-        "serve": ("serve:serve_command", "Serve runs over HTTP to programs on this machine."),
-        "mcp": ("mcp:mcp_command", "Offer plans to an agent as tools (MCP)."),
-        "worker": ("worker:worker_command", "Execute the runs that no process executes."),
+        "serve": "Serve runs over HTTP to programs on this machine.",
+        "mcp": "Offer plans to an agent as tools (MCP).",
+        "worker": "Execute the runs that no process executes.",
     },
     "Keep": {
-        "export": ("export:export_command", "Write the results of a run to a .csv or .jsonl file."),
-        "gc": ("gc:gc_command", "Delete old runs from the store."),
-        "doctor": ("doctor:doctor_command", "Check this machine, its agents and the store, or other hosts."),
+        "export": "Write the results of a run to a .csv or .jsonl file.",
+        "gc": "Delete old runs from the store.",
+        "doctor": "Check this machine, its agents and the store, or other hosts.",
     },
 }
-"""For each subcommand, the module in `commands` with the name of the function, and the line in `plait --help`.
-
-The lines stand here because importing all modules takes ten times as long as printing the help.
+"""The line in `plait --help` for each subcommand. The lines stand here because importing all modules takes ten times as
+long as printing the help.
 """
-COMMANDS = {name: entry for commands in GROUPS.values() for name, entry in commands.items()}
-_UNLISTED = {"host": "host:host_command"}
+COMMANDS = {name: line for commands in GROUPS.values() for name, line in commands.items()}
+_UNLISTED = frozenset({"host"})
 """`plait run` starts `plait host` over ssh."""
+_MODULES = {"try": "fork_command", "mcp": "mcp", "worker": "worker", "host": "host"}
+"""The module of a subcommand that has none of its own: `run` stands in `run_command`."""
 FORMER_WORDS = {
     "completion": "plait --completion SHELL",
     "crashtest": "make crashtest",
@@ -74,11 +75,10 @@ class LazyGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import and return the subcommand `cmd_name`; None for an unknown name."""
-        place = COMMANDS[cmd_name][0] if cmd_name in COMMANDS else _UNLISTED.get(cmd_name)
-        if place is None:
+        if cmd_name not in COMMANDS and cmd_name not in _UNLISTED:
             return None
-        module, _, function = place.partition(":")
-        command = cast("click.Command", getattr(import_module(f"plait.runner.cli.commands.{module}"), function))
+        module = import_module(f"plait.runner.cli.{_MODULES.get(cmd_name, f'{cmd_name}_command')}")
+        command = cast("click.Command", getattr(module, f"{cmd_name}_command"))
         if ctx.resilient_parsing:  # a shell completes a line
             from plait.runner.cli.completion import add_values  # noqa: PLC0415 - imports a store
 
@@ -101,7 +101,7 @@ class LazyGroup(click.Group):
         """Return the subcommands that begin with `incomplete`, or options. The method of click would import every
         subcommand.
         """
-        named = [CompletionItem(name, help=line) for name, (_, line) in COMMANDS.items() if name.startswith(incomplete)]
+        named = [CompletionItem(name, help=line) for name, line in COMMANDS.items() if name.startswith(incomplete)]
         return [*named, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - signature of click
@@ -109,7 +109,7 @@ class LazyGroup(click.Group):
         widest = max(map(len, COMMANDS))
         for group, commands in GROUPS.items():
             with formatter.section(group):
-                formatter.write_dl([(f"{name:<{widest}}", line) for name, (_, line) in commands.items()])
+                formatter.write_dl([(f"{name:<{widest}}", line) for name, line in commands.items()])
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - signature of click
         """Write the meanings of the exit codes."""

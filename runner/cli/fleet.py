@@ -15,8 +15,8 @@ from plait import events
 from plait.clock_and_ids import Clock
 from plait.errors import PlaitError, RunOwned, StoreError
 from plait.persistence.store_protocol import Store
+from plait.runner.cli.command_exits import print_note
 from plait.runner.cli.display.plain import PlainDisplay
-from plait.runner.cli.exits import print_note
 from plait.runner.cli.follow_run import stop_on_signal
 from plait.runner.cli.run_report import as_stored, store_failures
 from plait.runner.cli.stored_backends import FileOptions

@@ -15,7 +15,7 @@ from plait.backends.specs.agent_specs import AgentSpec, PydanticAISpec
 from plait.backends.specs.build_backend import PersonSpec
 from plait.errors import InvalidRequest
 from plait.runner.cli.backends import BackendSet
-from plait.runner.cli.exits import print_note
+from plait.runner.cli.command_exits import print_note
 from plait.runner.cli.terminal_output import as_line
 from plait.runner.client.reuse_preview import ReuseAction, ReusePreview
 

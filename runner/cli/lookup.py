@@ -18,8 +18,8 @@ from plait.persistence import SQLiteStore
 from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import RunRecord, TaskRecord
 from plait.runner.cli.backends import read_plan_data
-from plait.runner.cli.exits import print_note
-from plait.runner.cli.options import DEFAULT_STORE, ServerAddress, StorePlace, command_line, is_utf8
+from plait.runner.cli.command_exits import print_note
+from plait.runner.cli.command_options import DEFAULT_STORE, ServerAddress, StorePlace, command_line, is_utf8
 from plait.runner.cli.terminal_output import age, as_line
 from plait.runner.domain.asked_question import OpenQuestion, parse_time
 from plait.runner.domain.dag import nearest

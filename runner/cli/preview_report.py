@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from plait.runner.cli import run_report
-from plait.runner.cli.exits import COMPLETED, print_line
+from plait.runner.cli.command_exits import COMPLETED, print_line
 from plait.runner.cli.terminal_output import as_line
 from plait.runner.client.reuse_preview import ReuseAction, ReusePreview, ReuseStep
 from plait.usage import NO_USAGE, cost

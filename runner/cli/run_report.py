@@ -12,13 +12,13 @@ from typing import Any
 from plait.backends.extras import install_command
 from plait.backends.prices import list_version
 from plait.json_form import JsonValue
-from plait.runner.cli import exits
-from plait.runner.cli.display.waits import named_tasks
-from plait.runner.cli.lookup import WaitingQuestion
-from plait.runner.cli.options import (
+from plait.runner.cli import command_exits
+from plait.runner.cli.command_options import (
     StorePlace,
     command_line,
 )
+from plait.runner.cli.display.waits import named_tasks
+from plait.runner.cli.lookup import WaitingQuestion
 from plait.runner.cli.terminal_output import as_line, coloured, counted, seconds, tokens, visible, without_controls
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.run_result import RunResult, TaskResult
@@ -40,9 +40,9 @@ _PIECE = 1 << 16  # characters
 _PIECES = 64
 """Pieces that are written at once."""
 EXIT_CODES = {
-    RunStatus.COMPLETED: exits.COMPLETED,
-    RunStatus.FAILED: exits.FAILED,
-    RunStatus.WAITING_INPUT: exits.WAITING,
+    RunStatus.COMPLETED: command_exits.COMPLETED,
+    RunStatus.FAILED: command_exits.FAILED,
+    RunStatus.WAITING_INPUT: command_exits.WAITING,
 }
 
 
@@ -77,22 +77,22 @@ def as_stored(result: RunResult) -> RunResult:
 def exit_code(result: RunResult) -> int:
     """Return the exit code of the command for the result of a run."""
     if any(one.lost for one in result.degraded):
-        return exits.STORE
-    return EXIT_CODES.get(result.status, exits.CANCELLED)
+        return command_exits.STORE
+    return EXIT_CODES.get(result.status, command_exits.CANCELLED)
 
 
 def print_result(dag: DAG, result: RunResult, only: str | None = None) -> None:
     """Print the results of the final tasks, or of the task `only`, on standard output: the text, or JSON for structured
     output. Unchanged for a file, escaped for a terminal.
     """
-    fit = visible if exits.output().isatty() else without_controls
+    fit = visible if command_exits.output().isatty() else without_controls
     finals = [task for task in _final_tasks(dag, result) if task.status is TaskStatus.COMPLETED]
     finals = [task for task in finals if only is None or task.id == only]
     for task in finals:
         head = f"== {task.id} ==\n" if len(finals) > 1 else ""
         is_json = task.data is not None or dag[task.id].output_schema is not None
         text = to_json(task.data) if is_json else task.text
-        exits.print_line(head + fit(text).removesuffix("\n"))
+        command_exits.print_line(head + fit(text).removesuffix("\n"))
 
 
 def print_result_json(ending: FinishedRun, store: StorePlace | None) -> None:
@@ -129,9 +129,9 @@ def print_json(value: Any) -> None:
         for start in range(0, len(part), _PIECE):
             waiting.append(part[start : start + _PIECE].replace("\x7f", "\\u007f"))
             if len(waiting) == _PIECES:
-                exits.write(exits.output(), "".join(waiting))
+                command_exits.write(command_exits.output(), "".join(waiting))
                 waiting.clear()
-    exits.write(exits.output(), "".join(waiting))
+    command_exits.write(command_exits.output(), "".join(waiting))
 
 
 def _task_json(task: TaskResult) -> dict[str, Any]:
@@ -158,15 +158,15 @@ def print_summary(ending: FinishedRun, store: StorePlace | None, waiting: Sequen
     """
     result = ending.result
     status = coloured(result.status.value, result.status, sys.stderr)
-    exits.write(sys.stderr, f"\n{status} in {seconds(ending.took)}: {', '.join(_summary_parts(ending))}\n")
+    command_exits.write(sys.stderr, f"\n{status} in {seconds(ending.took)}: {', '.join(_summary_parts(ending))}\n")
     questions = _questions(result, store, waiting)
     problems = (*_failures(result), *_token_parts(result), *_unknown_costs(ending))
     left = [unreached_line(host, tasks) for host, tasks in ending.left.items()]
     for line in (*_goal(ending.policy_state), *problems, *questions, *left, *store_failures(result)):
-        exits.print_note(line)
+        command_exits.print_note(line)
     if store is not None:
         for what, line in _next_commands(ending.dag, result, store):
-            exits.print_note(f"  {what:<9} {line}")
+            command_exits.print_note(f"  {what:<9} {line}")
 
 
 def unreached_line(host: str, tasks: Sequence[str]) -> str:
@@ -180,7 +180,7 @@ def print_failure(result: RunResult, store: StorePlace | None) -> None:
     further = {RunStatus.WAITING_INPUT: "answer", RunStatus.INTERRUPTED: "resume"}.get(result.status)
     if store is not None and further is not None:
         said += f"; next: {command_line(store, further, result.run_id)}"
-    exits.print_note(said)
+    command_exits.print_note(said)
 
 
 def _summary_parts(ending: FinishedRun) -> Iterator[str]:

@@ -39,7 +39,7 @@ from plait.runner.cli.backends import (
     read_plan_data,
     read_prices,
 )
-from plait.runner.cli.exits import print_note
+from plait.runner.cli.command_exits import print_note
 from plait.runner.cli.lookup import stores_backends
 from plait.runner.cli.trusted_files import why_untrusted
 from plait.runner.domain.concurrency import DEFAULT_CONCURRENCY

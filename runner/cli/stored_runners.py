@@ -9,7 +9,7 @@ from plait.errors import TaskNotFound
 from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import RunRecord, TaskRecord
 from plait.runner.cli.backends import BackendSet
-from plait.runner.cli.commands.resume_command import select_backends
+from plait.runner.cli.resume_command import select_backends
 from plait.runner.cli.stored_backends import (
     FileOptions,
     StoredBackends,

@@ -11,7 +11,7 @@ import pytest
 
 from plait import FailureMode, backends
 from plait.events import HISTORY
-from plait.runner.cli import exits
+from plait.runner.cli import command_exits
 from plait.statuses import RUN_DONE, RUN_TRANSITIONS, TASK_DONE, TASK_TRANSITIONS, AttemptStatus, Transition
 from plait.task import DEFAULT_RETRY_ON
 from tests.docs.extensions import load_extension
@@ -74,7 +74,7 @@ def test_each_error_has_a_word_an_exit_code_and_a_status(error_reference: Any) -
     listed = table(error_reference.errors(), "error")
     assert {"PlaitError", "BackendError", "StoreError", "PlanError"} < listed.keys()
     assert listed["RunNotFound"][:3] == ["`run_not_found`", "2", "404"]
-    assert {int(cells[1]) for cells in listed.values()} <= exits.EXIT_CODES.keys()
+    assert {int(cells[1]) for cells in listed.values()} <= command_exits.EXIT_CODES.keys()
     over_http = (ROOT / "docs" / "guides" / "http.md").read_text(encoding="utf-8")
     rows = {code.strip(): kinds for code, kinds in re.findall(r"^\| (\d{3}) \| (.*) \|$", over_http, re.MULTILINE)}
     assert [error for error, cells in listed.items() if cells[0] not in rows[cells[2]]] == []
@@ -89,8 +89,8 @@ def test_the_kinds_of_errors_are_those_of_the_code(error_reference: Any) -> None
 
 
 def test_the_exit_codes_are_those_of_the_code() -> None:
-    codes = {value for name, value in vars(exits).items() if name.isupper() and isinstance(value, int)}
-    assert set(exits.EXIT_CODES) == codes
+    codes = {value for name, value in vars(command_exits).items() if name.isupper() and isinstance(value, int)}
+    assert set(command_exits.EXIT_CODES) == codes
 
 
 @pytest.mark.parametrize("page", ["docs/explanation/design.md", "docs/explanation/reliability.md", "CONTRIBUTING.md"])

@@ -13,8 +13,8 @@ import pytest
 
 import plait
 from plait import backends, errors, hosts, orchestration, persistence, results, workflows
+from plait.runner.cli.command_exits import EXIT_CODES
 from plait.runner.cli.command_line import cli
-from plait.runner.cli.exits import EXIT_CODES
 from plait.runner.plan.plan_models import plan_schema
 from tests.docs.extensions import load_extension
 

@@ -1,4 +1,4 @@
-"""Workers on hosts of their own that are killed, and a PostgreSQL server. On SQLite: tests/runner/cli/commands."""
+"""Workers on hosts of their own that are killed, and a PostgreSQL server. SQLite: tests/runner/cli/test_worker.py."""
 
 from __future__ import annotations
 

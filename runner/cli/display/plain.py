@@ -6,8 +6,8 @@ from datetime import datetime
 from typing import Protocol
 
 from plait import events
+from plait.runner.cli.command_exits import print_note
 from plait.runner.cli.display.waits import wait_line
-from plait.runner.cli.exits import print_note
 from plait.runner.cli.terminal_output import as_line, counted, seconds, tokens
 from plait.runner.domain.asked_question import answers_of
 from plait.statuses import TaskStatus

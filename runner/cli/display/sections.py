@@ -10,9 +10,9 @@ from itertools import pairwise
 
 from plait.persistence.findings import Finding
 from plait.persistence.store_records import TaskRecord
-from plait.runner.cli.exits import output, print_line, write
+from plait.runner.cli.command_exits import output, print_line, write
+from plait.runner.cli.command_options import StorePlace
 from plait.runner.cli.lookup import WaitingQuestion
-from plait.runner.cli.options import StorePlace
 from plait.runner.cli.terminal_output import as_line, cells, coloured, columns, first_cells, visible
 from plait.runner.domain.asked_question import answers_of
 

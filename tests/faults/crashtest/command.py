@@ -12,8 +12,8 @@ import click
 
 from plait.errors import InvalidRequest, StoreUnusable
 from plait.failpoints import FAILPOINTS
-from plait.runner.cli.exits import COMPLETED, FAILED, exit_process, print_line, print_note, run_cli
-from plait.runner.cli.options import (
+from plait.runner.cli.command_exits import COMPLETED, FAILED, exit_process, print_line, print_note, run_cli
+from plait.runner.cli.command_options import (
     StorePlace,
     disk_option,
     json_option,

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.runner.cli.commands.test_cancel import until
+from tests.runner.cli.test_cancel_command import until
 from tests.support.processes.command import PLAIT, environment, plait
 from tests.support.processes.served import BACKENDS, Heard, heard, served
 from tests.support.processes.warm import Warm

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-from tests.runner.cli.commands.test_continue import TALKER
+from tests.runner.cli.test_continue_command import TALKER
 from tests.runner.web.test_page import open_run, opened, run
 from tests.support.processes.browser import launch, needs_chromium, ui, watched
 

@@ -16,7 +16,7 @@ from playwright.sync_api import Browser, expect, sync_playwright
 from plait import DAG, ParallelRunner, Task
 from plait.persistence import SQLiteStore
 from plait.runner.web.page_files import page_files
-from tests.runner.cli.commands.test_cancel import until
+from tests.runner.cli.test_cancel_command import until
 from tests.runner.web.test_page import open_run, opened, run, started
 from tests.support.agents.logs import make_log_home, running
 from tests.support.agents.logs import plan as agent_plan

@@ -15,7 +15,7 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-from tests.runner.cli.commands.test_cancel import until
+from tests.runner.cli.test_cancel_command import until
 from tests.runner.web.test_page import open_run
 from tests.support.processes.browser import LIMIT, launch, needs_chromium, ui, watched
 from tests.support.processes.command import PLAIT, environment

@@ -8,7 +8,7 @@ from typing import Any
 from plait.persistence.store_records import TaskRecord
 from plait.runner.views.read_views import task_info
 from plait.runner.web.schemas import RunDetailShape, RunShape, TaskShape
-from tests.runner.cli.commands.test_cancel import until
+from tests.runner.cli.test_cancel_command import until
 from tests.runner.web.test_lifecycle import created
 from tests.support.processes.command import plait_here
 from tests.support.processes.served import served

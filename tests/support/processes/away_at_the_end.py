@@ -11,8 +11,8 @@ import anyio
 
 from plait.persistence import Batch, SQLiteStore, StoreError
 from plait.runner.cli import lookup
+from plait.runner.cli.command_exits import run_cli
 from plait.runner.cli.command_line import cli
-from plait.runner.cli.exits import run_cli
 from tests.support.stores.on_server import OnServer
 
 AWAY = anyio.Path("away")

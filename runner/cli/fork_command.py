@@ -14,11 +14,8 @@ import click
 from plait.errors import InvalidRequest
 from plait.json_form import JsonValue
 from plait.runner.cli.backends import BackendOptions, BackendSet, requested_spec, required_backends
-from plait.runner.cli.exits import print_note, redirect_prints
-from plait.runner.cli.follow_run import follow_run
-from plait.runner.cli.like import again_option, dry_run_option, list_effects, require_again
-from plait.runner.cli.lookup import existing_store, find_run, read_only_store, runs_of_plan
-from plait.runner.cli.options import (
+from plait.runner.cli.command_exits import print_note, redirect_prints
+from plait.runner.cli.command_options import (
     KINDS,
     OutputOptions,
     apply_log_options,
@@ -33,6 +30,9 @@ from plait.runner.cli.options import (
     store_option,
     verbose_option,
 )
+from plait.runner.cli.follow_run import follow_run
+from plait.runner.cli.like import again_option, dry_run_option, list_effects, require_again
+from plait.runner.cli.lookup import existing_store, find_run, read_only_store, runs_of_plan
 from plait.runner.cli.preview_report import print_reuse, summarize_reuse, with_effects_marked
 from plait.runner.cli.stored_backends import FileOptions, StoredBackends, stored_concurrency
 from plait.runner.client.fork_run import Fork

@@ -10,15 +10,15 @@ import click
 
 from plait.persistence.store_records import RunRecord
 from plait.runner.cli import run_report
-from plait.runner.cli.exits import COMPLETED, print_note
-from plait.runner.cli.lookup import existing_store, find_run, print_watch_notice
-from plait.runner.cli.options import (
+from plait.runner.cli.command_exits import COMPLETED, print_note
+from plait.runner.cli.command_options import (
     StorePlace,
     command_line,
     hosts_option,
     json_option,
     store_option,
 )
+from plait.runner.cli.lookup import existing_store, find_run, print_watch_notice
 from plait.runner.cli.stored_backends import FileOptions, cancelling_runner
 from plait.runner.parallel_runner import CANCEL_GRACE_SECONDS
 from plait.runner.views.read_views import shown_status

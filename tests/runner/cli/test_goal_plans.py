@@ -8,8 +8,8 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from tests.runner.cli.commands.test_cancel import until
-from tests.runner.cli.commands.test_run_goal import Cast, plait
+from tests.runner.cli.test_cancel_command import until
+from tests.runner.cli.test_run_goal import Cast, plait
 from tests.support.processes.command import PLAIT, environment, plait_here
 from tests.support.processes.warm import Warm
 from tests.support.team import ANSWER, CALLS

@@ -17,7 +17,7 @@ from plait import ParallelRunner, Task
 from plait.backends.specs.build_backend import KINDS
 from plait.persistence.store_records import TaskRecord
 from plait.runner.cli.command_line import COMMANDS, FORMER_WORDS, cli
-from plait.runner.cli.commands.graph import _node_style
+from plait.runner.cli.graph_command import _node_style
 from plait.usage import Usage
 from tests.support.plans.logged import calls, make
 from tests.support.processes.command import environment, plait_here
@@ -48,7 +48,7 @@ def test_nothing_is_imported_that_is_not_needed(tmp_path: Path) -> None:
     script = (
         "import sys\n"
         "from plait.runner.cli.command_line import cli\n"
-        "from plait.runner.cli.exits import run_cli\n"
+        "from plait.runner.cli.command_exits import run_cli\n"
         "for words in (['--help'], ['--version']):\n"
         "    assert run_cli(cli, words) == 0\n"
         "heavy = 'pydantic aiohttp networkx rich jinja2 anyio asyncio sqlite3 structlog yaml'.split()\n"

@@ -25,10 +25,10 @@ from plait.runner.cli.access import (
     url_of,
 )
 from plait.runner.cli.backends import BackendSet
-from plait.runner.cli.commands.serve import DEFAULT_PORT, missing_packages, serve_until_signal
-from plait.runner.cli.exits import CANCELLED, COMPLETED, print_line, print_note, redirect_prints
+from plait.runner.cli.command_exits import CANCELLED, COMPLETED, print_line, print_note, redirect_prints
+from plait.runner.cli.command_options import StorePlace, apply_log_options, json_option, log_options, store_option
 from plait.runner.cli.lookup import AnyStore, open_store
-from plait.runner.cli.options import StorePlace, apply_log_options, json_option, log_options, store_option
+from plait.runner.cli.serve_command import DEFAULT_PORT, missing_packages, serve_until_signal
 from plait.runner.cli.stored_runners import StoredRunners
 from plait.runner.client.runs import RunService
 

@@ -12,9 +12,8 @@ import anyio
 import click
 
 from plait.persistence.store_records import RunRecord, TaskRecord
-from plait.runner.cli.exits import COMPLETED, print_line
-from plait.runner.cli.lookup import find_adders, find_run, read_only_store
-from plait.runner.cli.options import (
+from plait.runner.cli.command_exits import COMPLETED, print_line
+from plait.runner.cli.command_options import (
     PLAN_SUFFIXES,
     StorePlace,
     json_option,
@@ -22,6 +21,7 @@ from plait.runner.cli.options import (
     set_option,
     store_option,
 )
+from plait.runner.cli.lookup import find_adders, find_run, read_only_store
 from plait.runner.cli.output_files import write_file
 from plait.runner.cli.run_report import print_json
 from plait.runner.cli.terminal_output import as_line, counted, seconds, tokens, visible

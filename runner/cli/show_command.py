@@ -17,9 +17,15 @@ import click
 from plait.events import BackendThrottled
 from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import AttemptRecord, EventRecord, MessageRecord, RunRecord, TaskRecord
+from plait.runner.cli.command_exits import COMPLETED, print_line
+from plait.runner.cli.command_options import (
+    StorePlace,
+    command_line,
+    json_option,
+    store_option,
+)
 from plait.runner.cli.display.sections import print_answers, print_field, print_question, print_section, print_table
 from plait.runner.cli.display.waits import throttling_line
-from plait.runner.cli.exits import COMPLETED, print_line
 from plait.runner.cli.lookup import (
     find_adders,
     find_run,
@@ -27,12 +33,6 @@ from plait.runner.cli.lookup import (
     list_waiting,
     read_only_store,
     stores_backends,
-)
-from plait.runner.cli.options import (
-    StorePlace,
-    command_line,
-    json_option,
-    store_option,
 )
 from plait.runner.cli.run_report import WHY_STOPPED, print_json
 from plait.runner.cli.terminal_output import as_line, coloured, counted, seconds, tokens, visible

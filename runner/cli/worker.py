@@ -10,10 +10,8 @@ import anyio
 import click
 
 from plait.errors import StoreError
-from plait.runner.cli.exits import COMPLETED, print_note, redirect_prints
-from plait.runner.cli.fleet import Worker, WorkerOptions
-from plait.runner.cli.lookup import open_store
-from plait.runner.cli.options import (
+from plait.runner.cli.command_exits import COMPLETED, print_note, redirect_prints
+from plait.runner.cli.command_options import (
     StorePlace,
     apply_log_options,
     backends_option,
@@ -21,6 +19,8 @@ from plait.runner.cli.options import (
     log_options,
     store_option,
 )
+from plait.runner.cli.fleet import Worker, WorkerOptions
+from plait.runner.cli.lookup import open_store
 from plait.runner.cli.stored_backends import FileOptions
 
 

@@ -13,7 +13,7 @@ import anyio
 import click
 
 from plait.errors import InvalidRequest
-from plait.runner.cli.exits import COMPLETED
+from plait.runner.cli.command_exits import COMPLETED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -9,7 +9,7 @@ from plait.backends.agents.discovery import Installed
 from plait.backends.process.child_manifest import AtWork
 from plait.persistence.findings import Finding, Fitness
 from plait.persistence.store_records import RunRecord
-from plait.runner.cli.options import (
+from plait.runner.cli.command_options import (
     StorePlace,
     command_line,
 )

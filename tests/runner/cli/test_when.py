@@ -6,7 +6,7 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-from tests.runner.cli.commands.test_resume import running
+from tests.runner.cli.test_resume_command import running
 from tests.support.plans.logged import calls, make, wait_for_call
 from tests.support.processes.command import plait
 

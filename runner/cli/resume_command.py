@@ -14,16 +14,8 @@ from plait.errors import InvalidRequest
 from plait.persistence.store_records import RunRecord, TaskRecord
 from plait.runner.cli import run_report
 from plait.runner.cli.backends import BackendSet, required_backends
-from plait.runner.cli.exits import COMPLETED, print_line, print_note, redirect_prints
-from plait.runner.cli.follow_run import follow_run
-from plait.runner.cli.lookup import (
-    existing_store,
-    find_newest_resumable,
-    find_run,
-    print_watch_notice,
-    read_only_store,
-)
-from plait.runner.cli.options import (
+from plait.runner.cli.command_exits import COMPLETED, print_line, print_note, redirect_prints
+from plait.runner.cli.command_options import (
     OutputOptions,
     apply_log_options,
     backends_option,
@@ -37,6 +29,14 @@ from plait.runner.cli.options import (
     store_option,
     strict_option,
     verbose_option,
+)
+from plait.runner.cli.follow_run import follow_run
+from plait.runner.cli.lookup import (
+    existing_store,
+    find_newest_resumable,
+    find_run,
+    print_watch_notice,
+    read_only_store,
 )
 from plait.runner.cli.plan_changes import print_plan_changes, repaired_prompts
 from plait.runner.cli.run_report import FinishedRun

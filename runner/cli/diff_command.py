@@ -8,10 +8,10 @@ import anyio
 import click
 
 from plait.persistence.store_records import RunRecord
+from plait.runner.cli.command_exits import COMPLETED, print_line
+from plait.runner.cli.command_options import StorePlace, json_option, store_option
 from plait.runner.cli.display.sections import print_field, print_section
-from plait.runner.cli.exits import COMPLETED, print_line
 from plait.runner.cli.lookup import find_run, read_only_store
-from plait.runner.cli.options import StorePlace, json_option, store_option
 from plait.runner.cli.run_report import print_json
 from plait.runner.cli.terminal_output import as_line, counted, seconds, tokens, visible
 from plait.runner.domain.asked_question import parse_time

@@ -18,11 +18,8 @@ from plait.errors import InvalidRequest, KeyConflict
 from plait.json_form import JsonValue
 from plait.persistence.store_protocol import Store
 from plait.runner.cli.backends import BackendOptions, BackendSet, backend_set_of_plan, required_backends
-from plait.runner.cli.exits import COMPLETED, print_line, print_note, redirect_prints
-from plait.runner.cli.follow_run import follow_run
-from plait.runner.cli.like import NOT_LIKE, LikeOptions, keep_or_ask_again, like_options, list_effects, require_again
-from plait.runner.cli.lookup import RunsOfPlan, find_run, open_store
-from plait.runner.cli.options import (
+from plait.runner.cli.command_exits import COMPLETED, print_line, print_note, redirect_prints
+from plait.runner.cli.command_options import (
     OutputOptions,
     StorePlace,
     apply_log_options,
@@ -39,6 +36,9 @@ from plait.runner.cli.options import (
     strict_option,
     verbose_option,
 )
+from plait.runner.cli.follow_run import follow_run
+from plait.runner.cli.like import NOT_LIKE, LikeOptions, keep_or_ask_again, like_options, list_effects, require_again
+from plait.runner.cli.lookup import RunsOfPlan, find_run, open_store
 from plait.runner.cli.preview_report import print_reuse, summarize_reuse, tell_paid_again, with_effects_marked
 from plait.runner.cli.run_report import print_json
 from plait.runner.cli.stored_backends import backends_of_file_only, stored_concurrency

@@ -19,11 +19,8 @@ from plait.errors import InvalidRequest, PlaitError, RunOwned
 from plait.persistence.store_protocol import Store
 from plait.runner.cli.access import listen, make_access, token_file, url_of
 from plait.runner.cli.backends import BackendOptions, BackendSet, backend_set_of_file
-from plait.runner.cli.commands.run_command import make_queueing_runner
-from plait.runner.cli.exits import CANCELLED, COMPLETED, print_line, print_note, redirect_prints
-from plait.runner.cli.follow_run import stop_on_signal
-from plait.runner.cli.lookup import MAX_RUNS_SEARCHED, open_store
-from plait.runner.cli.options import (
+from plait.runner.cli.command_exits import CANCELLED, COMPLETED, print_line, print_note, redirect_prints
+from plait.runner.cli.command_options import (
     Seconds,
     StorePlace,
     apply_log_options,
@@ -33,6 +30,9 @@ from plait.runner.cli.options import (
     log_options,
     store_option,
 )
+from plait.runner.cli.follow_run import stop_on_signal
+from plait.runner.cli.lookup import MAX_RUNS_SEARCHED, open_store
+from plait.runner.cli.run_command import make_queueing_runner
 from plait.runner.cli.stored_runners import StoredRunners
 from plait.runner.cli.terminal_output import as_line
 from plait.runner.client.runs import RunService

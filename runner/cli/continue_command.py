@@ -9,14 +9,8 @@ import anyio
 import click
 
 from plait.runner.cli import run_report
-from plait.runner.cli.exits import COMPLETED, output, print_line, redirect_prints
-from plait.runner.cli.lookup import (
-    existing_store,
-    find_run,
-    find_task,
-    print_watch_notice,
-)
-from plait.runner.cli.options import (
+from plait.runner.cli.command_exits import COMPLETED, output, print_line, redirect_prints
+from plait.runner.cli.command_options import (
     OutputOptions,
     apply_log_options,
     backends_option,
@@ -27,7 +21,13 @@ from plait.runner.cli.options import (
     plan_option,
     store_option,
 )
-from plait.runner.cli.signals import end_at_second
+from plait.runner.cli.ctrl_c import end_at_second
+from plait.runner.cli.lookup import (
+    existing_store,
+    find_run,
+    find_task,
+    print_watch_notice,
+)
 from plait.runner.cli.stored_backends import FileOptions, StoredBackends
 from plait.runner.cli.terminal_output import visible, without_controls
 from plait.runner.state.codec import decode_dag

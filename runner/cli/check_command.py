@@ -10,8 +10,8 @@ from typing import Any
 import click
 
 from plait.errors import PlanError
-from plait.runner.cli.exits import COMPLETED, USAGE, print_line
-from plait.runner.cli.options import json_option, read_plan, set_option
+from plait.runner.cli.command_exits import COMPLETED, USAGE, print_line
+from plait.runner.cli.command_options import json_option, read_plan, set_option
 from plait.runner.cli.run_report import print_json
 from plait.runner.cli.terminal_output import as_line, counted
 from plait.runner.drawing.dag_layout import layers

@@ -13,7 +13,14 @@ from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import RunRecord, TaskRecord
 from plait.runner.cli import run_report
 from plait.runner.cli.backends import BackendSet
-from plait.runner.cli.exits import COMPLETED, print_line, print_note
+from plait.runner.cli.command_exits import COMPLETED, print_line, print_note
+from plait.runner.cli.command_options import (
+    StorePlace,
+    command_line,
+    is_utf8,
+    json_option,
+    store_option,
+)
 from plait.runner.cli.lookup import (
     MAX_RUNS_SEARCHED,
     WaitingQuestion,
@@ -23,13 +30,6 @@ from plait.runner.cli.lookup import (
     list_waiting,
     print_watch_notice,
     read_only_store,
-)
-from plait.runner.cli.options import (
-    StorePlace,
-    command_line,
-    is_utf8,
-    json_option,
-    store_option,
 )
 from plait.runner.cli.stored_backends import inspecting_runner
 from plait.runner.cli.terminal_output import as_line, visible
