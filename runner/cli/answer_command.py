@@ -12,27 +12,21 @@ import click
 from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import RunRecord, TaskRecord
 from plait.runner.cli import run_report
-from plait.runner.cli.backends import BackendSet
 from plait.runner.cli.command_exits import COMPLETED, print_line, print_note
-from plait.runner.cli.command_options import (
-    StorePlace,
-    command_line,
-    is_utf8,
-    json_option,
-    store_option,
-)
-from plait.runner.cli.lookup import (
+from plait.runner.cli.command_options import command_line, json_option, store_option
+from plait.runner.cli.terminal_output import as_line, visible
+from plait.runner.cli.waiting_questions import WaitingQuestion, list_waiting, print_watch_notice
+from plait.runner.client.backend_set import BackendSet
+from plait.runner.client.store_place import (
     MAX_RUNS_SEARCHED,
-    WaitingQuestion,
+    StorePlace,
     existing_store,
     find_run,
     find_task,
-    list_waiting,
-    print_watch_notice,
+    is_utf8,
     read_only_store,
 )
-from plait.runner.cli.stored_backends import inspecting_runner
-from plait.runner.cli.terminal_output import as_line, visible
+from plait.runner.client.trusted_backends import inspecting_runner
 from plait.runner.domain.asked_question import asking_of
 from plait.runner.engine.lease import Liveness, liveness
 from plait.runner.recovery.resume_plan import ResumeAction
@@ -111,7 +105,9 @@ async def answer_task(which: tuple[str, str], choice: AnswerChoice, path: StoreP
             taken = await _submit_answer(store, record, task, choice.text)
         else:
             print_watch_notice(record)
-            async with inspecting_runner(store, record, await store.list_tasks(record.run_id)) as runner:
+            async with inspecting_runner(
+                store, record, await store.list_tasks(record.run_id), note=print_note
+            ) as runner:
                 await runner.answer(record.run_id, task.task_id, choice.kind, choice.text)
         record = await find_run(store, record.run_id)
     if as_json:
@@ -182,7 +178,7 @@ async def _list_interrupted(store: Store, run: RunRecord) -> list[WaitingQuestio
     whole = await store.get_run(run.run_id) if cut else None
     if whole is None:
         return []
-    async with inspecting_runner(store, whole, tasks) as runner:
+    async with inspecting_runner(store, whole, tasks, note=print_note) as runner:
         steps = (await runner.preview_resume(run.run_id)).tasks
     return [
         WaitingQuestion(run.run_id, name, one.attempt, steps[name].reason, None)

@@ -11,15 +11,10 @@ import click
 from plait.persistence.store_records import RunRecord
 from plait.runner.cli import run_report
 from plait.runner.cli.command_exits import COMPLETED, print_note
-from plait.runner.cli.command_options import (
-    StorePlace,
-    command_line,
-    hosts_option,
-    json_option,
-    store_option,
-)
-from plait.runner.cli.lookup import existing_store, find_run, print_watch_notice
-from plait.runner.cli.stored_backends import FileOptions, cancelling_runner
+from plait.runner.cli.command_options import command_line, hosts_option, json_option, store_option
+from plait.runner.cli.waiting_questions import print_watch_notice
+from plait.runner.client.store_place import StorePlace, existing_store, find_run
+from plait.runner.client.trusted_backends import FileOptions, cancelling_runner
 from plait.runner.parallel_runner import CANCEL_GRACE_SECONDS
 from plait.runner.views.read_views import shown_status
 from plait.statuses import RUN_DONE, RunStatus
@@ -55,7 +50,7 @@ async def cancel_run(word: str, path: StorePlace, as_json: bool, hosts: Path | N
         unreached: dict[str, Sequence[str]] = {}
         if not had_ended:
             print_watch_notice(record)
-        async with cancelling_runner(store, record, FileOptions(hosts=hosts)) as runner:
+        async with cancelling_runner(store, record, FileOptions(hosts=hosts), print_note) as runner:
             status = await runner.cancel_run(record.run_id, wait=_WAIT, on_unreached=unreached.update)
         record = await find_run(store, record.run_id)
     if as_json:

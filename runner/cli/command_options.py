@@ -8,46 +8,27 @@ import shutil
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from plait.errors import InvalidRequest
 from plait.runner.cli.terminal_output import command
+from plait.runner.client.store_place import DEFAULT_STORE, ServerAddress, StorePlace, is_utf8, store_place
 from plait.runner.domain.concurrency import DEFAULT_CONCURRENCY
 from plait.safe_text import SCHEMES, masked_address, passwords
 
 if TYPE_CHECKING:
     from plait.runner.plan.plan_file import Plan
 
-DEFAULT_STORE = Path(".plait") / "plait.db"
 STORE_VARIABLE = "PLAIT_STORE"
 KINDS = "openai, anthropic, local, claude-code, codex, gemini, goose, opencode, qwen, claude-agent-acp or codex-acp"
 """The kinds for the help of `--backend`; `specs.build_backend.KINDS` takes long to import, and a test compares both."""
 PLAN_SUFFIXES = frozenset({".yaml", ".yml", ".json", ".toml"})
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-
-@dataclass(frozen=True, slots=True)
-class ServerAddress:
-    """The address of a server that keeps runs. As text, its password is replaced by `***`."""
-
-    dsn: str = field(repr=False)
-
-    def __str__(self) -> str:
-        return masked_address(self.dsn)
-
-
-StorePlace: TypeAlias = Path | ServerAddress
-"""The file of a store, or the address of a server."""
-
-
-def store_place(text: str) -> StorePlace:
-    """Return the place that `--store` or PLAIT_STORE names."""
-    return ServerAddress(text) if text.startswith(SCHEMES) else Path(text)
 
 
 class _StoreParameter(click.Path):
@@ -178,11 +159,6 @@ hosts_option = click.option(
     type=click.Path(path_type=Path),
     help="Take the `hosts` of this file, a plan or the part under `hosts` alone, in place of those of the same names.",
 )
-
-
-def is_utf8(value: str) -> bool:
-    """Return whether an argument can be stored. Bytes that are not UTF-8 arrive as lone surrogates."""
-    return value.isascii() or not any("\ud800" <= char <= "\udfff" for char in value)
 
 
 def _parse_assignments(_context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:

@@ -16,15 +16,15 @@ from click.shell_completion import CompletionItem
 from click.types import StringParamType
 
 from plait.persistence.store_protocol import Store
-from plait.runner.cli.command_options import (
+from plait.runner.cli.command_options import KINDS, STORE_VARIABLE
+from plait.runner.client.store_place import (
     DEFAULT_STORE,
-    KINDS,
-    STORE_VARIABLE,
     ServerAddress,
     StorePlace,
+    find_run,
+    read_only_store,
     store_place,
 )
-from plait.runner.cli.lookup import find_run, read_only_store
 
 _PATIENCE_S = 2.0
 """Seconds until a shell gets no values from a slow store."""

@@ -15,21 +15,16 @@ from plait.runner.cli.command_options import (
     apply_log_options,
     backends_option,
     hosts_option,
-    is_utf8,
     json_option,
     log_options,
     plan_option,
     store_option,
 )
 from plait.runner.cli.ctrl_c import end_at_second
-from plait.runner.cli.lookup import (
-    existing_store,
-    find_run,
-    find_task,
-    print_watch_notice,
-)
-from plait.runner.cli.stored_backends import FileOptions, StoredBackends
 from plait.runner.cli.terminal_output import visible, without_controls
+from plait.runner.cli.waiting_questions import print_watch_notice
+from plait.runner.client.store_place import existing_store, find_run, find_task, is_utf8
+from plait.runner.client.trusted_backends import FileOptions, StoredBackends
 from plait.runner.state.codec import decode_dag
 from plait.runner.views.read_views import usage_as_json
 

@@ -9,11 +9,9 @@ from plait.backends.agents.discovery import Installed
 from plait.backends.process.child_manifest import AtWork
 from plait.persistence.findings import Finding, Fitness
 from plait.persistence.store_records import RunRecord
-from plait.runner.cli.command_options import (
-    StorePlace,
-    command_line,
-)
+from plait.runner.cli.command_options import command_line
 from plait.runner.cli.terminal_output import as_line, counted, size
+from plait.runner.client.store_place import StorePlace
 from plait.runner.engine.lease import seems_free
 from plait.runner.state.attempt_files import run_folder
 from plait.statuses import RUN_DONE, RunStatus

@@ -21,23 +21,16 @@ from plait.persistence import SQLiteStore
 from plait.persistence import store_health as health
 from plait.persistence.findings import Finding, Fitness
 from plait.persistence.store_records import RunRecord
-from plait.runner.cli.backends import hosts_in_use
 from plait.runner.cli.command_exits import COMPLETED, STORE
-from plait.runner.cli.command_options import (
-    DEFAULT_STORE,
-    ServerAddress,
-    StorePlace,
-    command_line,
-    json_option,
-    store_option,
-)
+from plait.runner.cli.command_options import command_line, json_option, store_option
 from plait.runner.cli.display.sections import findings_json, print_findings
 from plait.runner.cli.doctor_agents import agents_json, check_agents, check_left_over
 from plait.runner.cli.doctor_server import check_server
 from plait.runner.cli.hosts_command import check_hosts
-from plait.runner.cli.lookup import open_server, read_only_store, stores_backends
 from plait.runner.cli.run_report import print_json
 from plait.runner.cli.terminal_output import counted
+from plait.runner.client.backend_set import hosts_in_use, stores_backends
+from plait.runner.client.store_place import DEFAULT_STORE, ServerAddress, StorePlace, open_server, read_only_store
 from plait.runner.engine.lease import Liveness, liveness
 from plait.runner.views.read_views import shown_status
 from plait.statuses import RUN_DONE, RunStatus

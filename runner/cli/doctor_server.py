@@ -8,8 +8,7 @@ import anyio
 
 from plait.errors import StoreError
 from plait.persistence.findings import Finding, Fitness, checksums
-from plait.runner.cli.command_options import ServerAddress
-from plait.runner.cli.lookup import open_server
+from plait.runner.client.store_place import ServerAddress, open_server
 from plait.statuses import TaskStatus
 
 if TYPE_CHECKING:

@@ -19,12 +19,13 @@ from plait.errors import PlaitError
 from plait.json_form import JsonValue
 from plait.persistence.store_protocol import Store
 from plait.runner.cli import run_report
-from plait.runner.cli.command_options import OutputOptions, StorePlace
+from plait.runner.cli.command_options import OutputOptions
 from plait.runner.cli.ctrl_c import end_at_second
 from plait.runner.cli.display.plain import Display, NoDisplay, PlainDisplay
 from plait.runner.cli.display.progress import Progress, grow
-from plait.runner.cli.lookup import WaitingQuestion, list_waiting, read_only_store
 from plait.runner.cli.run_report import FinishedRun
+from plait.runner.cli.waiting_questions import WaitingQuestion, list_waiting
+from plait.runner.client.store_place import StorePlace, read_only_store
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.run_result import RunResult
 from plait.runner.domain.wait_reasons import Limits

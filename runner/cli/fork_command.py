@@ -13,7 +13,6 @@ import click
 
 from plait.errors import InvalidRequest
 from plait.json_form import JsonValue
-from plait.runner.cli.backends import BackendOptions, BackendSet, requested_spec, required_backends
 from plait.runner.cli.command_exits import print_note, redirect_prints
 from plait.runner.cli.command_options import (
     KINDS,
@@ -21,7 +20,6 @@ from plait.runner.cli.command_options import (
     apply_log_options,
     backends_option,
     concurrency_option,
-    is_utf8,
     json_option,
     log_options,
     plan_option,
@@ -32,10 +30,17 @@ from plait.runner.cli.command_options import (
 )
 from plait.runner.cli.follow_run import follow_run
 from plait.runner.cli.like import again_option, dry_run_option, list_effects, require_again
-from plait.runner.cli.lookup import existing_store, find_run, read_only_store, runs_of_plan
 from plait.runner.cli.preview_report import print_reuse, summarize_reuse, with_effects_marked
-from plait.runner.cli.stored_backends import FileOptions, StoredBackends, stored_concurrency
+from plait.runner.client.backend_set import (
+    BackendOptions,
+    BackendSet,
+    requested_spec,
+    required_backends,
+    stored_concurrency,
+)
 from plait.runner.client.fork_run import Fork
+from plait.runner.client.store_place import existing_store, find_run, is_utf8, read_only_store, runs_of_plan
+from plait.runner.client.trusted_backends import FileOptions, StoredBackends
 from plait.runner.parallel_runner import ParallelRunner
 from plait.runner.plan.plan_inputs import converted
 from plait.runner.state.stored_run import stored_record

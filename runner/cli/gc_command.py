@@ -16,15 +16,11 @@ from plait.persistence import Batch, Conflict, Fenced
 from plait.persistence.delete_runs import Purged
 from plait.persistence.store_records import RunRecord
 from plait.runner.cli.command_exits import COMPLETED, print_line, print_note
-from plait.runner.cli.command_options import (
-    StorePlace,
-    json_option,
-    store_option,
-)
-from plait.runner.cli.lookup import AnyStore, existing_store, read_only_store
+from plait.runner.cli.command_options import json_option, store_option
 from plait.runner.cli.run_report import print_json
 from plait.runner.cli.terminal_output import as_line, counted, size
 from plait.runner.client.retention import Expiry, earlier_runs_needed, expired
+from plait.runner.client.store_place import AnyStore, StorePlace, existing_store, read_only_store
 from plait.runner.engine.lease import Liveness, liveness
 from plait.runner.state.attempt_files import delete_files, has_sessions
 from plait.statuses import RUN_DONE, RunStatus

@@ -18,14 +18,13 @@ from plait.errors import StoreError
 from plait.events import HostAway
 from plait.persistence.findings import Finding, Fitness
 from plait.persistence.store_records import RunRecord
-from plait.runner.cli.backends import HostsInUse
 from plait.runner.cli.command_exits import COMPLETED, STORE, print_line, print_note
-from plait.runner.cli.command_options import StorePlace
 from plait.runner.cli.display.sections import findings_json, print_findings, print_table
 from plait.runner.cli.display.waits import local_time
-from plait.runner.cli.lookup import MAX_RUNS_SEARCHED, read_only_store
 from plait.runner.cli.run_report import print_json
 from plait.runner.cli.terminal_output import as_line
+from plait.runner.client.backend_set import HostsInUse
+from plait.runner.client.store_place import MAX_RUNS_SEARCHED, StorePlace, read_only_store
 from plait.runner.views.read_views import away_hosts
 
 _ANSWER_S = 120.0

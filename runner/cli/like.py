@@ -14,9 +14,9 @@ from plait.backends.backend_protocol import Backend, ReusableBackend
 from plait.backends.specs.agent_specs import AgentSpec, PydanticAISpec
 from plait.backends.specs.build_backend import PersonSpec
 from plait.errors import InvalidRequest
-from plait.runner.cli.backends import BackendSet
 from plait.runner.cli.command_exits import print_note
 from plait.runner.cli.terminal_output import as_line
+from plait.runner.client.backend_set import BackendSet
 from plait.runner.client.reuse_preview import ReuseAction, ReusePreview
 
 F = TypeVar("F", bound=Callable[..., Any])

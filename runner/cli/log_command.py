@@ -21,16 +21,11 @@ from plait.events import TaskCancelled, TaskCompleted, TaskFailed, TaskSkipped
 from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import RunRecord
 from plait.runner.cli.command_exits import CANCELLED, COMPLETED, FAILED, print_line, print_note
-from plait.runner.cli.command_options import (
-    StorePlace,
-    command_line,
-    json_option,
-    store_option,
-)
+from plait.runner.cli.command_options import command_line, json_option, store_option
 from plait.runner.cli.display.log_lines import entry_lines
-from plait.runner.cli.lookup import find_run, find_task, read_only_store
 from plait.runner.cli.run_report import EXIT_CODES
 from plait.runner.cli.terminal_output import as_line
+from plait.runner.client.store_place import StorePlace, find_run, find_task, read_only_store
 from plait.runner.views.read_views import shown_status, task_infos
 from plait.runner.views.run_log import RunLog, RunLogEntry
 from plait.statuses import RUN_DONE, RunStatus

@@ -13,14 +13,14 @@ import click
 from plait.backends.extras import install_command
 from plait.clock_and_ids import Clock
 from plait.errors import InvalidRequest
-from plait.runner.cli.backends import BackendOptions, BackendSet
 from plait.runner.cli.command_exits import CANCELLED, COMPLETED, print_note
-from plait.runner.cli.command_options import StorePlace, apply_log_options, backend_options, log_options, store_option
+from plait.runner.cli.command_options import apply_log_options, backend_options, log_options, store_option
 from plait.runner.cli.follow_run import stop_on_signal
-from plait.runner.cli.lookup import open_store
-from plait.runner.cli.offered_plans import LocalPlans, named_plans
-from plait.runner.cli.stored_runners import StoredRunners
+from plait.runner.client.backend_set import BackendOptions, BackendSet
+from plait.runner.client.offered_plans import LocalPlans, named_plans
 from plait.runner.client.runs import RunService
+from plait.runner.client.store_place import StorePlace, open_store
+from plait.runner.client.trusted_backends import StoredRunners
 
 
 @click.command("mcp")

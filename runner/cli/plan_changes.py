@@ -11,9 +11,9 @@ from typing import cast
 from plait.errors import InvalidRequest
 from plait.json_form import JsonInput, JsonValue
 from plait.persistence.store_records import RunRecord, TaskRecord
-from plait.runner.cli.backends import BackendOptions, backend_set_of_file
 from plait.runner.cli.command_exits import print_note
-from plait.runner.cli.stored_backends import StoredBackends
+from plait.runner.client.backend_set import BackendOptions, backend_set_of_file
+from plait.runner.client.trusted_backends import StoredBackends
 from plait.runner.plan import Plan, PlanError
 from plait.runner.plan.plan_file import load_plan_of_run
 from plait.runner.policies.follow_ups import FOLLOWS

@@ -13,7 +13,6 @@ import click
 from plait.errors import InvalidRequest
 from plait.persistence.store_records import RunRecord, TaskRecord
 from plait.runner.cli import run_report
-from plait.runner.cli.backends import BackendSet, required_backends
 from plait.runner.cli.command_exits import COMPLETED, print_line, print_note, redirect_prints
 from plait.runner.cli.command_options import (
     OutputOptions,
@@ -31,31 +30,26 @@ from plait.runner.cli.command_options import (
     verbose_option,
 )
 from plait.runner.cli.follow_run import follow_run
-from plait.runner.cli.lookup import (
-    existing_store,
-    find_newest_resumable,
-    find_run,
-    print_watch_notice,
-    read_only_store,
-)
 from plait.runner.cli.plan_changes import print_plan_changes, repaired_prompts
 from plait.runner.cli.run_report import FinishedRun
-from plait.runner.cli.stored_backends import (
+from plait.runner.cli.terminal_output import as_line, counted
+from plait.runner.cli.waiting_questions import print_watch_notice
+from plait.runner.client.backend_set import BackendSet, stored_concurrency
+from plait.runner.client.store_place import existing_store, find_newest_resumable, find_run, read_only_store
+from plait.runner.client.trusted_backends import (
     FileOptions,
     StoredBackends,
     cancelling_runner,
     inspecting_runner,
-    stored_concurrency,
+    select_backends,
 )
-from plait.runner.cli.terminal_output import as_line, counted
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.run_result import RunResult
 from plait.runner.engine.inbox import is_to_be_cancelled
-from plait.runner.policies import policy_of
 from plait.runner.policies.goal_messages import ANSWER_ID
 from plait.runner.policies.goal_policy import OrchestratorPolicy
 from plait.runner.recovery.resume import Preview
-from plait.runner.recovery.resume_plan import RUNS, ResumeAction, ResumeStep, plan_resume
+from plait.runner.recovery.resume_plan import ResumeAction, ResumeStep
 from plait.runner.state.codec import decode_dag
 from plait.runner.state.stored_run import StoredPolicy, has_ended
 from plait.statuses import RunStatus, TaskStatus
@@ -126,7 +120,7 @@ async def resume_run(request: ResumeRequest, options: OutputOptions) -> int:
         reader = BackendSet({}).make_runner({}, store=store)
         if request.dry_run:
             print_watch_notice(record)
-            async with inspecting_runner(store, record, tasks, request.files) as runner:
+            async with inspecting_runner(store, record, tasks, request.files, print_note) as runner:
                 preview = await runner.preview_resume(record.run_id, retry_failed=request.retry_failed)
             prompts = {} if preview.ended else _prompts(request, record, tasks)
             code = print_preview(_with_prompts(preview, prompts), options.as_json)
@@ -141,7 +135,7 @@ async def resume_run(request: ResumeRequest, options: OutputOptions) -> int:
         if has_ended(record, tasks, request.retry_failed):
             return _print_ended(await reader.resume(record.run_id), dag, options)
         if await is_to_be_cancelled(store, record):  # cancelling needs no backend but those on hosts
-            async with cancelling_runner(store, record, request.files) as ending:
+            async with cancelling_runner(store, record, request.files, print_note) as ending:
                 return await follow_run(ending.start_resume(record.run_id), dag, options, store)
         stored = StoredBackends.of(record, request.files)
         backend_set, names, statuses = select_backends(record, dag, tasks, stored, retry_failed=request.retry_failed)
@@ -168,33 +162,6 @@ def _with_prompts(preview: Preview, prompts: Collection[str]) -> Preview:
         for name, step in preview.tasks.items()
     }
     return replace(preview, tasks=steps)
-
-
-def select_backends(
-    record: RunRecord, dag: DAG, tasks: Sequence[TaskRecord], stored: StoredBackends, *, retry_failed: bool
-) -> tuple[BackendSet, list[str], dict[str, TaskStatus]]:
-    """Return the backends that the run still needs, their names, and the status of each task after the resume. Raises
-    InvalidRequest.
-    """
-    steps = plan_resume(dag, tasks, retry_failed=retry_failed)
-    statuses = {task.task_id: _status_after_resume(step.action, task) for task, step in zip(tasks, steps, strict=True)}
-    led_by = StoredPolicy.of(record)
-    policy = None if led_by is None else policy_of(led_by.kind, led_by.settings)
-    names = required_backends(dag, stored.default, statuses.values(), policy=policy, known=stored.specs)
-    return stored.select(names), names, statuses
-
-
-def _status_after_resume(action: ResumeAction, task: TaskRecord) -> TaskStatus:
-    """Return the status of a task after the resume. A running task stays running: events report whether its backend
-    still works.
-    """
-    if TaskStatus(task.status) is TaskStatus.RUNNING:
-        return TaskStatus.RUNNING
-    if action in RUNS or action is ResumeAction.BLOCKED:
-        return TaskStatus.PENDING
-    if action is ResumeAction.FAIL or task.damaged:
-        return TaskStatus.FAILED
-    return TaskStatus.WAITING_INPUT if action is ResumeAction.ASK else TaskStatus(task.status)
 
 
 def _print_ended(result: RunResult, dag: DAG, options: OutputOptions) -> int:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,21 +11,15 @@ from typing import Any
 import anyio
 import click
 
-from plait.backends.backend_protocol import Backend, Conversation, ConversationRequest
-from plait.backends.specs.build_backend import BackendSpec, FunctionSpec, LocalSpec
-from plait.errors import InvalidRequest, KeyConflict
-from plait.json_form import JsonValue
-from plait.persistence.store_protocol import Store
-from plait.runner.cli.backends import BackendOptions, BackendSet, backend_set_of_plan, required_backends
+from plait.backends.specs.build_backend import LocalSpec
+from plait.errors import InvalidRequest
 from plait.runner.cli.command_exits import COMPLETED, print_line, print_note, redirect_prints
 from plait.runner.cli.command_options import (
     OutputOptions,
-    StorePlace,
     apply_log_options,
     backend_options,
     concurrency_option,
     hosts_option,
-    is_utf8,
     json_option,
     log_options,
     quiet_option,
@@ -38,11 +31,18 @@ from plait.runner.cli.command_options import (
 )
 from plait.runner.cli.follow_run import follow_run
 from plait.runner.cli.like import NOT_LIKE, LikeOptions, keep_or_ask_again, like_options, list_effects, require_again
-from plait.runner.cli.lookup import RunsOfPlan, find_run, open_store
 from plait.runner.cli.preview_report import print_reuse, summarize_reuse, tell_paid_again, with_effects_marked
 from plait.runner.cli.run_report import print_json
-from plait.runner.cli.stored_backends import backends_of_file_only, stored_concurrency
+from plait.runner.client.backend_set import (
+    BackendOptions,
+    BackendSet,
+    backend_set_of_plan,
+    queue_run,
+    required_backends,
+)
 from plait.runner.client.reuse_preview import ReusePreview
+from plait.runner.client.store_place import RunsOfPlan, StorePlace, find_run, is_utf8, open_store
+from plait.runner.client.trusted_backends import backends_of_file_only
 from plait.runner.parallel_runner import ParallelRunner
 from plait.runner.plan.plan_file import Plan
 from plait.runner.policies.goal_messages import ANSWER_ID, Team
@@ -198,62 +198,3 @@ async def queue_and_print(
             "--backends FILE, a plan file that has the backend as submitted"
         )
     return COMPLETED
-
-
-async def queue_run(
-    plan: Plan, backend_set: BackendSet, store: Store, concurrency: int | None, key: str | None = None
-) -> str:
-    """Store a queued run of `plan`, one for a key, and return its id. Raises as `ParallelRunner.create_run`, and
-    KeyConflict if the run of the key has another `concurrency`.
-    """
-    plan = plan.fitted_to(backend_set.specs, backend_set.default)
-    names = required_backends(plan.dag, backend_set.default, policy=plan.policy, known=backend_set.specs)
-    runner = make_queueing_runner(backend_set, names, store, concurrency)
-    run_id = await runner.create_run(plan.dag, key=key, settings=backend_set.settings(), policy=plan.policy)
-    if key is not None and (record := await store.get_run(run_id)) is not None:
-        # A runner may be restarted with another concurrency, but here the number is part of what was submitted.
-        stored = stored_concurrency(record)
-        if stored != concurrency:
-            raise KeyConflict(
-                f"key {key!r} was used at {record.created_at} for run {run_id}, with "
-                f"{stored or 'a changing number of'} tasks at once, not {concurrency or 'a changing number'}; "
-                "give a new run a new key"
-            )
-    return run_id
-
-
-def make_queueing_runner(
-    backend_set: BackendSet, names: Iterable[str], store: Store, concurrency: int | None
-) -> ParallelRunner:
-    """Return a runner that creates runs on the backends in `names`, and opens none of them."""
-    unopened = {name: _unopened(backend_set, name) for name in names if name in backend_set.specs}
-    return backend_set.make_runner(unopened, store=store, concurrency=concurrency)
-
-
-def _unopened(backend_set: BackendSet, name: str) -> Backend:
-    """Return a backend that stands for another one, which is opened only where the run is executed."""
-    spec, answer_key = backend_set.specs[name], backend_set.answer_key(name)
-    return _Unopened(spec) if answer_key is None else _UnopenedReusable(spec, answer_key)
-
-
-class _Unopened:
-    def __init__(self, spec: BackendSpec) -> None:
-        self.adjustable = spec.adjustable
-        self.needs_prompt = not isinstance(spec, FunctionSpec)
-        if spec.file_form is not None:
-            self.takes_files = spec.file_form
-
-    def new_session_id(self) -> str | None:
-        return None
-
-    def open(self, request: ConversationRequest) -> AbstractAsyncContextManager[Conversation]:  # noqa: ARG002 - signature of Backend
-        raise AssertionError("a queued run calls no backend")
-
-
-class _UnopenedReusable(_Unopened):
-    def __init__(self, spec: BackendSpec, answer_key: JsonValue) -> None:
-        super().__init__(spec)
-        self._answer_key = answer_key
-
-    def answer_key(self) -> JsonValue:
-        return self._answer_key

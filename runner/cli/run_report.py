@@ -13,13 +13,11 @@ from plait.backends.extras import install_command
 from plait.backends.prices import list_version
 from plait.json_form import JsonValue
 from plait.runner.cli import command_exits
-from plait.runner.cli.command_options import (
-    StorePlace,
-    command_line,
-)
+from plait.runner.cli.command_options import command_line
 from plait.runner.cli.display.waits import named_tasks
-from plait.runner.cli.lookup import WaitingQuestion
 from plait.runner.cli.terminal_output import as_line, coloured, counted, seconds, tokens, visible, without_controls
+from plait.runner.cli.waiting_questions import WaitingQuestion
+from plait.runner.client.store_place import StorePlace
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.run_result import RunResult, TaskResult
 from plait.runner.policies.goal_policy import Loop, Stop

@@ -17,12 +17,9 @@ from plait.backends.backend_protocol import Backend
 from plait.backends.extras import install_command
 from plait.errors import InvalidRequest, PlaitError, RunOwned
 from plait.persistence.store_protocol import Store
-from plait.runner.cli.access import listen, make_access, token_file, url_of
-from plait.runner.cli.backends import BackendOptions, BackendSet, backend_set_of_file
 from plait.runner.cli.command_exits import CANCELLED, COMPLETED, print_line, print_note, redirect_prints
 from plait.runner.cli.command_options import (
     Seconds,
-    StorePlace,
     apply_log_options,
     backend_options,
     concurrency_option,
@@ -31,12 +28,13 @@ from plait.runner.cli.command_options import (
     store_option,
 )
 from plait.runner.cli.follow_run import stop_on_signal
-from plait.runner.cli.lookup import MAX_RUNS_SEARCHED, open_store
-from plait.runner.cli.run_command import make_queueing_runner
-from plait.runner.cli.stored_runners import StoredRunners
 from plait.runner.cli.terminal_output import as_line
+from plait.runner.client.backend_set import BackendOptions, BackendSet, backend_set_of_file, make_queueing_runner
 from plait.runner.client.runs import RunService
+from plait.runner.client.store_place import MAX_RUNS_SEARCHED, StorePlace, open_store
+from plait.runner.client.trusted_backends import StoredRunners
 from plait.runner.parallel_runner import CANCEL_GRACE_SECONDS
+from plait.runner.serving.server_access import listen, make_access, token_file, url_of
 from plait.runner.views.read_views import shown_status
 from plait.statuses import RunStatus
 

@@ -18,30 +18,20 @@ from plait.events import BackendThrottled
 from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import AttemptRecord, EventRecord, MessageRecord, RunRecord, TaskRecord
 from plait.runner.cli.command_exits import COMPLETED, print_line
-from plait.runner.cli.command_options import (
-    StorePlace,
-    command_line,
-    json_option,
-    store_option,
-)
+from plait.runner.cli.command_options import command_line, json_option, store_option
 from plait.runner.cli.display.sections import print_answers, print_field, print_question, print_section, print_table
 from plait.runner.cli.display.waits import throttling_line
-from plait.runner.cli.lookup import (
-    find_adders,
-    find_run,
-    find_task,
-    list_waiting,
-    read_only_store,
-    stores_backends,
-)
 from plait.runner.cli.run_report import WHY_STOPPED, print_json
 from plait.runner.cli.terminal_output import as_line, coloured, counted, seconds, tokens, visible
+from plait.runner.cli.waiting_questions import list_waiting
+from plait.runner.client.backend_set import stores_backends
+from plait.runner.client.store_place import StorePlace, find_run, find_task, read_only_store
 from plait.runner.domain.asked_question import parse_time
 from plait.runner.domain.groups import group_of, groups_of
 from plait.runner.domain.wait_reasons import WaitKind, WaitReason, clock_time
 from plait.runner.reuse.earlier_answers import KEPT, REUSED, ReuseFrom
 from plait.runner.state.stored_run import placed_attempts
-from plait.runner.views.read_views import TaskInfo, run_info, shown_status, task_infos, throttled_backends
+from plait.runner.views.read_views import TaskInfo, find_adders, run_info, shown_status, task_infos, throttled_backends
 from plait.runner.views.run_differences import cut_offs
 from plait.runner.views.task_detail import TaskDetail
 from plait.statuses import TASK_DONE, RunStatus, TaskStatus

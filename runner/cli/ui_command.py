@@ -16,7 +16,14 @@ import anyio.to_thread
 import click
 
 from plait.errors import InvalidRequest
-from plait.runner.cli.access import (
+from plait.runner.cli.command_exits import CANCELLED, COMPLETED, print_line, print_note, redirect_prints
+from plait.runner.cli.command_options import apply_log_options, json_option, log_options, store_option
+from plait.runner.cli.serve_command import DEFAULT_PORT, missing_packages, serve_until_signal
+from plait.runner.client.backend_set import BackendSet
+from plait.runner.client.runs import RunService
+from plait.runner.client.store_place import AnyStore, StorePlace, open_store
+from plait.runner.client.trusted_backends import StoredRunners
+from plait.runner.serving.server_access import (
     listen,
     make_access,
     page_address,
@@ -24,13 +31,6 @@ from plait.runner.cli.access import (
     token_file,
     url_of,
 )
-from plait.runner.cli.backends import BackendSet
-from plait.runner.cli.command_exits import CANCELLED, COMPLETED, print_line, print_note, redirect_prints
-from plait.runner.cli.command_options import StorePlace, apply_log_options, json_option, log_options, store_option
-from plait.runner.cli.lookup import AnyStore, open_store
-from plait.runner.cli.serve_command import DEFAULT_PORT, missing_packages, serve_until_signal
-from plait.runner.cli.stored_runners import StoredRunners
-from plait.runner.client.runs import RunService
 
 if TYPE_CHECKING:
     import socket

@@ -9,19 +9,18 @@ from typing import Any
 import anyio
 import click
 
+from plait import events
 from plait.errors import StoreError
 from plait.runner.cli.command_exits import COMPLETED, print_note, redirect_prints
-from plait.runner.cli.command_options import (
-    StorePlace,
-    apply_log_options,
-    backends_option,
-    hosts_option,
-    log_options,
-    store_option,
-)
-from plait.runner.cli.fleet import Worker, WorkerOptions
-from plait.runner.cli.lookup import open_store
-from plait.runner.cli.stored_backends import FileOptions
+from plait.runner.cli.command_options import apply_log_options, backends_option, hosts_option, log_options, store_option
+from plait.runner.cli.display.plain import PlainDisplay
+from plait.runner.cli.follow_run import stop_on_signal
+from plait.runner.cli.run_report import store_failures
+from plait.runner.cli.terminal_output import as_line, counted, seconds
+from plait.runner.client.run_worker import Worker, WorkerOptions
+from plait.runner.client.store_place import StorePlace, open_store
+from plait.runner.client.trusted_backends import FileOptions
+from plait.runner.domain.run_result import RunResult
 
 
 @click.command("worker")
@@ -65,5 +64,32 @@ async def work(place: StorePlace, options: WorkerOptions) -> int:
         print_note(f"working on the runs of {place}, {options.concurrency} at once; Ctrl-C stops")
         if is_empty:
             print_note(f"{place} has no run yet; if runs were queued elsewhere, name their store with --store")
-        await Worker(store, options).work()
+        worker = Worker(store, options, _WorkerLines())
+        async with anyio.create_task_group() as beside:
+            await beside.start(stop_on_signal, worker.stop, print_note)
+            await worker.work()
+            beside.cancel_scope.cancel()
     return COMPLETED
+
+
+class _WorkerLines:
+    """One line for each event of a run but those of its tasks."""
+
+    def __init__(self) -> None:
+        self._plain = PlainDisplay()
+
+    def handle(self, run_id: str, event: events.Event) -> None:
+        if isinstance(event, events.StoreAwaited):
+            print_note(
+                f"run {as_line(run_id)} has ended; waiting up to {seconds(event.seconds)} for the store to take the "
+                f"last {counted(event.changes, 'change')}; a second signal ends the wait"
+            )
+        elif not isinstance(event, events.TaskEvent | events.TasksAdded):
+            self._plain.handle(event)
+
+    def note(self, text: str) -> None:
+        print_note(text)
+
+    def end(self, result: RunResult) -> None:
+        for line in store_failures(result):
+            print_note(line)

@@ -11,7 +11,7 @@ import anyio.to_thread
 
 from plait.clock_and_ids import Clock, iso
 from plait.errors import RunNotFound, StoreError
-from plait.events import OWN_LIMITS, RUN_ENDS, BackendThrottled, HostAway, Owner, RunResumed
+from plait.events import OWN_LIMITS, RUN_ENDS, BackendThrottled, HostAway, Owner, RunCreated, RunResumed, TasksAdded
 from plait.json_form import JsonValue, from_json
 from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import EventRecord, RunRecord, TaskRecord
@@ -504,3 +504,27 @@ async def _record(store: Store, run_id: str) -> RunRecord:
 def _event(record: EventRecord) -> StoredEvent:
     detail = json.loads(record.detail)
     return StoredEvent(record.seq, record.at, record.kind, record.task_id, record.attempt, detail)
+
+
+POLICY = "the policy"
+
+
+async def find_adders(store: Store, run: RunRecord, tasks: Sequence[TaskRecord]) -> dict[str, str]:
+    """Return the origin of each added task by id: the id of the task that added it, or `POLICY`."""
+    by_policy = await _added_by_policy(store, run) if run.policy_state is not None else set[int]()
+    found = {task.task_id: POLICY if task.position in by_policy else task.added_by for task in tasks}
+    return {task_id: by for task_id, by in found.items() if by is not None}
+
+
+async def _added_by_policy(store: Store, run: RunRecord) -> set[int]:
+    """Return the positions of tasks that the policy added. Only the events of the run record this."""
+    positions: set[int] = set()
+    end = after = 0
+    while page := await store.list_events(run.run_id, after):
+        for event in page:
+            if event.kind in {RunCreated.kind, TasksAdded.kind}:
+                start, end = end, end + json.loads(event.detail)["tasks"]
+                if event.kind == TasksAdded.kind and event.task_id is None:
+                    positions.update(range(start, end))
+        after = page[-1].seq
+    return positions

@@ -18,7 +18,7 @@ from plait import ParallelRunner, RateLimits
 from plait.backends import OpenAIBackend
 from plait.backends.specs.build_backend import build
 from plait.persistence import SQLiteStore
-from plait.runner.cli.backends import BackendSet
+from plait.runner.client.backend_set import BackendSet
 from plait.runner.plan import parse_plan
 from tests.support.remotes import dialect, make
 from tests.support.sharing import Meter, wide

@@ -11,9 +11,9 @@ from itertools import pairwise
 from plait.persistence.findings import Finding
 from plait.persistence.store_records import TaskRecord
 from plait.runner.cli.command_exits import output, print_line, write
-from plait.runner.cli.command_options import StorePlace
-from plait.runner.cli.lookup import WaitingQuestion
 from plait.runner.cli.terminal_output import as_line, cells, coloured, columns, first_cells, visible
+from plait.runner.cli.waiting_questions import WaitingQuestion
+from plait.runner.client.store_place import StorePlace
 from plait.runner.domain.asked_question import answers_of
 
 _PIECE = 1 << 16  # characters

@@ -22,8 +22,7 @@ import anyio
 
 from plait.events import RunResumed
 from plait.persistence.store_records import AttemptRecord, RunRecord
-from plait.runner.cli.command_options import store_place
-from plait.runner.cli.lookup import read_only_store
+from plait.runner.client.store_place import read_only_store, store_place
 from plait.runner.domain.asked_question import parse_time
 from tests.faults.campaigns.planted import Shown, try_planted
 from tests.faults.campaigns.report import Report, Scale

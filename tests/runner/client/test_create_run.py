@@ -11,7 +11,7 @@ import pytest
 from plait import DAG, ParallelRunner, RunService, RunStatus, Task, load_plan
 from plait.errors import BackendMissing, KeyConflict, RunExists, RunOwned, StoreRequired
 from plait.persistence import MemoryStore, SQLiteStore, Store, StoreError
-from plait.runner.cli.backends import BackendOptions, backend_set_of_plan
+from plait.runner.client.backend_set import BackendOptions, backend_set_of_plan
 from plait.workflows import FollowUp, FollowUps
 from tests.support.fakes import QuickClock, Talker
 from tests.support.processes.command import plait

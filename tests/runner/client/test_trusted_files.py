@@ -15,9 +15,8 @@ import anyio
 import pytest
 
 from plait import DAG, SQLiteStore, Task
-from plait.runner.cli.backends import BackendOptions, backend_set_of_file
-from plait.runner.cli.run_command import make_queueing_runner
-from plait.runner.cli.trusted_files import why_untrusted
+from plait.runner.client.backend_set import BackendOptions, backend_set_of_file, make_queueing_runner
+from plait.runner.client.trusted_backends import why_untrusted
 from tests.support.processes.command import PLAIT, environment, plait_here
 from tests.support.processes.fleet import LIMIT_S, until
 from tests.support.processes.warm import Warm

@@ -14,8 +14,7 @@ from urllib.parse import urlsplit
 
 from plait.clock_and_ids import Clock
 from plait.errors import InvalidRequest
-from plait.runner.cli.command_options import StorePlace
-from plait.runner.cli.output_files import write_file
+from plait.runner.client.store_place import StorePlace
 from plait.runner.serving.sign_in import SignIn
 
 _TOKEN_BYTES = 32
@@ -102,7 +101,11 @@ def page_of_running_server(store: StorePlace, url: str, files_root: Path | None)
 @contextmanager
 def token_file(access: Access) -> Generator[None]:
     """Keep the token in a file that only this user can read, while the server runs."""
-    write_file(access.token_path, access.token + "\n", private=True)
+    fresh = access.token_path.with_suffix(".new")
+    fresh.unlink(missing_ok=True)
+    with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:  # noqa: PTH123 - the mode holds from the first byte
+        file.write(access.token + "\n")
+    fresh.replace(access.token_path)
     try:
         yield
     finally:

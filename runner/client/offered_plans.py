@@ -14,8 +14,7 @@ from plait.backends.process.process_table import PREFIX
 from plait.errors import InvalidRequest, PlaitError
 from plait.json_form import JsonValue
 from plait.persistence.store_protocol import Store
-from plait.runner.cli.backends import BackendOptions, backend_set_of_plan, read_plan_data
-from plait.runner.cli.run_command import queue_run
+from plait.runner.client.backend_set import BackendOptions, backend_set_of_plan, queue_run, read_plan_data
 from plait.runner.client.runs import RunService
 from plait.runner.domain.dag import nearest
 from plait.runner.plan.plan_file import load_plan_of_run

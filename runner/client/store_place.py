@@ -1,33 +1,22 @@
-"""Lookup of the store, run, or task that a person names, and of the tasks that wait for a person."""
+"""The store, the run or the task that a person names."""
 
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from plait.backends.extras import install_command
-from plait.errors import InvalidRequest, RunNotFound, StoreUnusable, TaskNotFound
-from plait.events import RunCreated, TasksAdded
-from plait.json_form import JsonValue
+from plait.errors import InvalidRequest, RunNotFound, StoreUnusable, TaskNotFound, nearest
 from plait.persistence import SQLiteStore
 from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import RunRecord, TaskRecord
-from plait.runner.cli.backends import read_plan_data
-from plait.runner.cli.command_exits import print_note
-from plait.runner.cli.command_options import DEFAULT_STORE, ServerAddress, StorePlace, command_line, is_utf8
-from plait.runner.cli.terminal_output import age, as_line
-from plait.runner.domain.asked_question import OpenQuestion, parse_time
-from plait.runner.domain.dag import nearest
-from plait.runner.engine.lease import LEASE_SECONDS, Liveness, liveness
+from plait.runner.client.backend_set import read_plan_data, stores_backends
 from plait.runner.reuse.earlier_answers import is_try
-from plait.runner.state.stored_run import stored_run
-from plait.runner.views.list_questions import waiting_tasks
 from plait.runner.views.read_views import shown_status
+from plait.safe_text import SCHEMES, masked_address
 from plait.statuses import RunStatus
 
 if TYPE_CHECKING:
@@ -35,8 +24,34 @@ if TYPE_CHECKING:
 
 AnyStore: TypeAlias = "SQLiteStore | PostgresStore"
 
+DEFAULT_STORE = Path(".plait") / "plait.db"
+
 MAX_RUNS_SEARCHED = 10_000
 """Number of runs searched for the beginning of an id."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerAddress:
+    """The address of a server that keeps runs. As text, its password is replaced by `***`."""
+
+    dsn: str = field(repr=False)
+
+    def __str__(self) -> str:
+        return masked_address(self.dsn)
+
+
+StorePlace: TypeAlias = Path | ServerAddress
+"""The file of a store, or the address of a server."""
+
+
+def store_place(text: str) -> StorePlace:
+    """Return the place that `--store` or PLAIT_STORE names."""
+    return ServerAddress(text) if text.startswith(SCHEMES) else Path(text)
+
+
+def is_utf8(value: str) -> bool:
+    """Return whether an argument can be stored. Bytes that are not UTF-8 arrive as lone surrogates."""
+    return value.isascii() or not any("\ud800" <= char <= "\udfff" for char in value)
 
 
 def read_only_store(place: StorePlace) -> AnyStore:
@@ -116,16 +131,6 @@ async def find_run(store: Store, word: str, of: RunsOfPlan | None = None) -> Run
     return record
 
 
-def print_watch_notice(run: RunRecord) -> None:
-    """Print why the command takes half a minute, if the owner of the run cannot be judged from this machine."""
-    owner = run.owner
-    if owner is not None and liveness(owner) is Liveness.UNKNOWN:
-        print_note(
-            f"process {owner.pid} on {as_line(owner.host)} owns run {run.run_id} and cannot be checked from this "
-            f"machine; waiting up to {LEASE_SECONDS:g} s for a renewal of the lease"
-        )
-
-
 async def _last_run(store: Store) -> RunRecord:
     for most in (1, MAX_RUNS_SEARCHED):
         for listed in await store.list_runs(most):
@@ -168,7 +173,7 @@ async def _id_by_prefix(store: Store, prefix: str) -> str:
     if len(found) == 1:
         return found[0]
     if found:
-        shown = ", ".join(as_line(run_id) for run_id in found[:5]) + (", ..." if len(found) > 5 else "")
+        shown = ", ".join(found[:5]) + (", ..." if len(found) > 5 else "")
         raise InvalidRequest(f"{len(found)} runs begin with {prefix!r}: {shown}; give more of the id")
     raise RunNotFound(f"the store has no run {prefix!r}; `plait runs` lists all runs")
 
@@ -192,114 +197,9 @@ async def find_newest_resumable(store: Store, retry_failed: bool) -> RunRecord:
     raise InvalidRequest(f"nothing to resume: no run in the store is {kinds}{hint}; `plait runs` lists all runs")
 
 
-def stores_backends(run: RunRecord) -> bool:
-    """Return whether the stored settings name the backends of the run, as for every run made by the command. Only such
-    runs can be resumed by the command. `run` includes its settings.
-    """
-    settings = json.loads(run.settings)
-    kinds = {"backends": dict, "default_backend": str, "folder": str}
-    return all(isinstance(settings.get(name), kind) for name, kind in kinds.items())
-
-
 async def find_task(store: Store, run: RunRecord, task_id: str) -> TaskRecord:
     """Return the task of the run with the id `task_id`."""
     for task in await store.list_tasks(run.run_id, task_id) if is_utf8(task_id) else ():
         return task
     hint = nearest(task_id, [task.task_id for task in await store.list_tasks(run.run_id)])
     raise TaskNotFound(f"run {run.run_id} has no task {task_id!r}{hint or f'; `plait show {run.run_id}` lists them'}")
-
-
-_LONGEST_VALUE = 120
-
-
-@dataclass(frozen=True, slots=True)
-class WaitingQuestion:
-    """A task that waits for a person, for display."""
-
-    run_id: str
-    task_id: str
-    attempt: int
-    text: str
-    """The question, or why a task marked at_most_once waits."""
-    question: OpenQuestion | None
-    """The question of the task; None if the process of the task died, and a person decides."""
-
-    def answer_command(self, path: StorePlace) -> str:
-        """Return the command that answers, with a placeholder for the answer."""
-        if self.question is None:
-            return command_line(path, "answer", self.run_id, self.task_id, "--done", "TEXT")
-        schema = self.question.schema
-        wanted = "TEXT" if schema is None else "JSON" if schema else "VALUE"
-        return command_line(path, "answer", self.run_id, self.task_id, wanted)
-
-    def facts(self) -> Iterator[tuple[str, str]]:
-        """Yield further facts about the question, each with its name."""
-        question = self.question
-        if question is None:
-            return
-        if question.schema is not None:
-            yield (
-                "wants",
-                as_line(describe_schema(cast("Mapping[str, JsonValue]", question.schema)), _LONGEST_VALUE),
-            )
-        if question.default is not None:
-            yield "default", as_line(_dump(question.default), _LONGEST_VALUE)
-        if question.deadline_at is not None:
-            yield "deadline", _format_deadline(question, question.deadline_at)
-
-
-async def list_waiting(store: Store, run_id: str) -> list[WaitingQuestion]:
-    """Return the waiting tasks of the run, in the order of the DAG, except those whose answer is stored already. Raises
-    StoreError, RunNotFound.
-    """
-    found = await waiting_tasks(await stored_run(store, run_id))
-    return [WaitingQuestion(run_id, one.task_id, one.attempt, one.text, one.asks) for one in found]
-
-
-def _format_deadline(question: OpenQuestion, at: str) -> str:
-    left = parse_time(at) - time.time()
-    if left > 0:
-        return f"{at}, in {age(left)}"
-    return f"{at}, passed: `plait resume` " + ("fails the task" if question.default is None else "takes the default")
-
-
-def describe_schema(schema: Mapping[str, JsonValue]) -> str:
-    """Describe the values that a JSON Schema allows, in a few words."""
-    allowed, kind, fields = schema.get("enum"), schema.get("type"), schema.get("properties")
-    if isinstance(allowed, list) and allowed:
-        return "one of " + ", ".join(map(_dump, allowed))
-    if kind == "object" and isinstance(fields, dict) and fields:
-        return f"an object with {', '.join(fields)}"
-    if kind == "array" and isinstance(items := schema.get("items"), dict):
-        return f"a list, each {describe_schema(items)}"
-    if isinstance(kind, str) and schema.keys() <= {"type", "title", "description"}:
-        return kind
-    return "JSON that matches " + _dump(dict(schema)) if schema else "any JSON, or text"
-
-
-def _dump(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
-
-
-POLICY = "the policy"
-
-
-async def find_adders(store: Store, run: RunRecord, tasks: Sequence[TaskRecord]) -> dict[str, str]:
-    """Return the origin of each added task by id: the id of the task that added it, or `POLICY`."""
-    by_policy = await _added_by_policy(store, run) if run.policy_state is not None else set[int]()
-    found = {task.task_id: POLICY if task.position in by_policy else task.added_by for task in tasks}
-    return {task_id: by for task_id, by in found.items() if by is not None}
-
-
-async def _added_by_policy(store: Store, run: RunRecord) -> set[int]:
-    """Return the positions of tasks that the policy added. Only the events of the run record this."""
-    positions: set[int] = set()
-    end = after = 0
-    while page := await store.list_events(run.run_id, after):
-        for event in page:
-            if event.kind in {RunCreated.kind, TasksAdded.kind}:
-                start, end = end, end + json.loads(event.detail)["tasks"]
-                if event.kind == TasksAdded.kind and event.task_id is None:
-                    positions.update(range(start, end))
-        after = page[-1].seq
-    return positions

@@ -2,19 +2,26 @@
 
 The database may come from anywhere, so its contents are trusted only in part. A Python function is never imported by a
 stored name, but taken from the present plan file. A key is not sent to a server that only the database names. The
-permissions of an agent have to stand in the plan file as well. A file that a person names is trusted completely. A
-worker, where nobody sees the path of the plan file that the database names, trusts few files: see `trusted_files`.
+permissions of an agent have to stand in the plan file as well. A file that a person names is trusted completely.
+
+Whoever may write to the database chooses the path of the plan file, and nobody sees it at a worker. A worker therefore
+uses a file in a folder that was named to it, or a file that nobody but its own user and root may change: neither the
+file nor any folder on the way to it. A folder with the sticky bit, such as /tmp, is safe for what the two own in it,
+because others can neither replace nor rename that.
 """
 
 from __future__ import annotations
 
+import grp
 import json
 import os
-from collections.abc import AsyncGenerator, Iterable, Mapping
+import pwd
+import stat
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from pydantic import ValidationError
 
@@ -26,10 +33,11 @@ from plait.backends.prices import Price
 from plait.backends.specs.agent_specs import AgentSpec, PydanticAISpec
 from plait.backends.specs.build_backend import AnthropicSpec, BackendSpec, FunctionSpec, OpenAISpec
 from plait.backends.specs.host_specs import HostsPart
-from plait.errors import BackendUnavailable, InvalidRequest
+from plait.errors import BackendUnavailable, InvalidRequest, TaskNotFound
 from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import RunRecord, TaskRecord
-from plait.runner.cli.backends import (
+from plait.program_log import logger
+from plait.runner.client.backend_set import (
     SPECS,
     BackendOptions,
     BackendSet,
@@ -38,15 +46,22 @@ from plait.runner.cli.backends import (
     read_hosts,
     read_plan_data,
     read_prices,
+    required_backends,
+    stored_concurrency,
+    stores_backends,
 )
-from plait.runner.cli.command_exits import print_note
-from plait.runner.cli.lookup import stores_backends
-from plait.runner.cli.trusted_files import why_untrusted
-from plait.runner.domain.concurrency import DEFAULT_CONCURRENCY
+from plait.runner.domain.dag import DAG
+from plait.runner.engine.inbox import is_to_be_cancelled
+from plait.runner.engine.lease import LEASE_SECONDS
 from plait.runner.parallel_runner import ParallelRunner
+from plait.runner.policies import policy_of
+from plait.runner.recovery.resume_plan import RUNS, ResumeAction, plan_resume
 from plait.runner.state.codec import decode_dag
-from plait.runner.state.stored_run import placed_attempts
+from plait.runner.state.stored_run import StoredPolicy, has_ended, placed_attempts, stored_record
 from plait.statuses import TaskStatus
+
+Note: TypeAlias = Callable[[str], None]
+"""Takes a message for a person."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,23 +314,27 @@ def _leaks_key(spec: OpenAISpec | AnthropicSpec) -> bool:
 _AS_STORED = FileOptions()
 
 
+def _log(note: str) -> None:
+    logger().warning(note)
+
+
 @asynccontextmanager
 async def inspecting_runner(
-    store: Store, record: RunRecord, tasks: tuple[TaskRecord, ...], files: FileOptions = _AS_STORED
+    store: Store, record: RunRecord, tasks: tuple[TaskRecord, ...], files: FileOptions = _AS_STORED, note: Note = _log
 ) -> AsyncGenerator[ParallelRunner]:
     """Open a runner on `store` that can ask whether turns of the run have outlived their process. If a backend is not
-    available here, a note is printed and the stored state counts.
+    available here, `note` is called and the stored state counts.
     """
     async with AsyncExitStack() as stack:
-        yield await _make_runner(stack, store, record, tasks, files)
+        yield await _make_runner(stack, store, record, tasks, files, note)
 
 
 @asynccontextmanager
 async def cancelling_runner(
-    store: Store, record: RunRecord, files: FileOptions = _AS_STORED
+    store: Store, record: RunRecord, files: FileOptions = _AS_STORED, note: Note = _log
 ) -> AsyncGenerator[ParallelRunner]:
     """Open a runner on `store` that reaches the attempts of the run on other hosts, and the sessions of a program's
-    backends that wait for an answer. If a backend cannot be used here, a note is printed.
+    backends that wait for an answer. If a backend cannot be used here, `note` is called.
     """
     async with AsyncExitStack() as stack:
         places, tasks = await placed_attempts(store, record.run_id), await store.list_tasks(record.run_id)
@@ -333,12 +352,17 @@ async def cancelling_runner(
                 names |= dict.fromkeys(name for name in of_sessions if stored.is_of_program(name))
                 made = await stack.enter_async_context(stored.select(names).open(names))
             except (InvalidRequest, BackendUnavailable) as error:
-                print_note(f"plait: backends of the run cannot be reached: {error}")
+                note(f"plait: backends of the run cannot be reached: {error}")
         yield BackendSet({}, default).make_runner(made, store=store)
 
 
 async def _make_runner(
-    stack: AsyncExitStack, store: Store, record: RunRecord, tasks: tuple[TaskRecord, ...], files: FileOptions
+    stack: AsyncExitStack,
+    store: Store,
+    record: RunRecord,
+    tasks: tuple[TaskRecord, ...],
+    files: FileOptions,
+    note: Note,
 ) -> ParallelRunner:
     dag = decode_dag(record, tasks)
     under_way = [dag[task.task_id] for task in tasks if TaskStatus(task.status) is TaskStatus.RUNNING]
@@ -352,13 +376,134 @@ async def _make_runner(
                 made |= await stack.enter_async_context(stored.select(others).open(others))
             return BackendSet({}, stored.default).make_runner(made, store=store)
         except (InvalidRequest, BackendUnavailable) as error:
-            print_note(f"plait: cannot check whether agents of the run still work: {error}")
+            note(f"plait: cannot check whether agents of the run still work: {error}")
     return BackendSet({}).make_runner({}, store=store)
 
 
-def stored_concurrency(record: RunRecord) -> int | None:
-    """Return how many tasks of the run may be under way at once, as stored with the run. None: as many as the hosts of
-    the backends have slots.
+def select_backends(
+    record: RunRecord, dag: DAG, tasks: Sequence[TaskRecord], stored: StoredBackends, *, retry_failed: bool
+) -> tuple[BackendSet, list[str], dict[str, TaskStatus]]:
+    """Return the backends that the run still needs, their names, and the status of each task after the resume. Raises
+    InvalidRequest.
     """
-    stored = json.loads(record.settings).get("concurrency", DEFAULT_CONCURRENCY)
-    return stored if stored is None or (isinstance(stored, int) and stored > 0) else DEFAULT_CONCURRENCY
+    steps = plan_resume(dag, tasks, retry_failed=retry_failed)
+    statuses = {task.task_id: _status_after_resume(step.action, task) for task, step in zip(tasks, steps, strict=True)}
+    led_by = StoredPolicy.of(record)
+    policy = None if led_by is None else policy_of(led_by.kind, led_by.settings)
+    names = required_backends(dag, stored.default, statuses.values(), policy=policy, known=stored.specs)
+    return stored.select(names), names, statuses
+
+
+def _status_after_resume(action: ResumeAction, task: TaskRecord) -> TaskStatus:
+    """Return the status of a task after the resume. A running task stays running: events report whether its backend
+    still works.
+    """
+    if TaskStatus(task.status) is TaskStatus.RUNNING:
+        return TaskStatus.RUNNING
+    if action in RUNS or action is ResumeAction.BLOCKED:
+        return TaskStatus.PENDING
+    if action is ResumeAction.FAIL or task.damaged:
+        return TaskStatus.FAILED
+    return TaskStatus.WAITING_INPUT if action is ResumeAction.ASK else TaskStatus(task.status)
+
+
+class StoredRunners:
+    """The runners of the runs in `store`. `files` name replacements of stored backends; `lease` is that of the runners,
+    in seconds.
+    """
+
+    def __init__(self, store: Store, files: FileOptions = _AS_STORED, *, lease: float = LEASE_SECONDS) -> None:
+        self._store = store
+        self._files = files
+        self._lease = lease
+
+    @asynccontextmanager
+    async def open(
+        self, run_id: str, *, retry_failed: bool = False, task_id: str | None = None
+    ) -> AsyncGenerator[ParallelRunner]:
+        """Open a runner on the backends that the run still needs, or on the backend of one task. Raises PlaitError."""
+        record, tasks = await self._read(run_id)
+        if task_id is None and has_ended(record, tasks, retry_failed):
+            yield BackendSet({}).make_runner({}, store=self._store, lease=self._lease)
+            return
+        if task_id is None and await is_to_be_cancelled(self._store, record):
+            async with cancelling_runner(self._store, record, self._files) as runner:
+                yield runner
+            return
+        backend_set, names = self._select(record, tasks, retry_failed, task_id)
+        async with backend_set.open(names) as made:
+            concurrency = stored_concurrency(record) or backend_set.concurrency()
+            yield backend_set.make_runner(made, store=self._store, concurrency=concurrency, lease=self._lease)
+
+    @asynccontextmanager
+    async def inspect(self, run_id: str) -> AsyncGenerator[ParallelRunner]:
+        """Open a runner that can judge turns which outlived their process. Raises PlaitError."""
+        record, tasks = await self._read(run_id)
+        async with inspecting_runner(self._store, record, tasks, self._files) as runner:
+            yield runner
+
+    async def _read(self, run_id: str) -> tuple[RunRecord, tuple[TaskRecord, ...]]:
+        _, record = await stored_record(self._store, run_id)
+        return record, await self._store.list_tasks(run_id)
+
+    def _select(
+        self, record: RunRecord, tasks: tuple[TaskRecord, ...], retry_failed: bool, task_id: str | None
+    ) -> tuple[BackendSet, list[str]]:
+        dag = decode_dag(record, tasks)
+        stored = StoredBackends.of(record, self._files)
+        if task_id is None:
+            backend_set, names, _ = select_backends(record, dag, tasks, stored, retry_failed=retry_failed)
+            return backend_set, names
+        if task_id not in dag:
+            raise TaskNotFound(f"run {record.run_id} has no task {task_id!r}")
+        names = [dag.backend_of(dag[task_id]) or stored.default]
+        return stored.select(names), names
+
+
+def why_untrusted(path: Path, folders: Collection[Path]) -> str | None:
+    """Return why a worker does not trust the file or folder at the absolute `path`, which has no links in it; None if
+    it does. `folders` were named to the worker, and have no links in them either.
+    """
+    if any(path.is_relative_to(folder) for folder in folders):
+        return None
+    for part in (path, *path.parents):
+        try:
+            found = part.stat()
+        except FileNotFoundError:  # reported when the file is read
+            continue
+        except OSError as error:
+            return f"{part} cannot be examined ({error.strerror})"
+        if found.st_uid not in {0, os.geteuid()}:
+            return f"{part} belongs to {_user(found.st_uid)}"
+        if found.st_mode & stat.S_IWOTH and not _keeps_others_out(found):
+            return f"every user may write to {part}"
+        if found.st_mode & stat.S_IWGRP and not (_keeps_others_out(found) or _is_of_one_user(found)):
+            return f"the group {_group(found.st_gid)} may write to {part}"
+    return None
+
+
+def _keeps_others_out(found: os.stat_result) -> bool:
+    return stat.S_ISDIR(found.st_mode) and bool(found.st_mode & stat.S_ISVTX)
+
+
+def _is_of_one_user(found: os.stat_result) -> bool:
+    """Return whether the group is the owner's own: many systems give each user one, and let it write by default."""
+    try:
+        user, group = pwd.getpwuid(found.st_uid), grp.getgrgid(found.st_gid)
+    except KeyError:
+        return False
+    return group.gr_gid == user.pw_gid and group.gr_name == user.pw_name and not {*group.gr_mem} - {user.pw_name}
+
+
+def _user(uid: int) -> str:
+    try:
+        return f"user {pwd.getpwuid(uid).pw_name}"
+    except KeyError:
+        return f"user {uid}"
+
+
+def _group(gid: int) -> str:
+    try:
+        return grp.getgrgid(gid).gr_name
+    except KeyError:
+        return str(gid)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from typing import Protocol
 
 import anyio
 
@@ -15,16 +16,12 @@ from plait import events
 from plait.clock_and_ids import Clock
 from plait.errors import PlaitError, RunOwned, StoreError
 from plait.persistence.store_protocol import Store
-from plait.runner.cli.command_exits import print_note
-from plait.runner.cli.display.plain import PlainDisplay
-from plait.runner.cli.follow_run import stop_on_signal
-from plait.runner.cli.run_report import as_stored, store_failures
-from plait.runner.cli.stored_backends import FileOptions
-from plait.runner.cli.stored_runners import StoredRunners
-from plait.runner.cli.terminal_output import as_line, counted, seconds
+from plait.runner.client.trusted_backends import FileOptions, StoredRunners
+from plait.runner.domain.run_result import RunResult
 from plait.runner.engine.lease import LEASE_SECONDS
 from plait.runner.engine.run_handle import Run
 from plait.runner.state.timeouts import TimeoutStore
+from plait.safe_text import one_line
 from plait.statuses import RunStatus
 
 POLL_S = 1.0
@@ -38,6 +35,22 @@ STORE_TIMEOUT_S = 10.0
 _CHOICE = 10
 """Number of the oldest runs of which a worker takes one at random, so that few workers want the same run."""
 _PAGE = 50
+
+
+class WorkerDisplay(Protocol):
+    """Shows the work of a worker."""
+
+    def handle(self, run_id: str, event: events.Event) -> None:
+        """Show an event of a run. The event that ends a run tells what is stored."""
+        ...
+
+    def note(self, text: str) -> None:
+        """Show a message about the worker."""
+        ...
+
+    def end(self, result: RunResult) -> None:
+        """Show what there is to say about a run that this worker no longer executes."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +68,7 @@ class WorkerOptions:
 class Worker:
     """Executes the claimable runs of `store` until `stop`."""
 
-    def __init__(self, store: Store, options: WorkerOptions) -> None:
+    def __init__(self, store: Store, options: WorkerOptions, display: WorkerDisplay) -> None:
         self._store = TimeoutStore(store, STORE_TIMEOUT_S)
         self._options = options
         self._runners = StoredRunners(self._store, options.files, lease=options.lease)
@@ -67,21 +80,18 @@ class Worker:
         self._stopping = False
         self._changed = anyio.Event()
         self._away = False
-        self._display = PlainDisplay()
+        self._display = display
 
     async def work(self) -> None:
-        """Execute runs until a signal. Return once all runs are stored and released."""
-        async with anyio.create_task_group() as beside:
-            await beside.start(stop_on_signal, self.stop, print_note)
-            async with anyio.create_task_group() as group:
-                while not self._stopping:
-                    self._changed = anyio.Event()
-                    for run_id in await self._choose():
-                        self._runs[run_id] = None
-                        group.start_soon(self._execute, run_id)
-                    with anyio.move_on_after(POLL_S):
-                        await self._changed.wait()
-            beside.cancel_scope.cancel()
+        """Execute runs until `stop` is called. Return once all runs are stored and released."""
+        async with anyio.create_task_group() as group:
+            while not self._stopping:
+                self._changed = anyio.Event()
+                for run_id in await self._choose():
+                    self._runs[run_id] = None
+                    group.start_soon(self._execute, run_id)
+                with anyio.move_on_after(POLL_S):
+                    await self._changed.wait()
 
     def stop(self) -> None:
         """Take no further run, and stop the runs under way. Each is stored, and free for other workers.
@@ -106,7 +116,9 @@ class Worker:
             found = await self._store.list_claimable(_PAGE + len(left_out))
         except StoreError as error:
             if not self._away:
-                print_note(f"the store does not answer; trying again every {POLL_S:g} s: {as_line(str(error), 300)}")
+                self._display.note(
+                    f"the store does not answer; trying again every {POLL_S:g} s: {one_line(str(error))}"
+                )
             self._away = True
             return []
         self._away = False
@@ -125,7 +137,7 @@ class Worker:
             self._later[run_id] = self._clock.monotonic() + POLL_S
         except Exception as error:  # a run that fails must not end the others
             why = str(error) if isinstance(error, PlaitError) else f"{type(error).__name__}: {error}"
-            print_note(f"run {as_line(run_id)} is left to other workers for {AGAIN_S:g} s: {as_line(why, 300)}")
+            self._display.note(f"run {run_id} is left to other workers for {AGAIN_S:g} s: {one_line(why)}")
             self._later[run_id] = self._clock.monotonic() + AGAIN_S
         finally:
             del self._runs[run_id]
@@ -144,21 +156,15 @@ class Worker:
         async with run:
             async for event in run.events():
                 begins |= isinstance(event, events.RunStarted | events.RunResumed)
-                if isinstance(event, events.StoreAwaited):
-                    print_note(
-                        f"run {as_line(run.run_id)} has ended; waiting up to {seconds(event.seconds)} for the store "
-                        f"to take the last {counted(event.changes, 'change')}; a second signal ends the wait"
-                    )
-                elif isinstance(event, events.RunEnded):
+                if isinstance(event, events.RunEnded):
                     end = event
-                elif not isinstance(event, events.TaskEvent | events.TasksAdded):
-                    self._display.handle(event)
+                else:
+                    self._display.handle(run.run_id, event)
         result = await run.result()
-        if end is not None:  # told with the status that is stored, which is known only now
-            is_stored = as_stored(result) is result
-            self._display.handle(end if is_stored else events.RunInterrupted(end.at, end.run_id))
-        for line in store_failures(result):
-            print_note(line)
+        if end is not None:  # which status is stored is known only now
+            is_lost = result.status is not RunStatus.CANCELLED and any(one.lost for one in result.degraded)
+            self._display.handle(run.run_id, events.RunInterrupted(end.at, end.run_id) if is_lost else end)
+        self._display.end(result)
         if result.status is RunStatus.INTERRUPTED:
             self._later[run.run_id] = self._clock.monotonic() + AGAIN_S
         elif not begins:

@@ -1,11 +1,12 @@
 """The backends of a run: chosen from a plan, a file or options, opened, and kept in the settings of the run for
-`resume` (see stored_backends.py).
+`resume` (see trusted_backends.py).
 
 Settings never hold a key: a spec only names the environment variable of the key.
 """
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import AsyncGenerator, Collection, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
@@ -15,15 +16,17 @@ from typing import Any, cast
 
 from pydantic import TypeAdapter, ValidationError
 
-from plait.backends.backend_protocol import Backend
+from plait.backends.backend_protocol import Backend, Conversation, ConversationRequest
 from plait.backends.hosts.dask_hosts import DaskHosts
 from plait.backends.hosts.ssh_hosts import SSHHosts
 from plait.backends.prices import Price
-from plait.backends.specs.build_backend import KINDS, BackendSpec, answer_key_of, build, default_spec
+from plait.backends.specs.build_backend import KINDS, BackendSpec, FunctionSpec, answer_key_of, build, default_spec
 from plait.backends.specs.host_specs import HostsPart, placed
-from plait.errors import InvalidRequest
+from plait.errors import InvalidRequest, KeyConflict
 from plait.json_form import JsonValue
-from plait.runner.domain.concurrency import default_concurrency
+from plait.persistence.store_protocol import Store
+from plait.persistence.store_records import RunRecord
+from plait.runner.domain.concurrency import DEFAULT_CONCURRENCY, default_concurrency
 from plait.runner.domain.dag import DAG, nearest
 from plait.runner.domain.policy import Policy
 from plait.runner.engine.run_options import DEFAULT_BACKEND, needed_backends, policy_backends, task_backends
@@ -308,3 +311,79 @@ def requested_spec(options: BackendOptions) -> BackendSpec:
         # plan.
         model = str(Path(model).expanduser().resolve())
     return default_spec(os.environ, kind=options.kind, model=model, base_url=options.base_url)
+
+
+def stores_backends(run: RunRecord) -> bool:
+    """Return whether the stored settings name the backends of the run, as for every run made by the command. Only such
+    runs can be resumed by the command. `run` includes its settings.
+    """
+    settings = json.loads(run.settings)
+    kinds = {"backends": dict, "default_backend": str, "folder": str}
+    return all(isinstance(settings.get(name), kind) for name, kind in kinds.items())
+
+
+async def queue_run(
+    plan: Plan, backend_set: BackendSet, store: Store, concurrency: int | None, key: str | None = None
+) -> str:
+    """Store a queued run of `plan`, one for a key, and return its id. Raises as `ParallelRunner.create_run`, and
+    KeyConflict if the run of the key has another `concurrency`.
+    """
+    plan = plan.fitted_to(backend_set.specs, backend_set.default)
+    names = required_backends(plan.dag, backend_set.default, policy=plan.policy, known=backend_set.specs)
+    runner = make_queueing_runner(backend_set, names, store, concurrency)
+    run_id = await runner.create_run(plan.dag, key=key, settings=backend_set.settings(), policy=plan.policy)
+    if key is not None and (record := await store.get_run(run_id)) is not None:
+        # A runner may be restarted with another concurrency, but here the number is part of what was submitted.
+        stored = stored_concurrency(record)
+        if stored != concurrency:
+            raise KeyConflict(
+                f"key {key!r} was used at {record.created_at} for run {run_id}, with "
+                f"{stored or 'a changing number of'} tasks at once, not {concurrency or 'a changing number'}; "
+                "give a new run a new key"
+            )
+    return run_id
+
+
+def make_queueing_runner(
+    backend_set: BackendSet, names: Iterable[str], store: Store, concurrency: int | None
+) -> ParallelRunner:
+    """Return a runner that creates runs on the backends in `names`, and opens none of them."""
+    unopened = {name: _unopened(backend_set, name) for name in names if name in backend_set.specs}
+    return backend_set.make_runner(unopened, store=store, concurrency=concurrency)
+
+
+def _unopened(backend_set: BackendSet, name: str) -> Backend:
+    """Return a backend that stands for another one, which is opened only where the run is executed."""
+    spec, answer_key = backend_set.specs[name], backend_set.answer_key(name)
+    return _Unopened(spec) if answer_key is None else _UnopenedReusable(spec, answer_key)
+
+
+class _Unopened:
+    def __init__(self, spec: BackendSpec) -> None:
+        self.adjustable = spec.adjustable
+        self.needs_prompt = not isinstance(spec, FunctionSpec)
+        if spec.file_form is not None:
+            self.takes_files = spec.file_form
+
+    def new_session_id(self) -> str | None:
+        return None
+
+    def open(self, request: ConversationRequest) -> AbstractAsyncContextManager[Conversation]:  # noqa: ARG002 - signature of Backend
+        raise AssertionError("a queued run calls no backend")
+
+
+class _UnopenedReusable(_Unopened):
+    def __init__(self, spec: BackendSpec, answer_key: JsonValue) -> None:
+        super().__init__(spec)
+        self._answer_key = answer_key
+
+    def answer_key(self) -> JsonValue:
+        return self._answer_key
+
+
+def stored_concurrency(record: RunRecord) -> int | None:
+    """Return how many tasks of the run may be under way at once, as stored with the run. None: as many as the hosts of
+    the backends have slots.
+    """
+    stored = json.loads(record.settings).get("concurrency", DEFAULT_CONCURRENCY)
+    return stored if stored is None or (isinstance(stored, int) and stored > 0) else DEFAULT_CONCURRENCY

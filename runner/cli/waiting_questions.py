@@ -1,0 +1,103 @@
+"""The questions of a run that wait for a person, and the commands that answer them."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+from plait.json_form import JsonValue
+from plait.persistence.store_protocol import Store
+from plait.persistence.store_records import RunRecord
+from plait.runner.cli.command_exits import print_note
+from plait.runner.cli.command_options import command_line
+from plait.runner.cli.terminal_output import age, as_line
+from plait.runner.client.store_place import StorePlace
+from plait.runner.domain.asked_question import OpenQuestion, parse_time
+from plait.runner.engine.lease import LEASE_SECONDS, Liveness, liveness
+from plait.runner.state.stored_run import stored_run
+from plait.runner.views.list_questions import waiting_tasks
+
+
+def print_watch_notice(run: RunRecord) -> None:
+    """Print why the command takes half a minute, if the owner of the run cannot be judged from this machine."""
+    owner = run.owner
+    if owner is not None and liveness(owner) is Liveness.UNKNOWN:
+        print_note(
+            f"process {owner.pid} on {as_line(owner.host)} owns run {run.run_id} and cannot be checked from this "
+            f"machine; waiting up to {LEASE_SECONDS:g} s for a renewal of the lease"
+        )
+
+
+_LONGEST_VALUE = 120
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingQuestion:
+    """A task that waits for a person, for display."""
+
+    run_id: str
+    task_id: str
+    attempt: int
+    text: str
+    """The question, or why a task marked at_most_once waits."""
+    question: OpenQuestion | None
+    """The question of the task; None if the process of the task died, and a person decides."""
+
+    def answer_command(self, path: StorePlace) -> str:
+        """Return the command that answers, with a placeholder for the answer."""
+        if self.question is None:
+            return command_line(path, "answer", self.run_id, self.task_id, "--done", "TEXT")
+        schema = self.question.schema
+        wanted = "TEXT" if schema is None else "JSON" if schema else "VALUE"
+        return command_line(path, "answer", self.run_id, self.task_id, wanted)
+
+    def facts(self) -> Iterator[tuple[str, str]]:
+        """Yield further facts about the question, each with its name."""
+        question = self.question
+        if question is None:
+            return
+        if question.schema is not None:
+            yield (
+                "wants",
+                as_line(describe_schema(cast("Mapping[str, JsonValue]", question.schema)), _LONGEST_VALUE),
+            )
+        if question.default is not None:
+            yield "default", as_line(_dump(question.default), _LONGEST_VALUE)
+        if question.deadline_at is not None:
+            yield "deadline", _format_deadline(question, question.deadline_at)
+
+
+async def list_waiting(store: Store, run_id: str) -> list[WaitingQuestion]:
+    """Return the waiting tasks of the run, in the order of the DAG, except those whose answer is stored already. Raises
+    StoreError, RunNotFound.
+    """
+    found = await waiting_tasks(await stored_run(store, run_id))
+    return [WaitingQuestion(run_id, one.task_id, one.attempt, one.text, one.asks) for one in found]
+
+
+def _format_deadline(question: OpenQuestion, at: str) -> str:
+    left = parse_time(at) - time.time()
+    if left > 0:
+        return f"{at}, in {age(left)}"
+    return f"{at}, passed: `plait resume` " + ("fails the task" if question.default is None else "takes the default")
+
+
+def describe_schema(schema: Mapping[str, JsonValue]) -> str:
+    """Describe the values that a JSON Schema allows, in a few words."""
+    allowed, kind, fields = schema.get("enum"), schema.get("type"), schema.get("properties")
+    if isinstance(allowed, list) and allowed:
+        return "one of " + ", ".join(map(_dump, allowed))
+    if kind == "object" and isinstance(fields, dict) and fields:
+        return f"an object with {', '.join(fields)}"
+    if kind == "array" and isinstance(items := schema.get("items"), dict):
+        return f"a list, each {describe_schema(items)}"
+    if isinstance(kind, str) and schema.keys() <= {"type", "title", "description"}:
+        return kind
+    return "JSON that matches " + _dump(dict(schema)) if schema else "any JSON, or text"
+
+
+def _dump(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
