@@ -1,4 +1,4 @@
-"""HTTP client of the adapters for a model's API, on aiohttp.
+"""HTTP client of the adapters for a model's API, on aiohttp: one POST, server-sent events, the limits a server reports.
 
 Each call is one POST. aiohttp sends a request again on a fresh connection only for idempotent methods, never a POST:
 a connection that breaks is the error of its attempt, and the runner decides about the next.
@@ -19,12 +19,12 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, Self, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias, cast
 
 import anyio
 
+from plait.backends.backend_protocol import Allowance
 from plait.backends.models.endpoint import Endpoint
-from plait.backends.models.sse import EventDecoder, ServerEvent
 from plait.errors import BackendError, ErrorKind
 from plait.safe_text import clean_text, is_json
 
@@ -52,6 +52,81 @@ _OWN_HEADERS = {"content-type": "application/json", "user-agent": "plait", "acce
 _CLOSE = {"connection": "close"}
 
 _to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+# Server-sent events (WHATWG HTML): lines `field: value`, ended by LF, CR LF or CR; a blank line ends an event. Only
+# `event` and `data` matter here. Deviating from the format, an event without a blank line at the end of the stream
+# counts, because some servers forget the line, and an event cut within its JSON is unreadable anyway. A field `error`,
+# in which llama.cpp sends its errors, is read as the data of an event named `error`.
+
+
+class ServerEvent(NamedTuple):
+    """One event."""
+
+    name: str
+    """The `event` field; empty if there is none."""
+    data: bytes
+    """The `data` lines, joined by line feeds."""
+
+
+class EventDecoder:
+    """Turns pieces of a stream, cut anywhere, into events. The cost is linear in the size of the stream."""
+
+    def __init__(self) -> None:
+        self._pending: list[bytes] = []
+        """Pieces of a line whose end has not arrived."""
+        self._name = b""
+        self._data: list[bytes] = []
+        self._is_first = True
+        self._ended_in_cr = False
+
+    def feed(self, piece: bytes) -> list[ServerEvent]:
+        """Return the events completed by `piece`, the next bytes of the stream."""
+        if not piece:
+            return []
+        if self._ended_in_cr:
+            piece = piece.removeprefix(b"\n")  # the second half of a CR LF
+        self._ended_in_cr = piece.endswith(b"\r")
+        cut = max(piece.rfind(b"\n"), piece.rfind(b"\r")) + 1
+        if not cut:
+            self._pending.append(piece)
+            return []
+        if self._pending or cut < len(piece):
+            whole = b"".join([*self._pending, piece[:cut]])
+            self._pending = [piece[cut:]] if cut < len(piece) else []
+            return self._events(whole)
+        return self._events(piece)
+
+    def end(self) -> list[ServerEvent]:
+        """Return the event that the end of the stream completes, if any."""
+        whole = b"".join(self._pending)
+        self._pending = []
+        return self._events(whole + b"\n\n")
+
+    def _events(self, lines: bytes) -> list[ServerEvent]:
+        if self._is_first:
+            lines, self._is_first = lines.removeprefix(BOM_UTF8), False
+        found: list[ServerEvent] = []
+        for line in lines.splitlines():
+            if line.startswith(b"data: "):  # most lines, so they come first
+                self._data.append(line[6:])
+            elif not line:
+                if self._data:
+                    name = self._name.decode(errors="replace") if self._name else ""
+                    found.append(ServerEvent(name, b"\n".join(self._data)))
+                    self._data = []
+                self._name = b""
+            else:
+                field, _, value = line.partition(b":")
+                if field == b"data":
+                    self._data.append(value.removeprefix(b" "))
+                elif field == b"error":
+                    self._name = field
+                    self._data.append(value.removeprefix(b" "))
+                elif field == b"event":
+                    self._name = value.removeprefix(b" ")
+        return found
+
+
 _Sessions: TypeAlias = "dict[asyncio.AbstractEventLoop, tuple[aiohttp.ClientSession, AsyncGenerator[Any]]]"
 Take: TypeAlias = Callable[[ServerEvent], bool]
 """Takes an event of a stream. Returns whether the event is the stream's last."""
@@ -362,3 +437,28 @@ def _trusted_roots() -> ssl.SSLContext:
 
         context.load_verify_locations(certifi.where())
     return context
+
+
+# A server's limits of rate, as its response headers report them. Both forms are limits per minute; a server that
+# reports a longer window only names a number that is too high, which lowers nothing.
+
+_ALLOWANCE_HEADERS = ("x-ratelimit-{what}-{unit}", "anthropic-ratelimit-{unit}-{what}")
+
+
+def reported_allowance(headers: Mapping[str, str], *, accepted: bool = True) -> Allowance:
+    """Return the limits in `headers`. Values that are not numbers, and limits that are not positive, are unknown."""
+    requests, requests_left = _limit(headers, "requests")
+    tokens, tokens_left = _limit(headers, "tokens")
+    return Allowance(requests, requests_left, tokens, tokens_left, accepted)
+
+
+def _limit(headers: Mapping[str, str], unit: str) -> tuple[float | None, float | None]:
+    for form in _ALLOWANCE_HEADERS:
+        limit = _number(headers.get(form.format(what="limit", unit=unit)))
+        if limit:  # some servers of Azure send -1 or 0 for both
+            return limit, _number(headers.get(form.format(what="remaining", unit=unit)))
+    return None, None
+
+
+def _number(text: str | None) -> float | None:
+    return float(text) if text is not None and text.isascii() and text.isdigit() else None

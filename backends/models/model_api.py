@@ -21,11 +21,9 @@ from plait.backends.backend_protocol import Conversation, ConversationRequest, O
 from plait.backends.error_kinds import is_error
 from plait.backends.json_fields import at_least, parse
 from plait.backends.models.endpoint import Endpoint, environment_headers, find_server, is_environments
-from plait.backends.models.http_client import Client, Limits, NotConnected, Response
+from plait.backends.models.http_client import Client, Limits, NotConnected, Response, ServerEvent, reported_allowance
 from plait.backends.models.prompt_cache import PATIENCE_S, SHORTEST, PromptCache, SharedBeginning
-from plait.backends.models.server_allowance import reported_allowance
 from plait.backends.models.server_errors import broken_off, status_error
-from plait.backends.models.sse import ServerEvent
 from plait.backends.replay_conversation import ReplayConversation
 from plait.backends.whole_answer import is_whole, whole_answer
 from plait.dialogue import Message

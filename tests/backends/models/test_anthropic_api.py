@@ -16,7 +16,7 @@ from plait.backends import (
     Output,
     Usage,
 )
-from plait.backends.models.native_schema import native_schema
+from plait.backends.models.anthropic_api import native_schema
 from tests.support.wire import Messages, Script, events, plain, serve
 
 WIRE = Messages()

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.backends.models.sse import EventDecoder, ServerEvent
+from plait.backends.models.http_client import EventDecoder, ServerEvent
 
 
 def decode(*pieces: bytes) -> list[ServerEvent]:
