@@ -141,6 +141,8 @@ def log_options(function: F) -> F:
     )(function)
 
 
+again_option = click.option("--again", is_flag=True, help="Run tasks again that have effects and completed in RUN.")
+dry_run_option = click.option("--dry-run", is_flag=True, help="Only print what each task would do, with its reason.")
 plan_option = click.option(
     "--plan",
     type=click.Path(path_type=Path),

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import anyio
 import click
 
 from plait.errors import InvalidRequest
 from plait.json_form import JsonValue
+from plait.persistence.store_records import RunRecord
 from plait.runner.cli.command_exits import print_note, redirect_prints
 from plait.runner.cli.command_options import (
     KINDS,
     OutputOptions,
+    again_option,
     apply_log_options,
     backends_option,
     concurrency_option,
+    dry_run_option,
     json_option,
     log_options,
     plan_option,
@@ -29,8 +33,7 @@ from plait.runner.cli.command_options import (
     verbose_option,
 )
 from plait.runner.cli.follow_run import follow_run
-from plait.runner.cli.like import again_option, dry_run_option, list_effects, require_again
-from plait.runner.cli.preview_report import print_reuse, summarize_reuse, with_effects_marked
+from plait.runner.cli.preview_report import list_effects, print_reuse, require_again, summarize_reuse
 from plait.runner.client.backend_set import (
     BackendOptions,
     BackendSet,
@@ -41,15 +44,10 @@ from plait.runner.client.backend_set import (
 from plait.runner.client.fork_run import Fork
 from plait.runner.client.store_place import existing_store, find_run, is_utf8, read_only_store, runs_of_plan
 from plait.runner.client.trusted_backends import FileOptions, StoredBackends
-from plait.runner.parallel_runner import ParallelRunner
 from plait.runner.plan.plan_inputs import converted
-from plait.runner.state.stored_run import stored_record
-
-MakeFork: TypeAlias = Callable[[ParallelRunner, str], Awaitable[Fork]]
-"""Makes the new run from the stored run with the given id."""
 
 
-def parse_files(_context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+def _parse_files(_context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
     """Return the text of the file of each `TASK=FILE`, by task. Raises BadParameter."""
     texts: dict[str, str] = {}
     for value in values:
@@ -58,11 +56,11 @@ def parse_files(_context: click.Context, _parameter: click.Parameter, values: tu
             raise click.BadParameter(f"{value!r} is not TASK=FILE")
         if name in texts:
             raise click.BadParameter(f"{name} is given twice")
-        texts[name] = read_text(Path(file))
+        texts[name] = _read_text(Path(file))
     return texts
 
 
-def read_text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     """Return the text of a file without the line break at its end. Raises BadParameter."""
     try:
         text = path.read_text(encoding="utf-8")
@@ -75,26 +73,35 @@ def read_text(path: Path) -> str:
     return text.removesuffix("\n")
 
 
-@click.command("fork")
-@click.argument("run")
-@click.option("--from", "start", metavar="TASK", required=True, help="Run on from TASK, with everything behind TASK.")
-@click.option(
+_prompts_option = click.option(
     "--prompt",
     "prompts",
     metavar="TASK=FILE",
     multiple=True,
-    callback=parse_files,
+    callback=_parse_files,
     help="Give TASK the prompt in FILE; may be given more than once.",
 )
-@set_option
-@click.option(
+_results_option = click.option(
     "--result",
     "results",
     metavar="TASK=FILE",
     multiple=True,
-    callback=parse_files,
+    callback=_parse_files,
     help="Give TASK the result in FILE, without a call; may be given more than once.",
 )
+_backend_option = click.option(
+    "--backend", metavar="NAME", help=f"Run the one task on this backend of RUN, or {KINDS}."
+)
+
+
+@click.command("fork")
+@click.argument("run")
+@click.option("--from", "start", metavar="TASK", help="Run on from TASK, with everything behind TASK.")
+@click.option("--only", metavar="TASK", help="Run TASK alone, and print its result: the same as `plait try RUN TASK`.")
+@_prompts_option
+@set_option
+@_results_option
+@_backend_option
 @again_option
 @dry_run_option
 @plan_option
@@ -105,46 +112,24 @@ def read_text(path: Path) -> str:
 @quiet_option
 @verbose_option
 @log_options
-def fork_command(run: str, start: str, **options: Any) -> int:
+def fork_command(start: str | None, only: str | None, **options: Any) -> int:
     """Start a new run from TASK of RUN (an id, the beginning of an id, or `last`), which may have ended, failed or been
     interrupted. RUN does not change.
 
     TASK runs. Tasks behind TASK or behind an edit, and tasks that did not complete, run unless nothing changed for
     them. All other tasks keep their results and conversations.
     """
-    apply_log_options(options["log_style"], options["log_level"])
-    files = FileOptions(options["plan"], options["backends"])
-    request = ForkOptions(run, files, options["again"], options["dry_run"])
-    prompts, results, given = options["prompts"], options["results"], options["inputs"]
-
-    async def make(runner: ParallelRunner, run_id: str) -> Fork:
-        inputs = await _inputs(runner, run_id, given)
-        return await runner.fork(run_id, start, prompts=prompts, inputs=inputs, results=results)
-
-    with redirect_prints():
-        return anyio.run(run_fork, request, make, OutputOptions.of(options))
-
-
-async def _inputs(runner: ParallelRunner, run_id: str, given: Mapping[str, str]) -> dict[str, JsonValue]:
-    """Return the values of inputs, each like the stored value. Raises InvalidRequest."""
-    if not given:
-        return {}
-    _, record = await stored_record(runner.config.store, run_id)
-    stored = json.loads(record.settings).get("inputs", {})
-    values: dict[str, JsonValue] = {}
-    for name, text in given.items():
-        try:
-            values[name] = converted(text, stored.get(name))
-        except ValueError as error:
-            raise InvalidRequest(f"--set {name}: {error}") from None
-    return values
+    task = only if start is None else start
+    if task is None or None not in {start, only}:
+        raise click.UsageError("give either --from TASK or --only TASK")
+    return _run(options, task, only=start is None)
 
 
 @click.command("try")
 @click.argument("run")
 @click.argument("task")
 @click.option("--prompt-file", metavar="FILE", type=click.Path(path_type=Path), help="Use the prompt in FILE.")
-@click.option("--backend", metavar="NAME", help=f"Use this backend of RUN, or {KINDS}.")
+@_backend_option
 @again_option
 @dry_run_option
 @plan_option
@@ -154,59 +139,65 @@ async def _inputs(runner: ParallelRunner, run_id: str, given: Mapping[str, str])
 @quiet_option
 @verbose_option
 @log_options
-def try_command(run: str, task: str, prompt_file: Path | None, **options: Any) -> int:
+def try_command(task: str, prompt_file: Path | None, **options: Any) -> int:
     """Run TASK of RUN (an id, the beginning of an id, or `last`) alone, on the inputs recorded in RUN, and print the
-    result. RUN does not change; the attempt is kept as a run of its own.
+    result: `plait fork RUN --only TASK`. RUN does not change; the attempt is kept as a run of its own.
     """
+    prompts = {} if prompt_file is None else {task: _read_text(prompt_file)}
+    return _run({**options, "prompts": prompts, "inputs": {}, "results": {}}, task, only=True)
+
+
+def _run(options: Mapping[str, Any], task: str, *, only: bool) -> int:
     apply_log_options(options["log_style"], options["log_level"])
-    prompt = None if prompt_file is None else read_text(prompt_file)
-    backend = options["backend"]
-    files = FileOptions(options["plan"], options["backends"])
-    request = ForkOptions(run, files, options["again"], options["dry_run"], backend)
-
-    async def make(runner: ParallelRunner, run_id: str) -> Fork:
-        prompts = {} if prompt is None else {task: prompt}
-        return await runner.fork(run_id, task, prompts=prompts, only=True, backend=backend)
-
+    output = replace(OutputOptions.of(options), result_of=task if only else None)
     with redirect_prints():
-        return anyio.run(run_fork, request, make, replace(OutputOptions.of(options), result_of=task))
+        return anyio.run(partial(_run_fork, options, output, task, only=only))
 
 
-@dataclass(frozen=True, slots=True)
-class ForkOptions:
-    """The run that is taken from, and how the new run is made."""
-
-    run: str
-    """Name of the stored run."""
-    files: FileOptions = FileOptions()  # noqa: RUF009 - frozen
-    again: bool = False
-    """Tasks with effects may run again."""
-    dry_run: bool = False
-    backend: str | None = None
-    """A backend that the stored run may lack, such as `openai`."""
-
-
-async def run_fork(request: ForkOptions, make: MakeFork, options: OutputOptions) -> int:
+async def _run_fork(options: Mapping[str, Any], output: OutputOptions, task: str, *, only: bool) -> int:
     """Make a run from a stored run and show it to its end, or print its preview. Return the exit code."""
-    assert options.store is not None
-    open_store = read_only_store if request.dry_run else existing_store
-    async with open_store(options.store) as store:
-        record = await find_run(store, request.run, runs_of_plan(request.files.plan) if request.run == "last" else None)
-        stored = StoredBackends.of(record, request.files)
-        fork = await make(BackendSet({}).make_runner({}, store=store), record.run_id)
-        backend_set = _select(stored, fork, request.backend)
+    name, files, backend = options["run"], FileOptions(options["plan"], options["backends"]), options["backend"]
+    open_store = read_only_store if options["dry_run"] else existing_store
+    async with open_store(options["store_path"]) as store:
+        record = await find_run(store, name, runs_of_plan(files.plan) if name == "last" else None)
+        stored = StoredBackends.of(record, files)
+        fork = (
+            await BackendSet({})
+            .make_runner({}, store=store)
+            .fork(
+                record.run_id,
+                task,
+                prompts=options["prompts"],
+                inputs=_inputs(record, options["inputs"]),
+                results=options["results"],
+                only=only,
+                backend=backend,
+            )
+        )
+        backend_set = _select(stored, fork, backend)
         async with backend_set.open(backend_set.specs) as made:
-            concurrency = options.concurrency or stored_concurrency(record) or backend_set.concurrency()
+            concurrency = output.concurrency or stored_concurrency(record) or backend_set.concurrency()
             runner = backend_set.make_runner(made, store=store, concurrency=concurrency)
             preview = await runner.preview_fork(fork)
-            effects = [] if request.again else list_effects(preview, backend_set, made)
-            if request.dry_run:
-                return print_reuse(with_effects_marked(preview, effects), options.as_json)
+            effects = [] if options["again"] else list_effects(preview, backend_set, made)
+            if options["dry_run"]:
+                return print_reuse(preview, effects, output.as_json)
             require_again(preview, effects)
-            if not options.quiet:
+            if not output.quiet:
                 print_note(summarize_reuse(preview))
             fork = replace(fork, settings=_settings(fork.settings, backend_set))
-            return await follow_run(runner.start_fork(fork), fork.dag, options, store)
+            return await follow_run(runner.start_fork(fork), fork.dag, output, store)
+
+
+def _inputs(record: RunRecord, texts: Mapping[str, str]) -> dict[str, JsonValue]:
+    """Return the values of inputs, each like the stored value. Raises InvalidRequest."""
+    stored, values = json.loads(record.settings).get("inputs", {}), dict[str, JsonValue]()
+    for name, text in texts.items():
+        try:
+            values[name] = converted(text, stored.get(name))
+        except ValueError as error:
+            raise InvalidRequest(f"--set {name}: {error}") from None
+    return values
 
 
 def _select(stored: StoredBackends, fork: Fork, further: str | None) -> BackendSet:

@@ -1,23 +1,39 @@
-"""The preview of a run that takes over answers: before the run in a line, or with --dry-run task by task."""
+"""The preview of a run that takes over answers: before the run in a line, or with --dry-run task by task; and what a
+person is asked before the run.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import sys
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
+from anyio import to_thread
+
+from plait.backends.backend_protocol import Backend, ReusableBackend
+from plait.backends.specs.agent_specs import AgentSpec, PydanticAISpec
+from plait.backends.specs.build_backend import PersonSpec
+from plait.errors import InvalidRequest
 from plait.runner.cli import run_report
-from plait.runner.cli.command_exits import COMPLETED, print_line
+from plait.runner.cli.command_exits import COMPLETED, print_line, print_note
 from plait.runner.cli.terminal_output import as_line
+from plait.runner.client.backend_set import BackendSet
 from plait.runner.client.reuse_preview import ReuseAction, ReusePreview, ReuseStep
 from plait.usage import NO_USAGE, cost
 
 _WIDEST = max(len(action.value) for action in ReuseAction)
+_NAMED = 5
 _MOST_REUSED = 20
 """Tasks that take an answer over are listed up to this number; a longer list would hide the other tasks."""
 
 
-def print_reuse(preview: ReusePreview, as_json: bool) -> int:
-    """Print the action for each task, with the reason and the cost in the earlier run. Return the exit code."""
+def print_reuse(preview: ReusePreview, effects: Collection[str], as_json: bool) -> int:
+    """Print the action for each task, with the reason and the cost in the earlier run. The run would refuse to run the
+    tasks in `effects` again. Return the exit code.
+    """
+    marked = "has effects: run again only with --again"
+    steps = [replace(step, reason=marked) if step.task_id in effects else step for step in preview.tasks]
+    preview = replace(preview, tasks=steps)
     if as_json:
         run_report.print_json(preview.as_json())
         return COMPLETED
@@ -72,10 +88,56 @@ def _counted(steps: Sequence[ReuseStep], verb: str) -> str:
     return f"{len(steps):,} {verb}{f' ({last} last time)' if last else ''}"
 
 
-def with_effects_marked(preview: ReusePreview, effects: Collection[str]) -> ReusePreview:
-    """Return the preview with another reason for the tasks in `effects`, which the run refuses to run again."""
-    tasks = [
-        replace(step, reason="has effects: run again only with --again") if step.task_id in effects else step
+async def keep_or_ask_again(preview: ReusePreview) -> bool:
+    """Return whether the answers of persons in `preview`, of a run that keeps the answers, are to be kept. Ask at the
+    terminal; without one keep none.
+    """
+    names = [as_line(step.task_id) for step in preview.tasks if step.keeps_answer]
+    if not names or not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return False
+    counted = f"{len(names):,} answers" if len(names) > 1 else "1 answer"
+    print_note(f"{counted} of a person in {as_line(preview.like)} to questions that did not change: {_some(names)}")
+    # In a thread that is abandoned, so that Ctrl-C ends the command while the thread reads.
+    return await to_thread.run_sync(_ask_to_keep, abandon_on_cancel=True)
+
+
+def _ask_to_keep() -> bool:
+    while True:
+        print_note("keep, or ask again? [keep/ask]")
+        line = sys.stdin.readline()
+        if (word := line.strip().lower()) in {"keep", "k"}:
+            return True
+        if not line or word in {"ask", "a", "ask again"}:
+            return False
+
+
+def list_effects(preview: ReusePreview, backend_set: BackendSet, made: Mapping[str, Backend]) -> list[str]:
+    """Return the tasks that would run again although they have effects and completed in the earlier run."""
+    return [
+        step.task_id
         for step in preview.tasks
+        if (step.action is ReuseAction.RUN or step.runs_if_same)
+        and step.was_completed
+        and (step.at_most_once or _has_effects(step.backend, backend_set, made))
     ]
-    return replace(preview, tasks=tasks)
+
+
+def _has_effects(name: str, backend_set: BackendSet, made: Mapping[str, Backend]) -> bool:
+    """Return whether a call of the backend may change more than its answer: an agent that may write, a tool."""
+    spec = backend_set.specs.get(name)
+    if isinstance(spec, AgentSpec | PydanticAISpec):
+        return not spec.is_harmless
+    return not isinstance(spec, PersonSpec) and not isinstance(made.get(name), ReusableBackend)
+
+
+def require_again(preview: ReusePreview, effects: Sequence[str]) -> None:
+    """Raise InvalidRequest if there are tasks with `effects`: a person has to allow that they run again."""
+    if effects:
+        raise InvalidRequest(
+            f"{_some(effects)} completed in {preview.like} and would run again, with effects; --again allows it, "
+            f"--dry-run shows every task"
+        )
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")

@@ -30,8 +30,14 @@ from plait.runner.cli.command_options import (
     verbose_option,
 )
 from plait.runner.cli.follow_run import follow_run
-from plait.runner.cli.like import NOT_LIKE, LikeOptions, keep_or_ask_again, like_options, list_effects, require_again
-from plait.runner.cli.preview_report import print_reuse, summarize_reuse, tell_paid_again, with_effects_marked
+from plait.runner.cli.preview_report import (
+    keep_or_ask_again,
+    list_effects,
+    print_reuse,
+    require_again,
+    summarize_reuse,
+    tell_paid_again,
+)
 from plait.runner.cli.run_report import print_json
 from plait.runner.client.backend_set import (
     BackendOptions,
@@ -40,10 +46,8 @@ from plait.runner.client.backend_set import (
     queue_run,
     required_backends,
 )
-from plait.runner.client.reuse_preview import ReusePreview
 from plait.runner.client.store_place import RunsOfPlan, StorePlace, find_run, is_utf8, open_store
 from plait.runner.client.trusted_backends import backends_of_file_only
-from plait.runner.parallel_runner import ParallelRunner
 from plait.runner.plan.plan_file import Plan
 from plait.runner.policies.goal_messages import ANSWER_ID, Team
 from plait.runner.policies.goal_policy import OrchestratorPolicy
@@ -63,7 +67,25 @@ _LOCAL_ANSWER = 512  # tokens
 @backend_options
 @hosts_option
 @store_option
-@like_options
+@click.option(
+    "--like",
+    metavar="RUN",
+    help="Take the answers of unchanged tasks from RUN (an id, the beginning of an id, or `last`), without a call.",
+)
+@click.option(
+    "--fresh",
+    metavar="TASK",
+    multiple=True,
+    help="With --like: run TASK, or all parts of TASK, in any case; may be given more than once.",
+)
+@click.option("--again", is_flag=True, help="With --like: run tasks again that have effects and completed in RUN.")
+@click.option(
+    "--keep-answers/--ask-again",
+    default=None,
+    help="With --like: keep the answers that persons gave to unchanged questions, or ask again. Default: the "
+    "command asks at a terminal; without a terminal the questions are asked again.",
+)
+@click.option("--dry-run", is_flag=True, help="With --like: only print what each task would do, with its reason.")
 @click.option("--queue", is_flag=True, help="Only store the run, and print its id: `plait worker` runs it.")
 @click.option(
     "--key", metavar="TEXT", help="With --queue: store one run only, however often the same plan is stored with TEXT."
@@ -93,9 +115,13 @@ def run_command(plan: Path | None, goal: str | None, inputs: dict[str, str], **o
     backend_set = backend_set_of_plan(loaded, chosen, options["hosts"])
     if goal is not None:
         backend_set = _with_long_answers(backend_set)
-    like = LikeOptions.of(options)
+    like = {name: options[name] for name in ("fresh", "again", "keep_answers", "dry_run")}
+    if options["like"] is None and (any(like.values()) or like["keep_answers"] is not None):
+        raise click.UsageError("--fresh, --again, --keep-answers, --ask-again and --dry-run go with --like RUN")
+    if options["like"] is not None and options["no_store"]:
+        raise InvalidRequest("--like takes answers from the store; leave --no-store out")
     if options["queue"]:
-        if like.run is not None or options["no_store"] or options["strict"] or options["hosts"] is not None:
+        if options["like"] is not None or options["no_store"] or options["strict"] or options["hosts"] is not None:
             raise click.UsageError("--queue only stores the run; leave --like, --no-store, --strict and --hosts out")
         concurrency = options["concurrency"] or loaded.concurrency or backend_set.concurrency()
         place, key = options["store_path"], options["key"]
@@ -103,7 +129,7 @@ def run_command(plan: Path | None, goal: str | None, inputs: dict[str, str], **o
     if options["key"] is not None:
         raise click.UsageError("--key goes with --queue")
     with redirect_prints():
-        return anyio.run(run_plan, loaded, backend_set, OutputOptions.of(options), like)
+        return anyio.run(partial(_run_plan, loaded, backend_set, OutputOptions.of(options), options["like"], **like))
 
 
 def _plan_or_goal(plan: Path | None, goal: str | None, inputs: dict[str, str]) -> Plan:
@@ -133,7 +159,17 @@ def _with_long_answers(backend_set: BackendSet) -> BackendSet:
     return replace(backend_set, specs=specs)
 
 
-async def run_plan(plan: Plan, backend_set: BackendSet, options: OutputOptions, like: LikeOptions = NOT_LIKE) -> int:
+async def _run_plan(
+    plan: Plan,
+    backend_set: BackendSet,
+    options: OutputOptions,
+    like: str | None,
+    *,
+    fresh: tuple[str, ...],
+    again: bool,
+    keep_answers: bool | None,
+    dry_run: bool,
+) -> int:
     """Run `plan`, with the answers of an earlier run where nothing changed. Return the exit code."""
     plan = plan.fitted_to(backend_set.specs, backend_set.default)
     if isinstance(plan.policy, OrchestratorPolicy):
@@ -141,18 +177,23 @@ async def run_plan(plan: Plan, backend_set: BackendSet, options: OutputOptions, 
     names = required_backends(plan.dag, backend_set.default, policy=plan.policy, known=backend_set.specs)
     store = None
     if options.store is not None:
-        store = open_store(options.store, like.store_mode)
+        store = open_store(options.store, "create" if like is None else "read" if dry_run else "existing")
     # The store is opened last, so that a missing backend leaves no empty store behind.
     async with backend_set.open(names) as made, store or nullcontext():
         concurrency = options.concurrency or plan.concurrency or backend_set.concurrency()
         runner = backend_set.make_runner(made, store=store, concurrency=concurrency, strict=options.strict)
-        preview, keep = None, False
-        if like.run is not None and store is not None:
-            earlier = (await find_run(store, like.run, RunsOfPlan(plan.name, backend_set.plan))).run_id
-            preview, keep = await _preview(runner, plan, earlier, like, is_interactive=not options.quiet)
-            effects = [] if like.again else list_effects(preview, backend_set, made)
-            if like.dry_run:
-                return print_reuse(with_effects_marked(preview, effects), options.as_json)
+        preview = None
+        if like is not None and store is not None:
+            earlier = (await find_run(store, like, RunsOfPlan(plan.name, backend_set.plan))).run_id
+            look = partial(runner.preview_like, plan.dag, earlier, fresh=fresh, policy=plan.policy)
+            preview = await look(keep_answers=keep_answers is not False)
+            if keep_answers is None:
+                keep_answers = not dry_run and not options.quiet and await keep_or_ask_again(preview)
+                if not keep_answers and any(step.keeps_answer for step in preview.tasks):
+                    preview = await look(keep_answers=False)
+            effects = [] if again else list_effects(preview, backend_set, made)
+            if dry_run:
+                return print_reuse(preview, effects, options.as_json)
             require_again(preview, effects)
             told = tell_paid_again(preview) if options.quiet else summarize_reuse(preview)
             if told is not None:
@@ -162,24 +203,10 @@ async def run_plan(plan: Plan, backend_set: BackendSet, options: OutputOptions, 
             settings=backend_set.settings(),
             policy=plan.policy,
             like=preview,
-            fresh=like.fresh,
-            keep_answers=keep,
+            fresh=fresh,
+            keep_answers=bool(keep_answers),
         )
         return await follow_run(run, plan.dag, options, store)
-
-
-async def _preview(
-    runner: ParallelRunner, plan: Plan, earlier: str, like: LikeOptions, *, is_interactive: bool
-) -> tuple[ReusePreview, bool]:
-    """Return the preview of the run, and whether the run keeps the answers of persons."""
-    look = partial(runner.preview_like, plan.dag, earlier, fresh=like.fresh, policy=plan.policy)
-    preview = await look(keep_answers=like.keep_answers is not False)
-    keep = like.keep_answers
-    if keep is None:
-        keep = await keep_or_ask_again(preview, is_interactive=is_interactive and not like.dry_run)
-    if not keep and any(step.keeps_answer for step in preview.tasks):
-        preview = await look(keep_answers=False)
-    return preview, keep
 
 
 async def queue_and_print(
