@@ -10,9 +10,9 @@ import sys
 import anyio
 
 from plait.persistence import Batch, SQLiteStore, StoreError
-from plait.runner.cli import lookup
 from plait.runner.cli.command_exits import run_cli
 from plait.runner.cli.command_line import cli
+from plait.runner.client import store_place
 from tests.support.stores.on_server import OnServer
 
 AWAY = anyio.Path("away")
@@ -28,5 +28,5 @@ class AwayServer(OnServer, SQLiteStore):
 
 
 if __name__ == "__main__":
-    lookup.SQLiteStore = AwayServer  # type: ignore[misc]
+    store_place.SQLiteStore = AwayServer  # type: ignore[misc]
     sys.exit(run_cli(cli, sys.argv[1:]))
