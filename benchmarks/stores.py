@@ -90,7 +90,7 @@ async def _compare(dsn: str, case: Case, times: int) -> dict[str, float]:
             async with PostgresStore(address_) as server:
                 await empty(dsn)
                 postgres.append(await _rate(server, case))
-                single, batches = single + server.batches.single, batches + server.batches.all
+                single, batches = single + server.batches["single"], batches + server.batches["all"]
     return {
         "sqlite_tasks_s": statistics.median(sqlite),
         "postgres_tasks_s": statistics.median(postgres),

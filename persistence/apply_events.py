@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from plait.dialogue import Message
+    from plait.persistence.store_records import RunRecord
     from plait.persistence.tables import Write
-    from plait.persistence.write_rules import RunHead
 
 Row = tuple[Any, ...]
 Rows = dict["Write", list[Row]]
@@ -48,13 +48,12 @@ _ENDED: Final = frozenset({"completed", "failed", "skipped", "cancelled"})
 
 @dataclass(slots=True)
 class CachedRun:
-    """A run after the owner's last batch: the head, the sums, and the states of the tasks that have not ended.
+    """A run after the owner's last batch: the head, and the states of the tasks that have not ended.
 
     A store keeps it as long as the head in the database says that nobody else has written.
     """
 
-    head: RunHead
-    usage: Usage = NO_USAGE
+    head: RunRecord
     tasks: dict[str, TaskState] = field(default_factory=dict[str, TaskState])
     size: int | None = None
     """The number of tasks of the run; None if it has to be read."""
@@ -78,51 +77,92 @@ class CachedRun:
         return self.size is None and any(isinstance(one, events.TasksAdded) for one in batch)
 
 
-class Applier:
-    """Applies the changes of a batch to a run, and hands their rows to `write`."""
+class Applied(NamedTuple):
+    """What a batch makes of a run."""
 
-    def __init__(self, run_id: str, run: CachedRun, write: Callable[[Rows], None]) -> None:
+    run: CachedRun
+    segments: list[Rows]
+    """The rows to be written, one segment after the other."""
+    head: tuple[Write, Row]
+    """The statement for the head, and its values but the key."""
+    before: RunRecord | None
+    """The head before the batch; None for a new run."""
+
+
+def apply_events(run_id: str, run: CachedRun | None, first_seq: int, batch: Sequence[events.Event]) -> Applied:
+    """Apply the events, numbered from `first_seq`. Raises Conflict if one is not allowed; the run is then good for
+    nothing.
+    """
+    before = None if run is None else run.head
+    if run is None:
+        run = CachedRun(write_rules.new_head(run_id, batch[0]), size=0)
+    applier = _Applier(run_id, run)
+    segments = applier.apply(first_seq, batch)
+    head = run.head
+    sums = _sums(head.usage)
+    if not applier.changes_head:
+        return Applied(run, segments, (tables.SET_LAST_SEQ, (head.last_seq, *sums)), before)
+    owner, lease = head.owner, head.lease_expires_at
+    owned: Row = (None,) * 6
+    if owner is not None:
+        owned = owner.owner_id, owner.host, owner.boot_id, owner.pid, owner.process_started, owner.claimed_at
+    state = head.status, head.started_at, head.ended_at, head.error, head.epoch, json.dumps(head.claims)
+    decided = head.policy_state, head.policy_seq
+    values = *state, *owned, None if lease is None else float(lease), *decided, head.last_seq, *sums
+    return Applied(run, segments, (tables.SET_HEAD, values), before)
+
+
+class _Applier:
+    """Applies the events of a batch to a run, and gathers their rows."""
+
+    def __init__(self, run_id: str, run: CachedRun) -> None:
+        self.changes_head = False
         self._run_id = run_id
         self._run = run
         self._tasks = run.tasks
-        self._write = write
+        self._usage = run.head.usage
+        self._segments: list[Rows] = []
         self._rows: Rows = defaultdict(list)
         self._touched: set[str] = set()
+        self._has_added = False
         self._ended: list[str] = []
         self._input_tokens = self._output_tokens = 0
 
-    def apply(self, first_seq: int, batch: Sequence[events.Event]) -> None:
-        """Apply the changes, numbered from `first_seq`. Raises Conflict if a change is not allowed; the run is then
-        good for nothing.
-        """
-        run, history = self._run, self._rows[tables.ADD_EVENT]
-        for seq, change in enumerate(batch, first_seq):
-            apply, shown = self._OF_TASKS.get(type(change)), change
+    def apply(self, first_seq: int, batch: Sequence[events.Event]) -> list[Rows]:
+        run, head = self._run, self._run.head
+        history: list[Row] = []
+        for seq, event in enumerate(batch, first_seq):
+            apply, shown = self._OF_TASKS.get(type(event)), event
             if apply is not None:
-                shown = apply(self, seq, change) or change
+                shown = apply(self, seq, event) or event
             else:
-                if type(change) is events.RunCreated and seq == 1:
-                    self._create_run(change)
-                run.head = write_rules.advance_head(run.head, change, seq, self._run_id)
+                if type(event) is events.RunCreated and seq == 1:
+                    self._create_run(event)
+                advanced = write_rules.advance_head(head, event, seq)
+                self.changes_head |= advanced is not head
+                head = advanced
             if shown.shown:
                 history.append((self._run_id, seq, *events.columns_of(shown)))
-        run.head = replace(run.head, last_seq=first_seq + len(batch) - 1)
         if self._input_tokens or self._output_tokens:  # of unknown cost: one addition for the batch
-            run.usage += Usage(self._input_tokens, self._output_tokens)
+            self._usage += Usage(self._input_tokens, self._output_tokens)
+        run.head = replace(head, last_seq=first_seq + len(batch) - 1, usage=self._usage)
+        if history:
+            self._rows[tables.ADD_EVENT] = history
         self._flush()
         for task_id in self._ended:  # a task that was reopened in the same batch stays
             if task_id in run.tasks and run.tasks[task_id].status in _ENDED:
                 del run.tasks[task_id]
+        return self._segments
 
     def _flush(self) -> None:
         if self._rows:
-            self._write(self._rows)
-            for rows in self._rows.values():
-                rows.clear()
+            self._segments.append(self._rows)
+            self._rows = defaultdict(list)
         self._touched.clear()
+        self._has_added = False
 
     def _touch(self, task_id: str) -> None:
-        if task_id in self._touched:
+        if self._has_added or task_id in self._touched:
             self._flush()
         self._touched.add(task_id)
 
@@ -163,17 +203,20 @@ class Applier:
         self._insert(change.tasks, change.added_by)
 
     def _insert(self, tasks: Sequence[events.NewTask], added_by: str | None) -> None:
-        run, rows = self._run, self._rows[tables.ADD_TASK]
+        run, rows, usual = self._run, self._rows[tables.ADD_TASK], self._rows[tables.ADD_TASK_USUALLY]
         assert run.size is not None
         for position, new in enumerate(tasks, run.size):
-            task_id, prompt, spec = new.task_id, new.prompt, new.spec
-            edges = f"[{', '.join(map(encode_basestring, new.depends_on))}]"  # three times as fast as json.dumps
-            given = self._run_id, position, task_id, "pending", new.backend, added_by
-            asked = checksum(task_id, prompt), *self._text(prompt)
-            rows.append((*given, edges, spec, checksum(task_id, edges, spec), *asked))
+            task_id, prompt, spec, edges = new.task_id, new.prompt, new.spec, "[]"
+            if new.depends_on:
+                edges = f"[{', '.join(map(encode_basestring, new.depends_on))}]"  # three times as fast as json.dumps
+            known = self._run_id, position, task_id, edges, spec, checksum(task_id, edges, spec)
+            if new.backend is added_by is None and len(prompt) <= SHORT:
+                usual.append((*known, checksum(task_id, prompt), prompt))
+            else:
+                rows.append((*known, checksum(task_id, prompt), *self._text(prompt), new.backend, added_by))
             run.tasks[task_id] = TaskState(position, "pending", 0)
         run.size += len(tasks)
-        self._flush()
+        self._has_added = True
 
     def _start(self, seq: int, change: events.TaskStarted) -> None:
         task_id, attempt = change.task_id, change.attempt
@@ -235,7 +278,7 @@ class Applier:
             self._input_tokens += usage.input_tokens
             self._output_tokens += usage.output_tokens
         else:
-            self._run.usage += usage
+            self._usage += usage
         return change
 
     def _complete_unusually(self, seq: int, change: events.TaskCompleted, state: TaskState) -> events.Event:
@@ -266,7 +309,7 @@ class Applier:
         usage: Usage = getattr(change, "usage", NO_USAGE)
         took: float | None = getattr(change, "duration_s", None)
         if usage is not NO_USAGE:
-            self._run.usage += usage
+            self._usage += usage
         if state.status == "waiting_input":
             usage = state.usage + usage
             took = took if state.duration_s is None else state.duration_s + (took or 0.0)
@@ -369,19 +412,7 @@ def _usage(usage: Usage) -> Row:
     return usage.input_tokens, usage.output_tokens, usage.cost_usd, usage.model, *parts, usage.cache_write_1h_tokens
 
 
-def sums(usage: Usage) -> Row:
+def _sums(usage: Usage) -> Row:
     """Return the values of the columns of a run."""
     tokens_in, tokens_out, cost, _, *parts = _usage(usage)
     return tokens_in, tokens_out, cost, *parts
-
-
-def head_values(head: RunHead) -> Row:
-    """Return the values of SET_HEAD from `status` to `last_seq`."""
-    owner, lease = head.owner, head.lease_expires_at
-    owned: Row = (None,) * 6
-    if owner is not None:
-        owned = owner.owner_id, owner.host, owner.boot_id, owner.pid, owner.process_started, owner.claimed_at
-    claims = json.dumps([[claim.seq, claim.owner_id] for claim in head.claims])
-    state = head.status, head.started_at, head.ended_at, head.error, head.epoch, claims
-    decided = head.policy_state, head.policy_seq
-    return (*state, *owned, None if lease is None else float(lease), *decided, head.last_seq)

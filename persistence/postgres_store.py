@@ -15,8 +15,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
-from collections import OrderedDict
-from dataclasses import dataclass, replace
+from collections import Counter, OrderedDict
 from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
@@ -28,9 +27,8 @@ import anyio
 from plait.errors import Conflict, Gap, StoreError, StoreNotOpen, StoreRefused, StoreUnusable
 from plait.events import RunClaimed, RunCreated
 from plait.failpoints import SENT, reached
-from plait.persistence import delete_runs, sql_store, tables, write_rules
-from plait.persistence import read_records as records
-from plait.persistence.apply_events import Applier, CachedRun, head_values, sums
+from plait.persistence import delete_runs, read_records, tables
+from plait.persistence.apply_events import apply_events
 from plait.persistence.postgres_connection import (
     WRITES,
     ReconnectingConnection,
@@ -42,34 +40,23 @@ from plait.persistence.postgres_connection import (
     prepare,
     require_driver,
 )
-from plait.persistence.sql_store import OF_ONE_STATEMENT, SQLStore
+from plait.persistence.read_records import OF_ONE_STATEMENT, SQLStore
 from plait.safe_text import SCHEMES, masked_address
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Sequence
 
-    from plait.events import Event
-    from plait.persistence.apply_events import Rows
+    from plait.persistence.apply_events import Applied, CachedRun, Rows
     from plait.persistence.delete_runs import Purged
     from plait.persistence.postgres_connection import Connection, Mode
-    from plait.persistence.sql_store import Reading
+    from plait.persistence.read_records import Reading
     from plait.persistence.store_records import Batch, Note
     from plait.persistence.tables import Write
-    from plait.persistence.write_rules import RunHead
 
 P = ParamSpec("P")
 T = TypeVar("T")
-Runs = dict[str, CachedRun]
+Runs = dict[str, "CachedRun"]
 """The runs that are being written, by run id."""
-
-
-@dataclass(slots=True)
-class BatchCounts:
-    """The batches that a store has written."""
-
-    all: int = 0
-    single: int = 0
-    """The batches that were one round trip."""
 
 
 class PostgresStore(SQLStore):
@@ -105,8 +92,8 @@ class PostgresStore(SQLStore):
         self._listener: Listener | None = None
         self._runs: Runs = {}
         self._store_id: str | None = None
-        self.batches = BatchCounts()
-        """The number of batches that were written."""
+        self.batches = Counter[str]()
+        """The number of batches that were written: `all`, and `single` for those that were one round trip."""
         self.server_version = ""
         """The version of the server, empty before the store was opened."""
 
@@ -302,8 +289,8 @@ def _arrays(write: Write, rows: list[tuple[Any, ...]]) -> list[list[Any]]:
 
 
 async def _write_rows(connection: Connection, rows: Rows, head: Sequence[Any] = ()) -> bool:
-    """Write the rows with the head, as `_head` returns it. Return False, with nothing written, if the stored head is
-    another than expected.
+    """Write the rows with the head, a statement and its values. Return False, with nothing written, if the stored head
+    is another than expected.
     """
     writes = tuple(write for write, of_one in rows.items() if of_one)
     arrays = [array for write in writes for array in _arrays(write, rows[write])]
@@ -313,27 +300,10 @@ async def _write_rows(connection: Connection, rows: Rows, head: Sequence[Any] = 
     return await _fetch_one(connection, tables.for_all_rows(writes, columns), *values, *arrays) == 1
 
 
-def _head(run_id: str, run: CachedRun, before: RunHead, lease_s: float | None = None) -> tuple[Any, ...]:
-    """Return the statement for the head after a batch, and its values."""
-    head = run.head
-    guard = run_id, before.epoch, before.last_seq, before.owner and before.owner.owner_id
-    if replace(before, last_seq=head.last_seq) == head:
-        return tables.SET_LAST_SEQ, head.last_seq, *sums(run.usage), lease_s, *guard
-    return tables.SET_HEAD, *head_values(head), *sums(run.usage), lease_s, *guard
-
-
-def _apply(run_id: str, run: CachedRun, first_seq: int, changes: Sequence[Event]) -> list[Rows]:
-    """Apply the changes to the run. Return the rows of each statement. Raises Conflict."""
-    segments: list[Rows] = []
-    applier = Applier(run_id, run, lambda rows: segments.append({write: list(rows[write]) for write in rows}))
-    applier.apply(first_seq, changes)
-    return segments
-
-
-async def _write_batch(connection: Connection, batch: Batch, runs: Runs, counts: BatchCounts) -> None:
+async def _write_batch(connection: Connection, batch: Batch, runs: Runs, counts: Counter[str]) -> None:
     """Apply the changes that are not applied yet, all or nothing. Raises Fenced, Conflict, or an error of asyncpg."""
     run = runs.pop(batch.run_id, None)
-    counts.all += 1
+    counts["all"] += 1
     if run is not None and not _is_next(batch, run):
         run = None
     if run is None or not await _write_next(connection, batch, run, counts):
@@ -358,34 +328,42 @@ def _is_next(batch: Batch, run: CachedRun) -> bool:
     )
 
 
-async def _write_next(connection: Connection, batch: Batch, run: CachedRun, counts: BatchCounts) -> bool:
+async def _write_next(connection: Connection, batch: Batch, run: CachedRun, counts: Counter[str]) -> bool:
     """Write the batch that continues the cached run. Return False, with nothing written, if that run is outdated."""
-    run_id, before = batch.run_id, run.head
     looks_up = bool(run.missing(batch.events)) or run.needs_size(batch.events)
     if looks_up:
-        await _read(connection, sql_store.states(run_id, run, batch.events))
+        await _read(connection, read_records.states(batch.run_id, run, batch.events))
     try:
-        segments = _apply(run_id, run, batch.first_seq, batch.events)
+        applied = apply_events(batch.run_id, run, batch.first_seq, batch.events)
     except Conflict:
         return False
     reached("txn.begun")
-    if len(segments) <= 1:
+    if len(applied.segments) <= 1:
         _about_to_commit()
-        is_written = await _write_all_rows(connection, segments, _head(run_id, run, before))
-        counts.single += is_written and not looks_up
+        is_written = await _write_all_rows(connection, batch.run_id, applied)
+        counts["single"] += is_written and not looks_up
     else:
         async with connection.transaction():
-            is_written = await _write_all_rows(connection, segments, _head(run_id, run, before))
+            is_written = await _write_all_rows(connection, batch.run_id, applied)
             _about_to_commit()
     if is_written:
         reached("txn.after_commit")
     return is_written
 
 
-async def _write_all_rows(connection: Connection, segments: list[Rows], head: tuple[Any, ...]) -> bool:
-    first, *rest = segments or [{}]
-    is_written = await _write_rows(connection, first, head)
-    for segment in rest if is_written else ():
+async def _write_all_rows(connection: Connection, run_id: str, applied: Applied, lease_s: float | None = None) -> bool:
+    """Write what the batch makes of the run, and the length of the lease if the batch claims the run. Return False,
+    with nothing written, if the stored head is another than before the batch.
+    """
+    segments, before = applied.segments, applied.before
+    if before is None:
+        await _write_rows(connection, segments.pop(0))  # adds the head
+        guard: tuple[Any, ...] = run_id, 0, 0, None
+    else:
+        guard = run_id, before.epoch, before.last_seq, before.owner and before.owner.owner_id
+    write, values = applied.head
+    is_written = await _write_rows(connection, segments[0] if segments else {}, (write, *values, lease_s, *guard))
+    for segment in segments[1:] if is_written else ():
         await _write_rows(connection, segment)
     return is_written
 
@@ -400,34 +378,20 @@ def _about_to_commit() -> None:
 
 async def _write_exactly(connection: Connection, batch: Batch) -> CachedRun | None:
     """Lock and read the head of the run, and apply what is not applied yet. Return the run after the batch."""
-    run_id = batch.run_id
     async with connection.transaction():
         reached("txn.begun")
-        creates = bool(batch.events) and isinstance(batch.events[0], RunCreated)
-        run = await _read(connection, sql_store.stored_run(run_id, settings=creates, lock=_LOCK))
-        skipped = write_rules.count_applied(batch, None if run is None else run.head)
-        changes = batch.events[skipped:]
-        if not changes:
+        applied = await _read(connection, read_records.apply_batch(batch, None, _LOCK))
+        if applied is None:
             return None
-        claim = next((one for one in reversed(changes) if isinstance(one, RunClaimed)), None)
-        is_new = run is None
-        if run is None:
-            run = CachedRun(write_rules.new_head(changes[0]), size=0)
-        else:
-            if claim is not None or run.head.owner is not None:
-                # An owner goes on from here. Its next batches find their tasks without looking them up.
-                await _read(connection, sql_store.open_states(run_id, run))
-            await _read(connection, sql_store.states(run_id, run, changes))
-        before = run.head
-        segments = _apply(run_id, run, batch.first_seq + skipped, changes)
-        if is_new:
-            await _write_rows(connection, segments.pop(0))  # adds the head
-        head = _head(run_id, run, before, None if claim is None else _lease(claim))
-        if not await _write_all_rows(connection, segments, head):
-            raise AssertionError(f"the locked head of run {run_id!r} changed")
+        claims = [_lease(event) for event in batch.events if isinstance(event, RunClaimed)]
+        if not await _write_all_rows(connection, batch.run_id, applied, claims[-1] if claims else None):
+            raise AssertionError(f"the locked head of run {batch.run_id!r} changed")
+        if applied.before is not None and applied.run.head.owner is not None:
+            # An owner goes on from here. Its next batches find their tasks without looking them up.
+            await _read(connection, read_records.open_states(batch.run_id, applied.run))
         _about_to_commit()
     reached("txn.after_commit")
-    return run
+    return applied.run
 
 
 def _lease(claim: RunClaimed) -> float:
@@ -442,7 +406,7 @@ async def _send_note(connection: Connection, run_id: str, note: Note) -> None:
         if await _fetch_one(connection, tables.GET_LAST + _LOCK, run_id) is None:
             raise Conflict(f"run {run_id!r} is not in the store, so no note can be sent to its owner")
         number = await _fetch_one(connection, tables.NEXT_NOTE, run_id)
-        expected = records.note_checksum(note.kind, note.task_id, note.body)
+        expected = read_records.note_checksum(note.kind, note.task_id, note.body)
         row = run_id, number, note.at, note.kind, note.task_id, note.body, expected
         await _write_rows(connection, {tables.ADD_NOTE: [row]})
         # Here only: a NOTIFY takes a lock of the whole cluster at the commit, and would slow down every batch.

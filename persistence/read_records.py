@@ -1,30 +1,87 @@
-"""The records of rows: checked by their checksums, and turned into what a store returns. Pure."""
+"""How a store reads its tables, the same for both databases.
+
+Each read is a generator: it yields a statement with its parameters, is sent the rows, and returns the result. So SQLite
+reads on its thread and PostgreSQL by awaiting, and each fills in its own words (`tables`) for the braces. The rows
+become records here, checked by their checksums.
+"""
 
 from __future__ import annotations
 
 import gc
 import json
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeAlias, TypeVar
 
 from plait.errors import StoreError
-from plait.events import EVENTS, Owner
-from plait.persistence.apply_events import TaskState
+from plait.events import EVENTS, Owner, RunCreated
+from plait.persistence import tables, write_rules
+from plait.persistence.apply_events import Applied, CachedRun, TaskState, apply_events
 from plait.persistence.checksums import checksum, damaged, digest
-from plait.persistence.store_records import AttemptRecord, EventRecord, MessageRecord, NoteRecord, RunRecord, TaskRecord
-from plait.persistence.tables import RUN_STATUSES
-from plait.persistence.write_rules import Claim, RunHead
+from plait.persistence.store_records import (
+    AttemptRecord,
+    Claim,
+    EventRecord,
+    MessageRecord,
+    NoteRecord,
+    RunRecord,
+    TaskRecord,
+)
 from plait.statuses import TASK_STATUSES
 from plait.usage import NO_USAGE, Usage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
+    from plait.events import Event
+    from plait.persistence.store_records import Batch
+
+P = ParamSpec("P")
+T = TypeVar("T")
 Row = tuple[Any, ...]
-WRONG_TYPES: Final = (TypeError, ValueError, KeyError, AttributeError)
+Reading: TypeAlias = Generator[tuple[str, tuple[Any, ...]], Iterable[Row], T]
+_WRONG_TYPES: Final = (TypeError, ValueError, KeyError, AttributeError)
 """What a value of the wrong type raises; no database lets one in, but a damaged file may hold one."""
+_MOST: Final = (1 << 63) - 1
+
+
+class SQLStore:
+    """The reads of `Store`. A subclass runs each as a whole, on one state of the database (`_read`)."""
+
+    async def _read(self, read: Callable[P, Reading[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+        raise NotImplementedError
+
+    async def get_run(self, run_id: str) -> RunRecord | None:
+        return await self._read(get_run, run_id)
+
+    async def list_runs(self, limit: int = 50) -> tuple[RunRecord, ...]:
+        return await self._read(list_runs, tables.LIST_RUNS, limit)
+
+    async def list_claimable(self, limit: int = 50) -> tuple[RunRecord, ...]:
+        found = await self._read(list_runs, tables.LIST_CLAIMABLE, limit)
+        return tuple(run for run in found if not run.damaged)
+
+    async def list_tasks(self, run_id: str, task_id: str | None = None) -> tuple[TaskRecord, ...]:
+        return await self._read(list_tasks, run_id, task_id)
+
+    async def list_attempts(self, run_id: str, task_id: str | None = None) -> tuple[AttemptRecord, ...]:
+        return await self._read(list_attempts, run_id, task_id)
+
+    async def list_messages(self, run_id: str, task_id: str) -> tuple[MessageRecord, ...]:
+        return await self._read(list_messages, run_id, task_id)
+
+    async def list_events(
+        self, run_id: str, after: int = 0, limit: int = 1000, kind: str | None = None
+    ) -> tuple[EventRecord, ...]:
+        return await self._read(list_events, run_id, after, limit, kind)
+
+    async def list_notes(self, run_id: str, after: int = 0) -> tuple[NoteRecord, ...]:
+        return await self._read(list_notes, run_id, after)
+
+    async def session_ids(self) -> set[str]:
+        """Return the backends' session ids of all tasks in all runs."""
+        return await self._read(session_ids)
 
 
 @contextmanager
@@ -32,24 +89,10 @@ def explained_damage() -> Generator[None]:
     """Raise StoreError for a value of the wrong type that is read in the block."""
     try:
         yield
-    except WRONG_TYPES as error:
+    except _WRONG_TYPES as error:
         raise StoreError(
             f"a stored row is damaged: a value has the wrong type ({error}); restore a copy of the store"
         ) from error
-
-
-@contextmanager
-def paused_collector() -> Generator[None]:
-    """Pause the garbage collector. All objects of the block are kept, and collections took a quarter of the time of a
-    resume of 10,000 tasks.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _usage(values: Sequence[Any]) -> Usage:
@@ -67,57 +110,82 @@ def _whole(text: str | None, key: bytes | None, large: str | None) -> str | None
     return large if large is not None and digest(large) == key else None
 
 
-def run_head(row: Row, settings: str = "") -> tuple[RunHead, Usage]:
-    """Return the head of the run with the row of GET_HEAD, and the usage of all attempts. Raises StoreError."""
-    run_id, name, created_at, status, started_at, ended_at, error, last_seq, claims, *owner = row[:15]
-    lease, policy_state, policy_seq, tokens_in, tokens_out, cost, *parts, _ = row[15:]
-    try:
-        claimed = tuple(Claim(seq, owner_id) for seq, owner_id in json.loads(claims))
-        datetime.fromisoformat(created_at)  # lists of runs show it
-    except WRONG_TYPES as wrong:
-        raise damaged(run_id, "its row") from wrong
-    if status not in RUN_STATUSES:
-        raise damaged(run_id, "its status")
-    head = RunHead(
-        name, settings, created_at, status, started_at, ended_at, error, last_seq,
-        None if owner[0] is None else Owner(*owner), lease, claimed, policy_state, policy_seq,
-    )  # fmt: skip
-    return head, _usage([tokens_in, tokens_out, cost, None, *parts])
+def get_run(run_id: str) -> Reading[RunRecord | None]:
+    for row in (yield tables.GET_HEAD, (run_id,)):
+        settings = yield from _settings(run_id)
+        counts = yield from _counts([run_id])
+        return _run(row, counts.get(run_id, {}), settings)
+    return None
 
 
-def whole_settings(run_id: str, row: Row) -> str:
-    """Return the settings of the row of GET_SETTINGS. Raises StoreError if they are damaged."""
-    expected, key, text, large = row
+def _settings(run_id: str) -> Reading[str]:
+    """Read the settings. All inputs are part of them, up to many megabytes."""
+    [(expected, key, text, large)] = yield tables.GET_SETTINGS, (run_id,)
     settings = _whole(text, key, large)
     if settings is None or checksum(run_id, settings) != expected:
         raise damaged(run_id, "the text of its settings and inputs")
     return settings
 
 
-def run_record(
-    run_id: str, head: RunHead, usage: Usage, counts: dict[str, int], *, lease_has_expired: bool
-) -> RunRecord:
-    """Return the record of the run. Raises StoreError if a task has no status."""
+def _counts(run_ids: list[str]) -> Reading[dict[str, dict[str, int]]]:
+    """Read the number of tasks by status of each run."""
+    counts: dict[str, dict[str, int]] = {}
+    for run_id, status, count in (yield tables.COUNT_TASKS, (run_ids,)):
+        counts.setdefault(run_id, {})[status] = count
+    return counts
+
+
+def _run(row: Row, counts: dict[str, int], settings: str = "") -> RunRecord:
+    """Return the record of the row of GET_HEAD. Raises StoreError if it is damaged."""
+    run_id, name, created_at, status, started_at, ended_at, error, last_seq, claims, *owner = row[:15]
+    lease, policy_state, policy_seq, tokens_in, tokens_out, cost, *parts, has_expired = row[15:]
+    try:
+        claimed = tuple(Claim(seq, owner_id) for seq, owner_id in json.loads(claims))
+        datetime.fromisoformat(created_at)  # lists of runs show it
+    except _WRONG_TYPES as wrong:
+        raise damaged(run_id, "its row") from wrong
+    if status not in tables.RUN_STATUSES:
+        raise damaged(run_id, "its status")
     if not counts.keys() <= TASK_STATUSES.keys():
         raise damaged(run_id, "the status of a task")
-    return head.record(run_id, counts, usage, lease_has_expired=lease_has_expired)
+    return RunRecord(
+        run_id, name, status, created_at, started_at, ended_at, error, settings, claimed, last_seq,
+        None if owner[0] is None else Owner(*owner), lease, counts, _usage([tokens_in, tokens_out, cost, None, *parts]),
+        policy_state, policy_seq, has_expired == 1,
+    )  # fmt: skip
 
 
-def damaged_run(run_id: str, error: StoreError) -> RunRecord:
-    """Return the record of a run that cannot be read, for a list of runs."""
-    head = RunHead(name="", settings="", created_at="", status="failed", error=str(error))
-    return replace(head.record(run_id, {}, NO_USAGE), damaged=True)
+def list_runs(statement: str, limit: int) -> Reading[tuple[RunRecord, ...]]:
+    rows = list((yield statement, (min(max(0, limit), _MOST),)))
+    counts = yield from _counts([row[0] for row in rows])
+    runs: list[RunRecord] = []
+    for run_id, *rest in rows:
+        try:
+            runs.append(_run((run_id, *rest), counts.get(run_id, {})))
+        except StoreError as error:
+            told = None, None, str(error)
+            runs.append(RunRecord(run_id, "", "failed", "", *told, "", (), 0, None, None, {}, damaged=True))
+    return tuple(runs)
 
 
-def task_state(row: Row) -> tuple[str, TaskState]:
-    """Return the id and the state of the task with the row of GET_STATES."""
-    task_id, position, status, attempt, crashes, took, *usage = row
-    if status != "waiting_input":
-        return task_id, TaskState(position, status, attempt, crashes)
-    return task_id, TaskState(position, status, attempt, crashes, _usage(usage), took)
+def list_tasks(run_id: str, task_id: str | None) -> Reading[tuple[TaskRecord, ...]]:
+    if task_id is None:
+        rows = yield tables.LIST_TASKS, (run_id,)
+    else:
+        rows = yield tables.LIST_TASK, (run_id, task_id)
+    # All of the objects are kept, and collections took a quarter of the time of a resume of 10,000 tasks.
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        tasks = [_task(run_id, row) for row in rows]
+    finally:
+        if was_enabled:
+            gc.enable()
+    tasks.sort(key=lambda task: task.position)
+    return tuple(tasks)
 
 
-def task_record(run_id: str, row: Row) -> TaskRecord:
+def _task(run_id: str, row: Row) -> TaskRecord:
     """Return the record of the row of LIST_TASKS. Raises StoreError if what was asked is damaged; a damaged result is
     marked.
     """
@@ -152,8 +220,11 @@ _record: Callable[..., TaskRecord] = TaskRecord
 """TaskRecord for values whose types the columns guarantee."""
 
 
-def attempt_records(rows: Iterable[Row]) -> tuple[AttemptRecord, ...]:
-    """Return the records of the rows of LIST_ATTEMPTS, in the order of their starts."""
+def list_attempts(run_id: str, task_id: str | None) -> Reading[tuple[AttemptRecord, ...]]:
+    if task_id is None:
+        rows = yield tables.LIST_ATTEMPTS, (run_id,)
+    else:
+        rows = yield tables.LIST_TASK_ATTEMPTS, (run_id, task_id)
     return tuple(map(_attempt, sorted(rows, key=lambda row: row[0])))
 
 
@@ -163,13 +234,15 @@ def _attempt(row: Row) -> AttemptRecord:
     return AttemptRecord(task_id, attempt, status, backend, session_id, started_at, *ended)
 
 
-def message_records(task_id: str, messages: Iterable[Row], exchanges: Iterable[Row]) -> tuple[MessageRecord, ...]:
-    """Return the records of the rows of LIST_MESSAGES and LIST_EXCHANGES, in order. A damaged message is marked."""
+def list_messages(run_id: str, task_id: str) -> Reading[tuple[MessageRecord, ...]]:
+    messages = yield tables.LIST_MESSAGES, (run_id, task_id)
     found = [
         (seq, part, attempt, role, _said(task_id, total, _whole(text, key, large), role), tokens_in, tokens_out, at)
         for seq, part, attempt, role, at, tokens_in, tokens_out, total, key, text, large in messages
     ]
-    for seq, attempt, at, tokens_in, tokens_out, prompt_sum, prompt_key, prompt, large_prompt, *result in exchanges:
+    for seq, attempt, at, tokens_in, tokens_out, prompt_sum, prompt_key, prompt, large_prompt, *result in (
+        yield tables.LIST_EXCHANGES, (run_id, task_id)
+    ):
         asked = _said(task_id, prompt_sum, _whole(prompt, prompt_key, large_prompt))
         found.append((seq, 0, attempt, "user", asked, 0, 0, at))
         total, key, text, large, data = result
@@ -188,25 +261,71 @@ def _said(task_id: str, expected: int, text: str | None, more: str | None = None
     return None if text is None or checksum(task_id, text, more) != expected else text
 
 
-def event_record(row: Row) -> EventRecord:
-    """Return the record of the row of LIST_EVENTS."""
-    seq, at, kind, task_id, attempt, detail = row
-    return EventRecord(seq, at, EVENTS[kind].kind, task_id, attempt, detail)
+def list_events(run_id: str, after: int, limit: int, kind: str | None) -> Reading[tuple[EventRecord, ...]]:
+    limit = min(max(0, limit), _MOST)
+    if kind is None:
+        rows = yield tables.LIST_EVENTS, (run_id, after, limit)
+    else:
+        rows = yield tables.LIST_EVENTS_OF_KIND, (run_id, after, kind, limit)
+    return tuple(EventRecord(seq, at, EVENTS[kind].kind, *rest) for seq, at, kind, *rest in rows)
 
 
 def note_checksum(kind: str, task_id: str | None, body: str) -> int:
     return checksum(kind, task_id, body)
 
 
-def note_record(run_id: str, row: Row) -> NoteRecord:
-    """Return the record of the row of LIST_NOTES. Raises StoreError if it is damaged."""
-    number, at, kind, task_id, body, expected = row
-    if expected != note_checksum(kind, task_id, body):
-        raise damaged(run_id, f"note {number}")
-    return NoteRecord(number, kind, at, task_id, body)
+def list_notes(run_id: str, after: int) -> Reading[tuple[NoteRecord, ...]]:
+    notes: list[NoteRecord] = []
+    for number, at, kind, task_id, body, expected in (yield tables.LIST_NOTES, (run_id, after)):
+        if expected != note_checksum(kind, task_id, body):
+            raise damaged(run_id, f"note {number}")
+        notes.append(NoteRecord(number, kind, at, task_id, body))
+    return tuple(notes)
 
 
-def session_ids(sessions: Iterable[Row], opened: Iterable[Row]) -> set[str]:
-    """Return the ids in the rows of LIST_SESSIONS and LIST_OPENED_SESSIONS."""
-    found = {session_id for (session_id,) in sessions}
-    return found | {json.loads(detail)["session_id"] for (detail,) in opened}
+def session_ids() -> Reading[set[str]]:
+    sessions = {session_id for (session_id,) in (yield tables.LIST_SESSIONS, ())}
+    return sessions | {json.loads(detail)["session_id"] for (detail,) in (yield tables.LIST_OPENED_SESSIONS, ())}
+
+
+OF_ONE_STATEMENT: Final = frozenset({list_tasks, list_attempts, list_events, list_notes})
+"""The reads that need no transaction to see one state of the database."""
+
+
+def apply_batch(batch: Batch, run: CachedRun | None, lock: str = "") -> Reading[Applied | None]:
+    """Read what the batch needs, and apply what is not applied yet; None if nothing is left. Raises Fenced, Gap or
+    Conflict. `run` is the run as of its last change; None if it has to be read, with `lock` behind the statement.
+    """
+    run_id, creates = batch.run_id, bool(batch.events) and isinstance(batch.events[0], RunCreated)
+    if run is None or creates:
+        run = None
+        for row in (yield tables.GET_HEAD + lock, (run_id,)):
+            settings = (yield from _settings(run_id)) if creates else ""
+            run = CachedRun(_run(row, {}, settings))
+    skipped = write_rules.count_applied(batch, None if run is None else run.head)
+    events = batch.events[skipped:]
+    if not events:
+        return None
+    if run is not None:
+        yield from states(run_id, run, events)
+    return apply_events(run_id, run, batch.first_seq + skipped, events)
+
+
+def states(run_id: str, run: CachedRun, events: Sequence[Event]) -> Reading[None]:
+    """Read into `run` what the events need and it lacks."""
+    if missing := run.missing(events):
+        run.tasks.update(map(_state, (yield tables.GET_STATES, (list(missing), run_id))))
+    if run.needs_size(events):
+        [(run.size,)] = yield tables.GET_SIZE, (run_id,)
+
+
+def open_states(run_id: str, run: CachedRun) -> Reading[None]:
+    """Read into `run` all tasks that have not ended."""
+    run.tasks.update(map(_state, (yield tables.GET_OPEN_STATES, (run_id,))))
+
+
+def _state(row: Row) -> tuple[str, TaskState]:
+    task_id, position, status, attempt, crashes, took, *usage = row
+    if status != "waiting_input":
+        return task_id, TaskState(position, status, attempt, crashes)
+    return task_id, TaskState(position, status, attempt, crashes, _usage(usage), took)

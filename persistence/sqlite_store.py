@@ -13,7 +13,6 @@ import json
 import os
 import sqlite3
 from contextlib import suppress
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from threading import Thread
@@ -23,12 +22,9 @@ import aiosqlite
 import anyio
 
 from plait.errors import Conflict, StoreBusy, StoreError, StoreNotOpen
-from plait.events import RunCreated
 from plait.failpoints import reached
-from plait.persistence import delete_runs, sql_store, tables, write_rules
-from plait.persistence import read_records as records
-from plait.persistence.apply_events import Applier, CachedRun, head_values, sums
-from plait.persistence.sql_store import SQLStore
+from plait.persistence import delete_runs, read_records, tables
+from plait.persistence.read_records import SQLStore
 from plait.persistence.sqlite_file import (
     BUSY_TIMEOUT_S,
     Mode,
@@ -41,16 +37,16 @@ from plait.persistence.sqlite_file import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-    from plait.persistence.apply_events import Rows
+    from plait.persistence.apply_events import CachedRun
     from plait.persistence.delete_runs import Purged
-    from plait.persistence.sql_store import Reading
+    from plait.persistence.read_records import Reading
     from plait.persistence.store_records import Batch, Note
     from plait.persistence.tables import Write
 
 P = ParamSpec("P")
 T = TypeVar("T")
 Row = tuple[Any, ...]
-CachedRuns = dict[str, CachedRun]
+CachedRuns = dict[str, "CachedRun"]
 
 _HINTS: Final = {
     sqlite3.SQLITE_FULL: "free some space",
@@ -338,12 +334,6 @@ def _change(connection: sqlite3.Connection, write: Write, rows: list[Row]) -> No
         raise StoreError(f"the store is damaged: {len(rows) - changed} rows of {write.table} are missing")
 
 
-def _change_all(connection: sqlite3.Connection, rows: Rows) -> None:
-    for write, of_one in rows.items():
-        if of_one:
-            _change(connection, write, of_one)
-
-
 def write_batch(connection: sqlite3.Connection, batch: Batch, runs: CachedRuns) -> None:
     """Apply the changes that are not applied yet, all or nothing. Raises Fenced, Conflict, or an error of sqlite3."""
     run_id, run = batch.run_id, runs.pop(batch.run_id, None)
@@ -363,29 +353,18 @@ def write_batch(connection: sqlite3.Connection, batch: Batch, runs: CachedRuns) 
 
 def _apply(connection: sqlite3.Connection, batch: Batch, run: CachedRun | None) -> CachedRun | None:
     """Return the run after the batch; None if nothing was left to apply."""
-    run_id = batch.run_id
-    found = connection.execute(tables.GET_LAST, (run_id,)).fetchone()
-    creates = bool(batch.events) and isinstance(batch.events[0], RunCreated)
-    if found is None:
+    if run is not None and connection.execute(tables.GET_LAST, (batch.run_id,)).fetchone() != run.last_written:
         run = None
-    elif run is None or creates or found != run.last_written:
-        run = _rows_of(connection, sql_store.stored_run(run_id, settings=creates))
-    skipped = write_rules.count_applied(batch, None if run is None else run.head)
-    changes = batch.events[skipped:]
-    if not changes:
+    applied = _rows_of(connection, read_records.apply_batch(batch, run))
+    if applied is None:
         return None
-    if run is None:
-        run = CachedRun(write_rules.new_head(changes[0]), size=0)
-    if found is not None:
-        _rows_of(connection, sql_store.states(run_id, run, changes))
-    before = run.head
-    Applier(run_id, run, lambda rows: _change_all(connection, rows)).apply(batch.first_seq + skipped, changes)
-    head = run.head
-    if replace(before, last_seq=head.last_seq) == head:
-        _change(connection, tables.SET_LAST_SEQ, [(head.last_seq, *sums(run.usage), run_id)])
-    else:
-        _change(connection, tables.SET_HEAD, [(*head_values(head), *sums(run.usage), run_id)])
-    return run
+    for rows in applied.segments:
+        for write, of_one in rows.items():
+            if of_one:
+                _change(connection, write, of_one)
+    write, values = applied.head
+    _change(connection, write, [(*values, batch.run_id)])
+    return applied.run
 
 
 def send_note(connection: sqlite3.Connection, run_id: str, note: Note) -> None:
@@ -395,7 +374,7 @@ def send_note(connection: sqlite3.Connection, run_id: str, note: Note) -> None:
             if connection.execute(tables.GET_LAST, (run_id,)).fetchone() is None:
                 raise Conflict(f"run {run_id!r} is not in the store, so no note can be sent to its owner")
             (number,) = connection.execute(tables.NEXT_NOTE, (run_id,)).fetchone()
-            expected = records.note_checksum(note.kind, note.task_id, note.body)
+            expected = read_records.note_checksum(note.kind, note.task_id, note.body)
             row = run_id, number, note.at, note.kind, note.task_id, note.body, expected
             _change(connection, tables.ADD_NOTE, [row])
     except (UnicodeEncodeError, sqlite3.DataError, sqlite3.IntegrityError) as error:
@@ -427,20 +406,20 @@ def _rows_of(connection: sqlite3.Connection, reading: Reading[T]) -> T:
 
 
 def read_on(connection: sqlite3.Connection, read: Callable[P, Reading[T]], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Read in one transaction, by a function of sql_store.py.
+    """Read in one transaction, by a function of read_records.py.
 
     If the file holds bytes that are no UTF-8, the reading begins again with a lossy decoder. The checksum then shows
     the damaged record, and the other records can still be read.
     """
     try:
-        with transaction(connection), records.explained_damage():
+        with transaction(connection), read_records.explained_damage():
             return _rows_of(connection, read(*args, **kwargs))
     except sqlite3.OperationalError as error:
         if "decode" not in str(error):
             raise
     connection.text_factory = decode_lossy
     try:
-        with transaction(connection), records.explained_damage():
+        with transaction(connection), read_records.explained_damage():
             return _rows_of(connection, read(*args, **kwargs))
     finally:
         connection.text_factory = str

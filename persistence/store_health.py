@@ -17,7 +17,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Final
 
 from plait.errors import StoreError, StoreUnusable
-from plait.persistence import sql_store, tables
+from plait.persistence import read_records, tables
 from plait.persistence.findings import MOST_NAMED, Finding, Fitness, checksums
 from plait.persistence.sqlite_file import (
     OLDEST_SQLITE,
@@ -216,8 +216,8 @@ def _rows(connection: sqlite3.Connection) -> Finding:
             _check_run(connection, run_id)
             # Task by task: a run of a million tasks takes the memory of one.
             for (task_id,) in connection.execute(tables.LIST_TASK_IDS, (run_id,)):
-                (task,) = read_on(connection, sql_store.list_tasks, run_id, task_id)
-                talk = read_on(connection, sql_store.list_messages, run_id, task_id)
+                (task,) = read_on(connection, read_records.list_tasks, run_id, task_id)
+                talk = read_on(connection, read_records.list_messages, run_id, task_id)
                 results += task.status == "completed"
                 messages += len(talk)
                 if task.damaged or any(message.damaged for message in talk):
@@ -229,10 +229,10 @@ def _rows(connection: sqlite3.Connection) -> Finding:
 
 def _check_run(connection: sqlite3.Connection, run_id: str) -> None:
     """Read the run, its notes and its events. Raises StoreError if one is damaged."""
-    read_on(connection, sql_store.get_run, run_id)
-    read_on(connection, sql_store.list_notes, run_id, 0)
+    read_on(connection, read_records.get_run, run_id)
+    read_on(connection, read_records.list_notes, run_id, 0)
     last = 0
-    while events := read_on(connection, sql_store.list_events, run_id, last, _EVENTS_AT_ONCE, None):
+    while events := read_on(connection, read_records.list_events, run_id, last, _EVENTS_AT_ONCE, None):
         last = events[-1].seq
 
 

@@ -6,6 +6,7 @@ Times and JSON have the formats of `plait.events`.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from plait.events import Event, Owner
 from plait.json_form import value
@@ -38,9 +39,17 @@ class Batch:
         return self.first_seq + len(self.events) - 1
 
 
-@dataclass(frozen=True, slots=True)
+class Claim(NamedTuple):
+    """A claim of a run. The n-th claim starts epoch n."""
+
+    seq: int
+    """The number of the RunClaimed."""
+    owner_id: str
+
+
+@value
 class RunRecord:
-    """A stored run."""
+    """A stored run. What a store needs to check a batch is its `head`: the record without `counts`."""
 
     run_id: str
     name: str
@@ -54,8 +63,8 @@ class RunRecord:
     """One line that explains a failure."""
     settings: str
     """The JSON of RunCreated; empty in `Store.list_runs`."""
-    epoch: int
-    """The number of claims."""
+    claims: tuple[Claim, ...]
+    """Every claim so far."""
     last_seq: int
     """The number of the last applied change."""
     owner: Owner | None
@@ -77,6 +86,11 @@ class RunRecord:
     """Whether the stored run does not fit its checksum. Only in `Store.list_runs`: then `status` is failed, `error` is
     the reason, and nothing else but `run_id` is known.
     """
+
+    @property
+    def epoch(self) -> int:
+        """The number of claims."""
+        return len(self.claims)
 
 
 @dataclass(frozen=True, slots=True)

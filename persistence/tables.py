@@ -64,7 +64,7 @@ CREATE TABLE tasks (
     run_id {text} NOT NULL,
     position {int} NOT NULL,             -- in the order of adding, from 0: names the task in attempts and messages
     task_id {text} NOT NULL,
-    status {text} NOT NULL CHECK ({task_status}),
+    status {text} NOT NULL DEFAULT 'pending' CHECK ({task_status}),
     attempt {int} NOT NULL DEFAULT 0,    -- the last attempt; 0 before the first
     session_confirmed {int} NOT NULL DEFAULT 0,
     crashes {int} NOT NULL DEFAULT 0,    -- the deaths of owners that count for the task
@@ -255,9 +255,14 @@ ADD_RUN: Final = Write("insert", "runs", "run_id name status created_at settings
 ADD_TASK: Final = Write(
     "insert",
     "tasks",
-    "run_id position task_id status backend added_by depends_on spec spec_checksum prompt_checksum prompt_sha256 "
-    "prompt",
+    "run_id position task_id depends_on spec spec_checksum prompt_checksum prompt_sha256 prompt backend added_by",
 )
+ADD_TASK_USUALLY: Final = Write(
+    "insert", "tasks", "run_id position task_id depends_on spec spec_checksum prompt_checksum prompt"
+)
+"""A NULL is bound five times as slowly as a text or a number, so a task without a backend of its own, with a short
+prompt, names only the columns that it needs. So does COMPLETE_USUALLY.
+"""
 _STARTED = "run_id position task_id attempt status backend started_at started_seq"
 ADD_ATTEMPT: Final = Write("insert", "attempts", _STARTED)
 ADD_ATTEMPT_IN_SESSION: Final = Write("insert", "attempts", f"{_STARTED} session_id")
@@ -299,9 +304,7 @@ COMPLETE_USUALLY: Final = Write(
     "result_checksum text",
     _ATTEMPT,
 )
-"""A short prompt with a short answer, without data, and without tokens counted apart. A NULL is bound five times as
-slowly as a text or a number, so the usual end of an attempt names only the columns that it needs.
-"""
+"""A short prompt with a short answer, without data, and without tokens counted apart."""
 END: Final = Write("update", "attempts", f"{_ENDED} error_kind error traceback", _ATTEMPT)
 DROP_RESULT: Final = Write("update", "attempts", _RESULT, _ATTEMPT)
 

@@ -1,108 +1,32 @@
 """The rules that decide which batch a store applies: sequence numbers, epochs, statuses and tasks. Pure.
 
-Theory: `RunHead.claims` keeps the sequence number of every claim, so the epoch of any applied change is known. A batch
-of a former owner is therefore refused even if the new owner has used the same numbers already, and a batch that its
+Theory: `RunRecord.claims` has the number of every claim, so the epoch of any applied change is known. A batch of a
+former owner is therefore refused even if the new owner has used the same numbers already, and a batch that its
 own writer repeats is accepted, however old. A server that has lost a claim in a failover may have another one in its
 place, with the same epoch: `Batch.owner_id` tells them apart.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from plait import events
 from plait.errors import Conflict, Fenced, Gap
-from plait.persistence.store_records import RunRecord
+from plait.persistence.store_records import Claim, RunRecord
 from plait.statuses import RUN_DONE, RUN_TRANSITIONS, TASK_TRANSITIONS, RunStatus, TaskStatus
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from plait.events import Event, Owner, TaskTransition
+    from plait.events import Event, TaskTransition
     from plait.persistence.store_records import Batch
-    from plait.usage import Usage
 
 _ONLY_RUNNING = frozenset({TaskStatus.RUNNING})
 _ONLY_COMPLETED = frozenset({TaskStatus.COMPLETED})
 
-CLAIMABLE_STATUSES = frozenset({"queued", "running", "cancelling"})
-"""The statuses in which a run goes on without a person. See `is_claimable`."""
 
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """A claim of a run. The n-th claim starts epoch n."""
-
-    seq: int
-    """The number of the RunClaimed."""
-    owner_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class RunHead:
-    """The state of a run itself, without its tasks: needed to check a batch, and changed by the batch."""
-
-    name: str
-    settings: str
-    created_at: str
-    status: str = "queued"
-    started_at: str | None = None
-    ended_at: str | None = None
-    error: str | None = None
-    last_seq: int = 0
-    owner: Owner | None = None
-    lease_expires_at: float | None = None
-    claims: tuple[Claim, ...] = ()
-    policy_state: str | None = None
-    policy_seq: int = 0
-
-    @property
-    def epoch(self) -> int:
-        return len(self.claims)
-
-    def record(
-        self, run_id: str, counts: dict[str, int], usage: Usage, *, lease_has_expired: bool = False
-    ) -> RunRecord:
-        """Return the record of the run, with the numbers of tasks by status and the usage of all attempts."""
-        return RunRecord(
-            run_id=run_id,
-            name=self.name,
-            status=self.status,
-            created_at=self.created_at,
-            started_at=self.started_at,
-            ended_at=self.ended_at,
-            error=self.error,
-            settings=self.settings,
-            epoch=self.epoch,
-            last_seq=self.last_seq,
-            owner=self.owner,
-            lease_expires_at=self.lease_expires_at,
-            counts=counts,
-            usage=usage,
-            policy_state=self.policy_state,
-            policy_seq=self.policy_seq,
-            lease_has_expired=lease_has_expired,
-        )
-
-
-def lease_has_expired(head: RunHead, now: float) -> bool:
-    """Return whether the run has an owner whose lease has expired at `now`, by the clock of the owner."""
-    expires = head.lease_expires_at
-    return head.owner is not None and (expires is None or expires < now)
-
-
-def is_claimable(head: RunHead, now: float) -> bool:
-    """Return whether the run goes on by itself, and has no owner, or an owner whose lease has expired at `now`. A run
-    that waits for a person goes on by itself once the run is due, see `RunReleased.due_at`.
-    """
-    expires = head.lease_expires_at
-    if head.status == "waiting_input":
-        return expires is not None and expires < now
-    return head.status in CLAIMABLE_STATUSES and (head.owner is None or lease_has_expired(head, now))
-
-
-def count_applied(batch: Batch, head: RunHead | None) -> int:
+def count_applied(batch: Batch, head: RunRecord | None) -> int:
     """Return the number of changes at the start of the batch that are applied already.
 
     `head` is None for an unknown run. Raises Fenced, Gap or Conflict by the rules of `Store.write`.
@@ -155,7 +79,7 @@ def _claims_of(batch: Batch, count: int) -> tuple[Claim, ...]:
     return tuple(Claim(seq, change.owner.owner_id) for seq, change in numbered if isinstance(change, events.RunClaimed))
 
 
-def _check_same_run(run_id: str, created: events.RunCreated, head: RunHead, *, same_claims: bool) -> None:
+def _check_same_run(run_id: str, created: events.RunCreated, head: RunRecord, *, same_claims: bool) -> None:
     stored = (head.created_at, head.name, head.settings)
     if stored != (created.at, created.name, created.settings) or not same_claims:
         raise Conflict(
@@ -163,13 +87,14 @@ def _check_same_run(run_id: str, created: events.RunCreated, head: RunHead, *, s
         )
 
 
-def new_head(change: Event) -> RunHead:
+def new_head(run_id: str, change: Event) -> RunRecord:
     """Return the head of a new run. `count_applied` refuses a batch for an unknown run that begins otherwise."""
     assert isinstance(change, events.RunCreated)
-    return RunHead(name=change.name, settings=change.settings, created_at=change.at)
+    nothing = None, None, None
+    return RunRecord(run_id, change.name, "queued", change.at, *nothing, change.settings, (), 0, None, None, {})
 
 
-def advance_head(head: RunHead, change: Event, seq: int, run_id: str) -> RunHead:
+def advance_head(head: RunRecord, change: Event, seq: int) -> RunRecord:
     """Return the head after the change; the same head if the change concerns a task only.
 
     Raises Conflict if the change does not follow from the head.
@@ -184,20 +109,20 @@ def advance_head(head: RunHead, change: Event, seq: int, run_id: str) -> RunHead
             return replace(head, policy_state=change.state_json, policy_seq=seq)
         case events.RunCreated():
             if seq != 1:
-                raise Conflict(f"run {run_id!r}: RunCreated can only be change 1, not change {seq}")
+                raise Conflict(f"run {head.run_id!r}: RunCreated can only be change 1, not change {seq}")
             return head
         case events.RunReleased() | events.RunEnded():
             if change.kind in RUN_TRANSITIONS:  # RunInterrupted leaves the status
-                head = _with_status(head, change, run_id)
+                head = _with_status(head, change)
             return replace(head, owner=None, lease_expires_at=getattr(change, "due_at", None))
         case _:
-            return _with_status(head, change, run_id) if change.kind in RUN_TRANSITIONS else head
+            return _with_status(head, change) if change.kind in RUN_TRANSITIONS else head
 
 
-def _with_status(head: RunHead, change: Event, run_id: str) -> RunHead:
+def _with_status(head: RunRecord, change: Event) -> RunRecord:
     before, after = RUN_TRANSITIONS[change.kind]
     if head.status not in before:
-        raise Conflict(f"run {run_id!r} is {head.status} and cannot become {after.value} by {change.kind}")
+        raise Conflict(f"run {head.run_id!r} is {head.status} and cannot become {after.value} by {change.kind}")
     started_at = head.started_at or (change.at if after is RunStatus.RUNNING else None)
     ended_at = change.at if after in RUN_DONE else None
     error = change.error if isinstance(change, events.RunEnded) else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import TypeAlias
 
 from plait import events
@@ -83,17 +82,17 @@ async def finish_cancelling(
     owner, written = await acquire(config, run.store, record, new_events)
     unregister(owner)
     await kill_orphans(run.store, record.run_id)
-    await _end_on_hosts(config, replace(record, epoch=written.epoch), on_unreached)
+    await _end_on_hosts(config, record, written.epoch, on_unreached)
     await note_cancelled(config, record.run_id, state, sessions)
     for event in new_events:
         feed.publish(event)
     return state.result(record.run_id, RunStatus.CANCELLED, resume_summary=state.resume_summary())
 
 
-async def _end_on_hosts(config: Config, record: RunRecord, on_unreached: OnUnreached) -> None:
+async def _end_on_hosts(config: Config, record: RunRecord, epoch: int, on_unreached: OnUnreached) -> None:
     """End what a cancelled run without an owner still has on other hosts. Raises StoreError."""
     assert config.store is not None
     placed = await unfinished_on_hosts(config.store, record.run_id)
-    claim = run_on_hosts(record.run_id, record.created_at, record.epoch)
+    claim = run_on_hosts(record.run_id, record.created_at, epoch)
     if missing := await end_on_hosts(config.backends.values(), claim, placed):
         on_unreached(missing)

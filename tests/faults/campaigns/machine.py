@@ -21,7 +21,7 @@ from hypothesis.stateful import initialize, rule, run_state_machine_as_test
 
 from plait.events import TaskCompleted, TaskStarted
 from plait.persistence import sqlite_store
-from plait.persistence.apply_events import Applier, TaskState
+from plait.persistence.apply_events import TaskState, _Applier
 from plait.usage import Usage
 from tests.contracts.store.samples import TASKS, at
 from tests.faults.campaigns.report import Report, Scale
@@ -106,7 +106,7 @@ def _results_replaced() -> AbstractContextManager[object]:
         state: TaskState = self._tasks[change.task_id]
         return state
 
-    return mock.patch.object(Applier, "_require", require)
+    return mock.patch.object(_Applier, "_require", require)
 
 
 def _no_transaction() -> AbstractContextManager[object]:

@@ -80,4 +80,4 @@ async def test_batches_of_an_owner_who_goes_on_are_one_round_trip(store: Postgre
         await again.write(Batch("r", 0, 2, OPENING[1:]))
         for seq, task in enumerate(CREATED.tasks, 4):
             await again.write(Batch("r", 1, seq, (TaskStarted(at(3), task.task_id, 1, "fast"),)))
-        assert (again.batches.all, again.batches.single) == (1 + len(CREATED.tasks), len(CREATED.tasks))
+        assert (again.batches["all"], again.batches["single"]) == (1 + len(CREATED.tasks), len(CREATED.tasks))

@@ -136,7 +136,7 @@ def test_what_is_not_understood_is_said(tmp_path: Path, words: list[str], said: 
 
 def test_an_ended_run_that_somebody_goes_on_with_stays() -> None:
     at = "2026-01-01T00:00:00.000Z"
-    free = RunRecord("r", "", "completed", at, at, at, None, "{}", 1, 9, None, None, {"completed": 1})
+    free = RunRecord("r", "", "completed", at, at, at, None, "{}", (), 9, None, None, {"completed": 1})
     owned = replace(free, owner=Owner("o", "elsewhere", "boot", 1, "1", at), lease_expires_at=2e9)
     assert expired([free, owned, free], Expiry(keep=0), 2e9) == [free, free]
     assert expired([free], Expiry(), 2e9) == []

@@ -18,7 +18,7 @@ import anyio
 
 from plait import DAG, ParallelRunner, Task
 from plait.errors import OwnershipLost, RunOwned
-from plait.persistence import Batch, Fenced, SQLiteStore, write_rules
+from plait.persistence import Batch, Fenced, RunRecord, SQLiteStore, write_rules
 from plait.runner import parallel_runner
 from tests.support.processes.forked import Child
 
@@ -159,7 +159,7 @@ def sabotaged(sabotage: Sabotage | None) -> Generator[None]:
     """With the bug planted in this process."""
     real = write_rules.count_applied
 
-    def unfenced(batch: Batch, head: write_rules.RunHead | None) -> int:
+    def unfenced(batch: Batch, head: RunRecord | None) -> int:
         try:
             return real(batch, head)
         except Fenced:

@@ -29,7 +29,6 @@ from plait.persistence.store_records import (
     RunRecord,
     TaskRecord,
 )
-from plait.persistence.write_rules import RunHead
 from plait.statuses import AttemptStatus
 from plait.usage import NO_USAGE
 
@@ -40,7 +39,7 @@ AttemptKey = tuple[str, int]
 class ModelRun:
     """A stored run."""
 
-    head: RunHead
+    head: RunRecord
     tasks: dict[str, TaskRecord] = field(default_factory=dict[str, TaskRecord])
     attempts: dict[AttemptKey, AttemptRecord] = field(default_factory=dict[AttemptKey, AttemptRecord])
     messages: dict[str, list[MessageRecord]] = field(default_factory=dict[str, list[MessageRecord]])
@@ -81,7 +80,7 @@ class StagedRun:
 
     def apply(self, seq: int, change: Event) -> None:
         """Apply the change. Raises Conflict if the change does not follow from the state."""
-        self._head = write_rules.advance_head(self._head, change, seq, self._run_id)
+        self._head = write_rules.advance_head(self._head, change, seq)
         match change:
             case events.RunCreated():
                 self._create_run(change)
@@ -278,7 +277,7 @@ class ModelStore:
         changes = batch.events[skipped:]
         if not changes:
             return
-        run = run or ModelRun(write_rules.new_head(changes[0]))
+        run = run or ModelRun(write_rules.new_head(batch.run_id, changes[0]))
         staged = StagedRun(batch.run_id, run)
         for seq, change in enumerate(changes, batch.first_seq + skipped):
             staged.apply(seq, change)
@@ -287,23 +286,19 @@ class ModelStore:
 
     async def get_run(self, run_id: str) -> RunRecord | None:
         run = self.runs.get(run_id)
-        return None if run is None else _record(run_id, run)
+        return None if run is None else _record(run)
 
     async def list_runs(self, limit: int = 50) -> tuple[RunRecord, ...]:
         # Reversed before the stable sort, which puts the later of two runs of one millisecond first.
         latest_first = reversed(self.runs.items())
         newest_first = sorted(latest_first, key=lambda item: item[1].head.created_at, reverse=True)
-        return tuple(replace(_record(run_id, run), settings="") for run_id, run in newest_first)[: max(0, limit)]
+        return tuple(replace(_record(run), settings="") for _, run in newest_first)[: max(0, limit)]
 
     async def list_claimable(self, limit: int = 50) -> tuple[RunRecord, ...]:
         now = time.time()
-        found = [
-            (run.head.created_at, run_id, run)
-            for run_id, run in self.runs.items()
-            if write_rules.is_claimable(run.head, now)
-        ]
+        found = [(run.head.created_at, run) for run in self.runs.values() if _is_claimable(run.head, now)]
         found.sort(key=lambda one: one[0])
-        return tuple(replace(_record(run_id, run), settings="") for _, run_id, run in found[: max(0, limit)])
+        return tuple(replace(_record(run), settings="") for _, run in found[: max(0, limit)])
 
     async def list_tasks(self, run_id: str, task_id: str | None = None) -> tuple[TaskRecord, ...]:
         run = self.runs.get(run_id)
@@ -343,11 +338,26 @@ class ModelStore:
         return () if run is None else tuple(run.notes[max(0, after) :])
 
 
-def _record(run_id: str, run: ModelRun) -> RunRecord:
+def _record(run: ModelRun) -> RunRecord:
     counts = dict(Counter(task.status for task in run.tasks.values()))
     spent = sum((attempt.usage for attempt in run.attempts.values()), NO_USAGE)
-    has_expired = write_rules.lease_has_expired(run.head, time.time())
-    return run.head.record(run_id, counts, replace(spent, model=None), lease_has_expired=has_expired)
+    has_expired = _lease_has_expired(run.head, time.time())
+    return replace(run.head, counts=counts, usage=replace(spent, model=None), lease_has_expired=has_expired)
+
+
+def _lease_has_expired(head: RunRecord, now: float) -> bool:
+    expires = head.lease_expires_at
+    return head.owner is not None and (expires is None or expires < now)
+
+
+def _is_claimable(head: RunRecord, now: float) -> bool:
+    """Return whether the run goes on by itself, and has no owner, or an owner whose lease has expired at `now`. A run
+    that waits for a person goes on by itself once the run is due, see `RunReleased.due_at`.
+    """
+    expires = head.lease_expires_at
+    if head.status == "waiting_input":
+        return expires is not None and expires < now
+    return head.status in {"queued", "running", "cancelling"} and (head.owner is None or _lease_has_expired(head, now))
 
 
 def _with_attempt(run: ModelRun, task: TaskRecord) -> TaskRecord:
