@@ -34,7 +34,7 @@ async def cancel_run(config: Config, run_id: str, wait: float, on_unreached: OnU
         if RunStatus(record.status) in RUN_DONE:
             if record.owner is None and RunStatus(record.status) is RunStatus.CANCELLED:
                 await kill_orphans(store, run_id)  # the cancelling process may have died before
-                await _end_on_hosts(config, record, on_unreached)
+                await _end_on_hosts(config, record, record.epoch, on_unreached)
             return RunStatus(record.status)
         if not told and record.owner is not None and liveness(record.owner) is not Liveness.DEAD:
             if not await is_to_be_cancelled(store, record):
