@@ -51,7 +51,7 @@ long as printing the help.
 COMMANDS = {name: line for commands in GROUPS.values() for name, line in commands.items()}
 _UNLISTED = frozenset({"host"})
 """`plait run` starts `plait host` over ssh."""
-_MODULES = {"try": "fork_command", "mcp": "mcp", "worker": "worker", "host": "host"}
+_MODULES = {"try": "fork_command", "mcp": "mcp", "worker": "worker"}
 """The module of a subcommand that has none of its own: `run` stands in `run_command`."""
 FORMER_WORDS = {
     "completion": "plait --completion SHELL",

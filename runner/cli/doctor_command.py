@@ -3,37 +3,46 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import anyio
 import click
 
-from plait.backends.agents.discovery import look_for_agents
+from plait.backends.agents.discovery import Installed, look_for_agents
 from plait.backends.extras import install_command
 from plait.backends.prices import list_version
 from plait.backends.process.available_memory import available_memory
-from plait.backends.process.child_manifest import agents_at_work, left_over_servers
+from plait.backends.process.child_manifest import AtWork, agents_at_work, left_over_servers
 from plait.errors import StoreError
 from plait.events import Owner
 from plait.persistence import SQLiteStore
 from plait.persistence import store_health as health
-from plait.persistence.findings import Finding, Fitness
+from plait.persistence.findings import Finding, Fitness, checksums
 from plait.persistence.store_records import RunRecord
 from plait.runner.cli.command_exits import COMPLETED, STORE
 from plait.runner.cli.command_options import command_line, json_option, store_option
 from plait.runner.cli.display.sections import findings_json, print_findings
-from plait.runner.cli.doctor_agents import agents_json, check_agents, check_left_over
-from plait.runner.cli.doctor_server import check_server
-from plait.runner.cli.hosts_command import check_hosts
+from plait.runner.cli.doctor_hosts import check_hosts
 from plait.runner.cli.run_report import print_json
-from plait.runner.cli.terminal_output import counted
+from plait.runner.cli.terminal_output import as_line, counted, size
 from plait.runner.client.backend_set import hosts_in_use, stores_backends
 from plait.runner.client.store_place import DEFAULT_STORE, ServerAddress, StorePlace, open_server, read_only_store
-from plait.runner.engine.lease import Liveness, liveness
+from plait.runner.engine.lease import Liveness, liveness, seems_free
+from plait.runner.state.attempt_files import run_folder
 from plait.runner.views.read_views import shown_status
-from plait.statuses import RUN_DONE, RunStatus
+from plait.statuses import RUN_DONE, RunStatus, TaskStatus
+
+if TYPE_CHECKING:
+    from plait.persistence import PostgresStore
+
+_MOUNTS = Path("/proc/self/mountinfo")
+_MIB = 1 << 20
+_RUNS = 5
+_ALL = 1 << 31
+_EVENTS_AT_ONCE = 1000
 
 
 @click.command("doctor")
@@ -58,22 +67,13 @@ def doctor_command(store_path: StorePlace, as_json: bool, hosts_file: Path | Non
     """
     if hosts_file is not None:
         return anyio.run(check_hosts, hosts_in_use(hosts_file), store_path, as_json)
-    return run_doctor(store_path, as_json)
-
-
-_MOUNTS = Path("/proc/self/mountinfo")
-_MOST_RUNS = 5
-_ALL = 1 << 31
-
-
-def run_doctor(path: StorePlace, as_json: bool) -> int:
-    """Run all checks of this machine and print the findings. Return the exit code."""
     agents, memory = anyio.run(look_for_agents), available_memory()
-    findings = [*_check_machine(path), *check_agents(agents, memory), *_check_store(path), *_check_children(path)]
+    findings = [*_check_machine(store_path), *_check_agents(agents, memory)]
+    findings += [*_check_store(store_path), *_check_children(store_path)]
     if as_json:
         worst = max((one.fitness for one in findings), key=list(Fitness).index)
-        checked = {"verdict": worst.value, "store": str(path), "checks": findings_json(findings)}
-        print_json({**checked, "agents": agents_json(agents, memory)})
+        checked = {"verdict": worst.value, "store": str(store_path), "checks": findings_json(findings)}
+        print_json({**checked, "agents": _agents_json(agents, memory)})
     else:
         print_findings(findings)
     return STORE if any(one.fitness is Fitness.BAD for one in findings) else COMPLETED
@@ -118,7 +118,7 @@ def _exists(path: Path) -> bool:
 
 def _check_store(given: StorePlace) -> Iterator[Finding]:
     if not isinstance(given, Path):
-        findings = check_server(given)
+        findings = anyio.run(_check_server, given)
         yield from findings
         if not any(one.check == "store" and one.fitness is Fitness.BAD for one in findings):
             yield from _check_runs(given)
@@ -163,7 +163,7 @@ async def _list_runs_and_resumable(path: StorePlace) -> tuple[tuple[RunRecord, .
     """Return all runs, and the ids of the interrupted runs (those that are printed) that the command can resume."""
     async with read_only_store(path) as store:
         runs = await store.list_runs(_ALL)
-        shown = [run.run_id for run in runs if shown_status(run) is RunStatus.INTERRUPTED][:_MOST_RUNS]
+        shown = [run.run_id for run in runs if shown_status(run) is RunStatus.INTERRUPTED][:_RUNS]
         whole = [await store.get_run(run_id) for run_id in shown]
         return runs, {run.run_id for run in whole if run is not None and stores_backends(run)}
 
@@ -175,15 +175,15 @@ def _active_finding(run: RunRecord) -> Finding:
 
 
 def _interrupted_findings(path: StorePlace, runs: list[RunRecord], resumable: Collection[str]) -> Iterator[Finding]:
-    for run in runs[:_MOST_RUNS]:
+    for run in runs[:_RUNS]:
         owner = run.owner
         whose = f": process {owner.pid} on {owner.host} {_owner_state(owner)}" if owner else ""
         advice = command_line(path, "resume", run.run_id)
         if run.run_id not in resumable:
             advice = f"resume the run from Python, or name its backends: {advice} --backends FILE"
         yield Finding("runs", Fitness.WARNING, f"{run.run_id} is interrupted{whose}", advice)
-    if len(runs) > _MOST_RUNS:
-        left = len(runs) - _MOST_RUNS
+    if len(runs) > _RUNS:
+        left = len(runs) - _RUNS
         more = f"{left:,} more {'is' if left == 1 else 'are'} interrupted"
         yield Finding("runs", Fitness.WARNING, more, command_line(path, "runs", "--limit", "1000"))
 
@@ -193,11 +193,11 @@ def _owner_state(owner: Owner) -> str:
 
 
 def _check_children(path: StorePlace) -> Iterator[Finding]:
-    left = [*_check_servers(), *_check_agents_at_work(path)]
+    left = [*_check_model_servers(), *_check_agents_at_work(path)]
     yield from left or [Finding("children", Fitness.OK, "none left behind")]
 
 
-def _check_servers() -> Iterator[Finding]:
+def _check_model_servers() -> Iterator[Finding]:
     pids = left_over_servers()
     if pids is None:
         yield Finding("children", Fitness.OK, "cannot tell", "look for processes that run _llama_server.py")
@@ -215,7 +215,7 @@ def _check_agents_at_work(path: StorePlace) -> Iterator[Finding]:
             runs = anyio.run(_all_runs, path) if not isinstance(path, Path) or _exists(path) else ()
         except StoreError:  # another finding reports the store; the agents are worth a line all the same
             runs = ()
-        yield from check_left_over(left, root, runs, path)
+        yield from _check_left_over(left, root, runs, path)
 
 
 def _files_root(place: ServerAddress) -> Path | None:
@@ -229,3 +229,154 @@ def _files_root(place: ServerAddress) -> Path | None:
 async def _read_files_root(place: ServerAddress) -> Path | None:
     async with open_server(place, "read") as store:
         return store.files_root
+
+
+def _check_agents(agents: Sequence[Installed], memory: int | None) -> Iterator[Finding]:
+    """Yield the free `memory` (bytes) and one finding for each agent. Agents driven by ACP are listed only if
+    installed.
+    """
+    if memory is not None:
+        yield Finding("memory", Fitness.OK, f"{size(memory)} free")
+    for one in agents:
+        if one.path is None:
+            if one.agent.backend:
+                yield Finding(one.agent.name, Fitness.OK, "not installed", one.agent.install)
+            continue
+        parts = [_check_version(one), (Fitness.OK, one.path, ""), _check_login(one), _check_memory(one, memory)]
+        worst = max((fitness for fitness, _, _ in parts), key=list(Fitness).index)
+        found, advice = ([text for text in texts if text] for texts in list(zip(*parts, strict=True))[1:])
+        yield Finding(one.agent.name, worst, ", ".join(found), "; ".join(advice))
+
+
+def _agents_json(agents: Sequence[Installed], memory: int | None) -> list[dict[str, object]]:
+    """Return the installed agents as JSON objects."""
+    return [
+        {
+            "name": one.agent.name,
+            "program": one.agent.program,
+            "path": one.path,
+            "version": one.version,
+            "tested": list(one.agent.tested),
+            "install": one.agent.install,
+            "logged_in": one.is_logged_in,
+            "logged_in_by": one.by or None,
+            "fit_into_memory": _turns_that_fit(one, memory),
+        }
+        for one in agents
+    ]
+
+
+def _turns_that_fit(one: Installed, memory: int | None) -> int | None:
+    """Return how many turns of the agent fit into `memory` bytes at once; None if `memory` is unknown."""
+    return None if memory is None else memory // (one.agent.memory * _MIB)
+
+
+def _check_version(one: Installed) -> tuple[Fitness, str, str]:
+    tested = " and ".join(one.agent.tested)
+    if one.version is None:
+        return Fitness.WARNING, "reports no version", f"`{one.agent.program} --version` has to work"
+    if one.is_tested:
+        return Fitness.OK, f"{one.version} (tested)", ""
+    if one.is_newer:
+        return Fitness.OK, f"{one.version} (newer than tested: {tested})", ""
+    return Fitness.WARNING, f"{one.version} (tested: {tested})", one.agent.install
+
+
+def _check_login(one: Installed) -> tuple[Fitness, str, str]:
+    if one.is_logged_in is None:
+        return Fitness.OK, f"login unknown{f' ({one.by})' if one.by else ''}", ""
+    if one.is_logged_in:
+        return Fitness.OK, f"key in {one.by}" if one.by in one.agent.login.keys else "logged in", ""
+    key = f", or set {one.agent.login.keys[0]}" if one.agent.login.keys else ""
+    return Fitness.WARNING, "not logged in", f"`{one.agent.login.how}`{key}"
+
+
+def _check_memory(one: Installed, memory: int | None) -> tuple[Fitness, str, str]:
+    number = _turns_that_fit(one, memory)
+    if number is None:
+        return Fitness.OK, "", ""
+    fit = f"{number:,} at once fit into memory"
+    return (Fitness.OK, fit, "") if number else (Fitness.WARNING, fit, "free some memory before running the agent")
+
+
+def _check_left_over(
+    left: Sequence[AtWork], root: Path, runs: Sequence[RunRecord], path: StorePlace
+) -> Iterator[Finding]:
+    """Yield a finding for each run whose agents work without plait. Their files are below `root`, the folder beside the
+    store at `path`.
+    """
+    by_folder = {run_folder(root, run.run_id).name: run for run in runs}
+    by_run: dict[str, list[AtWork]] = {}
+    for one in left:
+        by_run.setdefault(one.folder.relative_to(root).parts[0], []).append(one)
+    for name, those in by_run.items():
+        run = by_folder.get(name)
+        if run is not None and not seems_free(run):
+            continue
+        shown = ", ".join(_describe_agent(one, root) for one in those)
+        what = f"{counted(len(those), 'agent')} of run {name} still running after the end of the plait process: {shown}"
+        yield Finding("children", Fitness.WARNING, as_line(what), _advice_for(run, those, path))
+
+
+def _describe_agent(one: AtWork, root: Path) -> str:
+    task = one.folder.relative_to(root).parts[1:2]
+    pids = " ".join(map(str, one.pids))
+    return f"{task[0] if task else '?'} ({one.kind}, process {pids})"
+
+
+def _advice_for(run: RunRecord | None, those: Sequence[AtWork], path: StorePlace) -> str:
+    if run is None or RunStatus(run.status) in RUN_DONE:
+        return f"kill {' '.join(str(pid) for one in those for pid in one.pids)}"
+    return f"{command_line(path, 'resume', run.run_id)} takes over their work"
+
+
+async def _check_server(place: ServerAddress) -> list[Finding]:
+    """Check the server, the settings under which the server keeps every acknowledged batch, and the checksums. The
+    check `store` is bad if the server does not answer, or lets this role store no run.
+    """
+    try:
+        async with open_server(place, "read") as store:
+            fit = Finding("store", Fitness.OK, f"{place}, PostgreSQL {store.server_version}")
+            if (reason := await store.obstacle()) is not None:
+                fit = Finding("store", Fitness.BAD, reason)
+            durability = [Finding("durability", Fitness.WARNING, warning) for warning in await store.warnings()]
+            return [fit, *durability, await _check_rows(store)]
+    except StoreError as error:
+        return [Finding("store", Fitness.BAD, str(error))]
+
+
+async def _check_rows(store: PostgresStore) -> Finding:
+    results = messages = 0
+    damaged: list[str] = []
+    for run in await store.list_runs(_ALL):
+        try:
+            await _read_history(store, run.run_id)
+            for task in await store.list_tasks(run.run_id):
+                talk = await store.list_messages(run.run_id, task.task_id)
+                results += TaskStatus(task.status) is TaskStatus.COMPLETED
+                messages += len(talk)
+                if task.damaged or any(message.damaged for message in talk):
+                    damaged.append(f"{run.run_id}/{task.task_id}")
+        except StoreError as error:
+            damaged.append(await _damage(store, error))
+    try:
+        await store.session_ids()
+    except StoreError as error:
+        damaged.append(await _damage(store, error))
+    return checksums(damaged, results, messages)
+
+
+async def _read_history(store: PostgresStore, run_id: str) -> None:
+    """Read everything of the run but tasks and messages. Raises StoreError for a damaged row."""
+    await store.get_run(run_id)
+    await store.list_notes(run_id)
+    await store.list_attempts(run_id)
+    last = 0
+    while events := await store.list_events(run_id, last, _EVENTS_AT_ONCE):
+        last = events[-1].seq
+
+
+async def _damage(store: PostgresStore, error: StoreError) -> str:
+    """Return the name of the damaged part. Raises StoreError if the server does not answer any more."""
+    await store.list_runs(1)
+    return str(error).split(";", maxsplit=1)[0]
