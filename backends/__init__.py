@@ -27,7 +27,6 @@ from plait.backends.function_backend import FunctionBackend, as_backend
 from plait.backends.prices import Billing, Price
 from plait.backends.turn_cancellation import cancel_requested
 from plait.dialogue import Answer, Message, Question, Role
-from plait.errors import BackendError, BackendUnavailable, ErrorKind
 from plait.json_form import JsonInput, JsonValue
 from plait.task import ModelOptions
 from plait.usage import NO_USAGE, Usage
@@ -52,8 +51,6 @@ __all__ = [
     "AnthropicBackend",
     "Attachment",
     "Backend",
-    "BackendError",
-    "BackendUnavailable",
     "Billing",
     "ClaudeCodeBackend",
     "CodexBackend",
@@ -61,7 +58,6 @@ __all__ = [
     "ConversationRequest",
     "DetachedBackend",
     "DetachedTurn",
-    "ErrorKind",
     "FileBackend",
     "Files",
     "ForkingBackend",

@@ -22,7 +22,7 @@ import anyio.to_thread
 from playwright.async_api import Page, async_playwright
 
 from plait import DAG, ParallelRunner, Retry, Task
-from plait.backends import BackendError, ErrorKind
+from plait.errors import BackendError, ErrorKind
 from plait.persistence import SQLiteStore
 from tests.support.processes.browser import CHROMIUM, Ui, ui
 from tests.support.processes.command import environment

@@ -11,16 +11,15 @@ import pytest
 
 from plait.backends import (
     AnthropicBackend,
-    BackendError,
     Conversation,
     ConversationRequest,
-    ErrorKind,
     Files,
     FunctionBackend,
     OpenAIBackend,
     PydanticAIBackend,
     Reply,
 )
+from plait.errors import BackendError, ErrorKind
 from tests.contracts.backend import BackendContract, Subject
 from tests.support.pydantic_agents import wired_agent
 from tests.support.tool_calls import CHAT, polite

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from plait.backends import BackendUnavailable, extras
+from plait.backends import extras
+from plait.errors import BackendUnavailable
 
 ROOT = Path(__file__).parent.parent.parent
 PIP = [sys.executable, "-m", "pip", "install"]

@@ -14,15 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.backends import (
-    BackendError,
-    ConversationRequest,
-    ErrorKind,
-    FunctionBackend,
-    OpenAIBackend,
-    Reply,
-    as_backend,
-)
+from plait.backends import ConversationRequest, FunctionBackend, OpenAIBackend, Reply, as_backend
+from plait.errors import BackendError, ErrorKind
 from plait.safe_text import clean_text, one_line, parse_json
 
 

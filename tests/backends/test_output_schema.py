@@ -8,7 +8,8 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
-from plait.backends import BackendError, ConversationRequest, FunctionBackend
+from plait.backends import ConversationRequest, FunctionBackend
+from plait.errors import BackendError
 
 CODE = {"type": "object", "properties": {"code": {"type": "string"}}, "required": ["code"]}
 GOOD, OTHER = '{"code": "x"}', '{"code": "y"}'

@@ -11,8 +11,9 @@ import anyio
 import pytest
 
 from plait import DAG, ParallelRunner, Task
-from plait.backends import BackendError, ConversationRequest, ErrorKind, FunctionBackend
+from plait.backends import ConversationRequest, FunctionBackend
 from plait.backends.threads import LARGE, in_thread
+from plait.errors import BackendError, ErrorKind
 
 
 async def read(answer: Any, schema: dict[str, Any]) -> Any:

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, Field
 
-from plait.backends import BackendError, ConversationRequest, ErrorKind, FunctionBackend
+from plait.backends import ConversationRequest, FunctionBackend
 from plait.backends.output_schema import MAX_DEPTH, MAX_VALUES, schema_problem
+from plait.errors import BackendError, ErrorKind
 from tests.support.linear import check_linear
 
 DATE = {"type": "string", "pattern": r"^\d{4}-\d{2}-\d{2}$"}

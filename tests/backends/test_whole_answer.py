@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from plait.backends import BackendError, ErrorKind
 from plait.backends.whole_answer import split_thoughts, whole_answer
+from plait.errors import BackendError, ErrorKind
 
 K = ErrorKind
 

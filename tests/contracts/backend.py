@@ -10,17 +10,8 @@ from dataclasses import dataclass, replace
 import anyio
 import pytest
 
-from plait.backends import (
-    NO_USAGE,
-    Backend,
-    BackendError,
-    ConversationRequest,
-    ErrorKind,
-    ForkingBackend,
-    Message,
-    Output,
-    Reply,
-)
+from plait.backends import NO_USAGE, Backend, ConversationRequest, ForkingBackend, Message, Output, Reply
+from plait.errors import BackendError, ErrorKind
 
 SCHEMA: dict[str, object] = {
     "type": "object",

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from plait import DAG, OpenQuestion, ParallelRunner, Retry, RunService, Step, Task, Workflow
-from plait.backends import Backend, ErrorKind, JsonInput, OpenAIBackend, ask
+from plait.backends import Backend, JsonInput, OpenAIBackend, ask
+from plait.errors import ErrorKind
 from plait.workflows import Decision, FollowUp
 
 SCHEMA = {

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from plait import FailureMode, backends
+from plait import FailureMode
+from plait.errors import ErrorKind
 from plait.events import HISTORY
 from plait.runner.cli import command_exits
 from plait.statuses import RUN_DONE, RUN_TRANSITIONS, TASK_DONE, TASK_TRANSITIONS, AttemptStatus, Transition
@@ -83,7 +84,7 @@ def test_each_error_has_a_word_an_exit_code_and_a_status(error_reference: Any) -
 def test_the_kinds_of_errors_are_those_of_the_code(error_reference: Any) -> None:
     assert "<!-- kinds of errors -->" in ERRORS
     listed = table(error_reference.kinds(), "kind")
-    assert set(listed) == set(backends.ErrorKind)
+    assert set(listed) == set(ErrorKind)
     assert [kind for kind, cells in listed.items() if not cells[0]] == []
     assert {kind for kind, cells in listed.items() if cells[1].startswith("yes")} == DEFAULT_RETRY_ON
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from plait import DAG, OpenQuestion, ParallelRunner, Retry, RunStatus, Task
-from plait.backends import BackendError, ErrorKind
 from plait.backends.backend_protocol import Reply
 from plait.dialogue import Question
+from plait.errors import BackendError, ErrorKind
 from plait.events import TaskStarted
 from plait.persistence import Batch, Store
 from plait.results import ResumeAction

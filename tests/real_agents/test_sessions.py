@@ -15,9 +15,9 @@ from pathlib import Path
 import anyio
 import pytest
 
-from plait.backends import BackendError, ConversationRequest, Reply
+from plait.backends import ConversationRequest, Reply
 from plait.backends.agents.cli_agent import CliBackend
-from plait.errors import ErrorKind
+from plait.errors import BackendError, ErrorKind
 from tests.real_agents.one_turn import files_of, make_backend
 from tests.real_agents.world import World, until
 

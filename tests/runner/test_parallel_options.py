@@ -11,8 +11,7 @@ import anyio
 import pytest
 
 from plait import DAG, FailureMode, ParallelRunner, Retry, Task
-from plait.backends import BackendError, ErrorKind
-from plait.errors import BackendMissing, RunExists
+from plait.errors import BackendError, BackendMissing, ErrorKind, RunExists
 from plait.persistence import MemoryStore, SQLiteStore
 from plait.workflows import FollowUp, FollowUps
 from tests.support.fakes import QuickClock, Talker

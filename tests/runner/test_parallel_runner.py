@@ -8,8 +8,8 @@ import anyio
 import pytest
 
 from plait import DAG, FailureMode, ParallelRunner, Retry, RunStatus, Task, TaskStatus
-from plait.backends import BackendError, BackendUnavailable, ConversationRequest, ErrorKind
-from plait.errors import BackendMissing, DAGError
+from plait.backends import ConversationRequest
+from plait.errors import BackendError, BackendMissing, BackendUnavailable, DAGError, ErrorKind
 from plait.persistence import MemoryStore
 from plait.runner.engine.retries import retry_delay
 from tests.support.fakes import QuickClock, Talker, failing

@@ -18,8 +18,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from plait import OpenQuestion
-from plait.backends import BackendError, ErrorKind, Reply
+from plait.backends import Reply
 from plait.backends.backend_protocol import ConversationRequest
+from plait.errors import BackendError, ErrorKind
 from tests.support.edited_plans import ELEMENTS, Node, Plan
 
 Identity = tuple[str, str | None]

@@ -8,7 +8,8 @@ import anyio
 import pytest
 
 from plait import DAG, MemoryStore, ParallelRunner, RunStatus, Task, TaskStatus
-from plait.backends import AcpBackend, BackendUnavailable, ErrorKind, Output
+from plait.backends import AcpBackend, Output
+from plait.errors import BackendUnavailable, ErrorKind
 from tests.support.agents.homes import Home, fails, send, until
 
 

@@ -14,10 +14,11 @@ from typing import Any
 import anyio
 import pytest
 
-from plait.backends import Answer, BackendError, ConversationRequest, DetachedBackend, DetachedTurn, ErrorKind, Reply
+from plait.backends import Answer, ConversationRequest, DetachedBackend, DetachedTurn, Reply
 from plait.backends.agents.acp_outbox import Outbox, relayed_command, sent_messages
 from plait.backends.process.child_manifest import read_manifest
 from plait.backends.process.child_process import Launch, child_environment, running
+from plait.errors import BackendError, ErrorKind
 from plait.runner.state.attempt_files import end_attempt
 from tests.support.agents.homes import Home, until
 from tests.support.processes.warm import Warm

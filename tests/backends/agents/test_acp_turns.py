@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from plait.backends import AcpBackend, BackendError, ErrorKind, Message, Output, Usage
+from plait.backends import AcpBackend, Message, Output, Usage
+from plait.errors import BackendError, ErrorKind
 from tests.contracts.backend import BackendContract, Subject
 from tests.support.agents.homes import Home, fails, send
 

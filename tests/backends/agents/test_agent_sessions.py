@@ -12,9 +12,10 @@ from typing import Any
 import anyio
 import pytest
 
-from plait.backends import BackendError, ConversationRequest, ErrorKind, Output
+from plait.backends import ConversationRequest, Output
 from plait.backends.agents import conversation as turn
 from plait.backends.agents.agent_sessions import Sessions
+from plait.errors import BackendError, ErrorKind
 from tests.support.agents.homes import Home, send, send_opened, until
 
 

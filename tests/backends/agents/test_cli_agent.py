@@ -13,17 +13,15 @@ import pytest
 
 from plait.backends import (
     Answer,
-    BackendError,
-    BackendUnavailable,
     ClaudeCodeBackend,
     CodexBackend,
     ConversationRequest,
-    ErrorKind,
     Message,
     ModelOptions,
     Output,
     Reply,
 )
+from plait.errors import BackendError, BackendUnavailable, ErrorKind
 from plait.usage import Usage
 from tests.contracts.backend import BackendContract, Subject
 from tests.support.agents.homes import Home, fails, send, send_opened, until

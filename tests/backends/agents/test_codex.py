@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from plait.backends import BackendError, ErrorKind
 from plait.backends.agents.agent_protocol import Call, ProcessEnd
 from plait.backends.agents.codex import CodexBackend
+from plait.errors import BackendError, ErrorKind
 from plait.usage import Usage
 from tests.support.agents.recorded import NOW, Seen, names, read, recorded, replay
 

@@ -7,9 +7,10 @@ import json
 import pytest
 
 from plait import DAG, ParallelRunner, Retry, Task, TaskStatus
-from plait.backends import BackendError, CodexBackend
+from plait.backends import CodexBackend
 from plait.backends.agents.agent_sessions import Sessions
 from plait.backends.backend_protocol import Files
+from plait.errors import BackendError
 from plait.persistence import SQLiteStore
 from plait.runner.engine.attempt import INTERRUPTED
 from plait.usage import Usage

@@ -13,21 +13,14 @@ from typing import Any
 import anyio
 import pytest
 
-from plait.backends import (
-    AcpBackend,
-    BackendError,
-    ClaudeCodeBackend,
-    CodexBackend,
-    ConversationRequest,
-    ErrorKind,
-    Output,
-)
+from plait.backends import AcpBackend, ClaudeCodeBackend, CodexBackend, ConversationRequest, Output
 from plait.backends.agents import acp_turn, conversation
 from plait.backends.agents.agent_transcript import outputs_of
 from plait.backends.agents.agent_watch import TurnWatch
 from plait.backends.agents.cli_agent import CliBackend
 from plait.backends.agents.output_lines import read_line
 from plait.backends.backend_protocol import Files, Reply
+from plait.errors import BackendError, ErrorKind
 from tests.support.agents.recorded import ROOT, recorded
 
 K = ErrorKind

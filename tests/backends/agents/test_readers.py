@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plait.backends import BackendError, ClaudeCodeBackend, CodexBackend
+from plait.backends import ClaudeCodeBackend, CodexBackend
 from plait.backends.agents.agent_errors import COMMON, no_outcome, safe_line
 from plait.backends.agents.agent_protocol import Call, ProcessEnd, Reader, TurnAnswer
 from plait.backends.json_fields import number
+from plait.errors import BackendError
 from plait.safe_text import shown
 from tests.support.agents.recorded import NOW, ROOT, names, read, recorded
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from plait.backends import BackendError
+from plait.errors import BackendError
 from tests.support.agents.homes import Home, send
 
 GIVEN = {

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from plait.backends import BackendError, ClaudeCodeBackend, CodexBackend, ConversationRequest, ErrorKind
+from plait.backends import ClaudeCodeBackend, CodexBackend, ConversationRequest
 from plait.backends.agents.cli_agent import CliBackend
 from plait.backends.backend_protocol import Files, Reply
+from plait.errors import BackendError, ErrorKind
 from tests.support.agents.homes import send
 
 SESSION = "00000000-0000-4000-8000-000000000002"

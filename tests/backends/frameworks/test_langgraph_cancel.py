@@ -15,8 +15,9 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, MessagesState, StateGraph
 
 from plait import DAG, ParallelRunner, RunService, RunStatus, SQLiteStore, Task, TaskStatus, Usage, cancel_requested
-from plait.backends import BackendError, ConversationRequest, LangGraphBackend, Output
+from plait.backends import ConversationRequest, LangGraphBackend, Output
 from plait.backends.turn_cancellation import CancellableTurn, Cancellation
+from plait.errors import BackendError
 from tests.support.graphs import kept
 from tests.support.polling import until
 

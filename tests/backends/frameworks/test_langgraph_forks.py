@@ -16,7 +16,8 @@ from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import interrupt
 
 from plait import DAG, ParallelRunner, RunStatus, Task
-from plait.backends import BackendError, ConversationRequest, ErrorKind, ForkingBackend, LangGraphBackend, Reply
+from plait.backends import ConversationRequest, ForkingBackend, LangGraphBackend, Reply
+from plait.errors import BackendError, ErrorKind
 from plait.persistence import MemoryStore
 from tests.support.graphs import chain, kept
 

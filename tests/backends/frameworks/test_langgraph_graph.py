@@ -16,18 +16,9 @@ from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langgraph.graph import MessagesState, StateGraph
 from langgraph.types import interrupt
 
-from plait.backends import (
-    BackendError,
-    BackendUnavailable,
-    ConversationRequest,
-    ErrorKind,
-    LangGraphBackend,
-    Message,
-    Output,
-    Reply,
-    Usage,
-)
+from plait.backends import ConversationRequest, LangGraphBackend, Message, Output, Reply, Usage
 from plait.backends.extras import install_command
+from plait.errors import BackendError, BackendUnavailable, ErrorKind
 from tests.contracts.backend import SCHEMA, BackendContract, Subject
 from tests.support.graphs import Work, chain, kept
 

@@ -15,7 +15,8 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.types import interrupt
 
-from plait.backends import Answer, BackendError, ConversationRequest, ErrorKind, LangGraphBackend, Output, Reply
+from plait.backends import Answer, ConversationRequest, LangGraphBackend, Output, Reply
+from plait.errors import BackendError, ErrorKind
 from tests.support.graphs import Work, chain, kept, steps
 
 KEY = "run:task"

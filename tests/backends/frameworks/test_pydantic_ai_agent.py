@@ -10,18 +10,9 @@ from pydantic import BaseModel
 from pydantic_ai import Agent, RunContext
 
 from plait import DAG, ParallelRunner, Price, Task
-from plait.backends import (
-    BackendError,
-    BackendUnavailable,
-    ConversationRequest,
-    ErrorKind,
-    Message,
-    Output,
-    PydanticAIBackend,
-    Reply,
-    Usage,
-)
+from plait.backends import ConversationRequest, Message, Output, PydanticAIBackend, Reply, Usage
 from plait.backends.turn_cancellation import CancellableTurn, Cancellation
+from plait.errors import BackendError, BackendUnavailable, ErrorKind
 from tests.support.pydantic_agents import wired_agent
 from tests.support.tool_calls import CHAT, calling, saying
 from tests.support.wire import LIMITS, Answer, Script, events, hang_up, plain, serve, silence

@@ -12,9 +12,10 @@ import anyio
 import psutil
 import pytest
 
-from plait.backends import BackendError, BackendUnavailable, ConversationRequest, ErrorKind, PydanticAIBackend
+from plait.backends import ConversationRequest, PydanticAIBackend
 from plait.backends.frameworks.pydantic_ai_agent import DeclaredAgent, McpServer
 from plait.backends.process.process_table import start_time
+from plait.errors import BackendError, BackendUnavailable, ErrorKind
 from tests.support.tool_calls import calling, saying
 from tests.support.wire import plain, serve
 

@@ -10,11 +10,11 @@ import anyio
 import pytest
 from anyio.lowlevel import checkpoint
 
-from plait.backends import BackendError
 from plait.backends.backend_protocol import AwayHost, Output
 from plait.backends.hosts.away import AwayReporter
 from plait.backends.hosts.host_connection import AttemptChannel, HostConnection
 from plait.backends.hosts.host_session import HostSession
+from plait.errors import BackendError
 
 
 def attempt(task: str) -> AttemptChannel:

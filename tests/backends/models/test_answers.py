@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from plait.backends import BackendError, ConversationRequest, ErrorKind, OpenAIBackend, Reply
+from plait.backends import ConversationRequest, OpenAIBackend, Reply
+from plait.errors import BackendError, ErrorKind
 from tests.support.wire import ChatCompletions, Script, events, serve
 
 WIRE = ChatCompletions()

@@ -6,17 +6,9 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
-from plait.backends import (
-    AnthropicBackend,
-    BackendError,
-    BackendUnavailable,
-    ConversationRequest,
-    ErrorKind,
-    Message,
-    Output,
-    Usage,
-)
+from plait.backends import AnthropicBackend, ConversationRequest, Message, Output, Usage
 from plait.backends.models.anthropic_api import native_schema
+from plait.errors import BackendError, BackendUnavailable, ErrorKind
 from tests.support.wire import Messages, Script, events, plain, serve
 
 WIRE = Messages()

@@ -10,7 +10,8 @@ import pytest
 
 from plait import DAG, ParallelRunner, Task
 from plait import events as events_of_run
-from plait.backends import BackendError, ConversationRequest, Price, Usage
+from plait.backends import ConversationRequest, Price, Usage
+from plait.errors import BackendError
 from plait.usage import cost
 from tests.support.remotes import dialect, make
 from tests.support.wire import Answer, ChatCompletions, Dialect, Messages, events, plain, serve

@@ -4,14 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from plait.backends import (
-    AnthropicBackend,
-    BackendError,
-    BackendUnavailable,
-    ConversationRequest,
-    OpenAIBackend,
-    Reply,
-)
+from plait.backends import AnthropicBackend, ConversationRequest, OpenAIBackend, Reply
+from plait.errors import BackendError, BackendUnavailable
 from tests.support.wire import ChatCompletions, Dialect, Messages, events, plain, serve
 
 PRIVATE = ("gateway-secret-1", "other-secret-1", "org-private", "proj-private", "oauth-private")

@@ -13,7 +13,8 @@ from typing import Any
 import anyio
 import pytest
 
-from plait.backends import BackendError, ConversationRequest, ErrorKind
+from plait.backends import ConversationRequest
+from plait.errors import BackendError, ErrorKind
 from tests.support.remotes import Remote, dialect, make
 from tests.support.wire import (
     LIMITS,

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from plait.backends import AnthropicBackend, BackendError, ConversationRequest, ErrorKind, OpenAIBackend
+from plait.backends import AnthropicBackend, ConversationRequest, OpenAIBackend
+from plait.errors import BackendError, ErrorKind
 from tests.support.wire import Answer, ChatCompletions, Messages, events, plain, serve
 
 K = ErrorKind

@@ -15,9 +15,10 @@ from pathlib import Path
 import anyio
 import pytest
 
-from plait.backends import BackendError, BackendUnavailable, ConversationRequest, ErrorKind, OpenAIBackend
+from plait.backends import ConversationRequest, OpenAIBackend
 from plait.backends.models import http_client
 from plait.backends.models.local_model import _ServerClient
+from plait.errors import BackendError, BackendUnavailable, ErrorKind
 from tests.support.remotes import Remote, dialect, make
 from tests.support.wire import Answer, ChatCompletions, Dialect, Exchange, events, hang_up, plain, serve
 

@@ -10,7 +10,8 @@ import anyio
 import pytest
 
 from plait import DAG, ParallelRunner, Retry, RunStatus, Task
-from plait.backends import BackendError, ConversationRequest, ErrorKind, LoadBalancedBackend, OpenAIBackend, Output
+from plait.backends import ConversationRequest, LoadBalancedBackend, OpenAIBackend, Output
+from plait.errors import BackendError, ErrorKind
 from plait.events import BackendThrottled
 from plait.persistence import MemoryStore
 from tests.support.processes.command import plait, plait_here

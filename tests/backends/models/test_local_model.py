@@ -14,18 +14,8 @@ from pathlib import Path
 import anyio
 import pytest
 
-from plait.backends import (
-    AnthropicBackend,
-    Backend,
-    BackendError,
-    BackendUnavailable,
-    ConversationRequest,
-    ErrorKind,
-    LocalBackend,
-    OpenAIBackend,
-    Output,
-    Reply,
-)
+from plait.backends import AnthropicBackend, Backend, ConversationRequest, LocalBackend, OpenAIBackend, Output, Reply
+from plait.errors import BackendError, BackendUnavailable, ErrorKind
 from tests.contracts.backend import SCHEMA, BackendContract, Subject
 
 pytestmark = [

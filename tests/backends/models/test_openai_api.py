@@ -9,16 +9,8 @@ import anyio
 import pytest
 
 from plait import DAG, ParallelRunner, Retry, Task
-from plait.backends import (
-    BackendError,
-    BackendUnavailable,
-    ConversationRequest,
-    ErrorKind,
-    Message,
-    OpenAIBackend,
-    Output,
-    Usage,
-)
+from plait.backends import ConversationRequest, Message, OpenAIBackend, Output, Usage
+from plait.errors import BackendError, BackendUnavailable, ErrorKind
 from tests.support.wire import Answer, ChatCompletions, Script, events, plain, serve
 
 WIRE = ChatCompletions()

@@ -17,8 +17,9 @@ import anyio
 import pytest
 
 from plait import DAG, ParallelRunner, Retry, RunStatus, Task
-from plait.backends import AnthropicBackend, BackendError, ConversationRequest, OpenAIBackend
+from plait.backends import AnthropicBackend, ConversationRequest, OpenAIBackend
 from plait.backends.models.prompt_cache import PATIENCE_S, PromptCache, SharedBeginning
+from plait.errors import BackendError
 from plait.events import TaskCompleted, TaskOutput
 from plait.persistence import MemoryStore
 from tests.support.wire import ChatCompletions, Dialect, Exchange, Messages, Script, events, plain, serve, silence

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from plait.backends import BackendError, ConversationRequest, ErrorKind
+from plait.backends import ConversationRequest
+from plait.errors import BackendError, ErrorKind
 from tests.support.remotes import Remote, dialect, make
 from tests.support.wire import Answer, ChatCompletions, Dialect, Exchange, events, plain, serve
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from plait.backends import AnthropicBackend, BackendError, ConversationRequest, ErrorKind, OpenAIBackend, Output, Usage
+from plait.backends import AnthropicBackend, ConversationRequest, OpenAIBackend, Output, Usage
+from plait.errors import BackendError, ErrorKind
 from tests.support.remotes import dialect, make
 from tests.support.wire import Answer, ChatCompletions, Dialect, Exchange, Messages, events, plain, serve
 

@@ -9,7 +9,6 @@ from pydantic import TypeAdapter, ValidationError
 from plait.backends import (
     AcpBackend,
     AnthropicBackend,
-    BackendUnavailable,
     ConversationRequest,
     FunctionBackend,
     LocalBackend,
@@ -26,6 +25,7 @@ from plait.backends.specs.build_backend import (
     build,
     default_spec,
 )
+from plait.errors import BackendUnavailable
 
 SPECS: TypeAdapter[Any] = TypeAdapter(BackendSpec)
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from plait.backends import BackendUnavailable, ConversationRequest
+from plait.backends import ConversationRequest
 from plait.backends.specs.build_backend import FunctionSpec, build
+from plait.errors import BackendUnavailable
 
 
 def make(folder: Path, word: str) -> Path:

@@ -10,7 +10,8 @@ from tests.support.processes.command import plait_here
 
 FUNCTIONS = """
 from contextlib import asynccontextmanager
-from plait.backends import BackendError, ErrorKind, Reply, Usage
+from plait.backends import Reply, Usage
+from plait.errors import BackendError, ErrorKind
 
 class Talk:
     session_id = None

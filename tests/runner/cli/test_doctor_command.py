@@ -16,8 +16,8 @@ import psutil
 import pytest
 
 from plait import DAG, ParallelRunner, Retry, RunStatus, Task
-from plait.backends import BackendError, ErrorKind
 from plait.backends.process.child_manifest import left_over_servers
+from plait.errors import BackendError, ErrorKind
 from plait.persistence import SQLiteStore
 from plait.persistence.findings import Fitness
 from plait.persistence.store_health import file, file_system, library, space

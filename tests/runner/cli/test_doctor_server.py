@@ -10,7 +10,7 @@ import asyncpg
 import pytest
 
 from plait import DAG, ParallelRunner, PostgresStore, Retry, RunStatus, Task
-from plait.backends import BackendError, ErrorKind
+from plait.errors import BackendError, ErrorKind
 from plait.persistence import Note, StoreError
 from tests.support.fakes import QuickClock, Talker
 from tests.support.processes.command import plait_here

@@ -15,7 +15,8 @@ from plait.runner.views.result_rows import as_csv
 from tests.support.processes.command import plait_here
 
 FUNCTIONS = """
-from plait.backends import BackendError, ErrorKind, Reply, Usage
+from plait.backends import Reply, Usage
+from plait.errors import BackendError, ErrorKind
 from contextlib import asynccontextmanager
 
 class Talk:

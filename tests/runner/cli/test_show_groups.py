@@ -11,7 +11,7 @@ import pytest
 from tests.support.processes.command import Terminal, plait_here
 
 FUNCTIONS = """
-from plait.backends import BackendError, ErrorKind
+from plait.errors import BackendError, ErrorKind
 
 async def work(prompt):
     if prompt.endswith(("7", "11")):

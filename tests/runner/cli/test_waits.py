@@ -14,7 +14,7 @@ from pathlib import Path
 
 
 import anyio
-from plait.backends import BackendError, ErrorKind
+from plait.errors import BackendError, ErrorKind
 
 async def hold(prompt):
     Path(f"at-{prompt}").touch()

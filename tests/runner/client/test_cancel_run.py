@@ -12,7 +12,7 @@ import pytest
 
 from plait import DAG, ParallelRunner, Retry, RunStatus, Task, TaskStatus
 from plait import events as ev
-from plait.backends import BackendError, ErrorKind
+from plait.errors import BackendError, ErrorKind
 from plait.events import RunEnded, TaskCompleted, TaskFailed, TaskStarted
 from plait.persistence import Batch, MemoryStore, SQLiteStore, Store, StoreError
 from tests.support.fakes import Talker

@@ -6,9 +6,9 @@ import anyio
 import pytest
 
 from plait import DAG, ParallelRunner, PlaitError, Retry, RunStatus, Task
-from plait.backends import BackendError, ErrorKind, FunctionBackend, ask
+from plait.backends import FunctionBackend, ask
 from plait.dialogue import Message
-from plait.errors import RunNotFound, TaskNotFound, TurnNotStored
+from plait.errors import BackendError, ErrorKind, RunNotFound, TaskNotFound, TurnNotStored
 from plait.events import MessageAppended
 from plait.persistence import Batch, Conflict, MemoryStore, SQLiteStore, Store
 from plait.runner.domain.asked_question import parse_time

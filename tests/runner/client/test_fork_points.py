@@ -9,8 +9,9 @@ from contextlib import asynccontextmanager
 import pytest
 
 from plait import DAG, OpenQuestion, ParallelRunner, PlaitError, RunStatus, Task
-from plait.backends import BackendError, ErrorKind, PersonBackend, Reply
+from plait.backends import PersonBackend, Reply
 from plait.backends.backend_protocol import ConversationRequest
+from plait.errors import BackendError, ErrorKind
 from plait.events import TaskCompleted
 from plait.persistence import MemoryStore
 from plait.runner.client.fork_run import Fork

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from plait import DAG, ParallelRunner, PlaitError, RunResult, RunStatus, Task
-from plait.backends import BackendError, ErrorKind, Reply, Usage
+from plait.backends import Reply, Usage
 from plait.backends.backend_protocol import ConversationRequest
-from plait.errors import DAGError, RunNotResumable, TaskNotFound
+from plait.errors import BackendError, DAGError, ErrorKind, RunNotResumable, TaskNotFound
 from plait.persistence import MemoryStore, SQLiteStore, Store
 from plait.runner.client.fork_run import Fork
 from plait.runner.client.retention import earlier_runs_needed

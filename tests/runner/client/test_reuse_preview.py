@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager
 import pytest
 
 from plait import DAG, ParallelRunner, RunStatus, Task
-from plait.backends import BackendError, ErrorKind, Reply, Usage
+from plait.backends import Reply, Usage
 from plait.backends.backend_protocol import ConversationRequest
-from plait.errors import RunNotFound, TaskNotFound
+from plait.errors import BackendError, ErrorKind, RunNotFound, TaskNotFound
 from plait.persistence import MemoryStore
 from plait.runner.client.reuse_preview import ReuseAction, ReusePreview
 

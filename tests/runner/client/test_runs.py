@@ -11,8 +11,8 @@ import anyio.lowlevel
 import pytest
 
 from plait import DAG, ParallelRunner, PlaitError, RunService, RunStatus, Task, TaskStatus
-from plait.backends import BackendError, ConversationRequest, ErrorKind, JsonInput, Reply, ask
-from plait.errors import BackendMissing, RunNotFound, RunNotResumable, RunOwned, StoreRequired
+from plait.backends import ConversationRequest, JsonInput, Reply, ask
+from plait.errors import BackendError, BackendMissing, ErrorKind, RunNotFound, RunNotResumable, RunOwned, StoreRequired
 from plait.events import RunEnded
 from plait.persistence import Batch, MemoryStore, Store, StoreError
 from tests.runner.engine.test_lease import claimed_by

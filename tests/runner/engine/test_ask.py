@@ -8,8 +8,8 @@ import anyio
 import pytest
 
 from plait import DAG, ParallelRunner, PlaitError, Retry, RunResult, RunStatus, Task, TaskStatus
-from plait.backends import BackendError, ErrorKind, ask
-from plait.errors import AnswerConflict
+from plait.backends import ask
+from plait.errors import AnswerConflict, BackendError, ErrorKind
 from plait.persistence import Store
 
 ONE = DAG([Task("a", "begin", retry=Retry(attempts=1))])

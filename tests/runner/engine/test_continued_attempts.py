@@ -9,7 +9,8 @@ import anyio
 import pytest
 
 from plait import DAG, ParallelRunner, Retry, RunStatus, Task, TaskStatus, events
-from plait.backends import BackendError, ConversationRequest, ErrorKind, Question, Reply
+from plait.backends import ConversationRequest, Question, Reply
+from plait.errors import BackendError, ErrorKind
 from plait.persistence import SQLiteStore, Store
 from plait.persistence.store_records import TaskRecord
 from plait.results import ResumeAction

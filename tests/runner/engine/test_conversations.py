@@ -7,8 +7,8 @@ import tracemalloc
 import pytest
 
 from plait import DAG, ParallelRunner, PlaitError, Retry, RunStatus, Task
-from plait.backends import BackendError, ConversationRequest, ErrorKind, Message, Reply, Usage
-from plait.errors import BackendMissing
+from plait.backends import ConversationRequest, Message, Reply, Usage
+from plait.errors import BackendError, BackendMissing, ErrorKind
 from plait.events import Event, MessageAppended
 from plait.persistence import MemoryStore, Store
 from plait.persistence.store_records import Batch

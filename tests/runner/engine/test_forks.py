@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from plait import DAG, FailureMode, ParallelRunner, Retry, Task
-from plait.backends import BackendError, ErrorKind, FunctionBackend
+from plait.backends import FunctionBackend
+from plait.errors import BackendError, ErrorKind
 from plait.persistence import Store
 from plait.runner.engine.attempt import INTERRUPTED
 from tests.support.crashed import Dying, die

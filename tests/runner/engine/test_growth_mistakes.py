@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait import DAG, GrowthLimits, OpenQuestion, ParallelRunner, Retry, RunStatus, Task, TaskStatus
-from plait.backends import BackendError, ErrorKind
 from plait.backends.backend_protocol import ConversationRequest, Reply
 from plait.dialogue import Question
+from plait.errors import BackendError, ErrorKind
 from plait.persistence import MemoryStore, Store
 from plait.workflows import Decision
 from tests.support.fakes import QuickClock, Talker

@@ -13,7 +13,8 @@ import anyio.lowlevel
 import pytest
 
 from plait import DAG, ParallelRunner, Retry, RunStatus, Task, TaskStatus
-from plait.backends import BackendError, ConversationRequest, ErrorKind, Message, Output, Reply, Usage
+from plait.backends import ConversationRequest, Message, Output, Reply, Usage
+from plait.errors import BackendError, ErrorKind
 from plait.events import TaskOutput
 from plait.persistence import MemoryStore, SQLiteStore, Store
 from tests.support.fakes import Talker

@@ -11,8 +11,9 @@ import anyio.to_thread
 import pytest
 
 from plait import DAG, ParallelRunner, Retry, Task
-from plait.backends import BackendError, CodexBackend, ConversationRequest, ErrorKind, Reply, Usage
+from plait.backends import CodexBackend, ConversationRequest, Reply, Usage
 from plait.backends.agents.agent_protocol import Call, ProcessEnd
+from plait.errors import BackendError, ErrorKind
 from plait.persistence import MemoryStore, SQLiteStore
 from tests.support.agents.homes import Home, send
 from tests.support.fakes import Talker

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from plait import DAG, Message, OpenAIBackend, ParallelRunner, Price, Reply, Retry, RunStatus, SQLiteStore, Task, Usage
-from plait.backends import BackendError, Billing, ConversationRequest, ErrorKind
+from plait.backends import Billing, ConversationRequest
 from plait.backends.prices import UNBILLED
+from plait.errors import BackendError, ErrorKind
 from plait.usage import NO_USAGE
 from tests.support.wire import ChatCompletions, Script, events, serve
 

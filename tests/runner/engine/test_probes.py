@@ -11,8 +11,9 @@ import anyio
 import pytest
 
 from plait import DAG, ParallelRunner, Retry, Run, RunStatus, Task
-from plait.backends import BackendError, Conversation, ConversationRequest, ErrorKind, Output, Reply
+from plait.backends import Conversation, ConversationRequest, Output, Reply
 from plait.backends.backend_protocol import Allowance
+from plait.errors import BackendError, ErrorKind
 from plait.events import BackendThrottled
 from plait.persistence import Store
 from plait.runner.scheduling.slots import PROBES

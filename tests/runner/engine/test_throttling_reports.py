@@ -10,7 +10,7 @@ import anyio.lowlevel
 import pytest
 
 from plait import DAG, ParallelRunner, Retry, RunService, RunStatus, Task, TaskStatus, events
-from plait.backends import BackendError, ErrorKind
+from plait.errors import BackendError, ErrorKind
 from plait.events import BackendThrottled
 from plait.persistence import MemoryStore, Store
 from plait.runner.domain.asked_question import parse_time

@@ -8,8 +8,7 @@ import anyio
 import pytest
 
 from plait import DAG, ParallelRunner, RunStatus, Task
-from plait.backends import BackendError, ErrorKind
-from plait.errors import RunNotFound, RunNotResumable, StoreRequired
+from plait.errors import BackendError, ErrorKind, RunNotFound, RunNotResumable, StoreRequired
 from plait.events import NewTask, RunClaimed, RunCreated, RunReleased
 from plait.persistence import Batch, MemoryStore, Note, NoteRecord, Store, StoreError
 from plait.persistence.store_records import EventRecord

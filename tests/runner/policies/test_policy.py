@@ -10,9 +10,9 @@ import anyio
 import pytest
 
 from plait import DAG, GrowthLimits, ParallelRunner, RunStatus, Task, TaskStatus, events
-from plait.backends import BackendError, ErrorKind
 from plait.backends.backend_protocol import ConversationRequest, Reply
 from plait.dialogue import Question
+from plait.errors import BackendError, ErrorKind
 from plait.persistence import MemoryStore, Store
 from plait.workflows import Decision, RunView
 from tests.support.fakes import QuickClock, Talker

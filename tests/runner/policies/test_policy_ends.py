@@ -8,8 +8,9 @@ from dataclasses import replace
 import anyio
 
 from plait import DAG, ParallelRunner, Retry, Run, RunStatus, Task, TaskStatus, events
-from plait.backends import BackendError, ErrorKind, Reply, as_backend
+from plait.backends import Reply, as_backend
 from plait.dialogue import Question
+from plait.errors import BackendError, ErrorKind
 from plait.persistence import MemoryStore, TaskRecord
 from plait.results import ResumeAction
 from plait.workflows import Decision

@@ -14,8 +14,8 @@ import anyio.to_thread
 import pytest
 
 from plait import DAG, ParallelRunner, Retry, RunStatus, Step, Task, TaskStatus, Workflow
-from plait.backends import BackendError, ConversationRequest, ErrorKind, OpenAIBackend
-from plait.errors import RunNotFound, WorkflowEnded
+from plait.backends import ConversationRequest, OpenAIBackend
+from plait.errors import BackendError, ErrorKind, RunNotFound, WorkflowEnded
 from plait.persistence import MemoryStore, SQLiteStore, Store
 from plait.workflows import FollowUps, Interaction, load_progress
 from tests.support.fakes import Talker

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from plait import ParallelRunner, TaskStatus, events
-from plait.backends import BackendUnavailable
 from plait.backends.backend_protocol import ConversationRequest
 from plait.backends.process.child_process import sweep
 from plait.backends.process.process_table import start_time
+from plait.errors import BackendUnavailable
 from plait.persistence import SQLiteStore
 from plait.results import ResumeAction
 from tests.support.agents.detached_backend import Outliver

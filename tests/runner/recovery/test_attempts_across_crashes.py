@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from plait import DAG, ParallelRunner, Retry, RunStatus, Task
-from plait.backends import BackendError, ErrorKind
+from plait.errors import BackendError, ErrorKind
 from plait.persistence import Store
 from tests.support.crashed import Dying, die
 from tests.support.fakes import Talker

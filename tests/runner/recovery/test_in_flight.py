@@ -12,9 +12,8 @@ from typing import Literal
 import pytest
 
 from plait import DAG, ParallelRunner, PlaitError, RunStatus, Task, TaskStatus, events
-from plait.backends import BackendError, ErrorKind
 from plait.backends.backend_protocol import ConversationRequest
-from plait.errors import OwnershipLost
+from plait.errors import BackendError, ErrorKind, OwnershipLost
 from plait.events import TaskPlaced
 from plait.persistence import Batch, MemoryStore, SQLiteStore, Store, StoreError
 from plait.results import ResumeAction

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from plait import DAG, FailureMode, ParallelRunner, Retry, RunService, RunStatus, Task, TaskStatus
-from plait.backends import BackendError, ErrorKind
 from plait.backends.backend_protocol import ConversationRequest, DetachedTurn, Files
-from plait.errors import RunOwned
+from plait.errors import BackendError, ErrorKind, RunOwned
 from plait.persistence import MemoryStore, Store
 from plait.persistence.store_records import TaskRecord
 from plait.results import ResumeAction

@@ -14,8 +14,8 @@ import anyio
 import pytest
 
 from plait import DAG, FailureMode, ParallelRunner, Retry, RunStatus, Task, TaskStatus, events
-from plait.backends import BackendError, ErrorKind, Reply, Usage
-from plait.errors import BackendMissing, RunNotFound, RunNotResumable, StoreRequired
+from plait.backends import Reply, Usage
+from plait.errors import BackendError, BackendMissing, ErrorKind, RunNotFound, RunNotResumable, StoreRequired
 from plait.persistence import Batch, Conflict, MemoryStore, SQLiteStore, Store, StoreError
 from plait.runner.client.workflow_progress import load_progress
 from plait.runner.state import codec as translate

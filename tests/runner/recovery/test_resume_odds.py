@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from plait import DAG, FailureMode, ParallelRunner, Retry, RunStatus, Task, TaskStatus, events
-from plait.backends import BackendError, ErrorKind, Message, Reply
-from plait.errors import RunNotFound, RunOwned
+from plait.backends import Message, Reply
+from plait.errors import BackendError, ErrorKind, RunNotFound, RunOwned
 from plait.events import RunClaimed
 from plait.persistence import Batch, MemoryStore, SQLiteStore, Store, StoreError
 from plait.results import ResumeAction

@@ -14,7 +14,8 @@ import anyio.lowlevel
 import pytest
 
 from plait import DAG, ParallelRunner, Retry, RunResult, RunService, RunStatus, Task, events
-from plait.backends import BackendError, ErrorKind, ask
+from plait.backends import ask
+from plait.errors import BackendError, ErrorKind
 from plait.persistence import MemoryStore, SQLiteStore, Store
 from plait.runner.state.run_state import PATIENCE
 from tests.support.fakes import QuickClock, Talker

@@ -15,9 +15,10 @@ import anyio.lowlevel
 import pytest
 
 from plait import DAG, FailureMode, ParallelRunner, Retry, Task
-from plait.backends import BackendError, ErrorKind, FunctionBackend, Reply, ask
+from plait.backends import FunctionBackend, Reply, ask
 from plait.backends.backend_protocol import ConversationRequest
 from plait.dialogue import Question
+from plait.errors import BackendError, ErrorKind
 from plait.persistence import MemoryStore
 from plait.runner.scheduling.scheduler import InitialState, Scheduler
 from plait.runner.scheduling.slots import Pause, SlotPool

@@ -9,7 +9,8 @@ import anyio
 import pytest
 
 from plait import DAG, ParallelRunner, Retry, RunStatus, Task, TaskStatus
-from plait.backends import BackendError, ConversationRequest, ErrorKind, Reply
+from plait.backends import ConversationRequest, Reply
+from plait.errors import BackendError, ErrorKind
 from plait.persistence import Store
 from plait.runner.scheduling.scheduler import InitialState, Scheduler
 from plait.runner.scheduling.slots import PROBES, Account, Pause, SlotPool

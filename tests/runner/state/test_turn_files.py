@@ -10,9 +10,10 @@ import anyio
 import pytest
 
 from plait import DAG, ParallelRunner, Retry, RunStatus, Task
-from plait.backends import BackendError, ErrorKind, Usage
+from plait.backends import Usage
 from plait.backends.agents.agent_sessions import Sessions
 from plait.backends.backend_protocol import DetachedTurn, Files
+from plait.errors import BackendError, ErrorKind
 from plait.persistence import FilesStore, MemoryStore, SQLiteStore, Store
 from plait.runner.state.attempt_files import attempt_files, delete_files, run_folder
 from tests.support.fakes import QuickClock, Talker

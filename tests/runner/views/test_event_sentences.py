@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from plait.backends import ErrorKind
+from plait.errors import ErrorKind
 from plait.runner.views.event_sentences import REMEDIES, remedy
 
 

@@ -17,7 +17,8 @@ WORK = """
 from contextlib import asynccontextmanager
 from pathlib import Path
 import anyio
-from plait.backends import BackendError, ErrorKind, Output, Reply
+from plait.backends import Output, Reply
+from plait.errors import BackendError, ErrorKind
 
 class Talk:
     session_id = None

@@ -26,7 +26,8 @@ pytestmark = pytest.mark.slow
 FUNCTIONS = """
 from pathlib import Path
 import anyio
-from plait.backends import BackendError, ErrorKind, ask
+from plait.backends import ask
+from plait.errors import BackendError, ErrorKind
 
 seen = set()
 

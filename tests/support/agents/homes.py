@@ -12,9 +12,10 @@ from typing import Any
 import anyio
 import pytest
 
-from plait.backends import AcpBackend, BackendError, ClaudeCodeBackend, ConversationRequest, Reply
+from plait.backends import AcpBackend, ClaudeCodeBackend, ConversationRequest, Reply
 from plait.backends.backend_protocol import Backend, Files
 from plait.backends.process.process_table import PREFIX, start_time
+from plait.errors import BackendError
 
 FAKE = Path(__file__).with_name("fake_claude.py")
 FAKE_ACP = Path(__file__).with_name("fake_acp.py")

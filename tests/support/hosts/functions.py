@@ -14,8 +14,9 @@ from typing import ClassVar
 import anyio
 import anyio.lowlevel
 
-from plait.backends import BackendError, Billing, ConversationRequest, ErrorKind, Price, Reply, Usage, ask
+from plait.backends import Billing, ConversationRequest, Price, Reply, Usage, ask
 from plait.backends.backend_protocol import Placeable
+from plait.errors import BackendError, ErrorKind
 
 
 async def echo(prompt: str) -> str:

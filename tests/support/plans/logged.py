@@ -19,7 +19,7 @@ from pathlib import Path
 
 import anyio
 
-from plait.backends import ErrorKind, BackendError
+from plait.errors import ErrorKind, BackendError
 
 
 def log(prompt):

@@ -13,7 +13,8 @@ import anyio
 
 from examples.review import review
 from plait import RunResult, failpoints
-from plait.backends import BackendError, ConversationRequest, ErrorKind, Reply
+from plait.backends import ConversationRequest, Reply
+from plait.errors import BackendError, ErrorKind
 from plait.persistence import SQLiteStore
 from tests.support.fakes import Talker
 

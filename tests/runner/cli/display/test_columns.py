@@ -13,7 +13,8 @@ from tests.support.processes.command import Terminal, plait_here
 
 FUNCTIONS = """
 from contextlib import asynccontextmanager
-from plait.backends import BackendError, ErrorKind, Question, Reply, Usage
+from plait.backends import Question, Reply, Usage
+from plait.errors import BackendError, ErrorKind
 
 class Talk:
     session_id = None
