@@ -15,7 +15,7 @@ from plait.runner.cli import run_report
 from plait.runner.cli.command_exits import COMPLETED, print_line, print_note
 from plait.runner.cli.command_options import command_line, json_option, store_option
 from plait.runner.cli.terminal_output import as_line, visible
-from plait.runner.cli.waiting_questions import WaitingQuestion, list_waiting, print_watch_notice
+from plait.runner.cli.waiting_questions import answering_command, list_waiting, print_watch_notice, question_facts
 from plait.runner.client.backend_set import BackendSet
 from plait.runner.client.store_place import (
     MAX_RUNS_SEARCHED,
@@ -31,7 +31,8 @@ from plait.runner.domain.asked_question import asking_of
 from plait.runner.engine.lease import Liveness, liveness
 from plait.runner.recovery.resume_plan import ResumeAction
 from plait.runner.state.codec import decode_task
-from plait.runner.views.read_views import asks_as_json, shown_status
+from plait.runner.views.read_views import shown_status
+from plait.runner.views.view_models import AskedView, QuestionView, view_json
 from plait.statuses import RUN_DONE, RunStatus, TaskStatus
 
 
@@ -166,7 +167,7 @@ async def _list_waiting_runs(store: Store) -> list[RunRecord]:
     return [run for run in runs if any(map(run.counts.get, asks)) and RunStatus(run.status) not in RUN_DONE]
 
 
-async def _list_interrupted(store: Store, run: RunRecord) -> list[WaitingQuestion]:
+async def _list_interrupted(store: Store, run: RunRecord) -> list[QuestionView]:
     """Return the tasks that wait for a person since the process of the run died: tasks marked at_most_once, and tasks
     during which a process died often. The next resume stores the status.
     """
@@ -181,31 +182,38 @@ async def _list_interrupted(store: Store, run: RunRecord) -> list[WaitingQuestio
     async with inspecting_runner(store, whole, tasks, note=print_note) as runner:
         steps = (await runner.preview_resume(run.run_id)).tasks
     return [
-        WaitingQuestion(run.run_id, name, one.attempt, steps[name].reason, None)
+        QuestionView(
+            run_id=run.run_id,
+            run_name=run.name,
+            task_id=name,
+            attempt=one.attempt,
+            question=steps[name].reason,
+            since=one.started_at,
+            asks=None,
+        )
         for name, one in cut.items()
         if steps[name].action is ResumeAction.ASK
     ]
 
 
-def _print_run(run: RunRecord, waiting: Sequence[WaitingQuestion], path: StorePlace) -> None:
+def _print_run(run: RunRecord, waiting: Sequence[QuestionView], path: StorePlace) -> None:
     print_line(f"run {visible(run.run_id)}  {as_line(run.name)}".rstrip())
     for one in waiting:
-        text = visible(one.text).replace("\n", "\n    ")
+        text = visible(one.question).replace("\n", "\n    ")
         print_line(f"\n  {as_line(one.task_id)}: {text}")
-        for what, line in one.facts():
+        for what, line in question_facts(one.asks):
             print_line(f"    {what:<8}  {line}")
-        print_line(f"    {'answer':<8}  {one.answer_command(path)}")
+        print_line(f"    {'answer':<8}  {answering_command(one, path)}")
     print_line("")
 
 
-def _as_json(one: WaitingQuestion, path: StorePlace) -> dict[str, Any]:
-    asked = one.question
+def _as_json(one: QuestionView, path: StorePlace) -> dict[str, Any]:
     return {
         "run_id": one.run_id,
         "task_id": one.task_id,
         "attempt": one.attempt,
-        "kind": "at_most_once" if asked is None else "question",
-        "question": one.text,
-        **asks_as_json(asked),
-        "command": one.answer_command(path),
+        "kind": "at_most_once" if one.asks is None else "question",
+        "question": one.question,
+        **view_json(one.asks or AskedView()),
+        "command": answering_command(one, path),
     }

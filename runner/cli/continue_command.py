@@ -26,7 +26,7 @@ from plait.runner.cli.waiting_questions import print_watch_notice
 from plait.runner.client.store_place import existing_store, find_run, find_task, is_utf8
 from plait.runner.client.trusted_backends import FileOptions, StoredBackends
 from plait.runner.state.codec import decode_dag
-from plait.runner.views.read_views import usage_as_json
+from plait.runner.views.view_models import usage_fields
 
 
 @click.command("continue")
@@ -80,7 +80,7 @@ async def continue_task(word: str, task_id: str, message: str, files: FileOption
             "task_id": task_id,
             "text": reply.text,
             "session_id": reply.session_id,
-            **usage_as_json(reply.usage),
+            **usage_fields(reply.usage),
         }
         run_report.print_json(value)
     else:

@@ -20,7 +20,7 @@ from plait.runner.cli.run_report import print_json
 from plait.runner.cli.terminal_output import as_line, counted
 from plait.runner.client.store_place import RunsOfPlan, StorePlace, find_run, read_only_store, runs_of_plan
 from plait.runner.views.otlp import Collector, SpanSender
-from plait.runner.views.read_views import shown_status, task_infos
+from plait.runner.views.read_views import shown_status, task_views
 from plait.runner.views.result_rows import as_csv, as_json_lines, result_rows
 from plait.runner.views.run_trace import RunTrace
 
@@ -126,8 +126,8 @@ async def export(path: StorePlace, word: str, of: RunsOfPlan | None, options: Ex
     file = options.file
     async with read_only_store(path) as store:
         run = await find_run(store, word, of)
-        infos = await task_infos(store, run, await store.list_tasks(run.run_id), time.time())
-    rows = result_rows(task for task in infos.values() if fnmatchcase(task.task_id, options.pattern))
+        tasks = await task_views(store, run, await store.list_tasks(run.run_id), time.time())
+    rows = result_rows(task for task in tasks.values() if fnmatchcase(task.task_id, options.pattern))
     is_table = file.suffix.lower() == ".csv"
     write_file(file, as_csv(rows, raw=options.raw) if is_table else as_json_lines(rows), private=True)
     if options.as_json:

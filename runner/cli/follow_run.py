@@ -24,12 +24,13 @@ from plait.runner.cli.ctrl_c import end_at_second
 from plait.runner.cli.display.plain import Display, NoDisplay, PlainDisplay
 from plait.runner.cli.display.progress import Progress, grow
 from plait.runner.cli.run_report import FinishedRun
-from plait.runner.cli.waiting_questions import WaitingQuestion, list_waiting
+from plait.runner.cli.waiting_questions import list_waiting
 from plait.runner.client.store_place import StorePlace, read_only_store
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.run_result import RunResult
 from plait.runner.domain.wait_reasons import Limits
 from plait.runner.engine.run_handle import Run
+from plait.runner.views.view_models import QuestionView
 from plait.statuses import RunStatus, TaskStatus
 from plait.usage import lacks_price
 
@@ -73,7 +74,7 @@ async def _is_stored(result: RunResult, place: StorePlace | None) -> bool:
         return False
 
 
-async def _list_waiting(result: RunResult, store: Store | None) -> list[WaitingQuestion]:
+async def _list_waiting(result: RunResult, store: Store | None) -> list[QuestionView]:
     """Return the waiting tasks of the run, as far as the store can be read."""
     if store is None or not result.waiting:
         return []

@@ -26,7 +26,7 @@ from plait.runner.cli.display.log_lines import entry_lines
 from plait.runner.cli.run_report import EXIT_CODES
 from plait.runner.cli.terminal_output import as_line
 from plait.runner.client.store_place import StorePlace, find_run, find_task, read_only_store
-from plait.runner.views.read_views import shown_status, task_infos
+from plait.runner.views.read_views import shown_status, task_views
 from plait.runner.views.run_log import RunLog, RunLogEntry
 from plait.statuses import RUN_DONE, RunStatus
 
@@ -98,8 +98,8 @@ async def _waits(store: Store, run: RunRecord, only: str | None) -> AsyncGenerat
     """Yield the reason of each task that is not running, of a run that has not ended."""
     if RunStatus(run.status) in RUN_DONE:
         return
-    infos = await task_infos(store, run, await store.list_tasks(run.run_id), time.time(), only)
-    waiting = [(task.task_id, task.waits.text) for task in infos.values() if task.waits is not None]
+    tasks = await task_views(store, run, await store.list_tasks(run.run_id), time.time(), only)
+    waiting = [(task.task_id, task.waits.text) for task in tasks.values() if task.waits is not None]
     for task_id, text in waiting[:_MOST_WAITING]:
         yield f"{'':<8}  {as_line(task_id):<{_COLUMN}}  {as_line(text)}"
     if len(waiting) > _MOST_WAITING:

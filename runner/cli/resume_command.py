@@ -52,6 +52,7 @@ from plait.runner.recovery.resume import Preview
 from plait.runner.recovery.resume_plan import ResumeAction, ResumeStep
 from plait.runner.state.codec import decode_dag
 from plait.runner.state.stored_run import StoredPolicy, has_ended
+from plait.runner.views.view_models import PreviewView, view_json
 from plait.statuses import RunStatus, TaskStatus
 
 _WIDEST = max(len(action.value) for action in ResumeAction)
@@ -180,7 +181,7 @@ def _print_ended(result: RunResult, dag: DAG, options: OutputOptions) -> int:
 def print_preview(preview: Preview, as_json: bool) -> int:
     """Print the preview. Return the exit code."""
     if as_json:
-        run_report.print_json(preview.as_json())
+        run_report.print_json(view_json(PreviewView.of(preview)))
         return COMPLETED
     shown = list(preview.tasks.values())
     others = [step for step in shown if not _is_kept(step)]

@@ -16,19 +16,19 @@ from plait.runner.cli import command_exits
 from plait.runner.cli.command_options import command_line
 from plait.runner.cli.display.waits import named_tasks
 from plait.runner.cli.terminal_output import as_line, coloured, counted, seconds, tokens, visible, without_controls
-from plait.runner.cli.waiting_questions import WaitingQuestion
+from plait.runner.cli.waiting_questions import answering_command, question_facts
 from plait.runner.client.store_place import StorePlace
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.run_result import RunResult, TaskResult
 from plait.runner.policies.goal_policy import Loop, Stop
 from plait.runner.state.codec import to_json
-from plait.runner.views.read_views import usage_as_json
+from plait.runner.views.view_models import LoopView, QuestionView, usage_fields
 from plait.statuses import RunStatus, TaskStatus
 from plait.usage import cost, lacks_price, token_parts
 
 _MOST_FAILURES = 10
 _MOST_MODELS = 3
-WHY_STOPPED = {
+WHY_STOPPED: Mapping[str | None, str] = {
     Stop.MAX_ITERATIONS: "no further task was started: max_iterations is reached",
     Stop.MAX_TASKS: "no further task was planned: max_tasks is reached",
     Stop.NO_PROGRESS: "no further progress was made",
@@ -106,7 +106,7 @@ def print_result_json(ending: FinishedRun, store: StorePlace | None) -> None:
             "adopted": result.resume_summary.adopted if result.resume_summary else 0,
             "possibly_billed_twice": result.resume_summary.repeated if result.resume_summary else 0,
             "duration_s": round(ending.took, 3),
-            **usage_as_json(result.usage),
+            **usage_fields(result.usage),
             "store": None if store is None else str(store),
             "degraded": [
                 {"since": one.since, "until": one.until, "error": one.error, "lost": one.lost}
@@ -142,7 +142,7 @@ def _task_json(task: TaskResult) -> dict[str, Any]:
         "error": task.error,
         "attempts": task.attempts,
         "model": task.usage.model,
-        **usage_as_json(task.usage),
+        **usage_fields(task.usage),
         "duration_s": task.duration_s,
         "session_id": task.session_id,
         "reused": task.reused,
@@ -150,7 +150,7 @@ def _task_json(task: TaskResult) -> dict[str, Any]:
     }
 
 
-def print_summary(ending: FinishedRun, store: StorePlace | None, waiting: Sequence[WaitingQuestion] = ()) -> None:
+def print_summary(ending: FinishedRun, store: StorePlace | None, waiting: Sequence[QuestionView] = ()) -> None:
     """Print the summary and the next commands on standard error. `store` is None if nothing was stored; `waiting` lists
     the waiting tasks as stored.
     """
@@ -207,7 +207,7 @@ def _summary_parts(ending: FinishedRun) -> Iterator[str]:
 def _goal(policy_state: JsonValue) -> Iterator[str]:
     """Yield how far an orchestrator came, and why it stopped, from the last state of the run's policy."""
     if (loop := Loop.found_in(policy_state)) is not None:
-        yield f"  goal      {loop.description}"
+        yield f"  goal      {LoopView.of(loop).description}"
         if loop.stopped is not None:
             yield f"  stopped   {WHY_STOPPED[loop.stopped]}"
 
@@ -241,13 +241,13 @@ def _unknown_costs(ending: FinishedRun) -> Iterator[str]:
         yield f"  cost      unknown for model {shown}{more}; {remedy}"
 
 
-def _questions(result: RunResult, store: StorePlace | None, waiting: Sequence[WaitingQuestion]) -> Iterator[str]:
+def _questions(result: RunResult, store: StorePlace | None, waiting: Sequence[QuestionView]) -> Iterator[str]:
     known = {one.task_id: one for one in waiting}
     for task_id in result.waiting[:_MOST_QUESTIONS]:
         yield f"  waiting   {task_id}: {as_line(result[task_id].question or '', 300)}"
         if store is not None and task_id in known:
-            yield from (f"  {what:<9} {text}" for what, text in known[task_id].facts())
-            yield f"  answer    {known[task_id].answer_command(store)}"
+            yield from (f"  {what:<9} {text}" for what, text in question_facts(known[task_id].asks))
+            yield f"  answer    {answering_command(known[task_id], store)}"
     if len(result.waiting) > _MOST_QUESTIONS:
         yield f"  waiting   and {len(result.waiting) - _MOST_QUESTIONS} more"
 

@@ -23,7 +23,8 @@ from plait.runner.cli.terminal_output import age, as_line, cells, size, tokens
 from plait.runner.client.create_run import KEYED
 from plait.runner.client.store_place import StorePlace, read_only_store
 from plait.runner.engine.lease import Liveness, liveness
-from plait.runner.views.read_views import run_info, shown_status
+from plait.runner.views.read_views import run_view, shown_status
+from plait.runner.views.view_models import view_json
 from plait.statuses import RunStatus, TaskStatus
 from plait.usage import cost
 
@@ -144,12 +145,12 @@ def _owner(run: RunRecord) -> str:
 def _run_row(run: RunRecord) -> tuple[str, ...]:
     if run.damaged:
         return as_line(run.run_id), "", "damaged", "", "", ""
-    info = run_info(run)
+    shown = run_view(run)
     created = datetime.fromisoformat(run.created_at).timestamp()
     return (
         as_line(run.run_id),
         as_line(run.name, 40),
-        info.status_text,
+        shown.status_text,
         _progress(run),
         "unknown" if run.usage.cost_is_unknown else cost(run.usage),
         age(time.time() - created),
@@ -172,4 +173,4 @@ def _progress(run: RunRecord) -> str:
 
 
 def _run_json(run: RunRecord) -> dict[str, Any]:
-    return run_info(run).as_json()
+    return view_json(run_view(run))

@@ -7,7 +7,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -16,7 +16,7 @@ import click
 
 from plait.events import BackendThrottled
 from plait.persistence.store_protocol import Store
-from plait.persistence.store_records import AttemptRecord, EventRecord, MessageRecord, RunRecord, TaskRecord
+from plait.persistence.store_records import MessageRecord, RunRecord, TaskRecord
 from plait.runner.cli.command_exits import COMPLETED, print_line
 from plait.runner.cli.command_options import command_line, json_option, store_option
 from plait.runner.cli.display.sections import print_answers, print_field, print_question, print_section, print_table
@@ -30,11 +30,18 @@ from plait.runner.domain.asked_question import parse_time
 from plait.runner.domain.groups import group_of, groups_of
 from plait.runner.domain.wait_reasons import WaitKind, WaitReason, clock_time
 from plait.runner.reuse.earlier_answers import KEPT, REUSED, ReuseFrom
-from plait.runner.state.stored_run import placed_attempts
-from plait.runner.views.read_views import TaskInfo, find_adders, run_info, shown_status, task_infos, throttled_backends
+from plait.runner.views.read_views import (
+    find_adders,
+    run_detail,
+    run_view,
+    shown_status,
+    task_detail_of,
+    task_views,
+    throttled_backends,
+)
 from plait.runner.views.run_differences import cut_offs
-from plait.runner.views.task_detail import TaskDetail
-from plait.statuses import TASK_DONE, RunStatus, TaskStatus
+from plait.runner.views.view_models import AttemptView, TaskDetail, TaskView, view_json
+from plait.statuses import RunStatus, TaskStatus
 from plait.usage import NO_USAGE, Usage, cost, token_parts
 
 _SETTINGS = ("model", "temperature")
@@ -44,7 +51,7 @@ _SETTINGS = ("model", "temperature")
 @click.command("show")
 @click.argument("run")
 @click.argument("task", required=False)
-@click.option("--events", is_flag=True, help="Show the events of the run instead of its tasks.")
+@click.option("--events", is_flag=True, hidden=True)
 @click.option(
     "--status",
     "statuses",
@@ -65,16 +72,12 @@ def show_command(run: str, task: str | None, events: bool, store_path: StorePlac
     of a `for_each` are shown as a group, with the failed parts and those that ask.
     """
     choice = TaskChoice(frozenset(map(TaskStatus, chosen["statuses"])), chosen["pattern"])
-    if task is not None and events:
-        raise click.UsageError("--events is for a whole run; leave TASK out")
+    if events:
+        raise click.UsageError("--events is `plait log RUN` now")
     if task is not None and choice.is_given:
         raise click.UsageError("--status and --task choose tasks of a whole run; leave TASK out")
-    if events and choice.is_given:
-        raise click.UsageError("--status and --task choose tasks; leave --events out")
     if task is not None:
         return anyio.run(show_task, store_path, run, task, as_json)
-    if events:
-        return anyio.run(show_events, store_path, run, as_json)
     return anyio.run(show_run, store_path, run, as_json, choice)
 
 
@@ -92,7 +95,7 @@ class TaskChoice:
         """Whether tasks are chosen at all."""
         return bool(self.statuses) or self.pattern is not None
 
-    def of(self, tasks: Mapping[str, TaskInfo]) -> dict[str, TaskInfo]:
+    def of(self, tasks: Mapping[str, TaskView]) -> dict[str, TaskView]:
         """Return the chosen tasks."""
         return {
             task_id: task
@@ -109,7 +112,6 @@ _LONGEST_ERROR = 120
 _FEWEST_FOLDED = 11  # parts
 _MOST_NAMED = 10  # failed parts of a group
 _URGENT = (TaskStatus.FAILED, TaskStatus.WAITING_INPUT)
-_EVENTS_AT_ONCE = 5000
 
 
 async def show_run(path: StorePlace, word: str, as_json: bool, choice: TaskChoice = ALL_TASKS) -> int:
@@ -117,15 +119,15 @@ async def show_run(path: StorePlace, word: str, as_json: bool, choice: TaskChoic
     async with read_only_store(path) as store:
         run = await find_run(store, word)
         tasks = await store.list_tasks(run.run_id)
-        infos = await task_infos(store, run, tasks, time.time())
+        views = await task_views(store, run, tasks, time.time())
         added = await find_adders(store, run, tasks)
         throttled = await throttled_backends(store, run, time.time())
         reused = await _list_reused(store, run)
         cut_off = await cut_offs(store, run.run_id) if reused else []
-    shown_tasks = choice.of(infos)
+    shown_tasks = choice.of(views)
     if as_json:
-        shown = run_info(run, shown_tasks, throttled).as_json_with_tasks()
-        print_json({**shown, "settings": json.loads(run.settings)})
+        shown = run_detail(run, shown_tasks, throttled)
+        print_json({**view_json(shown), "settings": json.loads(run.settings)})
         return COMPLETED
     _print_run(run, tasks, throttled, (reused, cut_off))
     if choice.is_given and not shown_tasks:
@@ -133,7 +135,7 @@ async def show_run(path: StorePlace, word: str, as_json: bool, choice: TaskChoic
     else:
         _print_tasks(shown_tasks, added, folded=not choice.is_given)
     next_commands: list[str] = []
-    if any(task.status is TaskStatus.WAITING_INPUT for task in infos.values()):
+    if any(task.status is TaskStatus.WAITING_INPUT for task in views.values()):
         next_commands.append("answer")
     if shown_status(run) in {RunStatus.INTERRUPTED, RunStatus.WAITING_INPUT} and stores_backends(run):
         next_commands.append("resume")
@@ -144,10 +146,10 @@ async def show_run(path: StorePlace, word: str, as_json: bool, choice: TaskChoic
     return COMPLETED
 
 
-def _print_tasks(tasks: Mapping[str, TaskInfo], added: Mapping[str, str], *, folded: bool) -> None:
+def _print_tasks(tasks: Mapping[str, TaskView], added: Mapping[str, str], *, folded: bool) -> None:
     """Print a line for each task; if `folded`, large groups of parts are a line each, before their urgent parts."""
     each = ((task.task_id, task.spec.get("item"), task) for task in tasks.values())
-    groups: Mapping[str, Sequence[TaskInfo]] = {}
+    groups: Mapping[str, Sequence[TaskView]] = {}
     if folded:
         groups = groups_of(each, _FEWEST_FOLDED)
     added_by = ("ADDED BY",) if added else ()
@@ -176,14 +178,14 @@ def _print_tasks(tasks: Mapping[str, TaskInfo], added: Mapping[str, str], *, fol
     print_table(rows, 1, statuses, frozenset({2, 3, 4, 5}))
 
 
-def _group_status(parts: Sequence[TaskInfo]) -> TaskStatus:
+def _group_status(parts: Sequence[TaskView]) -> TaskStatus:
     """Return the status for whose colour a group is shown."""
     there = {part.status for part in parts}
     order: tuple[TaskStatus, ...] = (*_URGENT, TaskStatus.RUNNING, *TaskStatus)
     return next(status for status in order if status in there)
 
 
-def _group_row(name: str, parts: Sequence[TaskInfo]) -> tuple[str, ...]:
+def _group_row(name: str, parts: Sequence[TaskView]) -> tuple[str, ...]:
     counts = Counter(part.status for part in parts)
     usage = sum((part.usage for part in parts), NO_USAGE)
     pending = [part.waits for part in parts if part.waits is not None and part.status is TaskStatus.PENDING]
@@ -226,13 +228,13 @@ def _print_run(
     plan = settings.get("plan")
     print_line(f"{'run':<9} {visible(run.run_id)}")
     _print_field("name", run.name)
-    info = run_info(run)
-    print_line(f"{'status':<9} {coloured(info.status_text, status, sys.stdout)}, {_describe_progress(run)}")
-    _print_field("reason", info.reason if status is RunStatus.INTERRUPTED else None)
+    shown = run_view(run)
+    print_line(f"{'status':<9} {coloured(shown.status_text, status, sys.stdout)}, {_describe_progress(run)}")
+    _print_field("reason", shown.reason if status is RunStatus.INTERRUPTED else None)
     _print_field("error", run.error)
-    if (loop := info.loop) is not None:
+    if (loop := shown.loop) is not None:
         _print_field("goal", loop.description)
-        _print_field("stopped", None if loop.stopped is None else WHY_STOPPED[loop.stopped])
+        _print_field("stopped", WHY_STOPPED.get(loop.ended_by))
     _print_field("backends" if settings.get("posted") else "plan", plan if isinstance(plan, str) else None)
     _print_field("parent", _parent(settings))
     _print_field("reused", f"{counted(len(reused), 'result')} of the parent, at no cost" if reused else None)
@@ -285,7 +287,7 @@ def _print_field(name: str, value: str | None) -> None:
         print_field(name, as_line(value))
 
 
-def _task_row(task: TaskInfo) -> tuple[str, ...]:
+def _task_row(task: TaskView) -> tuple[str, ...]:
     error = f"{task.error_kind}: {task.error}" if task.error_kind else ""
     error = error if task.question is None else f"asks: {task.question}"
     return (
@@ -299,7 +301,7 @@ def _task_row(task: TaskInfo) -> tuple[str, ...]:
     )
 
 
-def _notes(task: TaskInfo, error: str) -> tuple[str, str]:
+def _notes(task: TaskView, error: str) -> tuple[str, str]:
     """Return the error or question of a task, and the reason for which the task is not running, unless it is that of
     the whole run.
     """
@@ -317,30 +319,27 @@ async def show_task(path: StorePlace, word: str, task_id: str, as_json: bool) ->
     async with read_only_store(path) as store:
         run = await find_run(store, word)
         task, messages = await _read_task(store, run, task_id)
-        attempts = await store.list_attempts(run.run_id, task.task_id)
-        placed = await placed_attempts(store, run.run_id)
-        places = {one.attempt: found.place for one in attempts if (found := placed.get((task_id, one.attempt)))}
         waiting = [] if task.question is None else await list_waiting(store, run.run_id)
-        everything = [task] if TaskStatus(task.status) in TASK_DONE else await store.list_tasks(run.run_id)
-        info = (await task_infos(store, run, everything, time.time(), only=task.task_id))[task.task_id]
+        detail = await task_detail_of(store, run, task, messages, time.time())
     if as_json:
-        print_json(TaskDetail(run.run_id, info, messages, attempts, places).as_json())
+        print_json(view_json(detail))
         return COMPLETED
-    _print_task(run, task, messages, info.waits)
+    attempts = detail.history
+    _print_task(detail)
     if attempts and attempts[-1].backend.startswith(REUSED):
         _print_field("reused", f"from {attempts[-1].backend.removeprefix(REUSED)}, at no cost")
     elif attempts and attempts[-1].backend.startswith(KEPT):
         _print_field("kept", f"the answer of a person in {attempts[-1].backend.removeprefix(KEPT)}")
-    print_section("prompt", task.prompt)
+    print_section("prompt", detail.prompt)
     failed = {one.attempt: one.status for one in attempts if one.error_kind}
-    for message in messages:
+    for message in detail.messages:
         is_last_prompt = message.role == "user" and message.attempt == attempts[-1].attempt
         whose = "" if is_last_prompt else _message_note(message, failed)
         print_section(f"{message.role}{whose}", "(damaged)" if message.damaged else message.content)
-    print_answers(task)
-    print_question(task, [one for one in waiting if one.task_id == task.task_id], path)
-    _print_task_result(task, messages)
-    _print_attempts(attempts, places)
+    print_answers(detail)
+    print_question(detail, [one for one in waiting if one.task_id == task_id], path)
+    _print_task_result(detail)
+    _print_attempts(attempts)
     for one in attempts:
         if one.traceback is not None:
             print_section(f"traceback (attempt {one.attempt})", one.traceback.rstrip(), is_code=True)
@@ -371,16 +370,17 @@ def _message_note(message: MessageRecord, failed: Mapping[int, str]) -> str:
     return f" (attempt {message.attempt}, {status})" if status else ""
 
 
-def _print_task(run: RunRecord, task: TaskRecord, messages: Sequence[MessageRecord], waits: WaitReason | None) -> None:
+def _print_task(task: TaskDetail) -> None:
     print_line(f"{'task':<9} {visible(task.task_id)}")
-    print_line(f"{'run':<9} {visible(run.run_id)}")
+    print_line(f"{'run':<9} {visible(task.run_id)}")
     print_line(f"{'status':<9} {coloured(task.status, task.status, sys.stdout)}")
-    _print_field("waits", None if waits is None else waits.text)
+    _print_field("waits", None if task.waits is None else task.waits.text)
     _print_field("backend", task.backend)
-    _print_field("model", task.usage.model)
+    _print_field("model", task.model)
     _print_field("after", ", ".join(task.depends_on))
-    _print_field("continues", _continued(task))
-    spec = json.loads(task.spec)
+    before = task.spec.get("continues")
+    _print_field("continues", None if before is None else f"the conversation of {before}")
+    spec = task.spec
     _print_field("when", spec.get("when"))
     _print_field("settings", ", ".join(f"{name} {spec[name]}" for name in _SETTINGS if name in spec))
     _print_field("system", spec.get("system"))
@@ -389,29 +389,25 @@ def _print_task(run: RunRecord, task: TaskRecord, messages: Sequence[MessageReco
     _print_field("session", task.session_id)
     _print_field("time", seconds(task.duration_s))
     _print_tokens(task.usage)
-    later = [one for one in messages if one.attempt == 0]
+    later = [one for one in task.messages if one.attempt == 0]
     if used := tokens(sum(one.input_tokens for one in later), sum(one.output_tokens for one in later)):
         print_line(f"{'':<9} and {used} in turns after the run, not included above")
     _print_cost(task.usage)
     _print_field("error", f"{task.error_kind}: {task.error}" if task.error_kind else None)
 
 
-def _continued(task: TaskRecord) -> str | None:
-    """Return whose conversation the task continues; None for a conversation of its own."""
-    before = json.loads(task.spec).get("continues")
-    return None if before is None else f"the conversation of {before}"
-
-
-def _print_task_result(task: TaskRecord, messages: Sequence[MessageRecord]) -> None:
+def _print_task_result(task: TaskDetail) -> None:
     if task.damaged:
         print_section("result", "(damaged: the checksum does not match)")
-    elif task.text is not None and not any(one.role == "assistant" and one.content == task.text for one in messages):
+    elif task.text is not None and not any(
+        one.role == "assistant" and one.content == task.text for one in task.messages
+    ):
         print_section("result", task.text)
     if task.data is not None:
-        print_section("data", json.dumps(json.loads(task.data), ensure_ascii=False, indent=2), is_code=True)
+        print_section("data", json.dumps(task.data, ensure_ascii=False, indent=2), is_code=True)
 
 
-def _print_attempts(attempts: Sequence[AttemptRecord], places: Mapping[int, str]) -> None:
+def _print_attempts(attempts: Sequence[AttemptView]) -> None:
     if not attempts:
         return
     print_line("\n-- attempts --")
@@ -419,7 +415,7 @@ def _print_attempts(attempts: Sequence[AttemptRecord], places: Mapping[int, str]
         (
             str(one.attempt),
             one.status,
-            _where(one, places.get(one.attempt)),
+            _where(one),
             one.started_at,
             seconds(one.duration_s),
             tokens(one.usage.input_tokens, one.usage.output_tokens),
@@ -431,37 +427,13 @@ def _print_attempts(attempts: Sequence[AttemptRecord], places: Mapping[int, str]
     print_table(rows, 1, [one.status for one in attempts], frozenset({0, 4, 5, 6}))
 
 
-def _where(attempt: AttemptRecord, place: str | None) -> str:
+def _where(attempt: AttemptView) -> str:
     """Return the backend, its model, and the host."""
-    model = "" if attempt.usage.model is None else f" ({attempt.usage.model})"
+    model = "" if attempt.model is None else f" ({attempt.model})"
+    place = attempt.place
     return as_line(f"{attempt.backend}{model}{'' if place is None else f' on {place}'}")
 
 
-def _attempt_error(attempt: AttemptRecord) -> str:
+def _attempt_error(attempt: AttemptView) -> str:
     error = attempt.error or ""
     return as_line(f"{attempt.error_kind}: {error}" if attempt.error_kind else error, _LONGEST_ERROR)
-
-
-async def show_events(path: StorePlace, word: str, as_json: bool) -> int:
-    """Print the events of a run, oldest first. Return the exit code."""
-    async with read_only_store(path) as store:
-        run = await find_run(store, word)
-        events = await _all_events(store, run.run_id)
-    if as_json:
-        print_json([{**asdict(one), "detail": json.loads(one.detail)} for one in events])
-        return COMPLETED
-    rows = [(one.at, one.kind, as_line(one.task_id or ""), as_line(_detail(one), _LONGEST_ERROR)) for one in events]
-    print_table(rows, 1, [None] * len(rows))
-    return COMPLETED
-
-
-def _detail(event: EventRecord) -> str:
-    detail = json.loads(event.detail)
-    return " ".join(f"{name}={value}" for name, value in detail.items() if value is not None)
-
-
-async def _all_events(store: Store, run_id: str) -> list[EventRecord]:
-    events: list[EventRecord] = []
-    while more := await store.list_events(run_id, events[-1].seq if events else 0, _EVENTS_AT_ONCE):
-        events += more
-    return events

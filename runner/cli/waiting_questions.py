@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from plait.json_form import JsonValue
 from plait.persistence.store_protocol import Store
@@ -15,10 +14,11 @@ from plait.runner.cli.command_exits import print_note
 from plait.runner.cli.command_options import command_line
 from plait.runner.cli.terminal_output import age, as_line
 from plait.runner.client.store_place import StorePlace
-from plait.runner.domain.asked_question import OpenQuestion, parse_time
+from plait.runner.domain.asked_question import parse_time
 from plait.runner.engine.lease import LEASE_SECONDS, Liveness, liveness
 from plait.runner.state.stored_run import stored_run
-from plait.runner.views.list_questions import waiting_tasks
+from plait.runner.views.read_views import waiting_tasks
+from plait.runner.views.view_models import AskedView, QuestionView
 
 
 def print_watch_notice(run: RunRecord) -> None:
@@ -34,55 +34,39 @@ def print_watch_notice(run: RunRecord) -> None:
 _LONGEST_VALUE = 120
 
 
-@dataclass(frozen=True, slots=True)
-class WaitingQuestion:
-    """A task that waits for a person, for display."""
-
-    run_id: str
-    task_id: str
-    attempt: int
-    text: str
-    """The question, or why a task marked at_most_once waits."""
-    question: OpenQuestion | None
-    """The question of the task; None if the process of the task died, and a person decides."""
-
-    def answer_command(self, path: StorePlace) -> str:
-        """Return the command that answers, with a placeholder for the answer."""
-        if self.question is None:
-            return command_line(path, "answer", self.run_id, self.task_id, "--done", "TEXT")
-        schema = self.question.schema
-        wanted = "TEXT" if schema is None else "JSON" if schema else "VALUE"
-        return command_line(path, "answer", self.run_id, self.task_id, wanted)
-
-    def facts(self) -> Iterator[tuple[str, str]]:
-        """Yield further facts about the question, each with its name."""
-        question = self.question
-        if question is None:
-            return
-        if question.schema is not None:
-            yield (
-                "wants",
-                as_line(describe_schema(cast("Mapping[str, JsonValue]", question.schema)), _LONGEST_VALUE),
-            )
-        if question.default is not None:
-            yield "default", as_line(_dump(question.default), _LONGEST_VALUE)
-        if question.deadline_at is not None:
-            yield "deadline", _format_deadline(question, question.deadline_at)
+def answering_command(one: QuestionView, path: StorePlace) -> str:
+    """Return the command that answers, with a placeholder for the answer."""
+    if one.asks is None:
+        return command_line(path, "answer", one.run_id, one.task_id, "--done", "TEXT")
+    schema = one.asks.schema
+    wanted = "TEXT" if schema is None else "JSON" if schema else "VALUE"
+    return command_line(path, "answer", one.run_id, one.task_id, wanted)
 
 
-async def list_waiting(store: Store, run_id: str) -> list[WaitingQuestion]:
+def question_facts(asks: AskedView | None) -> Iterator[tuple[str, str]]:
+    """Yield further facts about a question, each with its name."""
+    if asks is None:
+        return
+    if asks.schema is not None:
+        yield "wants", as_line(describe_schema(asks.schema), _LONGEST_VALUE)
+    if asks.default is not None:
+        yield "default", as_line(_dump(asks.default), _LONGEST_VALUE)
+    if asks.deadline_at is not None:
+        yield "deadline", _format_deadline(asks, asks.deadline_at)
+
+
+async def list_waiting(store: Store, run_id: str) -> list[QuestionView]:
     """Return the waiting tasks of the run, in the order of the DAG, except those whose answer is stored already. Raises
     StoreError, RunNotFound.
     """
-    found = await waiting_tasks(await stored_run(store, run_id))
-    return [WaitingQuestion(run_id, one.task_id, one.attempt, one.text, one.asks) for one in found]
+    return await waiting_tasks(await stored_run(store, run_id))
 
 
-def _format_deadline(question: OpenQuestion, at: str) -> str:
+def _format_deadline(asks: AskedView, at: str) -> str:
     left = parse_time(at) - time.time()
     if left > 0:
         return f"{at}, in {age(left)}"
-    return f"{at}, passed: `plait resume` " + ("fails the task" if question.default is None else "takes the default")
+    return f"{at}, passed: `plait resume` " + ("fails the task" if asks.default is None else "takes the default")
 
 
 def describe_schema(schema: Mapping[str, JsonValue]) -> str:

@@ -44,7 +44,7 @@ from plait.runner.state.codec import to_json
 from plait.runner.state.run_state import RunState
 from plait.runner.state.stored_run import StoredRun, stored_run
 from plait.runner.state.task_files import files_of
-from plait.runner.views.read_views import usage_as_json
+from plait.runner.views.view_models import usage_fields
 from plait.statuses import TASK_DONE, TaskStatus
 from plait.task import FailureMode, Task, failed_status
 from plait.usage import NO_USAGE, Usage
@@ -93,7 +93,7 @@ class ReuseStep:
             "action": self.action.value,
             "reason": self.reason,
             "depends_on": list(self.depends_on),
-            **usage_as_json(self.usage),
+            **usage_fields(self.usage),
         }
 
 
@@ -134,7 +134,7 @@ class ReusePreview:
     def as_json(self) -> dict[str, Any]:
         """Return the preview as a JSON object."""
         counts = {action.value: len(self.steps(action)) for action in ReuseAction}
-        usages = {action.value: usage_as_json(self.cost(action)) for action in (ReuseAction.RUN, ReuseAction.DEPENDS)}
+        usages = {action.value: usage_fields(self.cost(action)) for action in (ReuseAction.RUN, ReuseAction.DEPENDS)}
         tasks = [step.as_json() for step in self.tasks]
         return {"like": self.like, "created_at": self.created_at, **counts, "last_time": usages, "tasks": tasks}
 

@@ -30,11 +30,9 @@ from plait.runner.engine.run_handle import Run
 from plait.runner.parallel_runner import ParallelRunner
 from plait.runner.recovery.resume import Preview, ResumeOptions
 from plait.runner.state.stored_run import stored_run
-from plait.runner.views.find_runs import RunFilter, find_runs
-from plait.runner.views.list_questions import WaitingTask, list_questions
 from plait.runner.views.live_view import LiveView
-from plait.runner.views.read_views import RunInfo, StoredEvent, history, look_up
-from plait.runner.views.task_detail import TaskDetail, task_detail
+from plait.runner.views.read_views import RunFilter, find_runs, history, list_questions, look_up, task_detail
+from plait.runner.views.view_models import EventView, QuestionView, RunDetail, RunView, TaskDetail
 from plait.statuses import RunStatus
 from plait.task import Task
 
@@ -217,7 +215,7 @@ class RunService:
         """
         return await self._runner.cancel_run(run_id, wait=wait)
 
-    async def get_run(self, run_id: str, *, tasks: bool = True) -> RunInfo:
+    async def get_run(self, run_id: str, *, tasks: bool = True) -> RunDetail:
         """Return the stored state of the run, with its tasks unless `tasks` is False. Raises RunNotFound."""
         return await look_up(self._store, run_id, self._clock.wall(), tasks)
 
@@ -234,7 +232,7 @@ class RunService:
         statuses: Collection[RunStatus] = (),
         name: str | None = None,
         search: str = "",
-    ) -> tuple[RunInfo, ...]:
+    ) -> tuple[RunView, ...]:
         """Return the most recently created runs, newest first, without their tasks: at most `limit`, after the first
         `offset`. With `statuses` only runs in one of them, with `name` only runs of exactly this name, with `search`
         only runs with this text in their id or name, in any case.
@@ -245,7 +243,7 @@ class RunService:
         """Return a task with its conversation and attempts. Raises RunNotFound, TaskNotFound."""
         return await task_detail(self._store, run_id, task_id, self._clock.wall())
 
-    async def list_questions(self) -> list[WaitingTask]:
+    async def list_questions(self) -> list[QuestionView]:
         """Return the tasks of all runs that wait for a person."""
         return await list_questions(self._store)
 
@@ -269,13 +267,11 @@ class RunService:
         run = await stored_run(self._store, run_id)
         return await anyio.to_thread.run_sync(coordinates, run.state.dag)
 
-    def view(self, run_id: str, task_id: str | None = None, attempts: bool = False) -> LiveView:
-        """Return the view of a run, with one task in full if `task_id` is given, to be read again and again. The rows
-        of tasks have their attempts and waits with `attempts`.
-        """
-        return LiveView(self._store, self._clock, run_id, task_id, attempts)
+    def view(self, run_id: str, task_id: str | None = None) -> LiveView:
+        """Return the view of a run, with one task in full if `task_id` is given, to be read again and again."""
+        return LiveView(self._store, self._clock, run_id, task_id)
 
-    def events(self, run_id: str, after: int = 0) -> AsyncGenerator[StoredEvent]:
+    def events(self, run_id: str, after: int = 0) -> AsyncGenerator[EventView]:
         """Return an iterator over the run's stored events numbered above `after`, oldest first, from any process.
 
         Iteration waits while the run is queued, waiting, interrupted or running, and ends after the event that ends the

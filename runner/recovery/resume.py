@@ -6,7 +6,6 @@ import json
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from plait import events
 from plait.clock_and_ids import iso
@@ -382,7 +381,7 @@ class Preview:
 
     run_id: str
     status: RunStatus
-    """The status of the run as in `RunInfo`: interrupted for a run stored as under way without a living owner."""
+    """The status of the run as in `RunView`: interrupted for a run stored as under way without a living owner."""
     tasks: Mapping[str, ResumeStep]
     """The step of each task, by task id, in the order of the DAG."""
     ended: bool = False
@@ -416,30 +415,6 @@ class Preview:
         caption = f"resume of run {self.run_id}, {self.status.value}: {self.runs} tasks to run"
         rows = [(task_id, step.action.value, step.reason) for task_id, step in self.tasks.items()]
         return html_table(caption, ("task", "action", "reason"), rows)
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the preview as the JSON object of `plait resume --dry-run --json`."""
-        return {
-            "run_id": self.run_id,
-            "status": self.status.value,
-            "ended": self.ended,
-            "damaged": list(self.damaged),
-            "runs": self.runs,
-            "adopted": self.count(ResumeAction.ADOPT),
-            "possibly_billed_twice": len(self.repeats),
-            "repeated_input_tokens": self.repeated_input_tokens,
-            "tasks": [_step_as_json(step) for step in self.tasks.values()],
-        }
-
-
-def _step_as_json(step: ResumeStep) -> dict[str, Any]:
-    return {
-        "task_id": step.task_id,
-        "action": step.action.value,
-        "reason": step.reason,
-        "possibly_billed_twice": step.repeats,
-        "input_tokens": step.input_tokens,
-    }
 
 
 async def preview(config: Config, run: StoredRun, retry_failed: bool) -> Preview:

@@ -14,8 +14,8 @@ from starlette.routing import compile_path
 from plait.errors import (
     PlaitError,
 )
+from plait.runner.serving.http_bodies import ErrorBody
 from plait.runner.serving.http_guard import problem
-from plait.runner.web.schemas import ErrorBody
 
 _HTTP_KINDS = {404: "not_found", 405: "method_not_allowed"}
 _INVALID = 422, "invalid_request"

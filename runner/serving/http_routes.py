@@ -18,13 +18,12 @@ from plait.errors import RunNotResumable, RunOwned
 from plait.json_form import JsonValue
 from plait.runner.client.runs import RunService
 from plait.runner.engine.run_options import DEFAULT_BACKEND
+from plait.runner.serving import http_bodies
 from plait.runner.serving.http_errors import DOCUMENTED, DOCUMENTED_BESIDE_OTHERS, NothingLeft
 from plait.runner.serving.json_body import StrictJsonRoute
 from plait.runner.serving.posted_plan import posted_plan
 from plait.runner.serving.sse import ITEM_SCHEMA, open_stream
-from plait.runner.views.read_views import RunInfo, usage_as_json
-from plait.runner.views.task_detail import TaskDetail
-from plait.runner.web import schemas
+from plait.runner.views.view_models import PreviewView, ReplyView, RunDetail, TaskDetail, json_text, usage_fields
 from plait.statuses import RUN_DONE, RunStatus
 
 _Stream: TypeAlias = ObjectReceiveStream[ServerSentEvent]
@@ -62,20 +61,22 @@ class Api:
     def router(self) -> APIRouter:
         """Return all routes with their paths."""
         router = APIRouter(prefix="/api/runs", responses=DOCUMENTED, route_class=StrictJsonRoute)
-        again: _Answers = {200: {"model": schemas.RunStatusShape, "description": "A run with this key exists already."}}
+        again: _Answers = {
+            200: {"model": http_bodies.RunStatusBody, "description": "A run with this key exists already."}
+        }
         if self._served.creates:
             router.add_api_route("", self.create, methods=["POST"], status_code=201, responses={**DOCUMENTED, **again})
         router.add_api_route("", self.list_all, methods=["GET"])
-        router.add_api_route("/{run_id}", self.get, methods=["GET"], response_model=schemas.RunDetailShape)
+        router.add_api_route("/{run_id}", self.get, methods=["GET"], response_model=RunDetail)
         router.add_api_route("/{run_id}/resume", self.resume, methods=["POST"])
         router.add_api_route("/{run_id}/cancel", self.cancel, methods=["POST"])
-        router.add_api_route("/{run_id}/preview", self.preview, methods=["GET"])
-        router.add_api_route(
-            "/{run_id}/tasks/{task_id}", self.get_task, methods=["GET"], response_model=schemas.TaskDetailShape
-        )
+        router.add_api_route("/{run_id}/preview", self.preview, methods=["GET"], response_model=PreviewView)
+        router.add_api_route("/{run_id}/tasks/{task_id}", self.get_task, methods=["GET"], response_model=TaskDetail)
         router.add_api_route("/{run_id}/tasks/{task_id}/answer", self.answer, methods=["POST"])
         router.add_api_route("/{run_id}/tasks/{task_id}/settle", self.settle, methods=["POST"])
-        router.add_api_route("/{run_id}/tasks/{task_id}/continue", self.continue_task, methods=["POST"])
+        router.add_api_route(
+            "/{run_id}/tasks/{task_id}/continue", self.continue_task, methods=["POST"], response_model=ReplyView
+        )
         streamed: _Answers = {
             200: {"content": {"text/event-stream": {"itemSchema": ITEM_SCHEMA}}},
             204: {"description": "The run has ended, and no event is left."},
@@ -103,7 +104,7 @@ class Api:
         router.add_api_route("", self.list_questions, methods=["GET"])
         return router
 
-    async def create(self, new: schemas.NewRun, response: Response) -> schemas.RunStatusShape:
+    async def create(self, new: http_bodies.NewRun, response: Response) -> http_bodies.RunStatusBody:
         """Create a run, and start it unless the server queues runs for workers."""
         served = self._served
         plan = await anyio.to_thread.run_sync(posted_plan, new.plan, new.inputs, served.backends)
@@ -119,37 +120,35 @@ class Api:
                 await self._runs.start_run(run_id)
             status = await self._status(run_id)
         response.headers["location"] = f"/api/runs/{run_id}"
-        return schemas.RunStatusShape(run_id=run_id, status=status)
+        return http_bodies.RunStatusBody(run_id=run_id, status=status)
 
-    async def list_all(self, page: Annotated[schemas.ListQuery, Query()]) -> schemas.RunList:
+    async def list_all(self, page: Annotated[http_bodies.ListQuery, Query()]) -> http_bodies.RunList:
         """List the newest runs that fit."""
         found = await self._runs.list_runs(
             page.limit, offset=page.offset, statuses=page.status, name=page.name, search=page.search
         )
-        return schemas.RunList(runs=[schemas.run_shape(run) for run in found])
+        return http_bodies.RunList(runs=list(found))
 
-    async def list_questions(self) -> schemas.QuestionList:
+    async def list_questions(self) -> http_bodies.QuestionList:
         """List the tasks of all runs that wait for a person."""
-        found = await self._runs.list_questions()
-        return schemas.QuestionList.model_validate({"questions": [one.as_json() for one in found]})
+        return http_bodies.QuestionList(questions=await self._runs.list_questions())
 
     async def get(self, run_id: str) -> Response:
         """Return a run with its tasks and their results."""
-        told = await anyio.to_thread.run_sync(_detail, await self._runs.get_run(run_id))
-        return Response(told, media_type="application/json")
+        return await _answer(await self._runs.get_run(run_id))
 
-    async def resume(self, run_id: str, how: schemas.ResumeBody | None = None) -> schemas.RunStatusShape:
+    async def resume(self, run_id: str, how: http_bodies.ResumeBody | None = None) -> http_bodies.RunStatusBody:
         """Continue a run that was interrupted, waits or failed. A run in progress on this server is not changed. If the
         server queues runs for workers, only the answers are stored, because the workers continue the run.
         """
-        how = how or schemas.ResumeBody()
+        how = how or http_bodies.ResumeBody()
         if self._served.starts:
             await self._runs.resume_run(run_id, how.answers, retry_failed=how.retry_failed)
         else:
             await self._store_answers(run_id, how)
-        return schemas.RunStatusShape(run_id=run_id, status=await self._status(run_id))
+        return http_bodies.RunStatusBody(run_id=run_id, status=await self._status(run_id))
 
-    async def _store_answers(self, run_id: str, how: schemas.ResumeBody) -> None:
+    async def _store_answers(self, run_id: str, how: http_bodies.ResumeBody) -> None:
         if how.retry_failed:
             raise RunNotResumable(
                 f"this server executes no runs, and the workers of its store do not retry failed tasks; "
@@ -158,45 +157,45 @@ class Api:
         for task_id, value in how.answers.items():
             await self._runs.answer_question(run_id, task_id, value)
 
-    async def preview(self, run_id: str, how: Annotated[schemas.PreviewQuery, Query()]) -> schemas.PreviewShape:
+    async def preview(self, run_id: str, how: Annotated[http_bodies.PreviewQuery, Query()]) -> Response:
         """Return the action of a resume for each task, and the tasks that may be billed twice. Changes nothing."""
-        found = await self._runs.preview_resume(run_id, retry_failed=how.retry_failed)
-        return schemas.PreviewShape.model_validate(found.as_json())
+        return await _answer(PreviewView.of(await self._runs.preview_resume(run_id, retry_failed=how.retry_failed)))
 
     async def get_task(self, run_id: str, task_id: str) -> Response:
         """Return a task with its conversation and its attempts."""
-        told = await anyio.to_thread.run_sync(_task_detail, await self._runs.get_task(run_id, task_id))
-        return Response(told, media_type="application/json")
+        return await _answer(await self._runs.get_task(run_id, task_id))
 
-    async def settle(self, run_id: str, task_id: str, how: schemas.SettleBody) -> schemas.RunStatusShape:
+    async def settle(self, run_id: str, task_id: str, how: http_bodies.SettleBody) -> http_bodies.RunStatusBody:
         """Settle a task that waits for a person, as `plait answer --done`, `--again` and `--fail` do."""
         await self._runs.settle_task(run_id, task_id, how.how, how.text)
-        return schemas.RunStatusShape(run_id=run_id, status=await self._status(run_id))
+        return http_bodies.RunStatusBody(run_id=run_id, status=await self._status(run_id))
 
-    async def continue_task(self, run_id: str, task_id: str, said: schemas.ContinueBody) -> schemas.ReplyShape:
+    async def continue_task(self, run_id: str, task_id: str, said: http_bodies.ContinueBody) -> Response:
         """Send one more message in the conversation of a task after the run, and return the answer."""
         reply = await self._runs.continue_task(run_id, task_id, said.message)
-        of_reply = {"text": reply.text, "session_id": reply.session_id, **usage_as_json(reply.usage)}
-        return schemas.ReplyShape.model_validate({"run_id": run_id, "task_id": task_id, **of_reply})
+        used = usage_fields(reply.usage)
+        return await _answer(
+            ReplyView(run_id=run_id, task_id=task_id, text=reply.text, session_id=reply.session_id, **used)
+        )
 
-    async def cancel(self, run_id: str) -> schemas.RunStatusShape:
+    async def cancel(self, run_id: str) -> http_bodies.RunStatusBody:
         """Cancel a run for good, wherever it runs. A run that has ended is not changed."""
-        return schemas.RunStatusShape(run_id=run_id, status=await self._runs.cancel_run(run_id))
+        return http_bodies.RunStatusBody(run_id=run_id, status=await self._runs.cancel_run(run_id))
 
-    async def answer(self, run_id: str, task_id: str, given: schemas.AnswerBody) -> schemas.AnswerResult:
+    async def answer(self, run_id: str, task_id: str, given: http_bodies.AnswerBody) -> http_bodies.AnswerResult:
         """Answer the question of a task. The first answer counts. A run without an owner continues when resumed."""
         taken = await self._runs.answer_question(run_id, task_id, given.value, attempt=given.attempt)
-        return schemas.AnswerResult(run_id=run_id, status=await self._status(run_id), taken=taken)
+        return http_bodies.AnswerResult(run_id=run_id, status=await self._status(run_id), taken=taken)
 
     async def open_events(
         self,
         run_id: str,
-        start: Annotated[schemas.EventsQuery, Query()],
+        start: Annotated[http_bodies.EventsQuery, Query()],
         last_event_id: Annotated[
             int,
             Header(
                 ge=0,
-                le=schemas.MOST_SEQ,
+                le=http_bodies.MOST_SEQ,
                 description="As `after`, sent by a client that reconnects; the higher number counts.",
             ),
         ] = 0,
@@ -215,12 +214,8 @@ class Api:
         return (await self._runs.get_run(run_id, tasks=False)).status
 
 
-def _detail(run: RunInfo) -> str:
-    """Return the run as JSON. Called in a worker thread: thousands of tasks take long, and other runs would stand
+async def _answer(shown: object) -> Response:
+    """Return the view as JSON, made in a worker thread: thousands of tasks take long, and other runs would stand
     still.
     """
-    return schemas.run_detail_shape(run).model_dump_json(by_alias=True)
-
-
-def _task_detail(task: TaskDetail) -> str:
-    return schemas.TaskDetailShape.model_validate(task.as_json()).model_dump_json(by_alias=True)
+    return Response(await anyio.to_thread.run_sync(json_text, shown), media_type="application/json")

@@ -17,9 +17,9 @@ from plait.runner.serving.connections import ACCEPTED_AT_ONCE, QUEUED, Connectio
 from plait.runner.serving.http_errors import add_handlers
 from plait.runner.serving.http_guard import MOST_HEAD_BYTES, Guard, WebPage
 from plait.runner.serving.http_routes import Api, ServedRuns
+from plait.runner.serving.page_files import POLICY, page_files, page_router
+from plait.runner.serving.page_routes import PageApi
 from plait.runner.serving.sign_in import SignIn
-from plait.runner.web.page_files import POLICY, page_files, page_router
-from plait.runner.web.page_routes import PageApi
 
 _LAST_ANSWERS_S = 2
 

@@ -17,7 +17,7 @@ from plait.clock_and_ids import Clock
 from plait.errors import RunOwned, TaskNotFound
 from plait.json_form import JsonValue
 from plait.runner.client.runs import POLL_SECONDS, RunService
-from plait.runner.views.read_views import RunInfo, TaskInfo
+from plait.runner.views.view_models import RunDetail, RunView, TaskView
 from plait.statuses import RunStatus, TaskStatus
 
 MOST_WAIT_S = 20.0
@@ -149,25 +149,25 @@ class RunTools:
             await self._host.start(run_id)
 
 
-def _brief(run: RunInfo) -> dict[str, Any]:
+def _brief(run: RunView) -> dict[str, Any]:
     return {
         "run_id": run.run_id,
         "name": run.name,
         "status": run.status.value,
         "done": run.done,
-        "total": sum(run.counts.values()),
+        "total": run.total,
         "counts": {status.value: number for status, number in run.counts.items()},
         "created_at": run.created_at,
         "ended_at": run.ended_at,
-        "cost_usd": run.usage.cost_usd,
+        "cost_usd": run.cost_usd,
     }
 
 
-def _ids(tasks: Iterable[TaskInfo]) -> list[str]:
+def _ids(tasks: Iterable[TaskView]) -> list[str]:
     return [task.task_id for task in tasks][:_MOST_TASKS]
 
 
-def _final_tasks(run: RunInfo) -> list[TaskInfo]:
+def _final_tasks(run: RunDetail) -> list[TaskView]:
     """Return the tasks on which no other task depends, except tasks that add tasks: the added tasks are the result."""
     needed = {name for task in run.tasks.values() for name in task.depends_on}
     needed.update(str(task.spec["continues"]) for task in run.tasks.values() if "continues" in task.spec)
@@ -175,7 +175,7 @@ def _final_tasks(run: RunInfo) -> list[TaskInfo]:
     return [task for task in last if not task.spec.get("adds_tasks")]
 
 
-def _result(task: TaskInfo, offset: int, most: int) -> dict[str, Any]:
+def _result(task: TaskView, offset: int, most: int) -> dict[str, Any]:
     text = task.text or ""
     end = min(len(text), offset + max(most, 0))
     small = task.data is not None and len(json.dumps(task.data)) <= most
@@ -189,7 +189,7 @@ def _result(task: TaskInfo, offset: int, most: int) -> dict[str, Any]:
     }
 
 
-def _question(task: TaskInfo) -> dict[str, Any]:
+def _question(task: TaskView) -> dict[str, Any]:
     asks = task.asks
     return {
         "task_id": task.task_id,

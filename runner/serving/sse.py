@@ -16,8 +16,7 @@ from fastapi.sse import ServerSentEvent
 
 from plait.errors import RunNotFound, StoreError
 from plait.runner.engine.event_feed import TextPiece
-from plait.runner.views.read_views import StoredEvent
-from plait.runner.web import schemas
+from plait.runner.views.view_models import EventView, json_schema, view_json
 
 _RECONNECT_MS = 1000
 _BUFFERED = 16  # events
@@ -28,7 +27,7 @@ ITEM_SCHEMA = {
         "data": {
             "type": "string",
             "contentMediaType": "application/json",
-            "contentSchema": {"anyOf": [schemas.EventShape.model_json_schema(), schemas.TextShape.model_json_schema()]},
+            "contentSchema": {"anyOf": [json_schema(EventView), json_schema(TextPiece)]},
         },
     },
     "required": ["event", "data"],
@@ -38,7 +37,7 @@ ITEM_SCHEMA = {
 
 @asynccontextmanager
 async def open_stream(
-    events: AsyncGenerator[StoredEvent], texts: AsyncGenerator[TextPiece] | None, stopping: anyio.Event
+    events: AsyncGenerator[EventView], texts: AsyncGenerator[TextPiece] | None, stopping: anyio.Event
 ) -> AsyncGenerator[ObjectReceiveStream[ServerSentEvent]]:
     """Open a stream of `events`, with `texts` between them unless None. The stream ends after the last event and once
     `stopping` is set.
@@ -68,7 +67,7 @@ async def open_stream(
         group.cancel_scope.cancel()
 
 
-async def _read(events: AsyncGenerator[StoredEvent], sender: ObjectSendStream[ServerSentEvent]) -> None:
+async def _read(events: AsyncGenerator[EventView], sender: ObjectSendStream[ServerSentEvent]) -> None:
     """Send a line that says when a client reconnects, then the events.
 
     The status is sent by then, so a failure of the store is a comment: a client that reconnects receives the rest, or
@@ -78,7 +77,7 @@ async def _read(events: AsyncGenerator[StoredEvent], sender: ObjectSendStream[Se
     async with aclosing(events):
         try:
             async for event in events:
-                data = schemas.event_shape(event)
+                data = view_json(event)
                 await sender.send(ServerSentEvent(id=str(event.seq), event=event.kind, data=data))
         except (StoreError, RunNotFound) as error:
             await sender.send(ServerSentEvent(comment=json.dumps(str(error))))
@@ -88,4 +87,4 @@ async def _read_texts(texts: AsyncGenerator[TextPiece], sender: ObjectSendStream
     """Send the pieces without numbers: a client that reconnects receives the whole text again."""
     async with aclosing(texts):
         async for piece in texts:
-            await sender.send(ServerSentEvent(event="task_text", data=schemas.text_shape(piece)))
+            await sender.send(ServerSentEvent(event="task_text", data=view_json(piece)))

@@ -8,8 +8,10 @@ before are sent.
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import anyio.to_thread
@@ -18,23 +20,23 @@ from plait.clock_and_ids import Clock
 from plait.events import TasksAdded
 from plait.json_form import JsonValue
 from plait.persistence.store_protocol import Store
-from plait.persistence.store_records import RunRecord, TaskRecord
+from plait.persistence.store_records import AttemptRecord, RunRecord, TaskRecord
 from plait.runner.domain.asked_question import parse_time
 from plait.runner.domain.groups import group_of
 from plait.runner.state.stored_run import stored_record
 from plait.runner.views.event_sentences import remedy
 from plait.runner.views.read_views import (
-    TaskInfo,
-    run_info,
+    rendered_prompt,
+    run_detail,
     shown_status,
-    task_info,
-    task_infos,
+    task_detail,
+    task_view,
+    task_views,
     throttled_backends,
 )
 from plait.runner.views.run_log import RunLog
-from plait.runner.views.task_detail import rendered_prompt, task_detail
-from plait.runner.views.timeline import Timeline, bar_json
-from plait.statuses import UNDER_WAY
+from plait.runner.views.view_models import TaskView, view_json
+from plait.statuses import UNDER_WAY, TaskStatus
 
 QUICKEST_S = 0.25
 """Seconds between two looks at the store, at least."""
@@ -44,7 +46,12 @@ _STALE_S = 1.0
 """Seconds after which a run is read without an event: its owner may have died, a pause may be over."""
 _MOST_EVENTS = 1000
 _LONGEST = 200
+_LONGEST_CELL = 120
+_MOST_FIELDS = 20
 _LONGEST_TEXT = 200_000
+_FEW = 200
+"""Tasks whose attempts are read one by one. Beyond, all attempts of the run are read at once."""
+_ONE_ATTEMPT = {TaskStatus.RUNNING, TaskStatus.COMPLETED, TaskStatus.FAILED, TaskStatus.SKIPPED}
 _FIRST_ROWS = 100
 """Rows that are made and sent before all other rows are made: more than a screen shows."""
 _ROWS_AT_ONCE = 250
@@ -62,13 +69,9 @@ class ViewChange:
 
 
 class LiveView:
-    """The view of a run, with the task `task_id` in full if given, and with the attempts and waits of all tasks if
-    `attempts`. Must be closed.
-    """
+    """The view of a run, with the task `task_id` in full if given. Must be closed."""
 
-    def __init__(
-        self, store: Store, clock: Clock, run_id: str, task_id: str | None = None, attempts: bool = False
-    ) -> None:
+    def __init__(self, store: Store, clock: Clock, run_id: str, task_id: str | None = None) -> None:
         self._store = store
         self._clock = clock
         self._run_id = run_id
@@ -77,14 +80,15 @@ class LiveView:
         """The number of the last event whose task has been read."""
         self._seq = -1
         """The number of the last change seen."""
-        self._looked_at = self._now = 0.0
+        self._looked_at = 0.0
         self._rests_until = 0.0
         self._behind: bool = False
         self._created = 0.0
         """The Unix time of the creation of the run."""
         self._head: Mapping[str, Any] = {}
         self._rows: dict[str, Mapping[str, Any]] = {}
-        self._timeline = Timeline(store, run_id) if attempts else None
+        self._attempts: dict[str, tuple[object, list[AttemptRecord]]] = {}
+        """The attempts of tasks with several, by id, each list with the state of the task for which it was read."""
         self._task: Mapping[str, Any] = {}
         self._log = None if task_id is None else RunLog(store, run_id, task_id)
         self.pause = QUICKEST_S
@@ -122,7 +126,7 @@ class LiveView:
         _, run = await stored_record(self._store, self._run_id)
         if touched is None:
             self._event = run.last_seq  # tasks are read after this moment
-        self._now = now = self._clock.wall()
+        now = self._clock.wall()
         status = shown_status(run)
         # A turn after the run is stored without an event.
         quiet = not touched and run.last_seq != self._seq
@@ -132,14 +136,12 @@ class LiveView:
             async for change in self._task_changes(self._task_id):
                 yield change
         throttled = await throttled_backends(self._store, run, now)
-        head = run_info(run, throttled=throttled).as_json_with_tasks()
+        head = view_json(run_detail(run, throttled=throttled))
         del head["tasks"]
         news = head != self._head
         if news:
             self._head = head
             yield ViewChange("run", head)
-        if self._timeline is not None:
-            await self._timeline.begin(run)
         under_way = status in UNDER_WAY  # the reasons of waiting tasks depend on the time
         self.pause = max(QUICKEST_S, _SHARE * (self._clock.monotonic() - begun))
         self._behind = self._behind or touched is None or bool(touched) or under_way or news
@@ -150,59 +152,65 @@ class LiveView:
             ends = self._clock.monotonic()
             self._rests_until = ends + max(_STALE_S, _SHARE * (ends - begun))
         elif touched:
-            async for change in self._some_rows(run, touched):
+            async for change in self._some_rows(touched):
                 yield change
             self.pause = max(QUICKEST_S, self._clock.monotonic() - begun)
 
     async def _all_rows(self, run: RunRecord) -> AsyncGenerator[ViewChange]:
         records = await self._store.list_tasks(self._run_id)
         if not self._rows:
-            async for change in self._rows_of(run, records[:_FIRST_ROWS]):
+            async for change in self._rows_of(records[:_FIRST_ROWS]):
                 yield change
-        infos = await task_infos(self._store, run, records, self._clock.wall())
-        await self._read_bars(infos)
-        rows = await anyio.to_thread.run_sync(self._make_rows, infos)
+        tasks = await task_views(self._store, run, records, self._clock.wall())
+        await self._read_attempts(tasks)
+        rows = await anyio.to_thread.run_sync(self._make_rows, tasks)
         news = [row for name, row in rows.items() if self._rows.get(name) != row]
         self._rows = rows
         for start in range(0, len(news), _ROWS_AT_ONCE):
             yield ViewChange("rows", {"rows": news[start : start + _ROWS_AT_ONCE]})
 
-    async def _some_rows(self, run: RunRecord, touched: Collection[str]) -> AsyncGenerator[ViewChange]:
+    async def _some_rows(self, touched: Collection[str]) -> AsyncGenerator[ViewChange]:
         records = [one for name in touched for one in await self._store.list_tasks(self._run_id, name)]
-        async for change in self._rows_of(run, records):
+        async for change in self._rows_of(records):
             yield change
 
-    async def _rows_of(self, run: RunRecord, records: Sequence[TaskRecord]) -> AsyncGenerator[ViewChange]:
+    async def _rows_of(self, records: Sequence[TaskRecord]) -> AsyncGenerator[ViewChange]:
         """Yield the rows of `records`, without the reasons of pending tasks, which depend on all tasks."""
-        infos = {one.task_id: task_info(run.run_id, one) for one in records}
-        await self._read_bars(infos)
-        rows = self._make_rows(infos)
+        tasks = {one.task_id: task_view(one) for one in records}
+        await self._read_attempts(tasks)
+        rows = self._make_rows(tasks)
         news = [row for name, row in rows.items() if self._rows.get(name) != row]
         self._rows.update(rows)
         if news:
             yield ViewChange("rows", {"rows": news})
 
-    async def _read_bars(self, infos: Mapping[str, TaskInfo]) -> None:
-        if self._timeline is not None:
-            await self._timeline.read(infos)
+    async def _read_attempts(self, tasks: Mapping[str, TaskView]) -> None:
+        """Read the attempts of the tasks whose own times do not tell them."""
+        states = {name: (one.attempts, one.status, one.crashes) for name, one in tasks.items() if _has_several(one)}
+        news = [name for name, state in states.items() if self._attempts.get(name, (None,))[0] != state]
+        self._attempts.update((name, (states[name], [])) for name in news)
+        for only in news if len(news) <= _FEW else (None,):
+            for attempt in await self._store.list_attempts(self._run_id, only):
+                if attempt.task_id in news:
+                    self._attempts[attempt.task_id][1].append(attempt)
 
-    def _make_rows(self, infos: Mapping[str, TaskInfo]) -> dict[str, Mapping[str, Any]]:
-        return {name: self._row(info) for name, info in infos.items()}
+    def _make_rows(self, tasks: Mapping[str, TaskView]) -> dict[str, Mapping[str, Any]]:
+        return {name: self._row(task) for name, task in tasks.items()}
 
-    def _row(self, task: TaskInfo) -> Mapping[str, Any]:
+    def _row(self, task: TaskView) -> Mapping[str, Any]:
         """Return what a list of tasks shows; fields without a value are left out. Times are those of `_since`."""
-        item = task.spec.get("item")
-        usage, waits, timeline = task.usage, task.waits, self._timeline
-        bars = timeline and [bar_json(one, self._created) for one in timeline.bars_of(task, self._now)]
+        item, waits = task.spec.get("item"), task.waits
+        attempts = self._attempts[task.task_id][1] if _has_several(task) else ()
         fields = {
             "id": task.task_id,
             "status": task.status.value,
             "group": group_of(task.task_id, item),
             "item": None if item is None else _short(_item_text(item)),
+            "answer": _answer(task),
             "attempts": task.attempts,
-            "bars": bars,
-            "tokens": usage.input_tokens + usage.output_tokens,
-            "cost_usd": usage.cost_usd,
+            "bars": [(one.status, self._since(one.started_at), self._since(one.ended_at)) for one in attempts],
+            "tokens": task.input_tokens + task.output_tokens,
+            "cost_usd": task.cost_usd,
             "note": _note(task),
             "wait": None if waits is None or task.question else waits.text,
         }
@@ -219,11 +227,10 @@ class LiveView:
 
     async def _task_changes(self, task_id: str) -> AsyncGenerator[ViewChange]:
         detail = await task_detail(self._store, self._run_id, task_id, self._clock.wall())
-        value = detail.as_json()
-        value["remedy"] = remedy(detail.info.error_kind)
-        value["rendered"] = None
-        if not value["messages"] and detail.info.attempts:
-            value["rendered"] = await rendered_prompt(self._store, self._run_id, task_id)
+        rendered = None
+        if not detail.messages and detail.attempts:
+            rendered = await rendered_prompt(self._store, self._run_id, task_id)
+        value = {**view_json(detail), "remedy": remedy(detail.error_kind), "rendered": rendered}
         task = {name: _cut(one) for name, one in value.items()}
         if task != self._task:
             self._task = task
@@ -242,7 +249,7 @@ class LiveView:
             yield ViewChange("activity", {"task_id": self._task_id, "entries": entries[-_MOST_ACTIVITY:]})
 
 
-def _note(task: TaskInfo) -> str:
+def _note(task: TaskView) -> str:
     """Return the words beside the status of a task: its error or its question. The reason of a wait follows them."""
     if task.damaged:
         return "the stored result is damaged"
@@ -250,6 +257,27 @@ def _note(task: TaskInfo) -> str:
         return _short(task.question)
     error = "" if task.error is None else _short(task.error)
     return f"{task.error_kind}: {error}" if task.error_kind else error
+
+
+def _has_several(task: TaskView) -> bool:
+    """Return whether the attempts of the task differ from a single one with the times and the status of the task."""
+    alone = task.attempts == 1 and not task.crashes and not task.answers and task.status in _ONE_ATTEMPT
+    return task.attempts > 0 and not alone
+
+
+def _answer(task: TaskView) -> JsonValue:
+    """Return the answer of a task as cells of a table: a text, or the fields of an object."""
+    data: JsonValue = task.data
+    if isinstance(data, dict):
+        return {name: _cell(value) for name, value in islice(data.items(), _MOST_FIELDS)}
+    return _cell(task.text if data is None else data)
+
+
+def _cell(value: JsonValue) -> JsonValue:
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= _LONGEST_CELL else f"{text[: _LONGEST_CELL - 1]}…"
 
 
 def _item_text(item: JsonValue) -> str:

@@ -1,257 +1,69 @@
-"""Stored runs, tasks and events as values for display."""
+"""A run, its tasks, events and questions read from a store, as views."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import anyio.to_thread
 
 from plait.clock_and_ids import Clock, iso
-from plait.errors import RunNotFound, StoreError
-from plait.events import OWN_LIMITS, RUN_ENDS, BackendThrottled, HostAway, Owner, RunCreated, RunResumed, TasksAdded
-from plait.json_form import JsonValue, from_json
+from plait.errors import PlaitError, RunNotFound, StoreError, TaskNotFound
+from plait.events import OWN_LIMITS, BackendThrottled, HostAway, RunCreated, RunResumed, TasksAdded
+from plait.json_form import from_json
 from plait.persistence.store_protocol import Store
-from plait.persistence.store_records import EventRecord, RunRecord, TaskRecord
-from plait.runner.domain.asked_question import AnsweredQuestion, OpenQuestion, answers_of, asking_of, parse_time
+from plait.persistence.store_records import AttemptRecord, EventRecord, MessageRecord, RunRecord, TaskRecord
+from plait.runner.domain.asked_question import answers_of, asking_of, parse_time
 from plait.runner.domain.wait_reasons import WaitingRun, WaitReason, Waits, stored_limits
 from plait.runner.engine.lease import liveness, seems_free
 from plait.runner.engine.policy_driver import read_policy_state
 from plait.runner.policies.goal_policy import Loop, OrchestratorPolicy
+from plait.runner.recovery.given_answers import first_notes, open_questions
 from plait.runner.state.codec import decode_dag
-from plait.runner.state.stored_run import StoredPolicy, next_tries
-from plait.statuses import RUN_DONE, TASK_DONE, UNDER_WAY, RunStatus, TaskStatus
-from plait.usage import Usage
+from plait.runner.state.stored_run import (
+    PlacedAttempt,
+    StoredPolicy,
+    StoredRun,
+    next_tries,
+    placed_attempts,
+    stored_run,
+)
+from plait.runner.views.view_models import (
+    ANSWERED,
+    AnswerView,
+    AskedView,
+    AttemptView,
+    EventView,
+    LoopView,
+    OwnerView,
+    QuestionView,
+    RunDetail,
+    RunView,
+    TaskDetail,
+    TaskView,
+    usage_fields,
+)
+from plait.statuses import RUN_DONE, TASK_DONE, UNDER_WAY, AttemptStatus, RunStatus, TaskStatus
 
-ANSWERED = "answered, to be resumed"
-"""A run that is waiting_input although no task asks: no process has resumed the run since the last answer."""
+MOST_SEARCHED = 10_000
+"""Runs that a search reads, the newest first."""
 _LOOKS_A_RECORD = 25
 
 
-@dataclass(frozen=True, slots=True)
-class TaskInfo:
-    """A task as stored. `as_json` is the JSON form for `plait show --json` and for HTTP."""
-
-    task_id: str
-    """Id of the task."""
-    position: int
-    """Index of the task in the DAG, from 0."""
-    status: TaskStatus
-    """Status of the task."""
-    depends_on: tuple[str, ...]
-    """Ids of the dependencies."""
-    backend: str | None
-    """Name of the backend; None for the default backend."""
-    prompt: str
-    """The prompt template."""
-    attempts: int
-    """Number of attempts started."""
-    crashes: int
-    """Number of process deaths during the task."""
-    text: str | None
-    """Result of the task; None before there is a result, and if the result is `damaged`."""
-    data: JsonValue
-    """Result as JSON if the task has an output schema, else None."""
-    damaged: bool
-    """True if the stored result does not match its checksum."""
-    error_kind: str | None
-    """Kind of the error, an `ErrorKind` value."""
-    error: str | None
-    """Error message."""
-    next_try_at: str | None
-    """Time of the next attempt, if the last attempt failed and another attempt follows."""
-    question: str | None
-    """Question to a person, while the task is waiting_input."""
-    waits: WaitReason | None
-    """The reason for which the task is not running, or waits for a host that is away; None for any other task."""
-    asks: OpenQuestion | None
-    """The same question with its schema, default and deadline. None if the task does not ask, but a crash interrupted
-    it and a person has to decide.
-    """
-    answers: tuple[AnsweredQuestion, ...]
-    """Answers to earlier questions of the task."""
-    session_id: str | None
-    """The backend's id of the conversation, if known."""
-    session_confirmed: bool
-    """True if the backend has named the session; False if only the runner has chosen its id."""
-    usage: Usage
-    """The usage of the last attempt."""
-    duration_s: float | None
-    """The duration of the last attempt, in seconds."""
-    started_at: str | None
-    """UTC in ISO 8601, like all times."""
-    ended_at: str | None
-    added_by: str | None
-    """Id of the task that added this task to the run."""
-    spec: Mapping[str, JsonValue]
-    """Further settings of the task, such as its retry policy."""
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the task as a JSON object."""
-        return {
-            "task_id": self.task_id,
-            "position": self.position,
-            "status": self.status.value,
-            "depends_on": list(self.depends_on),
-            "backend": self.backend,
-            "model": self.usage.model,
-            "prompt": self.prompt,
-            "attempts": self.attempts,
-            "crashes": self.crashes,
-            "text": self.text,
-            "data": self.data,
-            "damaged": self.damaged,
-            "error_kind": self.error_kind,
-            "error": self.error,
-            "next_try_at": self.next_try_at,
-            "question": self.question,
-            "waits": None if self.waits is None else self.waits.as_json(),
-            "asks": None if self.asks is None else asks_as_json(self.asks),
-            "answers": [{**asdict(answer), "way": answer.way.value} for answer in self.answers],
-            "session_id": self.session_id,
-            "session_confirmed": self.session_confirmed,
-            **usage_as_json(self.usage),
-            "duration_s": self.duration_s,
-            "started_at": self.started_at,
-            "ended_at": self.ended_at,
-            "added_by": self.added_by,
-            "spec": dict(self.spec),
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class RunInfo:
-    """A run as stored. Times are UTC in ISO 8601."""
-
-    run_id: str
-    """The id of the run."""
-    name: str
-    """The name of the DAG."""
-    status: RunStatus
-    """The status; interrupted if the run is stored as running or cancelling without a live owner."""
-    created_at: str
-    """Time of the creation."""
-    started_at: str | None
-    """Time of the first start; None before."""
-    ended_at: str | None
-    """Time of the end; None before."""
-    error: str | None
-    """The reason for a failure, in one line."""
-    counts: Mapping[TaskStatus, int]
-    """The number of tasks by status; statuses without tasks are omitted."""
-    usage: Usage
-    """The sum over all attempts. Turns of `continue_task` are counted only in the messages of the task."""
-    owner: Owner | None = None
-    """The process that owns the run, dead or alive; None without an owner."""
-    tasks: Mapping[str, TaskInfo] = field(default_factory=dict[str, TaskInfo])
-    """Every task by id, in the order of the DAG; empty in lists of runs."""
-    throttled: tuple[BackendThrottled, ...] = ()
-    """The throttled backends of a running run, each with its last event; empty in lists of runs."""
-    loop: Loop | None = None
-    """The progress towards the goal, for a run of `Orchestrator`; None for every other run."""
-
-    @property
-    def done(self) -> int:
-        """The number of ended tasks, whatever their status."""
-        return sum(self.counts.get(status, 0) for status in TASK_DONE)
-
-    @property
-    def status_text(self) -> str:
-        """The status for a person: a run whose questions are all answered no longer waits for input."""
-        is_answered = self.status is RunStatus.WAITING_INPUT and not self.counts.get(TaskStatus.WAITING_INPUT)
-        return ANSWERED if is_answered else self.status.value
-
-    @property
-    def reason(self) -> str | None:
-        """The reason for the status, in a few words; None if the status needs none."""
-        asking = self.counts.get(TaskStatus.WAITING_INPUT, 0)
-        loop = None if self.loop is None else self.loop.description
-        asks = None if not asking else "1 task asks a person" if asking == 1 else f"{asking:,} tasks ask a person"
-        owner = "" if self.owner is None else f" (process {self.owner.pid} on {self.owner.host})"
-        reasons = {
-            RunStatus.QUEUED: "no process has started the run",
-            RunStatus.INTERRUPTED: f"owner dead{owner}; resume the run",
-            RunStatus.CANCELLING: "running attempts may end by themselves for a grace time",
-            RunStatus.RUNNING: asks or loop,
-            RunStatus.COMPLETED: loop,
-            RunStatus.WAITING_INPUT: asks or ANSWERED,
-            RunStatus.FAILED: self.error,
-        }
-        return reasons.get(self.status)
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the run as a JSON object without its tasks, as lists of runs show it."""
-        return {
-            "run_id": self.run_id,
-            "name": self.name,
-            "status": self.status.value,
-            "created_at": self.created_at,
-            "started_at": self.started_at,
-            "ended_at": self.ended_at,
-            "error": self.error,
-            "reason": self.reason,
-            "owner": None if self.owner is None else _owner_as_json(self.owner),
-            "done": self.done,
-            "total": sum(self.counts.values()),
-            "counts": {status.value: number for status, number in self.counts.items()},
-            "loop": None if self.loop is None else loop_as_json(self.loop),
-            **usage_as_json(self.usage),
-        }
-
-    def as_json_with_tasks(self) -> dict[str, Any]:
-        """Return the run as a JSON object, `tasks` and `throttled` included."""
-        return {
-            **self.as_json(),
-            "throttled": [asdict(one) for one in self.throttled],
-            "tasks": [task.as_json() for task in self.tasks.values()],
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class StoredEvent:
-    """An entry of the history of a run."""
-
-    seq: int
-    """The number of the event, increasing within the run, with gaps."""
-    at: str
-    """The time, UTC in ISO 8601."""
-    kind: str
-    """The kind of the event, such as `task_completed`."""
-    task_id: str | None
-    """Id of the task; None for an event of the whole run."""
-    attempt: int | None
-    """Number of the attempt, from 1, if the event belongs to an attempt."""
-    detail: Mapping[str, JsonValue]
-    """Further values, depending on `kind`."""
-
-    @property
-    def is_last(self) -> bool:
-        """Whether it ends the run: nothing follows, unless a person reopens the run."""
-        return self.kind in RUN_ENDS
-
-
-def loop_as_json(loop: Loop) -> dict[str, Any]:
-    """Return the progress towards a goal as a JSON object."""
-    return {"phase": loop.phase.value, "iteration": loop.iteration, "ended_by": loop.ended_by}
-
-
-def _loop_of(run: RunRecord) -> Loop | None:
+def _loop_of(run: RunRecord) -> LoopView | None:
     """Return the loop of a run that plans towards a goal; None for every other run, and if the state is damaged. In a
     list of runs, whose records have no settings, a loop is known once its planner has answered.
     """
     if run.policy_state is None:
         policy = StoredPolicy.of(run) if run.settings else None
-        return Loop() if policy is not None and policy.kind == OrchestratorPolicy.kind else None
+        return LoopView.of(Loop()) if policy is not None and policy.kind == OrchestratorPolicy.kind else None
     try:
-        return Loop.found_in(read_policy_state(run.policy_state).state)
+        loop = Loop.found_in(read_policy_state(run.policy_state).state)
     except (ValueError, KeyError, TypeError):
         return None
-
-
-def _owner_as_json(owner: Owner) -> dict[str, Any]:
-    return {"host": owner.host, "pid": owner.pid, "liveness": liveness(owner).value}
+    return None if loop is None else LoopView.of(loop)
 
 
 def shown_status(run: RunRecord) -> RunStatus:
@@ -262,14 +74,14 @@ def shown_status(run: RunRecord) -> RunStatus:
     return status
 
 
-async def look_up(store: Store, run_id: str, now: float, with_tasks: bool) -> RunInfo:
+async def look_up(store: Store, run_id: str, now: float, with_tasks: bool) -> RunDetail:
     """Return the run at Unix time `now`, with its tasks if `with_tasks`. Raises RunNotFound, StoreError."""
     record = await _record(store, run_id)
     throttled = await throttled_backends(store, record, now)
-    tasks = await task_infos(store, record, await store.list_tasks(run_id), now) if with_tasks else {}
+    tasks = await task_views(store, record, await store.list_tasks(run_id), now) if with_tasks else {}
     if shown_status(record) is RunStatus.INTERRUPTED:
         record = await _record(store, run_id)  # the run may have ended since the record was read
-    return run_info(record, tasks, throttled)
+    return run_detail(record, tasks, throttled)
 
 
 async def throttled_backends(store: Store, run: RunRecord, now: float) -> tuple[BackendThrottled, ...]:
@@ -323,9 +135,9 @@ def stored_away(at: str, detail: Mapping[str, Any]) -> HostAway:
     return from_json(HostAway, {"at": at, **detail})
 
 
-async def task_infos(
+async def task_views(
     store: Store, run: RunRecord, records: Sequence[TaskRecord], now: float, only: str | None = None
-) -> dict[str, TaskInfo]:
+) -> dict[str, TaskView]:
     """Return the tasks in `records`, all tasks of `run`, by id; with `only` that task alone. Raises StoreError."""
     retrying = () if RunStatus(run.status) in RUN_DONE else records
     tries = await next_tries(store, run.run_id, retrying)
@@ -333,17 +145,17 @@ async def task_infos(
     away = await away_hosts(store, run)
     chosen = [task for task in records if only in (None, task.task_id)]
 
-    def make_infos() -> dict[str, TaskInfo]:
+    def make_views() -> dict[str, TaskView]:
         waits = _waits(run, records, tries, (throttlings, away), now)
-        infos: dict[str, TaskInfo] = {}
+        views: dict[str, TaskView] = {}
         for task in chosen:
             reason = None if waits is None else waits.reason(task.task_id)
             next_try = iso(tries[task.task_id]) if task.task_id in tries else None
-            infos[task.task_id] = task_info(run.run_id, task, next_try, reason)
-        return infos
+            views[task.task_id] = task_view(task, next_try, reason)
+        return views
 
     # In a worker thread: thousands of tasks take long to decode, and other runs of this process would stand still.
-    return await anyio.to_thread.run_sync(make_infos) if records else {}
+    return await anyio.to_thread.run_sync(make_views) if records else {}
 
 
 def _waits(
@@ -378,98 +190,168 @@ def _waits(
 
 
 def _deadline(task: TaskRecord) -> str | None:
-    asks = _asks("", task)
+    asks = _asks(task)
     return None if asks is None else asks.deadline_at
 
 
-def run_info(
-    run: RunRecord, tasks: Mapping[str, TaskInfo] | None = None, throttled: tuple[BackendThrottled, ...] = ()
-) -> RunInfo:
-    """Return the values of the record `run`."""
-    return RunInfo(
-        run.run_id,
-        run.name,
-        shown_status(run),
-        run.created_at,
-        run.started_at,
-        run.ended_at,
-        run.error,
-        {TaskStatus(status): number for status, number in run.counts.items()},
-        run.usage,
-        run.owner,
-        tasks or {},
-        throttled,
-        _loop_of(run),
-    )
+def run_view(run: RunRecord) -> RunView:
+    """Return the run that the record describes, as lists of runs show it."""
+    return RunView(**_of_run(run))
 
 
-def task_info(
-    run_id: str, task: TaskRecord, next_try_at: str | None = None, waits: WaitReason | None = None
-) -> TaskInfo:
-    """Return the task of the run `run_id` that the record describes."""
-    return TaskInfo(
-        task_id=task.task_id,
-        position=task.position,
-        status=TaskStatus(task.status),
-        depends_on=task.depends_on,
-        backend=task.backend,
-        prompt=task.prompt,
-        attempts=task.attempt,
-        crashes=task.crashes,
-        text=task.text,
-        data=None if task.data is None else json.loads(task.data),
-        damaged=task.damaged,
-        error_kind=task.error_kind,
-        error=task.error,
-        next_try_at=next_try_at,
-        question=task.question,
-        waits=waits,
-        asks=_asks(run_id, task),
-        answers=_answers(task),
-        session_id=task.session_id,
-        session_confirmed=task.session_confirmed,
-        usage=task.usage,
-        duration_s=task.duration_s,
-        started_at=task.started_at,
-        ended_at=task.ended_at,
-        added_by=task.added_by,
-        spec=json.loads(task.spec),
-    )
+def run_detail(
+    run: RunRecord, tasks: Mapping[str, TaskView] | None = None, throttled: tuple[BackendThrottled, ...] = ()
+) -> RunDetail:
+    """Return the run that the record describes, with `tasks`."""
+    return RunDetail(tasks=tasks or {}, throttled=throttled, **_of_run(run))
 
 
-def _asks(run_id: str, task: TaskRecord) -> OpenQuestion | None:
+def _of_run(run: RunRecord) -> dict[str, Any]:
+    status, owner, loop = shown_status(run), run.owner, _loop_of(run)
+    counts = {TaskStatus(name): number for name, number in run.counts.items()}
+    return {
+        "run_id": run.run_id,
+        "name": run.name,
+        "status": status,
+        "created_at": run.created_at,
+        "started_at": run.started_at,
+        "ended_at": run.ended_at,
+        "error": run.error,
+        "reason": _reason(run, status, counts.get(TaskStatus.WAITING_INPUT, 0), loop),
+        "owner": owner and OwnerView(host=owner.host, pid=owner.pid, liveness=liveness(owner).value),
+        "done": sum(counts.get(one, 0) for one in TASK_DONE),
+        "total": sum(counts.values()),
+        "counts": counts,
+        "loop": loop,
+        **usage_fields(run.usage),
+    }
+
+
+def _reason(run: RunRecord, status: RunStatus, asking: int, loop: LoopView | None) -> str | None:
+    """Return the reason for the status, in a few words; None if the status needs none."""
+    asks = None if not asking else "1 task asks a person" if asking == 1 else f"{asking:,} tasks ask a person"
+    owner = "" if run.owner is None else f" (process {run.owner.pid} on {run.owner.host})"
+    progress = None if loop is None else loop.description
+    reasons = {
+        RunStatus.QUEUED: "no process has started the run",
+        RunStatus.INTERRUPTED: f"owner dead{owner}; resume the run",
+        RunStatus.CANCELLING: "running attempts may end by themselves for a grace time",
+        RunStatus.RUNNING: asks or progress,
+        RunStatus.COMPLETED: progress,
+        RunStatus.WAITING_INPUT: asks or ANSWERED,
+        RunStatus.FAILED: run.error,
+    }
+    return reasons.get(status)
+
+
+def task_view(task: TaskRecord, next_try_at: str | None = None, waits: WaitReason | None = None) -> TaskView:
+    """Return the task that the record describes."""
+    return TaskView(**_of_task(task, next_try_at, waits))
+
+
+def _of_task(task: TaskRecord, next_try_at: str | None, waits: WaitReason | None) -> dict[str, Any]:
+    return {
+        "task_id": task.task_id,
+        "position": task.position,
+        "status": TaskStatus(task.status),
+        "depends_on": task.depends_on,
+        "backend": task.backend,
+        "model": task.usage.model,
+        "prompt": task.prompt,
+        "attempts": task.attempt,
+        "crashes": task.crashes,
+        "text": task.text,
+        "data": None if task.data is None else json.loads(task.data),
+        "damaged": task.damaged,
+        "error_kind": task.error_kind,
+        "error": task.error,
+        "next_try_at": next_try_at,
+        "question": task.question,
+        "waits": waits,
+        "asks": _asks(task),
+        "answers": _answers(task),
+        "session_id": task.session_id,
+        "session_confirmed": task.session_confirmed,
+        "duration_s": task.duration_s,
+        "started_at": task.started_at,
+        "ended_at": task.ended_at,
+        "added_by": task.added_by,
+        "spec": json.loads(task.spec),
+        **usage_fields(task.usage),
+    }
+
+
+def _asks(task: TaskRecord) -> AskedView | None:
     if task.question is None or task.asked is None:
         return None
     try:
-        return OpenQuestion.of(run_id, task.task_id, task.attempt, asking_of(task.question, task.asked))
+        return AskedView.of(asking_of(task.question, task.asked))
     except (ValueError, KeyError, TypeError):  # damaged: the text of the question alone is better than nothing
         return None
 
 
-def _answers(task: TaskRecord) -> tuple[AnsweredQuestion, ...]:
+def _answers(task: TaskRecord) -> tuple[AnswerView, ...]:
     try:
-        return answers_of(task.answers)
+        return tuple([AnswerView.of(one) for one in answers_of(task.answers)])
     except (ValueError, KeyError, TypeError):  # damaged
         return ()
 
 
-def asks_as_json(question: OpenQuestion | None) -> dict[str, Any]:
-    """Return the schema, the default and the deadline of a question as a JSON object; each is null if absent."""
-    if question is None:
-        return {"schema": None, "default": None, "deadline_at": None}
-    schema = None if question.schema is None else dict(question.schema)
-    return {"schema": schema, "default": question.default, "deadline_at": question.deadline_at}
+async def task_detail(store: Store, run_id: str, task_id: str, now: float) -> TaskDetail:
+    """Return the task at Unix time `now`. Raises RunNotFound, TaskNotFound, StoreError."""
+    run = await _record(store, run_id)
+    tasks = await store.list_tasks(run_id, task_id)
+    if not tasks:
+        raise TaskNotFound(f"run {run_id} has no task {task_id!r}; `plait show {run_id}` lists them")
+    return await task_detail_of(store, run, tasks[0], await store.list_messages(run_id, task_id), now)
 
 
-_COUNTED = [one.name for one in fields(Usage) if one.name != "model"]
+async def task_detail_of(
+    store: Store, run: RunRecord, task: TaskRecord, messages: Sequence[MessageRecord], now: float
+) -> TaskDetail:
+    """Return the task of `run` with the `messages` of its conversation. Raises StoreError."""
+    # The reason for which a task waits depends on the other tasks.
+    records = [task] if TaskStatus(task.status) in TASK_DONE else await store.list_tasks(run.run_id)
+    shown = (await task_views(store, run, records, now, only=task.task_id))[task.task_id]
+    attempts = await store.list_attempts(run.run_id, task.task_id)
+    placed = await placed_attempts(store, run.run_id)
+    return TaskDetail(
+        run_id=run.run_id,
+        messages=tuple(messages),
+        history=tuple([_attempt_view(one, placed.get((one.task_id, one.attempt))) for one in attempts]),
+        **{one.name: getattr(shown, one.name) for one in fields(TaskView)},
+    )
 
 
-def usage_as_json(usage: Usage) -> dict[str, Any]:
-    """Return tokens and cost as fields of a JSON object."""
-    return {name: getattr(usage, name) for name in _COUNTED}
+def _attempt_view(attempt: AttemptRecord, placed: PlacedAttempt | None) -> AttemptView:
+    return AttemptView(
+        task_id=attempt.task_id,
+        attempt=attempt.attempt,
+        status=AttemptStatus(attempt.status),
+        backend=attempt.backend,
+        session_id=attempt.session_id,
+        started_at=attempt.started_at,
+        ended_at=attempt.ended_at,
+        error_kind=attempt.error_kind,
+        error=attempt.error,
+        duration_s=attempt.duration_s,
+        traceback=attempt.traceback,
+        model=attempt.usage.model,
+        place=None if placed is None else placed.place,
+        **usage_fields(attempt.usage),
+    )
 
 
-async def history(store: Store, run_id: str, after: int, clock: Clock, poll: float) -> AsyncGenerator[StoredEvent]:
+async def rendered_prompt(store: Store, run_id: str, task_id: str) -> str | None:
+    """Return the prompt of a task that has no stored message yet; None while the prompt cannot be rendered."""
+    run = await stored_run(store, run_id)
+    try:
+        return run.state.prompt(run.state.dag[task_id])
+    except PlaitError:  # a dependency has no result yet
+        return None
+
+
+async def history(store: Store, run_id: str, after: int, clock: Clock, poll: float) -> AsyncGenerator[EventView]:
     """Yield the stored events numbered above `after`, and until the end of the run also new events, polled every `poll`
     s.
 
@@ -501,9 +383,15 @@ async def _record(store: Store, run_id: str) -> RunRecord:
     return record
 
 
-def _event(record: EventRecord) -> StoredEvent:
-    detail = json.loads(record.detail)
-    return StoredEvent(record.seq, record.at, record.kind, record.task_id, record.attempt, detail)
+def _event(record: EventRecord) -> EventView:
+    return EventView(
+        seq=record.seq,
+        at=record.at,
+        kind=record.kind,
+        task_id=record.task_id,
+        attempt=record.attempt,
+        detail=json.loads(record.detail),
+    )
 
 
 POLICY = "the policy"
@@ -528,3 +416,83 @@ async def _added_by_policy(store: Store, run: RunRecord) -> set[int]:
                     positions.update(range(start, end))
         after = page[-1].seq
     return positions
+
+
+@dataclass(frozen=True, slots=True)
+class RunFilter:
+    """Which runs are listed."""
+
+    limit: int = 50
+    """Runs of a page, at most."""
+    offset: int = 0
+    """Fitting runs before the page."""
+    statuses: Collection[RunStatus] = ()
+    """Shown statuses; empty for all."""
+    name: str | None = None
+    """The exact name; None for all."""
+    search: str = ""
+    """A part of the id or the name, in any case; empty for all."""
+
+    @property
+    def chooses(self) -> bool:
+        """Whether a run can fail to fit."""
+        return bool(self.statuses or self.search or self.name is not None)
+
+    def fits(self, run: RunView) -> bool:
+        """Return whether the run belongs to the list."""
+        text = self.search.casefold()
+        return (
+            (not self.statuses or run.status in self.statuses)
+            and (self.name is None or run.name == self.name)
+            and (text in run.name.casefold() or text in run.run_id.casefold())
+        )
+
+
+async def find_runs(store: Store, chosen: RunFilter) -> tuple[RunView, ...]:
+    """Return the page of runs. Raises StoreError.
+
+    The shown status is not a column of the store, so a filter reads up to `MOST_SEARCHED` runs.
+    """
+    end = chosen.offset + chosen.limit
+    records = await store.list_runs(MOST_SEARCHED if chosen.chooses else end)
+    fitting = [run for run in map(run_view, records) if chosen.fits(run)]
+    return tuple(fitting[chosen.offset : end])
+
+
+async def list_questions(store: Store) -> list[QuestionView]:
+    """Return the tasks that wait for a person, those of the newest run first. Answered questions are left out, also if
+    no process has read the answer yet. Raises StoreError if the store cannot list its runs.
+    """
+    found: list[QuestionView] = []
+    for run in await store.list_runs(MOST_SEARCHED):
+        if run.counts.get(TaskStatus.WAITING_INPUT, 0) and RunStatus(run.status) not in RUN_DONE:
+            found += await _questions_of(store, run)
+    return found
+
+
+async def _questions_of(store: Store, record: RunRecord) -> list[QuestionView]:
+    try:
+        return await waiting_tasks(await stored_run(store, record.run_id))
+    except PlaitError:  # a damaged run, or a run that was deleted just now: the others are found
+        return []
+
+
+async def waiting_tasks(run: StoredRun) -> list[QuestionView]:
+    """Return the tasks of the run that wait for a person, in the order of the DAG, except those whose answer is stored
+    already. Raises StoreError.
+    """
+    noted = await first_notes(run)
+    asked = {one.task_id for one in open_questions(run) if one.task_id not in noted}
+    return [
+        QuestionView(
+            run_id=run.record.run_id,
+            run_name=run.record.name,
+            task_id=task.task_id,
+            attempt=task.attempt,
+            question=task.question or "",
+            since=task.started_at,
+            asks=_asks(task) if task.task_id in asked else None,
+        )
+        for task in run.tasks
+        if TaskStatus(task.status) is TaskStatus.WAITING_INPUT and (task.asked is None or task.task_id in asked)
+    ]

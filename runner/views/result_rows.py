@@ -10,14 +10,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from plait.runner.domain.groups import group_of, part_number
-from plait.runner.views.read_views import TaskInfo, usage_as_json
+from plait.runner.views.view_models import TaskView, usage_fields
 
 _NUMBER = re.compile(r"[+-]?\d+(\.\d*)?([eE][+-]?\d+)?")
 _FORMULA = ("=", "+", "@", "\t")
 """Beginnings of a cell that a spreadsheet takes for a formula. A minus is the beginning of a Markdown list."""
 
 
-def result_rows(tasks: Iterable[TaskInfo]) -> list[dict[str, Any]]:
+def result_rows(tasks: Iterable[TaskView]) -> list[dict[str, Any]]:
     """Return a row for each task, in the order of the plan, with the parts of a `for_each` in the order of their
     numbers and in the place of their whole.
     """
@@ -31,7 +31,7 @@ def result_rows(tasks: Iterable[TaskInfo]) -> list[dict[str, Any]]:
     return [row for _, row in whole]
 
 
-def _row(task: TaskInfo) -> dict[str, Any]:
+def _row(task: TaskView) -> dict[str, Any]:
     item = task.spec.get("item")
     return {
         "task_id": task.task_id,
@@ -45,7 +45,7 @@ def _row(task: TaskInfo) -> dict[str, Any]:
         "attempts": task.attempts,
         "backend": task.backend,
         "model": task.usage.model,
-        **usage_as_json(task.usage),
+        **usage_fields(task.usage),
         "duration_s": None if task.duration_s is None else round(task.duration_s, 3),
         "session_id": task.session_id,
         "started_at": task.started_at,

@@ -15,7 +15,7 @@ from plait.runner.reuse.answer_keys import AnswerKeys, describe_change, task_ide
 from plait.runner.reuse.earlier_answers import KEPT, REUSED, ReuseFrom, stored_answer_keys
 from plait.runner.state.codec import to_json
 from plait.runner.state.stored_run import StoredRun, stored_run
-from plait.runner.views.read_views import usage_as_json
+from plait.runner.views.view_models import usage_fields
 from plait.runner.views.word_changes import word_changes
 
 
@@ -37,7 +37,7 @@ class ComparedTask:
             "text": record.text,
             "error_kind": record.error_kind,
             "error": record.error,
-            **usage_as_json(record.usage),
+            **usage_fields(record.usage),
             "duration_s": record.duration_s,
         }
 
@@ -118,7 +118,7 @@ def _run_json(run: RunRecord) -> dict[str, Any]:
         "status": run.status,
         "started_at": run.started_at,
         "ended_at": run.ended_at,
-        **usage_as_json(run.usage),
+        **usage_fields(run.usage),
     }
 
 

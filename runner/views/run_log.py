@@ -22,7 +22,7 @@ from plait.persistence.store_protocol import Store, files_root
 from plait.persistence.store_records import EventRecord, MessageRecord, TaskRecord
 from plait.runner.domain.asked_question import answers_of
 from plait.runner.state.attempt_files import attempt_files, run_folder
-from plait.runner.views.read_views import usage_as_json
+from plait.runner.views.view_models import usage_fields
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -280,5 +280,5 @@ class _AttemptOutput:
         self.has_entries = True
         usage = output.usage
         detail: dict[str, JsonValue] = {"output": output.kind, "text": text}
-        detail.update({name: number for name, number in usage_as_json(usage).items() if number})
+        detail.update({name: number for name, number in usage_fields(usage).items() if number})
         return RunLogEntry(at, "output", self.task_id, self.attempt, detail)

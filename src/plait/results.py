@@ -9,24 +9,38 @@ from plait.runner.domain.run_result import Degradation, ResumeSummary, RunResult
 from plait.runner.domain.wait_reasons import WaitKind, WaitReason
 from plait.runner.recovery.resume import Preview
 from plait.runner.recovery.resume_plan import ResumeAction, ResumeStep
-from plait.runner.views.read_views import RunInfo, StoredEvent, TaskInfo
+from plait.runner.views.view_models import (
+    AttemptView,
+    EventView,
+    QuestionView,
+    RunDetail,
+    RunView,
+    TaskDetail,
+    TaskView,
+    view_json,
+)
 
 __all__ = [
+    "AttemptView",
     "Degradation",
+    "EventView",
     "Fork",
     "OpenQuestion",
     "Preview",
+    "QuestionView",
     "ResumeAction",
     "ResumeStep",
     "ResumeSummary",
     "ReuseAction",
     "ReusePreview",
     "ReuseStep",
-    "RunInfo",
+    "RunDetail",
     "RunResult",
-    "StoredEvent",
-    "TaskInfo",
+    "RunView",
+    "TaskDetail",
     "TaskResult",
+    "TaskView",
     "WaitKind",
     "WaitReason",
+    "view_json",
 ]

@@ -54,7 +54,6 @@ LAYERS: list[list[str]] = [
     ["runner.client.trusted_backends runner.client.store_place"],
     ["runner.client.run_worker", "runner.client.offered_plans"],
     ["runner.serving.http_guard runner.serving.sign_in runner.serving.json_body"],
-    ["runner.web"],
     ["runner.serving"],
     ["runner.cli"],
     ["plait hosts workflows orchestration results"],  # the public names

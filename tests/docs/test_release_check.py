@@ -6,18 +6,18 @@ import pytest
 
 from tests.docs.release_check import ROOT, ReleaseError, check_contents, example, tracked
 
-WHOLE = {"plait/__init__.py", "plait/py.typed", "plait/runner/web/page/dom.js", "plait-0.1.0.dist-info/RECORD"}
+WHOLE = {"plait/__init__.py", "plait/py.typed", "plait/runner/serving/page/dom.js", "plait-0.1.0.dist-info/RECORD"}
 
 
 def test_every_tracked_file_of_the_packages_is_wanted() -> None:
     wanted = tracked()
-    assert {"plait/__init__.py", "plait/runner/parallel_runner.py", "plait/runner/web/page/dom.js"} <= wanted
+    assert {"plait/__init__.py", "plait/runner/parallel_runner.py", "plait/runner/serving/page/dom.js"} <= wanted
     assert not {"plait/runner", "plait/backends", "plait/persistence"} & wanted
     assert all((ROOT / "src" / name).is_file() for name in wanted)
 
 
 def test_a_whole_wheel_passes() -> None:
-    check_contents(WHOLE, {"plait/py.typed", "plait/runner/web/page/dom.js"}, "the wheel")
+    check_contents(WHOLE, {"plait/py.typed", "plait/runner/serving/page/dom.js"}, "the wheel")
 
 
 def test_a_second_package_and_a_missing_file_are_wrong() -> None:

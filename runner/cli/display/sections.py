@@ -9,12 +9,11 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from plait.persistence.findings import Finding
-from plait.persistence.store_records import TaskRecord
 from plait.runner.cli.command_exits import output, print_line, write
 from plait.runner.cli.terminal_output import as_line, cells, coloured, columns, first_cells, visible
-from plait.runner.cli.waiting_questions import WaitingQuestion
+from plait.runner.cli.waiting_questions import answering_command, question_facts
 from plait.runner.client.store_place import StorePlace
-from plait.runner.domain.asked_question import answers_of
+from plait.runner.views.view_models import QuestionView, TaskView
 
 _PIECE = 1 << 16  # characters
 _LEAST_ROOM = 16  # columns
@@ -71,21 +70,21 @@ def _fitted(text: str) -> str:
     return "\n".join(part for line in lines for part in _wrapped(line, len(line) - len(line.lstrip(" "))))
 
 
-def print_answers(task: TaskRecord) -> None:
+def print_answers(task: TaskView) -> None:
     """Print the answers to the questions of a task, each with its source."""
-    for answered in answers_of(task.answers):
+    for answered in task.answers:
         print_section(f"answered by {answered.by}", f"{answered.question}\n{answered.text}")
 
 
-def print_question(task: TaskRecord, waiting: Sequence[WaitingQuestion], path: StorePlace) -> None:
+def print_question(task: TaskView, waiting: Sequence[QuestionView], path: StorePlace) -> None:
     """Print the question of a task with the details in `waiting`; empty means that the store already has the answer."""
     if task.question is None:
         return
     print_section("question", task.question)
     for one in waiting:
-        for what, line in one.facts():
+        for what, line in question_facts(one.asks):
             print_line(f"{what:<9} {line}")
-        print_line(f"{'answer':<9} {one.answer_command(path)}")
+        print_line(f"{'answer':<9} {answering_command(one, path)}")
     if not waiting:
         print_line("the answer is stored; the run has not yet received it")
 

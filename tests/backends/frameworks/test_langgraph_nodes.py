@@ -9,7 +9,7 @@ import anyio
 
 from plait import DAG, ParallelRunner, RunService, SQLiteStore, Task, events
 from plait.backends import LangGraphBackend
-from plait.results import StoredEvent
+from plait.results import EventView
 from tests.support.fakes import Talker
 from tests.support.graphs import Work, chain, kept
 from tests.support.processes.command import plait_here
@@ -44,7 +44,7 @@ async def run_graph(folder: Path) -> str:
         return run.run_id
 
 
-async def list_events(folder: Path, run_id: str) -> list[StoredEvent]:
+async def list_events(folder: Path, run_id: str) -> list[EventView]:
     async with (
         SQLiteStore(folder / ".plait" / "plait.db") as store,
         RunService(ParallelRunner(Talker(), store=store)) as service,

@@ -42,7 +42,7 @@ def groups(*names: str, world: HostFolder) -> dict[str, object]:
 def leave_host(home: Home) -> tuple[HostFolder, str]:
     """Take the host of the only agent away, and return it."""
     world, placed = HostFolder(home.path / "hosts"), "task_placed"
-    wait_for(lambda: placed in plait_here(home.path, "show", "last", "--events").out and bool(home.processes))
+    wait_for(lambda: placed in plait_here(home.path, "log", "last", "--json").out and bool(home.processes))
     name = plait_here(home.path, "show", "last", "a", "--json").value["history"][0]["place"]
     world.set_away(name)
     world.kill(name)
@@ -68,7 +68,7 @@ def test_the_output_on_the_host_is_followed_here(home: Home) -> None:
 
 def test_a_killed_run_is_resumed_without_a_second_turn(home: Home) -> None:
     with running(home.path) as process:
-        wait_for(lambda: "session_opened" in plait_here(home.path, "show", "last", "--events").out)
+        wait_for(lambda: "session_opened" in plait_here(home.path, "log", "last", "--json").out)
         process.kill()
         process.wait()
     said = plait_here(home.path, "resume", "last", "--dry-run").out

@@ -18,7 +18,6 @@ from plait import ParallelRunner, RunResult, RunStatus
 from plait.backends import OpenAIBackend
 from plait.clock_and_ids import Clock
 from plait.persistence import SQLiteStore
-from plait.runner.web.schemas import RunDetailShape
 from tests.support.processes.command import Terminal, plait_here
 
 DAY = 86_400.0
@@ -123,8 +122,6 @@ def test_a_limit_of_a_week_outlives_the_process(tmp_path: Path, monkeypatch: pyt
         assert (throttled["backend"], throttled["cause"], throttled["total"]) == ("api", "rate_limited", 2)
         assert value["counts"] == {"completed": 1, "pending": 3}
         assert any(task["next_try_at"] == throttled["until"] for task in value["tasks"])
-        del value["settings"]
-        assert RunDetailShape.model_validate(value).throttled[0].until == throttled["until"]
         assert server.calls == before, "no call before the time"
         assert plait_here(tmp_path, "show", "last", "--json").value["throttled"] == [], "no process waits now"
         server.is_open = True

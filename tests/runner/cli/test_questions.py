@@ -187,7 +187,7 @@ def test_what_is_asked_never_acts_on_a_terminal(tmp_path: Path) -> None:
         ("answer",),
         ("show", "last"),
         ("show", "last", "a"),
-        ("show", "last", "--events"),
+        ("log", "last"),
     ):
         with Terminal(tmp_path, *words) as terminal:
             assert terminal.wait() == (4 if words[0] == "run" else 0)

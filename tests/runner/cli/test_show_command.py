@@ -181,13 +181,6 @@ def test_a_task_is_shown_with_its_conversation(folder: Path) -> None:
     assert usage < value["history"][0].keys() and "usage" not in value["history"][0]
 
 
-def test_the_history_is_shown(folder: Path) -> None:
-    events = plait_here(folder, "show", "last", "--events", "--json").value
-    assert events[0]["kind"] == "run_created"
-    assert len(plait_here(folder, "show", "last", "--events").out.splitlines()) == len(events)
-    assert plait_here(folder, "show", "last", "a", "--events").code == 2
-
-
 def test_graph_of_a_plan_and_of_a_run(folder: Path) -> None:
     plain = plait_here(folder, "graph", "plan.yaml").out
     assert plain.startswith("flowchart LR\n")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from plait.runner.web.schemas import RunDetailShape, RunShape, TaskShape
+from plait.runner.views.view_models import RunDetail, RunView, TaskView, json_schema
 from tests.support.plans.logged import make
 from tests.support.processes.command import plait_here
 
@@ -30,7 +30,6 @@ COMMANDS = [
     "runs --long",
     "show last",
     "show last a",
-    "show last --events",
     "log last",
     "answer",
     "resume last --dry-run --retry-failed",
@@ -81,10 +80,10 @@ def test_a_thing_has_one_name(told: dict[str, Any]) -> None:
 
 def test_a_run_and_a_task_are_spelt_as_over_http(told: dict[str, Any]) -> None:
     [run] = told["runs --long"]
-    assert set(RunShape.model_fields) < run.keys()
-    assert set(RunDetailShape.model_fields) < told["show last"].keys()
+    assert set(json_schema(RunView)["properties"]) < run.keys()
+    assert set(json_schema(RunDetail)["properties"]) < told["show last"].keys()
     for task in told["show last"]["tasks"]:
-        assert set(TaskShape.model_fields) == task.keys()
+        assert set(json_schema(TaskView)["properties"]) == task.keys()
     asking = told["show last"]["tasks"][3]
     assert asking["asks"] == {"schema": {"enum": ["red", "blue"]}, "default": None, "deadline_at": None}
     [question] = told["answer"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -166,8 +167,8 @@ async def test_the_command_begins_a_queued_run(tmp_path: Path) -> None:
     assert [run["status"] for run in shown] == ["queued"]
     resumed = plait(tmp_path, "resume", "--store", "runs.db")
     assert (resumed.code, resumed.out) == (0, "HELLO\n"), resumed.err
-    history = plait(tmp_path, "show", run_id, "--events", "--json", "--store", "runs.db").value
-    assert [event["kind"] for event in history][:2] == ["run_created", "run_started"]
+    history = plait(tmp_path, "log", run_id, "--json", "--store", "runs.db").out.splitlines()
+    assert [json.loads(line)["kind"] for line in history][:2] == ["run_created", "run_started"]
 
 
 async def test_a_queued_run_can_be_taken_from_once_it_has_run() -> None:

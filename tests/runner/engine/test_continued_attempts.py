@@ -229,7 +229,7 @@ def test_a_person_sees_when_it_goes_on(tmp_path: Path) -> None:
     assert ends <= next_try.timestamp() <= ends + 1
     assert datetime.fromisoformat(task["waits"]["until"]) == next_try
     assert at.endswith(f"{next_try.astimezone():%H:%M}") or f"{next_try.astimezone():%H:%M:%S}" == at
-    assert "continues_session=True" in plait_here(tmp_path, "show", "r", "--events").out
+    assert '"continues_session": true' in plait_here(tmp_path, "log", "r", "--json").out
 
 
 async def test_a_clock_that_was_put_back_makes_nobody_wait_longer_than_was_said(store: Store) -> None:

@@ -15,7 +15,7 @@ from playwright.sync_api import Browser, expect, sync_playwright
 
 from plait import DAG, ParallelRunner, Task
 from plait.persistence import SQLiteStore
-from plait.runner.web.page_files import page_files
+from plait.runner.serving.page_files import page_files
 from tests.runner.cli.test_cancel_command import until
 from tests.runner.web.test_page import open_run, opened, run, started
 from tests.support.agents.logs import make_log_home, running

@@ -16,10 +16,10 @@ from plait import DAG, ParallelRunner, PlaitError, RunService, RunStatus, Task
 from plait.backends import ask
 from plait.errors import AnswerConflict
 from plait.persistence import MemoryStore, Store
+from plait.runner.serving import http_routes
 from plait.runner.serving.http_routes import ServedRuns
 from plait.runner.serving.http_server import make_app
 from plait.runner.views import read_views
-from plait.runner.web import schemas
 from tests.runner.web.test_lifecycle import created, events, post
 from tests.support.processes.command import plait
 from tests.support.processes.served import served
@@ -103,7 +103,7 @@ async def test_the_service_answers(store: Store) -> None:
                     break
         asks = (await runs.get_run(run_id)).tasks["a"].asks
         assert asks is not None
-        assert (asks.text, asks.schema, asks.default, asks.deadline_at) == ("Who?", None, None, None)
+        assert (asks.schema, asks.default, asks.deadline_at) == (None, None, None)
         with pytest.raises(PlaitError, match="must be text"):
             await runs.resume_run(run_id, {"a": 1})
         await runs.resume_run(run_id, {"a": "Ada"})
@@ -130,7 +130,7 @@ async def test_others_are_answered_while_a_run_is_made_ready_to_be_shown(monkeyp
         return str(await ask("Which one?"))
 
     monkeypatch.setattr(read_views, "asking_of", slow(read_views.asking_of))
-    monkeypatch.setattr(schemas, "run_detail_shape", slow(schemas.run_detail_shape))
+    monkeypatch.setattr(http_routes, "json_text", slow(http_routes.json_text))
     runner = ParallelRunner(asks, store=MemoryStore())
     run = await runner.run(DAG([Task("a", "x")]))
     async with RunService(runner) as service, anyio.create_task_group() as group:

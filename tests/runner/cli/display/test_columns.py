@@ -53,7 +53,6 @@ COMMANDS = [
     "runs --long",
     "show last",
     "show last --task part.*",
-    "show last --events",
     f"show last {LONG}",
     "show last korean",
     "show last asks-a-person",

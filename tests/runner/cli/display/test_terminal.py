@@ -127,7 +127,7 @@ def test_nothing_that_a_model_writes_acts_on_the_terminal_while_it_runs(folder: 
     assert b"\x1b[?25h" in terminal.seen  # the cursor is back
 
 
-@pytest.mark.parametrize("words", [["runs"], ["show", "last"], ["show", "last", "says"], ["show", "last", "--events"]])
+@pytest.mark.parametrize("words", [["runs"], ["show", "last"], ["show", "last", "says"], ["log", "last"]])
 def test_nothing_stored_acts_on_the_terminal_when_it_is_shown(folder: Path, words: list[str]) -> None:
     with Terminal(folder, *words) as terminal:
         assert terminal.wait() == 0

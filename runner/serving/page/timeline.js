@@ -1,22 +1,13 @@
-// The timeline: a canvas with a bar for each attempt and a line for each wait. Screen readers read the list in its place.
+// The timeline: a canvas with a bar for each attempt, and a line while a task waits. Screen readers read the list in its place.
 
-import { h, Picture, replace, s, set } from "./dom.js";
+import { h, Picture, replace, set } from "./dom.js";
 import { clock, count, cut, seconds, time, words } from "./format.js";
 import { countsOf, moreOf, noteOf } from "./selection.js";
 
 const [LINE, HEAD, EDGE] = [22, 24, 16];
 const REDRAW_MS = 500;
 const MOST_TOLD = 9; // bars of a line that are told in words
-const OPEN = 10; // pixels of a wait that goes on, at least
 const SHORTEST = 2; // pixels; shorter bars run together
-/** The words, the colour, the width and the dashes of each kind of wait. */
-const WAITS = {
-	upstream: ["waits for tasks", "muted", 1, [1, 4]],
-	slot: ["no free slot", "muted", 1, []],
-	throttled: ["throttled", "interrupted", 8, [1, 4]],
-	retry: ["retry", "failed", 2, [7, 4]],
-	question: ["asks a person", "waiting_input", 4, [4, 3]],
-};
 /** The attempts from the back to the front: the least width in pixels, the opacity, and the colour. */
 const BARS = {
 	completed: [1],
@@ -31,8 +22,8 @@ const BARS = {
 const LOOK = ["text", "line", "chosen", "back", "pending", "muted", "waiting_input", ...Object.keys(BARS)];
 const STEPS = [0.01, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14_400, 43_200, 86_400];
 
-/** Return the bars of the attempts of a task: `[status, start, end]`, without an end while under way. */
-const attemptsOf = ({ bars = [] }) => bars.filter(([kind]) => kind in BARS);
+/** Return the attempts of a task, `[status, start, end]`, without an end while under way. A row has more than one alone. */
+const attemptsOf = ({ bars, status, start, took }) => bars || (start === undefined ? [] : [[status, start, status === "running" ? null : start + (took || 0)]]);
 
 export class Timeline extends Picture {
 	canvas = h("canvas", { "aria-hidden": "true" });
@@ -48,9 +39,7 @@ export class Timeline extends Picture {
 			onkeydown: (event) => this.press(event), onclick: (event) => onopen(this.lineAt(event)),
 			onpointermove: (event) => this.point(event), onpointerleave: () => this.tell(), onblur: () => this.tell(),
 		}, this.space);
-		const legend = Object.values(WAITS).map(([words, status, width, dashes]) =>
-			h("span", s("svg", s("line", { x2: 30, y1: 5.5, y2: 5.5, status, stroke: "currentColor", "stroke-width": width, "stroke-dasharray": dashes })), words));
-		this.element = h("div.timeline", h("div.legend.facts", legend), h("div.plot", this.canvas, this.scroll), this.tip, this.zoomed());
+		this.element = h("div.timeline", h("div.plot", this.canvas, this.scroll), this.tip, this.zoomed());
 	}
 
 	show(selection, run) {
@@ -61,9 +50,9 @@ export class Timeline extends Picture {
 		this.later();
 	}
 
-	/** Return what a line shows, by the starts; for a task its waits, too: `[kind, start, end, words]`. */
+	/** Return the attempts that a line shows, by their starts. */
 	barsOf({ row, group, more }) {
-		if (row || more) return row?.bars || [];
+		if (row || more) return row ? attemptsOf(row) : [];
 		if (!this.bars.has(group)) this.bars.set(group, group.parts.flatMap(attemptsOf).sort((one, other) => one[1] - other[1]));
 		return this.bars.get(group);
 	}
@@ -108,7 +97,7 @@ export class Timeline extends Picture {
 		pen.beginPath();
 		pen.rect(this.gutter, HEAD, width, height);
 		pen.clip();
-		for (const [line, y] of places) this.drawBars(this.barsOf(line), y, look);
+		for (const [line, y] of places) this.drawBars(line, y, look);
 		clearTimeout(this.timer);
 		if (isLive) this.timer = setTimeout(() => this.later(), REDRAW_MS);
 	}
@@ -140,9 +129,16 @@ export class Timeline extends Picture {
 		pen.fillText(cut(row ? row.id : more ? `and ${count(more)} more` : `${open ? "▾" : "▸"} ${group.name}.*`, this.gutter - left - 8, 7.3), left, y + LINE / 2);
 	}
 
-	/** Draw bars, given by their starts. Short ones run together; failed and running ones keep a least width. */
-	drawBars(bars, y, look) {
+	/** Draw attempts. Short ones run together; failed and running ones keep a least width. The line before is a wait. */
+	drawBars(line, y, look) {
 		const { pen, width, gutter, now } = this;
+		const bars = this.barsOf(line);
+		const middle = y + LINE / 2;
+		if (line.row) {
+			const end = line.row.wait ? now : bars.at(-1)?.[1] ?? this.first;
+			pen.fillStyle = look.muted;
+			pen.fillRect(this.x(this.first), middle, (end - this.first) * this.perMs, 1);
+		}
 		const found = {};
 		for (const [status, start, end] of bars) {
 			const [from, to] = [this.x(start), this.x(end ?? now)];
@@ -153,18 +149,6 @@ export class Timeline extends Picture {
 			if (last && (from < last[1] || (isShort && from < last[1] + 1))) last[1] = Math.max(last[1], to);
 			else drawn.push([from, to]);
 		}
-		const middle = y + LINE / 2;
-		for (const [kind, [, colour, thick, dashes]] of Object.entries(WAITS))
-			for (const [from, to] of found[kind] || []) {
-				const at = middle + (thick % 2) / 2; // between two pixels, a thin line would be pale
-				pen.beginPath();
-				pen.setLineDash(dashes);
-				pen.lineWidth = thick;
-				pen.strokeStyle = look[colour];
-				pen.moveTo(Math.round(Math.max(from, gutter)), at);
-				pen.lineTo(to < this.x(now) ? to : Math.max(to, from + OPEN), at);
-				pen.stroke();
-			}
 		for (const [status, [least, alpha = 1, colour = status]] of Object.entries(BARS))
 			for (const [from, to] of found[status] || []) {
 				const wide = Math.max(to - from, least);
@@ -200,14 +184,13 @@ export class Timeline extends Picture {
 		const { row, group, more } = line;
 		const told = bars.slice(-MOST_TOLD).map((bar) => this.say(row, bar));
 		replace(this.tip, h("b", row ? row.id : `${group.name}.*`), ": ", row ? words(row.status) : more ? moreOf(more) : countsOf(group),
-			told.map((text) => h("div", text)), row && h("div.about", bars.length ? row.note : noteOf(row)));
+			told.map((text) => h("div", text)), row && h("div.about", noteOf(row)));
 	}
 
-	/** Return a bar in words: `waits for a, b · 12:03:05 · 1.2 s`. */
-	say(row, [kind, start, end, told]) {
-		const wait = WAITS[kind] && (told || (end === null && row.wait) || WAITS[kind][0]);
+	/** Return an attempt in words: `attempt 2 failed · 12:03:05 · 1.2 s`. */
+	say(row, [kind, start, end]) {
 		const number = attemptsOf(row).findIndex((one) => one[1] === start) + 1;
-		return [wait || `attempt ${number} ${kind}`, clock(start + this.selection.origin), seconds(((end ?? this.now) - start) / 1000)].join(" · ");
+		return [`attempt ${number} ${words(kind)}`, clock(start + this.selection.origin), seconds(((end ?? this.now) - start) / 1000)].join(" · ");
 	}
 
 	press(event) {

@@ -14,11 +14,11 @@ from fastapi.sse import EventSourceResponse, ServerSentEvent
 
 from plait.errors import PlaitError
 from plait.runner.client.runs import RunService
+from plait.runner.serving import http_bodies
 from plait.runner.serving.http_guard import problem
 from plait.runner.serving.json_body import StrictJsonRoute
 from plait.runner.serving.sign_in import CodeRefused, SignIn
 from plait.runner.views.live_view import LiveView, ViewChange
-from plait.runner.web import schemas
 
 
 class PageApi:
@@ -45,7 +45,7 @@ class PageApi:
         router.add_api_route("/runs/{run_id}/live", live, methods=["GET"], response_class=EventSourceResponse)
         return router
 
-    async def sign_in(self, given: schemas.SignInBody) -> Response:
+    async def sign_in(self, given: http_bodies.SignInBody) -> Response:
         """Give the browser the token for a code."""
         try:
             return JSONResponse({"token": self._sign_in.redeem(given.code)})
@@ -61,10 +61,10 @@ class PageApi:
         return JSONResponse(await self._service.graph(run_id))
 
     async def open_live(
-        self, run_id: str, chosen: Annotated[schemas.LiveQuery, Query()]
+        self, run_id: str, chosen: Annotated[http_bodies.LiveQuery, Query()]
     ) -> AsyncGenerator[ObjectReceiveStream[ServerSentEvent]]:
         """Open the stream of the changes of a run. Raises RunNotFound, TaskNotFound."""
-        view = self._service.view(run_id, chosen.task, chosen.attempts)
+        view = self._service.view(run_id, chosen.task)
         try:
             async with aclosing(view.changes()) as changes:
                 first = await anext(changes)  # an unknown run or task is the answer, not an event

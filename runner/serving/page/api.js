@@ -53,9 +53,9 @@ async function readEvents(body, give) {
  * Each frame takes changes for BUDGET_MS at most. `onstate` receives "live", "reading" or "lost".
  */
 export class Live {
-	constructor(run, { task, attempts }, handlers, onstate) {
-		this.path = `/page/runs/${encodeURIComponent(run)}/live?attempts=${attempts}`;
-		if (task) this.path += `&task=${encodeURIComponent(task)}`;
+	constructor(run, task, handlers, onstate) {
+		this.path = `/page/runs/${encodeURIComponent(run)}/live`;
+		if (task) this.path += `?task=${encodeURIComponent(task)}`;
 		this.handlers = handlers;
 		this.onstate = onstate;
 		this.onvisible = () => (document.hidden ? this.pause() : this.open());

@@ -55,12 +55,12 @@ export class RunPage {
 		if (document.activeElement !== this.find) this.find.value = query.get("find") || "";
 		const view = VIEWS.find((one) => one === query.get("view")) || "list";
 		const isMoved = task !== selection.task || !this.live;
-		const isTimed = view === "timeline" && !this.hasAttempts;
-		this.hasAttempts ||= isTimed;
 		selection.task = task;
 		selection.lay();
-		if (isMoved) this.choose(task);
-		if (isMoved || isTimed) this.follow();
+		if (isMoved) {
+			this.choose(task);
+			this.follow();
+		}
 		if (view !== this.view) this.turn(view);
 		this.draw();
 	}
@@ -83,8 +83,7 @@ export class RunPage {
 
 	follow() {
 		this.live?.close();
-		const { task } = this.selection;
-		this.live = new Live(this.run, { task, attempts: Boolean(this.hasAttempts) }, {
+		this.live = new Live(this.run, this.selection.task, {
 			opened: () => this.panel && (this.panel.activity = []),
 			run: (head) => this.showHead(head),
 			rows: ({ rows }) => this.selection.merge(rows),

@@ -1,0 +1,420 @@
+"""What a run, a task, an attempt, an event, a question look like: one form in Python, HTTP, --json and the page.
+
+A view is a plain dataclass, built from the store without validation. `view_json` gives its JSON, `json_text` the JSON
+as text, and pydantic publishes the schema from the fields and their docstrings. JSON values are typed Any: pydantic
+cannot resolve the recursive alias.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from functools import cache
+from typing import Annotated, Any, Literal, TypeVar, cast, dataclass_transform
+
+from pydantic import ConfigDict, PlainSerializer, TypeAdapter
+
+from plait.events import RUN_ENDS, BackendThrottled
+from plait.persistence.store_records import MessageRecord
+from plait.runner.domain.asked_question import AnsweredQuestion, Asking, Way
+from plait.runner.domain.wait_reasons import WaitReason
+from plait.runner.policies.goal_policy import Loop, Phase
+from plait.runner.recovery.resume import Preview
+from plait.runner.recovery.resume_plan import ResumeAction
+from plait.statuses import AttemptStatus, RunStatus, TaskStatus
+from plait.usage import Usage
+
+ANSWERED = "answered, to be resumed"
+"""A run that is waiting_input although no task asks: no process has resumed the run since the last answer."""
+
+T = TypeVar("T")
+
+
+def _with_inherited_docs(schema: dict[str, Any], kind: type[Any]) -> None:
+    """Describe the fields that `kind` inherits: pydantic reads the docstrings of the class itself alone."""
+    for base in kind.__mro__[1:-1]:
+        for name, inherited in json_schema(base)["properties"].items():
+            if "description" in inherited:
+                schema["properties"][name].setdefault("description", inherited["description"])
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
+def view(cls: type[T]) -> type[T]:
+    """Make `cls` a dataclass with slots, frozen for type checkers only (see `value`): a run may have 20,000 tasks."""
+    made: Any = dataclass(slots=True, kw_only=True)(cls)
+    made.__pydantic_config__ = ConfigDict(
+        use_attribute_docstrings=True,
+        json_schema_serialization_defaults_required=True,
+        json_schema_extra=_with_inherited_docs,
+    )
+    return made  # type: ignore[no-any-return]
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def view_json(shown: Any) -> dict[str, Any]:
+    """Return the view as a JSON object."""
+    return _adapter(shown.__class__).dump_python(shown, mode="json")  # type: ignore[no-any-return]
+
+
+def json_text(shown: Any) -> bytes:
+    """Return the view as JSON text."""
+    return _adapter(shown.__class__).dump_json(shown)
+
+
+def json_schema(kind: Any) -> dict[str, Any]:
+    """Return the JSON Schema of a view as it is sent."""
+    return _adapter(kind).json_schema(mode="serialization")
+
+
+@view
+class UsageView:
+    """Tokens and cost."""
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cache_read_tokens: int = 0
+    """Part of `input_tokens` read from the provider's cache."""
+    cache_write_tokens: int = 0
+    """Part of `input_tokens` written to the provider's cache."""
+    cache_write_1h_tokens: int = 0
+    """Part of `cache_write_tokens` that the provider keeps for an hour."""
+    reasoning_tokens: int = 0
+    """Part of `output_tokens` spent on reasoning."""
+    cost_usd: float | None = None
+    """Dollars; null if unknown."""
+    cost_is_partial: bool = False
+    """True if `cost_usd` is a sum without some unknown costs."""
+
+    @property
+    def usage(self) -> Usage:
+        """The same as one value, which can be added up."""
+        counts = {name: getattr(self, name) for name in _COUNTS}
+        return Usage(model=getattr(self, "model", None), **counts)
+
+
+_COUNTS = tuple(one.name for one in fields(cast("Any", UsageView)))
+
+
+def usage_fields(usage: Usage) -> dict[str, Any]:
+    """Return tokens and cost as the fields of a view, and of a JSON object."""
+    return {name: getattr(usage, name) for name in _COUNTS}
+
+
+@view
+class OwnerView:
+    """The process that owns a run."""
+
+    host: str
+    pid: int
+    liveness: Literal["alive", "dead", "unknown"]
+    """As far as this host can determine."""
+
+
+@view
+class LoopView:
+    """The progress of a run that plans its tasks towards a goal."""
+
+    phase: Phase
+    iteration: int
+    """Number of executed tasks."""
+    ended_by: Literal["goal_reached", "max_iterations", "max_tasks", "no_progress"] | None
+    """Why no further task is planned; null while the loop goes on."""
+
+    @classmethod
+    def of(cls, loop: Loop) -> LoopView:
+        """Return the progress that `loop` has made."""
+        ended_by: Any = loop.ended_by
+        return cls(phase=loop.phase, iteration=loop.iteration, ended_by=ended_by)
+
+    @property
+    def description(self) -> str:
+        """The progress in a few words."""
+        executed = f"{self.iteration} task{'' if self.iteration == 1 else 's'} executed"
+        if self.ended_by in {None, "goal_reached"}:
+            return f"{'goal reached' if self.ended_by else self.phase.value}, {executed}"
+        return f"goal not reached ({self.ended_by}), {executed}"
+
+
+@view
+class RunView(UsageView):
+    """A run. The usage is that of all attempts; turns of `continue_task` count only in the messages of their task."""
+
+    run_id: str
+    name: str
+    """The name for people; need not be unique."""
+    status: RunStatus
+    """The status; interrupted if the run is stored as running or cancelling without a live owner."""
+    created_at: str
+    """UTC in ISO 8601, as all times."""
+    started_at: str | None
+    ended_at: str | None
+    error: str | None
+    """The reason for a failure, in one line."""
+    reason: str | None
+    """The reason for the status, in a few words; null if the status needs none."""
+    owner: OwnerView | None
+    """The process that owns the run, dead or alive."""
+    done: int
+    """Number of ended tasks, in any status."""
+    total: int
+    counts: Mapping[TaskStatus, int]
+    """Number of tasks by status; statuses without tasks are left out."""
+    loop: LoopView | None
+    """Null for a run without a goal."""
+
+    @property
+    def status_text(self) -> str:
+        """The status for a person: a run whose questions are all answered no longer waits for input."""
+        is_answered = self.status is RunStatus.WAITING_INPUT and not self.counts.get(TaskStatus.WAITING_INPUT)
+        return ANSWERED if is_answered else self.status.value
+
+
+@view
+class AskedView:
+    """Details of a question."""
+
+    schema: Any = None
+    """JSON Schema of the answer; null for any text."""
+    default: Any = None
+    """The answer that counts after the deadline."""
+    deadline_at: str | None = None
+
+    @classmethod
+    def of(cls, asking: Asking) -> AskedView:
+        """Return the details of the open question `asking`."""
+        question = asking.question
+        schema = None if question.schema is None else dict(question.schema)
+        return cls(schema=schema, default=question.default, deadline_at=asking.deadline_at)
+
+
+@view
+class AnswerView:
+    """An answer to a question of a task."""
+
+    attempt: int
+    """The attempt that ended with the question."""
+    way: Way
+    """How the task asked: reply (its conversation ended with the question) or call (its code called `ask`)."""
+    question: str
+    value: Any
+    by: str
+    """The source of the answer: person, default (the deadline has passed) or callback."""
+
+    @property
+    def text(self) -> str:
+        """The message sent in the conversation."""
+        return self.value if isinstance(self.value, str) else json.dumps(self.value, ensure_ascii=False)
+
+    @classmethod
+    def of(cls, answer: AnsweredQuestion) -> AnswerView:
+        """Return the stored answer."""
+        return cls(attempt=answer.attempt, way=answer.way, question=answer.question, value=answer.value, by=answer.by)
+
+
+@view
+class TaskView(UsageView):
+    """A task and its result. The usage is that of the last attempt."""
+
+    task_id: str
+    position: int
+    """Index of the task in the run, from 0."""
+    status: TaskStatus
+    depends_on: tuple[str, ...]
+    backend: str | None
+    """Name of the backend; null for the default backend."""
+    model: str | None
+    """Model that answered, as the server or the agent names it; null if unknown."""
+    prompt: str
+    """The prompt template."""
+    attempts: int
+    """How many attempts were started."""
+    crashes: int
+    """How often a process died while it ran the task."""
+    text: str | None
+    """Result of the task; null before there is a result, and if the result is `damaged`."""
+    data: Any
+    """Result as JSON if the task has an output schema, else null."""
+    damaged: bool
+    """True if the stored result does not match its checksum; text and data are null then."""
+    error_kind: str | None
+    """Kind of the error, an `ErrorKind` value."""
+    error: str | None
+    next_try_at: str | None
+    """Time of the next attempt, if the last attempt failed and another attempt follows."""
+    question: str | None
+    """Question to a person, while the task is waiting_input."""
+    waits: WaitReason | None
+    """The reason for which the task is not running, or waits for a host that is away; null for any other task."""
+    asks: AskedView | None
+    """Details of the question; null if the task does not ask, but a crash interrupted it (plait answer)."""
+    answers: tuple[AnswerView, ...]
+    """Answers to earlier questions of the task."""
+    session_id: str | None
+    """The backend's id of the conversation, if known."""
+    session_confirmed: bool
+    """True if the backend has named the session; false if only the runner has chosen its id."""
+    duration_s: float | None
+    """Seconds of the last attempt."""
+    started_at: str | None
+    ended_at: str | None
+    added_by: str | None
+    """Id of the task that added this task to the run."""
+    spec: Mapping[str, Any]
+    """Further settings of the task, such as its retry policy."""
+
+
+def _listed(tasks: Mapping[str, TaskView]) -> list[TaskView]:
+    return list(tasks.values())
+
+
+@view
+class RunDetail(RunView):
+    """A run with its tasks."""
+
+    throttled: tuple[BackendThrottled, ...] = ()
+    """The throttled backends of a running run, each with its last event."""
+    tasks: Annotated[Mapping[str, TaskView], PlainSerializer(_listed, return_type=list[TaskView])] = field(
+        default_factory=dict[str, TaskView]
+    )
+    """The tasks, in the order of the plan; in Python by their ids."""
+
+
+@view
+class AttemptView(UsageView):
+    """An attempt at a task."""
+
+    task_id: str
+    attempt: int
+    """Counts from 1."""
+    status: AttemptStatus
+    backend: str
+    session_id: str | None
+    started_at: str
+    ended_at: str | None
+    error_kind: str | None
+    error: str | None
+    duration_s: float | None
+    traceback: str | None
+    """The traceback of a function that failed."""
+    model: str | None
+    place: str | None
+    """The host of an attempt on another host."""
+
+
+@view
+class TaskDetail(TaskView):
+    """A task with its conversation and its attempts."""
+
+    run_id: str
+    messages: tuple[MessageRecord, ...]
+    history: tuple[AttemptView, ...]
+    """The attempts, the first one first."""
+
+
+@view
+class QuestionView:
+    """A task that waits for a person."""
+
+    run_id: str
+    run_name: str
+    task_id: str
+    attempt: int
+    """The attempt that asked or was cut, for `attempt` of the answer."""
+    question: str
+    """The question, or the reason for which a task marked at_most_once waits."""
+    since: str | None
+    """Start of the attempt that asked."""
+    asks: AskedView | None
+    """Details of the question; null for an interrupted task marked at_most_once: decide with `settle`."""
+
+
+@view
+class EventView:
+    """An entry of the history of a run."""
+
+    seq: int
+    """The number of the event, increasing within the run, with gaps; also its id in the stream."""
+    at: str
+    """The time, UTC in ISO 8601."""
+    kind: str
+    """The kind of the event, such as `task_completed`."""
+    task_id: str | None
+    """Null for an event of the whole run."""
+    attempt: int | None
+    """Number of the attempt, from 1, if the event belongs to an attempt."""
+    detail: Mapping[str, Any]
+    """Further values, depending on `kind`."""
+
+    @property
+    def is_last(self) -> bool:
+        """Whether it ends the run: nothing follows, unless a person reopens the run."""
+        return self.kind in RUN_ENDS
+
+
+@view
+class StepView:
+    """The action of a resume for a task."""
+
+    task_id: str
+    action: ResumeAction
+    reason: str
+    possibly_billed_twice: bool
+    input_tokens: int
+    """Estimate of the input tokens that would be billed again."""
+
+
+@view
+class PreviewView:
+    """The actions of a resume."""
+
+    run_id: str
+    status: RunStatus
+    ended: bool
+    """True if nothing is left to do."""
+    damaged: tuple[str, ...]
+    """The tasks whose stored result does not fit its checksum, and that would not run again."""
+    runs: int
+    """Number of tasks that would be executed if no task failed."""
+    adopted: int
+    possibly_billed_twice: int
+    repeated_input_tokens: int
+    tasks: tuple[StepView, ...]
+
+    @classmethod
+    def of(cls, preview: Preview) -> PreviewView:
+        """Return what `preview` says of each task."""
+        return cls(
+            run_id=preview.run_id,
+            status=preview.status,
+            ended=preview.ended,
+            damaged=preview.damaged,
+            runs=preview.runs,
+            adopted=preview.count(ResumeAction.ADOPT),
+            possibly_billed_twice=len(preview.repeats),
+            repeated_input_tokens=preview.repeated_input_tokens,
+            tasks=tuple(
+                StepView(
+                    task_id=step.task_id,
+                    action=step.action,
+                    reason=step.reason,
+                    possibly_billed_twice=step.repeats,
+                    input_tokens=step.input_tokens,
+                )
+                for step in preview.tasks.values()
+            ),
+        )
+
+
+@view
+class ReplyView(UsageView):
+    """The answer to one more message."""
+
+    run_id: str
+    task_id: str
+    text: str
+    session_id: str | None
