@@ -22,7 +22,6 @@ from plait.runner.domain.asked_question import OnQuestion
 from plait.runner.domain.dag import nearest
 from plait.runner.domain.run_result import Degradation, RunResult, TaskResult
 from plait.runner.engine.event_feed import EventReader
-from plait.runner.engine.policy_driver import read_policy_state
 from plait.runner.engine.run_handle import Run
 from plait.runner.parallel_runner import ParallelRunner
 from plait.runner.policies.goal_messages import ANSWER_ID, EXECUTOR, Team
@@ -30,7 +29,7 @@ from plait.runner.policies.goal_policy import Loop, LoopLimits, OrchestratorPoli
 from plait.runner.policies.goal_progress import EXECUTED, is_work
 from plait.runner.recovery.resume import ResumeOptions
 from plait.runner.state.own_store import OwnStore, StorePlace
-from plait.runner.state.stored_run import StoredPolicy
+from plait.runner.state.stored_run import StoredPolicy, read_policy_state
 from plait.statuses import RunStatus, TaskStatus
 from plait.usage import Usage
 

@@ -13,7 +13,7 @@ from plait import events
 from plait.backends.backend_protocol import Backend, Reply
 from plait.backends.function_backend import as_backend
 from plait.backends.prices import Price
-from plait.clock_and_ids import Clock, iso, new_run_id
+from plait.clock_and_ids import Clock, new_run_id
 from plait.errors import RunOwned, StoreError
 from plait.events import RunClaimed
 from plait.json_form import JsonInput
@@ -34,11 +34,10 @@ from plait.runner.domain.concurrency import default_concurrency
 from plait.runner.domain.dag import DAG, as_dag
 from plait.runner.domain.policy import Policy
 from plait.runner.domain.run_result import Degradation, RunResult
-from plait.runner.engine.event_feed import Feed
 from plait.runner.engine.lease import LEASE_SECONDS, claim_for_this_process, short_claim_ends, wait_for_expiry
-from plait.runner.engine.run_control import Control
+from plait.runner.engine.live_run import LiveRun
 from plait.runner.engine.run_handle import Run
-from plait.runner.engine.run_lifecycle import Diverged, PreparedRun, execute_run
+from plait.runner.engine.run_lifecycle import Diverged, execute_run
 from plait.runner.engine.run_options import DEFAULT_BACKEND, Config, answer_keys, backend_names, default_backend
 from plait.runner.recovery.given_answers import question_of
 from plait.runner.recovery.resume import Preview, ResumeOptions, decide, earlier_answers, prepare_resume, preview
@@ -65,7 +64,7 @@ _MOST_CLAIMS = 10
 DEFAULT_LIMITS = GrowthLimits()
 
 _Settings: TypeAlias = Mapping[str, JsonInput] | None
-_Drive: TypeAlias = Callable[[Feed, Control], Awaitable[RunResult]]
+_Drive: TypeAlias = Callable[[LiveRun], Awaitable[RunResult]]
 
 
 class ParallelRunner:
@@ -199,7 +198,8 @@ class ParallelRunner:
         """
         reuse = _reuse(like, fresh, keep_answers)
         if key is None:
-            return await self._new(dag, run_id, settings, policy, reuse)[1](Feed(), Control())
+            live, drive = self._new(dag, run_id, settings, policy, reuse)
+            return await drive(live)
         if reuse is not None:
             raise ValueError("a run with a key takes no answers of another run over; leave key or like out")
         async with self.own_store.opened():
@@ -350,7 +350,8 @@ class ParallelRunner:
         PolicyMissing, BackendMissing, StoreError if the store cannot be read or claimed, and the errors of `run`.
         """
         how = _resume_options(retry_failed, answers, policy, prompts)
-        return await self._resume(run_id, how)(Feed(), Control())
+        live, drive = self._resume(run_id, how)
+        return await drive(live)
 
     def start_resume(
         self,
@@ -362,7 +363,7 @@ class ParallelRunner:
         prompts: Mapping[str, str] | None = None,
     ) -> Run:
         """Resume a run in the background. Parameters as in `resume`; see `start`."""
-        return Run(run_id, self._resume(run_id, _resume_options(retry_failed, answers, policy, prompts)))
+        return Run(*self._resume(run_id, _resume_options(retry_failed, answers, policy, prompts)))
 
     @with_open_store
     async def preview_resume(self, run_id: str, *, retry_failed: bool = False) -> Preview:
@@ -460,7 +461,7 @@ class ParallelRunner:
         policy: Policy | None,
         reuse: ReuseFrom | None,
         known: EarlierAnswers | None = None,
-    ) -> tuple[str, _Drive]:
+    ) -> tuple[LiveRun, _Drive]:
         config, dag = self._config, with_digests(as_dag(dag))
         names = backend_names(dag, config)
         run_id = checked_run_id(run_id) or new_run_id(config.clock)
@@ -471,38 +472,36 @@ class ParallelRunner:
             require_tasks(() if reuse.roots is not None else reuse.fresh, dag.tasks)
             kept |= reuse.as_settings()
 
-        async def drive_new(feed: Feed, control: Control) -> RunResult:
-            answers, now = known, config.clock.wall()
-            if answers is None:
-                answers = await load_earlier_answers(config.store, dag, answer_keys(config), reuse, now)
-            at = iso(config.clock.wall())
-            created = run_created(at, run_id, dag, kept)
-            owner = claim_for_this_process(at)
-            claim = RunClaimed(at, owner, config.clock.wall() + config.lease)
-            first = created, events.RunStarted(at, run_id), claim
-            state = RunState(dag.copy(), keeps_all=config.store is None)
-            prepared = PreparedRun(run_id, state, names, owner, first, policy=policy, answers=answers, created_at=at)
-            return await self._go_on(await execute_run(prepared, config, feed, control), policy, feed, control)
+        async def drive_new(live: LiveRun) -> RunResult:
+            live.answers = known
+            if known is None:
+                now = config.clock.wall()
+                live.answers = await load_earlier_answers(config.store, dag, answer_keys(config), reuse, now)
+            at = live.created_at = live.stamp()
+            live.owner = claim_for_this_process(at)
+            claim = RunClaimed(at, live.owner, config.clock.wall() + config.lease)
+            live.first_events = run_created(at, run_id, dag, kept), events.RunStarted(at, run_id), claim
+            live.state, live.task_backends = RunState(dag.copy(), keeps_all=config.store is None), names
+            live.policy = policy
+            return await self._go_on(live, await execute_run(live))
 
-        return run_id, self._with_store(drive_new)
+        return LiveRun(run_id=run_id, options=config), self._with_store(drive_new)
 
-    def _resume(self, run_id: str, how: ResumeOptions) -> _Drive:
-        async def drive_stored(feed: Feed, control: Control) -> RunResult:
-            return await self._go_on(await self._resume_once(run_id, how, feed, control), how.policy, feed, control)
+    def _resume(self, run_id: str, how: ResumeOptions) -> tuple[LiveRun, _Drive]:
+        async def drive_stored(live: LiveRun) -> RunResult:
+            return await self._go_on(live, await self._resume_once(live, how))
 
-        return self._with_store(drive_stored)
+        return LiveRun(run_id=run_id, options=self._config), self._with_store(drive_stored)
 
-    async def _go_on(
-        self, outcome: RunResult | Diverged, policy: Policy | None, feed: Feed, control: Control
-    ) -> RunResult:
+    async def _go_on(self, live: LiveRun, outcome: RunResult | Diverged) -> RunResult:
         """Return the result of a run. If the store has refused a part of it, first continue with what is stored."""
         while isinstance(outcome, Diverged):
             interrupted = outcome.result
             try:
-                outcome = await self._resume_once(interrupted.run_id, ResumeOptions(policy=policy), feed, control)
+                outcome = await self._resume_once(live, ResumeOptions(policy=live.policy))
             except StoreError as error:
-                at = iso(self._config.clock.wall())
-                feed.publish(events.RunInterrupted(at, interrupted.run_id, str(error)))
+                at = live.stamp()
+                live.feed.publish(events.RunInterrupted(at, live.run_id, str(error)))
                 degraded = (*interrupted.degraded, Degradation(at, None, str(error)))
                 return replace(interrupted, degraded=degraded, error=str(error))
             if isinstance(outcome, Diverged):
@@ -511,12 +510,12 @@ class ParallelRunner:
                 outcome = _joined(interrupted, outcome)
         return outcome
 
-    async def _resume_once(self, run_id: str, how: ResumeOptions, feed: Feed, control: Control) -> RunResult | Diverged:
-        config = self._config
+    async def _resume_once(self, live: LiveRun, how: ResumeOptions) -> RunResult | Diverged:
+        config, run_id = self._config, live.run_id
 
-        async def prepared_or_result() -> PreparedRun | RunResult:
+        async def prepared_or_result() -> RunResult | None:
             run = await stored_run(config.store, run_id)
-            feed.status = run.status
+            live.feed.status = run.status
             for task_id in how.answers or ():
                 question_of(run, task_id)
             if needs_no_work(run, how.retry_failed):
@@ -524,32 +523,32 @@ class ParallelRunner:
                     require_unfailed(run)
                 return ended_result(run)
             run = with_prompts(run, how.prompts)
-            if not await wait_for_expiry(config, run, feed, control):
+            if not await wait_for_expiry(config, run, live):
                 return run.state.result(run_id, RunStatus.INTERRUPTED)
             plan = await decide(config, run, how)
             if plan.cancelled:
-                return await finish_cancelling(config, run, feed)
-            answers = await earlier_answers(config, run)
-            if (prepared := await prepare_resume(config, plan, control)) is not None:
-                return replace(prepared, answers=answers, created_at=run.record.created_at)
+                return await finish_cancelling(config, run, live.feed)
+            live.answers = await earlier_answers(config, run)
+            if await prepare_resume(live, plan):
+                return None
             return run.state.result(run_id, run.status, resume_summary=run.state.resume_summary())
 
         tries = 0
         while True:
             try:
-                prepared = await prepared_or_result()
+                result = await prepared_or_result()
                 break
             except RunOwned:
                 tries += 1
                 store = config.store
                 if store is None or tries == _MOST_CLAIMS or not await short_claim_ends(config, store, run_id):
                     raise
-        return await execute_run(prepared, config, feed, control) if isinstance(prepared, PreparedRun) else prepared
+        return await execute_run(live) if result is None else result
 
     def _with_store(self, drive: _Drive) -> _Drive:
-        async def drive_opened(feed: Feed, control: Control) -> RunResult:
+        async def drive_opened(live: LiveRun) -> RunResult:
             async with self.own_store.opened():
-                return await drive(feed, control)
+                return await drive(live)
 
         return drive_opened
 

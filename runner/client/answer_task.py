@@ -16,7 +16,6 @@ from plait.events import Event, TaskAnswered, TaskCompleted, TaskFailed, TaskSki
 from plait.json_form import JsonInput, JsonValue
 from plait.persistence.store_records import TaskRecord
 from plait.runner.domain.asked_question import Asking, OpenQuestion, Way
-from plait.runner.engine.event_feed import Feed
 from plait.runner.engine.inbox import AnswerNote, answer_note, wake
 from plait.runner.engine.lease import Liveness, liveness, wait_for_expiry, with_lease
 from plait.runner.engine.run_options import Config
@@ -86,7 +85,7 @@ async def _apply(config: Config, run: StoredRun, task_id: str, decision: PersonD
     """Claim the run, store the outcome of the decision, release the run."""
     dag, run_id = run.state.dag, run.record.run_id
     run.require_task(task_id)
-    await wait_for_expiry(config, run, Feed())
+    await wait_for_expiry(config, run)
     position, run = dag.position(task_id), await with_detached_turns(config, run)
     evidence = Evidence(detached=run.detached, died=owner_died(run))
     record, step = run.tasks[position], plan_resume(dag, run.tasks, evidence=evidence)[position]

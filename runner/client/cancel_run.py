@@ -58,7 +58,7 @@ async def _cancel_from_here(config: Config, run_id: str, on_unreached: OnUnreach
     run = await stored_run(config.store, run_id)
     if run.status in RUN_DONE:
         return run.status
-    await wait_for_expiry(config, run, Feed())
+    await wait_for_expiry(config, run)
     return (await finish_cancelling(config, run, Feed(), on_unreached)).status
 
 

@@ -61,7 +61,7 @@ async def continue_task(config: Config, run: StoredRun, task_id: str, message: s
     task, message = dag[task_id], clean_text(message)
     name = dag.backend_of(task) or config.default
     require_backends(config, {name}, f"task {task_id!r}")
-    await wait_for_expiry(config, run, Feed())
+    await wait_for_expiry(config, run)
     if dag.position(task_id) in run.state.asking:
         raise PlaitError(
             f"task {task_id!r} of run {run_id} waits for an answer to its question; answer the question first"

@@ -11,21 +11,19 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import partial
 from typing import Any
 
 from plait import events
-from plait.clock_and_ids import stamper
 from plait.errors import BackendError, DAGError, ErrorKind, RunNotFound
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.policy import Policy
 from plait.runner.domain.prompt_values import named
-from plait.runner.engine.attempt import RunContext
 from plait.runner.engine.checkpointer import UnstoredSink
-from plait.runner.engine.event_feed import Feed
 from plait.runner.engine.executor import Executor
 from plait.runner.engine.growth import Growth
+from plait.runner.engine.live_run import LiveRun
 from plait.runner.engine.outcomes import OutcomeHandler
-from plait.runner.engine.policy_driver import PolicyDriver, PolicyState
 from plait.runner.engine.run_options import Config, answer_keys, backend_names
 from plait.runner.reuse.answer_keys import AnswerKeys, describe_change, task_identity
 from plait.runner.reuse.earlier_answers import (
@@ -145,29 +143,16 @@ async def preview_reuse(config: Config, dag: DAG, reuse: ReuseFrom, policy: Poli
     """
     names = backend_names(dag, config)
     run = await stored_run(config.store, reuse.like)
-    now, stamp = config.clock.wall(), stamper(config.clock)
+    now = config.clock.wall()
     answers = await load_earlier_answers(config.store, dag, answer_keys(config), reuse, now, run)
     assert answers is not None
-    state = RunState(dag.copy(), keeps_all=True)
-    scheduler = Scheduler(state.dag, names, SlotPool(1, {}))
-    growth = Growth(
-        state,
-        scheduler,
-        names,
-        backends=config.backends,
-        default=config.default,
-        limits=config.growth.within(dag.growth),
-        stamp=stamp,
-    )
-    feed = Feed()
-    context = RunContext(
-        "preview", config.backends, names, UnstoredSink(feed), feed, config.clock, config.rng, answers=answers
-    )
-    driver = None
-    if policy is not None:
-        driver = PolicyDriver(policy, PolicyState(), state=state, scheduler=scheduler, growth=growth, stamp=stamp)
-    foresight = _Foresight(run, answers, await _usages(run), (state, scheduler, growth, context))
-    await Executor(state, scheduler, growth, context, driver, foresight).run()
+    live = LiveRun(run_id="preview", options=config, policy=policy, answers=answers)
+    live.state, live.task_backends = RunState(dag.copy(), keeps_all=True), names
+    live.scheduler, live.sink = Scheduler(live.state.dag, names, SlotPool(1, {})), UnstoredSink(live.feed)
+    executor = Executor(live, partial(_Foresight, earlier=run, usages=await _usages(run)))
+    await executor.run()
+    foresight = executor.outcomes
+    assert isinstance(foresight, _Foresight)
     answers.keep_keys(foresight.sure)
     return ReusePreview(reuse.like, run.record.created_at, foresight.steps, reuse, answers)
 
@@ -195,26 +180,21 @@ class _Foresight(OutcomeHandler):
     step. `usages` are those of the last calls, by identity.
     """
 
-    def __init__(
-        self,
-        run: StoredRun,
-        answers: EarlierAnswers,
-        usages: Mapping[str, Usage],
-        parts: tuple[RunState, Scheduler, Growth, RunContext],
-    ) -> None:
-        state, _, _, context = parts
-        super().__init__(*parts, stamper(context.clock))
+    def __init__(self, live: LiveRun, growth: Growth, *, earlier: StoredRun, usages: Mapping[str, Usage]) -> None:
+        super().__init__(live, growth)
+        state, answers = live.state, live.answers
+        assert answers is not None
         self.steps: list[ReuseStep] = []
         self.sure = {place for place, task in enumerate(state.dag) if len(files_of(task)) == len(task.files)}
         """The tasks of the plan that read no open task, and no file that is read again at the start."""
-        self._run = run
+        self._like = earlier
         self._answers = answers
         self._usages = usages
-        self._before = AnswerKeys(run.state, stored_answer_keys(run))
+        self._before = AnswerKeys(earlier.state, stored_answer_keys(earlier))
         self._after = AnswerKeys(state, answers.backend_keys)
         self._earlier: dict[str, int] = {}
-        for position in range(len(run.tasks)):
-            self._earlier.setdefault(to_json(task_identity(run.state, position)), position)
+        for position in range(len(earlier.tasks)):
+            self._earlier.setdefault(to_json(task_identity(earlier.state, position)), position)
         self._open: set[int] = set()
         """Tasks whose result may differ from the result that is assumed."""
         self._unknown: set[int] = set()
@@ -240,12 +220,12 @@ class _Foresight(OutcomeHandler):
     def _assume(self, position: int) -> list[events.Event]:
         """Let the task end as in the earlier run."""
         task, earlier = self._state.dag.tasks[position], self._earlier_position(position)
-        status = None if earlier is None else self._run.state.statuses[earlier]
+        status = None if earlier is None else self._like.state.statuses[earlier]
         text, data = "", None
         if earlier is not None and status is TaskStatus.COMPLETED:
-            result, tasks = self._run.state.results[earlier], self._run.state.dag.tasks
+            result, tasks = self._like.state.results[earlier], self._like.state.dag.tasks
             text, data = result.text, result.data
-            added = [each for place, each in enumerate(tasks) if self._run.state.added_by(place) == tasks[earlier].id]
+            added = [each for place, each in enumerate(tasks) if self._like.state.added_by(place) == tasks[earlier].id]
             try:
                 if added:
                     self._growth.add(added, task.id)
@@ -332,9 +312,9 @@ class _Foresight(OutcomeHandler):
             task.id,
             action,
             reason,
-            self._context.task_backends[position],
+            self._run.task_backends[position],
             at_most_once=task.at_most_once,
-            was_completed=earlier is not None and self._run.state.statuses[earlier] is TaskStatus.COMPLETED,
+            was_completed=earlier is not None and self._like.state.statuses[earlier] is TaskStatus.COMPLETED,
             keeps_answer=answer is not None and answer.source.startswith(KEPT),
             depends_on=tuple(self._state.dag.tasks[place].id for place in depends_on),
             runs_if_same=answer is None and bool(depends_on) if runs_if_same is None else runs_if_same,
@@ -351,10 +331,10 @@ class _Foresight(OutcomeHandler):
             return f"runs unless {self._named(depends_on)} {gives}"
         if answer.source == GIVEN:
             return GIVEN
-        if answer.run_id != self._run.record.run_id:
+        if answer.run_id != self._like.record.run_id:
             return f"reused from {answer.run_id} (cache)"
         what = "reused" if answer.source.startswith(REUSED) else "answer of a person, kept"
-        return f"{what} from {answer.run_id} of {self._run.record.created_at[:10]}"
+        return f"{what} from {answer.run_id} of {self._like.record.created_at[:10]}"
 
     def _named(self, positions: Iterable[int]) -> str:
         names = [self._state.dag.tasks[place].id for place in positions]
@@ -362,22 +342,22 @@ class _Foresight(OutcomeHandler):
 
     def _causes(self, position: int, earlier: int | None) -> Iterator[str]:
         """Yield the reasons for which the task runs, the clearest first."""
-        task, run_id = self._state.dag.tasks[position], self._run.record.run_id
+        task, run_id = self._state.dag.tasks[position], self._like.record.run_id
         if self._answers.is_fresh(task):
             yield "asked to run again (fresh)"
         if earlier is None:
             yield "new task"
             return
-        status = self._run.state.statuses[earlier]
+        status = self._like.state.statuses[earlier]
         if status is not TaskStatus.COMPLETED:
             yield f"{status.value if status in TASK_DONE else 'not completed'} in {run_id}"
         if (changed := describe_change(self._before, earlier, self._after, position)) is not None:
             yield changed
         if task.at_most_once:
             yield "has effects: at_most_once"
-        if task.adds_tasks or self._run.state.has_added(earlier):
+        if task.adds_tasks or self._like.state.has_added(earlier):
             yield "adds tasks"
-        backend = self._context.task_backends[position]
+        backend = self._run.task_backends[position]
         if (self._state.dag.backend_of(task) or "") not in self._answers.backend_keys:
             yield f"backend {backend} always runs"
         if earlier in self._answers.persons:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -28,20 +27,16 @@ from plait.backends.backend_protocol import (
     Reply,
 )
 from plait.backends.prices import UNBILLED, BilledBackend, Billing, Price, Prices
-from plait.backends.turn_cancellation import Cancellation
 from plait.clock_and_ids import Clock, traceparent
 from plait.dialogue import Answer, Message
-from plait.errors import BackendError, ErrorKind, PromptError
+from plait.errors import BackendError, ErrorKind, PromptError, StoreError
+from plait.persistence.store_protocol import files_root
 from plait.program_log import logger
-from plait.runner.domain.asked_question import OnQuestion
 from plait.runner.domain.continuation import NO_HISTORY, Continuation, History
 from plait.runner.engine.backend_call import CallOutcome, call_backend, classified, kept_usage
-from plait.runner.engine.checkpointer import EventSink
-from plait.runner.engine.event_feed import Feed
-from plait.runner.engine.handover import NO_HANDOVER, AdoptedAttempt, Handover
-from plait.runner.reuse.earlier_answers import EarlierAnswers
+from plait.runner.engine.live_run import AdoptedAttempt, LiveRun
 from plait.runner.state.attempt_files import attempt_files, end_attempt, make_room, run_folder
-from plait.runner.state.run_state import RunState
+from plait.runner.state.stored_conversations import load_history
 from plait.runner.state.task_files import (
     NO_CONTENTS,
     FileContents,
@@ -107,48 +102,14 @@ _START_NOT_STORED = (
 )
 
 
-async def _nothing_to_recall(_task_id: str) -> History:
-    return NO_HISTORY
-
-
 def _nothing() -> None:
     return None
 
 
-async def _no_inbox(_task_id: str, _attempt: int, _deadline_at: str) -> None:
-    return None
-
-
-@dataclass(frozen=True, slots=True)
-class RunContext:
-    """The environment of an executor."""
-
-    run_id: str
-    backends: Mapping[str, Backend]
-    task_backends: Sequence[str]
-    """The backend of each task, by position, as a key of `backends`."""
-    sink: EventSink
-    feed: Feed
-    clock: Clock
-    rng: random.Random
-    on_question: OnQuestion | None = None
-    handover: Handover = NO_HANDOVER
-    recall: Callable[[str], Awaitable[History]] = _nothing_to_recall
-    """Reads the conversation of a completed task back from the store. Raises BackendError, of kind transient if the
-    store cannot provide the conversation now, or PlaitError if a message is damaged.
-    """
-    files_root: Path | None = None
-    """The folder for files of attempts; None if the store keeps no files."""
-    look_for_answer: Callable[[str, int, str], Awaitable[None]] = _no_inbox
-    """Passes on the unread answers to an attempt of a task that were sent by a deadline."""
-    prices: Mapping[str, Price] = field(default_factory=dict[str, Price])
-    """The user's own prices, by model."""
-    cancellation: Cancellation = field(default_factory=Cancellation)
-    """The request to the attempts under way to end, because the run is being cancelled."""
-    answers: EarlierAnswers | None = None
-    """The answers of earlier runs that this run may take over."""
-
-
+STORE_WAITS_S = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
+"""Seconds between attempts of a task marked at_most_once while the store is away, and between attempts to read a
+conversation. After the last, the attempt fails.
+"""
 _ATTACH_SECONDS = 1.0
 """Least time for an adopted attempt, in seconds, even after the timeout: enough to attach to the attempt and end the
 attempt.
@@ -221,29 +182,28 @@ class Attempt:
 
 
 class AttemptRunner:
-    """Prepares and runs the attempts of one run. `lower` is told the limits that a server reports to a task."""
+    """Prepares and runs the attempts of one run."""
 
-    def __init__(
-        self,
-        state: RunState,
-        context: RunContext,
-        stamp: Callable[[], str],
-        lower: Callable[[int, Allowance], None],
-    ) -> None:
-        self._state = state
-        self._context = context
-        self._stamp = stamp
-        self._lower = lower
-        self._log = logger(run=context.run_id)
-        self._pricing = Pricing(context.backends, context.prices, context.clock)
+    def __init__(self, run: LiveRun) -> None:
+        self._run = run
+        self._run_id = run.run_id
+        self._state = run.state
+        self._stamp = run.stamp
+        self._clock = run.options.clock
+        self._log = logger(run=run.run_id)
+        self._backends = run.options.backends
+        self._task_backends = run.task_backends
+        self._pricing = Pricing(self._backends, run.options.prices, self._clock)
         # Computed once: isinstance with a protocol costs more than the rest of an attempt's start.
         self._takes_files = {
-            name: backend.takes_files for name, backend in context.backends.items() if isinstance(backend, FileBackend)
+            name: backend.takes_files for name, backend in self._backends.items() if isinstance(backend, FileBackend)
         }
-        self._outlive = {name: isinstance(backend, DetachedBackend) for name, backend in context.backends.items()}
-        self._placed = {name for name, backend in context.backends.items() if isinstance(backend, PlacedBackend)}
-        root = context.files_root
-        self._has_earlier_files = root is not None and run_folder(root, context.run_id).exists()
+        self._outlive = {name: isinstance(backend, DetachedBackend) for name, backend in self._backends.items()}
+        self._placed = {name for name, backend in self._backends.items() if isinstance(backend, PlacedBackend)}
+        self._files_root = files_root(run.options.store)
+        """The folder for files of attempts; None if the store keeps no files."""
+        root = self._files_root
+        self._has_earlier_files = root is not None and run_folder(root, run.run_id).exists()
 
     def begin(self, position: int) -> Attempt:
         """Return the pending task's next attempt, which is to be recorded as running."""
@@ -255,9 +215,7 @@ class AttemptRunner:
         before = self._state.continued_session(task)
         if before is not None and not self._forks(task):
             return Attempt(position, task, number, before, resume=True)
-        return Attempt(
-            position, task, number, self._new_session_id(self._context.task_backends[position]), fork_of=before
-        )
+        return Attempt(position, task, number, self._new_session_id(self._task_backends[position]), fork_of=before)
 
     def adopt(self, position: int, adopted: AdoptedAttempt) -> Attempt:
         """Return the attempt that an earlier process began, reconstructed as far as possible."""
@@ -289,7 +247,7 @@ class AttemptRunner:
         """
         assert task.continues is not None
         before = self._state.dag.position(task.continues)
-        backend = self._context.backends[self._context.task_backends[before]]
+        backend = self._backends[self._task_backends[before]]
         return self._state.times_continued(before) > 1 or (isinstance(backend, ForkingBackend) and backend.can_fork)
 
     def size(self, position: int) -> int:
@@ -303,18 +261,18 @@ class AttemptRunner:
         except PromptError:  # reported by the attempt
             return 0
 
-    def run(self, attempt: Attempt) -> Awaitable[CallOutcome]:
+    def call(self, attempt: Attempt) -> Awaitable[CallOutcome]:
         """Render the prompt and call the backend. Errors become part of the outcome; cancellation is re-raised."""
-        return self._run(attempt) if attempt.adopted is None else self._run_adopted(attempt)
+        return self._call(attempt) if attempt.adopted is None else self._call_adopted(attempt)
 
-    async def _run_adopted(self, attempt: Attempt) -> CallOutcome:
-        outcome = await self._run(attempt)
+    async def _call_adopted(self, attempt: Attempt) -> CallOutcome:
+        outcome = await self._call(attempt)
         if (files := self._files(attempt)) is not None:
             await end_attempt(files.turn)  # the backend may never have attached to the attempt
         return outcome
 
-    async def _run(self, attempt: Attempt) -> CallOutcome:
-        if attempt.task.at_most_once and self._context.sink.away and attempt.adopted is None:
+    async def _call(self, attempt: Attempt) -> CallOutcome:
+        if attempt.task.at_most_once and self._run.sink.away and attempt.adopted is None:
             return CallOutcome(None, None, BackendError(ErrorKind.TRANSIENT, _START_NOT_STORED))
         try:
             if (attempt.task.files or attempt.task.continues is not None) and has_files(attempt.task, self._state.dag):
@@ -328,19 +286,19 @@ class AttemptRunner:
         except Exception as error:
             return CallOutcome(None, None, classified(error))
         request = self._request(attempt, history)
-        backend = self._context.backends[self._context.task_backends[attempt.position]]
+        backend = self._backends[self._task_backends[attempt.position]]
         answers = self._state.answers_for(attempt.position) if attempt.position in self._state.answers else ()
         if self._has_earlier_files and attempt.adopted is None and (files := self._files(attempt)) is not None:
             await make_room(files.turn)
         attempt.called = True
         said = INTERRUPTED if attempt.resumes_interrupted else attempt.prompt
-        outcome = await call_backend(backend, request, said, answers, self._context.cancellation)
+        outcome = await call_backend(backend, request, said, answers, self._run.cancellation)
         failure = outcome.error
         if failure is not None and failure.usage is NO_USAGE and not failure.continues_session:
             failure.usage = self._state.spent(attempt.position)  # a continued session counts the tokens again
         ended = outcome.reply or failure
         if ended is not None and ended.usage is not NO_USAGE:
-            name = self._context.task_backends[attempt.position]
+            name = self._task_backends[attempt.position]
             outcome = await self._pricing.priced(outcome, name, attempt.task.model)
         attempt.over = True
         if outcome.reply is not None and outcome.reply.session_id is not None:
@@ -361,7 +319,7 @@ class AttemptRunner:
         adopted = attempt.adopted
         if adopted is None or adopted.since is None or adopted.has_ended:
             return 0.0
-        return max(0.0, self._context.clock.wall() - adopted.since)
+        return max(0.0, self._clock.wall() - adopted.since)
 
     def _prompt(self, attempt: Attempt) -> str:
         if (continuation := attempt.continuation) is not None and continuation.answer is not None:
@@ -372,7 +330,7 @@ class AttemptRunner:
         if not attempt.task.files:
             return prompt
         files = files_of(attempt.task)
-        if self._takes_files.get(self._context.task_backends[attempt.position]) == "paths":
+        if self._takes_files.get(self._task_backends[attempt.position]) == "paths":
             return with_paths(prompt, files)
         return with_texts(prompt, attempt.contents.texts)
 
@@ -382,9 +340,31 @@ class AttemptRunner:
             return NO_HISTORY
         history = self._state.history(task)
         if history is None:
-            history = await self._context.recall(continues)
+            history = await self._recall(continues)
             self._state.keep_conversation(self._state.dag.position(continues), history)
         return history
+
+    async def _recall(self, task_id: str) -> History:
+        """Read the conversation of a completed task back from the store. While the store does not answer, wait, and try
+        again for the time of STORE_WAITS_S. Raises BackendError of kind transient afterwards, or PlaitError if a
+        message is damaged.
+        """
+        store = self._run.options.store
+        if store is None:
+            return NO_HISTORY
+        waits = iter(STORE_WAITS_S)
+        while True:
+            try:
+                history = await load_history(store, self._run_id, self._state, task_id)
+            except (StoreError, BackendError) as error:
+                wait = next(waits, None)
+                self._log.warning("conversation_not_read", task=task_id, error=str(error), next_try_in_s=wait)
+                if wait is None:
+                    problem = f"the conversation of task {task_id!r} cannot be read: {error}"
+                    raise BackendError(ErrorKind.TRANSIENT, problem) from error
+            else:
+                return replace(history, session_id=self._state.results[self._state.dag.position(task_id)].session_id)
+            await self._clock.sleep(wait)
 
     def _request(self, attempt: Attempt, history: History) -> ConversationRequest:
         continuation, answer = attempt.continuation, None
@@ -394,7 +374,7 @@ class AttemptRunner:
             if continuation.answer is not None and not continuation.interrupted:
                 answer = Answer(continuation.answer.value)
         task = attempt.task
-        name = self._context.task_backends[attempt.position]
+        name = self._task_backends[attempt.position]
         files = self._files(attempt) if self._outlive[name] else None
         placement = self._placement(attempt) if name in self._placed else None
         return ConversationRequest(  # positional: keyword arguments would take as long as the rest of this method
@@ -402,7 +382,7 @@ class AttemptRunner:
             attempt.resume,
             messages,
             task.output_schema,
-            f"{self._context.run_id}:{task.id}",
+            f"{self._run_id}:{task.id}",
             task.metadata,
             answer,
             attempt.resumes_interrupted,
@@ -414,7 +394,7 @@ class AttemptRunner:
             self._time_left(attempt),
             self._state.times_continued(attempt.position) > 0,
             partial(self._allowance, attempt),
-            None if files is None and placement is None else traceparent(self._context.run_id, task.id, attempt.number),
+            None if files is None and placement is None else traceparent(self._run_id, task.id, attempt.number),
             task.options,
             placement,
             attempt.contents.attachments if self._takes_files.get(name) == "contents" else (),
@@ -424,15 +404,15 @@ class AttemptRunner:
         """Return the placement of the attempt on another host."""
         on_place, turn_folder = partial(self._place, attempt), partial(self._turn_folder, attempt)
         attempt.waits_for_host = attempt.place is None
-        run_id, task_id, place = self._context.run_id, attempt.task.id, attempt.place
+        run_id, task_id, place = self._run_id, attempt.task.id, attempt.place
         return Placement(run_id, task_id, attempt.number, on_place, _nothing, turn_folder, place)
 
     async def _place(self, attempt: Attempt, place: str) -> None:
         """Store the host of the attempt. Raises BackendError if a task marked at_most_once cannot be stored now."""
         interrupted = attempt.resumes_interrupted
         placed = events.TaskPlaced(self._stamp(), attempt.task.id, attempt.number, place, interrupted)
-        await self._context.sink.submit([placed]).wait()
-        if attempt.task.at_most_once and self._context.sink.away:
+        await self._run.sink.submit([placed]).wait()
+        if attempt.task.at_most_once and self._run.sink.away:
             raise BackendError(ErrorKind.TRANSIENT, _START_NOT_STORED)
         attempt.place, attempt.waits_for_host = place, False  # only now: the host may begin once this method returns
         await anyio.lowlevel.checkpoint()  # an owner that was fenced off is cancelled here
@@ -442,12 +422,12 @@ class AttemptRunner:
         return None if files is None else files.turn
 
     def _files(self, attempt: Attempt) -> Files | None:
-        root = self._context.files_root
-        return None if root is None else attempt_files(root, self._context.run_id, attempt.task.id, attempt.number)
+        root = self._files_root
+        return None if root is None else attempt_files(root, self._run_id, attempt.task.id, attempt.number)
 
     def _new_session_id(self, name: str) -> str | None:
         try:
-            session_id = self._context.backends[name].new_session_id()
+            session_id = self._backends[name].new_session_id()
         except Exception as error:
             self._log.warning("no_session_id", backend=name, error=type(error).__name__)
             return None
@@ -458,24 +438,24 @@ class AttemptRunner:
             return
         if output.kind == "node":
             node = clean_text(str(output.text))
-            self._context.sink.submit([events.NodeStarted(self._stamp(), attempt.task.id, attempt.number, node)])
+            self._run.sink.submit([events.NodeStarted(self._stamp(), attempt.task.id, attempt.number, node)])
         else:
             if output.kind in _OF_AN_ANSWER and output.text:
                 attempt.accepted()
             usage = output.usage
             if usage is not NO_USAGE:
-                name = self._context.task_backends[attempt.position]
+                name = self._task_backends[attempt.position]
                 usage = self._pricing.price(kept_usage(usage), name, attempt.task.model)
                 self._state.spend(attempt.position, usage)
-            if not self._context.feed.has_readers:  # an output is not stored
+            if not self._run.feed.has_readers:  # an output is not stored
                 return
             event = events.TaskOutput(
                 self._stamp(), attempt.task.id, attempt.number, output.kind, str(output.text), usage
             )
-            self._context.feed.publish(event)
+            self._run.feed.publish(event)
 
     def _allowance(self, attempt: Attempt, allowance: Allowance) -> None:
-        self._lower(attempt.position, allowance)
+        self._run.scheduler.lower(attempt.position, allowance)
         if allowance.accepted:
             attempt.accepted()
         attempt.exhausted = not allowance.accepted and 0 in (allowance.requests_left, allowance.tokens_left)
@@ -490,4 +470,4 @@ class AttemptRunner:
         if known == attempt.session_id and (attempt.confirmed or last):
             return
         attempt.session_id, attempt.confirmed = known, True
-        self._context.sink.submit([events.SessionOpened(self._stamp(), attempt.task.id, attempt.number, known)])
+        self._run.sink.submit([events.SessionOpened(self._stamp(), attempt.task.id, attempt.number, known)])

@@ -38,19 +38,17 @@ import anyio.abc
 
 from plait import events
 from plait.backends.ask import answering
-from plait.clock_and_ids import stamper
 from plait.json_form import JsonInput
 from plait.program_log import logger
-from plait.runner.engine.attempt import Attempt, AttemptRunner, RunContext
+from plait.runner.engine.attempt import Attempt, AttemptRunner
 from plait.runner.engine.backend_call import CallOutcome
 from plait.runner.engine.checkpointer import Commit
 from plait.runner.engine.growth import Growth
 from plait.runner.engine.inbox import PendingQuestions
+from plait.runner.engine.live_run import LiveRun
 from plait.runner.engine.outcomes import OutcomeHandler, RunEnd, finish_run
 from plait.runner.engine.policy_driver import PolicyDriver
 from plait.runner.engine.retries import Delays, ThrottlingReporter
-from plait.runner.scheduling.scheduler import Scheduler
-from plait.runner.state.run_state import RunState
 from plait.statuses import TASK_DONE, TaskStatus
 from plait.usage import NO_USAGE
 
@@ -60,30 +58,22 @@ _ENDS = frozenset({events.TaskCompleted, events.TaskFailed, events.TaskSkipped})
 class Executor:
     """Runs the remaining tasks of a run in this process, until nothing can start any more or the run is ended."""
 
-    def __init__(
-        self,
-        state: RunState,
-        scheduler: Scheduler,
-        growth: Growth,
-        context: RunContext,
-        policy_driver: PolicyDriver | None,
-        outcomes: OutcomeHandler | None = None,
-    ) -> None:
-        self._state = state
-        self._tasks = state.dag.tasks
-        self._scheduler = scheduler
-        self._growth = growth
-        self._context = context
-        self._policy_driver = policy_driver
-        self._stamp = stamper(context.clock)
-        self._log = logger(run=context.run_id)
-        self._attempt_runner = AttemptRunner(state, context, self._stamp, scheduler.lower)
-        self._outcomes = outcomes or OutcomeHandler(state, scheduler, growth, context, self._stamp)
+    def __init__(self, run: LiveRun, outcomes: Callable[[LiveRun, Growth], OutcomeHandler] = OutcomeHandler) -> None:
+        growth = Growth(run)
+        self._run = run
+        self._state = run.state
+        self._tasks = run.state.dag.tasks
+        self._scheduler = run.scheduler
+        self._policy_driver = None if run.policy is None else PolicyDriver(run.policy, run, growth)
+        self._stamp = run.stamp
+        self._log = logger(run=run.run_id)
+        self._attempt_runner = AttemptRunner(run)
+        self.outcomes = outcomes(run, growth)
         self._workers: anyio.abc.TaskGroup | None = None
         self._pool = WorkerPool(self._work)
-        self._throttling = ThrottlingReporter(scheduler, context.sink, self._stamp)
-        self._questions = PendingQuestions(state, scheduler, context, self.answer, self._expire, lambda: self._step([]))
-        self._delays = Delays(context.clock, self._try_again)
+        self._throttling = ThrottlingReporter(run)
+        self._questions = PendingQuestions(run, self.answer, self._expire, lambda: self._step([]))
+        self._delays = Delays(run.options.clock, self._try_again)
         self._at_most_once: dict[int, Attempt] = {}
         """The last attempt of every task marked at_most_once."""
         self.ended_by: Literal["stop", "cancel", "policy", "refusal"] | None = None
@@ -96,20 +86,20 @@ class Executor:
         """How many backend calls are under way."""
         self._metered: dict[int, Attempt] = {}
         """The attempts with a share of a limit of rate, by position."""
-        scheduler.rates.size_of = self._attempt_runner.size
-        scheduler.rates.timer = self._start_timer
+        run.scheduler.rates.size_of = self._attempt_runner.size
+        run.scheduler.rates.timer = self._start_timer
 
     async def run(self) -> None:
         """Run tasks until nothing is left, or until `end`. Cancellation ends all attempts and then propagates."""
         try:
-            await self._run()
+            await self._execute()
         finally:
             self._closed = True  # an answer is refused from now on
             self._scheduler.rates.leave()
             for position in [one for one, attempt in self._metered.items() if not attempt.has_begun]:
                 self._scheduler.rates.give_back(position)
 
-    async def _run(self) -> None:
+    async def _execute(self) -> None:
         async with anyio.create_task_group() as workers:
             self._workers = self._pool.workers = workers
             if self._policy_driver is not None and self._policy_driver.decided.end is not None:
@@ -118,16 +108,12 @@ class Executor:
                 return
             self._throttling.begin()
             for position in self._scheduler.later:  # first, so that the policy can end these delays
-                until = self._context.handover.next_tries[position]
-                self._delays.begin(workers, position, until - self._context.clock.wall())
-            new_events = [
-                event for ended in self._context.handover.policy_backlog for event in self._call_policy(ended)
-            ]
+                until = self._run.next_tries[position]
+                self._delays.begin(workers, position, until - self._run.options.clock.wall())
+            new_events = [event for ended in self._run.policy_backlog for event in self._call_policy(ended)]
             for position, asking in self._state.asking.items():
                 self._questions.begin(workers, position, asking)
-            attempts = [
-                self._attempt_runner.adopt(position, one) for position, one in self._context.handover.adopted.items()
-            ]
+            attempts = [self._attempt_runner.adopt(position, one) for position, one in self._run.adopted.items()]
             self._at_most_once |= {attempt.position: attempt for attempt in attempts if attempt.task.at_most_once}
             attempts += self._after_end(new_events)
             await self._start(attempts, new_events)
@@ -137,10 +123,10 @@ class Executor:
         self._scheduler.widen(concurrency)
         self._take_offered()
 
-    def end(self, how: Literal["stop", "cancel", "policy"]) -> None:
+    def end(self, by: Literal["stop", "cancel", "policy"]) -> None:
         """Start nothing more and cancel the attempts under way. Any number of calls, at any time, is safe."""
         if self.ended_by is None:
-            self.ended_by = how
+            self.ended_by = by
         if self._workers is not None:
             self._workers.cancel_scope.cancel()
 
@@ -151,8 +137,8 @@ class Executor:
         if self.ended_by is not None or self._closed or self._has_ended:
             return
         self.ended_by, self._winding_down = "cancel", True
-        self._context.sink.submit([events.RunCancelling(self._stamp(), self._context.run_id)])
-        self._context.cancellation.request()
+        self._run.sink.submit([events.RunCancelling(self._stamp(), self._run.run_id)])
+        self._run.cancellation.request()
         self._end_when_quiet()
 
     def settle(self) -> None:
@@ -174,7 +160,7 @@ class Executor:
         asking = self._state.asking.get(position)
         if self.ended_by is not None or self._closed or asking is None or self._state.attempts[position] != attempt:
             return False
-        answered = self._outcomes.answer(position, asking.checked(value), by)
+        answered = self.outcomes.answer(position, asking.checked(value), by)
         self._questions.close(position)
         self._step([answered])
         return True
@@ -204,7 +190,7 @@ class Executor:
         # If the policy was not called for the last end, more tasks may follow, and a resume calls the policy.
         exhausted = self._scheduler.exhausted and (has_ended or not self._is_over)
         ending = RunEnd(self.ended_by, exhausted=exhausted, called=called, decided=decided)
-        return finish_run(self._context.run_id, self._state, ending, self._stamp())
+        return finish_run(self._run.run_id, self._state, ending, self._stamp())
 
     def _after_end(self, new_events: list[events.Event], ended: str | None = None) -> list[Attempt]:
         """Call the policy for the task `ended`, then give out every free slot. Add the events to `new_events`."""
@@ -237,7 +223,7 @@ class Executor:
         attempts: list[Attempt] = []
         self._take_slotless(new_events)
         while self.ended_by is None and (position := self._scheduler.take()) is not None:
-            if reused := self._outcomes.reuse(position):
+            if reused := self.outcomes.reuse(position):
                 if position in self._scheduler.rates.reserved:
                     self._scheduler.rates.give_back(position)
                 new_events += [*reused, *self._call_policy(self._tasks[position].id)]
@@ -251,7 +237,7 @@ class Executor:
                 before = self._at_most_once.get(position)
                 attempt.waits = before.waits + 1 if before is not None else 0
                 self._at_most_once[position] = attempt
-            name = self._context.task_backends[position]
+            name = self._run.task_backends[position]
             started = self._state.start(position, self._stamp(), name, attempt.session_id, confirmed=attempt.confirmed)
             new_events.append(started)
         if self.ended_by is None and self._scheduler.enqueue(self._take_offered) and not self._scheduler.taken:
@@ -273,21 +259,21 @@ class Executor:
         gather their results.
         """
         is_list = self._tasks[position].for_each is not None
-        new_events = (self._outcomes.expand_or_gather if is_list else self._outcomes.decide)(position)
+        new_events = (self.outcomes.expand_or_gather if is_list else self.outcomes.decide)(position)
         if self._state.statuses[position] in TASK_DONE:
             new_events += self._call_policy(self._tasks[position].id)
         return new_events
 
     def _expire(self, position: int) -> None:
         """Fail the task at `position`: the question has neither an answer at the deadline nor a default."""
-        failed = self._outcomes.expire(position)
+        failed = self.outcomes.expire(position)
         self._questions.close(position)
         self._step([failed], failed.task_id)
 
     async def _start(self, attempts: list[Attempt], new_events: list[events.Event]) -> None:
         """Wait until the starts are stored, then hand each attempt to a worker."""
         if attempts or new_events:
-            await self._context.sink.submit(new_events).wait()
+            await self._run.sink.submit(new_events).wait()
             self._pool.assign(attempts)
         self._end_if_decided()
         self._release_idle_if_over()
@@ -300,7 +286,7 @@ class Executor:
         except Exception as error:  # fails this run, not the caller, which may be another run
             self._workers.start_soon(_fail, error)
             return
-        self._context.sink.submit(new_events)
+        self._run.sink.submit(new_events)
         # The starts wait for the submission above: an empty submission is settled behind it.
         nothing_more: list[events.Event] = []
         self._workers.start_soon(self._start, attempts, nothing_more)
@@ -320,11 +306,11 @@ class Executor:
             attempt = await self._next_turn()
         # A run that was cancelled while the start was written calls no backend any more.
         while attempt is not None and not self._winding_down:
-            began = self._context.clock.monotonic() - self._attempt_runner.earlier_duration(attempt)
+            began = self._run.options.clock.monotonic() - self._attempt_runner.earlier_duration(attempt)
             self._calls += 1
             if (moment := self._scheduler.moment(attempt.position)) is not None:
                 self._watch_probe(attempt, moment)
-            stored, attempts = self._conclude(attempt, await self._attempt_runner.run(attempt), began)
+            stored, attempts = self._conclude(attempt, await self._attempt_runner.call(attempt), began)
             # If nothing follows the submission, the worker need not wait for the submission.
             if attempts or self.ended_by is not None or self._scheduler.exhausted:
                 await stored.wait()
@@ -350,14 +336,14 @@ class Executor:
             self._state.spend(attempt.position, outcome.error.usage)
             self._scheduler.withdraw(attempt.position)
             self._log.debug("attempt_cancelled", outcome.error, task=attempt.task.id, attempt=attempt.number)
-            return self._context.sink.submit([]), []
-        new_events = self._outcomes.handle(attempt, outcome, self._context.clock.monotonic() - began)
+            return self._run.sink.submit([]), []
+        new_events = self.outcomes.handle(attempt, outcome, self._run.options.clock.monotonic() - began)
         ended = attempt.task.id if type(new_events[0]) in _ENDS else None
         if ended is None:
             self._begin_wait(attempt.position, new_events[0])
         attempts = self._after_end(new_events, ended)
-        stored = self._context.sink.submit(new_events)
-        stored.then(partial(self._outcomes.stored, attempt))
+        stored = self._run.sink.submit(new_events)
+        stored.then(partial(self.outcomes.stored, attempt))
         return stored, attempts
 
     def _watch_probe(self, attempt: Attempt, moment: float) -> None:
@@ -371,7 +357,7 @@ class Executor:
 
     async def _accept_probe(self, attempt: Attempt, moment: float, silence: anyio.CancelScope) -> None:
         with silence:
-            await (anyio.sleep_forever() if moment == inf else self._context.clock.sleep(moment))
+            await (anyio.sleep_forever() if moment == inf else self._run.options.clock.sleep(moment))
         if not attempt.over and self._scheduler.accept(attempt.position):
             self._take_offered()
 
@@ -399,7 +385,7 @@ class Executor:
     async def _call_later(self, seconds: float, call: Callable[[], None], scope: anyio.CancelScope) -> None:
         with scope:
             try:
-                await self._context.clock.sleep(seconds)
+                await self._run.options.clock.sleep(seconds)
             except anyio.get_cancelled_exc_class():
                 if not scope.cancel_called:  # the run ends: without its timer it would hold up the other runs
                     self._scheduler.rates.leave()

@@ -6,54 +6,39 @@ are partners: a part refers to its partner's part for the same element.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from plait import events
-from plait.backends.backend_protocol import Backend, Reply
+from plait.backends.backend_protocol import Reply
 from plait.errors import DAGError, Problem
 from plait.json_form import JsonValue
 from plait.runner.domain.dag import nearest
 from plait.runner.domain.prompt_values import named
 from plait.runner.domain.run_result import TaskResult
 from plait.runner.domain.task_checks import go_on_with_many, lists_gone_over, taken_from_parts
+from plait.runner.engine.live_run import LiveRun
 from plait.runner.engine.run_options import unfit_settings
-from plait.runner.scheduling.scheduler import Scheduler
-from plait.runner.state.run_state import RunState
 from plait.safe_text import parse_json
 from plait.statuses import TaskStatus
-from plait.task import GrowthLimits, Task
+from plait.task import Task
 
 if TYPE_CHECKING:
     from plait.runner.plan.added_tasks import AddedTasks
 
 
 class Growth:
-    """Adds tasks to one run.
+    """Adds tasks to one run, and their backends to `LiveRun.task_backends`."""
 
-    `task_backends` lists each task's backend by position, and is extended in place. `backends` are those of the runner.
-    `default` is the backend of added tasks that name none.
-    """
-
-    def __init__(
-        self,
-        state: RunState,
-        scheduler: Scheduler,
-        task_backends: list[str],
-        *,
-        backends: Mapping[str, Backend],
-        default: str,
-        limits: GrowthLimits,
-        stamp: Callable[[], str],
-    ) -> None:
-        self._state = state
-        self._scheduler = scheduler
-        self._task_backends = task_backends
-        self._backends = backends
-        self._default = default
-        self._limits = limits
-        self._stamp = stamp
+    def __init__(self, run: LiveRun) -> None:
+        self._state = run.state
+        self._scheduler = run.scheduler
+        self._task_backends = run.task_backends
+        self._backends = run.options.backends
+        self._default = run.options.default
+        self._limits = run.options.growth.within(run.state.dag.growth)
+        self._stamp = run.stamp
 
     def from_reply(self, task: Task, reply: Reply) -> list[events.Event]:
         """Add the tasks in the reply of `task`, which is about to complete. Return the events.
@@ -212,9 +197,9 @@ def _read_added(specs: Sequence[object]) -> AddedTasks:
 class ForEachExpander:
     """Expands and gathers the tasks with `for_each` of one run."""
 
-    def __init__(self, state: RunState, scheduler: Scheduler, growth: Growth) -> None:
-        self._state = state
-        self._scheduler = scheduler
+    def __init__(self, run: LiveRun, growth: Growth) -> None:
+        self._state = run.state
+        self._scheduler = run.scheduler
         self._growth = growth
 
     def expand(self, position: int) -> list[events.Event]:

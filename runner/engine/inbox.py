@@ -19,7 +19,6 @@ import anyio
 import anyio.abc
 
 from plait.backends.ask import as_here
-from plait.clock_and_ids import Clock
 from plait.errors import PlaitError, StoreError
 from plait.events import RUN_ENDS, Owner
 from plait.json_form import JsonInput, JsonValue
@@ -28,11 +27,8 @@ from plait.persistence.store_records import Note, NoteRecord, RunRecord
 from plait.program_log import logger
 from plait.runner.asyncio_cancellation import Cancels
 from plait.runner.domain.asked_question import Asking, OnQuestion, OpenQuestion, parse_time
-from plait.runner.engine.attempt import RunContext
-from plait.runner.engine.run_control import AnswerHandler
-from plait.runner.scheduling.scheduler import Scheduler
+from plait.runner.engine.live_run import LiveRun
 from plait.runner.state.codec import to_json
-from plait.runner.state.run_state import RunState
 from plait.statuses import RUN_DONE, RunStatus
 
 LOOK_EVERY_S = 1.0
@@ -60,19 +56,15 @@ async def is_to_be_cancelled(store: Store, record: RunRecord) -> bool:
 class Inbox:
     """The inbox of a run, read by the owner of the run.
 
-    While `away()` is true the store is not read. A failed read does not end the run: the first failure is logged, and
+    While the store is away it is not read. A failed read does not end the run: the first failure is logged, and
     the inbox is read again later.
     """
 
-    def __init__(
-        self, store: Store, run_id: str, clock: Clock, away: Callable[[], bool], answer: AnswerHandler
-    ) -> None:
+    def __init__(self, run: LiveRun, store: Store) -> None:
+        self._run = run
         self._store = store
         self._server = server_of(store)
-        self._run_id = run_id
-        self._clock = clock
-        self._away = away
-        self._answer = answer
+        self._run_id = run.run_id
         self._after = 0
         self._failure_logged = False
         self._asleep = anyio.CancelScope()
@@ -99,10 +91,10 @@ class Inbox:
         """Sleep until the next read of the inbox is due. A wake since the last read counts."""
         with anyio.CancelScope() as self._asleep:
             if not self._woken:
-                if self._server is not None and not self._away():
+                if self._server is not None and not self._run.sink.away:
                     await self._server.wait_for_note(self._run_id)
                 else:
-                    await self._clock.sleep(LOOK_EVERY_S)
+                    await self._run.options.clock.sleep(LOOK_EVERY_S)
         self._woken = False
 
     async def _handle(self) -> None:
@@ -126,7 +118,7 @@ class Inbox:
                 self._pass_on(note)
 
     async def _new_notes(self) -> Sequence[NoteRecord]:
-        if self._away():
+        if self._run.sink.away:
             return ()
         try:
             return await self._store.list_notes(self._run_id, self._after)
@@ -141,7 +133,7 @@ class Inbox:
 
     def _pass_on(self, note: AnswerNote) -> None:
         try:
-            self._answer(note.task_id, note.attempt, note.value, "person")
+            self._run.answer(note.task_id, note.attempt, note.value, "person")
         except PlaitError as error:
             logger(run=self._run_id).warning("answer_refused", task=note.task_id, error=str(error))
 
@@ -230,33 +222,31 @@ class PendingQuestions:
 
     def __init__(
         self,
-        state: RunState,
-        scheduler: Scheduler,
-        context: RunContext,
+        run: LiveRun,
         answer: Callable[[str, int, JsonInput, str], bool],
         expire: Callable[[int], None],
         look_on: Callable[[], None],
     ) -> None:
-        self._state = state
-        self._scheduler = scheduler
-        self._context = context
+        self._run = run
+        self._state = run.state
+        self._scheduler = run.scheduler
         self._answer = answer
         self._expire = expire
         self._look_on = look_on
         self._as_outside = as_here()  # workers start `_ask`, but `_ask` does not run as a worker
         self._calls: dict[int, anyio.CancelScope] = {}
         self._deadlines: dict[int, anyio.CancelScope] = {}
-        self._log = logger(run=context.run_id)
+        self._log = logger(run=run.run_id)
 
     def begin(self, workers: anyio.abc.TaskGroup, position: int, asking: Asking) -> None:
         """Start the callback and the deadline, if any, for the question of the task at `position`."""
         # The scopes are created here because `end` and `close` may be called before the new tasks first run.
-        if self._context.on_question is not None:
+        if self._run.options.on_question is not None:
             task_id, attempt = self._state.dag.tasks[position].id, self._state.attempts[position]
-            question = OpenQuestion.of(self._context.run_id, task_id, attempt, asking)
+            question = OpenQuestion.of(self._run.run_id, task_id, attempt, asking)
             self._calls[position] = scope = anyio.CancelScope()
             self._scheduler.keep_open()
-            workers.start_soon(self._ask, self._context.on_question, question, scope)
+            workers.start_soon(self._ask, self._run.options.on_question, question, scope)
         if asking.deadline_at is not None:
             self._deadlines[position] = scope = anyio.CancelScope()
             workers.start_soon(self._wait_for_deadline, position, asking, scope)
@@ -279,7 +269,7 @@ class PendingQuestions:
         self._as_outside()
         try:
             with scope:
-                await self._context.sink.submit([]).wait()
+                await self._run.sink.submit([]).wait()
                 value = await on_question(question)
                 if value is not None:
                     try:
@@ -298,7 +288,7 @@ class PendingQuestions:
     async def _wait_for_deadline(self, position: int, asking: Asking, scope: anyio.CancelScope) -> None:
         assert asking.deadline_at is not None
         clock, task_id, attempt = (
-            self._context.clock,
+            self._run.options.clock,
             self._state.dag.tasks[position].id,
             self._state.attempts[position],
         )
@@ -306,7 +296,7 @@ class PendingQuestions:
             while (left := parse_time(asking.deadline_at) - clock.wall()) > 0:
                 await clock.sleep(left)
             # The inbox is read at intervals only: an answer sent in time may still be unread.
-            await self._context.look_for_answer(task_id, attempt, asking.deadline_at)
+            await self._run.look_for_answer(task_id, attempt, asking.deadline_at)
         if scope.cancelled_caught or self._state.asking.get(position) is not asking:
             return
         if asking.question.default is None:

@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from enum import Enum
-from functools import partial
-from typing import Literal
 
 import anyio
 
@@ -27,8 +25,7 @@ from plait.persistence.store_protocol import Store, server_of
 from plait.persistence.store_records import Batch, RunRecord
 from plait.runner.domain.asked_question import parse_time
 from plait.runner.engine.checkpointer import WritePosition
-from plait.runner.engine.event_feed import Feed
-from plait.runner.engine.run_control import Control
+from plait.runner.engine.live_run import LiveRun
 from plait.runner.engine.run_options import Config
 from plait.runner.state.attempt_files import has_files, kill_orphans
 from plait.runner.state.stored_run import StoredRun
@@ -94,15 +91,14 @@ def seems_free(run: RunRecord) -> bool:
     return run.owner is None or run.lease_has_expired or liveness(run.owner) is Liveness.DEAD
 
 
-async def wait_for_expiry(config: Config, run: StoredRun, feed: Feed, control: Control | None = None) -> bool:
-    """Wait until the run has no living owner. Return False if `control` was stopped in the meantime, otherwise True.
+async def wait_for_expiry(config: Config, run: StoredRun, live: LiveRun | None = None) -> bool:
+    """Wait until the run has no living owner. Return False if `live` was stopped in the meantime, otherwise True.
 
     Returns at once without an owner and with a provably dead owner, otherwise after one lease (`Config.lease`, seconds)
     without a change of the run. Raises RunOwned if the owner is alive, or if the run changes during the wait; and
     StoreError.
     """
-    record, control = run.record, control or Control()
-    owner = record.owner
+    record, owner = run.record, run.record.owner
     if owner is None or liveness(owner) is Liveness.DEAD:
         return True
     if is_live(record, config.clock.wall()):
@@ -111,12 +107,16 @@ async def wait_for_expiry(config: Config, run: StoredRun, feed: Feed, control: C
     # during one lease on the clock of this process. A server has one clock for all: its silence so far counts.
     lease = max(0.0, config.lease - await _silence(run.store, record.run_id))
     at = iso(config.clock.wall())
-    feed.publish(events.RunWatched(at, record.run_id, f"process {owner.pid} on {owner.host}", lease))
+    if live is not None:
+        live.feed.publish(events.RunWatched(at, record.run_id, f"process {owner.pid} on {owner.host}", lease))
     for _ in range(_LOOKS):
         with anyio.CancelScope() as asleep:
-            control.attach(partial(_wake, asleep))
+            if live is not None:
+                live.asleep = asleep
+                if live.ended_by == "stop":
+                    return False
             await config.clock.sleep(lease / _LOOKS)
-        if control.ended_by == "stop":
+        if live is not None and live.ended_by == "stop":
             return False
         now = await run.store.get_run(record.run_id)
         if now is None or (now.epoch, now.last_seq) == (record.epoch, record.last_seq):
@@ -170,11 +170,6 @@ async def _silence(store: Store, run_id: str) -> float:
 _LOOKS = 3
 _ANSWER_S = 5.0
 _SHORT_S = 2.0
-
-
-def _wake(asleep: anyio.CancelScope, how: Literal["stop", "cancel"]) -> None:
-    if how == "stop":
-        asleep.cancel()
 
 
 def _owned(record: RunRecord, owner: Owner) -> RunOwned:

@@ -6,7 +6,7 @@ This module has no await, so state, scheduler and submission agree whenever a ca
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -19,25 +19,21 @@ from plait.json_form import JsonValue
 from plait.program_log import logger
 from plait.runner.domain.asked_question import Asking, Way, parse_time
 from plait.runner.domain.continuation import Continuation, correction_prompt, invalid_tasks_error
-from plait.runner.engine.attempt import Attempt, RunContext
+from plait.runner.engine.attempt import STORE_WAITS_S, Attempt
 from plait.runner.engine.backend_call import CallOutcome
 from plait.runner.engine.growth import ForEachExpander, Growth
-from plait.runner.engine.policy_driver import PolicyState
+from plait.runner.engine.live_run import LiveRun
 from plait.runner.engine.retries import deserves_retry, pause_of, retry_delay
 from plait.runner.reuse.earlier_answers import EarlierAnswer
-from plait.runner.scheduling.scheduler import Scheduler
 from plait.runner.scheduling.slots import Pause
 from plait.runner.state.codec import to_json
 from plait.runner.state.run_state import RunState
+from plait.runner.state.stored_run import PolicyState
 from plait.safe_text import clean_text
 from plait.statuses import TASK_DONE, RunStatus, TaskStatus
 from plait.task import FailureMode, Task, at_most_once_question, failed_status
 from plait.usage import NO_USAGE, Usage
 
-STORE_WAITS_S = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
-"""Seconds between attempts of a task marked at_most_once while the store is away, and between attempts to read a
-conversation. After the last, the attempt fails.
-"""
 GATHERING = "for_each"
 """The backend name in the events of a task with `for_each`, which only gathers results."""
 DECIDING = "when"
@@ -54,16 +50,14 @@ _TOO_LATE_TO_ASK = (
 class OutcomeHandler:
     """Settles the attempts of one run."""
 
-    def __init__(
-        self, state: RunState, scheduler: Scheduler, growth: Growth, context: RunContext, stamp: Callable[[], str]
-    ) -> None:
-        self._state = state
-        self._scheduler = scheduler
+    def __init__(self, run: LiveRun, growth: Growth) -> None:
+        self._run = run
+        self._state = run.state
+        self._scheduler = run.scheduler
         self._growth = growth
-        self._for_each = ForEachExpander(state, scheduler, growth)
-        self._context = context
-        self._stamp = stamp
-        self._log = logger(run=context.run_id)
+        self._for_each = ForEachExpander(run, growth)
+        self._stamp = run.stamp
+        self._log = logger(run=run.run_id)
 
     def handle(self, attempt: Attempt, outcome: CallOutcome, duration: float) -> list[events.Event]:
         """Apply the outcome of `attempt` to the run. Return the events, the event of the task first."""
@@ -91,7 +85,7 @@ class OutcomeHandler:
         if (
             attempt.task.at_most_once
             and not attempt.has_begun
-            and self._context.sink.away
+            and self._run.sink.away
             and attempt.waits < len(STORE_WAITS_S)
         ):
             return self._retry(attempt, error, duration, STORE_WAITS_S[attempt.waits])
@@ -102,9 +96,11 @@ class OutcomeHandler:
         retry = attempt.task.retry_policy
         if not attempt.task.at_most_once and deserves_retry(retry, failures, error):
             limited = error.kind is ErrorKind.RATE_LIMITED
-            delay = retry_delay(retry, max(failures, throttled), error.retry_after, self._context.rng, limited=limited)
+            delay = retry_delay(
+                retry, max(failures, throttled), error.retry_after, self._run.options.rng, limited=limited
+            )
             continuation = _continuation_after(attempt, error)
-            now, exhausted = self._context.clock.wall(), attempt.exhausted
+            now, exhausted = self._run.options.clock.wall(), attempt.exhausted
             pause = pause_of(error, delay, now, duration, exhausted=exhausted) if throttled else None
             return self._retry(attempt, error, duration, delay, continuation, pause=pause)
         if throttled:
@@ -133,14 +129,14 @@ class OutcomeHandler:
 
     def stored(self, attempt: Attempt) -> None:
         """Let the conversation of the settled attempt be freed. While the store is away, all stay in memory."""
-        if not (self._state.keeps_all or self._context.sink.away):
+        if not (self._state.keeps_all or self._run.sink.away):
             self._state.settle_conversation(attempt.position)
 
     def _wait_for_answer(
         self, attempt: Attempt, question: Question, way: Way, reply: Reply | None, duration: float
     ) -> events.TaskWaiting:
         """Let the task wait for an answer, and prepare the next attempt as far as possible without the answer."""
-        now = self._context.clock.wall()
+        now = self._run.options.clock.wall()
         asking = Asking(question, way, None if question.deadline is None else iso(now + question.deadline))
         messages: tuple[Message, ...] = ()
         usage, continuation = NO_USAGE, None
@@ -208,7 +204,7 @@ class OutcomeHandler:
         """Complete the task with the answer of an earlier run, and free the slot. Return the events; none without an
         answer.
         """
-        answers = self._context.answers
+        answers = self._run.answers
         answer = None if answers is None else answers.find(self._state, position)
         return [] if answer is None else self.take_over(position, answer)
 
@@ -229,7 +225,7 @@ class OutcomeHandler:
         """Return the session of an earlier run if the backend can fork the session. Otherwise two runs would write in
         one session; then the conversation is replayed from the messages.
         """
-        backend = self._context.backends[self._context.task_backends[position]]
+        backend = self._run.options.backends[self._run.task_backends[position]]
         return session_id if isinstance(backend, ForkingBackend) and backend.can_fork else None
 
     def expand_or_gather(self, position: int) -> list[events.Event]:

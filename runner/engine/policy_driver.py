@@ -4,10 +4,8 @@ the same transaction.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias, cast
+from dataclasses import replace
+from typing import cast
 
 from plait import events
 from plait.errors import DAGError, PlaitError
@@ -16,9 +14,8 @@ from plait.program_log import logger
 from plait.runner.domain.policy import Decision, Policy, RunView
 from plait.runner.domain.run_result import TaskResult
 from plait.runner.engine.growth import Growth
-from plait.runner.scheduling.scheduler import Scheduler
-from plait.runner.state.codec import to_json
-from plait.runner.state.run_state import RunState
+from plait.runner.engine.live_run import LiveRun
+from plait.runner.state.stored_run import PolicyState
 from plait.safe_text import clean_text
 from plait.statuses import TASK_DONE, RunStatus, TaskStatus
 from plait.task import Task
@@ -26,64 +23,17 @@ from plait.task import Task
 MAX_STATE = 64 * 1024
 """Largest size of a policy's state, in characters of JSON. The state is stored with every end of a task."""
 
-End: TypeAlias = Literal[RunStatus.COMPLETED, RunStatus.FAILED]
-
-
-@dataclass(frozen=True, slots=True)
-class PolicyState:
-    """The outcome of a policy's decisions so far."""
-
-    state: JsonValue = None
-    """The state for the next decision."""
-    end: End | None = None
-    """The end of the run, if decided."""
-    error: str | None = None
-    """The reason for the end."""
-    idle: bool = False
-    """True if the policy was called with nothing left to run, and added nothing."""
-    failed_on: str | None = None
-    """The id of the task after whose end the policy raised or returned an invalid decision."""
-
-    def encoded(self) -> str:
-        """Return the JSON for `PolicyDecided.state`. Raises TypeError or ValueError for a value outside JSON."""
-        kept: dict[str, JsonValue] = {"state": self.state}
-        if self.end is not None:
-            kept |= {"end": self.end.value, "error": self.error}
-        if self.idle:
-            kept["idle"] = True
-        if self.failed_on is not None:
-            kept["failed_on"] = self.failed_on
-        return to_json(kept)
-
-
-def read_policy_state(encoded: str | None) -> PolicyState:
-    """Return the decoded state; the initial state for None. Raises ValueError, KeyError or TypeError if damaged."""
-    if encoded is None:
-        return PolicyState()
-    kept = json.loads(encoded)
-    end = None if "end" not in kept else cast("End", RunStatus(kept["end"]))
-    return PolicyState(kept["state"], end, kept.get("error"), kept.get("idle", False), kept.get("failed_on"))
-
 
 class PolicyDriver:
     """Calls the policy of one run. `decided` is the outcome of the decisions so far, stored decisions included."""
 
-    def __init__(
-        self,
-        policy: Policy,
-        decided: PolicyState,
-        *,
-        state: RunState,
-        scheduler: Scheduler,
-        growth: Growth,
-        stamp: Callable[[], str],
-    ) -> None:
+    def __init__(self, policy: Policy, run: LiveRun, growth: Growth) -> None:
         self._policy = policy
-        self._state = state
-        self._scheduler = scheduler
+        self._state = run.state
+        self._scheduler = run.scheduler
         self._growth = growth
-        self._stamp = stamp
-        self.decided = decided
+        self._stamp = run.stamp
+        self.decided = run.policy_state
 
     def decide(self, ended: str | None) -> list[events.Event]:
         """Call the policy after the end of the task `ended`, or, if None, when nothing is left to run.

@@ -17,8 +17,7 @@ from plait import events
 from plait.backends.error_kinds import names_quota
 from plait.clock_and_ids import Clock, iso
 from plait.errors import BackendError
-from plait.runner.engine.checkpointer import EventSink
-from plait.runner.scheduling.scheduler import Scheduler
+from plait.runner.engine.live_run import LiveRun
 from plait.runner.scheduling.slots import Account, Pause
 from plait.runner.state.run_state import PATIENCE
 from plait.task import NEVER_RETRIED, Retry
@@ -108,10 +107,9 @@ class ThrottlingReporter:
     event of the pause names its end.
     """
 
-    def __init__(self, scheduler: Scheduler, sink: EventSink, stamp: Callable[[], str]) -> None:
-        self._scheduler = scheduler
-        self._sink = sink
-        self._stamp = stamp
+    def __init__(self, run: LiveRun) -> None:
+        self._run = run
+        self._scheduler = run.scheduler
         self._told: dict[str, tuple[float, int]] = {}
         """The end of the pause, 0.0 without one, and the slots of each throttled backend, as reported last."""
         self._causes: dict[str, str] = {}
@@ -128,8 +126,8 @@ class ThrottlingReporter:
             if name not in self._limited:
                 self._limited.add(name)
                 slots, total = self._scheduler.slots_of(name)
-                event = events.BackendThrottled(self._stamp(), name, None, events.OWN_LIMITS, slots, total)
-                self._sink.submit([event])
+                event = events.BackendThrottled(self._run.stamp(), name, None, events.OWN_LIMITS, slots, total)
+                self._run.sink.submit([event])
 
     def _changed(self, name: str, account: Account) -> None:
         pause, told = account.pause, self._told.get(name)
@@ -141,8 +139,8 @@ class ThrottlingReporter:
         else:
             self._told[name], self._causes[name] = (until, account.slots), pause.cause
         end = iso(until) if until else None
-        event = events.BackendThrottled(self._stamp(), name, end, self._causes[name], account.slots, account.total)
-        self._sink.submit([event])
+        event = events.BackendThrottled(self._run.stamp(), name, end, self._causes[name], account.slots, account.total)
+        self._run.sink.submit([event])
 
 
 def _is_news(told: tuple[float, int] | None, until: float, account: Account) -> bool:

@@ -11,8 +11,8 @@ import anyio.abc
 
 from plait.errors import PlaitError
 from plait.runner.domain.run_result import RunResult
-from plait.runner.engine.event_feed import EventReader, Feed
-from plait.runner.engine.run_control import Control
+from plait.runner.engine.event_feed import EventReader
+from plait.runner.engine.live_run import LiveRun
 from plait.statuses import RunStatus
 
 
@@ -24,13 +24,12 @@ class Run:
     the event loop's thread. The first call of `stop` or `cancel` decides how the run ends.
     """
 
-    def __init__(self, run_id: str, drive: Callable[[Feed, Control], Awaitable[RunResult]]) -> None:
-        self.run_id = run_id
+    def __init__(self, live: LiveRun, drive: Callable[[LiveRun], Awaitable[RunResult]]) -> None:
+        self.run_id = live.run_id
         """The id of the run."""
+        self._live = live
         self._drive = drive
-        self._feed = Feed()
-        self._first_reader: EventReader | None = self._feed.reader()
-        self._control = Control()
+        self._first_reader: EventReader | None = live.feed.reader()
         self._ended = anyio.Event()
         self._result: RunResult | None = None
         self._error: Exception | None = None
@@ -64,25 +63,25 @@ class Run:
         """
         self._require_begun()
         reader, self._first_reader = self._first_reader, None
-        return reader or self._feed.reader()
+        return reader or self._live.feed.reader()
 
     @property
     def status(self) -> RunStatus:
         """The stored status of the run. The value changes once a change is stored; events report each change."""
-        return self._feed.status
+        return self._live.feed.status
 
     def require_record(self) -> None:
         """Do not begin a new run whose creation cannot be stored: `result` then raises the StoreError, and nothing is
         called. Later failures of the store are not fatal. To be called before the block is entered.
         """
-        self._control.requires_record = True
+        self._live.requires_record = True
 
     @property
     def is_storing(self) -> bool:
         """Whether the execution has ended, and only its last changes are left to be stored. `stop` then ends the wait
         for a store that is away.
         """
-        return self._control.on_late_end is not None
+        return self._live.on_late_end is not None
 
     async def result(self) -> RunResult:
         """Wait for the end of the run and return the result. Raises the errors of `ParallelRunner.run`.
@@ -104,7 +103,7 @@ class Run:
         """Stop the run now: start no further task, end the running attempts, store the state. `resume` continues the
         run. The cost of the ended attempts may be unknown.
         """
-        self._control.end("stop")
+        self._live.end("stop")
 
     def cancel(self) -> None:
         """Cancel the run permanently: start no further task, and ask the running attempts to end (`cancel_requested`).
@@ -113,15 +112,15 @@ class Run:
         tasks are then marked as cancelled. `stop` cuts the attempts of a cancelled run at once. The cost of a cut
         attempt is the last cost reported by its backend (`Output.usage`).
         """
-        self._control.cancel()
+        self._live.cancel()
 
     async def _run(self) -> None:
         try:
-            self._result = await self._drive(self._feed, self._control)
+            self._result = await self._drive(self._live)
         except Exception as error:
             self._error = error
         finally:
             if self._result is None and self._error is None:
                 self._error = PlaitError(f"run {self.run_id} was interrupted before its end; resume the run")
-            self._feed.close()
+            self._live.feed.close()
             self._ended.set()

@@ -22,8 +22,8 @@ from plait.persistence.store_protocol import files_root
 from plait.persistence.store_records import TaskRecord
 from plait.program_log import logger
 from plait.runner.domain.asked_question import parse_time
-from plait.runner.engine.handover import AdoptedAttempt
 from plait.runner.engine.lease import Liveness, liveness
+from plait.runner.engine.live_run import AdoptedAttempt
 from plait.runner.engine.run_options import Config
 from plait.runner.recovery.resume_plan import outlives
 from plait.runner.state.attempt_files import attempt_files

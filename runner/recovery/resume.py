@@ -17,13 +17,9 @@ from plait.runner.domain.asked_question import Way, parse_time
 from plait.runner.domain.continuation import Continuation, History
 from plait.runner.domain.html_table import html_table
 from plait.runner.domain.policy import Policy
-from plait.runner.engine.event_feed import Feed
-from plait.runner.engine.handover import AdoptedAttempt, Handover
 from plait.runner.engine.inbox import is_to_be_cancelled
 from plait.runner.engine.lease import Liveness, acquire, liveness, wait_for_expiry
-from plait.runner.engine.policy_driver import PolicyState, read_policy_state
-from plait.runner.engine.run_control import Control
-from plait.runner.engine.run_lifecycle import PreparedRun
+from plait.runner.engine.live_run import AdoptedAttempt, LiveRun
 from plait.runner.engine.run_options import Config, answer_keys, backend_names, require_policy_backends
 from plait.runner.policies import policy_of
 from plait.runner.recovery.adoption import adopted_attempt, session_event, with_detached_turns
@@ -44,7 +40,14 @@ from plait.runner.recovery.resume_plan import (
 )
 from plait.runner.reuse.earlier_answers import EarlierAnswers, ReuseFrom, has_taken_all, load_earlier_answers
 from plait.runner.state.stored_conversations import load_answered_messages, load_continuation, load_history
-from plait.runner.state.stored_run import StoredPolicy, StoredRun, needs_no_work, next_tries
+from plait.runner.state.stored_run import (
+    PolicyState,
+    StoredPolicy,
+    StoredRun,
+    needs_no_work,
+    next_tries,
+    read_policy_state,
+)
 from plait.statuses import RUN_DONE, TASK_DONE, TASK_STATUSES, UNDER_WAY, RunStatus, TaskStatus
 from plait.task import Task
 
@@ -128,13 +131,14 @@ async def decide(config: Config, run: StoredRun, how: ResumeOptions) -> ResumePl
     )
 
 
-async def prepare_resume(config: Config, plan: ResumePlan, control: Control) -> PreparedRun | None:
-    """Claim the run of `plan` and prepare it for execution, in one transaction. Return None, and store nothing, if the
-    run waits for a person, the resume brings nothing new, and `control` has not ended the run.
+async def prepare_resume(live: LiveRun, plan: ResumePlan) -> bool:
+    """Claim the run of `plan` and prepare `live` for execution, in one transaction. Return False, and store nothing,
+    if the run waits for a person, the resume brings nothing new, and nobody has ended the run.
 
     Raises RunOwned if another process claims the run first or has changed it, BackendMissing, PolicyMissing, PlaitError
     for a surplus policy, StoreError.
     """
+    config = live.options
     run, how, steps, decided = plan.run, plan.how, plan.steps, plan.decided
     state, record = run.state, run.record
     policy = _policy(run, how.policy)
@@ -171,18 +175,21 @@ async def prepare_resume(config: Config, plan: ResumePlan, control: Control) -> 
     backlog = [] if policy is None else await _policy_backlog(run, new_events)
     works = (config.on_question is not None and state.asking) or any(step.action in RUNS for step in steps)
     waits = run.status is RunStatus.WAITING_INPUT and TaskStatus.WAITING_INPUT in state.statuses
-    if waits and is_unchanged and control.ended_by is None and not (adopted or backlog or works):
-        return None
+    if waits and is_unchanged and live.ended_by is None and not (adopted or backlog or works):
+        return False
     if not backlog and decided != read_policy_state(record.policy_state):
         # With a backlog, the first decision stores the reopened state. Otherwise the state is stored here; without
         # the event, a second resume would read the old end of the run again.
         new_events.append(events.PolicyDecided(at, decided.encoded()))
-    owner, next_write = await acquire(config, run.store, record, new_events)
+    live.owner, live.position = await acquire(config, run.store, record, new_events)
     new_events += [_waits(run, position, until, at) for position, until in plan.later.items()]
     if decided.failed_on is not None and decided.end is None:
         backlog.insert(0, decided.failed_on)
-    handover = Handover(backlog, {**plan.later, **delayed}, adopted)
-    return PreparedRun(record.run_id, state, names, owner, new_events, next_write, policy, decided, handover)
+    live.state, live.task_backends, live.created_at = state, names, record.created_at
+    live.first_events = new_events
+    live.policy, live.policy_state, live.policy_backlog = policy, decided, backlog
+    live.next_tries, live.adopted = {**plan.later, **delayed}, adopted
+    return True
 
 
 async def earlier_answers(config: Config, run: StoredRun) -> EarlierAnswers | None:
@@ -420,7 +427,7 @@ class Preview:
 async def preview(config: Config, run: StoredRun, retry_failed: bool) -> Preview:
     """Return the preview of a resume: see `ParallelRunner.preview_resume`. Raises as `wait_for_expiry` and `decide`."""
     if not needs_no_work(run, retry_failed):
-        await wait_for_expiry(config, run, Feed())
+        await wait_for_expiry(config, run)
     return await preview_of(await decide(config, run, ResumeOptions(retry_failed=retry_failed)))
 
 

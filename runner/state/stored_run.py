@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias, cast
 
 from plait.backends.backend_protocol import DetachedTurn
 from plait.errors import ErrorKind, PlaitError, RunNotFound, RunNotResumable, StoreRequired, TaskNotFound, nearest
@@ -17,7 +17,7 @@ from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import AttemptRecord, MessageRecord, RunRecord, TaskRecord
 from plait.runner.domain.asked_question import parse_time
 from plait.runner.domain.run_result import RunResult
-from plait.runner.state.codec import decode_dag
+from plait.runner.state.codec import decode_dag, to_json
 from plait.runner.state.run_state import RunState
 from plait.statuses import RUN_DONE, TASK_STATUSES, AttemptStatus, RunStatus, TaskStatus
 from plait.task import with_prompt
@@ -59,6 +59,45 @@ class StoredPolicy:
         """Return the policy of the run; None for a run without a policy. `record` must include the settings."""
         stored = json.loads(record.settings).get("policy")
         return None if stored is None else cls(stored["kind"], stored["settings"])
+
+
+PolicyEnd: TypeAlias = Literal[RunStatus.COMPLETED, RunStatus.FAILED]
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyState:
+    """The outcome of a policy's decisions so far."""
+
+    state: JsonValue = None
+    """The state for the next decision."""
+    end: PolicyEnd | None = None
+    """The end of the run, if decided."""
+    error: str | None = None
+    """The reason for the end."""
+    idle: bool = False
+    """True if the policy was called with nothing left to run, and added nothing."""
+    failed_on: str | None = None
+    """The id of the task after whose end the policy raised or returned an invalid decision."""
+
+    def encoded(self) -> str:
+        """Return the JSON for `PolicyDecided.state`. Raises TypeError or ValueError for a value outside JSON."""
+        kept: dict[str, JsonValue] = {"state": self.state}
+        if self.end is not None:
+            kept |= {"end": self.end.value, "error": self.error}
+        if self.idle:
+            kept["idle"] = True
+        if self.failed_on is not None:
+            kept["failed_on"] = self.failed_on
+        return to_json(kept)
+
+
+def read_policy_state(encoded: str | None) -> PolicyState:
+    """Return the decoded state; the initial state for None. Raises ValueError, KeyError or TypeError if damaged."""
+    if encoded is None:
+        return PolicyState()
+    kept = json.loads(encoded)
+    end = None if "end" not in kept else cast("PolicyEnd", RunStatus(kept["end"]))
+    return PolicyState(kept["state"], end, kept.get("error"), kept.get("idle", False), kept.get("failed_on"))
 
 
 async def stored_record(store: Store | None, run_id: str) -> tuple[Store, RunRecord]:

@@ -18,7 +18,6 @@ from plait.persistence.store_records import AttemptRecord, EventRecord, MessageR
 from plait.runner.domain.asked_question import answers_of, asking_of, parse_time
 from plait.runner.domain.wait_reasons import WaitingRun, WaitReason, Waits, stored_limits
 from plait.runner.engine.lease import liveness, seems_free
-from plait.runner.engine.policy_driver import read_policy_state
 from plait.runner.policies.goal_policy import Loop, OrchestratorPolicy
 from plait.runner.recovery.given_answers import first_notes, open_questions
 from plait.runner.state.codec import decode_dag
@@ -28,6 +27,7 @@ from plait.runner.state.stored_run import (
     StoredRun,
     next_tries,
     placed_attempts,
+    read_policy_state,
     stored_run,
 )
 from plait.runner.views.view_models import (

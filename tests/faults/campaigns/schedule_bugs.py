@@ -22,8 +22,7 @@ from plait.runner.engine import checkpointer as checkpoint
 from plait.runner.engine import executor as execution
 from plait.runner.engine import lease
 from plait.runner.engine.checkpointer import COMMITTED, Commit, WritePosition
-from plait.runner.engine.event_feed import Feed
-from plait.runner.engine.run_control import Control
+from plait.runner.engine.live_run import LiveRun
 from plait.runner.engine.run_options import Config
 from plait.runner.scheduling import scheduler as schedule
 from plait.runner.scheduling import slots as places
@@ -111,7 +110,7 @@ def _wake_up_lost() -> AbstractContextManager[object]:
 
     async def slow(self: Any) -> object:
         if not self._scheduler.exhausted:
-            await self._context.clock.sleep(0.005)
+            await self._run.options.clock.sleep(0.005)
             return await self._pool.wait()
         return await next_turn(self)
 
@@ -147,9 +146,9 @@ def _unknown_taken_for_not_stored() -> AbstractContextManager[object]:
 def _lease_by_wall_clock_alone() -> AbstractContextManager[object]:
     wait_until_free = lease.wait_for_expiry
 
-    async def trusting(config: Config, run: stored.StoredRun, feed: Feed, control: Control) -> bool:
+    async def trusting(config: Config, run: stored.StoredRun, live: LiveRun) -> bool:
         expired = (run.record.lease_expires_at or 0.0) <= config.clock.wall()
-        return expired or await wait_until_free(config, run, feed, control)
+        return expired or await wait_until_free(config, run, live)
 
     return mock.patch.object(parallel_runner, "wait_for_expiry", trusting)
 

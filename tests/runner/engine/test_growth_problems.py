@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from plait import DAG, GrowthLimits, Task, TaskStatus
+from plait import DAG, GrowthLimits, ParallelRunner, Task, TaskStatus
 from plait.errors import DAGError, Problem
 from plait.runner.engine.growth import Growth
+from plait.runner.engine.live_run import LiveRun
 from plait.runner.scheduling.scheduler import InitialState, Scheduler
 from plait.runner.scheduling.slots import SlotPool
 from plait.runner.state.codec import new_task
@@ -26,29 +27,37 @@ GIVEN = [
 FINE = Task("fine", "fine")
 
 
+NOW = "2026-01-01T00:00:00.000Z"
+
+
+def live_run(runner: ParallelRunner) -> LiveRun:
+    run = LiveRun(run_id="r", options=runner.config)
+    run.state, run.task_backends = RunState(DAG(GIVEN)), ["fast"] * len(GIVEN)
+    run.scheduler = Scheduler(run.state.dag, run.task_backends, SlotPool(9))
+    run.stamp = lambda: NOW
+    return run
+
+
 def grow(
-    tasks: Sequence[Task], *, default: str = "fast", limits: GrowthLimits | None = None, added_by: str | None = None
+    tasks: Sequence[Task],
+    *,
+    default: str | None = "fast",
+    limits: GrowthLimits | None = None,
+    added_by: str | None = None,
 ) -> Sequence[str]:
     """Return the backends of all tasks after `tasks` are added. A refusal leaves everything as it was."""
-    dag = DAG(GIVEN)
-    state, names = RunState(dag), ["fast"] * len(GIVEN)
-    state.cancel(1, "now")
-    scheduler = Scheduler(dag, names, SlotPool(9), InitialState(state.statuses))
-    growth = Growth(
-        state,
-        scheduler,
-        names,
-        backends=dict.fromkeys(("fast", "faster", "deep"), Talker()),
-        default=default,
-        limits=limits or GrowthLimits(),
-        stamp=lambda: "now",
-    )
+    backends = dict.fromkeys(("fast", "faster", "deep"), Talker())
+    run = live_run(ParallelRunner(backends=backends, default=default, growth=limits or GrowthLimits()))
+    dag, names = run.state.dag, run.task_backends
+    run.state.cancel(1, "now")
+    run.scheduler = Scheduler(dag, names, SlotPool(9), InitialState(run.state.statuses))
+    growth = Growth(run)
     try:
         event = growth.add(tasks, added_by)
     except DAGError:
         assert (len(dag), names) == (len(GIVEN), ["fast"] * len(GIVEN))
         raise
-    assert (event.tasks, event.added_by, event.at) == (tuple(map(new_task, tasks)), added_by, "now")
+    assert (event.tasks, event.added_by, event.at) == (tuple(map(new_task, tasks)), added_by, NOW)
     assert len(dag) == len(GIVEN) + len(tasks)
     return names
 
@@ -113,7 +122,7 @@ def test_a_conversation_among_the_added_tasks_stays_on_its_backend() -> None:
 
 def test_a_default_that_does_not_exist_is_a_problem_of_each_task() -> None:
     with pytest.raises(DAGError) as caught:
-        grow([FINE, Task("a", "a", backend="deep"), Task("b", "b")], default="none")
+        grow([FINE, Task("a", "a", backend="deep"), Task("b", "b")], default=None)
     assert [(one.task_id, one.field, one.position) for one in caught.value.problems] == [
         ("fine", "backend", 0),
         ("b", "backend", 2),
@@ -135,13 +144,9 @@ def test_the_limits_are_met_exactly() -> None:
 
 
 def test_all_problems_are_told_at_once_after_those_already_found() -> None:
-    dag = DAG(GIVEN)
-    state, names = RunState(dag), ["fast"] * len(GIVEN)
-    scheduler = Scheduler(dag, names, SlotPool(9))
-    growth = Growth(
-        state, scheduler, names, backends={"fast": ()}, default="fast", limits=GrowthLimits(), stamp=lambda: "now"
-    )
+    run = live_run(ParallelRunner(backends={"fast": Talker()}))
+    growth = Growth(run)
     with pytest.raises(DAGError) as caught:
         growth.add([Task("a", backend="b"), Task("c", "c", depends_on=["d"])], None, [Problem("earlier")])
     assert [one.task_id for one in caught.value.problems] == [None, "a", "c"]
-    assert state.statuses == [TaskStatus.PENDING] * len(GIVEN)
+    assert run.state.statuses == [TaskStatus.PENDING] * len(GIVEN)
