@@ -13,7 +13,7 @@ from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import RunRecord, TaskRecord
 from plait.runner.cli import run_report
 from plait.runner.cli.command_exits import COMPLETED, print_line, print_note
-from plait.runner.cli.command_options import command_line, json_option, store_option
+from plait.runner.cli.command_options import command_line, complete, json_option, store_option
 from plait.runner.cli.terminal_output import as_line, visible
 from plait.runner.cli.waiting_questions import answering_command, list_waiting, print_watch_notice, question_facts
 from plait.runner.client.backend_set import BackendSet
@@ -37,8 +37,8 @@ from plait.statuses import RUN_DONE, RunStatus, TaskStatus
 
 
 @click.command("answer")
-@click.argument("run", required=False)
-@click.argument("task", required=False)
+@click.argument("run", required=False, shell_complete=complete)
+@click.argument("task", required=False, shell_complete=complete)
 @click.argument("value", required=False)
 @click.option(
     "--done", metavar="TEXT", help="Complete the task with TEXT as its result (JSON if it has an output_schema)."

@@ -73,17 +73,12 @@ class LazyGroup(click.Group):
         """Return the names of the subcommands in the help."""
         return list(COMMANDS)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - signature of click
         """Import and return the subcommand `cmd_name`; None for an unknown name."""
         if cmd_name not in COMMANDS and cmd_name not in _UNLISTED:
             return None
         module = import_module(f"plait.runner.cli.{_MODULES.get(cmd_name, f'{cmd_name}_command')}")
-        command = cast("click.Command", getattr(module, f"{cmd_name}_command"))
-        if ctx.resilient_parsing:  # a shell completes a line
-            from plait.runner.cli.completion import add_values  # noqa: PLC0415 - imports a store
-
-            add_values(command)
-        return command
+        return cast("click.Command", getattr(module, f"{cmd_name}_command"))
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

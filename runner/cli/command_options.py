@@ -12,11 +12,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import anyio
 import click
+from click.shell_completion import CompletionItem
 
 from plait.errors import InvalidRequest
 from plait.runner.cli.terminal_output import command
-from plait.runner.client.store_place import DEFAULT_STORE, ServerAddress, StorePlace, is_utf8, store_place
+from plait.runner.client.store_place import (
+    DEFAULT_STORE,
+    ServerAddress,
+    StorePlace,
+    find_run,
+    is_utf8,
+    read_only_store,
+    store_place,
+)
 from plait.runner.domain.concurrency import DEFAULT_CONCURRENCY
 from plait.safe_text import SCHEMES, masked_address, passwords
 
@@ -26,6 +36,9 @@ if TYPE_CHECKING:
 STORE_VARIABLE = "PLAIT_STORE"
 KINDS = "openai, anthropic, local, claude-code, codex, gemini, goose, opencode, qwen, claude-agent-acp or codex-acp"
 """The kinds for the help of `--backend`; `specs.build_backend.KINDS` takes long to import, and a test compares both."""
+_COMPLETION_S = 2.0
+"""Seconds until a shell gets no values from a slow store."""
+_OFFERED_RUNS = 50
 PLAN_SUFFIXES = frozenset({".yaml", ".yml", ".json", ".toml"})
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -77,6 +90,38 @@ def _store_option(text: str) -> Callable[[F], F]:
 
 store_option = _store_option("The SQLite file of the runs, or the address of a PostgreSQL database: postgresql://...")
 disk_option = _store_option("Make the databases on the disk of this file.")
+
+
+def complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
+    """Return what a shell offers for an argument: the newest runs of the store, the tasks of the run named before, or
+    kinds of backends. Nothing if the store cannot be read in time: a message would stand in the middle of the line.
+    """
+    if parameter.name == "backend":
+        items = [CompletionItem(kind) for kind in KINDS.replace(" or ", ", ").split(", ")]
+    else:
+        try:
+            items = anyio.run(_stored_items, context, parameter.name == "task")
+        except Exception:
+            items = []
+    items = [item for item in items if item.value.startswith(incomplete)]
+    return items or ([CompletionItem(incomplete, type="file")] if parameter.name == "what" else [])
+
+
+async def _stored_items(context: click.Context, of_tasks: bool) -> list[CompletionItem[str]]:
+    place = context.params.get("store_path") or os.environ.get(STORE_VARIABLE) or DEFAULT_STORE
+    place = place if isinstance(place, ServerAddress) else store_place(str(place))
+    with anyio.move_on_after(_COMPLETION_S):
+        async with read_only_store(place) as store:
+            if of_tasks:
+                run = await find_run(store, context.params.get("run") or "last")
+                return [CompletionItem(task.task_id, help=task.status) for task in await store.list_tasks(run.run_id)]
+            runs = await store.list_runs(_OFFERED_RUNS)
+            newest = [CompletionItem("last", help="the last run, but for a try")] if runs else []
+            return newest + [CompletionItem(run.run_id, help=f"{run.name} {run.status}".strip()) for run in runs]
+    return []
+
+
+run_argument = click.argument("run", shell_complete=complete)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
 
 
@@ -122,9 +167,9 @@ def backend_options(function: F) -> F:
     function = click.option("--model", metavar="NAME", help="Use this model; for local, the path of a GGUF file.")(
         function
     )
-    return click.option("--backend", metavar="KIND", help=f"Use this backend if the plan names none: {KINDS}.")(
-        function
-    )
+    return click.option(
+        "--backend", metavar="KIND", shell_complete=complete, help=f"Use this backend if the plan names none: {KINDS}."
+    )(function)
 
 
 def log_options(function: F) -> F:

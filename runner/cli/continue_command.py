@@ -14,10 +14,12 @@ from plait.runner.cli.command_options import (
     OutputOptions,
     apply_log_options,
     backends_option,
+    complete,
     hosts_option,
     json_option,
     log_options,
     plan_option,
+    run_argument,
     store_option,
 )
 from plait.runner.cli.ctrl_c import end_at_second
@@ -30,8 +32,8 @@ from plait.runner.views.view_models import usage_fields
 
 
 @click.command("continue")
-@click.argument("run")
-@click.argument("task")
+@run_argument
+@click.argument("task", shell_complete=complete)
 @click.argument("message")
 @plan_option
 @backends_option

@@ -9,7 +9,7 @@ import click
 
 from plait.persistence.store_records import RunRecord
 from plait.runner.cli.command_exits import COMPLETED, print_line
-from plait.runner.cli.command_options import json_option, store_option
+from plait.runner.cli.command_options import complete, json_option, store_option
 from plait.runner.cli.display.sections import print_field, print_section
 from plait.runner.cli.run_report import print_json
 from plait.runner.cli.terminal_output import as_line, counted, seconds, tokens, visible
@@ -25,8 +25,8 @@ _MARKS = {"removed": ("[-", "-]"), "added": ("{+", "+}")}
 
 
 @click.command("diff")
-@click.argument("a", metavar="RUN")
-@click.argument("b", metavar="OTHER")
+@click.argument("a", metavar="RUN", shell_complete=complete)
+@click.argument("b", metavar="OTHER", shell_complete=complete)
 @store_option
 @json_option
 def diff_command(a: str, b: str, store_path: StorePlace, as_json: bool) -> int:

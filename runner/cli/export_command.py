@@ -14,7 +14,7 @@ import click
 
 from plait.clock_and_ids import Clock, trace_id
 from plait.runner.cli.command_exits import COMPLETED, print_note
-from plait.runner.cli.command_options import json_option, store_option
+from plait.runner.cli.command_options import json_option, run_argument, store_option
 from plait.runner.cli.output_files import write_file
 from plait.runner.cli.run_report import print_json
 from plait.runner.cli.terminal_output import as_line, counted
@@ -29,7 +29,7 @@ _FOLLOW_S = 1.0
 
 
 @click.command("export")
-@click.argument("run")
+@run_argument
 @click.option(
     "--to",
     "file",

@@ -22,12 +22,14 @@ from plait.runner.cli.command_options import (
     again_option,
     apply_log_options,
     backends_option,
+    complete,
     concurrency_option,
     dry_run_option,
     json_option,
     log_options,
     plan_option,
     quiet_option,
+    run_argument,
     set_option,
     store_option,
     verbose_option,
@@ -95,7 +97,7 @@ _backend_option = click.option(
 
 
 @click.command("fork")
-@click.argument("run")
+@run_argument
 @click.option("--from", "start", metavar="TASK", help="Run on from TASK, with everything behind TASK.")
 @click.option("--only", metavar="TASK", help="Run TASK alone, and print its result: the same as `plait try RUN TASK`.")
 @_prompts_option
@@ -126,8 +128,8 @@ def fork_command(start: str | None, only: str | None, **options: Any) -> int:
 
 
 @click.command("try")
-@click.argument("run")
-@click.argument("task")
+@run_argument
+@click.argument("task", shell_complete=complete)
 @click.option("--prompt-file", metavar="FILE", type=click.Path(path_type=Path), help="Use the prompt in FILE.")
 @_backend_option
 @again_option

@@ -13,7 +13,7 @@ import click
 
 from plait.persistence.store_records import RunRecord, TaskRecord
 from plait.runner.cli.command_exits import COMPLETED, print_line
-from plait.runner.cli.command_options import PLAN_SUFFIXES, json_option, read_plan, set_option, store_option
+from plait.runner.cli.command_options import PLAN_SUFFIXES, complete, json_option, read_plan, set_option, store_option
 from plait.runner.cli.output_files import write_file
 from plait.runner.cli.run_report import print_json
 from plait.runner.cli.terminal_output import as_line, counted, seconds, tokens, visible
@@ -30,7 +30,7 @@ _PATH = click.Path(path_type=Path)
 
 
 @click.command("graph")
-@click.argument("what", metavar="PLAN|RUN")
+@click.argument("what", metavar="PLAN|RUN", shell_complete=complete)
 @click.option("-o", "--output", type=_PATH, help="Write a picture to this .html or .svg file.")
 @set_option
 @store_option

@@ -21,7 +21,7 @@ from plait.events import TaskCancelled, TaskCompleted, TaskFailed, TaskSkipped
 from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import RunRecord
 from plait.runner.cli.command_exits import CANCELLED, COMPLETED, FAILED, print_line, print_note
-from plait.runner.cli.command_options import command_line, json_option, store_option
+from plait.runner.cli.command_options import command_line, complete, json_option, run_argument, store_option
 from plait.runner.cli.display.log_lines import entry_lines
 from plait.runner.cli.run_report import EXIT_CODES
 from plait.runner.cli.terminal_output import as_line
@@ -32,8 +32,8 @@ from plait.statuses import RUN_DONE, RunStatus
 
 
 @click.command("log")
-@click.argument("run")
-@click.argument("task", required=False)
+@run_argument
+@click.argument("task", required=False, shell_complete=complete)
 @click.option("-f", "--follow", is_flag=True, help="Print events as they happen, until the run (or TASK) has ended.")
 @click.option("-n", "--lines", metavar="N", type=click.IntRange(min=0), help="Print only the last N lines.")
 @store_option

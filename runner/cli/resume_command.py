@@ -19,6 +19,7 @@ from plait.runner.cli.command_options import (
     apply_log_options,
     backends_option,
     command_line,
+    complete,
     concurrency_option,
     hosts_option,
     json_option,
@@ -62,7 +63,7 @@ _MOST_KEPT = 20
 
 
 @click.command("resume")
-@click.argument("run", required=False)
+@click.argument("run", required=False, shell_complete=complete)
 @click.option(
     "--retry-failed",
     is_flag=True,

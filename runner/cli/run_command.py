@@ -18,6 +18,7 @@ from plait.runner.cli.command_options import (
     OutputOptions,
     apply_log_options,
     backend_options,
+    complete,
     concurrency_option,
     hosts_option,
     json_option,
@@ -70,6 +71,7 @@ _LOCAL_ANSWER = 512  # tokens
 @click.option(
     "--like",
     metavar="RUN",
+    shell_complete=complete,
     help="Take the answers of unchanged tasks from RUN (an id, the beginning of an id, or `last`), without a call.",
 )
 @click.option(

@@ -18,7 +18,7 @@ from plait.events import BackendThrottled
 from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import MessageRecord, RunRecord, TaskRecord
 from plait.runner.cli.command_exits import COMPLETED, print_line
-from plait.runner.cli.command_options import command_line, json_option, store_option
+from plait.runner.cli.command_options import command_line, complete, json_option, run_argument, store_option
 from plait.runner.cli.display.sections import print_answers, print_field, print_question, print_section, print_table
 from plait.runner.cli.display.waits import throttling_line
 from plait.runner.cli.run_report import WHY_STOPPED, print_json
@@ -49,8 +49,8 @@ _SETTINGS = ("model", "temperature")
 
 
 @click.command("show")
-@click.argument("run")
-@click.argument("task", required=False)
+@run_argument
+@click.argument("task", required=False, shell_complete=complete)
 @click.option("--events", is_flag=True, hidden=True)
 @click.option(
     "--status",
