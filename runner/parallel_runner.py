@@ -38,7 +38,7 @@ from plait.runner.engine.lease import LEASE_SECONDS, claim_for_this_process, sho
 from plait.runner.engine.live_run import LiveRun
 from plait.runner.engine.run_handle import Run
 from plait.runner.engine.run_lifecycle import Diverged, execute_run
-from plait.runner.engine.run_options import DEFAULT_BACKEND, Config, answer_keys, backend_names, default_backend
+from plait.runner.engine.run_options import DEFAULT_BACKEND, RunOptions, answer_keys, backend_names, default_backend
 from plait.runner.recovery.given_answers import question_of
 from plait.runner.recovery.resume import Preview, ResumeOptions, decide, earlier_answers, prepare_resume, preview
 from plait.runner.reuse.earlier_answers import (
@@ -132,22 +132,22 @@ class ParallelRunner:
             concurrency = default_concurrency((limits or {}).get(name) for name in named)
         self.own_store = OwnStore(store)
         opened = self.own_store.store
-        self._config = Config(
-            named,
-            default_backend(named, default, given=backend is not None),
-            None if opened is None else TimeoutStore(opened, store_timeout),
-            concurrency,
-            dict(limits or {}),
-            dict(rates or {}),
-            shared_limits,
-            strict,
-            lease,
-            cancel_grace,
-            growth,
-            on_question,
-            dict(prices or {}),
-            clock or Clock(),
-            rng or random.SystemRandom(),  # forked processes need different retry delays
+        self._config = RunOptions(
+            backends=named,
+            default=default_backend(named, default, given=backend is not None),
+            store=None if opened is None else TimeoutStore(opened, store_timeout),
+            concurrency=concurrency,
+            limits=dict(limits or {}),
+            rates=dict(rates or {}),
+            shared_limits=shared_limits,
+            strict=strict,
+            lease=lease,
+            cancel_grace=cancel_grace,
+            growth=growth,
+            on_question=on_question,
+            prices=dict(prices or {}),
+            clock=clock or Clock(),
+            rng=rng or random.SystemRandom(),  # forked processes need different retry delays
         )
         self._block = AsyncExitStack()
 
@@ -313,7 +313,7 @@ class ParallelRunner:
         return (await create_run(self._config, dag, run_id, key, kept))[0]
 
     @property
-    def config(self) -> Config:
+    def config(self) -> RunOptions:
         """The options of this runner."""
         return self._config
 

@@ -18,7 +18,7 @@ from plait.persistence.store_records import TaskRecord
 from plait.runner.domain.asked_question import Asking, OpenQuestion, Way
 from plait.runner.engine.inbox import AnswerNote, answer_note, wake
 from plait.runner.engine.lease import Liveness, liveness, wait_for_expiry, with_lease
-from plait.runner.engine.run_options import Config
+from plait.runner.engine.run_options import RunOptions
 from plait.runner.recovery.adoption import with_detached_turns
 from plait.runner.recovery.given_answers import (
     DECLARED_FAILED,
@@ -56,7 +56,7 @@ class PersonDecision:
             raise ValueError(f"how must be 'done', 'again' or 'fail', not {self.how!r}")
 
 
-async def apply_decision(config: Config, run_id: str, task_id: str, decision: PersonDecision) -> None:
+async def apply_decision(config: RunOptions, run_id: str, task_id: str, decision: PersonDecision) -> None:
     """Apply a decision. See `ParallelRunner.answer`."""
     until = config.clock.monotonic() + _RELEASE_S
     while True:
@@ -68,7 +68,7 @@ async def apply_decision(config: Config, run_id: str, task_id: str, decision: Pe
                 raise
 
 
-async def _is_released(config: Config, run: StoredRun, until: float) -> bool:
+async def _is_released(config: RunOptions, run: StoredRun, until: float) -> bool:
     """Wait until no living process owns the run, at the latest until the time `until`. Return whether none does.
 
     Reads only the run's record: reading a run with thousands of tasks would block the event loop.
@@ -81,7 +81,7 @@ async def _is_released(config: Config, run: StoredRun, until: float) -> bool:
     return False
 
 
-async def _apply(config: Config, run: StoredRun, task_id: str, decision: PersonDecision) -> None:
+async def _apply(config: RunOptions, run: StoredRun, task_id: str, decision: PersonDecision) -> None:
     """Claim the run, store the outcome of the decision, release the run."""
     dag, run_id = run.state.dag, run.record.run_id
     run.require_task(task_id)
@@ -103,7 +103,7 @@ async def _apply(config: Config, run: StoredRun, task_id: str, decision: PersonD
     await with_lease(config, run, then, under_way(run.tasks, but=task_id))
 
 
-async def _require_decidable(config: Config, run: StoredRun, task_id: str, decision: PersonDecision) -> None:
+async def _require_decidable(config: RunOptions, run: StoredRun, task_id: str, decision: PersonDecision) -> None:
     """Raise PlaitError or AnswerConflict unless the open question may be settled. The first answer or default
     counts.
     """
@@ -119,7 +119,7 @@ async def _require_decidable(config: Config, run: StoredRun, task_id: str, decis
         )
 
 
-async def unanswered_questions(config: Config, run_id: str) -> list[OpenQuestion]:
+async def unanswered_questions(config: RunOptions, run_id: str) -> list[OpenQuestion]:
     """Return the unanswered questions. See `ParallelRunner.questions`."""
     run = await stored_run(config.store, run_id)
     noted = await first_notes(run)
@@ -127,7 +127,7 @@ async def unanswered_questions(config: Config, run_id: str) -> list[OpenQuestion
 
 
 async def answer_question(
-    config: Config, run_id: str, task_id: str, value: JsonInput, attempt: int | None, wait: float
+    config: RunOptions, run_id: str, task_id: str, value: JsonInput, attempt: int | None, wait: float
 ) -> bool:
     """Answer a question. See `ParallelRunner.answer_question`."""
     ends = config.clock.monotonic() + wait
@@ -173,7 +173,7 @@ def _require_same(run: StoredRun, record: TaskRecord, asking: Asking, attempt: i
         )
 
 
-async def _wait_for_news(config: Config, run: StoredRun, task_id: str, ends: float) -> None:
+async def _wait_for_news(config: RunOptions, run: StoredRun, task_id: str, ends: float) -> None:
     """Wait for an event of the task, a change or the death of the owner, or the time `ends`.
 
     Reads only the run's record and new events: reading a run with thousands of tasks would block the event loop.
@@ -202,7 +202,7 @@ def _is_taken(run: StoredRun, mine: AnswerNote) -> bool:
     return False
 
 
-async def _store_answer(config: Config, run: StoredRun, task_id: str, value: JsonValue) -> bool:
+async def _store_answer(config: RunOptions, run: StoredRun, task_id: str, value: JsonValue) -> bool:
     """Store the answer for a run without an owner: claim, write, release."""
     position = run.state.dag.position(task_id)
     at = iso(config.clock.wall())

@@ -10,12 +10,12 @@ from plait.clock_and_ids import iso
 from plait.errors import RunOwned
 from plait.persistence.store_records import RunRecord
 from plait.runner.domain.run_result import RunResult
-from plait.runner.engine.cancelled_sessions import note_cancelled
 from plait.runner.engine.event_feed import Feed
 from plait.runner.engine.inbox import cancel_note, is_to_be_cancelled, wake
 from plait.runner.engine.lease import Liveness, acquire, is_live, liveness, seems_free, unregister, wait_for_expiry
 from plait.runner.engine.run_hosts import end_on_hosts, run_on_hosts
-from plait.runner.engine.run_options import Config
+from plait.runner.engine.run_lifecycle import note_cancelled
+from plait.runner.engine.run_options import RunOptions
 from plait.runner.state.attempt_files import kill_orphans
 from plait.runner.state.stored_run import StoredRun, stored_record, stored_run, unfinished_on_hosts
 from plait.statuses import RUN_DONE, TASK_DONE, RunStatus
@@ -25,7 +25,7 @@ OnUnreached: TypeAlias = Callable[[Mapping[str, Sequence[str]]], None]
 """Called with the hosts that cannot be reached, and the ids of the tasks that may be under way on each."""
 
 
-async def cancel_run(config: Config, run_id: str, wait: float, on_unreached: OnUnreached) -> RunStatus:
+async def cancel_run(config: RunOptions, run_id: str, wait: float, on_unreached: OnUnreached) -> RunStatus:
     """Cancel the run. See `ParallelRunner.cancel_run`."""
     ends = config.clock.monotonic() + wait
     told, watched = False, None
@@ -54,7 +54,7 @@ async def cancel_run(config: Config, run_id: str, wait: float, on_unreached: OnU
         await config.clock.sleep(_LOOK_AGAIN_S)
 
 
-async def _cancel_from_here(config: Config, run_id: str, on_unreached: OnUnreached) -> RunStatus:
+async def _cancel_from_here(config: RunOptions, run_id: str, on_unreached: OnUnreached) -> RunStatus:
     run = await stored_run(config.store, run_id)
     if run.status in RUN_DONE:
         return run.status
@@ -63,7 +63,7 @@ async def _cancel_from_here(config: Config, run_id: str, on_unreached: OnUnreach
 
 
 async def finish_cancelling(
-    config: Config, run: StoredRun, feed: Feed, on_unreached: OnUnreached = lambda _hosts: None
+    config: RunOptions, run: StoredRun, feed: Feed, on_unreached: OnUnreached = lambda _hosts: None
 ) -> RunResult:
     """Cancel all unfinished tasks of a run without an owner in a single transaction: claim, cancel, release.
 
@@ -89,7 +89,7 @@ async def finish_cancelling(
     return state.result(record.run_id, RunStatus.CANCELLED, resume_summary=state.resume_summary())
 
 
-async def _end_on_hosts(config: Config, record: RunRecord, epoch: int, on_unreached: OnUnreached) -> None:
+async def _end_on_hosts(config: RunOptions, record: RunRecord, epoch: int, on_unreached: OnUnreached) -> None:
     """End what a cancelled run without an owner still has on other hosts. Raises StoreError."""
     assert config.store is not None
     placed = await unfinished_on_hosts(config.store, record.run_id)

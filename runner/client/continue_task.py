@@ -28,7 +28,7 @@ from plait.runner.engine.checkpointer import Checkpointer
 from plait.runner.engine.event_feed import Feed
 from plait.runner.engine.lease import acquire, unregister, wait_for_expiry
 from plait.runner.engine.run_hosts import connected_hosts, remove_files_on_hosts, run_on_hosts
-from plait.runner.engine.run_options import Config, require_backends
+from plait.runner.engine.run_options import RunOptions, require_backends
 from plait.runner.state.attempt_files import attempt_files, kill_orphans, under_way
 from plait.runner.state.stored_conversations import load_history
 from plait.runner.state.stored_run import StoredRun, placed_attempts
@@ -52,7 +52,7 @@ _WHY = {
 """For each status, the reason why a task has no conversation, and the remedy."""
 
 
-async def continue_task(config: Config, run: StoredRun, task_id: str, message: str) -> Reply:
+async def continue_task(config: RunOptions, run: StoredRun, task_id: str, message: str) -> Reply:
     """Send a person's message. The claim on the run excludes concurrent messages. See
     `ParallelRunner.continue_task`.
     """

@@ -22,7 +22,7 @@ from plait.persistence.store_records import Batch, RunRecord
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.policy import CheckingPolicy, Policy
 from plait.runner.domain.task_checks import why_no_json
-from plait.runner.engine.run_options import Config, answer_keys, backend_names, require_policy_backends
+from plait.runner.engine.run_options import RunOptions, answer_keys, backend_names, require_policy_backends
 from plait.runner.reuse.earlier_answers import ANSWER_KEYS
 from plait.runner.state.codec import run_created
 from plait.runner.state.task_files import with_digests
@@ -62,14 +62,14 @@ def checked_run_id(run_id: str | None) -> str | None:
     return run_id
 
 
-def slot_settings(config: Config) -> dict[str, JsonInput]:
+def slot_settings(config: RunOptions) -> dict[str, JsonInput]:
     """Return the settings that say how many tasks of a run may run at once, for display by other processes."""
     slots: dict[str, JsonInput] = {"default": config.default, "limits": dict(config.limits)}
     return {"concurrency": config.concurrency, "slots": slots}
 
 
 def with_policy(
-    config: Config, dag: DAG, settings: Mapping[str, JsonInput] | None, policy: Policy | None
+    config: RunOptions, dag: DAG, settings: Mapping[str, JsonInput] | None, policy: Policy | None
 ) -> dict[str, JsonInput]:
     """Return `settings` extended by the data `resume` needs to recreate `policy`.
 
@@ -92,7 +92,7 @@ def with_policy(
 
 
 async def create_run(
-    config: Config, dag: DAG, run_id: str | None, key: str | None, settings: Mapping[str, JsonInput]
+    config: RunOptions, dag: DAG, run_id: str | None, key: str | None, settings: Mapping[str, JsonInput]
 ) -> tuple[str, bool]:
     """Store a queued run; `settings` come from `with_policy`. Return its id, and whether this call made it: of several
     calls with one key at the same time, one did. See `ParallelRunner.create_run`.

@@ -24,7 +24,7 @@ from plait.runner.engine.executor import Executor
 from plait.runner.engine.growth import Growth
 from plait.runner.engine.live_run import LiveRun
 from plait.runner.engine.outcomes import OutcomeHandler
-from plait.runner.engine.run_options import Config, answer_keys, backend_names
+from plait.runner.engine.run_options import RunOptions, answer_keys, backend_names
 from plait.runner.reuse.answer_keys import AnswerKeys, describe_change, task_identity
 from plait.runner.reuse.earlier_answers import (
     GIVEN,
@@ -137,7 +137,7 @@ class ReusePreview:
         return {"like": self.like, "created_at": self.created_at, **counts, "last_time": usages, "tasks": tasks}
 
 
-async def preview_reuse(config: Config, dag: DAG, reuse: ReuseFrom, policy: Policy | None = None) -> ReusePreview:
+async def preview_reuse(config: RunOptions, dag: DAG, reuse: ReuseFrom, policy: Policy | None = None) -> ReusePreview:
     """Return the preview of a run of `dag`. Raises StoreRequired, RunNotFound, TaskNotFound, BackendMissing,
     StoreError.
     """

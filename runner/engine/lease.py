@@ -26,7 +26,7 @@ from plait.persistence.store_records import Batch, RunRecord
 from plait.runner.domain.asked_question import parse_time
 from plait.runner.engine.checkpointer import WritePosition
 from plait.runner.engine.live_run import LiveRun
-from plait.runner.engine.run_options import Config
+from plait.runner.engine.run_options import RunOptions
 from plait.runner.state.attempt_files import has_files, kill_orphans
 from plait.runner.state.stored_run import StoredRun
 from plait.statuses import UNDER_WAY, RunStatus
@@ -91,22 +91,21 @@ def seems_free(run: RunRecord) -> bool:
     return run.owner is None or run.lease_has_expired or liveness(run.owner) is Liveness.DEAD
 
 
-async def wait_for_expiry(config: Config, run: StoredRun, live: LiveRun | None = None) -> bool:
+async def wait_for_expiry(options: RunOptions, run: StoredRun, live: LiveRun | None = None) -> bool:
     """Wait until the run has no living owner. Return False if `live` was stopped in the meantime, otherwise True.
 
-    Returns at once without an owner and with a provably dead owner, otherwise after one lease (`Config.lease`, seconds)
-    without a change of the run. Raises RunOwned if the owner is alive, or if the run changes during the wait; and
-    StoreError.
+    Returns at once without an owner and with a provably dead owner, otherwise after one lease without a change of the
+    run. Raises RunOwned if the owner is alive, or if the run changes during the wait; and StoreError.
     """
     record, owner = run.record, run.record.owner
     if owner is None or liveness(owner) is Liveness.DEAD:
         return True
-    if is_live(record, config.clock.wall()):
+    if is_live(record, options.clock.wall()):
         raise _owned(record, owner)
     # Clocks jump and differ between hosts, so stored times are not compared: the owner is alive if the run changes
     # during one lease on the clock of this process. A server has one clock for all: its silence so far counts.
-    lease = max(0.0, config.lease - await _silence(run.store, record.run_id))
-    at = iso(config.clock.wall())
+    lease = max(0.0, options.lease - await _silence(run.store, record.run_id))
+    at = iso(options.clock.wall())
     if live is not None:
         live.feed.publish(events.RunWatched(at, record.run_id, f"process {owner.pid} on {owner.host}", lease))
     for _ in range(_LOOKS):
@@ -115,7 +114,7 @@ async def wait_for_expiry(config: Config, run: StoredRun, live: LiveRun | None =
                 live.asleep = asleep
                 if live.ended_by == "stop":
                     return False
-            await config.clock.sleep(lease / _LOOKS)
+            await options.clock.sleep(lease / _LOOKS)
         if live is not None and live.ended_by == "stop":
             return False
         now = await run.store.get_run(record.run_id)
@@ -127,7 +126,7 @@ async def wait_for_expiry(config: Config, run: StoredRun, live: LiveRun | None =
     return True
 
 
-async def short_claim_ends(config: Config, store: Store, run_id: str) -> bool:
+async def short_claim_ends(options: RunOptions, store: Store, run_id: str) -> bool:
     """Wait for the end of a short claim, such as the claim of a process that stores an answer. Return whether the run
     can be claimed now: False if a process executes the run, or if the claim lasts longer than `_SHORT_S` seconds.
 
@@ -136,20 +135,20 @@ async def short_claim_ends(config: Config, store: Store, run_id: str) -> bool:
 
     Raises StoreError. Cancellation ends the wait.
     """
-    until = config.clock.monotonic() + _SHORT_S
+    until = options.clock.monotonic() + _SHORT_S
     while (record := await store.get_run(run_id)) is not None:
         if record.owner is None or liveness(record.owner) is Liveness.DEAD:
             return True
-        executes = RunStatus(record.status) in UNDER_WAY and not _may_be_short(config, store, record.owner, run_id)
-        if executes or config.clock.monotonic() >= until:
+        executes = RunStatus(record.status) in UNDER_WAY and not _may_be_short(options, store, record.owner, run_id)
+        if executes or options.clock.monotonic() >= until:
             return False
-        await config.clock.sleep(0.05)
+        await options.clock.sleep(0.05)
     return False
 
 
-def _may_be_short(config: Config, store: Store, owner: Owner, run_id: str) -> bool:
+def _may_be_short(options: RunOptions, store: Store, owner: Owner, run_id: str) -> bool:
     """Return whether the claim of a run that is stored as under way may be that of `with_lease`."""
-    return has_files(store, run_id) and config.clock.wall() - parse_time(owner.claimed_at) < _SHORT_S
+    return has_files(store, run_id) and options.clock.wall() - parse_time(owner.claimed_at) < _SHORT_S
 
 
 def is_live(record: RunRecord, now: float) -> bool:
@@ -179,7 +178,9 @@ def _owned(record: RunRecord, owner: Owner) -> RunOwned:
     )
 
 
-async def with_lease(config: Config, run: StoredRun, then: Sequence[Event], keep: Sequence[tuple[str, int]]) -> None:
+async def with_lease(
+    options: RunOptions, run: StoredRun, then: Sequence[Event], keep: Sequence[tuple[str, int]]
+) -> None:
     """Claim a run without a living owner, write `then` in the same transaction, and release the run.
 
     Without files of attempts, the release is part of the transaction. Otherwise the processes of all attempts except
@@ -187,11 +188,11 @@ async def with_lease(config: Config, run: StoredRun, then: Sequence[Event], keep
     is due afterwards. Raises as `acquire`.
     """
     store, record = run.store, run.record
-    leaving = RunReleased(iso(config.clock.wall()), due_at=0.0)
+    leaving = RunReleased(iso(options.clock.wall()), due_at=0.0)
     if not has_files(store, record.run_id):
-        unregister((await acquire(config, store, record, [*then, leaving]))[0])
+        unregister((await acquire(options, store, record, [*then, leaving]))[0])
         return
-    owner, position = await acquire(config, store, record, then)
+    owner, position = await acquire(options, store, record, then)
     try:
         await kill_orphans(store, record.run_id, keep)
     finally:
@@ -201,16 +202,16 @@ async def with_lease(config: Config, run: StoredRun, then: Sequence[Event], keep
 
 
 async def acquire(
-    config: Config, store: Store, record: RunRecord, then: Sequence[Event]
+    options: RunOptions, store: Store, record: RunRecord, then: Sequence[Event]
 ) -> tuple[Owner, WritePosition]:
     """Make this process the owner of the run, and write `then` in the same transaction.
 
     Return the owner and the position of the next change of the run. Raises RunOwned if another process claimed the run
     first, and StoreError. After an error or a cancellation the run is released, in case the claim was stored.
     """
-    at = iso(config.clock.wall())
+    at = iso(options.clock.wall())
     owner = claim_for_this_process(at)
-    claimed = RunClaimed(at, owner, config.clock.wall() + config.lease)
+    claimed = RunClaimed(at, owner, options.clock.wall() + options.lease)
     before = None if record.owner is None else record.owner.owner_id
     batch = Batch(record.run_id, record.epoch, record.last_seq + 1, (claimed, *then), before)
     try:

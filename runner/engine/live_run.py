@@ -23,7 +23,7 @@ from plait.json_form import JsonValue
 from plait.runner.domain.policy import Policy
 from plait.runner.engine.checkpointer import EventSink, WritePosition
 from plait.runner.engine.event_feed import Feed
-from plait.runner.engine.run_options import Config
+from plait.runner.engine.run_options import RunOptions
 from plait.runner.reuse.earlier_answers import EarlierAnswers
 from plait.runner.scheduling.scheduler import Scheduler
 from plait.runner.state.run_state import RunState
@@ -76,7 +76,7 @@ class LiveRun:
     """A run in this process."""
 
     run_id: str
-    options: Config
+    options: RunOptions
     feed: Feed = field(default_factory=Feed)
     requires_record: bool = False
     """Whether a new run must not begin unless its creation is stored."""

@@ -19,21 +19,22 @@ A run without a store has no writer, no lease and no inbox: `UnstoredSink` publi
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
 import anyio
 
 from plait import events
+from plait.backends.backend_protocol import StatusBackend
 from plait.clock_and_ids import iso
 from plait.errors import Conflict, Fenced, OwnershipLost, RunExists
 from plait.events import RunReleased
 from plait.failpoints import reached
 from plait.persistence.store_protocol import Store
+from plait.program_log import logger
 from plait.runner.asyncio_cancellation import require_asyncio
 from plait.runner.domain.run_result import RunResult
-from plait.runner.engine.cancelled_sessions import note_cancelled
 from plait.runner.engine.checkpointer import Checkpointer, UnstoredSink
 from plait.runner.engine.executor import Executor
 from plait.runner.engine.inbox import Inbox
@@ -46,10 +47,11 @@ from plait.runner.engine.run_hosts import (
     remove_files_on_hosts,
     run_on_hosts,
 )
+from plait.runner.engine.run_options import RunOptions
 from plait.runner.scheduling.scheduler import InitialState, Scheduler
 from plait.runner.scheduling.slots import Pause
 from plait.runner.state.attempt_files import kill_orphans
-from plait.runner.state.run_state import THROTTLING
+from plait.runner.state.run_state import THROTTLING, RunState
 from plait.statuses import TASK_DONE, RunStatus, TaskStatus
 from plait.task import failed_status
 
@@ -255,3 +257,25 @@ async def _kill_orphans(run: LiveRun, kept: Iterable[int] = ()) -> None:
     if run.resumed:
         keep = [(run.state.dag.tasks[position].id, run.state.attempts[position]) for position in kept]
         await kill_orphans(run.options.store, run.run_id, keep)
+
+
+_SESSIONS_S = 5.0
+"""Seconds for all sessions of a run: a store of sessions that hangs does not hold up a cancellation for longer."""
+
+
+async def note_cancelled(options: RunOptions, run_id: str, state: RunState, sessions: Mapping[int, str]) -> None:
+    """Note in the `sessions` of tasks, by position, that the run was cancelled, where a backend's session holds the
+    status of its run. An error is logged, and changes nothing else: the record of the run counts.
+    """
+    with anyio.move_on_after(_SESSIONS_S) as limit:
+        for position, session_id in sessions.items():
+            task = state.dag.tasks[position]
+            backend = options.backends.get(state.dag.backend_of(task) or options.default)
+            if not isinstance(backend, StatusBackend):
+                continue
+            try:
+                await backend.note_cancelled(session_id)
+            except Exception as error:
+                logger(run=run_id).warning("session_not_updated", task=task.id, error=type(error).__name__)
+    if limit.cancelled_caught:
+        logger(run=run_id).warning("sessions_not_updated", why=f"no answer within {_SESSIONS_S:g} s")

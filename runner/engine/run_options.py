@@ -99,8 +99,8 @@ def _account_of(backend: Backend | None) -> str | None:
 DEFAULT_BACKEND = "default"
 
 
-@dataclass(frozen=True, slots=True)
-class Config:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
     """The options of a runner: see `ParallelRunner`. Raises ValueError for an invalid option."""
 
     backends: Mapping[str, Backend]
@@ -176,10 +176,10 @@ def default_backend(named: Mapping[str, Backend], default: str | None, *, given:
     return default
 
 
-def answer_keys(config: Config) -> dict[str, JsonValue]:
+def answer_keys(options: RunOptions) -> dict[str, JsonValue]:
     """Return the answer keys of the backends whose answers a later run may take over; "" is the default backend."""
-    keys = {name: one.answer_key() for name, one in config.backends.items() if isinstance(one, ReusableBackend)}
-    return {**keys, "": keys[config.default]} if config.default in keys else keys
+    keys = {name: one.answer_key() for name, one in options.backends.items() if isinstance(one, ReusableBackend)}
+    return {**keys, "": keys[options.default]} if options.default in keys else keys
 
 
 def task_backends(dag: DAG, default: str) -> list[str]:
@@ -199,29 +199,29 @@ def policy_backends(policy: Policy, default: str) -> set[str]:
     return {default if name is None else name for name in policy.backends()}
 
 
-def backend_names(dag: DAG, config: Config, statuses: Sequence[TaskStatus] = ()) -> list[str]:
+def backend_names(dag: DAG, options: RunOptions, statuses: Sequence[TaskStatus] = ()) -> list[str]:
     """Return each task's backend name, by position. Raises BackendMissing if an unfinished task has no backend, or if a
     task continues a conversation of another backend, and DAGError if an unfinished task has a setting that its backend
     does not have, or lacks a prompt that its backend needs.
     """
-    names = task_backends(dag, config.default)
+    names = task_backends(dag, options.default)
     needed = needed_backends(names, statuses)
     for name, position in needed.items():
-        if name not in config.backends and dag.backend_of(dag.tasks[position]) is None:
-            have = ", ".join(sorted(config.backends)) or "none"
+        if name not in options.backends and dag.backend_of(dag.tasks[position]) is None:
+            have = ", ".join(sorted(options.backends)) or "none"
             raise BackendMissing(
                 f"task {dag.tasks[position].id!r} names no backend; set `default=` to a backend of this runner: "
                 f"{have}; or add a backend with backend=..."
             )
-        if name not in config.backends:
-            require_backends(config, set(needed), f"task {dag.tasks[position].id!r}")
+        if name not in options.backends:
+            require_backends(options, set(needed), f"task {dag.tasks[position].id!r}")
     for task, name in zip(dag, names, strict=True):
         if task.continues is not None and names[dag.position(task.continues)] != name:
             raise BackendMissing(
                 f"task {task.id!r} continues {task.continues!r} on backend {name!r}, but that conversation is on "
                 f"{names[dag.position(task.continues)]!r}, and cannot move; leave the task's backend out"
             )
-    _require_settings(dag, config.backends, names, statuses)
+    _require_settings(dag, options.backends, names, statuses)
     return names
 
 
@@ -262,16 +262,16 @@ def _takes_no_prompt(backend: Backend) -> bool:
     return isinstance(backend, OptionalPromptBackend) and not backend.needs_prompt
 
 
-def require_policy_backends(config: Config, policy: Policy) -> None:
+def require_policy_backends(options: RunOptions, policy: Policy) -> None:
     """Raise BackendMissing unless the runner has every backend that tasks of `policy` may run on."""
-    require_backends(config, policy_backends(policy, config.default), f"policy {policy.kind!r}")
+    require_backends(options, policy_backends(policy, options.default), f"policy {policy.kind!r}")
 
 
-def require_backends(config: Config, names: set[str], needed_by: str) -> None:
+def require_backends(options: RunOptions, names: set[str], needed_by: str) -> None:
     """Raise BackendMissing, naming every missing backend, unless all `names` are configured."""
-    missing = sorted(names - config.backends.keys())
+    missing = sorted(names - options.backends.keys())
     if missing:
-        have = ", ".join(sorted(config.backends)) or "none"
+        have = ", ".join(sorted(options.backends)) or "none"
         raise BackendMissing(
             f"no backend named {', '.join(map(repr, missing))} (needed by {needed_by}); this runner has: {have}. "
             f"Give it with backend=... or backends={{name: ...}}"

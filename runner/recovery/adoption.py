@@ -24,7 +24,7 @@ from plait.program_log import logger
 from plait.runner.domain.asked_question import parse_time
 from plait.runner.engine.lease import Liveness, liveness
 from plait.runner.engine.live_run import AdoptedAttempt
-from plait.runner.engine.run_options import Config
+from plait.runner.engine.run_options import RunOptions
 from plait.runner.recovery.resume_plan import outlives
 from plait.runner.state.attempt_files import attempt_files
 from plait.runner.state.stored_conversations import load_continuation
@@ -32,16 +32,16 @@ from plait.runner.state.stored_run import StoredRun, placed_attempts
 from plait.statuses import TASK_STATUSES, TaskStatus
 
 
-async def with_detached_turns(config: Config, run: StoredRun) -> StoredRun:
+async def with_detached_turns(options: RunOptions, run: StoredRun) -> StoredRun:
     """Return `run` with the states of the running attempts in `detached`, read from files. No living owner exists."""
     asked: dict[str, tuple[DetachedBackend, Files]] = {}
     root = files_root(run.store)
     for task, record in zip(run.state.dag, run.tasks, strict=True):
         if root is not None and TASK_STATUSES[record.status] is TaskStatus.RUNNING and task.for_each is None:
-            backend = config.backends.get(run.state.dag.backend_of(task) or config.default)
+            backend = options.backends.get(run.state.dag.backend_of(task) or options.default)
             if isinstance(backend, DetachedBackend):
                 asked[task.id] = backend, attempt_files(root, run.record.run_id, task.id, record.attempt)
-    placed = await _placed_turns(config, run)
+    placed = await _placed_turns(options, run)
     if not asked and not placed:
         return run
     detached = await run_sync(_inspect, asked)
@@ -58,13 +58,13 @@ async def with_detached_turns(config: Config, run: StoredRun) -> StoredRun:
     )
 
 
-async def _placed_turns(config: Config, run: StoredRun) -> dict[str, DetachedTurn]:
+async def _placed_turns(options: RunOptions, run: StoredRun) -> dict[str, DetachedTurn]:
     """Return the running attempts that were placed on another host, as alive: their hosts have not been asked. An
     attempt without a stored place has not begun. Raises StoreError.
     """
     running: dict[str, int] = {}
     for task, record in zip(run.state.dag, run.tasks, strict=True):
-        backend = config.backends.get(run.state.dag.backend_of(task) or config.default)
+        backend = options.backends.get(run.state.dag.backend_of(task) or options.default)
         if TASK_STATUSES[record.status] is TaskStatus.RUNNING and isinstance(backend, PlacedBackend):
             running[task.id] = record.attempt
     if not running:

@@ -20,7 +20,7 @@ from plait.runner.domain.policy import Policy
 from plait.runner.engine.inbox import is_to_be_cancelled
 from plait.runner.engine.lease import Liveness, acquire, liveness, wait_for_expiry
 from plait.runner.engine.live_run import AdoptedAttempt, LiveRun
-from plait.runner.engine.run_options import Config, answer_keys, backend_names, require_policy_backends
+from plait.runner.engine.run_options import RunOptions, answer_keys, backend_names, require_policy_backends
 from plait.runner.policies import policy_of
 from plait.runner.recovery.adoption import adopted_attempt, session_event, with_detached_turns
 from plait.runner.recovery.given_answers import ReceivedAnswers, given_answers
@@ -89,7 +89,7 @@ class ResumePlan:
     """The Unix time of the next attempt, in seconds, by position, for tasks that wait for it."""
 
 
-async def decide(config: Config, run: StoredRun, how: ResumeOptions) -> ResumePlan:
+async def decide(options: RunOptions, run: StoredRun, how: ResumeOptions) -> ResumePlan:
     """Decide what a resume does with `run`, which has no living owner or has ended. Store nothing.
 
     Raises AnswerConflict for a late answer in `how`, PlaitError for an invalid answer, StoreError, and RunNotResumable
@@ -97,11 +97,11 @@ async def decide(config: Config, run: StoredRun, how: ResumeOptions) -> ResumePl
     """
     ended = needs_no_work(run, how.retry_failed)
     decided = policy_state_of(run, how.retry_failed and not ended)
-    received, now = ReceivedAnswers(), config.clock.wall()
+    received, now = ReceivedAnswers(), options.clock.wall()
     cancelled = await is_to_be_cancelled(run.store, run.record)
     if not cancelled:
         if decided.end is None:
-            run = await with_detached_turns(config, run)
+            run = await with_detached_turns(options, run)
         received = await given_answers(run, now, how.answers)
     evidence = _evidence(run, received)
     if cancelled:
@@ -138,11 +138,11 @@ async def prepare_resume(live: LiveRun, plan: ResumePlan) -> bool:
     Raises RunOwned if another process claims the run first or has changed it, BackendMissing, PolicyMissing, PlaitError
     for a surplus policy, StoreError.
     """
-    config = live.options
+    options = live.options
     run, how, steps, decided = plan.run, plan.how, plan.steps, plan.decided
     state, record = run.state, run.record
     policy = _policy(run, how.policy)
-    at = iso(config.clock.wall())
+    at = iso(options.clock.wall())
     new_events: list[events.Event] = []
     delayed: dict[int, float] = {}
     for position, step in enumerate(steps):
@@ -152,7 +152,7 @@ async def prepare_resume(live: LiveRun, plan: ResumePlan) -> bool:
         if answer := plan.received.answers.get(step.task_id):
             event = state.answer(position, at, answer.value, answer.by)
         elif state.statuses[position] is TaskStatus.RUNNING:
-            event = _settle(run, position, step, plan.evidence, at, config.rng)
+            event = _settle(run, position, step, plan.evidence, at, options.rng)
             if isinstance(event, events.TaskInterrupted) and step.action in RUNS:
                 delayed[position] = parse_time(at) + event.delay_s
         else:
@@ -161,9 +161,9 @@ async def prepare_resume(live: LiveRun, plan: ResumePlan) -> bool:
             new_events += [*session_event(run, position, at), event]
     is_unchanged = not new_events
     state.mark_repeats(position for position, step in enumerate(steps) if step.repeats)
-    names = backend_names(state.dag, config, state.statuses)
+    names = backend_names(state.dag, options, state.statuses)
     if policy is not None:
-        require_policy_backends(config, policy)
+        require_policy_backends(options, policy)
     reused = sum(status is TaskStatus.COMPLETED for status in state.statuses)
     begins: events.Event = events.RunResumed(at, record.run_id, run.status, reused)
     if run.status is RunStatus.QUEUED:
@@ -173,7 +173,7 @@ async def prepare_resume(live: LiveRun, plan: ResumePlan) -> bool:
     new_events += [_adopted(run, position, names[position], at) for position in adopted]
     await _load_failures(run)
     backlog = [] if policy is None else await _policy_backlog(run, new_events)
-    works = (config.on_question is not None and state.asking) or any(step.action in RUNS for step in steps)
+    works = (options.on_question is not None and state.asking) or any(step.action in RUNS for step in steps)
     waits = run.status is RunStatus.WAITING_INPUT and TaskStatus.WAITING_INPUT in state.statuses
     if waits and is_unchanged and live.ended_by is None and not (adopted or backlog or works):
         return False
@@ -181,7 +181,7 @@ async def prepare_resume(live: LiveRun, plan: ResumePlan) -> bool:
         # With a backlog, the first decision stores the reopened state. Otherwise the state is stored here; without
         # the event, a second resume would read the old end of the run again.
         new_events.append(events.PolicyDecided(at, decided.encoded()))
-    live.owner, live.position = await acquire(config, run.store, record, new_events)
+    live.owner, live.position = await acquire(options, run.store, record, new_events)
     new_events += [_waits(run, position, until, at) for position, until in plan.later.items()]
     if decided.failed_on is not None and decided.end is None:
         backlog.insert(0, decided.failed_on)
@@ -192,15 +192,15 @@ async def prepare_resume(live: LiveRun, plan: ResumePlan) -> bool:
     return True
 
 
-async def earlier_answers(config: Config, run: StoredRun) -> EarlierAnswers | None:
+async def earlier_answers(options: RunOptions, run: StoredRun) -> EarlierAnswers | None:
     """Return the answers that the run may take over; those of an earlier run that is deleted are missing.
 
     Raises RunNotResumable for a fork that may not have taken over all kept results, if the earlier run is deleted.
     """
     reuse = ReuseFrom.of_settings(json.loads(run.record.settings))
-    dag, now = run.state.dag, config.clock.wall()
+    dag, now = run.state.dag, options.clock.wall()
     try:
-        return await load_earlier_answers(config.store, dag, answer_keys(config), reuse, now)
+        return await load_earlier_answers(options.store, dag, answer_keys(options), reuse, now)
     except RunNotFound:
         assert reuse is not None
         is_plain = StoredPolicy.of(run.record) is None
@@ -209,7 +209,7 @@ async def earlier_answers(config: Config, run: StoredRun) -> EarlierAnswers | No
                 f"run {run.record.run_id} was made from run {reuse.like}, which is deleted, and may not have taken "
                 f"over all the results that it keeps; start a new run"
             ) from None
-        return await load_earlier_answers(config.store, dag, answer_keys(config), None, now)
+        return await load_earlier_answers(options.store, dag, answer_keys(options), None, now)
 
 
 def _require_no_damaged_dependency(run: StoredRun, steps: Sequence[ResumeStep], *, decides: bool) -> None:
@@ -424,11 +424,11 @@ class Preview:
         return html_table(caption, ("task", "action", "reason"), rows)
 
 
-async def preview(config: Config, run: StoredRun, retry_failed: bool) -> Preview:
+async def preview(options: RunOptions, run: StoredRun, retry_failed: bool) -> Preview:
     """Return the preview of a resume: see `ParallelRunner.preview_resume`. Raises as `wait_for_expiry` and `decide`."""
     if not needs_no_work(run, retry_failed):
-        await wait_for_expiry(config, run)
-    return await preview_of(await decide(config, run, ResumeOptions(retry_failed=retry_failed)))
+        await wait_for_expiry(options, run)
+    return await preview_of(await decide(options, run, ResumeOptions(retry_failed=retry_failed)))
 
 
 async def preview_of(plan: ResumePlan) -> Preview:

@@ -17,7 +17,7 @@ from unittest import mock
 from plait.json_form import JsonValue
 from plait.runner import parallel_runner
 from plait.runner.client import reuse_preview
-from plait.runner.engine.run_options import Config
+from plait.runner.engine.run_options import RunOptions
 from plait.runner.reuse import answer_keys, earlier_answers
 from plait.runner.reuse.earlier_answers import EarlierAnswer, EarlierAnswers
 from plait.runner.state.codec import to_json
@@ -76,7 +76,7 @@ def _identity_without_the_element() -> AbstractContextManager[object]:
 def _effects_taken_over() -> AbstractContextManager[object]:
     """Take the answers of agents over, too."""
 
-    def all_keys(config: Config) -> dict[str, JsonValue]:
+    def all_keys(config: RunOptions) -> dict[str, JsonValue]:
         return {**dict.fromkeys(config.backends, "any"), "": "any"}
 
     stack = ExitStack()

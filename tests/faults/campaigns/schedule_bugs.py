@@ -23,7 +23,7 @@ from plait.runner.engine import executor as execution
 from plait.runner.engine import lease
 from plait.runner.engine.checkpointer import COMMITTED, Commit, WritePosition
 from plait.runner.engine.live_run import LiveRun
-from plait.runner.engine.run_options import Config
+from plait.runner.engine.run_options import RunOptions
 from plait.runner.scheduling import scheduler as schedule
 from plait.runner.scheduling import slots as places
 from plait.runner.state import run_state as state
@@ -146,7 +146,7 @@ def _unknown_taken_for_not_stored() -> AbstractContextManager[object]:
 def _lease_by_wall_clock_alone() -> AbstractContextManager[object]:
     wait_until_free = lease.wait_for_expiry
 
-    async def trusting(config: Config, run: stored.StoredRun, live: LiveRun) -> bool:
+    async def trusting(config: RunOptions, run: stored.StoredRun, live: LiveRun) -> bool:
         expired = (run.record.lease_expires_at or 0.0) <= config.clock.wall()
         return expired or await wait_until_free(config, run, live)
 
