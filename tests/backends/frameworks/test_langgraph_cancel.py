@@ -127,10 +127,17 @@ async def cancel_while_held(nodes: Nodes, graph: Any, folder: Path, by: str) -> 
         return run_id
 
 
-@pytest.mark.parametrize("by", ["handle", "service"])
-@pytest.mark.parametrize("plain", [False, True])
-@pytest.mark.parametrize("holds", ["a", "c", "f", "i"])
-@pytest.mark.parametrize("shape", [flat, nested, called, parallel])
+WAYS = [("handle", False), ("service", True), ("handle", True), ("service", False)]
+
+
+@pytest.mark.parametrize(
+    ("shape", "holds", "by", "plain"),
+    [
+        (shape, holds, *WAYS[(column + row) % len(WAYS)])
+        for row, shape in enumerate([flat, nested, called, parallel])
+        for column, holds in enumerate("acfi")
+    ],
+)
 async def test_no_node_begins_after_the_cancel(
     tmp_path: Path, shape: Callable[[Nodes], Any], holds: str, *, plain: bool, by: str
 ) -> None:
