@@ -9,7 +9,7 @@ from typing import cast
 
 from plait.backends.backend_protocol import Conversation, ConversationRequest
 from plait.backends.function_backend import FunctionBackend
-from plait.dialogue import Answer, Question
+from plait.dialogue import Question
 from plait.errors import BackendError, ErrorKind
 from plait.json_form import JsonInput, JsonValue
 
@@ -31,30 +31,12 @@ def question_in(error: BaseException) -> QuestionAsked | None:
     if not isinstance(error, BaseExceptionGroup):
         return None
     inside = cast("BaseExceptionGroup[BaseException]", error).exceptions
-    return next((asked for one in inside if (asked := question_in(one)) is not None), None)
+    return next((question for one in inside if (question := question_in(one)) is not None), None)
 
 
-class _Answers:
-    def __init__(self, given: Sequence[tuple[str, JsonValue]]) -> None:
-        self._given = list(given)
-
-    def left(self) -> list[tuple[str, JsonValue]]:
-        """Return the answers that are left."""
-        return list(self._given)
-
-    def next(self, text: str) -> Answer | None:
-        """Return the next answer to the question `text`; None if no answer is left.
-
-        Answers to questions that the code no longer asks are skipped. After a new question, no later answer fits.
-        """
-        while self._given:
-            question, value = self._given.pop(0)
-            if question == text:
-                return Answer(value)
-        return None
-
-
-_answers: ContextVar[_Answers | None] = ContextVar("answers", default=None)
+_answers: ContextVar[list[tuple[str, JsonValue]] | None] = ContextVar("answers", default=None)
+"""The answers that are left for the code of the task: the text of each question, and its answer."""
+_NO_ANSWERS: list[tuple[str, JsonValue]] = []
 
 
 async def ask(
@@ -77,31 +59,28 @@ async def ask(
     answers = _answers.get()
     if answers is None:
         raise RuntimeError("ask() works only inside a task that a runner runs")
-    answer = answers.next(text)
-    if answer is None:
-        raise QuestionAsked(Question(text, schema, cast("JsonValue", default), deadline))
-    return answer.value
-
-
-_NO_ANSWERS = _Answers(())
+    # Answers to questions that the code no longer asks are skipped. After a new question, no later answer fits.
+    while answers:
+        question, answer = answers.pop(0)
+        if question == text:
+            return answer
+    raise QuestionAsked(Question(text, schema, cast("JsonValue", default), deadline))
 
 
 class answering:  # noqa: N801 - used as a statement, like a function
-    """Provide the answers for `ask` to the code inside `with answering(given):`.
-
-    Each item of `given` is the text of a question and its answer. Almost free if `given` is empty and no answers are in
-    effect.
+    """Provide `answers` for `ask` to the code inside `with answering(answers):`, each the text of a question and its
+    answer. Almost free without answers, where none are in effect.
     """
 
-    __slots__ = ("_given", "_token")
+    __slots__ = ("_pairs", "_token")
 
-    def __init__(self, given: Sequence[tuple[str, JsonValue]]) -> None:
-        self._given = given
-        self._token: Token[_Answers | None] | None = None
+    def __init__(self, answers: Sequence[tuple[str, JsonValue]]) -> None:
+        self._pairs = answers
+        self._token: Token[list[tuple[str, JsonValue]] | None] | None = None
 
     def __enter__(self) -> None:
-        if self._given or _answers.get() is not _NO_ANSWERS:
-            self._token = _answers.set(_Answers(self._given) if self._given else _NO_ANSWERS)
+        if self._pairs or _answers.get() is not _NO_ANSWERS:
+            self._token = _answers.set(list(self._pairs) or _NO_ANSWERS)
 
     def __exit__(self, *_: object) -> None:
         if self._token is not None:
@@ -110,8 +89,7 @@ class answering:  # noqa: N801 - used as a statement, like a function
 
 def given_answers() -> list[tuple[str, JsonValue]]:
     """Return the answers that `ask` would return in the current context: pairs of question text and answer."""
-    answers = _answers.get()
-    return [] if answers is None else answers.left()
+    return list(_answers.get() or ())
 
 
 def as_here() -> Callable[[], None]:
@@ -119,10 +97,10 @@ def as_here() -> Callable[[], None]:
 
     Needed for a callback that a worker task starts but that belongs to the current context.
     """
-    given = _answers.get()
+    answers = _answers.get()
 
     def set_here() -> None:
-        _answers.set(given)
+        _answers.set(answers)
 
     return set_here
 

@@ -141,10 +141,10 @@ def read_error(body: JsonValue) -> tuple[list[str], str]:
     error = error_in(body)
     if not error:
         return [], body if isinstance(body, str) and body else "no reason given"
-    words, said = _words_and_text(error)
+    words, message = _words_and_text(error)
     # OpenRouter: the message of the provider behind it.
     more, reason = _words_and_text(error_in(_parsed(at(error, "metadata", "raw"))))
-    return words + more, ": ".join(text for text in (said, reason) if text) or "no reason given"
+    return words + more, ": ".join(text for text in (message, reason) if text) or "no reason given"
 
 
 def _words_and_text(error: Mapping[str, JsonValue]) -> tuple[list[str], str]:
@@ -239,15 +239,15 @@ def seconds_left(text: str, now: float) -> float | None:
     time), "regain access on 2026-12-01 at 00:00 UTC", and "usage limit reached|1795000000".
     """
     text = text[:2000]
-    if found := _SPAN.search(text):
-        return sum(float(amount) * _SECONDS[_short(unit)] for amount, unit in _PART.findall(found[1]))
-    if found := _EPOCH.search(text):
-        return max(0.0, int(found[1]) - now)
+    if match := _SPAN.search(text):
+        return sum(float(amount) * _SECONDS[_short(unit)] for amount, unit in _PART.findall(match[1]))
+    if match := _EPOCH.search(text):
+        return max(0.0, int(match[1]) - now)
     try:
-        if found := _DATE.search(text):
-            return max(0.0, datetime.fromisoformat(f"{found[1]}T{found[2]}Z").timestamp() - now)
-        found = _CLOCK.search(text)
-        return max(0.0, _moment(found, now) - now) if found else None
+        if match := _DATE.search(text):
+            return max(0.0, datetime.fromisoformat(f"{match[1]}T{match[2]}Z").timestamp() - now)
+        match = _CLOCK.search(text)
+        return max(0.0, _moment(match, now) - now) if match else None
     except (ValueError, OverflowError, OSError):
         return None
 
@@ -257,22 +257,22 @@ def _short(unit: str) -> str:
     return "ms" if unit.startswith(("ms", "mil")) else unit[0]
 
 
-def _moment(found: re.Match[str], now: float) -> float:
+def _moment(match: re.Match[str], now: float) -> float:
     """Return the end of the minute at which the clock shows `found`, next time or a moment ago."""
-    here = datetime.fromtimestamp(now, UTC).astimezone(_zone(found["zone"]))
-    hour = int(found["hour"])
-    if found["half"] is not None:
-        hour = hour % 12 + (12 if found["half"].lower() == "p" else 0)
-    then = here.replace(hour=hour, minute=int(found["minute"] or 0), second=0, microsecond=0)
-    if found["month"] is None:
+    here = datetime.fromtimestamp(now, UTC).astimezone(_zone(match["zone"]))
+    hour = int(match["hour"])
+    if match["half"] is not None:
+        hour = hour % 12 + (12 if match["half"].lower() == "p" else 0)
+    then = here.replace(hour=hour, minute=int(match["minute"] or 0), second=0, microsecond=0)
+    if match["month"] is None:
         step, ahead = 1, 0
-        if found["weekday"] is not None:
-            step, ahead = 7, (_DAYS.index(found["weekday"].lower()) - here.weekday()) % 7
+        if match["weekday"] is not None:
+            step, ahead = 7, (_DAYS.index(match["weekday"].lower()) - here.weekday()) % 7
         days = (then + timedelta(days=ahead + day) + _MINUTE for day in (-step, 0, step))
         return next(end for end in days if end > here - _JUST_OVER).timestamp()
-    month = _MONTHS.index(found["month"].lower()) + 1
+    month = _MONTHS.index(match["month"].lower()) + 1
     nearest = here.year + round((here.month - month) / 12)  # a date that has just passed is not one in a year
-    then = then.replace(year=int(found["year"] or nearest), month=month, day=int(found["day"]))
+    then = then.replace(year=int(match["year"] or nearest), month=month, day=int(match["day"]))
     return (then + _MINUTE).timestamp()
 
 

@@ -47,10 +47,10 @@ def _origin() -> Mapping[str, Any]:
     """Return the origin of plait recorded by pip (PEP 610); empty for an index or an unknown origin."""
     try:
         text = distribution("plait").read_text("direct_url.json")
-        found: object = json.loads(text or "{}")
+        origin: object = json.loads(text or "{}")
     except (PackageNotFoundError, OSError, ValueError):
         return {}
-    return cast("Mapping[str, Any]", found) if isinstance(found, dict) else {}
+    return cast("Mapping[str, Any]", origin) if isinstance(origin, dict) else {}
 
 
 def _requirement(extra: str, origin: Mapping[str, Any]) -> str:

@@ -39,22 +39,22 @@ def at(value: JsonValue | Mapping[str, JsonValue], *path: str) -> JsonValue:
         if kind is not dict and not issubclass(kind, Mapping):  # the first check alone is ten times as fast
             return None
         here = here.get(key)
-    found: JsonValue = here
-    return found
+    inner: JsonValue = here
+    return inner
 
 
 def text(value: JsonValue | Mapping[str, JsonValue], *path: str) -> str:
     """Return the text under `path`, cleaned for storing; empty if missing."""
-    found = at(value, *path)
-    return clean_text(found) if isinstance(found, str) else ""
+    inner = at(value, *path)
+    return clean_text(inner) if isinstance(inner, str) else ""
 
 
 def number(value: JsonValue | Mapping[str, JsonValue], *path: str) -> float | None:
     """Return the number under `path`; None unless finite and not negative."""
-    found = at(value, *path)
-    if found is None or isinstance(found, bool) or not isinstance(found, int | float):
+    inner = at(value, *path)
+    if inner is None or isinstance(inner, bool) or not isinstance(inner, int | float):
         return None
-    return float(found) if 0 <= found <= _MOST else None
+    return float(inner) if 0 <= inner <= _MOST else None
 
 
 def is_impossible(value: JsonValue | Mapping[str, JsonValue], *path: str) -> bool:
@@ -66,20 +66,20 @@ def is_impossible(value: JsonValue | Mapping[str, JsonValue], *path: str) -> boo
 
 def count(value: JsonValue | Mapping[str, JsonValue], *path: str) -> int:
     """Return the whole number under `path`; 0 if missing."""
-    found = at(value, *path)
-    return found if type(found) is int and 0 <= found <= _MOST else int(number(found) or 0)
+    inner = at(value, *path)
+    return inner if type(inner) is int and 0 <= inner <= _MOST else int(number(inner) or 0)
 
 
 def tables(value: JsonValue | Mapping[str, JsonValue], *path: str) -> Sequence[Mapping[str, JsonValue]]:
     """Return the objects in the list under `path`."""
-    found = at(value, *path)
-    return [item for item in found if isinstance(item, dict)] if isinstance(found, list) else []
+    inner = at(value, *path)
+    return [item for item in inner if isinstance(item, dict)] if isinstance(inner, list) else []
 
 
-def describe_tool_call(name: str, given: JsonValue) -> str:
+def describe_tool_call(name: str, arguments: JsonValue) -> str:
     """Return a short description of a tool call: the tool's name and the most informative of its arguments."""
-    told = next((found for key in _INFORMATIVE if (found := text(given, key))), "")
-    return shown(f"{name}: {told}" if told else name)
+    detail = next((value for key in _INFORMATIVE if (value := text(arguments, key))), "")
+    return shown(f"{name}: {detail}" if detail else name)
 
 
 class UsageTally:
@@ -103,24 +103,24 @@ class UsageTally:
         )
 
 
-def at_least(known: Usage, used: Usage) -> Usage:
+def at_least(before: Usage, used: Usage) -> Usage:
     """Return the larger of each number of two reports on one request. The model is the model of `known`.
 
     Tokens read from the cache count before tokens written to it: both together are a part of the input.
     """
-    if known is NO_USAGE and used.model is None:
+    if before is NO_USAGE and used.model is None:
         return used
-    read = max(known.input_tokens, used.input_tokens)
-    cached = min(max(known.cache_read_tokens, used.cache_read_tokens), read)
-    kept = min(max(known.cache_write_tokens, used.cache_write_tokens), read - cached)
-    costs = [cost for cost in (known.cost_usd, used.cost_usd) if cost is not None]
+    read = max(before.input_tokens, used.input_tokens)
+    cached = min(max(before.cache_read_tokens, used.cache_read_tokens), read)
+    written = min(max(before.cache_write_tokens, used.cache_write_tokens), read - cached)
+    costs = [cost for cost in (before.cost_usd, used.cost_usd) if cost is not None]
     return Usage(
         read,
-        max(known.output_tokens, used.output_tokens),
+        max(before.output_tokens, used.output_tokens),
         max(costs, default=None),
-        known.model,
+        before.model,
         cached,
-        kept,
-        max(known.reasoning_tokens, used.reasoning_tokens),
-        cache_write_1h_tokens=min(max(known.cache_write_1h_tokens, used.cache_write_1h_tokens), kept),
+        written,
+        max(before.reasoning_tokens, used.reasoning_tokens),
+        cache_write_1h_tokens=min(max(before.cache_write_1h_tokens, used.cache_write_1h_tokens), written),
     )

@@ -226,18 +226,18 @@ def _parts(answer: str, *, brackets: bool) -> Iterator[_Candidate]:
             bracket = _BRACKET.search(answer, here)
         if fence is not None and (bracket is None or fence.start() < bracket.start()):
             here = fence.end()
-            found = None if in_code else _value_at(answer, here)
-            end = None if found is None else _FENCES_END.match(answer, found[1])
-            if found is not None and end is not None:
+            match = None if in_code else _value_at(answer, here)
+            end = None if match is None else _FENCES_END.match(answer, match[1])
+            if match is not None and end is not None:
                 here = end.end()
-                yield _Candidate(_cleaned(found[0], answer), ends_line=True)
+                yield _Candidate(_cleaned(match[0], answer), ends_line=True)
             else:
                 in_code = not in_code
         elif bracket is not None:
-            found = _value_at(answer, bracket.start()) if _JSON.match(answer, bracket.start()) else None
-            here = _after(answer, bracket.start()) if found is None else found[1]
-            if found is not None and (not in_code or _begins_line(answer, bracket.start())):
-                yield _Candidate(_cleaned(found[0], answer), ends_line=_LINES_END.match(answer, here) is not None)
+            match = _value_at(answer, bracket.start()) if _JSON.match(answer, bracket.start()) else None
+            here = _after(answer, bracket.start()) if match is None else match[1]
+            if match is not None and (not in_code or _begins_line(answer, bracket.start())):
+                yield _Candidate(_cleaned(match[0], answer), ends_line=_LINES_END.match(answer, here) is not None)
         else:
             return
 
@@ -460,13 +460,13 @@ def _pattern_size(pattern: str) -> int:
 
 def _resolve(root: Any, target: str, path: Path) -> tuple[Any, Path]:
     """Return the schema that the reference at `path` points to, and its place. Raises SchemaProblem without one."""
-    shown = repr(target if len(target) <= 80 else f"{target[:79]}…")
-    message = f"{path[-1]} {shown} leaves the schema; only references like '#/$defs/name' work"
+    quoted = repr(target if len(target) <= 80 else f"{target[:79]}…")
+    message = f"{path[-1]} {quoted} leaves the schema; only references like '#/$defs/name' work"
     _require(target[:2] in {"#", "#/"}, message, path)
     place: Path = ()
     for step in unquote(target).removesuffix("/").split("/")[1:]:
         name = step.replace("~1", "/").replace("~0", "~")
         key = int(name) if isinstance(root, list) and name.isdecimal() else name
         root, place = next((one for at, one, _ in _in(root, "data") if at == key), None), (*place, key)
-    _require(isinstance(root, dict | bool), f"{path[-1]} {shown} points to no schema", path)
+    _require(isinstance(root, dict | bool), f"{path[-1]} {quoted} points to no schema", path)
     return root, place

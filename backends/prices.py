@@ -185,14 +185,14 @@ def list_version() -> tuple[str, str] | None:
     """
     from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415 - brings the whole of email
 
-    found = find_spec(_PACKAGE)
-    if found is None or found.origin is None:
+    spec = find_spec(_PACKAGE)
+    if spec is None or spec.origin is None:
         return None
     try:
         number = version(_PACKAGE.replace("_", "-"))
     except PackageNotFoundError:
         return None
-    return number, datetime.fromtimestamp(Path(found.origin).stat().st_mtime, UTC).date().isoformat()
+    return number, datetime.fromtimestamp(Path(spec.origin).stat().st_mtime, UTC).date().isoformat()
 
 
 @lru_cache(maxsize=256)
@@ -245,10 +245,12 @@ def _tiers(
 ) -> tuple[tuple[int, Price], ...]:
     is_url = "://" in provider
     try:
-        _, known = snapshot.find_provider_model(model, None, None if is_url else provider, provider if is_url else None)
+        _, listed_model = snapshot.find_provider_model(
+            model, None, None if is_url else provider, provider if is_url else None
+        )
     except LookupError:  # an unknown name
         return ()
-    amounts = known.get_prices(at, dict(terms)) if terms else known.get_prices(at)
+    amounts = listed_model.get_prices(at, dict(terms)) if terms else listed_model.get_prices(at)
     if amounts.requests_kcount or (amounts.input_mtok is None and amounts.output_mtok is None):
         return ()
     names = ("input_mtok", "output_mtok", "cache_read_mtok", "cache_write_mtok", "output_reasoning_mtok")
@@ -269,11 +271,11 @@ def _warn_unreadable(reason: str) -> None:
 
 def _price_above(start: int, columns: list[Any]) -> Price:
     """Return the price for an input longer than `start`."""
-    found: list[float | None] = []
+    amounts: list[float | None] = []
     for column in columns:
         amount = getattr(column, "base", column)
         for tier in getattr(column, "tiers", ()):
             amount = tier.price if tier.start <= start and start else amount
-        found.append(None if amount is None else float(amount))
-    into, out, *parts = found
+        amounts.append(None if amount is None else float(amount))
+    into, out, *parts = amounts
     return Price(into or 0.0, out or 0.0, *parts)

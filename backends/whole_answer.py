@@ -76,24 +76,26 @@ def whole_answer(
     `refused`, `limit_reached` for an agent's limit, `invalid_output` for an answer without text and for a call of a
     tool that nobody offered, and `transient` for an answer that broke off or ended for a reason that is not known.
     """
-    given = [(reason, _plain(reason)) for reason in reasons]
-    said, reason = next(((said, word) for said, word in given if word not in _WHOLE | _NO_REASONS), ("", ""))
+    pairs = [(reason, _plain(reason)) for reason in reasons]
+    original, reason = next(
+        ((original, word) for original, word in pairs if word not in _WHOLE | _NO_REASONS), ("", "")
+    )
     kind = ErrorKind.REFUSED if reason.startswith("content_filter") else _KINDS.get(reason)
-    told = f"finish reason {one_line(said, 60)!r}"
+    finish = f"finish reason {one_line(original, 60)!r}"
     if refusal.strip():
         raise BackendError(ErrorKind.REFUSED, f"the model declined to answer: {one_line(refusal, 200)}", usage=usage)
     if kind is ErrorKind.REFUSED:
-        raise BackendError(kind, f"the model or a filter declined to answer ({told})", usage=usage)
+        raise BackendError(kind, f"the model or a filter declined to answer ({finish})", usage=usage)
     if kind is ErrorKind.TRUNCATED:
         raise _truncated(clean_text(text), usage, max_tokens, reason, raise_limit)
     if kind is ErrorKind.INVALID_OUTPUT:
-        raise BackendError(kind, f"the model called a tool, and none was offered to it ({told})", usage=usage)
+        raise BackendError(kind, f"the model called a tool, and none was offered to it ({finish})", usage=usage)
     if kind is ErrorKind.LIMIT_REACHED:
-        raise BackendError(kind, f"the limit of model requests in one turn is reached ({told})", usage=usage)
+        raise BackendError(kind, f"the limit of model requests in one turn is reached ({finish})", usage=usage)
     if reason:
-        what = f"the answer ended with {told}, which is not known to end a whole answer"
+        what = f"the answer ended with {finish}, which is not known to end a whole answer"
         raise BackendError(ErrorKind.TRANSIENT, what, usage=usage)
-    if missing and all(word in _NO_REASONS for _, word in given):
+    if missing and all(word in _NO_REASONS for _, word in pairs):
         raise BackendError(ErrorKind.TRANSIENT, missing, usage=usage)
     answer, thoughts = split_thoughts(clean_text(text))
     if needs_text and _BLANK.fullmatch(answer):
@@ -104,8 +106,8 @@ def whole_answer(
 
 def is_whole(reasons: Iterable[str]) -> bool:
     """Return whether `reasons`, at least one, end a whole answer: what comes after it is no part of it."""
-    known = {_plain(reason) for reason in reasons} - _NO_REASONS
-    return bool(known) and known <= _WHOLE
+    words = {_plain(reason) for reason in reasons} - _NO_REASONS
+    return bool(words) and words <= _WHOLE
 
 
 def _plain(reason: str) -> str:
@@ -199,9 +201,9 @@ def _closing(text: str, opening: re.Match[str]) -> tuple[int, int]:
     mark = opening[0].strip().lower()
     closing = _CLOSINGS.get(mark) or f"{mark[0]}/{mark[1:]}"
     closing = re.escape(closing)
-    found = re.compile(rf"(?<![`'\"]){closing}", re.IGNORECASE).search(text, opening.end())  # thoughts may speak of it
-    found = found or re.compile(closing, re.IGNORECASE).search(text, opening.end())
-    return (len(text), len(text)) if found is None else found.span()
+    match = re.compile(rf"(?<![`'\"]){closing}", re.IGNORECASE).search(text, opening.end())  # thoughts may speak of it
+    match = match or re.compile(closing, re.IGNORECASE).search(text, opening.end())
+    return (len(text), len(text)) if match is None else match.span()
 
 
 def _is_in_code(before: str) -> bool:
@@ -216,7 +218,7 @@ def _is_quoted(before: str) -> bool:
 
 def _without_late_blocks(text: str, thoughts: list[str]) -> str:
     """Return `text` without the blocks of thoughts on lines of their own, which are added to `thoughts`."""
-    kept, closings = list[str](), dict[str, tuple[int, int]]()
+    pieces, closings = list[str](), dict[str, tuple[int, int]]()
     start = seen = fences = 0
     for opening in _OPENING.finditer(text):
         if opening.start() < start:
@@ -231,10 +233,10 @@ def _without_late_blocks(text: str, thoughts: list[str]) -> str:
         fences += len(_FENCE.findall(text[seen : opening.start()]))
         seen = opening.start()
         if fences % 2 == 0 and (end == after or _has_own_lines(text, opening.start(), end, after)):
-            kept.append(text[start : opening.start()])
+            pieces.append(text[start : opening.start()])
             thoughts.append(text[opening.end() : end])
             start = seen = after
-    return "".join(kept) + text[start:]
+    return "".join(pieces) + text[start:]
 
 
 def _is_alone(text: str, opening: re.Match[str]) -> bool:
@@ -255,8 +257,8 @@ def _has_own_lines(text: str, start: int, end: int, after: int) -> bool:
 def _by_channel(text: str) -> tuple[str, str]:
     """Return the last message of the channel `final`, and the others, which are thoughts."""
     parts = _CHANNEL.split(text)  # text, channel, text, channel, ...
-    said = [("analysis", parts[0]), *zip(parts[1::2], parts[2::2], strict=True)]
-    messages = [(name, _CHANNELS_END.split(words)[0].strip()) for name, words in said]
+    sections = [("analysis", parts[0]), *zip(parts[1::2], parts[2::2], strict=True)]
+    messages = [(name, _CHANNELS_END.split(words)[0].strip()) for name, words in sections]
     last = max((index for index, (name, _) in enumerate(messages) if name == "final"), default=None)
     thoughts = "\n\n".join(words for index, (_, words) in enumerate(messages) if index != last and words)
     return ("" if last is None else messages[last][1]), thoughts

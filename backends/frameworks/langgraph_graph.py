@@ -104,8 +104,8 @@ class LangGraphBackend:
             return {"prompt": prompt}
         # A thread keeps its messages; without a thread, the history is passed on.
         earlier = () if self._graph.checkpointer else request.history
-        said = [{"role": message.role, "content": message.content} for message in earlier]
-        return {"messages": [*said, {"role": "user", "content": prompt}]}
+        messages = [{"role": message.role, "content": message.content} for message in earlier]
+        return {"messages": [*messages, {"role": "user", "content": prompt}]}
 
 
 def _input_field(graph: Any) -> str:
@@ -154,7 +154,7 @@ class UnstoredThread:
         """The graph's values in this turn so far."""
         self._earlier: Set[Any] = frozenset()
         """Ids of the messages from before this turn."""
-        self._known: Mapping[str, Any] | None = None
+        self._start_values: Mapping[str, Any] | None = None
         """The values with which this turn has begun; None if it goes on from the middle."""
         self._fields = RunFields(graph)
         self._runnable = self._fields.graph_of(graph) if self._fields else graph
@@ -196,18 +196,20 @@ class UnstoredThread:
             raise BackendError(ErrorKind.SESSION_LOST, f"an answer cannot be given: {_NO_CHECKPOINTER}")
         values: Any = None
         self._fields.begin(self._run_id, None, None, ())
-        given = self._to_input(prompt, self._request)
-        self._known = _known_values(None, given)
-        async for values in self._run(given, None):
+        graph_input = self._to_input(prompt, self._request)
+        self._start_values = _start_values(None, graph_input)
+        async for values in self._run(graph_input, None):
             if isinstance(values, dict) and "__interrupt__" in values:
                 raise BackendError(ErrorKind.INVALID_REQUEST, f"the graph asks a question: {_NO_CHECKPOINTER}")
         return await self._reply(values, schema)
 
-    async def _run(self, given: Any, config: Any, **options: Any) -> AsyncGenerator[Any]:
+    async def _run(self, graph_input: Any, config: Any, **options: Any) -> AsyncGenerator[Any]:
         """Run the graph and yield its values so far, after every event."""
         control = import_module("langgraph.runtime").RunControl()
         starts = False
-        events: Any = self._runnable.astream(given, config, stream_mode=["tasks", "values"], control=control, **options)
+        events: Any = self._runnable.astream(
+            graph_input, config, stream_mode=["tasks", "values"], control=control, **options
+        )
         with when_cancelled(partial(control.request_drain, "the run is being cancelled")):
             async with aclosing(events) as stream:
                 async for mode, event in stream:
@@ -241,7 +243,9 @@ class UnstoredThread:
         usage = _cost(values, self._earlier)
         names = getattr(self._graph, "output_channels", None)
         try:
-            reply = await reply_of(values, names, schema, earlier=self._earlier, known=self._known, usage=usage)
+            reply = await reply_of(
+                values, names, schema, earlier=self._earlier, start_values=self._start_values, usage=usage
+            )
         except BackendError as error:
             error.usage = usage
             await self._rest("failed")
@@ -277,8 +281,8 @@ class Thread(UnstoredThread):
         if not goes_on:
             state = await self._made_ready(state)
         self._earlier = {message.id for message in messages_of(state.values)}
-        known = () if self._forks is None else (self._forks, self._forks.partition(":")[0])
-        self._fields.begin(self._run_id, self._thread, state.values, known)
+        own_ids = () if self._forks is None else (self._forks, self._forks.partition(":")[0])
+        self._fields.begin(self._run_id, self._thread, state.values, own_ids)
         if goes_on:
             await self._go_on(state)
         else:
@@ -321,9 +325,9 @@ class Thread(UnstoredThread):
         async def has_input() -> bool:
             return _checkpoint_of(await self._state()) not in (None, before)
 
-        given = self._to_input(prompt, self._request)
-        self._known = _known_values(state.values, given)
-        await self._run_until_it_rests(given, mark, has_input)
+        graph_input = self._to_input(prompt, self._request)
+        self._start_values = _start_values(state.values, graph_input)
+        await self._run_until_it_rests(graph_input, mark, has_input)
 
     async def _go_on(self, state: Any) -> None:
         self._has_begun = True
@@ -335,14 +339,16 @@ class Thread(UnstoredThread):
             command = import_module("langgraph.types").Command(resume={self._asked[0]: answer.value})
             await self._run_until_it_rests(command, mark, self._is_answered)
 
-    async def _run_until_it_rests(self, given: Any, mark: Any, holds: Callable[[], Awaitable[bool]] | None) -> None:
+    async def _run_until_it_rests(
+        self, graph_input: Any, mark: Any, holds: Callable[[], Awaitable[bool]] | None
+    ) -> None:
         """Run the graph to its end or its next question.
 
         The session is reported as soon as `holds` shows that the thread contains this turn's input, so that an attempt
         after an interruption need not send the input again.
         """
         # `sync`: a node starts only after the state it builds on is written.
-        async for _ in self._run(given, self._config(mark), durability="sync"):
+        async for _ in self._run(graph_input, self._config(mark), durability="sync"):
             if holds is not None and await holds():
                 holds = None
                 self._request.on_session(self._name)
@@ -436,8 +442,8 @@ def _places(state: Any) -> Iterator[Any]:
 
 def _checkpoint_of(state: Any) -> str | None:
     """Return the id of the newest checkpoint; None if the thread does not exist."""
-    known: str | None = state.config["configurable"].get("checkpoint_id")
-    return known
+    checkpoint_id: str | None = state.config["configurable"].get("checkpoint_id")
+    return checkpoint_id
 
 
 def _mark(key: str, prompt: str) -> str:
@@ -450,12 +456,12 @@ def _after(prompt: str, messages: tuple[Message, ...]) -> tuple[Message, ...]:
     return (Message("user", clean_text(prompt)), *messages) if lacks_prompt else messages
 
 
-def _known_values(before: Any, given: Any) -> Mapping[str, Any]:
-    known: dict[str, Any] = {}
-    for values in (before, given):
+def _start_values(before: Any, graph_input: Any) -> Mapping[str, Any]:
+    merged: dict[str, Any] = {}
+    for values in (before, graph_input):
         if isinstance(values, Mapping):
-            known |= cast("Mapping[str, Any]", values)
-    return known
+            merged |= cast("Mapping[str, Any]", values)
+    return merged
 
 
 def _cost(values: Any, earlier: Set[Any]) -> Usage:
@@ -494,14 +500,14 @@ class RunFields:
         """The fields that plait fills, without the fields that the graph writes itself."""
         return {name: one for name, one in self._values.items() if name not in self._left}
 
-    def begin(self, run_id: str | None, session_id: str | None, stored: Any, known: Collection[str | None]) -> None:
+    def begin(self, run_id: str | None, session_id: str | None, stored: Any, own_ids: Collection[str | None]) -> None:
         """Fill the fields for a turn. `stored` are the thread's values. An id in the thread that is neither of this
-        conversation nor one of `known` was written by the graph.
+        conversation nor one of `own_ids` was written by the graph.
         """
-        kept = cast("Mapping[str, Any]", stored) if isinstance(stored, Mapping) else dict[str, Any]()
+        stored_values = cast("Mapping[str, Any]", stored) if isinstance(stored, Mapping) else dict[str, Any]()
         for name, mine in (("run_id", run_id), ("session_id", session_id)):
-            if name in self._values and kept.get(name) not in (None, mine, *known):
-                self.write(name, kept[name])
+            if name in self._values and stored_values.get(name) not in (None, mine, *own_ids):
+                self.write(name, stored_values[name])
             self._set(name, mine)
         self.rest("running")
 
@@ -509,11 +515,15 @@ class RunFields:
         """Fill the fields for a thread with the values `stored` that waits while its run is cancelled. Return False if
         the status in the thread is not plait's.
         """
-        kept = cast("Mapping[str, Any]", stored)
-        if "run_status" not in self._values or kept.get("run_status") not in {"running", "waiting_input", "failed"}:
+        stored_values = cast("Mapping[str, Any]", stored)
+        if "run_status" not in self._values or stored_values.get("run_status") not in {
+            "running",
+            "waiting_input",
+            "failed",
+        }:
             return False
-        self.begin(kept.get("run_id"), kept.get("session_id"), kept, ())
-        self._set("current_node", kept.get("current_node"))
+        self.begin(stored_values.get("run_id"), stored_values.get("session_id"), stored_values, ())
+        self._set("current_node", stored_values.get("current_node"))
         self.rest("cancelled", at_node=True)
         return True
 
@@ -546,11 +556,11 @@ class RunFields:
     def input_of(self, node: str, mapper: Callable[[Any], Any] | None) -> Callable[[Any], Any]:
         """Return `mapper` with the name of the node added to the input."""
 
-        def mapped(given: Any) -> Any:
-            known: Any = given
-            if isinstance(given, dict) and "current_node" not in self._left:
-                known = {**cast("dict[str, Any]", given), "current_node": node}
-            return known if mapper is None else mapper(known)
+        def mapped(values: Any) -> Any:
+            node_input: Any = values
+            if isinstance(values, dict) and "current_node" not in self._left:
+                node_input = {**cast("dict[str, Any]", values), "current_node": node}
+            return node_input if mapper is None else mapper(node_input)
 
         self._given["current_node"].add(node)
         return mapped

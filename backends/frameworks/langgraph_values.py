@@ -39,22 +39,28 @@ def json_part(values: Mapping[Any, Any]) -> dict[str, JsonValue]:
 
 
 async def reply_of(
-    values: Any, names: Any, schema: Schema | None, *, earlier: Set[Any], known: Mapping[str, Any] | None, usage: Usage
+    values: Any,
+    names: Any,
+    schema: Schema | None,
+    *,
+    earlier: Set[Any],
+    start_values: Mapping[str, Any] | None,
+    usage: Usage,
 ) -> Reply:
     """Return the reply of a graph that ended with `values`; `names` are the declared output fields, or None. Its
     messages, without the prompt, are there only for the sake of thoughts in the answer.
 
-    `earlier` are the ids of the messages before the turn, and `known` the values with which it began: neither is an
-    answer of this turn. `known` is None if the turn went on from its middle. Raises BackendError if the answer is not
-    whole, or does not fit `schema`.
+    `earlier` are the ids of the messages before the turn, and `start_values` those with which it began: neither is
+    an answer of this turn. `start_values` is None if the turn went on from its middle. Raises BackendError if the
+    answer is not whole, or does not fit `schema`.
     """
-    shown = _shown(values, names)
-    messages = messages_of(shown)
-    fields = json_part({name: one for name, one in shown.items() if name != "messages" or not messages})
-    begun = json_part({name: one for name, one in (known or {}).items() if name in fields})
-    made = {name: shown[name] for name in fields if name not in begun or begun[name] != fields[name]}
-    new = [one for one in messages if known is None or one.id is None or one.id not in earlier]
-    turn = _last_words(new, _prompts((known or {}).get("messages")))
+    fields_shown = _shown(values, names)
+    messages = messages_of(fields_shown)
+    fields = json_part({name: one for name, one in fields_shown.items() if name != "messages" or not messages})
+    begun = json_part({name: one for name, one in (start_values or {}).items() if name in fields})
+    made = {name: fields_shown[name] for name in fields if name not in begun or begun[name] != fields[name]}
+    new = [one for one in messages if start_values is None or one.id is None or one.id not in earlier]
+    turn = _last_words(new, _prompts((start_values or {}).get("messages")))
     turn += [one for one in made.values() if _is_message(one)]
     is_data = any(not _is_message(one) for one in made.values())
     text = _text(turn[-1]) if turn else ""
@@ -67,12 +73,12 @@ async def reply_of(
         # A graph that keeps no messages answers with its fields, as a function does with its value.
         needs_text=not is_data and bool(turn or messages),
     )
-    said = message.content if message.content.strip() else None
-    data: JsonValue = json_part(shown) if fields or said is None else None
-    text = json.dumps(data, ensure_ascii=False) if said is None else said
+    content = message.content if message.content.strip() else None
+    data: JsonValue = json_part(fields_shown) if fields or content is None else None
+    text = json.dumps(data, ensure_ascii=False) if content is None else content
     try:
         if schema is not None:
-            if fields or said is None:
+            if fields or content is None:
                 data = await check_answer(schema, fields)
             else:
                 data = await read_answer(schema, text)
@@ -103,8 +109,8 @@ def question_of(interrupt: Any) -> Question:
 
 def messages_of(values: Any) -> list[Any]:
     """Return the messages in a state's values, oldest first."""
-    found: Any = cast("Mapping[str, Any]", values).get("messages") if isinstance(values, Mapping) else None
-    return [one for one in cast("Sequence[Any]", found) if _is_message(one)] if isinstance(found, list) else []
+    messages: Any = cast("Mapping[str, Any]", values).get("messages") if isinstance(values, Mapping) else None
+    return [one for one in cast("Sequence[Any]", messages) if _is_message(one)] if isinstance(messages, list) else []
 
 
 def _last_words(messages: Sequence[Any], prompts: Set[str]) -> list[Any]:
@@ -112,20 +118,20 @@ def _last_words(messages: Sequence[Any], prompts: Set[str]) -> list[Any]:
 
     The words before a call of a tool are no answer, and neither is one of `prompts`.
     """
-    said = [one for one in messages if _role(one) not in {"system", "remove"}]
-    pieces = list(takewhile(lambda one: _role(one) == "assistant", reversed(said)))
-    if not pieces and said:
+    candidates = [one for one in messages if _role(one) not in {"system", "remove"}]
+    pieces = list(takewhile(lambda one: _role(one) == "assistant", reversed(candidates)))
+    if not pieces and candidates:
         # What a tool returned, if the graph ends with the tool, or what an agent said in the role of a user.
-        is_prompt = _role(said[-1]) == "user" and not (prompts and _text(said[-1]) not in prompts)
-        pieces = [] if is_prompt else said[-1:]
+        is_prompt = _role(candidates[-1]) == "user" and not (prompts and _text(candidates[-1]) not in prompts)
+        pieces = [] if is_prompt else candidates[-1:]
     return pieces[::-1]
 
 
-def _prompts(given: Any) -> Set[str]:
+def _prompts(messages: Any) -> Set[str]:
     """Return the texts of the messages that a turn was given, in any of the forms that LangChain takes."""
     texts: set[str] = set()
     each: list[Any] = []
-    each += given if isinstance(given, list) else [given]
+    each += messages if isinstance(messages, list) else [messages]
     for one in each:
         content: Any = cast("Mapping[str, Any]", one).get("content") if isinstance(one, Mapping) else one
         content = cast("Sequence[Any]", one)[-1] if isinstance(one, tuple) and one else content
@@ -137,15 +143,15 @@ def _reasons(message: Any, *, may_call: bool) -> list[str]:
     """Return the reasons for the end of a message that its provider reported, with a call of a tool that nobody has
     answered unless `may_call`.
     """
-    told: Any = getattr(message, "response_metadata", None)
-    told = cast("Mapping[str, Any]", told) if isinstance(told, Mapping) else dict[str, Any]()
-    details: Any = told.get("incomplete_details")
-    found: list[Any] = [told.get(name) for name in _REASONS]
-    if told.get("status") in {"incomplete", "failed", "cancelled"}:  # of OpenAI's Responses API
-        found += [cast("Mapping[str, Any]", details).get("reason") if isinstance(details, Mapping) else None]
-        found += [told["status"]]
+    metadata: Any = getattr(message, "response_metadata", None)
+    metadata = cast("Mapping[str, Any]", metadata) if isinstance(metadata, Mapping) else dict[str, Any]()
+    details: Any = metadata.get("incomplete_details")
+    values: list[Any] = [metadata.get(name) for name in _REASONS]
+    if metadata.get("status") in {"incomplete", "failed", "cancelled"}:  # of OpenAI's Responses API
+        values += [cast("Mapping[str, Any]", details).get("reason") if isinstance(details, Mapping) else None]
+        values += [metadata["status"]]
     each: list[Any] = []
-    for reason in found:
+    for reason in values:
         each += reason if isinstance(reason, list) else [getattr(reason, "name", reason)]
     reasons = [_once(reason) for reason in each if isinstance(reason, str)]
     if may_call:
@@ -155,18 +161,18 @@ def _reasons(message: Any, *, may_call: bool) -> list[str]:
 
 def _once(reason: str) -> str:
     """Return a reason that LangChain has joined from several pieces of a stream, such as "stopstop", once."""
-    found = re.fullmatch(r"(.{3,30}?)\1+", reason)
-    return found[1] if found else reason
+    match = re.fullmatch(r"(.{3,30}?)\1+", reason)
+    return match[1] if match else reason
 
 
 def _refusal(message: Any) -> str:
     """Return the words with which the model declined, which OpenAI keeps apart from the text."""
     more: Any = getattr(message, "additional_kwargs", None)
-    told: Any = cast("Mapping[str, Any]", more).get("refusal") if isinstance(more, Mapping) else None
+    refusal: Any = cast("Mapping[str, Any]", more).get("refusal") if isinstance(more, Mapping) else None
     content: Any = message.content
     blocks = cast("Sequence[Any]", content) if isinstance(content, list) else ()
     each = (cast("Mapping[str, Any]", block).get("refusal") for block in blocks if isinstance(block, Mapping))
-    return "".join(one for one in (told, *each) if isinstance(one, str))
+    return "".join(one for one in (refusal, *each) if isinstance(one, str))
 
 
 def tokens_of(messages: Sequence[Any]) -> Usage:
@@ -182,22 +188,22 @@ def _shown(values: Any, names: Any) -> Mapping[str, Any]:
 
 
 def _tokens(message: Any) -> Usage:
-    said: Any = getattr(message, "usage_metadata", None)
-    if not isinstance(said, Mapping):
+    usage: Any = getattr(message, "usage_metadata", None)
+    if not isinstance(usage, Mapping):
         return NO_USAGE
-    counts = cast("Mapping[str, Any]", said)
-    given, made = _whole(counts.get("input_tokens")), _whole(counts.get("output_tokens"))
+    counts = cast("Mapping[str, Any]", usage)
+    read, written = _whole(counts.get("input_tokens")), _whole(counts.get("output_tokens"))
     of_input, of_output = counts.get("input_token_details"), counts.get("output_token_details")
-    cache_read = min(given, _detail(of_input, "cache_read"))
-    told: Any = getattr(message, "response_metadata", None)
-    model: object = cast("Mapping[str, Any]", told).get("model_name") if isinstance(told, Mapping) else None
+    cache_read = min(read, _detail(of_input, "cache_read"))
+    metadata: Any = getattr(message, "response_metadata", None)
+    model: object = cast("Mapping[str, Any]", metadata).get("model_name") if isinstance(metadata, Mapping) else None
     return Usage(
-        given,
-        made,
+        read,
+        written,
         model=shown(model) if isinstance(model, str) and model else None,
         cache_read_tokens=cache_read,
-        cache_write_tokens=min(given - cache_read, _detail(of_input, "cache_creation")),
-        reasoning_tokens=min(made, _detail(of_output, "reasoning")),
+        cache_write_tokens=min(read - cache_read, _detail(of_input, "cache_creation")),
+        reasoning_tokens=min(written, _detail(of_output, "reasoning")),
     )
 
 

@@ -308,5 +308,5 @@ def _not_started(server: McpServer, error: Exception, log: Path | None) -> Excep
         )
     lines = log.read_text(errors="replace").split("\n") if log.is_file() else []
     last = next((safe_line(line) for line in reversed(lines) if line.strip()), "")
-    said = f"; its last line: {last}" if last else ""
-    return BackendUnavailable(f"MCP server {server.name!r} ({server.command[0]}) did not start: {reason}{said}")
+    ending = f"; its last line: {last}" if last else ""
+    return BackendUnavailable(f"MCP server {server.name!r} ({server.command[0]}) did not start: {reason}{ending}")

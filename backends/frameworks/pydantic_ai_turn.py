@@ -85,22 +85,22 @@ class AgentConversation:
 
     async def send(self, prompt: str) -> Reply:
         schema = None if self._request.output_schema is None else Schema(self._request.output_schema)
-        asked: str | None = clean_text(prompt)
+        new_prompt: str | None = clean_text(prompt)
         if self._history is None:
             self._history = await self._recalled()
             if self._request.resumes_interrupted and self._history.messages and self._sessions is not None:
-                asked = None
-        if asked is not None:
+                new_prompt = None
+        if new_prompt is not None:
             self._history = _begun_after(self._history.finished)
         self._is_reported = False
         self._thoughts.clear()
         try:
             with CancelScope(deadline=self._ends):
-                reply = await self._turn(asked, schema)
+                reply = await self._turn(new_prompt, schema)
                 if not self._thoughts:
                     return reply
-                said = Message("assistant", reply.text, reply.usage, "\n\n".join(self._thoughts))
-                return replace(reply, messages=(Message("user", clean_text(prompt)), said))
+                message = Message("assistant", reply.text, reply.usage, "\n\n".join(self._thoughts))
+                return replace(reply, messages=(Message("user", clean_text(prompt)), message))
             raise BackendError(ErrorKind.TIMEOUT, f"no answer within the task's timeout of {self._request.timeout:g} s")
         except Exception as error:
             failure = await self._failed(failure_of(error))
@@ -110,14 +110,14 @@ class AgentConversation:
 
     async def _recalled(self) -> History:
         """Return the history to go on from. Raises BackendError (session_lost) if the history is gone."""
-        request, kept = self._request, None
+        request, stored = self._request, None
         source = request.session_id if request.resume else request.fork_of
         if source is not None and self._sessions is not None:
-            kept = await run_sync(self._sessions.load, source)
-            if kept is None and (request.resumes_interrupted or not request.history):
+            stored = await run_sync(self._sessions.load, source)
+            if stored is None and (request.resumes_interrupted or not request.history):
                 raise BackendError(ErrorKind.SESSION_LOST, _LOST.format(source))
-        if kept is not None:
-            return kept if request.resumes_interrupted else _begun_after(kept.finished)
+        if stored is not None:
+            return stored if request.resumes_interrupted else _begun_after(stored.finished)
         return _begun_after(from_stored(request.history))
 
     async def _turn(self, prompt: str | None, schema: Schema | None) -> Reply:
@@ -313,19 +313,19 @@ def clean_parts(response: Any) -> str:
 
     Join the halves of characters that a stream delivered in two parts: a history with halves cannot be written.
     """
-    found: list[str] = []
+    texts: list[str] = []
     for part in response.parts:
         if part.part_kind in {"text", "thinking"}:
             part.content = clean_text(part.content)
         if part.part_kind == "text":  # a part of its own would be sent again in `<think>` by some of the models
             part.content, thoughts = split_thoughts(part.content)
-            found += [thoughts] if thoughts else []
-    return "\n\n".join(found)
+            texts += [thoughts] if thoughts else []
+    return "\n\n".join(texts)
 
 
 def check_whole(response: Any) -> None:
     """Raise BackendError if a response of the model is not whole: an answer, or a call of tools."""
-    reasons = [reason for reason in [response.finish_reason or _told_reason(response)] if reason]
+    reasons = [reason for reason in [response.finish_reason or _server_reason(response)] if reason]
     if any(part.part_kind == "tool-call" for part in response.parts):
         reasons = [reason for reason in reasons if reason != "tool_call"]
     whole_answer(
@@ -338,11 +338,11 @@ def check_whole(response: Any) -> None:
     )
 
 
-def _told_reason(response: Any) -> str:
+def _server_reason(response: Any) -> str:
     """Return the server's own word for the reason, which pydantic-ai keeps in the details."""
     details: dict[str, Any] = response.provider_details or {}
-    told = details.get("finish_reason")
-    return told if isinstance(told, str) else ""
+    reason = details.get("finish_reason")
+    return reason if isinstance(reason, str) else ""
 
 
 def _says_why(response: Any) -> bool:
@@ -352,7 +352,7 @@ def _says_why(response: Any) -> bool:
     cut off. The library's models for tests report nothing.
     """
     counted = response.finish_reason and not getattr(response.usage, "unmeasured_requests", 0)
-    return response.provider_name in {None, "test"} or bool(_told_reason(response) or counted)
+    return response.provider_name in {None, "test"} or bool(_server_reason(response) or counted)
 
 
 def spent(messages: Sequence[ModelMessage]) -> Usage:
@@ -361,23 +361,23 @@ def spent(messages: Sequence[ModelMessage]) -> Usage:
 
 
 def _usage(response: Any) -> Usage:
-    told = response.usage
-    cost = getattr(told, "cost", None)
+    counts = response.usage
+    cost = getattr(counts, "cost", None)
     name = response.model_name
-    reasoning = getattr(told, "output_reasoning_tokens", 0)
+    reasoning = getattr(counts, "output_reasoning_tokens", 0)
     # Some servers (xAI, Gemini) count reasoning beside the answer; it shows where the reasoning is the larger count.
-    beside = reasoning if reasoning > told.output_tokens else 0
-    cached = min(told.cache_read_tokens, told.input_tokens)
-    kept = min(told.cache_write_tokens, told.input_tokens - cached)
+    beside = reasoning if reasoning > counts.output_tokens else 0
+    cached = min(counts.cache_read_tokens, counts.input_tokens)
+    written = min(counts.cache_write_tokens, counts.input_tokens - cached)
     return Usage(
-        told.input_tokens,
-        told.output_tokens + beside,
+        counts.input_tokens,
+        counts.output_tokens + beside,
         None if cost is None else float(cost),
         shown(name) if name else None,
         cached,
-        kept,
+        written,
         reasoning,
-        cache_write_1h_tokens=min(getattr(told, "cache_write_1h_tokens", 0), kept),
+        cache_write_1h_tokens=min(getattr(counts, "cache_write_1h_tokens", 0), written),
     )
 
 
@@ -389,8 +389,8 @@ def reported(event: Any) -> Output | None:
     if kind == "part_delta" and event.delta.part_delta_kind == "text" and event.delta.content_delta:
         return Output("text", clean_text(event.delta.content_delta))
     if kind == "function_tool_call":
-        given: dict[str, Any] = event.part.args_as_dict() if event.args_valid is not False else {}
-        return Output("tool", describe_tool_call(event.part.tool_name, given))
+        arguments: dict[str, Any] = event.part.args_as_dict() if event.args_valid is not False else {}
+        return Output("tool", describe_tool_call(event.part.tool_name, arguments))
     return None
 
 
@@ -439,10 +439,10 @@ class Sessions:
         from pydantic_ai import ModelMessagesTypeAdapter  # noqa: PLC0415
 
         try:
-            kept = json.loads(self._path(session_id).read_bytes())
-            messages = ModelMessagesTypeAdapter.validate_python(kept["messages"])
-            answer = None if kept["answer"] is None else (str(kept["answer"][0]), kept["answer"][1])
-            return History(messages, int(kept["turn"]), int(kept["counted"]), answer)
+            data = json.loads(self._path(session_id).read_bytes())
+            messages = ModelMessagesTypeAdapter.validate_python(data["messages"])
+            answer = None if data["answer"] is None else (str(data["answer"][0]), data["answer"][1])
+            return History(messages, int(data["turn"]), int(data["counted"]), answer)
         except (OSError, ValueError, TypeError, LookupError):
             return None
 
@@ -457,8 +457,8 @@ class Sessions:
         path = self._path(session_id)
         new = path.with_suffix(f".{os.getpid()}.new")
         try:
-            said = ModelMessagesTypeAdapter.dump_json(list(history.messages))
-            data = json.dumps(state).encode()[:-1] + b', "messages": ' + said + b"}"
+            messages = ModelMessagesTypeAdapter.dump_json(list(history.messages))
+            data = json.dumps(state).encode()[:-1] + b', "messages": ' + messages + b"}"
             private_folder(self._folder)
             _write(new, data)
             new.replace(path)
@@ -563,11 +563,11 @@ def _asked_delay(error: Exception) -> float | None:
 def _words(error: Any) -> list[str]:
     body: Any = error.body
     inner: Any = cast("Mapping[str, Any]", body).get("error", body) if isinstance(body, Mapping) else None
-    found: list[Any] = [getattr(error, name, None) for name in ("provider_error_code", "provider_error_type")]
+    words: list[Any] = [getattr(error, name, None) for name in ("provider_error_code", "provider_error_type")]
     if isinstance(inner, Mapping):
         fields = cast("Mapping[str, Any]", inner)
-        found += [fields.get("code"), fields.get("type")]
-    return [word for word in found if isinstance(word, str)]
+        words += [fields.get("code"), fields.get("type")]
+    return [word for word in words if isinstance(word, str)]
 
 
 def _detail(body: Any) -> str:

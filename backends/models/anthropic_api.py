@@ -162,22 +162,22 @@ def _kept(text: str, length: int) -> str | list[dict[str, Any]]:
         end = len(text)
     if not text[:end].strip():
         return text
-    kept = {**_block(text[:end]), "cache_control": {"type": "ephemeral"}}
-    return [kept, _block(text[end:])] if text[end:] else [kept]
+    block = {**_block(text[:end]), "cache_control": {"type": "ephemeral"}}
+    return [block, _block(text[end:])] if text[end:] else [block]
 
 
-def usage_of(told: JsonValue) -> Usage:
+def usage_of(counts: JsonValue) -> Usage:
     """Return the counts of a `usage` of Anthropic's API, whose `input_tokens` are the tokens beside the cache."""
-    cache_read, cache_write = count(told, "cache_read_input_tokens"), count(told, "cache_creation_input_tokens")
-    written = count(told, "output_tokens")
+    cache_read, cache_write = count(counts, "cache_read_input_tokens"), count(counts, "cache_creation_input_tokens")
+    written = count(counts, "output_tokens")
     return Usage(
-        count(told, "input_tokens") + cache_read + cache_write,
+        count(counts, "input_tokens") + cache_read + cache_write,
         written,
-        number(told, "cost"),
+        number(counts, "cost"),
         cache_read_tokens=cache_read,
         cache_write_tokens=cache_write,
-        reasoning_tokens=min(written, count(told, "output_tokens_details", "thinking_tokens")),
-        cache_write_1h_tokens=min(cache_write, count(told, "cache_creation", "ephemeral_1h_input_tokens")),
+        reasoning_tokens=min(written, count(counts, "output_tokens_details", "thinking_tokens")),
+        cache_write_1h_tokens=min(cache_write, count(counts, "cache_creation", "ephemeral_1h_input_tokens")),
     )
 
 
@@ -297,8 +297,8 @@ def _strict(schema: Mapping[str, Any]) -> dict[str, Any]:
     if not literals:
         strict |= _take_members(kind, rest)
     if rest:
-        said = "{" + ", ".join(f"{name}: {value}" for name, value in rest.items()) + "}"
-        strict["description"] = "\n\n".join(one for one in (strict.get("description"), said) if one)
+        limits = "{" + ", ".join(f"{name}: {value}" for name, value in rest.items()) + "}"
+        strict["description"] = "\n\n".join(one for one in (strict.get("description"), limits) if one)
     return strict
 
 
@@ -310,12 +310,12 @@ def _variants(rest: dict[str, Any]) -> Sequence[Any] | None:
 
 def _take_literals(rest: dict[str, Any]) -> dict[str, Any]:
     """Return `enum` and `const` as far as they hold plain values, and remove them from `rest`."""
-    found: dict[str, Any] = {}
+    literals: dict[str, Any] = {}
     if isinstance(rest.get("enum"), list) and rest["enum"] and all(map(_is_plain, rest["enum"])):
-        found["enum"] = rest.pop("enum")
+        literals["enum"] = rest.pop("enum")
     if "const" in rest and _is_plain(rest["const"]):
-        found["const"] = rest.pop("const")
-    return found
+        literals["const"] = rest.pop("const")
+    return literals
 
 
 def _take_members(kind: object, rest: dict[str, Any]) -> dict[str, Any]:

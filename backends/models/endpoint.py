@@ -54,8 +54,8 @@ class Endpoint:
         from urllib.request import getproxies, proxy_bypass  # noqa: PLC0415 - brings the whole of http and email
 
         parts = urlsplit(self.url)
-        found = getproxies()
-        proxy = found.get(parts.scheme) or found.get("all")
+        proxies = getproxies()
+        proxy = proxies.get(parts.scheme) or proxies.get("all")
         if not proxy or proxy_bypass(parts.netloc):
             return None
         proxy = proxy if "://" in proxy else f"http://{proxy}"
@@ -65,7 +65,7 @@ class Endpoint:
         except ValueError:
             is_http = False
         if not is_http:
-            name = f"{parts.scheme.upper()}_PROXY" if found.get(parts.scheme) else "ALL_PROXY"
+            name = f"{parts.scheme.upper()}_PROXY" if proxies.get(parts.scheme) else "ALL_PROXY"
             raise BackendUnavailable(
                 f"the proxy in {name} has to be like http://host:3128; NO_PROXY names servers to reach without it"
             )
@@ -75,8 +75,8 @@ class Endpoint:
 @lru_cache(maxsize=256)
 def _joined(url: str, path: str, query: str) -> str:
     parts = urlsplit(url)
-    asked = "&".join(part for part in (parts.query, query) if part)
-    return parts._replace(path=parts.path.rstrip("/") + path, query=asked, fragment="").geturl()
+    joined_query = "&".join(part for part in (parts.query, query) if part)
+    return parts._replace(path=parts.path.rstrip("/") + path, query=joined_query, fragment="").geturl()
 
 
 def read_key(variable: str, *, needed: bool) -> str:
@@ -168,9 +168,9 @@ def environment_headers(lines: str, named: Mapping[str, str]) -> dict[str, str]:
     Variable `lines` holds headers as `Name: value`, one per line; `named` gives for a variable with a value the name of
     its header.
     """
-    found = {header: value for name, header in named.items() if (value := os.environ.get(name, "").strip())}
+    headers = {header: value for name, header in named.items() if (value := os.environ.get(name, "").strip())}
     for line in os.environ.get(lines, "").split("\n"):
         name, colon, value = line.partition(":")
         if colon and name.strip():
-            found[name.strip()] = value.strip()
-    return found
+            headers[name.strip()] = value.strip()
+    return headers

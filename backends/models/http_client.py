@@ -17,7 +17,6 @@ import weakref
 from codecs import BOM_UTF8
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, suppress
-from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias, cast
 
@@ -105,14 +104,14 @@ class EventDecoder:
     def _events(self, lines: bytes) -> list[ServerEvent]:
         if self._is_first:
             lines, self._is_first = lines.removeprefix(BOM_UTF8), False
-        found: list[ServerEvent] = []
+        events: list[ServerEvent] = []
         for line in lines.splitlines():
             if line.startswith(b"data: "):  # most lines, so they come first
                 self._data.append(line[6:])
             elif not line:
                 if self._data:
                     name = self._name.decode(errors="replace") if self._name else ""
-                    found.append(ServerEvent(name, b"\n".join(self._data)))
+                    events.append(ServerEvent(name, b"\n".join(self._data)))
                     self._data = []
                 self._name = b""
             else:
@@ -124,22 +123,12 @@ class EventDecoder:
                     self._data.append(value.removeprefix(b" "))
                 elif field == b"event":
                     self._name = value.removeprefix(b" ")
-        return found
+        return events
 
 
 _Sessions: TypeAlias = "dict[asyncio.AbstractEventLoop, tuple[aiohttp.ClientSession, AsyncGenerator[Any]]]"
 Take: TypeAlias = Callable[[ServerEvent], bool]
 """Takes an event of a stream. Returns whether the event is the stream's last."""
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Limits of a request in seconds."""
-
-    request: float
-    """For the whole request. A limit on silence alone would never be reached by an answer that drips."""
-    connect: float
-    """For connecting."""
 
 
 class NotConnected(BackendError):  # noqa: N818 - reads as what it is
@@ -241,22 +230,23 @@ class Client:
         self,
         server: Endpoint,
         headers: Mapping[str, str],
-        limits: Limits,
         *,
+        request_timeout: float,
+        connect_timeout: float,
         use_proxy: bool = True,
         keep_alive: bool = True,
     ) -> None:
         import aiohttp  # noqa: PLC0415 - takes 0.15 s
 
         self._server = server
-        self._limits = limits
+        self._request_timeout, self._connect_timeout = request_timeout, connect_timeout
         self._proxy = server.proxy() if use_proxy else None
         self._headers = None if keep_alive else _CLOSE
         self._options: dict[str, Any] = {
             # Names in lower case: a later header replaces an earlier one of the same name.
             "headers": _OWN_HEADERS | {name.lower(): value for name, value in headers.items()},
             # The limit of the whole request is `limit`: aiohttp's own costs a tenth of the time of a streamed answer.
-            "timeout": aiohttp.ClientTimeout(connect=limits.connect),
+            "timeout": aiohttp.ClientTimeout(connect=connect_timeout),
         }
         self._tls = _trusted_roots() if server.url.startswith("https:") else True
         self._sessions: _Sessions = {}
@@ -280,7 +270,7 @@ class Client:
         """Return the context in which a request is sent and its response read. At the limit of the whole request the
         context ends the request and raises TimeoutError.
         """
-        return asyncio.timeout(self._limits.request)
+        return asyncio.timeout(self._request_timeout)
 
     async def get(self, url: str) -> Response:
         """Request `url`, and return the response, whatever its status. Raises the exceptions of aiohttp."""
@@ -324,11 +314,11 @@ class Client:
     def _explain_timeout(self, exc: TimeoutError) -> tuple[str, str]:
         import aiohttp  # noqa: PLC0415 - imported by the client before
 
-        name, limits = self._server.name, self._limits
+        name = self._server.name
         if isinstance(exc, aiohttp.ConnectionTimeoutError):
             advice = "check that the host is up, and that no firewall is in the way"
-            return f"no connection to {name} within {limits.connect:g} s", advice
-        what = f"no whole answer from {name} within {limits.request:g} s"
+            return f"no connection to {name} within {self._connect_timeout:g} s", advice
+        what = f"no whole answer from {name} within {self._request_timeout:g} s"
         return what, "raise request_timeout if answers may take longer"
 
     def _explain_broken_answer(self, exc: aiohttp.ClientError | OSError) -> tuple[str, str]:
@@ -343,8 +333,8 @@ class Client:
         advice = "the server's log may say why, or the log of a proxy in between"
         if isinstance(exc, aiohttp.ClientPayloadError):
             return f"{name} closed the connection in the middle of the answer", advice
-        how = f" ({exc.strerror})" if isinstance(exc, OSError) and exc.strerror else ""
-        return f"{name} closed the connection without an answer{how}", advice
+        reason = f" ({exc.strerror})" if isinstance(exc, OSError) and exc.strerror else ""
+        return f"{name} closed the connection without an answer{reason}", advice
 
     def _explain_no_connection(self, exc: aiohttp.ClientConnectorError) -> tuple[str, str]:
         import aiohttp  # noqa: PLC0415 - imported by the client before
@@ -371,13 +361,13 @@ class Client:
 
     async def _session(self) -> aiohttp.ClientSession:
         loop = asyncio.get_running_loop()
-        found = self._sessions.get(loop)
-        if found is None:
+        entry = self._sessions.get(loop)
+        if entry is None:
             owner = _open_session(self._options, self._tls)
-            found = self._sessions[loop] = await anext(owner), owner
+            entry = self._sessions[loop] = await anext(owner), owner
             for other in [other for other in self._sessions if other.is_closed()]:
                 del self._sessions[other]
-        return found[0]
+        return entry[0]
 
 
 async def _open_session(

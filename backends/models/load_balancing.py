@@ -121,18 +121,18 @@ class LoadBalancedBackend:
         await self.aclose()
 
     async def _ask(self, request: ConversationRequest, messages: Sequence[Message]) -> Message:
-        left = list(self._states)
+        remaining = list(self._states)
         errors: list[BackendError] = []
-        while left:
-            server = self._choose(left, request)
+        while remaining:
+            server = self._choose(remaining, request)
             try:
                 return await self._ask_server(server, request, messages)
             except BackendError as error:
                 if not isinstance(error, NotConnected) and error.kind not in _REFUSED:
                     raise
                 errors.append(error)
-            left.remove(server)
-            if left:
+            remaining.remove(server)
+            if remaining:
                 request.on_output(Output("notice", f"{errors[-1].message}; asking another server"))
         raise min(errors, key=_wait)
 

@@ -21,7 +21,7 @@ from plait.backends.backend_protocol import Conversation, ConversationRequest, O
 from plait.backends.error_kinds import is_error
 from plait.backends.json_fields import at_least, parse
 from plait.backends.models.endpoint import Endpoint, environment_headers, find_server, is_environments
-from plait.backends.models.http_client import Client, Limits, NotConnected, Response, ServerEvent, reported_allowance
+from plait.backends.models.http_client import Client, NotConnected, Response, ServerEvent, reported_allowance
 from plait.backends.models.prompt_cache import PATIENCE_S, SHORTEST, PromptCache, SharedBeginning
 from plait.backends.models.server_errors import broken_off, status_error
 from plait.backends.replay_conversation import ReplayConversation
@@ -267,9 +267,10 @@ class RemoteBackend(Placeable, ABC):
                 self._avoided |= avoided
                 return response
             with response:
-                said = json_or_text(await response.read())
-            error = status_error(response.status, response.headers, said, url, self._server)
-            avoided |= self._to_avoid(_complaint(error, said), request)
+                answer = json_or_text(await response.read())
+            error = status_error(response.status, response.headers, answer, url, self._server)
+            if error.status in {400, 422} and error.kind is not ErrorKind.INVALID_OUTPUT:  # the request, not the answer
+                avoided |= self._to_avoid(json.dumps(answer, ensure_ascii=False).lower(), request)
             if build(avoided) == body:
                 raise error
             request.on_output(Output("notice", "the server refuses a part of the request; asking without it"))
@@ -323,25 +324,30 @@ class RemoteBackend(Placeable, ABC):
 
     def _connect(self) -> Client:
         with self._lock:
-            if self._client is None:
-                self._server = self._find_server()
-                uses_cache = not self._is_custom if self.prompt_cache is None else self.prompt_cache
-                self._cache = PromptCache(needs_marks=self.needs_cache_marks) if uses_cache and self.stream else None
-                self._client = self._make_or_explain(self._server)
-            return self._client
-
-    def _make_or_explain(self, server: Endpoint) -> Client:
-        headers = dict(self._headers(server))
-        if is_environments(server.url, self.url_env, self.default_url):
-            headers |= environment_headers(self.headers_env, self.named_headers)
-        limits = Limits(self.request_timeout, min(CONNECT_LIMIT, self.request_timeout))
-        try:
-            return Client(server, headers, limits, use_proxy=self.use_proxy, keep_alive=self.keep_alive)
-        except BackendUnavailable:
-            raise
-        except Exception as exc:  # a broken certificate store, for example
-            problem = server.safe_text(f"cannot make the client for {server.name}: {type(exc).__name__}: {exc}")
-        raise BackendUnavailable(problem)
+            if self._client is not None:
+                return self._client
+            self._server = server = self._find_server()
+            uses_cache = not self._is_custom if self.prompt_cache is None else self.prompt_cache
+            self._cache = PromptCache(needs_marks=self.needs_cache_marks) if uses_cache and self.stream else None
+            headers = dict(self._headers(server))
+            if is_environments(server.url, self.url_env, self.default_url):
+                headers |= environment_headers(self.headers_env, self.named_headers)
+            try:
+                self._client = Client(
+                    server,
+                    headers,
+                    request_timeout=self.request_timeout,
+                    connect_timeout=min(CONNECT_LIMIT, self.request_timeout),
+                    use_proxy=self.use_proxy,
+                    keep_alive=self.keep_alive,
+                )
+            except BackendUnavailable:
+                raise
+            except Exception as exc:  # a broken certificate store, for example
+                problem = server.safe_text(f"cannot make the client for {server.name}: {type(exc).__name__}: {exc}")
+            else:
+                return self._client
+        raise BackendUnavailable(problem)  # without a context that holds the headers
 
 
 @lru_cache(maxsize=256)
@@ -446,15 +452,15 @@ class PartialAnswer(ABC):
 
 def check_extra(extra: Mapping[str, JsonValue] | None) -> None:
     """Raise ValueError if `extra` cannot be merged into a request."""
-    taken = _OURS & set(extra or ())
+    reserved = _OURS & set(extra or ())
     output = (extra or {}).get("output_config", {})
     if not isinstance(output, Mapping):
-        taken |= {"output_config"}
+        reserved |= {"output_config"}
     elif "format" in output:  # fields beside it, such as the effort, belong to the user
-        taken |= {"output_config.format"}
-    if taken:
+        reserved |= {"output_config.format"}
+    if reserved:
         raise ValueError(
-            f"extra may not hold {', '.join(sorted(taken))}: plait sets these fields; model, system, "
+            f"extra may not hold {', '.join(sorted(reserved))}: plait sets these fields; model, system, "
             "temperature, max_tokens and stream are settings beside extra"
         )
     try:
@@ -475,11 +481,3 @@ def json_or_text(body: bytes) -> JsonValue:
         return parse_json(text)
     except ValueError:
         return text.strip()
-
-
-def _complaint(error: BackendError, body: JsonValue) -> str:
-    """Return the server's whole error text in lower case if the server rejected the request; empty otherwise, also if
-    the server rejected the model's answer.
-    """
-    is_rejected = error.status in {400, 422} and error.kind is not ErrorKind.INVALID_OUTPUT
-    return json.dumps(body, ensure_ascii=False).lower() if is_rejected else ""

@@ -128,12 +128,12 @@ class OpenAIBackend(RemoteBackend):
         raise BackendError(ErrorKind.INVALID_REQUEST, text)
 
     def _first(self, names: Sequence[str]) -> str:
-        found = next((name for name in names if not any(word in name.lower() for word in _NO_CHAT)), None)
-        if found is None:
+        model = next((name for name in names if not any(word in name.lower() for word in _NO_CHAT)), None)
+        if model is None:
             others = f" that answers prompts ({one_line(', '.join(names), 80)})" if names else ""
             text = f"{self._server.name} lists no model{others}; name one with `model`"
             raise BackendError(ErrorKind.INVALID_REQUEST, text)
-        return found
+        return model
 
     def _request(
         self, options: ModelOptions, request: ConversationRequest, messages: Sequence[Message], avoided: Set[str]
@@ -202,10 +202,10 @@ class _Answer(PartialAnswer):
             self.spent.note_model(event.get("model"))
         choice = self._chosen(event.get("choices"))
         # Moonshot counts in the choice, and Groq in a field of its own.
-        for told in (event.get("usage"), at(choice, "usage"), at(event.get("x_groq"), "usage")):
-            if told:
-                odd = is_impossible(told, "prompt_tokens") or is_impossible(told, "completion_tokens")
-                self.spent.note(_usage(told), is_impossible=odd)
+        for usage in (event.get("usage"), at(choice, "usage"), at(event.get("x_groq"), "usage")):
+            if usage:
+                odd = is_impossible(usage, "prompt_tokens") or is_impossible(usage, "completion_tokens")
+                self.spent.note(_usage(usage), is_impossible=odd)
         if choice is not None:
             self._choose(choice, is_whole=event.get("object") == "chat.completion")
         return False
@@ -216,14 +216,14 @@ class _Answer(PartialAnswer):
             return None
         if len(choices) == 1 and isinstance(one := choices[0], dict) and one.get("index") == self.choice:
             return one  # most chunks
-        found: dict[int, Mapping[str, JsonValue]] = {}
+        by_index: dict[int, Mapping[str, JsonValue]] = {}
         for place, one in enumerate(choices):
             if isinstance(one, dict):
                 index = one.get("index")
-                found.setdefault(index if type(index) is int else place, one)
-        if self.choice is None and found:
-            self.choice = min(found)
-        return None if self.choice is None else found.get(self.choice)
+                by_index.setdefault(index if type(index) is int else place, one)
+        if self.choice is None and by_index:
+            self.choice = min(by_index)
+        return None if self.choice is None else by_index.get(self.choice)
 
     def _choose(self, choice: Mapping[str, JsonValue], *, is_whole: bool) -> None:
         """Add a chunk of the choice. A `delta` holds a piece, a `message` the whole text, or all of it so far."""
@@ -280,37 +280,37 @@ def _part(file: Attachment) -> dict[str, Any]:
     return {"type": "file", "file": {"filename": file.name, "file_data": url}}
 
 
-def _cost(told: JsonValue) -> float | None:
+def _cost(usage: JsonValue) -> float | None:
     """Return the cost in a server's `usage`; None if unknown. With a key of the user's own (`is_byok`), the cost of
     OpenRouter is its fee, beside the cost of the provider.
     """
     # Perplexity sends an object, and DeepInfra another name.
-    found = [number(told, *path) for path in (("cost",), ("cost", "total_cost"), ("estimated_cost",))]
-    cost = next((one for one in found if one is not None), None)
-    if at(told, "is_byok") is not True:
+    costs = [number(usage, *path) for path in (("cost",), ("cost", "total_cost"), ("estimated_cost",))]
+    cost = next((one for one in costs if one is not None), None)
+    if at(usage, "is_byok") is not True:
         return cost
-    upstream = number(told, "cost_details", "upstream_inference_cost")
+    upstream = number(usage, "cost_details", "upstream_inference_cost")
     return None if upstream is None else upstream + (cost or 0.0)
 
 
-def _usage(told: JsonValue) -> Usage:
+def _usage(usage: JsonValue) -> Usage:
     """Return the counts of a server's `usage`. Values that are not counts, as sent by some gateways, are ignored.
 
     Some servers (xAI, Gemini) count reasoning beside `completion_tokens`: only the total then shows all output.
     """
-    read, written = count(told, "prompt_tokens"), count(told, "completion_tokens")
-    beside = max(0, count(told, "total_tokens") - read - written)
+    read, written = count(usage, "prompt_tokens"), count(usage, "completion_tokens")
+    beside = max(0, count(usage, "total_tokens") - read - written)
     # DeepSeek has a field of its own.
-    cached = count(told, "prompt_tokens_details", "cached_tokens") or count(told, "prompt_cache_hit_tokens")
+    cached = count(usage, "prompt_tokens_details", "cached_tokens") or count(usage, "prompt_cache_hit_tokens")
     cached = min(cached, read)
     return Usage(
         read,
         written + beside,
-        _cost(told),
+        _cost(usage),
         cache_read_tokens=cached,
-        cache_write_tokens=min(count(told, "prompt_tokens_details", "cache_write_tokens"), read - cached),
+        cache_write_tokens=min(count(usage, "prompt_tokens_details", "cache_write_tokens"), read - cached),
         reasoning_tokens=min(
-            max(beside, count(told, "completion_tokens_details", "reasoning_tokens")), written + beside
+            max(beside, count(usage, "completion_tokens_details", "reasoning_tokens")), written + beside
         ),
     )
 

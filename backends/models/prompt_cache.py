@@ -57,13 +57,13 @@ class PromptCache:
         """Return the beginnings of a request. `keys` are their hashes, the shortest beginning first."""
         now = self._monotonic()
         self._remove_expired(now)
-        found: list[_Beginning] = []
+        beginnings: list[_Beginning] = []
         for key in keys:
             self._beginnings[key] = beginning = self._beginnings.pop(key, None) or _Beginning()
             beginning.requests += 1
             beginning.used_at = now
-            found.append(beginning)
-        return found
+            beginnings.append(beginning)
+        return beginnings
 
     def stored(self, keys: Sequence[int]) -> set[int]:
         """Return those of `keys` whose beginnings are stored."""

@@ -85,7 +85,7 @@ def _doubt(url: str) -> str:
 def _asked_delay(body: Any, message: str) -> float | None:
     """Return the seconds of `"retryDelay": "34s"`, which Gemini sends instead of a header, or those in `message`."""
     for detail in tables(error_in(body), "details"):
-        found = re.fullmatch(r"(\d{1,9}(?:\.\d+)?)s", str(detail.get("retryDelay")))
-        if found:
-            return float(found[1])
+        match = re.fullmatch(r"(\d{1,9}(?:\.\d+)?)s", str(detail.get("retryDelay")))
+        if match:
+            return float(match[1])
     return seconds_left(message, time.time())

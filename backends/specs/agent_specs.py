@@ -74,14 +74,14 @@ class AgentSpec(Spec):
     def options(self, folder: Path) -> dict[str, Any]:
         """Return the backend's keyword arguments for the given settings."""
         dumped = self.model_dump(exclude=set(_OWN), exclude_none=True)
-        given = {
+        arguments = {
             name: tuple(cast("list[object]", value)) if isinstance(value, list) else value
             for name, value in dumped.items()
         }
-        given["cwd"] = folder / Path(self.cwd or ".").expanduser()
+        arguments["cwd"] = folder / Path(self.cwd or ".").expanduser()
         if isinstance(self.command, str) and "/" in self.command:
-            given["command"] = str(folder / Path(self.command).expanduser())
-        return given
+            arguments["command"] = str(folder / Path(self.command).expanduser())
+        return arguments
 
 
 class ClaudeCodeSpec(AgentSpec):
@@ -165,11 +165,11 @@ class AcpSpec(AgentSpec):
         return self
 
     def options(self, folder: Path) -> dict[str, Any]:
-        given = super().options(folder)
-        known = agent(given.pop("agent", ""))
-        if known is not None:
-            given["command"] = (known.program, *known.arguments)
-        return given
+        arguments = super().options(folder)
+        entry = agent(arguments.pop("agent", ""))
+        if entry is not None:
+            arguments["command"] = (entry.program, *entry.arguments)
+        return arguments
 
     def make(self, folder: Path) -> CliBackend:
         from plait.backends.agents.acp_agent import AcpBackend  # noqa: PLC0415

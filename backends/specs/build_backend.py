@@ -369,9 +369,11 @@ def importable_siblings(folder: Path) -> Generator[None]:
         finally:
             with suppress(ValueError):  # the loaded file may have removed the entry itself
                 sys.path.remove(str(folder))
-            found = {name: sys.modules[name] for name in set(sys.modules) - before if _is_in(folder, sys.modules[name])}
-            _loaded.setdefault(folder, {}).update(found)
-            for name in found:
+            imported = {
+                name: sys.modules[name] for name in set(sys.modules) - before if _is_in(folder, sys.modules[name])
+            }
+            _loaded.setdefault(folder, {}).update(imported)
+            for name in imported:
                 del sys.modules[name]
             sys.modules.update(aside)
 
