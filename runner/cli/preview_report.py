@@ -5,6 +5,7 @@ person is asked before the run.
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
@@ -16,15 +17,20 @@ from plait.backends.specs.build_backend import PersonSpec
 from plait.errors import InvalidRequest
 from plait.runner.cli import run_report
 from plait.runner.cli.command_exits import COMPLETED, print_line, print_note
-from plait.runner.cli.terminal_output import as_line
+from plait.runner.cli.terminal_output import as_line, counted
 from plait.runner.client.backend_set import BackendSet
 from plait.runner.client.reuse_preview import ReuseAction, ReusePreview, ReuseStep
+from plait.runner.recovery.resume import Preview
+from plait.runner.recovery.resume_plan import ResumeAction, ResumeStep
+from plait.runner.views.view_models import PreviewView, view_json
+from plait.statuses import RunStatus, TaskStatus
 from plait.usage import NO_USAGE, cost
 
 _WIDEST = max(len(action.value) for action in ReuseAction)
+_WIDEST_RESUME = max(len(action.value) for action in ResumeAction)
 _NAMED = 5
-_MOST_REUSED = 20
-"""Tasks that take an answer over are listed up to this number; a longer list would hide the other tasks."""
+_LISTED = 20
+"""Tasks that are not called are listed up to this number; a longer list would hide the other tasks."""
 
 
 def print_reuse(preview: ReusePreview, effects: Collection[str], as_json: bool) -> int:
@@ -38,7 +44,7 @@ def print_reuse(preview: ReusePreview, effects: Collection[str], as_json: bool) 
         run_report.print_json(preview.as_json())
         return COMPLETED
     reused = len(preview.steps(ReuseAction.REUSE))
-    folded = reused > _MOST_REUSED
+    folded = reused > _LISTED
     if folded:
         print_line(f"{ReuseAction.REUSE.value:<{_WIDEST}}  {reused:,} tasks (--json names them)")
     for step in preview.tasks:
@@ -141,3 +147,54 @@ def require_again(preview: ReusePreview, effects: Sequence[str]) -> None:
 
 def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
+
+
+def print_resume(preview: Preview, repaired: Collection[str], as_json: bool) -> int:
+    """Print the action of a resume for each task; those in `repaired` take new prompts. Return the exit code."""
+    by_plan = "with the prompt of the plan"
+    steps = {
+        name: replace(step, reason=f"{step.reason}; {by_plan}") if name in repaired else step
+        for name, step in preview.tasks.items()
+    }
+    preview = replace(preview, tasks=steps)
+    if as_json:
+        run_report.print_json(view_json(PreviewView.of(preview)))
+        return COMPLETED
+    shown = list(preview.tasks.values())
+    others = [step for step in shown if not _is_kept(step)]
+    if (kept := len(shown) - len(others)) > _LISTED:
+        print_line(
+            f"{ResumeAction.KEEP.value:<{_WIDEST_RESUME}}  {kept:,} tasks: {TaskStatus.COMPLETED.value} "
+            "(--json names them)"
+        )
+        shown = others
+    for step in shown:
+        print_line(f"{step.action.value:<{_WIDEST_RESUME}}  {as_line(step.task_id)}: {as_line(step.reason, 300)}")
+    print_line(_summarize(preview))
+    return COMPLETED
+
+
+def _is_kept(step: ResumeStep) -> bool:
+    return step.action is ResumeAction.KEEP and step.reason == TaskStatus.COMPLETED.value
+
+
+def _summarize(preview: Preview) -> str:
+    run = f"run {preview.run_id}"
+    if preview.ended:
+        hint = "; --retry-failed runs what failed again" if preview.status is RunStatus.FAILED else ""
+        left = _summarize_damage(preview) or "nothing is left to do"
+        return f"{run} is {preview.status.value}; {left}{hint}"
+    counts = Counter(step.action for step in preview.tasks.values())
+    parts = [f"{counts[action]:,} {action.value}" for action in ResumeAction if counts[action]]
+    again = len(preview.repeats)
+    bill = f"{counted(again, 'task')} possibly billed twice" if again else "nothing billed twice"
+    if again:
+        bill += f", about {preview.repeated_input_tokens:,} input tokens and the output before the interruption"
+    return "; ".join(filter(None, (f"{run}: {', '.join(parts)}", bill, _summarize_damage(preview))))
+
+
+def _summarize_damage(preview: Preview) -> str:
+    """Return the damage to results of tasks that would not run again; empty without damage."""
+    count, named = len(preview.damaged), ", ".join(map(as_line, preview.damaged[:_NAMED]))
+    more = ", ..." if count > _NAMED else ""
+    return f"{counted(count, 'damaged result')}, counted as failed: {named}{more}" if count else ""

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
 
 import anyio
 import click
 
 from plait.errors import InvalidRequest
+from plait.json_form import JsonInput, JsonValue
 from plait.persistence.store_records import RunRecord, TaskRecord
 from plait.runner.cli import run_report
-from plait.runner.cli.command_exits import COMPLETED, print_line, print_note, redirect_prints
+from plait.runner.cli.command_exits import print_note, redirect_prints
 from plait.runner.cli.command_options import (
     OutputOptions,
     apply_log_options,
@@ -31,12 +34,12 @@ from plait.runner.cli.command_options import (
     verbose_option,
 )
 from plait.runner.cli.follow_run import follow_run
-from plait.runner.cli.plan_changes import print_plan_changes, repaired_prompts
+from plait.runner.cli.preview_report import print_resume
 from plait.runner.cli.run_report import FinishedRun
-from plait.runner.cli.terminal_output import as_line, counted
 from plait.runner.cli.waiting_questions import print_watch_notice
-from plait.runner.client.backend_set import BackendSet, stored_concurrency
-from plait.runner.client.store_place import existing_store, find_newest_resumable, find_run, read_only_store
+from plait.runner.client.backend_set import BackendOptions, BackendSet, backend_set_of_file, stored_concurrency
+from plait.runner.client.fork_run import repaired_prompts
+from plait.runner.client.store_place import AnyStore, existing_store, find_newest_resumable, find_run, read_only_store
 from plait.runner.client.trusted_backends import (
     FileOptions,
     StoredBackends,
@@ -47,19 +50,16 @@ from plait.runner.client.trusted_backends import (
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.run_result import RunResult
 from plait.runner.engine.inbox import is_to_be_cancelled
+from plait.runner.plan import Plan, PlanError
+from plait.runner.plan.plan_file import load_plan_of_run
+from plait.runner.policies.follow_ups import FOLLOWS
 from plait.runner.policies.goal_messages import ANSWER_ID
 from plait.runner.policies.goal_policy import OrchestratorPolicy
-from plait.runner.recovery.resume import Preview
-from plait.runner.recovery.resume_plan import ResumeAction, ResumeStep
-from plait.runner.state.codec import decode_dag
+from plait.runner.policies.step_workflow import Workflow
+from plait.runner.state.codec import decode_dag, decode_task
 from plait.runner.state.stored_run import StoredPolicy, has_ended
-from plait.runner.views.view_models import PreviewView, view_json
-from plait.statuses import RunStatus, TaskStatus
-
-_WIDEST = max(len(action.value) for action in ResumeAction)
-_MOST_NAMED = 5
-_MOST_KEPT = 20
-"""Completed tasks are listed up to this number; a longer list would hide the other tasks."""
+from plait.statuses import RunStatus
+from plait.task import MODEL_SETTINGS, Task
 
 
 @click.command("resume")
@@ -87,83 +87,72 @@ def resume_command(run: str | None, retry_failed: bool, **options: Any) -> int:
     backend has kept the session.
     """
     apply_log_options(options["log_style"], options["log_level"])
-    request = ResumeRequest(
-        run, retry_failed, FileOptions(options["plan"], options["backends"], options["hosts"]), options["dry_run"]
-    )
+    files = FileOptions(options["plan"], options["backends"], options["hosts"])
+    resume = partial(_preview if options["dry_run"] else _resume, run, files, retry_failed=retry_failed)
     with redirect_prints():
-        return anyio.run(resume_run, request, OutputOptions.of(options))
+        return anyio.run(resume, OutputOptions.of(options))
 
 
-@dataclass(frozen=True, slots=True)
-class ResumeRequest:
-    """The run to resume, and how."""
+async def _preview(name: str | None, files: FileOptions, options: OutputOptions, *, retry_failed: bool) -> int:
+    """Print the action of a resume for each task. Return the exit code."""
+    assert options.store is not None
+    async with read_only_store(options.store) as store:
+        record = await _find(store, name, retry_failed)
+        tasks = await store.list_tasks(record.run_id)
+        print_watch_notice(record)
+        async with inspecting_runner(store, record, tasks, files, print_note) as runner:
+            preview = await runner.preview_resume(record.run_id, retry_failed=retry_failed)
+        stored = StoredBackends.of(record, files)
+        prompts = _repaired_prompts(record, tasks, stored) if retry_failed and not preview.ended else {}
+        code = print_resume(preview, prompts, options.as_json)
+        if not preview.ended and not await is_to_be_cancelled(store, record):
+            try:
+                select_backends(record, decode_dag(record, tasks), tasks, stored, retry_failed=retry_failed)
+                _print_plan_changes(record, tasks, stored, prompts)
+            except InvalidRequest as fault:
+                raise InvalidRequest(f"a resume would be refused: {fault}") from None
+        return code
 
-    run: str | None
-    """Name of the run; None for the newest resumable run."""
-    retry_failed: bool = False
-    files: FileOptions = FileOptions()  # noqa: RUF009 - frozen
-    dry_run: bool = False
 
-
-async def resume_run(request: ResumeRequest, options: OutputOptions) -> int:
+async def _resume(name: str | None, files: FileOptions, options: OutputOptions, *, retry_failed: bool) -> int:
     """Resume a run. Return the exit code."""
     assert options.store is not None
-    open_store = read_only_store if request.dry_run else existing_store
-    async with open_store(options.store) as store:
-        if request.run is None:
-            record = await find_newest_resumable(store, request.retry_failed)
-        else:
-            record = await find_run(store, request.run)
+    async with existing_store(options.store) as store:
+        record = await _find(store, name, retry_failed)
         tasks = await store.list_tasks(record.run_id)
-        dag = decode_dag(record, tasks)
-        led_by = StoredPolicy.of(record)
+        dag, led_by = decode_dag(record, tasks), StoredPolicy.of(record)
         if led_by is not None and led_by.kind == OrchestratorPolicy.kind:
             options = replace(options, result_of=ANSWER_ID)
-        reader = BackendSet({}).make_runner({}, store=store)
-        if request.dry_run:
-            print_watch_notice(record)
-            async with inspecting_runner(store, record, tasks, request.files, print_note) as runner:
-                preview = await runner.preview_resume(record.run_id, retry_failed=request.retry_failed)
-            prompts = {} if preview.ended else _prompts(request, record, tasks)
-            code = print_preview(_with_prompts(preview, prompts), options.as_json)
-            if not preview.ended and not await is_to_be_cancelled(store, record):
-                try:
-                    stored = StoredBackends.of(record, request.files)
-                    select_backends(record, dag, tasks, stored, retry_failed=request.retry_failed)
-                    print_plan_changes(record, tasks, stored, prompts)
-                except InvalidRequest as fault:
-                    raise InvalidRequest(f"a resume would be refused: {fault}") from None
-            return code
-        if has_ended(record, tasks, request.retry_failed):
+        if has_ended(record, tasks, retry_failed):
+            reader = BackendSet({}).make_runner({}, store=store)
             return _print_ended(await reader.resume(record.run_id), dag, options)
         if await is_to_be_cancelled(store, record):  # cancelling needs no backend but those on hosts
-            async with cancelling_runner(store, record, request.files, print_note) as ending:
+            async with cancelling_runner(store, record, files, print_note) as ending:
                 return await follow_run(ending.start_resume(record.run_id), dag, options, store)
-        stored = StoredBackends.of(record, request.files)
-        backend_set, names, statuses = select_backends(record, dag, tasks, stored, retry_failed=request.retry_failed)
-        prompts = _prompts(request, record, tasks)
-        print_plan_changes(record, tasks, stored, prompts)
+        stored = StoredBackends.of(record, files)
+        backend_set, names, statuses = select_backends(record, dag, tasks, stored, retry_failed=retry_failed)
+        prompts = _repaired_prompts(record, tasks, stored) if retry_failed else {}
+        _print_plan_changes(record, tasks, stored, prompts)
         async with backend_set.open(names) as made:
             concurrency = options.concurrency or stored_concurrency(record) or backend_set.concurrency()
             runner = backend_set.make_runner(made, store=store, concurrency=concurrency, strict=options.strict)
-            run = runner.start_resume(record.run_id, retry_failed=request.retry_failed, prompts=prompts)
+            run = runner.start_resume(record.run_id, retry_failed=retry_failed, prompts=prompts)
             return await follow_run(run, dag, replace(options, concurrency=concurrency), store, statuses)
 
 
-def _prompts(request: ResumeRequest, record: RunRecord, tasks: Sequence[TaskRecord]) -> dict[str, str]:
-    """Return the new prompts of failed tasks, if the request names a plan file and runs failed tasks."""
-    if not request.retry_failed or request.files.plan is None:
+async def _find(store: AnyStore, name: str | None, retry_failed: bool) -> RunRecord:
+    return await (find_newest_resumable(store, retry_failed) if name is None else find_run(store, name))
+
+
+def _repaired_prompts(record: RunRecord, tasks: Sequence[TaskRecord], stored: StoredBackends) -> dict[str, str]:
+    """Return the prompts of failed tasks that differ in the plan file of the caller, if there is one. Raises PlanError,
+    InvalidRequest.
+    """
+    settings = json.loads(record.settings)
+    if stored.files.plan is None or stored.plan is None or settings.get("posted") or settings.get("plan") is None:
         return {}
-    return repaired_prompts(record, tasks, StoredBackends.of(record, request.files))
-
-
-def _with_prompts(preview: Preview, prompts: Collection[str]) -> Preview:
-    """Return the preview with the new prompts in the reasons."""
-    steps = {
-        name: replace(step, reason=f"{step.reason}; with the prompt of the plan") if name in prompts else step
-        for name, step in preview.tasks.items()
-    }
-    return replace(preview, tasks=steps)
+    plan = load_plan_of_run(stored.plan, settings.get("inputs", {})).fitted_to(stored.read_specs(), stored.default)
+    return repaired_prompts(plan.dag, tasks)
 
 
 def _print_ended(result: RunResult, dag: DAG, options: OutputOptions) -> int:
@@ -179,45 +168,88 @@ def _print_ended(result: RunResult, dag: DAG, options: OutputOptions) -> int:
     return run_report.exit_code(result)
 
 
-def print_preview(preview: Preview, as_json: bool) -> int:
-    """Print the preview. Return the exit code."""
-    if as_json:
-        run_report.print_json(view_json(PreviewView.of(preview)))
-        return COMPLETED
-    shown = list(preview.tasks.values())
-    others = [step for step in shown if not _is_kept(step)]
-    if (kept := len(shown) - len(others)) > _MOST_KEPT:
-        print_line(
-            f"{ResumeAction.KEEP.value:<{_WIDEST}}  {kept:,} tasks: {TaskStatus.COMPLETED.value} (--json names them)"
-        )
-        shown = others
-    for step in shown:
-        print_line(f"{step.action.value:<{_WIDEST}}  {as_line(step.task_id)}: {as_line(step.reason, 300)}")
-    print_line(_summarize(preview))
-    return COMPLETED
+_NAMED = 5
+_FIELDS = {
+    **{name: name for name in ("prompt", "backend", "continues", "failure_mode", "retry", "timeout", "output_schema")},
+    **{name: name for name in ("weight", "for_each", "at_most_once", "metadata", "when", *MODEL_SETTINGS)},
+    **{name: name for name in ("files", "cache")},
+    "adds_tasks": "output",
+}
+"""Fields of a task, with their names in a plan file."""
+_STORED_COUNTS = "a resume runs the stored plan"
 
 
-def _is_kept(step: ResumeStep) -> bool:
-    return step.action is ResumeAction.KEEP and step.reason == TaskStatus.COMPLETED.value
+def _print_plan_changes(
+    record: RunRecord, tasks: Sequence[TaskRecord], stored: StoredBackends, taken: Collection[str] = ()
+) -> None:
+    """Print the changes of the plan file that a resume ignores, because the stored run counts; the prompts of the tasks
+    in `taken` count. Values of inputs are not compared, as --set may have given them.
+    """
+    if taken:
+        print_note(f"taking the prompts of {', '.join(taken)} from {stored.plan} for this run")
+    if stored.replacements:
+        print_note(f"using {', '.join(sorted(stored.replacements))} from {stored.files.backends} for this resume")
+    path = stored.plan
+    if path is None or not path.is_file():
+        return
+    try:
+        ignored = {f"tasks.{task_id}.prompt" for task_id in taken}
+        changed = [one for one in _list_changes(path, stored, record, tasks) if one not in ignored]
+    except (PlanError, InvalidRequest):
+        print_note(f"the plan file has mistakes by now (`plait check` lists them); {_STORED_COUNTS}")
+        return
+    if changed:
+        more = [f"{len(changed) - _NAMED} more"] if len(changed) > _NAMED else []
+        named = ", ".join([*changed[:_NAMED], *more])
+        hint = "; --backends FILE takes backends from a file" if changed[0].startswith("backends.") else ""
+        print_note(f"the plan file has changed since this run was stored ({named}); {_STORED_COUNTS}{hint}")
 
 
-def _summarize(preview: Preview) -> str:
-    run = f"run {preview.run_id}"
-    if preview.ended:
-        hint = "; --retry-failed runs what failed again" if preview.status is RunStatus.FAILED else ""
-        left = _summarize_damage(preview) or "nothing is left to do"
-        return f"{run} is {preview.status.value}; {left}{hint}"
-    counts = Counter(step.action for step in preview.tasks.values())
-    parts = [f"{counts[action]:,} {action.value}" for action in ResumeAction if counts[action]]
-    again = len(preview.repeats)
-    bill = f"{counted(again, 'task')} possibly billed twice" if again else "nothing billed twice"
-    if again:
-        bill += f", about {preview.repeated_input_tokens:,} input tokens and the output before the interruption"
-    return "; ".join(filter(None, (f"{run}: {', '.join(parts)}", bill, _summarize_damage(preview))))
+def _list_changes(path: Path, stored: StoredBackends, record: RunRecord, tasks: Sequence[TaskRecord]) -> Iterator[str]:
+    settings, led_by = json.loads(record.settings), StoredPolicy.of(record)
+    if settings.get("posted") or settings.get("plan") is None:
+        yield from stored.changed_options(
+            backend_set_of_file(path, BackendOptions()).specs
+        )  # its tasks did not come from the file
+        return
+    plan = load_plan_of_run(path, settings.get("inputs", {})).fitted_to(stored.read_specs(), stored.default)
+    yield from stored.changed_options(plan.backends)
+    default = plan.default_backend or (next(iter(plan.backends)) if len(plan.backends) == 1 else None)
+    if default is not None and default != stored.default:
+        yield "defaults.backend"
+    now = None if plan.policy is None else StoredPolicy(plan.policy.kind, _as_stored(plan.policy.settings()))
+    if (kind := _given_by(now)) != _given_by(led_by):
+        yield kind
+    elif kind == "tasks":
+        yield from _changed_tasks(plan, tasks)
+    if (None if plan.dag.growth is None else asdict(plan.dag.growth)) != settings.get("growth"):
+        yield "growth"
+    if now != led_by and kind == _given_by(led_by):
+        yield "follow_ups" if kind == "tasks" else kind
 
 
-def _summarize_damage(preview: Preview) -> str:
-    """Return the damage to results of tasks that would not run again; empty without damage."""
-    count, named = len(preview.damaged), ", ".join(map(as_line, preview.damaged[:_MOST_NAMED]))
-    more = ", ..." if count > _MOST_NAMED else ""
-    return f"{counted(count, 'damaged result')}, counted as failed: {named}{more}" if count else ""
+def _given_by(policy: StoredPolicy | None) -> str:
+    """Return the key of a plan that gives the tasks of a run with `policy`."""
+    kinds = {OrchestratorPolicy.kind: "orchestrate", Workflow.kind: "workflow"}
+    return "tasks" if policy is None else kinds.get(policy.kind, "tasks")
+
+
+def _as_stored(settings: Mapping[str, JsonInput]) -> dict[str, JsonValue]:
+    return cast("dict[str, JsonValue]", json.loads(json.dumps(settings)))
+
+
+def _changed_tasks(plan: Plan, tasks: Sequence[TaskRecord]) -> Iterator[str]:
+    given = {task.task_id: decode_task(task) for task in tasks if task.added_by is None}
+    given = {name: task for name, task in given.items() if FOLLOWS not in task.metadata}
+    for task in plan.dag:
+        before = given.pop(task.id, None)
+        yield from [f"tasks.{task.id}"] if before is None else _changed_fields(before, task)
+    yield from (f"tasks.{name}" for name in given)
+
+
+def _changed_fields(before: Task, now: Task) -> Iterator[str]:
+    if list(before.depends_on) != list(now.depends_on):
+        yield f"tasks.{now.id}.depends_on"
+    for field, name in _FIELDS.items():
+        if getattr(before, field) != getattr(now, field):
+            yield f"tasks.{now.id}.{name}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,6 +11,7 @@ from plait.errors import PlaitError, nearest
 from plait.events import RunCreated
 from plait.json_form import JsonInput
 from plait.persistence.store_protocol import Store
+from plait.persistence.store_records import TaskRecord
 from plait.runner.client.create_run import RESERVED_SETTINGS
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.groups import group_of
@@ -26,7 +27,7 @@ from plait.runner.reuse.earlier_answers import (
     unfinished_tasks,
 )
 from plait.runner.state.stored_run import StoredPolicy, StoredRun, stored_run
-from plait.statuses import TaskStatus
+from plait.statuses import TASK_STATUSES, TaskStatus
 from plait.task import FailureMode, Task, with_prompt
 
 _RECORDED = "(recorded in the earlier run)"
@@ -174,3 +175,13 @@ def _as_recorded(run: StoredRun, name: str, names: Collection[str]) -> Task:
     schema = task.output_schema if status is TaskStatus.COMPLETED else None
     continues = task.continues if task.continues in names else None
     return Task(name, _RECORDED, (), run.state.dag.backend_of(task), continues=continues, output_schema=schema)
+
+
+def repaired_prompts(dag: DAG, tasks: Sequence[TaskRecord]) -> dict[str, str]:
+    """Return the prompts of failed tasks that differ in `dag`, the plan as it is now, by task id: for a resume, which
+    is a fork that continues the run. A part takes the prompt of its `for_each` task.
+    """
+    now = {task.id: task.prompt for task in dag}
+    failed = [task for task in tasks if TASK_STATUSES[task.status] is TaskStatus.FAILED]
+    prompts = {task.task_id: now.get(task.task_id, now.get(task.added_by or "", task.prompt)) for task in failed}
+    return {task.task_id: prompts[task.task_id] for task in failed if prompts[task.task_id] != task.prompt}
