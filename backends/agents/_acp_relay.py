@@ -1,4 +1,4 @@
-"""Start an agent and pass messages to its standard input, line by line; see outbox.py. Run by path, in a bare
+"""Start an agent and pass messages to its standard input, line by line; see acp_outbox.py. Run by path, in a bare
 interpreter: `_acp_relay.py FOLDER SECONDS LIBRARY COMMAND...`. LIBRARY is `process_table.library()`.
 
 The process forks. The parent becomes the agent, with a pipe as its standard input. The child copies the file `said` in

@@ -7,25 +7,48 @@ backend's policy or by a person.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
 from typing import ClassVar
 
+import anyio
+
 from plait.backends.agents.acp_machine import AcpMachine, TurnGoals
-from plait.backends.agents.acp_outbox import sent_messages
-from plait.backends.agents.acp_permissions import PermissionPolicy, answer_prompt
-from plait.backends.agents.acp_quirks import AcpQuirks, of_command
-from plait.backends.agents.acp_turn import AcpConversation
-from plait.backends.agents.agent_catalog import ACP, agent
-from plait.backends.agents.agent_errors import NETWORK
-from plait.backends.agents.agent_protocol import Call
-from plait.backends.agents.cli_agent import CliBackend
-from plait.backends.backend_protocol import ConversationRequest, Files
+from plait.backends.agents.acp_messages import (
+    Grant,
+    Message,
+    PermissionPolicy,
+    PermissionRequest,
+    answer,
+    answer_prompt,
+    marked,
+    name_of,
+    permission_request,
+    prompt_of,
+    unmarked,
+)
+from plait.backends.agents.acp_outbox import Outbox, relayed_command, sent_messages, sent_messages_from
+from plait.backends.agents.agent_catalog import ACP, CatalogEntry, acp_agent_of
+from plait.backends.agents.agent_protocol import Call, Reader
+from plait.backends.agents.agent_sessions import Sessions, first_before, since
+from plait.backends.agents.agent_transcript import UnreportedCall, earlier, exchanges, noted_before
+from plait.backends.agents.cli_agent import LAST_WORD, AgentBackend, AgentConversation
+from plait.backends.backend_protocol import ConversationRequest, Files, Output, Reply
+from plait.backends.json_fields import at, text
 from plait.backends.prices import Billing
+from plait.backends.process.child_process import Child
+from plait.backends.turn_cancellation import when_cancelled
+from plait.errors import BackendError
+from plait.json_form import JsonValue
+from plait.usage import NO_USAGE, Usage
 
 
 @dataclass(eq=False, kw_only=True)
-class AcpBackend(CliBackend):
+class AcpBackend(AgentBackend):
     """An agent that speaks ACP on its standard input and output, one process per turn.
 
     A cancelled turn is first announced to the agent, which has a second to end the turn. The session's id is known once
@@ -33,7 +56,6 @@ class AcpBackend(CliBackend):
     """
 
     kind: ClassVar[str] = ACP
-    program: ClassVar[str] = ""
     adjustable: ClassVar[frozenset[str]] = frozenset({"model"})
     chooses_session: ClassVar[bool] = False
 
@@ -61,20 +83,14 @@ class AcpBackend(CliBackend):
             raise ValueError(f'permissions must be "deny", "allow" or "ask", not {self.permissions!r}')
 
     @property
+    def entry(self) -> CatalogEntry:
+        """What the catalogue knows about the agent, as far as the command shows which it is."""
+        return acp_agent_of(self.command)
+
+    @property
     def name(self) -> str:
         """The agent's name, as far as the command shows."""
-        return self._agent.command or self.command[0].rpartition("/")[2]
-
-    @property
-    def install(self) -> str:  # type: ignore[override]  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Shell command to install the agent, if the agent is known."""
-        known = agent(self.name)
-        return known.install if known is not None else "install it"
-
-    @property
-    def billing(self) -> Billing:
-        """The facts that decide the price of turns without a reported cost."""
-        return Billing(self._agent.provider, self.model, sums_requests=True)
+        return self.entry.program or self.command[0].rpartition("/")[2]
 
     @property
     def called(self) -> str:
@@ -82,24 +98,20 @@ class AcpBackend(CliBackend):
         return self.command[0]
 
     @property
+    def billing(self) -> Billing:
+        """The facts that decide the price of turns without a reported cost."""
+        return Billing(self.entry.provider, self.model, sums_requests=True)
+
+    @property
     def can_fork(self) -> bool:  # type: ignore[override]  # pyright: ignore[reportIncompatibleVariableOverride]
         """Whether the agent is known to fork sessions. If not, a continuation uses the same session or gets the history
         as text.
         """
-        return self._agent.forks
-
-    @property
-    def passes(self) -> Sequence[str]:
-        """Names of the variables for network access and, for known agents, for keys and settings."""
-        return (*NETWORK, *self._agent.passes)
+        return self.entry.forks
 
     def arguments(self, call: Call) -> Sequence[str]:  # noqa: ARG002 - other agents need it
         """Return the words of the command after the first."""
         return self.command[1:]
-
-    def environment(self, call: Call) -> Mapping[str, str]:  # noqa: ARG002 - other agents need it
-        """Return the variables known to help the agent."""
-        return self._agent.sets
 
     def input_text(self, call: Call, prompt: str) -> str:
         """Return the prompt, or a person's decision in words."""
@@ -114,8 +126,182 @@ class AcpBackend(CliBackend):
 
     def conversation(self, request: ConversationRequest, files: Files) -> AcpConversation:
         """Return a conversation that uses `files`."""
-        return AcpConversation(self, self.name, request, files)
+        return AcpConversation(self, request, files)
 
-    @property
-    def _agent(self) -> AcpQuirks:
-        return of_command(self.command)
+    @classmethod
+    def transcript_reader(cls, folder: Path) -> AcpTranscriptReader:
+        """Return a reader that follows a turn without taking part."""
+        return AcpTranscriptReader(folder)
+
+
+_CANCEL = 1.0
+"""Seconds for the agent to end a cancelled turn; after that, the agent is ended."""
+_STOP = 10.0
+"""Seconds for the agent to end a turn with a question. Data saved by then is available when the answer comes."""
+_SLACK = 5.0
+"""Seconds after a turn's timeout until the relay stops waiting for messages."""
+_TELLING = 3
+"""Number of prompts that identify a conversation, even if the agent has lost some."""
+_GRANTED = "granted"
+
+
+class AcpConversation(AgentConversation):
+    """A conversation with an agent, one process per turn. See `AcpBackend`."""
+
+    def __init__(self, backend: AcpBackend, request: ConversationRequest, files: Files) -> None:
+        session_id, action_id = unmarked(request.session_id)
+        super().__init__(backend, replace(request, session_id=session_id), files)
+        self._sessions = Sessions(files.sessions, f"acp-{backend.name}")
+        self._grant = self._granted(action_id)
+        self._machine: AcpMachine | None = None
+
+    async def send(self, prompt: str) -> Reply:
+        """Implement `Conversation.send`. With an open question, the session id ends in `?` and an id of the request."""
+        reply = await super().send(prompt)
+        wanted = None if self._machine is None else self._machine.permission_request
+        if reply.question is None or reply.session_id is None or wanted is None:
+            return reply
+        return replace(reply, session_id=marked(reply.session_id, wanted))
+
+    async def _let_work(self, call: Call, reader: Reader, sent: str, cut: list[UnreportedCall]) -> Child:
+        assert isinstance(reader, AcpMachine)
+        machine = self._machine = reader
+        until = self._until()
+        is_first = not self._first_call_done
+        machine.goals = replace(
+            machine.goals,
+            prompt=self._backend.input_text(call, sent),
+            grant=self._grant,
+            holds=list(self._asked_before()) if self._request.resumes_interrupted and is_first else (),
+            # The longest prompts of the conversation so far: a short prompt may occur in any conversation.
+            earlier_prompts=sorted((one.content for one in self._request.history if one.role == "user"), key=len)[
+                -_TELLING:
+            ]
+            if call.resume and is_first
+            else (),
+        )
+        async with self._child(call, "", cut) as child:
+            outbox = Outbox(call.folder)
+            machine.restore_sent(sent_messages(call.folder))
+            await self._speak(child, machine, outbox, until)
+            outbox.end()
+            await child.wait(LAST_WORD)
+        return child
+
+    async def _speak(self, child: Child, machine: AcpMachine, outbox: Outbox, until: float) -> None:
+        """Exchange messages with the agent until its last message, or until the patience for the agent ends."""
+        patience = anyio.CancelScope()
+        lines = 0
+
+        def on_line(line: bytes) -> bool:
+            nonlocal lines
+            lines += 1
+            self._on_line(machine, line)
+            outbox.send(machine.take())
+            self._note_session(machine.session_id)
+            if machine.permission_request is not None:
+                patience.deadline = min(patience.deadline, anyio.current_time() + _STOP)
+            return machine.is_final
+
+        outbox.send(machine.take())
+        outbox.ring()  # announces the presence of this process, which may have adopted the turn
+        failure: BackendError | None = None
+        try:
+            with patience, when_cancelled(patience.cancel):
+                await child.follow(on_line, idle=self._backend.idle_timeout, until=until)
+        except BackendError as error:
+            failure = error
+        finally:
+            if not machine.is_final and machine.permission_request is None:
+                # Cancel the agent's turn, and wait briefly for its end.
+                machine.cancel()
+                if messages := machine.take():
+                    outbox.send(messages)
+                    new = count(1 - lines)  # the lines are read from the first again
+                    with anyio.CancelScope(shield=True), suppress(BackendError):
+                        await child.follow(
+                            lambda line: next(new) > 0 and on_line(line),
+                            idle=_CANCEL,
+                            until=anyio.current_time() + _CANCEL,
+                        )
+        if failure is not None:
+            raise failure
+
+    def _words(self, call: Call) -> Sequence[str]:
+        Outbox(call.folder)
+        return relayed_command(call.folder, self._backend.turn_timeout + _SLACK, super()._words(call))
+
+    def _notes(self) -> Mapping[str, str]:
+        return {} if self._grant is None else {_GRANTED: json.dumps([self._grant.action_id, self._grant.choice])}
+
+    def _own(self, folder: Path, session_id: str | None, usage: Usage) -> Usage:
+        """Return the cost of the call. ACP counts tokens by turn, cost by session."""
+        if usage.cost_usd is None or session_id is None:
+            return usage
+        before = first_before(folder, self._sessions.spent(session_id) or NO_USAGE)
+        self._sessions.note_spent(session_id, usage)
+        # A killed agent may have lost a part of its count.
+        cost = usage.cost_usd if usage.cost_usd < (before.cost_usd or 0.0) else since(usage, before).cost_usd
+        return replace(usage, cost_usd=cost)
+
+    def _asked_before(self) -> Iterator[str]:
+        """Yield the prompts of earlier attempts."""
+        for attempt in earlier(self._files.turn):
+            for call in exchanges(attempt):
+                yield from filter(None, map(prompt_of, sent_messages(call)))
+
+    def _granted(self, action_id: str | None) -> Grant | None:
+        """Return the decision for this turn, made now or in the attempt that started the turn."""
+        answer = self._request.answer
+        if answer is not None:
+            return Grant(action_id, answer.value) if action_id is not None and isinstance(answer.value, str) else None
+        note = noted_before(self._request, self._files.turn, _GRANTED)
+        return Grant(str(note[0]), str(note[1])) if isinstance(note, list) and len(note) == 2 else None
+
+
+class AcpTranscriptReader(AcpMachine):
+    """Follows the call with its files in `folder` without taking part, for `plait log`: shows the outputs of
+    `AcpMachine` and the decisions, and decides nothing.
+
+    The agent's output does not contain the answers to permission requests; the file of messages to the agent does.
+    Neither file has times: a missing answer is looked up again with the agent's next message.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(Call(folder), TurnGoals(""), lambda: 0.0)
+        self._place = 0
+        self._answers: dict[str, Message] = {}
+        self._requests: dict[str, PermissionRequest] = {}
+        """Requests without a known answer."""
+
+    def read(self, event: Mapping[str, JsonValue]) -> Sequence[Output]:
+        """Read one message of the agent, and return its outputs, preceded by decisions made in the meantime."""
+        if "method" in event and not self._requests:
+            return super().read(event)
+        self._listen()
+        return [*self._answered(), *super().read(event)]
+
+    def _permission_requested(self, identity: JsonValue, params: JsonValue) -> None:
+        request = permission_request(params)
+        self._shown += self._updates.tool(at(params, "toolCall"))
+        self._show("waiting", request.question.text)
+        self._requests[name_of(answer(identity, None))] = request
+        self._listen()
+        self._shown += self._answered()
+
+    def _listen(self) -> None:
+        """Read the messages sent to the agent in the meantime."""
+        messages, self._place = sent_messages_from(self._call.folder, self._place)
+        self.restore_sent(messages)
+        self._answers.update({name_of(message): message for message in messages if "method" not in message})
+
+    def _answered(self) -> Iterator[Output]:
+        for name in [name for name in self._requests if name in self._answers]:
+            request, chosen = self._requests.pop(name), text(self._answers.pop(name), "result", "outcome", "optionId")
+            option = next((option for option in request.options if option.identity == chosen), None)
+            if option is None:
+                decision = f"not allowed as yet: {request.about}"
+            else:
+                verb = "not allowed" if option.kind.startswith("reject") else "allowed"
+                decision = f"{verb}: {request.about} ({option.name})"
+            yield Output("notice", decision, self.usage)

@@ -8,45 +8,157 @@ a process that adopts a turn reads the output from its start, and sends the mess
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
-from plait.backends.agents.acp_errors import (
+from plait.backends.agents.acp_messages import (
+    AUTH_REQUIRED,
     PHRASES,
+    VERSION,
+    AcpStep,
+    Grant,
+    Message,
+    PermissionPolicy,
+    PermissionRequest,
+    Updates,
+    answer,
+    answering,
+    choose,
     error_in_text,
     error_of,
     list_login_methods,
+    needs_person,
+    notification,
+    permission_request,
+    refusal,
+    request,
     stopped_by_denial,
 )
-from plait.backends.agents.acp_messages import AUTH_REQUIRED, AcpStep, Message, answer, notification, refusal, request
 from plait.backends.agents.acp_outbox import SentMessages
-from plait.backends.agents.acp_permissions import (
-    Grant,
-    PermissionPolicy,
-    PermissionRequest,
-    choose,
-    needs_person,
-    permission_request,
-)
-from plait.backends.agents.acp_session import (
-    AgentCapabilities,
-    capabilities_of,
-    choices,
-    current,
-    open_message,
-    settings,
-)
-from plait.backends.agents.acp_updates import Updates, answering
+from plait.backends.agents.agent_catalog import UNKNOWN, CatalogEntry, acp_agent_named
 from plait.backends.agents.agent_errors import failure, no_outcome
 from plait.backends.agents.agent_protocol import Call, ProcessEnd, TurnAnswer
 from plait.backends.backend_protocol import Output
 from plait.backends.error_kinds import seconds_left
-from plait.backends.json_fields import at, text
+from plait.backends.json_fields import at, tables, text
 from plait.errors import BackendError, ErrorKind
 from plait.json_form import JsonValue, value
 from plait.safe_text import shown
 from plait.usage import Usage
+
+
+@value
+class AgentCapabilities:
+    """The capabilities of an agent, as announced."""
+
+    agent: CatalogEntry = UNKNOWN
+    title: str = "the agent"
+    """Name for people."""
+    loads: bool = False
+    """The agent supports `session/load`."""
+    resumes: bool = False
+    """The agent supports `session/resume`."""
+    forks: bool = False
+    """The agent supports `session/fork`."""
+    login_methods: JsonValue = None
+    """Login methods, as listed by the agent."""
+
+
+def capabilities_of(initialized: JsonValue) -> AgentCapabilities:
+    """Return the capabilities in the answer to `initialize`.
+
+    Raises BackendError (invalid_request) if the agent speaks another version of the protocol.
+    """
+    name = text(initialized, "agentInfo", "name")
+    version = at(initialized, "protocolVersion")
+    title = shown(text(initialized, "agentInfo", "title") or name or "the agent", 60)
+    if version != VERSION:
+        raise failure(
+            ErrorKind.INVALID_REQUEST, f"{title} speaks version {version!r} of ACP; plait needs version {VERSION}"
+        )
+    more = at(initialized, "agentCapabilities", "sessionCapabilities")
+    can = (
+        {name for name in more if more[name] is not None and more[name] is not False}
+        if isinstance(more, dict)
+        else set[str]()
+    )
+    loads = at(initialized, "agentCapabilities", "loadSession") is True
+    return AgentCapabilities(
+        acp_agent_named(name), title, loads, "resume" in can, "fork" in can, at(initialized, "authMethods")
+    )
+
+
+def open_message(step: AcpStep, call: Call, cwd: str, capabilities: AgentCapabilities, *, checks: bool) -> Message:
+    """Return the request that opens the session of `call`.
+
+    With `checks`, the request makes the agent send the session's earlier messages, if possible. Raises BackendError
+    (session_lost) if the agent cannot open the session.
+    """
+    params: Message = {"cwd": cwd, "mcpServers": []}
+    if call.resume:
+        if call.session_id is None:
+            raise failure(ErrorKind.SESSION_LOST, "the session id is unknown")
+        if capabilities.agent.spoils_loaded:
+            raise failure(ErrorKind.SESSION_LOST, f"{capabilities.title} loses sessions by loading them")
+        if not (capabilities.loads or capabilities.resumes):
+            raise failure(ErrorKind.SESSION_LOST, f"{capabilities.title} cannot continue a session")
+        method = "session/load" if capabilities.loads and (checks or not capabilities.resumes) else "session/resume"
+        return request(step, method, {"sessionId": call.session_id, **params})
+    if call.forks is not None:
+        if not capabilities.forks:
+            raise failure(ErrorKind.SESSION_LOST, f"{capabilities.title} cannot fork a session")
+        return request(step, "session/fork", {"sessionId": call.forks, **params})
+    return request(step, "session/new", params)
+
+
+def settings(opened: JsonValue, session: str, model: str | None, mode: str | None) -> Iterator[Message]:
+    """Yield the requests that set model and mode, unless already set in the session."""
+    if model is not None:
+        yield from _setting(AcpStep.MODEL, "model", opened, session, model)
+    if mode is not None:
+        yield from _setting(AcpStep.MODE, "mode", opened, session, mode)
+
+
+def choices(opened: JsonValue, what: str) -> Sequence[tuple[str, str]]:
+    """Return the ids and names of the models or modes offered by the session; `what` is "model" or "mode"."""
+    listed = tables(opened, f"{what}s", f"available{what.title()}s")
+    if listed:
+        return [(text(one, "modelId") or text(one, "id"), text(one, "name")) for one in listed]
+    return [(text(one, "value"), text(one, "name")) for one in _flat(tables(_config(opened, what), "options"))]
+
+
+def current(opened: JsonValue, what: str) -> str:
+    """Return the id of the session's current "model" or "mode"; empty if unknown."""
+    return text(opened, f"{what}s", f"current{what.title()}Id") or text(_config(opened, what), "currentValue")
+
+
+def _setting(step: AcpStep, what: str, opened: JsonValue, session: str, wanted: str) -> Iterator[Message]:
+    offered = choices(opened, what)
+    named = next((identity for identity, name in offered if name == wanted), wanted)
+    chosen: JsonValue = wanted if any(identity == wanted for identity, _ in offered) else named
+    if current(opened, what) == chosen:
+        return
+    config = _config(opened, what)
+    params: Message = {"sessionId": session}
+    if config is not None and at(opened, f"{what}s") is None:
+        params.update(configId=at(config, "id"), value=chosen)
+        yield request(step, "session/set_config_option", params)
+        return
+    params[f"{what}Id"] = chosen
+    yield request(step, f"session/set_{what}", params)
+
+
+def _config(opened: JsonValue, what: str) -> Mapping[str, JsonValue] | None:
+    found = tables(opened, "configOptions")
+    return next((one for one in found if what in {text(one, "category"), text(one, "id")}), None)
+
+
+def _flat(options: Sequence[Mapping[str, JsonValue]]) -> Iterator[Mapping[str, JsonValue]]:
+    """Yield the options, with groups flattened."""
+    for option in options:
+        yield from tables(option, "options") or [option]
+
 
 _INTRODUCTION: Message = {
     "protocolVersion": 1,
@@ -109,6 +221,7 @@ class AcpMachine:
         self._sent = SentMessages()
         self._answered_steps: set[AcpStep] = set()
         self._begun = False
+        self._is_cancelled = False
         self._shown: list[Output] = []
         self._updates = Updates()
         self._denied: list[str] = []
@@ -131,7 +244,8 @@ class AcpMachine:
         return self._sent.take()
 
     def cancel(self) -> None:
-        """Request the end of the turn."""
+        """Request the end of the turn: from now on, nothing is permitted and nobody is asked."""
+        self._is_cancelled = True
         if self.session_id is not None:
             self._sent.send(self._cancellation())
 
@@ -320,6 +434,9 @@ class AcpMachine:
 
     def _permission_requested(self, identity: JsonValue, params: JsonValue) -> None:
         """Handle a permission request."""
+        if self._is_cancelled:
+            self._sent.send(answer(identity, _CANCELLED))
+            return
         wanted, goals = permission_request(params), self.goals
         was_answered = self._sent.was_sent(answer(identity, None)) and not self._sent.was_sent(self._cancellation())
         if (

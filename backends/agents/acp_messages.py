@@ -1,18 +1,28 @@
-"""Messages of the Agent Client Protocol: JSON-RPC 2.0, one object per line. Pure.
+"""Messages of the Agent Client Protocol: JSON-RPC 2.0, one object a line; permission, progress, errors. Pure.
 
 The requests of this client have fixed ids, so that each answer in an agent's output can be matched to its request.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from enum import IntEnum
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
-from plait.backends.json_fields import at, tables, text
-from plait.json_form import JsonValue
-from plait.safe_text import parse_json
+from plait.backends.agents.agent_catalog import CatalogEntry
+from plait.backends.agents.agent_errors import COMMON, THROTTLED, Phrases, classify, kind_of_failure
+from plait.backends.backend_protocol import Output
+from plait.backends.error_kinds import error_text
+from plait.backends.json_fields import at, count, describe_tool_call, number, tables, text
+from plait.dialogue import Question
+from plait.errors import ErrorKind
+from plait.json_form import JsonValue, value
+from plait.safe_text import clean_text, parse_json, shown
+from plait.usage import NO_USAGE, Usage
 
 Message: TypeAlias = "dict[str, JsonValue]"
 VERSION = 1
@@ -80,3 +90,350 @@ def decoded(line: bytes) -> Message | None:
     except ValueError:
         return None
     return message if isinstance(message, dict) else None
+
+
+PermissionPolicy: TypeAlias = Literal["deny", "allow", "ask"]
+_FIRST: Mapping[str, Sequence[str]] = {
+    "allow": ("allow_once", "allow_always"),
+    "deny": ("reject_once", "reject_always"),
+}
+_MARKED = re.compile(r"(.*)\?asks-([0-9a-f]{16})", re.DOTALL)
+
+
+@value
+class Grant:
+    """A person's decision on an action."""
+
+    action_id: str
+    """Id of the action, as in `PermissionRequest`."""
+    choice: str
+    """Name of the chosen option."""
+
+
+@value
+class Option:
+    """An answer offered by the agent."""
+
+    identity: str
+    name: str
+    kind: str
+    """The protocol's name, such as allow_once."""
+
+
+@value
+class PermissionRequest:
+    """A permission request of an agent."""
+
+    action_id: str
+    """Id of the action: equal for an equal action in any turn."""
+    about: str
+    """Short description of the action."""
+    options: Sequence[Option]
+
+    @property
+    def question(self) -> Question:
+        """The question to a person."""
+        names = [option.name for option in self.options]
+        return Question(f"the agent asks for permission: {self.about} ({', '.join(names)})", {"enum": list(names)})
+
+
+def permission_request(params: JsonValue) -> PermissionRequest:
+    """Return the request in the parameters of `session/request_permission`."""
+    tool = at(params, "toolCall")
+    return PermissionRequest(_action_id(tool), describe(tool), _options(params))
+
+
+def describe(tool: JsonValue) -> str:
+    """Return a short description of a tool call."""
+    title, told = text(tool, "title"), describe_tool_call("", at(tool, "rawInput")).removeprefix(": ")
+    if told and told not in title:
+        title = f"{title}: {told}" if title else told
+    return shown(title or text(tool, "kind") or "a tool", 200)
+
+
+def choose(wanted: PermissionRequest, policy: PermissionPolicy, grant: Grant | None) -> Option | None:
+    """Return the option to choose; None for none. A person's decision on the same action comes first."""
+    if grant is not None and grant.action_id == wanted.action_id:
+        return next((option for option in wanted.options if option.name == grant.choice), None)
+    kinds = _FIRST["allow" if policy == "allow" else "deny"]
+    return next((option for kind in kinds for option in wanted.options if option.kind == kind), None)
+
+
+def needs_person(wanted: PermissionRequest, policy: PermissionPolicy, grant: Grant | None) -> bool:
+    """Return whether a person has to decide and has not decided yet."""
+    return policy == "ask" and bool(wanted.options) and (grant is None or grant.action_id != wanted.action_id)
+
+
+def marked(session_id: str, wanted: PermissionRequest) -> str:
+    """Return the session id, extended by the id of the request, so that the answer can be matched to the request."""
+    return f"{session_id}?asks-{wanted.action_id}"
+
+
+def unmarked(session_id: str | None) -> tuple[str | None, str | None]:
+    """Return the plain session id, and the id of the action if `session_id` is marked."""
+    found = _MARKED.fullmatch(session_id or "")
+    return (found[1], found[2]) if found else (session_id, None)
+
+
+def answer_prompt(answer: str) -> str:
+    """Return the prompt that passes a person's answer to an agent stopped at a permission request."""
+    return (
+        "You asked for permission to use a tool, and were stopped until there was an answer. If the answer allows it, "
+        "use the tool now exactly as you wanted to, and go on with what you were asked to do; if not, go on without "
+        f"it. The answer is: {answer}"
+    )
+
+
+def _action_id(tool: JsonValue) -> str:
+    given = at(tool, "rawInput")
+    if isinstance(given, dict) and given:
+        # The description is worded differently each time.
+        done: JsonValue = {key: given[key] for key in given if not ("command" in given and key == "description")}
+    else:
+        done = [text(tool, "title"), at(tool, "content")]
+    whole = json.dumps([text(tool, "kind"), done], sort_keys=True)
+    return hashlib.sha256(whole.encode()).hexdigest()[:16]
+
+
+def _options(params: JsonValue) -> list[Option]:
+    options: list[Option] = []
+    for told_option in tables(params, "options"):
+        identity, name = text(told_option, "optionId"), shown(text(told_option, "name"), 200)
+        if not name or any(option.name == name for option in options):
+            name = f"{name} ({shown(identity, 100)})".lstrip()
+        options.append(Option(identity, name, text(told_option, "kind")))
+    return options
+
+
+_UNNUMBERED = "\0"
+_TELLING = 500
+"""Number of characters that identify a prompt."""
+
+
+class Updates:
+    """All updates of one turn. Earlier messages, sent by an agent that loads a session, are kept separately."""
+
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+        """Pieces of the user's earlier prompts."""
+        self.used_tools = False
+        self.is_silent = True
+        """Whether the agent wrote no text since the start of the turn, or since the last refusal."""
+        self._messages: dict[str, str] = {}
+        """Messages by id, the most recently extended message last."""
+        self._notes = 0
+        self._ends_in_text = False
+        """Whether no tool was called since the last piece of text."""
+        self._shown: dict[str, str] = {}
+        self._counted = NO_USAGE
+        self._cost: float | None = None
+
+    @property
+    def text(self) -> str:
+        """The last message. Agents that number their messages insert notes without a number, which count only where
+        there is nothing else.
+        """
+        last = [*reversed(self._messages.items())]
+        numbered = (message for known, message in last if not known.startswith(_UNNUMBERED))
+        return next(numbered, last[0][1] if last else "")
+
+    @property
+    def answer(self) -> str:
+        """The last message, unless a tool was called after its last piece: text before a tool is no answer."""
+        return self.text if self._ends_in_text else ""
+
+    @property
+    def usage(self) -> Usage:
+        """Usage counted during the turn."""
+        return replace(self._counted, cost_usd=self._cost)
+
+    def past(self, update: JsonValue) -> None:
+        """Read an update about an earlier turn."""
+        if text(update, "sessionUpdate") == "user_message_chunk":
+            self.heard.append(text(update, "content", "text"))
+
+    def holds(self, prompts: Sequence[str]) -> bool:
+        """Return whether one of `prompts` was sent earlier, or `prompts` is empty."""
+        heard = " ".join("".join(self.heard).split())
+        return not prompts or any(" ".join(prompt.split())[:_TELLING] in heard for prompt in prompts)
+
+    def read(self, update: JsonValue) -> Sequence[Output]:
+        """Read an update, and return its outputs."""
+        match text(update, "sessionUpdate"):
+            case "agent_message_chunk":
+                return self._piece(update)
+            case "tool_call" | "tool_call_update":
+                return self.tool(update)
+            case "usage_update":
+                if text(update, "cost", "currency") in {"", "USD"}:
+                    self._cost = number(update, "cost", "amount") if at(update, "cost") else self._cost
+            case "user_message_chunk":
+                self._notes += 1
+            case _:
+                pass
+        return []
+
+    def total(self, result: JsonValue) -> Usage:
+        """Return the turn's usage from its `result`, or the usage counted during the turn if `result` has no counts."""
+        usage = _tokens(at(result, "usage"))
+        if usage == NO_USAGE:
+            quota = at(result, "_meta", "quota", "token_count")
+            usage = Usage(count(quota, "input_tokens"), count(quota, "output_tokens"))
+        return replace(self._counted if usage == NO_USAGE else usage, cost_usd=self._cost)
+
+    def _piece(self, update: JsonValue) -> Sequence[Output]:
+        self._counted += _tokens(at(update, "_meta", "usage"))
+        piece = text(update, "content", "text")
+        if not piece:
+            return []
+        self.is_silent, self._ends_in_text = False, True
+        known = text(update, "messageId") or f"{_UNNUMBERED}{self._notes}"
+        self._messages[known] = self._messages.pop(known, "") + piece
+        return [Output("text", piece, self.usage)]
+
+    def tool(self, update: JsonValue) -> Sequence[Output]:
+        """Read a tool call, or an update of a tool call, and return an output if the description is new."""
+        self.used_tools = True
+        self._notes += 1
+        if not (text(update, "title") or at(update, "rawInput")):
+            return []
+        identity, words = text(update, "toolCallId"), describe(update)
+        if identity not in self._shown:
+            self._ends_in_text = False
+        if self._shown.get(identity) == words:
+            return []
+        self._shown[identity] = words
+        return [Output("tool", words, self.usage)]
+
+
+def answering(result: JsonValue) -> str:
+    """Return the answering model named in the turn's `result`; empty unless exactly one model is named."""
+    used = tables(result, "_meta", "quota", "model_usage")
+    return text(used[0], "model") if len(used) == 1 else ""
+
+
+def _tokens(usage: JsonValue | Mapping[str, JsonValue]) -> Usage:
+    """Return the tokens in `usage`. Agents count cached and thought tokens inside or beside the rest; the total shows
+    which.
+    """
+    read, written, total = (count(usage, f"{name}Tokens") for name in ("input", "output", "total"))
+    cache_read, cache_write = count(usage, "cachedReadTokens"), count(usage, "cachedWriteTokens")
+    if read + written != total:
+        read += cache_read + cache_write
+        written = max(written, total - read)
+    cache_read = min(read, cache_read)
+    return Usage(
+        read,
+        written,
+        cache_read_tokens=cache_read,
+        cache_write_tokens=min(read - cache_read, cache_write),
+        reasoning_tokens=min(written, count(usage, "thoughtTokens")),
+    )
+
+
+PHRASES: Phrases = (
+    # Another process holds the session, or held it a moment ago.
+    ("active writer", ErrorKind.TRANSIENT),
+    ("already in use", ErrorKind.TRANSIENT),
+    # The session was opened from an index, and its file is gone.
+    ("thread not found", ErrorKind.SESSION_LOST),
+    ("missing source rollout", ErrorKind.SESSION_LOST),
+    ("configuration value not found", ErrorKind.INVALID_REQUEST),
+    *COMMON,
+)
+_LOST: Phrases = (
+    ("not found", ErrorKind.SESSION_LOST),
+    ("no rollout found", ErrorKind.SESSION_LOST),
+    ("invalid session identifier", ErrorKind.SESSION_LOST),
+    ("no previous sessions", ErrorKind.SESSION_LOST),
+    ("service failure", ErrorKind.SESSION_LOST),
+)
+_BY_WORD: Mapping[str, ErrorKind] = {
+    "rate_limit": ErrorKind.RATE_LIMITED,
+    "overloaded": ErrorKind.OVERLOADED,
+    "authentication_failed": ErrorKind.AUTH,
+    "billing_error": ErrorKind.AUTH,
+    "invalid_request": ErrorKind.INVALID_REQUEST,
+    "max_output_tokens": ErrorKind.TRUNCATED,
+}
+_IN_BRACKETS = re.compile(r"\(([45]\d\d)\b")
+_BY_CODE: Mapping[int, ErrorKind] = {
+    AUTH_REQUIRED: ErrorKind.AUTH,
+    NOT_FOUND: ErrorKind.SESSION_LOST,
+    -32600: ErrorKind.INVALID_REQUEST,
+    -32601: ErrorKind.INVALID_REQUEST,
+    -32602: ErrorKind.INVALID_REQUEST,
+}
+
+
+def error_of(error: JsonValue, *, opens_session: bool = False) -> tuple[ErrorKind, str]:
+    """Return kind and message of a JSON-RPC `error`; `opens_session` if the error may mean that the session cannot be
+    continued.
+    """
+    code = _code(error)
+    message = _message(error)
+    if opens_session and code != AUTH_REQUIRED:
+        kind = classify(message, (*PHRASES, *_LOST))
+        if code == NOT_FOUND or kind is ErrorKind.SESSION_LOST:
+            return ErrorKind.SESSION_LOST, message
+    if THROTTLED in message.lower():
+        return ErrorKind.OVERLOADED, message
+    word = _BY_WORD.get(text(error, "data", "errorKind"))
+    if word is not None:
+        return word, message
+    if 400 <= code < 600:
+        return classify(message, PHRASES, code), message
+    return _BY_CODE.get(code) or classify(message, PHRASES), message
+
+
+def stopped_by_denial(reason: str, denied: Sequence[str], *, is_silent: bool) -> tuple[ErrorKind, str] | None:
+    """Return kind and message of the error of a turn that a denied action ended, for `reason`; None for another turn.
+
+    `is_silent` says that the agent wrote no text after the last of the `denied` actions.
+    """
+    if denied and (reason == "cancelled" or (reason == "end_turn" and is_silent)):
+        return ErrorKind.INVALID_REQUEST, f"the turn stopped after a denied action: {denied[-1]}; change `permissions`"
+    return None
+
+
+def error_in_text(
+    agent: CatalogEntry, result: JsonValue, updates: Updates, prompt: str
+) -> tuple[ErrorKind, str] | None:
+    """Return kind and message of an error hidden in a successful end of turn; None for a proper answer.
+
+    Some agents report errors as answer text.
+    """
+    words = updates.text.strip()
+    if agent.error_begins is not None and words.startswith(agent.error_begins):
+        status = _IN_BRACKETS.search(words)
+        return classify(words, PHRASES, int(status[1]) if status else 0), words
+    if agent.counts_answers and at(result, "usage") is None:
+        # Warnings precede the error in the same text, one per paragraph.
+        return kind_of_failure(words.rpartition("\n\n")[2] or "no reason given", PHRASES)
+    if not words and not updates.used_tools and prompt.lstrip().startswith("/"):
+        # opencode treats a path at the beginning of a prompt as an unknown command.
+        hint = "the agent may have taken the prompt for a command; begin the prompt with another character than a slash"
+        return ErrorKind.INVALID_REQUEST, f"the answer is empty: {hint}"
+    return None
+
+
+def list_login_methods(methods: JsonValue) -> str:
+    """Return the login methods offered in the agent's answer to `initialize`."""
+    ways = [f"{text(way, 'id')} ({text(way, 'name')})" for way in tables({"all": methods}, "all")]
+    return shown(", ".join(ways) or "none", 200)
+
+
+def _code(error: JsonValue) -> int:
+    code = at(error, "code")
+    return code if isinstance(code, int) else int(number(error, "code") or 0)
+
+
+def _words(value: JsonValue, name: str) -> str:
+    return text(value, name) or clean_text(error_text(at(value, name)))
+
+
+def _message(error: JsonValue) -> str:
+    """Return the error's message, without details that repeat the request."""
+    said, data = _words(error, "message"), at(error, "data")
+    details = data if isinstance(data, str) else _words(data, "details") or _words(data, "message")
+    return f"{said}: {details}" if details and details not in said else said or "no reason given"

@@ -1,17 +1,35 @@
-"""The catalogue of coding agents: names, commands, installation and tested versions. Data alone."""
+"""The catalogue of coding agents: names, commands, variables, peculiarities; and which of them are here and logged in.
+
+A new agent that speaks ACP needs an entry here and nothing else. The search starts the agents only to print their
+version, and looks for a login from outside: no secret is read.
+"""
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
 import sys
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import field
+from pathlib import Path
 
+import anyio
+
+from plait.backends.process.child_process import Launch, child_environment, running
+from plait.errors import BackendError, BackendUnavailable
 from plait.json_form import value
 
 ACP = "acp"
 """Kind of the backend shared by all agents without a backend of their own."""
-ACP_READER = "acp_transcript:AcpTranscriptReader"
-"""Class that reads ACP output from the files of a call, as "module:Class" in this package."""
+ACP_BACKEND = "acp_agent:AcpBackend"
+"""Its class, as `CatalogEntry.backend`."""
+NETWORK = (
+    *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "all_proxy", "no_proxy"),
+    *("NODE_EXTRA_CA_CERTS", "SSL_CERT_DIR", "SSL_CERT_FILE"),
+)
+"""Variables that configure network access. Every agent may have these variables."""
 
 
 @value
@@ -22,11 +40,11 @@ class Login:
     exists or `may_be_elsewhere` holds, and missing if neither does.
     """
 
-    how: str
+    how: str = ""
     """Command to log in."""
-    folder: tuple[str, str]
+    folder: tuple[str, str] = ("HOME", "~")
     """An environment variable with the folder of `files`, and the default folder."""
-    files: tuple[str, ...]
+    files: tuple[str, ...] = ()
     """Files below the folder."""
     keys: tuple[str, ...] = ()
     """Environment variables that hold a key."""
@@ -46,17 +64,35 @@ class CatalogEntry:
     """Usual name of the command."""
     install: str
     """Shell command to install the agent."""
-    tested: tuple[str, ...]
+    tested: tuple[str, ...] = ()
     """Versions tested with plait, oldest first."""
-    memory: int
+    memory: int = 0
     """Memory of one turn in MiB: the proportional share (PSS) of one of five parallel turns."""
-    login: Login
-    arguments: tuple[str, ...] = ()
-    """Arguments that make the program speak ACP, for agents that use ACP."""
-    quiet: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Environment variables that keep the agent's start off the network."""
+    login: Login = Login()
+    passes: tuple[str, ...] = ()
+    """Environment variables with its keys and settings, passed on to the agent."""
+    sets: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Environment variables set for the agent: no updates, no telemetry, no retries of its own."""
     backend: str = ""
     """Backend class, as "module:Class" in this package. Empty for the ACP backend."""
+    arguments: tuple[str, ...] = ()
+    """Arguments that make the program speak ACP. The fields below are of agents that do, too."""
+    calls_itself: str = ""
+    """Part of the name in the agent's answer to `initialize`, in lower case."""
+    forks: bool = False
+    """The agent can fork sessions."""
+    spoils_loaded: bool = False
+    """A loaded session cannot be loaded again."""
+    counts_sessions: bool = False
+    """Session ids are counted per day and home directory; in another or a cleared home the same id names a different
+    session.
+    """
+    error_begins: str | None = None
+    """Start of an answer that is an error; None if errors are not reported as answers."""
+    counts_answers: bool = False
+    """An answer without a token count is an error."""
+    provider: str | None = None
+    """Provider that bills an agent which reports tokens without a cost, as named in genai-prices."""
 
 
 _CLAUDE_LOGIN = Login(
@@ -73,12 +109,29 @@ _CODEX_LOGIN = Login(
     files=("auth.json",),
     keys=("CODEX_API_KEY", "OPENAI_API_KEY"),
 )
-_CLAUDE_QUIET = {
+_CLAUDE_SETS = {
+    "CLAUDE_CODE_MAX_RETRIES": "0",
     "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
     "DISABLE_AUTOUPDATER": "1",
     "DISABLE_ERROR_REPORTING": "1",
     "DISABLE_TELEMETRY": "1",
 }
+_OPENAI = ("OPENAI_API_KEY", "OPENAI_BASE_URL", "OPENAI_HOST", "OPENAI_MODEL", "OPENROUTER_API_KEY")
+_ANTHROPIC = ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN", "ANTHROPIC_BASE_URL", "ANTHROPIC_MODEL", "ANTHROPIC_HOST",
+              "CLAUDE_CODE_OAUTH_TOKEN", "CLAUDE_CONFIG_DIR", "CLAUDE_CODE_TMPDIR")  # fmt: skip
+_CLAUDE = (
+    *_ANTHROPIC,
+    *("ANTHROPIC_CUSTOM_HEADERS", "ANTHROPIC_DEFAULT_HAIKU_MODEL", "ANTHROPIC_DEFAULT_OPUS_MODEL"),
+    *("ANTHROPIC_DEFAULT_SONNET_MODEL", "ANTHROPIC_FOUNDRY_API_KEY", "ANTHROPIC_FOUNDRY_BASE_URL"),
+    *("ANTHROPIC_FOUNDRY_RESOURCE", "ANTHROPIC_SMALL_FAST_MODEL", "ANTHROPIC_VERTEX_PROJECT_ID", "AWS_ACCESS_KEY_ID"),
+    *("AWS_BEARER_TOKEN_BEDROCK", "AWS_CONFIG_FILE", "AWS_DEFAULT_REGION", "AWS_PROFILE", "AWS_REGION"),
+    *("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_SHARED_CREDENTIALS_FILE", "CLAUDE_CODE_MAX_OUTPUT_TOKENS"),
+    *("CLAUDE_CODE_USE_BEDROCK", "CLAUDE_CODE_USE_FOUNDRY", "CLAUDE_CODE_USE_VERTEX", "CLOUD_ML_REGION"),
+    *("GOOGLE_APPLICATION_CREDENTIALS", "IS_SANDBOX", "MAX_THINKING_TOKENS"),
+)
+_GOOGLE = ("GEMINI_API_KEY", "GOOGLE_API_KEY", "GEMINI_MODEL", "GOOGLE_GEMINI_BASE_URL", "GOOGLE_CLOUD_PROJECT",
+           "GOOGLE_CLOUD_LOCATION", "GOOGLE_GENAI_USE_VERTEXAI", "GOOGLE_APPLICATION_CREDENTIALS",
+           "GOOGLE_VERTEX_BASE_URL", "GEMINI_CLI_TRUST_WORKSPACE", "GEMINI_SYSTEM_MD")  # fmt: skip
 
 AGENTS: tuple[CatalogEntry, ...] = (
     CatalogEntry(
@@ -89,7 +142,9 @@ AGENTS: tuple[CatalogEntry, ...] = (
         tested=("2.1.197", "2.1.330"),
         memory=117,
         login=_CLAUDE_LOGIN,
-        quiet=_CLAUDE_QUIET,
+        passes=_CLAUDE,
+        # Otherwise many failures at startup are reported on stderr only.
+        sets={**_CLAUDE_SETS, "CLAUDE_CODE_STARTUP_FAILURE_RESULTS": "1"},
         backend="claude_code:ClaudeCodeBackend",
     ),
     CatalogEntry(
@@ -99,6 +154,7 @@ AGENTS: tuple[CatalogEntry, ...] = (
         tested=("0.169.0",),
         memory=43,
         login=_CODEX_LOGIN,
+        passes=("CODEX_API_KEY", "CODEX_HOME", "OPENAI_API_KEY"),
         backend="codex:CodexBackend",
     ),
     CatalogEntry(
@@ -114,8 +170,12 @@ AGENTS: tuple[CatalogEntry, ...] = (
             keys=("GEMINI_API_KEY", "GOOGLE_API_KEY"),
             elsewhere=("GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_GENAI_USE_VERTEXAI"),
         ),
+        passes=("GEMINI_CLI_HOME", "GOOGLE_GENAI_USE_GCA", *_GOOGLE),
+        sets={"GEMINI_CLI_NO_RELAUNCH": "true", "GEMINI_TELEMETRY_ENABLED": "false"},
         arguments=("--acp",),
-        quiet={"GEMINI_CLI_NO_RELAUNCH": "true", "GEMINI_TELEMETRY_ENABLED": "false"},
+        calls_itself="gemini-cli",
+        spoils_loaded=True,
+        provider="google",
     ),
     CatalogEntry(
         name="goose",
@@ -129,7 +189,14 @@ AGENTS: tuple[CatalogEntry, ...] = (
             files=("goose/secrets.yaml",),
             may_be_elsewhere=True,  # in a keyring
         ),
+        passes=(
+            *("GOOSE_PROVIDER", "GOOSE_MODEL", "GOOSE_MODE", "GOOSE_DISABLE_KEYRING"),
+            *(*_OPENAI, *_ANTHROPIC, *_GOOGLE),
+        ),
         arguments=("acp",),
+        calls_itself="goose",
+        counts_sessions=True,
+        error_begins="Ran into this error:",
     ),
     CatalogEntry(
         name="opencode",
@@ -143,8 +210,11 @@ AGENTS: tuple[CatalogEntry, ...] = (
             files=("opencode/auth.json",),
             may_be_elsewhere=True,  # in its settings, as for qwen
         ),
+        passes=("OPENCODE_CONFIG", "OPENCODE_CONFIG_CONTENT", *_OPENAI, *_ANTHROPIC, *_GOOGLE),
+        sets={"OPENCODE_DISABLE_AUTOUPDATE": "1"},
         arguments=("acp",),
-        quiet={"OPENCODE_DISABLE_AUTOUPDATE": "1"},
+        calls_itself="opencode",
+        forks=True,
     ),
     CatalogEntry(
         name="qwen",
@@ -158,7 +228,9 @@ AGENTS: tuple[CatalogEntry, ...] = (
             files=("oauth_creds.json",),
             may_be_elsewhere=True,
         ),
+        passes=("DASHSCOPE_API_KEY", "QWEN_HOME", *_OPENAI),
         arguments=("--acp",),
+        calls_itself="qwen-code",
     ),
     CatalogEntry(
         name="claude-agent-acp",
@@ -167,7 +239,10 @@ AGENTS: tuple[CatalogEntry, ...] = (
         tested=("0.100.0",),
         memory=306,  # RSS: the proportional share was not measured
         login=_CLAUDE_LOGIN,
-        quiet=_CLAUDE_QUIET,
+        passes=_CLAUDE,
+        sets={**_CLAUDE_SETS, "CLAUDE_CODE_ENABLE_PROMPT_SUGGESTION": "false"},
+        calls_itself="claude-agent-acp",
+        forks=True,
     ),
     CatalogEntry(
         name="codex-acp",
@@ -176,11 +251,117 @@ AGENTS: tuple[CatalogEntry, ...] = (
         tested=("2.6.0",),
         memory=249,  # RSS, as above
         login=_CODEX_LOGIN,
+        passes=("CODEX_HOME", "CODEX_API_KEY", *_OPENAI),
+        calls_itself="codex-acp",
+        forks=True,
+        counts_answers=True,
     ),
 )
 """Agents with a backend of their own come first."""
 
 
+UNKNOWN = CatalogEntry("", "", "install it")
+"""An agent that is not in the catalogue: expected to follow the protocol."""
+_SPEAK_ACP = [entry for entry in AGENTS if not entry.backend]
+ACP_AGENTS = tuple(entry.name for entry in _SPEAK_ACP)
+"""The names of the agents that speak ACP."""
+
+
 def agent(name: str) -> CatalogEntry | None:
     """Return the agent called `name`; None if unknown."""
-    return next((one for one in AGENTS if one.name == name), None)
+    return next((entry for entry in AGENTS if entry.name == name), None)
+
+
+def acp_agent_of(command: Sequence[str]) -> CatalogEntry:
+    """Return the agent started by a command, found by file name, because a runner such as npx may come first."""
+    names = [word.rpartition("/")[2].partition("@")[0] for word in command]
+    return next((entry for name in names for entry in _SPEAK_ACP if name == entry.program), UNKNOWN)
+
+
+def acp_agent_named(title: str) -> CatalogEntry:
+    """Return the agent with the name `title` in its answer to `initialize`."""
+    return next((entry for entry in _SPEAK_ACP if entry.calls_itself in title.lower()), UNKNOWN)
+
+
+_VERSION = re.compile(r"(?<![\w.])\d+\.\d+\.\d+[\w.+-]*")
+
+
+@value
+class Installed:
+    """The state of an agent on this machine."""
+
+    agent: CatalogEntry
+    path: str | None = None
+    """Path of the command; None if not installed."""
+    version: str | None = None
+    """Version printed by the command; None if unknown."""
+    is_logged_in: bool | None = None
+    """Whether the agent is logged in; None if unknown."""
+    by: str = ""
+    """Evidence of the login: a file, or the name of an environment variable."""
+
+    @property
+    def is_tested(self) -> bool:
+        """Whether plait was tested with this version."""
+        return self.version in self.agent.tested
+
+    @property
+    def is_newer(self) -> bool:
+        """Whether the version is later than all versions tested with plait."""
+        return self.version is not None and _numbers(self.version) > _numbers(self.agent.tested[-1])
+
+
+async def look_for_agents(patience: float = 15.0) -> tuple[Installed, ...]:
+    """Return the state of every agent in the catalogue, in catalogue order.
+
+    The agents are started in parallel to print their version, and ended after `patience` seconds.
+    """
+    states: dict[str, Installed] = {}
+
+    async def look(agent: CatalogEntry) -> None:
+        path = shutil.which(agent.program)
+        if path is None:
+            states[agent.name] = Installed(agent)
+            return
+        is_logged_in, by = logged_in(agent.login, os.environ)
+        states[agent.name] = Installed(agent, path, await _version(agent, path, patience), is_logged_in, by)
+
+    async with anyio.create_task_group() as group:
+        for agent in AGENTS:
+            group.start_soon(look, agent)
+    return tuple(states[agent.name] for agent in AGENTS)
+
+
+def logged_in(login: Login, environment: Mapping[str, str]) -> tuple[bool | None, str]:
+    """Return whether the agent is logged in, None if unknown, and the evidence."""
+    for name in login.keys:
+        if environment.get(name):
+            return True, name
+    variable, usual = login.folder
+    folder = Path(environment.get(variable) or usual).expanduser()
+    for file in login.files:
+        try:
+            if (folder / file).stat().st_size:
+                return True, str(folder / file)
+        except OSError:
+            continue
+    elsewhere = next((name for name in login.elsewhere if environment.get(name)), "")
+    return (None, elsewhere) if elsewhere or login.may_be_elsewhere else (False, "")
+
+
+async def _version(agent: CatalogEntry, path: str, patience: float) -> str | None:
+    with tempfile.TemporaryDirectory(prefix="plait-", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        quiet = {**child_environment(), **agent.sets, "TMPDIR": name}
+        start = Launch((path, "--version"), quiet, folder, b"")
+        try:
+            async with running(start, folder / "child") as child:
+                await child.follow(lambda _: False, idle=patience, until=anyio.current_time() + patience)
+        except (BackendError, BackendUnavailable):
+            return None
+        version = _VERSION.search(child.tail("stdout")) if child.status == 0 else None
+    return version[0] if version else None
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(digits) for digits in re.findall(r"\d+", version)[:3])

@@ -1,14 +1,13 @@
-"""The differences between coding agents run as a command: plain values, and two protocols without any I/O.
+"""What the output of coding agents differs in: plain values, and the `Reader` of one turn's output, without any I/O.
 
-A `Program` defines the call of a turn, a `Reader` interprets the output. Everything else, from starting the child
-process to its end, is common to all agents: `conversation.py` on top of `backends/process/`.
+Everything else, from starting the agent to its end, is common to all agents: `cli_agent.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar, Literal, Protocol
+from typing import Protocol
 
 from plait.backends.backend_protocol import Output
 from plait.dialogue import Answer, Question
@@ -117,90 +116,4 @@ class Reader(Protocol):
 
         Raises BackendError if the turn has failed. Whether the answer is whole is decided by `whole_turn`.
         """
-        ...
-
-
-class Program(Protocol):
-    """The command of one agent: how to call the command, and the settings of the backend for its turns. See
-    `CliBackend`.
-    """
-
-    kind: ClassVar[str]
-    """The backend's kind, as named in plans, such as "claude-code"."""
-    ends_at_interrupt: ClassVar[bool]
-    """Whether SIGINT makes the program end its turn, with a session that holds everything up to there."""
-
-    def branches_sessions(self) -> bool:
-        """Return whether a session can be branched from another session."""
-        ...
-
-    @property
-    def folder(self) -> Path:
-        """The folder in which the agent works."""
-        ...
-
-    @property
-    def turn_timeout(self) -> float:
-        """Limit of a turn, in seconds."""
-        ...
-
-    @property
-    def idle_timeout(self) -> float:
-        """Limit without any output, in seconds."""
-        ...
-
-    @property
-    def on_runner_death(self) -> Literal["adopt", "kill"]:
-        """ "adopt": a turn continues when this process is killed. "kill": the turn is ended."""
-        ...
-
-    @property
-    def on_lost_session(self) -> Literal["replay", "fail"]:
-        """ "replay": a lost session is replayed in a new session. "fail": the turn fails."""
-        ...
-
-    @property
-    def passes(self) -> Sequence[str]:
-        """Names of environment variables passed to the child, such as the variable with its key."""
-        ...
-
-    @property
-    def pass_env(self) -> Sequence[str]:
-        """Names of further variables, given by the user."""
-        ...
-
-    def age(self, call: Call) -> float:
-        """Return the seconds since the last output of the call, if `Call.written_at` is known; 0 otherwise."""
-        ...
-
-    def executable(self) -> str:
-        """Return the path of the command. Raises BackendUnavailable if not found."""
-        ...
-
-    def arguments(self, call: Call) -> Sequence[str]:
-        """Return the command's arguments for a turn. May write files into `call.folder`, such as a schema."""
-        ...
-
-    def environment(self, call: Call) -> Mapping[str, str]:
-        """Return the variables to set for the child, in addition to the variables of every child."""
-        ...
-
-    def input_text(self, call: Call, prompt: str) -> str:
-        """Return the text for standard input: the prompt, unless the agent receives an answer in another way."""
-        ...
-
-    def takes_schema(self, schema: Mapping[str, object]) -> bool:
-        """Return whether the program itself can enforce `schema`. If not, the prompt describes the schema."""
-        ...
-
-    def reader(self, call: Call) -> Reader:
-        """Return a reader for the output of the call."""
-        ...
-
-    def new_session_id(self) -> str | None:
-        """Return an id for a new session; None if the program makes its own ids."""
-        ...
-
-    def session_of(self, folder: Path) -> str | None:
-        """Return the session that holds the prompt of the call with its files in `folder`; None if unknown."""
         ...

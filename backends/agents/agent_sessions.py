@@ -1,4 +1,4 @@
-"""Data kept per session, beside the turns: the lock of its writer, and its cost so far.
+"""Sessions of agents: the lock of the writer and the cost so far, kept beside the turns; does a session hold a prompt.
 
 Two processes in one session do harm: one agent silently drops a branch of the conversation, another never ends. The
 process that runs a turn therefore holds a lock on a file, and its child inherits the descriptor: the lock lasts while
@@ -15,9 +15,11 @@ import time
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import anyio
 
+from plait.backends.json_fields import at, tables, text
 from plait.backends.process.private_files import is_locked, lock_file, private_folder, replace_file
 from plait.errors import BackendError, ErrorKind
 from plait.usage import Usage
@@ -179,3 +181,29 @@ def since(total: Usage, before: Usage) -> Usage:
     cache_read = min(read, max(0, cache_read))
     cache_write = min(read - cache_read, max(0, cache_write))
     return Usage(read, written, cost, total.model, cache_read, cache_write, min(written, max(0, reasoning)))
+
+
+def digest(prompt: str) -> str:
+    """Return the digest by which a prompt is recognised later."""
+    return hashlib.sha256(prompt.encode()).hexdigest()
+
+
+def holds(path: Path, wanted: str) -> bool:
+    """Return whether a user message in the file, one JSON object per line, has the digest `wanted`. Never raises."""
+    try:
+        with path.open("rb") as lines:
+            return any(b'"user"' in line and wanted in map(digest, _said(line)) for line in lines)
+    except OSError:
+        return False
+
+
+def _said(line: bytes) -> list[str]:
+    """Return the user's texts in a line of a session file of Claude Code (`message`) or Codex (`payload`)."""
+    try:
+        told: Any = json.loads(line)
+    except ValueError:
+        return []
+    message = at(told, "message") or at(told, "payload")
+    if text(message, "role") != "user":
+        return []
+    return [text(message, "content"), *(text(block, "text") for block in tables(message, "content"))]

@@ -12,13 +12,12 @@ from contextlib import suppress
 from datetime import datetime
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
-from plait.backends.agents.agent_catalog import ACP, ACP_READER, agent
-from plait.backends.agents.agent_protocol import Call, Reader
-from plait.backends.agents.agent_transcript import exchanges, outputs_of
+from plait.backends.agents.agent_catalog import ACP, ACP_BACKEND, agent
+from plait.backends.agents.agent_protocol import Reader
+from plait.backends.agents.agent_transcript import PLACED, PlacedOutputReader, exchanges, outputs_of
 from plait.backends.agents.output_lines import read_line
-from plait.backends.agents.placed_output import NAME, PlacedOutputReader
 from plait.backends.backend_protocol import Output
 from plait.backends.process.child_manifest import read_manifest
 from plait.backends.process.child_process import Lines
@@ -26,7 +25,7 @@ from plait.json_form import JsonValue, value
 from plait.safe_text import clean_text
 
 if TYPE_CHECKING:
-    from plait.backends.agents.cli_agent import CliBackend
+    from plait.backends.agents.cli_agent import AgentBackend
 
 _TIME = re.compile(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?Z")
 
@@ -59,8 +58,8 @@ class TurnWatch:
     def is_alive(self) -> bool:
         """Whether the agent is working on the turn."""
         calls = exchanges(self._turn)
-        known = read_manifest(calls[-1]) if calls else None
-        return known is not None and known.is_alive
+        manifest = read_manifest(calls[-1]) if calls else None
+        return manifest is not None and manifest.is_alive
 
     def peek(self) -> Seen | None:
         """Return the next output; None if there is none at present."""
@@ -88,8 +87,8 @@ class TurnWatch:
         if self._call is not None and self._call.pump():
             return True
         calls = exchanges(self._turn)
-        if not calls and self._call is None and (self._turn / NAME).exists():  # the turn runs on another host
-            self._call = _CallWatch(self._turn / NAME, PlacedOutputReader().read, self._seen)
+        if not calls and self._call is None and (self._turn / PLACED).exists():  # the turn runs on another host
+            self._call = _CallWatch(self._turn / PLACED, PlacedOutputReader().read, self._seen)
             return True
         if len(calls) <= self._calls:
             return False
@@ -145,10 +144,10 @@ class _CallWatch:
         if self._outputs_in is None:
             self._show(Output("text", clean_text(line.decode("utf-8", "replace")) + "\n"), None)
             return False
-        told = read_line(line)
-        at = next(filter(None, map(_time_of, told.events)), None)
+        output_line = read_line(line)
+        at = next(filter(None, map(_time_of, output_line.events)), None)
         self._since = at or self._since
-        for output in outputs_of(told, self._outputs_in):
+        for output in outputs_of(output_line, self._outputs_in):
             self._show(output, at)
         return False
 
@@ -157,30 +156,24 @@ class _CallWatch:
 
 
 def _time_of(event: Mapping[str, JsonValue]) -> str | None:
-    told = event.get("timestamp")
-    if not isinstance(told, str) or not _TIME.fullmatch(told):
+    time = event.get("timestamp")
+    if not isinstance(time, str) or not _TIME.fullmatch(time):
         return None
     try:
-        datetime.fromisoformat(told)
+        datetime.fromisoformat(time)
     except ValueError:
         return None
-    return told
+    return time
 
 
 def _reader_for(folder: Path) -> Reader | None:
     """Return the reader for the output of the call in `folder`; None if the agent is unknown."""
-    known = read_manifest(folder)
-    kind = "" if known is None else known.note.get("kind", "")
-    if kind == ACP:
-        reader: Reader = _class(ACP_READER)(folder)
-        return reader
-    found = agent(kind)
-    if found is None or not found.backend:
+    manifest = read_manifest(folder)
+    kind = "" if manifest is None else manifest.note.get("kind", "")
+    entry = agent(kind)
+    place = ACP_BACKEND if kind == ACP else "" if entry is None else entry.backend
+    if not place:
         return None
-    backend: type[CliBackend] = _class(found.backend)
-    return backend().reader(Call(folder))
-
-
-def _class(name: str) -> Any:
-    module, _, attribute = name.partition(":")
-    return getattr(import_module(f"{__package__}.{module}"), attribute)
+    module, _, name = place.partition(":")
+    backend: type[AgentBackend] = getattr(import_module(f"{__package__}.{module}"), name)
+    return backend.transcript_reader(folder)

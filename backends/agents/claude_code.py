@@ -11,78 +11,33 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar, cast
 
-from plait.backends.agents.agent_errors import NETWORK
 from plait.backends.agents.agent_protocol import Call
-from plait.backends.agents.agent_transcript import reread
-from plait.backends.agents.claude_budget import ClaudeConversation
-from plait.backends.agents.claude_output import ClaudeReader
-from plait.backends.agents.claude_questions import ANSWER, hook_command, write_answer
-from plait.backends.agents.cli_agent import CliBackend
-from plait.backends.backend_protocol import ConversationRequest, Files
+from plait.backends.agents.agent_transcript import noted_before, reread
+from plait.backends.agents.claude_output import ANSWER, BudgetReached, ClaudeReader, hook_command, write_answer
+from plait.backends.agents.cli_agent import AgentBackend, AgentConversation
+from plait.backends.backend_protocol import ConversationRequest, Files, Reply
 from plait.backends.prices import Billing
 from plait.backends.process.private_files import private_file
+from plait.dialogue import Message, Question
+from plait.errors import BackendError, ErrorKind
+from plait.json_form import JsonValue, value
 from plait.safe_text import check_base_url
 
-_ENVIRONMENT: Mapping[str, str] = {
-    "CLAUDE_CODE_MAX_RETRIES": "0",
-    # Otherwise many failures at startup are reported on stderr only.
-    "CLAUDE_CODE_STARTUP_FAILURE_RESULTS": "1",
-    "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
-    "DISABLE_TELEMETRY": "1",
-    "DISABLE_ERROR_REPORTING": "1",
-    "DISABLE_AUTOUPDATER": "1",
-}
 _CHOICES = frozenset({"anyOf", "oneOf", "allOf"})
 _LONGEST_ARGUMENT = 100_000
 """Bytes. Linux accepts arguments of 128 KiB."""
-_PASSES = (
-    "ANTHROPIC_API_KEY",
-    "ANTHROPIC_AUTH_TOKEN",
-    "ANTHROPIC_BASE_URL",
-    "ANTHROPIC_CUSTOM_HEADERS",
-    "ANTHROPIC_DEFAULT_HAIKU_MODEL",
-    "ANTHROPIC_DEFAULT_OPUS_MODEL",
-    "ANTHROPIC_DEFAULT_SONNET_MODEL",
-    "ANTHROPIC_FOUNDRY_API_KEY",
-    "ANTHROPIC_FOUNDRY_BASE_URL",
-    "ANTHROPIC_FOUNDRY_RESOURCE",
-    "ANTHROPIC_MODEL",
-    "ANTHROPIC_SMALL_FAST_MODEL",
-    "ANTHROPIC_VERTEX_PROJECT_ID",
-    "AWS_ACCESS_KEY_ID",
-    "AWS_BEARER_TOKEN_BEDROCK",
-    "AWS_CONFIG_FILE",
-    "AWS_DEFAULT_REGION",
-    "AWS_PROFILE",
-    "AWS_REGION",
-    "AWS_SECRET_ACCESS_KEY",
-    "AWS_SESSION_TOKEN",
-    "AWS_SHARED_CREDENTIALS_FILE",
-    "CLAUDE_CODE_MAX_OUTPUT_TOKENS",
-    "CLAUDE_CODE_OAUTH_TOKEN",
-    "CLAUDE_CODE_USE_BEDROCK",
-    "CLAUDE_CODE_USE_FOUNDRY",
-    "CLAUDE_CODE_USE_VERTEX",
-    "CLAUDE_CONFIG_DIR",
-    "CLOUD_ML_REGION",
-    "GOOGLE_APPLICATION_CREDENTIALS",
-    "IS_SANDBOX",
-    "MAX_THINKING_TOKENS",
-    *NETWORK,
-)
 
 
 @dataclass(eq=False, kw_only=True)
-class ClaudeCodeBackend(CliBackend):
+class ClaudeCodeBackend(AgentBackend):
     """Claude Code, run as `claude -p`, one process per turn."""
 
     kind: ClassVar[str] = "claude-code"
-    program: ClassVar[str] = "claude"
-    install: ClassVar[str] = "npm install -g @anthropic-ai/claude-code@latest"
     chooses_session: ClassVar[bool] = True
     can_fork: ClassVar[bool] = True
     ends_at_interrupt: ClassVar[bool] = True
@@ -134,11 +89,6 @@ class ClaudeCodeBackend(CliBackend):
     def billing(self) -> Billing:
         """The facts that decide the price of turns without a reported cost."""
         return Billing(self.base_url or "anthropic", self.model, sums_requests=True)
-
-    @property
-    def passes(self) -> Sequence[str]:
-        """Names of the variables with keys, settings and network access."""
-        return _PASSES
 
     def session_of(self, folder: Path) -> str | None:
         """Return the session as for all agents; None while an answer waits for the hook, because the session lacks that
@@ -209,15 +159,13 @@ class ClaudeCodeBackend(CliBackend):
         return "" if self.ask_for and call.answer is not None else prompt
 
     def environment(self, call: Call) -> Mapping[str, str]:
-        """Return variables that disable retries, telemetry and updates, and place temporary files beside the turn's
-        files.
-        """
-        own = {**_ENVIRONMENT, "CLAUDE_CODE_TMPDIR": str(call.folder)}
-        return own if self.base_url is None else {**own, "ANTHROPIC_BASE_URL": self.base_url}
+        """Return the variables to set. Temporary files go beside the turn's files."""
+        variables = {**self.entry.sets, "CLAUDE_CODE_TMPDIR": str(call.folder)}
+        return variables if self.base_url is None else {**variables, "ANTHROPIC_BASE_URL": self.base_url}
 
     def conversation(self, request: ConversationRequest, files: Files) -> ClaudeConversation:
         """Return a conversation that uses `files`."""
-        return ClaudeConversation(self, self.max_budget_usd, request, files)
+        return ClaudeConversation(self, request, files)
 
     def reader(self, call: Call) -> ClaudeReader:
         """Return a reader for the output of the call."""
@@ -239,3 +187,114 @@ def _session(call: Call) -> Iterator[str]:
 
 def _options(values: Iterator[tuple[str, object]]) -> Iterator[str]:
     return (f"--{option}={given}" for option, given in values if given is not None)
+
+
+STOP = "stop"
+_NOTE = "budget"
+_MARKED = re.compile(r"(.*)\?spent-(\d+\.\d+)-of-(\d+\.\d+)", re.DOTALL)
+_RAISED = (
+    "You were stopped because the budget for this work was spent. It has been raised. Go on where you were stopped: "
+    "look at what you have done already, do what is missing, and give your whole answer."
+)
+"""The message that continues the session. The session holds the prompt and the work done."""
+
+
+@value
+class Budget:
+    """The US dollars for a turn, which may consist of several calls."""
+
+    limit: float
+    spent: float = 0.0
+    """Dollars spent by the calls before."""
+
+    @property
+    def left(self) -> float:
+        """Dollars left for the next call."""
+        return self.limit - self.spent
+
+    @property
+    def reached(self) -> str:
+        """The words for a person once the budget is spent."""
+        return f"Claude Code reached its budget of {_dollars(self.limit)} (spent {_dollars(self.spent)})"
+
+    @property
+    def question(self) -> Question:
+        """The question to a person once the budget is spent."""
+        schema: dict[str, JsonValue] = {"anyOf": [{"type": "number", "exclusiveMinimum": self.spent}, {"enum": [STOP]}]}
+        return Question(f'{self.reached}. Raise it to? Answer with the new budget in dollars, or "{STOP}"', schema)
+
+    def after(self, cost: float | None) -> Budget:
+        """Return the budget after a call that has spent the rest and cost `cost` dollars; None if unknown."""
+        return replace(self, spent=round(self.spent + (self.left if cost is None else cost), 6))
+
+    def marks(self, session_id: str) -> str:
+        """Return the session id, extended by the budget, so that the answer can be matched to the question."""
+        return f"{session_id}?spent-{self.spent:.6f}-of-{self.limit:.6f}"
+
+
+def unmarked(session_id: str | None) -> tuple[str | None, Budget | None]:
+    """Return the plain session id, and the spent budget if `session_id` is marked."""
+    match = _MARKED.fullmatch(session_id or "")
+    return (match[1], Budget(float(match[3]), float(match[2]))) if match else (session_id, None)
+
+
+class ClaudeConversation(AgentConversation):
+    """A conversation with Claude Code, in which a spent budget is a question."""
+
+    def __init__(self, backend: ClaudeCodeBackend, request: ConversationRequest, files: Files) -> None:
+        limit = backend.max_budget_usd
+        session_id, reached = unmarked(request.session_id)
+        answer = None if reached is None or request.answer is None else request.answer.value
+        self._stopped = reached if answer == STOP else None
+        """The spent budget, if the answer was to stop."""
+        self._raised = _budget_noted(noted_before(request, files.turn, _NOTE))
+        """The raised budget, if any."""
+        self._begins = _RAISED if answer is not None and self._raised is None else None
+        """The message to send instead of the answer."""
+        if reached is not None and isinstance(answer, int | float) and self._raised is None:
+            self._raised = replace(reached, limit=float(answer))
+        self._budget = self._raised or (None if limit is None else Budget(limit))
+        if self._raised is not None:  # no hook waits for the answer
+            request = replace(request, answer=None)
+        super().__init__(backend, replace(request, session_id=session_id), files)
+
+    async def send(self, prompt: str) -> Reply:
+        """Implement `Conversation.send`. With an open question about the budget, the session id ends in `?` and the
+        budget.
+        """
+        if self._stopped is not None:
+            message = f"{self._stopped.reached}, and the answer was to stop"
+            raise BackendError(ErrorKind.LIMIT_REACHED, message)
+        sent = self._begins or prompt
+        try:
+            return await super().send(sent)
+        except BudgetReached as error:
+            if self._budget is None or self._session_id is None:
+                raise
+            spent = self._budget.after(error.usage.cost_usd)
+            question = spent.question
+            asked = Message("assistant", f"({question.text})", error.usage)
+            messages = (*(error.messages or (Message("user", sent),)), asked)
+            session_id = spent.marks(self._session_id)
+            return Reply(asked.content, None, session_id, error.usage, messages, question)
+
+    def _call(self, folder: Path) -> Call:
+        call = super()._call(folder)
+        return call if self._raised is None else replace(call, max_budget_usd=self._raised.left)
+
+    def _notes(self) -> Mapping[str, str]:
+        if self._raised is None:
+            return {}
+        return {_NOTE: json.dumps([self._raised.limit, self._raised.spent])}
+
+
+def _budget_noted(note: JsonValue) -> Budget | None:
+    """Return the raised budget in the note of a turn."""
+    with suppress(ValueError, TypeError):
+        limit, spent = cast("Any", note)
+        return Budget(float(limit), float(spent))
+    return None
+
+
+def _dollars(amount: float) -> str:
+    return f"${amount:.2f}" if amount >= 0.1 else f"${amount:.6f}".rstrip("0")

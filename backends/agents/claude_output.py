@@ -1,29 +1,167 @@
-"""Reader of the output of `claude -p --output-format=stream-json`, one event per line. Pure."""
+"""The output of `claude -p --output-format=stream-json`, one event a line: its reader, its failures, its questions.
+
+Claude Code calls a hook before each tool use that needs a person's answer. Without an answer the hook defers: the turn
+ends, and the tool use stays in the session. When the session is continued, the hook is called first for the same tool
+use, and then finds the answer. Each later tool use is a new question.
+"""
 
 from __future__ import annotations
 
+import json
+import shlex
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Literal
 
-from plait.backends.agents.agent_errors import THROTTLED, SchemaRefused, failure, no_outcome, safe_line
+from plait.backends.agents.agent_errors import (
+    COMMON,
+    THROTTLED,
+    Phrases,
+    SchemaRefused,
+    classify,
+    failure,
+    no_outcome,
+    safe_line,
+)
 from plait.backends.agents.agent_protocol import Call, ProcessEnd, TurnAnswer
-from plait.backends.agents.claude_budget import BudgetReached
-from plait.backends.agents.claude_errors import PHRASES, REFUSES_SCHEMA, kind_of_result
-from plait.backends.agents.claude_questions import question_of
 from plait.backends.backend_protocol import Output
 from plait.backends.error_kinds import error_text, seconds_left
 from plait.backends.json_fields import UsageTally, at, count, describe_tool_call, number, tables, text
+from plait.backends.process.private_files import private_file
+from plait.dialogue import Question
 from plait.errors import BackendError, ErrorKind
 from plait.json_form import JsonValue
 from plait.safe_text import clean_text, shown
 from plait.usage import NO_USAGE, Usage
+
+PHRASES: Phrases = (
+    ("no conversation found", ErrorKind.SESSION_LOST),
+    # The message to continue from is not in the session file.
+    ("no message found with message.uuid", ErrorKind.SESSION_LOST),
+    # Another process holds the session, or held it a moment ago.
+    ("already in use", ErrorKind.TRANSIENT),
+    ("error: unknown option", ErrorKind.INVALID_REQUEST),
+    ("error: --json-schema is not", ErrorKind.INVALID_REQUEST),
+    ("is invalid. allowed choices", ErrorKind.INVALID_REQUEST),
+    ("root/sudo privileges", ErrorKind.INVALID_REQUEST),
+    *COMMON,
+)
+REFUSES_SCHEMA = ("--json-schema is not", "input_schema")
+"""Messages about a schema that exceeds Claude Code's own check, or the server's rules for a tool's input."""
+_LIMITS: Mapping[str, ErrorKind] = {
+    # The user's limit is used up. The kind must not be retried: a retry would spend the limit once more.
+    "error_max_turns": ErrorKind.LIMIT_REACHED,
+    "error_max_budget_usd": ErrorKind.LIMIT_REACHED,
+    "error_max_structured_output_retries": ErrorKind.INVALID_OUTPUT,
+}
+_TYPED: Mapping[str, ErrorKind] = {
+    "usage_limit_reached": ErrorKind.RATE_LIMITED,
+    "model_requires_usage_credits": ErrorKind.AUTH,
+    "long_context_credits_required": ErrorKind.AUTH,
+    "provider_credentials": ErrorKind.AUTH,
+    "gateway_signin_required": ErrorKind.AUTH,
+    "gateway_session_expired": ErrorKind.AUTH,
+    "api_key_auth_disabled": ErrorKind.AUTH,
+    "org_disabled_credential": ErrorKind.AUTH,
+    "invalid_credential_header": ErrorKind.AUTH,
+    "network_edge_blocked": ErrorKind.AUTH,
+    "max_output_tokens": ErrorKind.TRUNCATED,
+    "message_over_context_limit": ErrorKind.CONTEXT_OVERFLOW,
+    "autocompact_thrashing": ErrorKind.CONTEXT_OVERFLOW,
+    "safety_monitor_blocked": ErrorKind.REFUSED,
+    "dlp_request_denied": ErrorKind.REFUSED,
+    "claude_code_version_too_old": ErrorKind.INVALID_REQUEST,
+    "tool_history_mismatch": ErrorKind.INVALID_REQUEST,
+}
+"""`api_error` of a failed turn, where the HTTP status would mislead."""
+_UNTYPED: Mapping[str, ErrorKind] = {
+    "authentication_failed": ErrorKind.AUTH,
+    "billing_error": ErrorKind.AUTH,
+    "account_on_hold": ErrorKind.AUTH,
+    "verification_required": ErrorKind.AUTH,
+    "cloud_credential_error": ErrorKind.AUTH,
+    "oauth_org_not_allowed": ErrorKind.AUTH,
+    "rate_limit": ErrorKind.RATE_LIMITED,
+    "overloaded": ErrorKind.OVERLOADED,
+    "invalid_request": ErrorKind.INVALID_REQUEST,
+    "model_not_found": ErrorKind.INVALID_REQUEST,
+    "max_output_tokens": ErrorKind.TRUNCATED,
+}
+"""`error` of a failed turn, for errors without an HTTP status."""
+
+
+def kind_of_result(result: Mapping[str, JsonValue], message: str, error: str) -> ErrorKind:
+    """Return the kind of the failure in `result`; `message` is its text, `error` the error of its last message."""
+    kind = ErrorKind.OVERLOADED if THROTTLED in message.lower() else None
+    kind = kind or _LIMITS.get(text(result, "subtype")) or _TYPED.get(text(result, "api_error"))
+    if kind is not None:
+        return kind
+    if text(result, "terminal_reason").startswith("aborted"):
+        return ErrorKind.CRASHED
+    if text(result, "stop_reason") == "refusal":
+        return ErrorKind.REFUSED
+    status = count(result, "api_error_status")
+    if not status and error in _UNTYPED:
+        return _UNTYPED[error]
+    if text(result, "startup_failure_reason") not in {"", "session_held_by_background"}:
+        return ErrorKind.INVALID_REQUEST
+    return classify(message, PHRASES, status, [text(result, "api_error_type")])
+
+
+_HOOK = Path(__file__).with_name("_claude_hook.py")
+ANSWER = "answer.json"
+_TOOL = "AskUserQuestion"
+_LONGEST = 50_000
+
+
+def hook_command(folder: Path) -> str:
+    """Return the hook as a shell command line, as required by Claude Code. The hook finds the answer in `folder`."""
+    return shlex.join([sys.executable, "-I", "-S", str(_HOOK), str(folder / ANSWER)])
+
+
+def write_answer(folder: Path, answer: JsonValue) -> None:
+    """Write the answer for the hook."""
+    private_file(folder / ANSWER, json.dumps(answer))
+
+
+def question_of(deferred: JsonValue) -> Question:
+    """Return the question to a person about a deferred tool use."""
+    if text(deferred, "name") == _TOOL:
+        return _own_question(deferred)
+    # Show the whole input: a person has to see everything to be allowed.
+    given = json.dumps(at(deferred, "input"), ensure_ascii=False)
+    what = shown(f"{text(deferred, 'name')} with {given}", _LONGEST)
+    schema: dict[str, JsonValue] = {"anyOf": [{"enum": ["allow", "deny"]}, {"type": "string", "pattern": "^deny: ."}]}
+    return Question(f'Claude Code asks to use {what}. Answer "allow", "deny" or "deny: REASON"', schema)
+
+
+def _own_question(deferred: JsonValue) -> Question:
+    asked = tables(deferred, "input", "questions")
+    texts = [_with_options(one) for one in asked]
+    if len(asked) == 1:
+        return Question(texts[0], {"type": "string", "minLength": 1})
+    each: dict[str, JsonValue] = {text(one, "question"): {"type": "string", "minLength": 1} for one in asked}
+    fields: dict[str, JsonValue] = {"type": "object", "properties": each, "additionalProperties": False}
+    return Question(" ".join(texts), {**fields, "required": list(each)})
+
+
+def _with_options(asked: Mapping[str, JsonValue]) -> str:
+    question = shown(text(asked, "question"), 2000)
+    options = [shown(text(option, "label"), 200) for option in tables(asked, "options")]
+    return f"{question} ({', '.join(options)})" if options else question
+
 
 _FIRST_TO_ADD_UP = (2, 1, 300)
 """From about this version on, `total_cost_usd` counts the whole session; before, the call alone."""
 _BUDGET = "error_max_budget_usd"
 _LONGEST_LIMIT = 8 * 86_400.0
 """Seconds. The longest window of a limit has seven days."""
+
+
+class BudgetReached(BackendError):  # noqa: N818 - reads as what it is
+    """A call has spent its budget. The session holds the work done."""
 
 
 class ClaudeReader:

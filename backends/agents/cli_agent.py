@@ -1,8 +1,11 @@
-"""`CliBackend`: the common part of all coding agents run as a command, with one process per turn.
+"""Coding agents run as a command, one process a turn: started here or adopted from a dead process, read to the end.
 
-The agent keeps the history in a session; the runner stores the session's id. A turn is a call of the command with the
-prompt on standard input. The outcome of the turn is given by the command's own last event, never by the exit status
-alone.
+The agent keeps the history in a session, whose id the runner stores. The prompt goes to standard input. The command's
+own last event says how the turn ended; the exit status alone never does.
+
+A turn is one call, or two if the first answer does not fit the schema; each call has its own numbered folder below the
+turn's folder. A process that adopts a turn repeats the same steps: calls already made are followed or read, the next
+call is made.
 """
 
 from __future__ import annotations
@@ -13,34 +16,75 @@ import os
 import shutil
 import time
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 from typing import ClassVar, Literal
 from uuid import uuid4
 
-from plait.backends.agents.agent_protocol import Call, Reader
-from plait.backends.agents.agent_transcript import exchanges, reread
-from plait.backends.agents.conversation import CliConversation
-from plait.backends.agents.session_files import holds
-from plait.backends.backend_protocol import Conversation, ConversationRequest, DetachedTurn, Files, Placeable
+import anyio
+
+from plait.backends.agents.agent_catalog import NETWORK, UNKNOWN, CatalogEntry, agent
+from plait.backends.agents.agent_errors import COMMON, SchemaRefused, classify, hide, safe_line
+from plait.backends.agents.agent_protocol import Call, ProcessEnd, Reader, TurnAnswer
+from plait.backends.agents.agent_sessions import SessionInUse, Sessions, digest, first_before, holds, since
+from plait.backends.agents.agent_transcript import (
+    UnreportedCall,
+    cut_before,
+    exchanges,
+    mark_reported,
+    outputs_of,
+    reread,
+)
+from plait.backends.agents.output_lines import read_line
+from plait.backends.backend_protocol import (
+    Conversation,
+    ConversationRequest,
+    DetachedTurn,
+    Files,
+    Output,
+    Placeable,
+    Reply,
+)
+from plait.backends.output_schema import Mismatch, Schema, invalid_output, repair_prompt
 from plait.backends.process.child_manifest import read_manifest
-from plait.backends.process.child_process import child_environment
+from plait.backends.process.child_process import Child, Launch, adopted, child_environment, running
+from plait.backends.process.private_files import private_folder
 from plait.backends.process.watchdog import scratch
-from plait.errors import BackendUnavailable
+from plait.backends.threads import check_answer, read_answer
+from plait.backends.turn_cancellation import cancel_requested, when_cancelled
+from plait.backends.whole_answer import whole_answer
+from plait.dialogue import Message
+from plait.errors import BackendError, BackendUnavailable, ErrorKind
+from plait.json_form import JsonValue
+from plait.safe_text import clean_text, one_line
+from plait.usage import NO_USAGE, Usage
+
+_PATIENCE = 30.0
+"""Seconds to wait until another process releases a session."""
+_EARLY = 0.5
+"""Seconds (at most a tenth of the timeout) by which a turn ends before the task's timeout, so that its usage is
+recorded.
+"""
+_MOST_PLAIN_LINES = 50
+LAST_WORD = 5.0
+"""Seconds to wait for the agent to exit after its last event, because the agent may still be writing its session file.
+"""
 
 
 @dataclass(eq=False, kw_only=True)
-class CliBackend(Placeable, ABC):
-    """Base class of the backends that run an agent's command; each backend is also the `Program` of its agent.
+class AgentBackend(Placeable, ABC):
+    """Base class of the backends that run an agent's command. A subclass says what its agent differs in.
 
     Cancelling a turn ends the agent and all its child processes: SIGTERM, three seconds, SIGKILL. When the run is being
     cancelled, an agent with `ends_at_interrupt` receives SIGINT first, and has the grace time of the run to end.
     """
 
     command: str | None = None
-    """Executable of the agent, a name on PATH or a path. None uses `program`."""
+    """Executable of the agent, a name on PATH or a path. None uses the agent's usual command."""
     cwd: str | os.PathLike[str] | None = None
     """Folder in which the agent works. None uses the current folder of this process."""
     pass_env: Sequence[str] = ()
@@ -65,10 +109,6 @@ class CliBackend(Placeable, ABC):
 
     kind: ClassVar[str]
     """The backend's kind, as named in plans."""
-    program: ClassVar[str]
-    """Usual name of the command."""
-    install: ClassVar[str]
-    """Shell command to install the agent."""
     adjustable: ClassVar[frozenset[str]] = frozenset({"model", "system"})
     """The settings that a task may have in place of the backend's: see `AdjustableBackend`."""
     takes_files: ClassVar[Literal["paths"]] = "paths"
@@ -79,10 +119,6 @@ class CliBackend(Placeable, ABC):
     """Whether a session can be branched from another session."""
     ends_at_interrupt: ClassVar[bool] = False
     """Whether SIGINT makes the agent end its turn, with a session that holds everything up to there."""
-
-    def branches_sessions(self) -> bool:
-        """Return `can_fork`: whether a session can be branched from another session."""
-        return self.can_fork
 
     def new_session_id(self) -> str | None:
         """Return a random UUID; None if the agent makes its own ids."""
@@ -104,32 +140,32 @@ class CliBackend(Placeable, ABC):
         """
         if not request.attaches:
             self.check()
-        own = {name: kept for name in self.adjustable if (kept := getattr(request.options, name)) is not None}
-        program = replace(self, **own) if own else self
+        options = {name: option for name in self.adjustable if (option := getattr(request.options, name)) is not None}
+        backend = replace(self, **options) if options else self
         if request.files is not None:
-            yield program.conversation(request, request.files)
+            yield backend.conversation(request, request.files)
             return
         with scratch() as folder:
-            yield program.conversation(request, Files(folder / "turn" / "1", folder / "sessions"))
+            yield backend.conversation(request, Files(folder / "turn" / "1", folder / "sessions"))
 
-    def conversation(self, request: ConversationRequest, files: Files) -> CliConversation:
+    def conversation(self, request: ConversationRequest, files: Files) -> AgentConversation:
         """Return a conversation that uses `files`."""
-        return CliConversation(self, request, files)
+        return AgentConversation(self, request, files)
 
     def inspect(self, files: Files) -> DetachedTurn | None:
         """Implement `DetachedBackend.inspect`."""
         calls = exchanges(files.turn)
-        known = read_manifest(calls[-1]) if calls else None
-        if known is None or known.note.get("kind") != self.kind:  # the task had another backend at the time
+        manifest = read_manifest(calls[-1]) if calls else None
+        if manifest is None or manifest.note.get("kind") != self.kind:  # the task had another backend at the time
             return None
         reader = self.reader(Call(calls[-1]))
         reread(reader, calls[-1])
-        about = f"{self.kind}, pid {known.pid}"
-        goes_on = known.note.get("goes_on") == "yes"
+        about = f"{self.kind}, pid {manifest.pid}"
+        goes_on = manifest.note.get("goes_on") == "yes"
         if reader.is_final:
             return DetachedTurn("ended", reader.session_id, goes_on, about)
         # A call guarded to die with its runner ends at any moment, or is ended by the process that resumes.
-        is_alive = known.is_alive and known.note.get("guarded") != "yes"
+        is_alive = manifest.is_alive and manifest.note.get("guarded") != "yes"
         return DetachedTurn("alive" if is_alive else "dead", self.session_of(calls[-1]), goes_on, about)
 
     def session_of(self, folder: Path) -> str | None:
@@ -137,12 +173,12 @@ class CliBackend(Placeable, ABC):
 
         The evidence is the agent's output, or else the session's own file.
         """
-        reader, known = self.reader(Call(folder)), read_manifest(folder)
+        reader, manifest = self.reader(Call(folder)), read_manifest(folder)
         reread(reader, folder)
-        if reader.session_id is not None or reader.announced is None or known is None:
+        if reader.session_id is not None or reader.announced is None or manifest is None:
             return reader.session_id
-        said = known.note.get("input_digest", "")
-        return reader.announced if any(holds(path, said) for path in self.session_files(reader.announced)) else None
+        prompt = manifest.note.get("input_digest", "")
+        return reader.announced if any(holds(path, prompt) for path in self.session_files(reader.announced)) else None
 
     def session_files(self, session_id: str) -> Sequence[Path]:  # noqa: ARG002 - for agents with readable session files
         """Return the files in which the agent may keep the session. Empty by default."""
@@ -163,28 +199,37 @@ class CliBackend(Placeable, ABC):
     def executable(self) -> str:
         """Return the path of the command. Raises BackendUnavailable if not found."""
         name = self.called
-        found = shutil.which(os.path.expanduser(name))  # noqa: PTH111 - a bare name has to stay bare
-        if found is None:
+        path = shutil.which(os.path.expanduser(name))  # noqa: PTH111 - a bare name has to stay bare
+        if path is None:
             raise BackendUnavailable(
-                f"{self.kind} needs the command {name}: {self.install}; or name its path as command"
+                f"{self.kind} needs the command {name}: {self.entry.install}; or name its path as command"
             )
-        return str(Path(found).absolute())
+        return str(Path(path).absolute())
+
+    @property
+    def entry(self) -> CatalogEntry:
+        """What the catalogue knows about the agent."""
+        return agent(self.kind) or UNKNOWN
 
     @property
     def called(self) -> str:
         """The command, as a name on PATH or a path."""
-        return self.command or self.program
+        return self.command or self.entry.program
+
+    @property
+    def passes(self) -> Sequence[str]:
+        """Names of the variables with keys, settings and network access that are passed on to the agent."""
+        return (*self.entry.passes, *NETWORK)
+
+    def inherited(self) -> dict[str, str]:
+        """Return the variables of this process that the agent has too."""
+        return child_environment((*self.passes, *self.pass_env))
 
     @property
     def account(self) -> str:
         """The command and its environment, unreadable: agents with the same account share the limits of a login."""
-        seen = [self.called, child_environment((*self.passes, *self.pass_env))]
-        return f"{self.kind} {hashlib.sha256(json.dumps(seen, sort_keys=True).encode()).hexdigest()[:16]}"
-
-    @property
-    def passes(self) -> Sequence[str]:
-        """See `Program.passes`."""
-        return ()
+        login = json.dumps([self.called, self.inherited()], sort_keys=True)
+        return f"{self.kind} {hashlib.sha256(login.encode()).hexdigest()[:16]}"
 
     def takes_schema(self, schema: Mapping[str, object]) -> bool:  # noqa: ARG002 - for agents that accept schemas
         """Return whether the program itself can enforce `schema`. If not, the prompt describes the schema."""
@@ -195,22 +240,364 @@ class CliBackend(Placeable, ABC):
         written_at = call.written_at
         return self.now if written_at is None else lambda: written_at
 
-    def age(self, call: Call) -> float:
-        """See `Program.age`."""
-        return 0.0 if call.written_at is None else self.now() - call.written_at
-
     def input_text(self, call: Call, prompt: str) -> str:  # noqa: ARG002 - for agents with another way to answer
-        """See `Program.says`."""
+        """Return the text for standard input: the prompt, unless the agent receives an answer in another way."""
         return prompt
+
+    def environment(self, call: Call) -> Mapping[str, str]:  # noqa: ARG002 - for agents that need the call
+        """Return the variables to set for the agent, in addition to those that it inherits."""
+        return self.entry.sets
 
     @abstractmethod
     def arguments(self, call: Call) -> Sequence[str]:
-        """See `Program.arguments`."""
-
-    @abstractmethod
-    def environment(self, call: Call) -> Mapping[str, str]:
-        """See `Program.environment`."""
+        """Return the command's arguments for a turn. May write files into `call.folder`, such as a schema."""
 
     @abstractmethod
     def reader(self, call: Call) -> Reader:
-        """See `Program.reader`."""
+        """Return a reader for the output of the call."""
+
+    @classmethod
+    def transcript_reader(cls, folder: Path) -> Reader:
+        """Return a reader that shows the output of the call with its files in `folder` to a person."""
+        return cls().reader(Call(folder))
+
+
+class AgentConversation:
+    """A conversation with an agent, one process per turn. See `AgentBackend`."""
+
+    def __init__(self, backend: AgentBackend, request: ConversationRequest, files: Files) -> None:
+        self._backend = backend
+        self._request = request
+        self._files = files
+        self._sessions = Sessions(files.sessions, backend.kind)
+        self._session_id = request.session_id
+        self._exists = request.resume
+        """Whether the session was made by an earlier turn or call."""
+        self._noted: str | None = None
+        """The session that the runner was told."""
+        self._first_call_done = False
+        self._calls = 0
+        self._plain_lines = deque[str](maxlen=_MOST_PLAIN_LINES)
+        """The last lines of the current call's output that are no events."""
+        self._rewinds = request.resumes_interrupted
+        limit = request.timeout
+        self._ends = None if limit is None else anyio.current_time() + limit - min(_EARLY, limit / 10)
+        schema = request.output_schema
+        self._schema = None if schema is None else Schema(schema)
+        self._enforced = schema if schema is not None and backend.takes_schema(schema) else None
+        """The schema to be enforced by the program itself; None otherwise."""
+
+    @property
+    def session_id(self) -> str | None:
+        """Id of the session; None while unknown."""
+        return self._session_id
+
+    async def send(self, prompt: str) -> Reply:
+        """Implement `Conversation.send`."""
+        turn: list[Message] = []
+        if not prompt.strip():  # agents crash on an empty prompt, or send it to a model
+            raise BackendError(
+                ErrorKind.INVALID_REQUEST, f"the prompt is empty: say what {self._backend.kind} is to do"
+            )
+        try:
+            answered = await self._first(turn, clean_text(prompt))
+            data = None
+            if self._schema is not None and answered.question is None:
+                answered, data = await self._fitting(turn, answered, self._schema)
+        except BackendError as error:
+            error.usage += _cost(turn)
+            error.messages = tuple(turn) if len(turn) > 1 else ()
+            raise
+        return Reply(answered.text, data, self._session_id, _cost(turn), tuple(turn), answered.question)
+
+    async def _first(self, turn: list[Message], prompt: str) -> TurnAnswer:
+        """Make the call that sends the prompt itself.
+
+        If the session is lost, or in use by another process for too long, a fresh session receives the history as text.
+        """
+        sent = prompt
+        if self._schema is not None and self._enforced is None:
+            sent += f"\n\nAnswer with nothing but JSON that fits this JSON Schema: {self._schema.text}"
+        try:
+            if self._request.fork_of and not self._exists and not self._backend.can_fork:
+                raise BackendError(ErrorKind.SESSION_LOST, f"{self._backend.kind} cannot fork a session")
+            return await self._exchange(turn, prompt, sent)
+        except SchemaRefused as refused:
+            self._request.on_output(
+                Output("notice", f"the schema was rejected, so the prompt describes it: {refused.message}")
+            )
+            self._enforced = None
+            turn.clear()
+            return await self._first(turn, prompt)
+        except BackendError as error:
+            if error.kind is ErrorKind.SESSION_LOST and self._rewinds:
+                # The turn was interrupted before its last messages reached the session's file. Continue from the
+                # messages in the file.
+                self._rewinds = False
+                turn.clear()
+                return await self._first(turn, prompt)
+            lost = error.kind is ErrorKind.SESSION_LOST or isinstance(error, SessionInUse)
+            begun = self._request.resumes_interrupted or self._first_call_done
+            if not lost or begun or not self._request.history or self._backend.on_lost_session == "fail":
+                raise
+            what = error.holder if isinstance(error, SessionInUse) else error.message
+        old = self._session_id if self._exists else self._request.fork_of
+        turn.clear()
+        if self._exists:
+            self._session_id = self._backend.new_session_id()
+        self._exists = False
+        self._request = replace(self._request, fork_of=None, resume=False)
+        note = f"session {old} could not be continued ({what}): a fresh session received the history as text"
+        self._request.on_output(Output("notice", note))
+        return await self._exchange(turn, prompt, replayed(self._request.history, sent), note)
+
+    async def _fitting(self, turn: list[Message], answered: TurnAnswer, schema: Schema) -> tuple[TurnAnswer, JsonValue]:
+        try:
+            return answered, await _read(answered, schema)
+        except Mismatch as mismatch:
+            problem = mismatch
+        self._request.on_output(Output("notice", "the answer does not fit its schema; asking once more"))
+        prompt = repair_prompt(problem, schema)
+        answered = await self._exchange(turn, prompt, prompt)
+        try:
+            return answered, await _read(answered, schema)
+        except Mismatch as mismatch:
+            raise invalid_output(mismatch) from None
+
+    async def _exchange(self, turn: list[Message], prompt: str, sent: str, note: str | None = None) -> TurnAnswer:
+        """Make one call: send `sent`, and record the message as `prompt`, followed by `note`."""
+        turn.append(Message("user", prompt))
+        if note is not None:
+            turn.append(Message("system", note))
+        self._calls += 1
+        self._plain_lines.clear()
+        call = self._call(self._files.turn / str(self._calls))
+        reader = self._backend.reader(call)
+        cut: list[UnreportedCall] = []
+        if not self._first_call_done:
+            cut = cut_before(self._files.turn, lambda folder: self._backend.reader(replace(call, folder=folder)))
+        try:
+            try:
+                child = await self._let_work(call, reader, sent, cut)
+            except BaseException:
+                # The session, if any, from output written between the last read and the end of the agent.
+                self._note_session(self._backend.session_of(call.folder))
+                raise
+            answered = reader.end(ProcessEnd(child.status, child.tail("stderr"), tuple(self._plain_lines)))
+        except BackendError as error:
+            used = reader.usage if error.usage == NO_USAGE else error.usage
+            error.usage = self._unreported_cost(cut) + self._own(call.folder, self._session_id, used)
+            error.continues_session = error.continues_session and reader.session_id is not None
+            if error.retry_after is not None and call.written_at is not None:
+                error.retry_after = max(0.0, error.retry_after - (self._backend.now() - call.written_at))
+            if error.kind is ErrorKind.TIMEOUT and self._ends is not None and anyio.current_time() >= self._ends:
+                error.message = f"no answer within the task's timeout of {self._request.timeout:g} s"
+            if error.kind is ErrorKind.TIMEOUT and reader.session_id is None and self._plain_lines:
+                # The agent waits, before its turn has begun, for a login perhaps that nobody will make.
+                kind = classify("\n".join(self._plain_lines), COMMON)
+                error.kind = kind if kind is ErrorKind.AUTH else error.kind
+                error.message += f"; the last line of its output: {safe_line(self._plain_lines[-1])}"
+            if error.kind is ErrorKind.TRUNCATED and reader.last_text:
+                turn.append(Message("assistant", clean_text(reader.last_text)))
+            hide(error, self._backend.inherited())
+            mark_reported(call.folder)
+            raise
+        usage = self._unreported_cost(cut)
+        if answered.is_total:
+            usage += self._total(call, answered.usage)
+        else:
+            usage += self._own(call.folder, self._session_id, answered.usage)
+        try:
+            message = whole_turn(reader, answered, usage)
+        except BackendError as error:
+            turn += [Message("assistant", message.content) for message in error.messages]
+            mark_reported(call.folder)
+            raise
+        self._first_call_done, self._exists = True, True
+        turn.append(message)
+        return replace(answered, text=message.content)
+
+    def _call(self, folder: Path) -> Call:
+        return Call(
+            folder,
+            self._session_id,
+            resume=self._exists,
+            forks=None if self._exists else self._request.fork_of,
+            output_schema=self._enforced,
+            answer=None if self._first_call_done else self._request.answer,
+            written_at=self._written_at(folder),
+        )
+
+    def _written_at(self, folder: Path) -> float | None:
+        """Return when the agent that another process started wrote its last output; None if the agent is alive."""
+        manifest = read_manifest(folder) if self._request.attaches else None
+        if manifest is not None and not manifest.is_alive:
+            with suppress(OSError):
+                return (folder / "stdout").stat().st_mtime
+        return None
+
+    async def _let_work(self, call: Call, reader: Reader, sent: str, cut: list[UnreportedCall]) -> Child:
+        """Return the child of the call, once the child has ended and `reader` has read all its output."""
+        until = self._until()
+        async with self._child(call, sent, cut) as child:
+            with when_cancelled(child.interrupt) if self._backend.ends_at_interrupt else nullcontext():
+                await self._follow(child, reader, until)
+        return child
+
+    async def _follow(self, child: Child, reader: Reader, until: float) -> None:
+        """Read the output until the child has ended, or `LAST_WORD` seconds after the output is complete. A later line
+        may begin a new part of the output, which is then complete no longer.
+        """
+        patience = anyio.CancelScope()
+
+        def on_line(line: bytes) -> bool:
+            was_final = reader.is_final
+            self._on_line(reader, line)
+            if reader.is_final != was_final:
+                patience.deadline = anyio.current_time() + LAST_WORD if reader.is_final else inf
+            return False
+
+        try:
+            with patience:
+                await child.follow(on_line, idle=self._backend.idle_timeout, until=until)
+        except BackendError:
+            if not reader.is_final:
+                raise
+
+    def _until(self) -> float:
+        until = anyio.current_time() + self._backend.turn_timeout
+        return until if self._ends is None else min(until, self._ends)
+
+    @asynccontextmanager
+    async def _child(self, call: Call, sent: str, cut: list[UnreportedCall]) -> AsyncGenerator[Child]:
+        """Start the child of the call, or adopt it from the process that did; leaving ends the child."""
+        async with AsyncExitStack() as stack:
+            child = None
+            if self._request.attaches and read_manifest(call.folder) is not None:
+                child = await stack.enter_async_context(adopted(call.folder))
+            if child is None:
+                launch = await self._launch(call, sent, cut, stack)
+                child = await stack.enter_async_context(running(launch, call.folder))
+            yield child
+        if child.skipped:
+            self._request.on_output(Output("notice", f"output lines skipped as too long: {child.skipped}"))
+
+    async def _launch(self, call: Call, sent: str, cut: Sequence[UnreportedCall], stack: AsyncExitStack) -> Launch:
+        """Return the command of a call, with its session locked until the end of `stack`."""
+        backend, request, keeps = self._backend, self._request, list[int]()
+        if call.session_id is not None:
+            lock = self._sessions.writing(
+                call.session_id, _PATIENCE, lambda holder: request.on_output(Output("waiting", one_line(holder)))
+            )
+            keeps.append(await stack.enter_async_context(lock))
+        if cancel_requested():
+            message = f"the run is being cancelled, so {backend.kind} is not called"
+            raise BackendError(ErrorKind.CRASHED, message)
+        if self._rewinds:
+            readers = [one.reader for one in cut if one.is_cut and one.reader.session_id == call.session_id]
+            whole = [reader.last_whole for reader in readers if reader.last_whole]
+            self._rewinds = bool(whole)
+            call = replace(call, rewind_to=whole[0] if whole else None)
+        private_folder(call.folder)
+        text = backend.input_text(call, sent)
+        guarded = request.files is None or backend.on_runner_death == "kill"
+        # The agent's own spans join the trace of the run.
+        trace = {} if request.traceparent is None else {"TRACEPARENT": request.traceparent}
+        return Launch(
+            self._words(call),
+            {**backend.inherited(), **trace, **backend.environment(call)},
+            backend.folder,
+            text.encode(),
+            keeps,
+            {
+                "kind": backend.kind,
+                "goes_on": "yes" if request.resumes_interrupted else "no",
+                "input_digest": digest(text),
+                "guarded": "yes" if guarded else "no",
+                **self._notes(),
+            },
+            guarded=guarded,
+        )
+
+    def _words(self, call: Call) -> Sequence[str]:
+        return (self._backend.executable(), *self._backend.arguments(call))
+
+    def _notes(self) -> Mapping[str, str]:
+        """Return the notes needed by a process that adopts the turn."""
+        return {}
+
+    def _on_line(self, reader: Reader, line: bytes) -> None:
+        output_line = read_line(line)
+        if output_line.words:
+            self._plain_lines.append(output_line.words[:2000])
+        for output in outputs_of(output_line, reader.read):
+            self._request.on_output(output)
+        self._note_session(reader.session_id)
+
+    def _note_session(self, session_id: str | None) -> None:
+        if session_id is not None and session_id != self._noted:
+            self._noted = session_id
+            self._session_id, self._exists = clean_text(session_id), True
+            self._request.on_session(self._session_id)
+
+    def _unreported_cost(self, cut: list[UnreportedCall]) -> Usage:
+        read = ((one.folder, one.reader) for one in reversed(cut))
+        cost = sum((self._own(folder, reader.session_id, reader.usage) for folder, reader in read), NO_USAGE)
+        return replace(cost, model=None)  # an interrupted call does not determine the answering model
+
+    def _own(self, folder: Path, session_id: str | None, usage: Usage) -> Usage:  # noqa: ARG002 - used by a subclass
+        """Return the cost of the call with its files in `folder`, given the `usage` reported by the call itself."""
+        return usage
+
+    def _total(self, call: Call, total: Usage) -> Usage:
+        """Return the cost of the call, given the `total` cost of its session so far."""
+        if self._session_id is None:
+            return total
+        before = self._sessions.spent(self._session_id) if call.resume else None
+        if before is None and call.forks is not None:
+            before = self._sessions.spent(call.forks)
+        if before is None:
+            before = _cost(self._request.history) if call.resume or call.forks else NO_USAGE
+        before = first_before(call.folder, before)
+        self._sessions.note_spent(self._session_id, total)
+        return since(total, before)
+
+
+def whole_turn(reader: Reader, answered: TurnAnswer, usage: Usage) -> Message:
+    """Return the agent's message in a turn that has ended and used `usage`.
+
+    Raises BackendError if the answer is not whole. The session, if it holds the turn, can be continued then.
+    """
+    try:
+        return whole_answer(
+            answered.text,
+            answered.reasons,
+            usage=usage,
+            raise_limit="raise the limit in the agent's own settings",
+            needs_text=answered.question is None and answered.data is None,
+        )
+    except BackendError as error:
+        error.continues_session = reader.session_id is not None
+        raise
+
+
+async def _read(answered: TurnAnswer, schema: Schema) -> JsonValue:
+    if answered.data is not None:
+        return await check_answer(schema, answered.data)
+    return await read_answer(schema, answered.text)
+
+
+def _cost(messages: list[Message] | tuple[Message, ...]) -> Usage:
+    return sum((message.usage for message in messages), NO_USAGE)
+
+
+def replayed(history: Sequence[Message], prompt: str) -> str:
+    """Return `prompt` preceded by the earlier messages."""
+    said = "\n\n".join(
+        f"<{message.role}>\n{message.content}\n</{message.role}>" for message in history if message.role != "system"
+    )
+    return (
+        "You are going on with a conversation from another session. This is what was said in it, oldest first:\n\n"
+        f"{said}\n\nWhat you did in it is done; look at the files if you need to know more. The next message is:\n\n"
+        f"{prompt}"
+    )

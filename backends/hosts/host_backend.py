@@ -14,7 +14,7 @@ from typing import Protocol
 
 import anyio
 
-from plait.backends.agents.placed_output import PlacedOutput
+from plait.backends.agents.agent_transcript import PlacedOutput
 from plait.backends.ask import QuestionAsked, given_answers
 from plait.backends.backend_protocol import (
     AdjustableBackend,

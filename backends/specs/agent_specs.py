@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias, 
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from plait.backends.agents.agent_catalog import agent
+from plait.backends.agents.agent_catalog import ACP_AGENTS, agent
 from plait.backends.specs.backend_spec import BASE_URL, CALL, RatePart, Spec
 
 if TYPE_CHECKING:
-    from plait.backends.agents.cli_agent import CliBackend
+    from plait.backends.agents.cli_agent import AgentBackend
     from plait.backends.frameworks.pydantic_ai_agent import PydanticAIBackend
 
 _OWN = frozenset({"kind", "concurrency", "on", "needs"})
@@ -21,8 +21,10 @@ _HARMLESS = frozenset({"kind", "concurrency", "model", "system", "turn_timeout",
                        "on_lost_session"})  # fmt: skip
 
 
-AcpAgent: TypeAlias = Literal["gemini", "goose", "opencode", "qwen", "claude-agent-acp", "codex-acp"]
-"""The agents of the catalogue that speak ACP."""
+if TYPE_CHECKING:
+    AcpAgent: TypeAlias = str
+else:
+    AcpAgent = Literal[ACP_AGENTS]
 
 
 class AgentSpec(Spec):
@@ -56,7 +58,7 @@ class AgentSpec(Spec):
         description="If the agent no longer has the session: a fresh session receives the history, or the task fails.",
     )
 
-    def make(self, folder: Path) -> CliBackend:
+    def make(self, folder: Path) -> AgentBackend:
         """Return the backend. Paths are relative to `folder`, the folder of the plan."""
         raise NotImplementedError
 
@@ -112,7 +114,7 @@ class ClaudeCodeSpec(AgentSpec):
     bare: bool = Field(default=False, description="Without hooks, memory, plugins and CLAUDE.md files.")
     base_url: str | None = Field(default=None, pattern=BASE_URL, description="Another server for the agent's requests.")
 
-    def make(self, folder: Path) -> CliBackend:
+    def make(self, folder: Path) -> AgentBackend:
         from plait.backends.agents.claude_code import ClaudeCodeBackend  # noqa: PLC0415
 
         return ClaudeCodeBackend(**self.options(folder))
@@ -135,7 +137,7 @@ class CodexSpec(AgentSpec):
         default=None, description="The environment variable that holds the key for base_url; never the key itself."
     )
 
-    def make(self, folder: Path) -> CliBackend:
+    def make(self, folder: Path) -> AgentBackend:
         from plait.backends.agents.codex import CodexBackend  # noqa: PLC0415
 
         return CodexBackend(**self.options(folder))
@@ -171,7 +173,7 @@ class AcpSpec(AgentSpec):
             arguments["command"] = (entry.program, *entry.arguments)
         return arguments
 
-    def make(self, folder: Path) -> CliBackend:
+    def make(self, folder: Path) -> AgentBackend:
         from plait.backends.agents.acp_agent import AcpBackend  # noqa: PLC0415
 
         return AcpBackend(**self.options(folder))

@@ -13,10 +13,11 @@ from contextlib import contextmanager, suppress
 from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias, get_args
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
+from plait.backends.agents.agent_catalog import ACP_AGENTS
 from plait.backends.ask import PersonBackend
 from plait.backends.backend_protocol import Backend, ReusableBackend
 from plait.backends.function_backend import as_backend
@@ -25,7 +26,7 @@ from plait.backends.models.load_balancing import LoadBalancedBackend
 from plait.backends.models.local_model import LocalBackend, missing_parts
 from plait.backends.models.model_api import RemoteBackend, check_extra
 from plait.backends.models.openai_api import OpenAIBackend
-from plait.backends.specs.agent_specs import AcpAgent, AcpSpec, AgentSpec, ClaudeCodeSpec, CodexSpec, PydanticAISpec
+from plait.backends.specs.agent_specs import AcpSpec, AgentSpec, ClaudeCodeSpec, CodexSpec, PydanticAISpec
 from plait.backends.specs.backend_spec import BASE_URL, CALL, RatePart, Spec
 from plait.errors import BackendUnavailable
 from plait.json_form import JsonValue
@@ -186,8 +187,7 @@ AnySpec: TypeAlias = (
 )
 BackendSpec: TypeAlias = Annotated[AnySpec, Field(discriminator="kind")]
 _AGENTS: Mapping[str, type[ClaudeCodeSpec | CodexSpec]] = {"claude-code": ClaudeCodeSpec, "codex": CodexSpec}
-_ACP_AGENTS: tuple[str, ...] = get_args(AcpAgent)
-KINDS = ("openai", "anthropic", "local", *_AGENTS, *_ACP_AGENTS)
+KINDS = ("openai", "anthropic", "local", *_AGENTS, *ACP_AGENTS)
 """Kinds, and agents of `kind: acp`, accepted by `default_spec`."""
 
 
@@ -277,7 +277,7 @@ def default_spec(
         return LocalSpec(kind="local", gguf=str(Path(model).absolute()) if model else None)
     if chosen is not None and chosen in _AGENTS:
         return _AGENTS[chosen].model_validate({"kind": chosen, "model": model, "base_url": _url(base_url)})
-    if chosen is not None and chosen in _ACP_AGENTS:
+    if chosen is not None and chosen in ACP_AGENTS:
         if base_url:
             raise BackendUnavailable(f"{chosen} takes its server from its own settings; leave the base URL out")
         return AcpSpec.model_validate({"kind": "acp", "agent": chosen, "model": model})

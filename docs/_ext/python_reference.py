@@ -68,7 +68,7 @@ def _directive(kind: str, name: str, *options: str) -> str:
 def _members(kind: type) -> list[str]:
     """Return the members to show: all of them, but of an adapter only the settings and the calls of a program."""
     bases = {one.__name__ for one in kind.__mro__}
-    if not bases & {"CliBackend", "RemoteBackend", "LocalBackend"}:
+    if not bases & {"AgentBackend", "RemoteBackend", "LocalBackend"}:
         return []
     settings = [one.name for one in dataclasses.fields(kind) if not one.name.startswith("_")]
     calls = [name for name in _ADAPTER_CALLS if hasattr(kind, name)]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import anyio
 import click
 
-from plait.backends.agents.discovery import Installed, look_for_agents
+from plait.backends.agents.agent_catalog import Installed, look_for_agents
 from plait.backends.extras import install_command
 from plait.backends.prices import list_version
 from plait.backends.process.available_memory import available_memory

@@ -6,11 +6,11 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path as FilePath
-from typing import Any, get_args
+from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from plait.backends.specs.agent_specs import AcpAgent
+from plait.backends.agents.agent_catalog import ACP_AGENTS
 from plait.backends.specs.backend_spec import RatePart
 from plait.errors import PlanProblem
 from plait.runner.domain.dag import nearest
@@ -171,7 +171,7 @@ def _not_one_of(allowed: list[str], value: object) -> str:
 
 
 def _unknown_kind(kind: str) -> str:
-    if kind in get_args(AcpAgent):
+    if kind in ACP_AGENTS:
         return f"{kind!r} is an agent of `kind: acp`; write `kind: acp` and `agent: {kind}`"
     return _not_one_of(list(SPEC_CLASSES), kind)
 

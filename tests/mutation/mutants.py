@@ -43,8 +43,8 @@ MODULES = (
     "runner/serving/http_guard.py",
     "backends/error_kinds.py",
     "backends/agents/agent_errors.py",
-    "backends/agents/acp_errors.py",
-    "backends/agents/claude_errors.py",
+    "backends/agents/acp_messages.py",
+    "backends/agents/claude_output.py",
 )
 
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import anyio
 
 from plait.backends import ClaudeCodeBackend, CodexBackend, ConversationRequest
-from plait.backends.agents.cli_agent import CliBackend
+from plait.backends.agents.cli_agent import AgentBackend
 from plait.backends.backend_protocol import Files
 
 
-def make_backend(kind: str, url: str, folder: Path) -> CliBackend:
+def make_backend(kind: str, url: str, folder: Path) -> AgentBackend:
     """The backend of that kind with the stub for a model."""
     if kind == "claude-code":
         return ClaudeCodeBackend(model="claude-sonnet-4-5", base_url=url, allowed_tools=("Bash",), cwd=folder)

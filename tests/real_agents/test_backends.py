@@ -12,7 +12,7 @@ import anyio
 import pytest
 
 from plait.backends import ConversationRequest, Message, Reply
-from plait.backends.agents.cli_agent import CliBackend
+from plait.backends.agents.cli_agent import AgentBackend
 from plait.errors import BackendError, ErrorKind
 from plait.usage import Usage
 from tests.real_agents.one_turn import files_of, make_backend
@@ -31,11 +31,11 @@ def environment(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
 
 
-def backend_of(kind: str, world: World) -> CliBackend:
+def backend_of(kind: str, world: World) -> AgentBackend:
     return make_backend(kind, world.stub.url, world.folder)
 
 
-async def send(backend: CliBackend, prompt: str, **request: object) -> Reply:
+async def send(backend: AgentBackend, prompt: str, **request: object) -> Reply:
     async with backend.open(ConversationRequest(**request)) as conversation:  # type: ignore[arg-type]
         return await conversation.send(prompt)
 

@@ -16,7 +16,7 @@ import anyio
 import pytest
 
 from plait.backends import ConversationRequest, Reply
-from plait.backends.agents.cli_agent import CliBackend
+from plait.backends.agents.cli_agent import AgentBackend
 from plait.errors import BackendError, ErrorKind
 from tests.real_agents.one_turn import files_of, make_backend
 from tests.real_agents.world import World, until
@@ -28,7 +28,7 @@ def environment(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
 
 
-async def send(backend: CliBackend, prompt: str, **request: object) -> Reply:
+async def send(backend: AgentBackend, prompt: str, **request: object) -> Reply:
     async with backend.open(ConversationRequest(**request)) as conversation:  # type: ignore[arg-type]
         return await conversation.send(prompt)
 

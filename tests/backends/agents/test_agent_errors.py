@@ -6,9 +6,9 @@ import json
 
 import pytest
 
+from plait.backends.agents.agent_catalog import NETWORK
 from plait.backends.agents.agent_errors import (
     COMMON,
-    NETWORK,
     classify,
     failure,
     hide,

@@ -13,7 +13,7 @@ import anyio
 import pytest
 
 from plait.backends import ConversationRequest, Output
-from plait.backends.agents import conversation as turn
+from plait.backends.agents import cli_agent
 from plait.backends.agents.agent_sessions import Sessions
 from plait.errors import BackendError, ErrorKind
 from tests.support.agents.homes import Home, send, send_opened, until
@@ -45,7 +45,7 @@ async def test_two_writers_of_one_session_go_one_after_the_other(home: Home) -> 
 async def test_a_session_that_somebody_else_keeps_is_told_as_text_elsewhere(
     home: Home, monkeypatch: pytest.MonkeyPatch, on_lost: Any
 ) -> None:
-    monkeypatch.setattr(turn, "_PATIENCE", 0.1)
+    monkeypatch.setattr(cli_agent, "_PATIENCE", 0.1)
     backend = home.claude(on_lost_session=on_lost)
     session = backend.new_session_id()
     said = (await send(backend, "First.", session_id=session, files=home.files(1))).messages

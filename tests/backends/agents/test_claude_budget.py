@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from plait import DAG, ParallelRunner, PlaitError, RunResult, RunStatus, SQLiteStore, Task, TaskStatus
-from plait.backends.agents.claude_budget import Budget, unmarked
+from plait.backends.agents.claude_code import Budget, unmarked
 from plait.dialogue import Answer
 from tests.support.agents.homes import Home, send, until
 from tests.support.processes.command import PLAIT, environment, plait

@@ -8,8 +8,8 @@ import anyio
 import pytest
 
 from plait import DAG, MemoryStore, ParallelRunner, Retry, RunStatus, Task, TaskStatus
-from plait.backends.agents.claude_questions import ANSWER, write_answer
-from plait.backends.agents.session_files import digest
+from plait.backends.agents.agent_sessions import digest
+from plait.backends.agents.claude_output import ANSWER, write_answer
 from plait.backends.process.child_manifest import ChildManifest, write_manifest
 from plait.backends.turn_cancellation import CancellableTurn, Cancellation
 from plait.errors import ErrorKind

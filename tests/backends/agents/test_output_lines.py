@@ -13,11 +13,12 @@ from typing import Any
 import anyio
 import pytest
 
+from plait import DAG, ParallelRunner, RunStatus, Task, TaskStatus, events
 from plait.backends import AcpBackend, ClaudeCodeBackend, CodexBackend, ConversationRequest, Output
-from plait.backends.agents import acp_turn, conversation
+from plait.backends.agents import acp_agent, cli_agent
 from plait.backends.agents.agent_transcript import outputs_of
 from plait.backends.agents.agent_watch import TurnWatch
-from plait.backends.agents.cli_agent import CliBackend
+from plait.backends.agents.cli_agent import AgentBackend
 from plait.backends.agents.output_lines import read_line
 from plait.backends.backend_protocol import Files, Reply
 from plait.errors import BackendError, ErrorKind
@@ -152,7 +153,7 @@ def _command(folder: Path, said: str, status: int = 0) -> str:
     return str(command)
 
 
-async def _send(backend: CliBackend, outputs: list[Output] | None = None, files: Files | None = None) -> Reply:
+async def _send(backend: AgentBackend, outputs: list[Output] | None = None, files: Files | None = None) -> Reply:
     seen: list[Output] = [] if outputs is None else outputs
     request = ConversationRequest(session_id=backend.new_session_id(), on_output=seen.append, files=files)
     with anyio.fail_after(20):
@@ -235,6 +236,50 @@ async def test_an_agent_that_speaks_acp_is_understood_through_the_codes_of_a_ter
     assert reply.text == "Hello world"
 
 
+CANCELLED_ACP_AGENT = """#!{python}
+import json, sys
+NOISE = {noise!r}
+def tell(**message):
+    print(NOISE + json.dumps(dict(message, jsonrpc="2.0")) + NOISE, flush=True)
+for line in sys.stdin:
+    asked = json.loads(line)
+    if asked.get("method") == "initialize":
+        tell(id=asked["id"], result=dict(protocolVersion=1, agentCapabilities=dict()))
+    elif asked.get("method") == "session/new":
+        tell(id=asked["id"], result=dict(sessionId="s"))
+    elif asked.get("method") == "session/prompt":
+        prompt = asked["id"]
+        tell(method="session/update", params=dict(sessionId="s", update=dict(sessionUpdate="agent_message_chunk",
+             content=dict(type="text", text="begun"))))
+    elif asked.get("method") == "session/cancel":
+        option = dict(optionId="yes", name="Yes", kind="allow_once")
+        tell(id="p", method="session/request_permission", params=dict(sessionId="s", options=[option], toolCall=dict(
+             toolCallId="t", title="rm x", kind="execute", rawInput=dict())))
+    elif asked["result"]["outcome"]["outcome"] == "cancelled":
+        tell(id=prompt, result=dict(stopReason="cancelled"))
+"""
+
+
+@pytest.mark.parametrize("noise", ["", "\x1b]0;agent: ready\x07", "⠋ Thinking\r"])
+async def test_the_answer_that_ends_a_cancelled_turn_is_understood_through_the_codes_of_a_terminal(
+    noise: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the agent asks for meanwhile is refused."""
+    monkeypatch.setattr(acp_agent, "_CANCEL", 600.0)
+    monkeypatch.setattr(acp_agent, "LAST_WORD", 0.1)
+    backend = replace(
+        _acp(tmp_path, CANCELLED_ACP_AGENT.format(python=sys.executable, noise=noise)), permissions="allow"
+    )
+    async with ParallelRunner(backend, cancel_grace=600).start(DAG([Task("a", prompt="Work.")])) as run:
+        async for event in run.events():
+            if isinstance(event, events.TaskOutput) and event.text == "begun":
+                run.cancel()
+                break
+        with anyio.fail_after(30):
+            result = await run.result()
+    assert (result.status, result["a"].status) == (RunStatus.CANCELLED, TaskStatus.CANCELLED)
+
+
 async def test_an_agent_that_waits_for_a_login_is_not_tried_again(tmp_path: Path) -> None:
     for words, kind in (("Please log in: https://a.example/login", K.AUTH), ("Loading the model", K.TIMEOUT)):
         (tmp_path / "claude").write_text(f"#!/bin/sh\necho '{words}'\nexec sleep 60\n")
@@ -265,7 +310,7 @@ async def test_a_reason_on_standard_output_is_read(agent: str, reason: str, tmp_
     command = _command(tmp_path, f"Welcome.\n{reason}\nHave a nice day.\n" if "planet" not in reason else reason, 1)
     if agent == "acp":
         (tmp_path / "agent").write_text(f"#!/bin/sh\nread x\ncat '{tmp_path / 'said'}'\nexit 1\n")
-        backend: CliBackend = AcpBackend(command=[command])
+        backend: AgentBackend = AcpBackend(command=[command])
     else:
         backend = AGENTS[agent][0](command)
     with pytest.raises(BackendError) as caught:
@@ -279,7 +324,7 @@ async def test_a_reason_on_standard_output_is_read(agent: str, reason: str, tmp_
 async def test_an_agent_that_goes_on_printing_after_its_last_event_is_waited_for_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(conversation, "LAST_WORD", 0.5)
+    monkeypatch.setattr(cli_agent, "LAST_WORD", 0.5)
     (tmp_path / "said").write_text("".join(f"{json.dumps(event)}\n" for event in _claude("Hello world")))
     command = tmp_path / "agent"
     chatter = "while true; do echo 'still cleaning up'; sleep 0.05; done"
@@ -315,7 +360,7 @@ async def test_an_agent_that_asks_for_permission_again_and_again_is_waited_for_o
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It does not heed the cancellation that follows the first request."""
-    monkeypatch.setattr(acp_turn, "_STOP", 0.5)
+    monkeypatch.setattr(acp_agent, "_STOP", 0.5)
     backend = replace(_acp(tmp_path, ASKING_ACP_AGENT.format(python=sys.executable)), permissions="ask")
     with anyio.fail_after(10):
         reply = await _send(backend)

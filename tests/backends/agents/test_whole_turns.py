@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from plait.backends import ClaudeCodeBackend, CodexBackend, ConversationRequest
-from plait.backends.agents.cli_agent import CliBackend
+from plait.backends.agents.cli_agent import AgentBackend
 from plait.backends.backend_protocol import Files, Reply
 from plait.errors import BackendError, ErrorKind
 from tests.support.agents.homes import send
@@ -83,7 +83,7 @@ TURNS: dict[str, tuple[list[dict[str, Any]], str | ErrorKind]] = {
 }  # fmt: skip
 
 
-def _agent(folder: Path, name: str, events: list[dict[str, Any]]) -> CliBackend:
+def _agent(folder: Path, name: str, events: list[dict[str, Any]]) -> AgentBackend:
     command = folder / name
     told = "\n".join(map(json.dumps, events))
     command.write_text(f"#!/bin/sh\ncat >/dev/null\ncat <<'END'\n{told}\nEND\n")

@@ -6,20 +6,18 @@ import json
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, get_args
+from typing import Any
 
 import anyio
 import psutil
 import pytest
 
 from plait.backends import AcpBackend
-from plait.backends.agents.agent_catalog import AGENTS, CatalogEntry, agent
-from plait.backends.agents.cli_agent import CliBackend
-from plait.backends.agents.discovery import look_for_agents
+from plait.backends.agents.agent_catalog import AGENTS, CatalogEntry, agent, look_for_agents
+from plait.backends.agents.cli_agent import AgentBackend
 from plait.backends.process.available_memory import available_memory
 from plait.backends.process.child_process import child_environment
 from plait.backends.process.process_table import start_time
-from plait.backends.specs.agent_specs import AcpAgent
 from tests.real_agents.install import known
 from tests.support.agents.homes import make_home, until
 from tests.support.processes.command import PLAIT, environment, plait_here
@@ -265,20 +263,19 @@ def test_an_agent_has_the_variables_by_which_it_counts_as_logged_in(monkeypatch:
         assert judged_by <= child_environment(backend.passes).keys(), one.name
 
 
-def _backend_of(one: CatalogEntry) -> CliBackend:
+def _backend_of(one: CatalogEntry) -> AgentBackend:
     if not one.backend:
         return AcpBackend(command=[one.program, *one.arguments])
     module, _, name = one.backend.partition(":")
-    backend: CliBackend = getattr(import_module(f"plait.backends.agents.{module}"), name)()
+    backend: AgentBackend = getattr(import_module(f"plait.backends.agents.{module}"), name)()
     return backend
 
 
 def test_the_table_of_agents_is_true() -> None:
     assert len({one.name for one in AGENTS}) == len(AGENTS)
-    assert {one.name for one in AGENTS if not one.backend} == set(get_args(AcpAgent))
     for one in AGENTS:
         backend = _backend_of(one)
-        assert (backend.called, backend.install) == (one.program, one.install)
+        assert (backend.called, backend.entry) == (one.program, one)
         if one.backend:
             assert backend.kind == one.name
     installed = {cli.command: cli.version for cli in known().values()}
