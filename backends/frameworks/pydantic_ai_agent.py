@@ -18,7 +18,7 @@ from anyio import CancelScope
 from anyio.to_thread import run_sync
 
 from plait.backends.extras import require
-from plait.backends.frameworks.pydantic_ai_turn import AgentConversation, Sessions, end_of_turn, failure_of, safe_line
+from plait.backends.frameworks.pydantic_ai_turn import AgentConversation, end_of_turn, failure_of, safe_line
 from plait.backends.prices import Billing
 from plait.backends.process.child_process import KILL_LIMIT, child_environment
 from plait.backends.process.process_table import PREFIX, ProcessTag, kill_tree, members, offer_to_oom_killer
@@ -114,9 +114,8 @@ class PydanticAIBackend:
         if agent is None:
             agent = await run_sync(self._make, abandon_on_cancel=True)
         servers = () if self._declared is None else self._declared.servers
-        sessions = None if request.files is None else Sessions(request.files.sessions)
         async with running(servers) as toolsets, _running_agent(agent):
-            yield AgentConversation(agent, toolsets, self._deps, request, sessions, ends)
+            yield AgentConversation(agent, toolsets, self._deps, request, ends)
 
     def _make(self) -> Any:
         with self._lock:  # the import takes seconds, and is made once

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, cast
 from anyio import CancelScope, current_time
 from anyio.to_thread import run_sync
 
-from plait.backends.backend_protocol import ConversationRequest, Output, Reply
+from plait.backends.backend_protocol import ConversationRequest, Files, Output, Reply
 from plait.backends.error_kinds import kind_of, seconds_left
 from plait.backends.function_backend import format_traceback, place_of
 from plait.backends.json_fields import describe_tool_call
@@ -50,7 +50,7 @@ _CANCELLED = "the agent stopped between two steps: the run is being cancelled"
 
 
 class AgentConversation:
-    """A conversation with `agent`, which also gets `toolsets`. Without `sessions`, the history is the request's.
+    """A conversation with `agent`, which also gets `toolsets`. Without files, the history is the request's.
 
     A turn that still goes on at `ends`, a time of anyio's clock, fails with kind `timeout`.
     """
@@ -61,14 +61,12 @@ class AgentConversation:
         toolsets: Sequence[Any],
         deps: Any,
         request: ConversationRequest,
-        sessions: Sessions | None,
         ends: float,
     ) -> None:
         self._agent = agent
         self._toolsets = toolsets
         self._deps = deps
         self._request = request
-        self._sessions = sessions
         self._ends = ends
         self._history: History | None = None
         """The history so far; None before the first turn."""
@@ -88,7 +86,7 @@ class AgentConversation:
         new_prompt: str | None = clean_text(prompt)
         if self._history is None:
             self._history = await self._recalled()
-            if self._request.resumes_interrupted and self._history.messages and self._sessions is not None:
+            if self._request.resumes_interrupted and self._history.messages and self._request.files is not None:
                 new_prompt = None
         if new_prompt is not None:
             self._history = _begun_after(self._history.finished)
@@ -112,8 +110,8 @@ class AgentConversation:
         """Return the history to go on from. Raises BackendError (session_lost) if the history is gone."""
         request, stored = self._request, None
         source = request.session_id if request.resume else request.fork_of
-        if source is not None and self._sessions is not None:
-            stored = await run_sync(self._sessions.load, source)
+        if source is not None and request.files is not None:
+            stored = await run_sync(History.load, self._file_of(source, request.files))
             if stored is None and (request.resumes_interrupted or not request.history):
                 raise BackendError(ErrorKind.SESSION_LOST, _LOST.format(source))
         if stored is not None:
@@ -211,16 +209,22 @@ class AgentConversation:
 
     async def _save(self) -> bool:
         """Write the history to the session's file, if there are files. Return whether it is written."""
-        if self._sessions is None or self.session_id is None:
+        if self._request.files is None or self.session_id is None:
             return False
         try:
-            await run_sync(self._sessions.save, self.session_id, self._known())
+            await run_sync(self._known().save, self._file_of(self.session_id, self._request.files))
         except (OSError, ValueError) as error:
             # The paid answer counts for more than a copy of the history.
             text = f"the history cannot be written; the stored text is used instead: {safe_line(str(error), 200)}"
             self._request.on_output(Output("notice", text))
             return False
         return True
+
+    @staticmethod
+    def _file_of(session_id: str, files: Files) -> Path:
+        # The form of name that `plait gc` knows: see agents/agent_sessions.py.
+        name = hashlib.sha256(session_id.encode("utf-8", "replace")).hexdigest()[:32]
+        return files.sessions / f"pydantic-ai-{name}.json"
 
     async def _failed(self, failure: BackendError) -> BackendError:
         """Complete the error of the turn with its usage, and with whether the next attempt goes on from here."""
@@ -427,58 +431,40 @@ class History:
         """The messages of the finished turns."""
         return self.messages if self.answer is not None else self.messages[: self.turn]
 
-
-class Sessions:
-    """The sessions of a store. The files are in `folder`, made for the current user only. The methods block."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def load(self, session_id: str) -> History | None:
-        """Return the history of a session; None if there is none, or if the file cannot be read."""
+    @classmethod
+    def load(cls, path: Path) -> History | None:
+        """Return the history in a session's file; None if there is none, or if the file cannot be read."""
         from pydantic_ai import ModelMessagesTypeAdapter  # noqa: PLC0415
 
         try:
-            data = json.loads(self._path(session_id).read_bytes())
+            data = json.loads(path.read_bytes())
             messages = ModelMessagesTypeAdapter.validate_python(data["messages"])
             answer = None if data["answer"] is None else (str(data["answer"][0]), data["answer"][1])
-            return History(messages, int(data["turn"]), int(data["counted"]), answer)
+            return cls(messages, int(data["turn"]), int(data["counted"]), answer)
         except (OSError, ValueError, TypeError, LookupError):
             return None
 
-    def save(self, session_id: str, history: History) -> None:
-        """Write the history of a session, durably. Raises OSError, or ValueError if JSON cannot hold a message.
-
-        No file is left then.
+    def save(self, path: Path) -> None:
+        """Write the session's file, durably. Raises OSError, or ValueError if JSON cannot hold a message: no file is
+        left then.
         """
         from pydantic_ai import ModelMessagesTypeAdapter  # noqa: PLC0415
 
-        state = {"turn": history.turn, "counted": history.counted, "answer": history.answer}
-        path = self._path(session_id)
         new = path.with_suffix(f".{os.getpid()}.new")
+        state = {"turn": self.turn, "counted": self.counted, "answer": self.answer}
         try:
-            messages = ModelMessagesTypeAdapter.dump_json(list(history.messages))
-            data = json.dumps(state).encode()[:-1] + b', "messages": ' + messages + b"}"
-            private_folder(self._folder)
-            _write(new, data)
+            messages = ModelMessagesTypeAdapter.dump_json(list(self.messages))
+            private_folder(path.parent)
+            descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(json.dumps(state).encode()[:-1] + b', "messages": ' + messages + b"}")
+                file.flush()
+                os.fsync(descriptor)
             new.replace(path)
         except (OSError, ValueError):
             # A history without the newest turn would be taken for the whole; the stored text is better.
             path.unlink(missing_ok=True)
             raise
-
-    def _path(self, session_id: str) -> Path:
-        # The form of name that `plait gc` knows: see agents/session_locks.py.
-        name = hashlib.sha256(session_id.encode("utf-8", "replace")).hexdigest()[:32]
-        return self._folder / f"pydantic-ai-{name}.json"
-
-
-def _write(path: Path, data: bytes) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(descriptor)
 
 
 # The exceptions of a run of an agent as our kinds of errors.
