@@ -1,7 +1,4 @@
-"""The protocol between the runner and a backend: open a conversation, send a prompt, return a reply.
-
-The module holds plain frozen values and protocols only, and imports no SDK.
-"""
+"""What a backend is: open a conversation, send a prompt, return a reply; and the abilities that a backend may have."""
 
 from __future__ import annotations
 
@@ -23,19 +20,15 @@ class Reply:
     """The whole answer to one prompt."""
 
     text: str
-    """The model's text."""
     data: JsonValue = None
     """The parsed value, if a schema was requested or a function returned a value other than text."""
     session_id: str | None = None
     """Id of the conversation, if the backend has sessions."""
     usage: Usage = NO_USAGE
-    """Usage of the whole turn."""
     messages: tuple[Message, ...] = ()
     """Every message of the turn in order, including the prompt. Empty means the prompt and `text` only."""
     question: Question | None = None
-    """Question to answer before the conversation can continue: the task waits, and its next turn carries the answer
-    (`ConversationRequest.answer`).
-    """
+    """The task waits for the answer to it, which its next turn carries (`ConversationRequest.answer`)."""
     tasks: tuple[Mapping[str, JsonInput], ...] = ()
     """Tasks to add to the run, each in the shape of a plan file's task."""
 
@@ -49,12 +42,12 @@ class Output:
     """An event of a running turn."""
 
     kind: Literal["text", "tool", "waiting", "notice", "node"]
-    """"text": a piece of the answer. "tool": a tool used by the agent. "waiting": the cause of a delay, such as a rate
-    limit. "notice": an action of the backend itself. "node": a node of a graph begins, and `text` is its name.
+    """"text": a piece of the answer. "tool": a tool is used. "waiting": the cause of a delay, such as a rate limit.
+    "notice": an action of the backend itself. "node": the node of a graph begins that `text` names.
     """
     text: str
     usage: Usage = NO_USAGE
-    """Usage of the turn so far, if the backend reports it."""
+    """Of the turn so far, if the backend reports it."""
 
 
 def _ignore_output(_output: Output) -> None:
@@ -77,16 +70,16 @@ class Files:
 
 @value
 class Allowance:
-    """A server's own limits of rate, as reported at the beginning of a response; None for unknown."""
+    """A server's own limits of rate, as reported at the beginning of a response, and what it would accept now; None for
+    unknown.
+    """
 
     requests_per_minute: float | None = None
     requests_left: float | None = None
-    """The requests that the server would accept now."""
     tokens_per_minute: float | None = None
     tokens_left: float | None = None
-    """The tokens that the server would accept now."""
     accepted: bool = True
-    """Whether the server accepts the request: an answer follows. False for the response of an error."""
+    """Whether an answer follows; False for the response of an error."""
 
 
 @value
@@ -94,11 +87,9 @@ class Attachment:
     """A file that a prompt comes with: an image or a PDF."""
 
     name: str
-    """The name of the file, without the folder."""
+    """Without the folder."""
     media_type: str
-    """The type, such as `image/png` or `application/pdf`."""
     data: bytes = field(repr=False)
-    """The contents."""
 
     @property
     def base64(self) -> str:
@@ -115,13 +106,13 @@ class Placement:
     attempt: int | str
     """The number of the attempt; a text for a person's message after the run."""
     on_place: Callable[[str], Awaitable[None]]
-    """Callback for the name of the host that has a slot. Returns once the name is stored, or the store is known to be
-    away. The host may begin only afterwards.
+    """Called with the name of the host that has a slot. The host may begin once it returns: the name is stored, or the
+    store is away.
     """
     on_go: Callable[[], None]
-    """Callback for the moment at which the host may begin; the time limit counts from it. Never blocks or raises."""
+    """Called when the host may begin; the time limit counts from then. Never blocks or raises."""
     turn_folder: Callable[[], Path | None]
-    """Returns the folder of the attempt here, made for the first output; None if the store keeps no files."""
+    """Makes and returns the folder of the attempt here; None if the store keeps no files."""
     place: str | None = None
     """With `ConversationRequest.attaches`, the host on which the attempt was placed."""
 
@@ -131,11 +122,11 @@ class ConversationRequest:
     """Everything a backend may need to open a conversation."""
 
     session_id: str | None = None
-    """Id of the conversation: with `resume`, an existing session; otherwise the id returned by
-    `Backend.new_session_id`, None if the backend makes its own ids.
+    """With `resume`, an existing session; otherwise the id of `Backend.new_session_id`, None if the backend makes its
+    own ids.
     """
     resume: bool = False
-    """Continue the existing session `session_id` instead of starting a new session."""
+    """Continue the session `session_id` instead of starting one."""
     history: tuple[Message, ...] = ()
     """Earlier messages, oldest first, for backends that keep no history."""
     output_schema: Mapping[str, object] | None = None
@@ -144,47 +135,39 @@ class ConversationRequest:
     """Key of the task, the same in all attempts."""
     metadata: Mapping[str, JsonInput] = field(default_factory=dict[str, "JsonInput"])
     answer: Answer | None = None
-    """Answer to the question that ended the conversation's last reply. If set, the prompt is the answer as text."""
+    """Of the question that ended the conversation's last reply. If set, the prompt is the answer as text."""
     resumes_interrupted: bool = False
-    """Whether the turn continues an interrupted turn. If true, the prompt says only that the turn was interrupted."""
+    """The turn continues an interrupted turn, and the prompt says only that it was interrupted."""
     fork_of: str | None = None
-    """Session of another task to branch from; that session must stay unchanged, and `history` holds the same messages.
-    Ignored with `resume`, because the branch then has a session of its own.
+    """Session of another task to branch from, which stays unchanged; `history` holds the same messages. Ignored with
+    `resume`: the branch then has a session of its own.
     """
     files: Files | None = None
     """Folders for a `DetachedBackend`. None if the store keeps no files."""
     attaches: bool = False
-    """Whether to adopt the turn of a process that has died, which `DetachedBackend.inspect` reported as "alive" or
-    "ended". The conversation then waits for the answer of the turn, and sends no prompt. A turn that ends without an
-    answer is an error of kind `crashed`.
+    """Adopt the turn of a dead process, which `DetachedBackend.inspect` reported as "alive" or "ended": wait for its
+    answer, and send no prompt. A turn that ends without an answer is an error of kind `crashed`.
     """
     on_output: Callable[[Output], None] = _ignore_output
-    """Callback for outputs of the turn. Never blocks, never raises."""
+    """Called with each output of the turn. Never blocks, never raises."""
     on_session: Callable[[str], None] = _ignore_session
-    """Callback for the session id. Never blocks, never raises. Call `on_session` once the backend's session holds the
-    prompt of the turn; if the turn is then interrupted, the next attempt opens the session with `resume` and a prompt
-    that mentions the interruption. A backend without sessions never calls `on_session`.
+    """To be called once the backend's session holds the prompt of the turn: if the turn is then interrupted, the next
+    attempt opens the session with `resumes_interrupted`. Never blocks, never raises.
     """
     timeout: float | None = None
-    """Seconds until the turn is cancelled; None for never. A backend that ends the turn itself shortly before can
-    report the turn's usage and whether the session can be continued.
-    """
+    """Seconds until the turn is cancelled. A backend that ends it shortly before can report its usage."""
     goes_on: bool = False
     """Whether another task is known to continue the conversation, so that a server's cache is worth filling."""
     on_allowance: Callable[[Allowance], None] | None = None
-    """Callback for the beginning of each response, with the limits that the server reports. Never blocks, never raises.
-    None if nobody needs it.
-    """
+    """Called at the beginning of each response. Never blocks, never raises. None if nobody needs it."""
     traceparent: str | None = None
-    """The W3C trace context of the attempt, for a process that sends spans of its own. None if no trace can be made."""
+    """The W3C trace context of the attempt, for a process that sends spans of its own."""
     options: ModelOptions = OWN_OPTIONS
     """Settings of the task, limited to the `AdjustableBackend.adjustable` of the backend."""
     placement: Placement | None = None
-    """For a `PlacedBackend` within a run; None outside of a run, and for all other backends."""
+    """For a `PlacedBackend` within a run."""
     attachments: tuple[Attachment, ...] = ()
-    """Images and PDFs that come with the prompt, for a `FileBackend` that takes their contents; those of the earlier
-    messages of the conversation included.
-    """
+    """Images and PDFs of the prompt and of the earlier messages, for a `FileBackend` that takes their contents."""
 
 
 class Conversation(Protocol):
@@ -198,9 +181,8 @@ class Conversation(Protocol):
     async def send(self, prompt: str) -> Reply:
         """Send `prompt` and return the whole answer.
 
-        Raises BackendError, and no other exception, if no whole answer arrives: a cut stream or a missing finish reason
-        is an error, never a short answer. Cancellation ends the turn at once and frees the server's resources; the
-        conversation is unusable afterwards.
+        Raises BackendError, and nothing else, if no whole answer arrives. Cancellation ends the turn at once and frees
+        the server's resources; the conversation is unusable afterwards.
         """
         ...
 
@@ -210,10 +192,8 @@ class Backend(Protocol):
     """A source of conversations. One object serves many conversations at the same time."""
 
     def new_session_id(self) -> str | None:
-        """Return an id for a new conversation, stored before the first call. Cheap, no I/O.
-
-        Returns None if the backend has no sessions, or makes its own ids and reports them through
-        `ConversationRequest.on_session`.
+        """Return an id for a new conversation, stored before the first call; None if the backend has no sessions, or
+        makes its own ids (`ConversationRequest.on_session`). Cheap, no I/O.
         """
         ...
 
@@ -247,10 +227,7 @@ class DetachedBackend(Backend, Protocol):
     """A backend whose turns may outlive the process that started them, provided that the request has `files`."""
 
     def inspect(self, files: Files) -> DetachedTurn | None:
-        """Return the state of the turn in `files.turn`; None if no turn started. Never raises.
-
-        Reads the files and the process table, and changes nothing.
-        """
+        """Return the state of the turn in `files.turn`; None if no turn started. Changes nothing, never raises."""
         ...
 
 
@@ -275,9 +252,7 @@ class AdjustableBackend(Backend, Protocol):
 
 @runtime_checkable
 class OptionalPromptBackend(Backend, Protocol):
-    """A backend that may be called with a blank prompt, such as a function. Every other backend asks somebody, and a
-    task without a prompt is refused.
-    """
+    """A backend that may be called with a blank prompt, such as a function."""
 
     @property
     def needs_prompt(self) -> bool:
@@ -287,9 +262,7 @@ class OptionalPromptBackend(Backend, Protocol):
 
 @runtime_checkable
 class FileBackend(Backend, Protocol):
-    """A backend whose prompts may come with images and PDFs. Every other backend gets text files alone, as a part of
-    the prompt.
-    """
+    """A backend whose prompts may come with images and PDFs. Others get text files alone, as a part of the prompt."""
 
     @property
     def takes_files(self) -> Literal["contents", "paths"]:
@@ -301,10 +274,7 @@ class FileBackend(Backend, Protocol):
 
 @runtime_checkable
 class ForkingBackend(Backend, Protocol):
-    """A backend that keeps session histories and supports `ConversationRequest.fork_of`.
-
-    With any other backend, a task that continues another task uses the same session, unless several tasks do.
-    """
+    """A backend whose sessions may be continued by several tasks (`ConversationRequest.fork_of`)."""
 
     @property
     def can_fork(self) -> bool:
@@ -317,9 +287,7 @@ class StatusBackend(Backend, Protocol):
     """A backend whose sessions hold the status of their run, for other readers of the sessions."""
 
     async def note_cancelled(self, session_id: str) -> None:
-        """Note in the session, in which no turn is under way, that its run was cancelled. Harmless if repeated. Any
-        error is logged by the caller.
-        """
+        """Note in the session, in which no turn is under way, that its run was cancelled. The caller logs any error."""
         ...
 
 

@@ -32,18 +32,16 @@ Function: TypeAlias = Callable[[str], Awaitable[Any]] | Callable[[str], Any]
 class FunctionBackend(Placeable):
     """A backend that answers each prompt by calling a function.
 
-    Text becomes the reply's `text`. Any other JSON value becomes the reply's `data`, as read back from JSON (a tuple
-    becomes a list), and `text` is the JSON. With an output schema the value has to fit the schema, text being read as
-    JSON first; a function gets no repair turn (`invalid_output`).
+    Text becomes the reply's `text`, any other JSON value its `data`, as read back from JSON (a tuple becomes a list).
+    With an output schema the value has to fit it, text being read as JSON first; there is no repair turn. There are no
+    sessions: each turn is one call.
 
-    Raises BackendError of kind `unexpected` if the function returns None, NaN or a value that JSON cannot hold, or
-    raises any exception except ConnectionError and TimeoutError (kind `transient`) and BackendError (raised unchanged).
-    The message ends in the place in the user's code, such as `(at tools.py:18 in count)`.
+    Raises BackendError: `unexpected` if the function returns None, NaN or what JSON cannot hold, or raises, `transient`
+    for ConnectionError and TimeoutError; a BackendError passes. The message ends in the place in the user's code, such
+    as `(at tools.py:18 in count)`.
 
-    A plain function runs in a worker thread of its own. Threads cannot be stopped: after a cancellation or timeout the
-    turn is abandoned, the thread runs on to the function's end, and the result is dropped. Prefer `async def`.
-
-    There are no sessions: each turn is one call, and earlier messages are not passed on.
+    A plain function runs in a thread of its own, which cannot be stopped: after a cancellation or timeout it runs on to
+    its end, and the result is dropped. Prefer `async def`.
     """
 
     __slots__ = ("_call", "_function")
@@ -62,9 +60,7 @@ class FunctionBackend(Placeable):
         return self._function
 
     def answer_key(self) -> JsonValue:
-        """Return the module and the name of the function, and a digest of the code: the function's own, without the
-        functions that it calls and the values of a closure.
-        """
+        """Return the function's module and name, and a digest of its own code, without what it calls or closes over."""
         name = getattr(self._function, "__qualname__", type(self._function).__qualname__)
         code = getattr(self._function, "__code__", None) or getattr(type(self._function).__call__, "__code__", None)
         digest = hashlib.sha256(repr(_code_parts(code)).encode()).hexdigest() if isinstance(code, CodeType) else ""
@@ -94,9 +90,7 @@ def as_backend(value: object) -> Backend:
 
 
 class _FunctionConversation:
-    """Conversation and context manager in one object: each task opens a conversation, and `asynccontextmanager` costs
-    time.
-    """
+    """Conversation and context manager in one object, because `asynccontextmanager` costs each task time."""
 
     __slots__ = ("_call", "_request")
 
@@ -143,9 +137,7 @@ class _FunctionConversation:
 
 
 def format_traceback(error: BaseException) -> str:
-    """Return the traceback of `error` as Python prints it, from the first line of the user's code on, with the values
-    of secret environment variables masked.
-    """
+    """Return the traceback of `error` from the first line of the user's code on, without secrets of the environment."""
     printed = TracebackException.from_exception(error, compact=True)
     frames = list(printed.stack)
     first = next((index for index, frame in enumerate(frames) if _is_users(Path(frame.filename))), 0)

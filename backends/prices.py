@@ -1,7 +1,6 @@
-"""The price of a model: a line of the user, or a line of the list in the package `genai-prices` (extra `prices`).
+"""The price of a model: a line of the user, or of the list in the package `genai-prices` (extra `prices`).
 
-The list is loaded when a call needs a price from the list, which takes some tenths of a second. Nothing is fetched from
-the network: the prices are those of the installed version of the package.
+The list is loaded when a call first needs it, which takes some tenths of a second. Nothing is fetched from the network.
 """
 
 from __future__ import annotations

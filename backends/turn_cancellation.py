@@ -1,8 +1,7 @@
-"""Cancellation as a request: a turn reads the request at its safe points, such as between two calls of a model.
+"""Cancellation as a request: a turn reads it at its safe points, such as between two calls of a model.
 
-The runner makes one `Cancellation` for each run and sets it around each call of a backend. A task's code reads the
-request with `cancel_requested`. A backend registers a callback with `when_cancelled`, which passes the request on in
-the backend's own protocol. A turn that goes on regardless is cut when the grace time of its run is over.
+The runner makes one `Cancellation` for each run. A task's code reads it with `cancel_requested`; a backend passes it on
+in its own protocol (`when_cancelled`). A turn that goes on regardless is cut when the grace time of its run is over.
 """
 
 from __future__ import annotations
@@ -15,10 +14,9 @@ from contextvars import ContextVar, Token
 def cancel_requested() -> bool:
     """Return whether the task in which the caller runs is to end: its run is being cancelled, or the attempt has ended.
 
-    For code that runs for long: `async def` and plain functions, nodes of a graph, and the threads and tasks that they
-    start with a copy of their context (`asyncio.to_thread`). An attempt has ended for a plain function when the time
-    limit of the task is over or the run was stopped, because nobody reads the result any more. Returns False outside of
-    a task. Cheap, and callable from any thread.
+    For code that runs for long: functions, nodes of a graph, and the threads and tasks that they start with a copy of
+    their context. The attempt of a plain function has ended when the time limit is over or the run was stopped: nobody
+    reads the result. False outside of a task. Cheap, and callable from any thread.
     """
     turn = _turn.get()
     return turn is not None and (turn.over or turn.cancellation.requested)

@@ -50,13 +50,11 @@ class _Server:
 class LoadBalancedBackend:
     """Several servers with the same model, used as one backend.
 
-    A request goes to the server with the fewest requests of this backend under way. A conversation goes on at its last
-    server, which may have its beginning in the cache, unless that server has more than twice the requests of the least
-    loaded one. A server that fails (kinds `transient`, `overloaded` and `rate_limited`) gets no requests for a second,
-    and for up to a minute if it keeps failing. A request that the server has not processed goes to the next server at
-    once: there is no connection, or the server refuses the request (`overloaded`, `rate_limited`). If all servers
-    refuse, the error with the shortest wait ends the attempt. Every other failure ends the attempt at once, because the
-    request may have been processed.
+    A request goes to the server with the fewest under way. A conversation stays at its last server, which may have its
+    beginning in the cache, unless that one has more than twice the requests of the least loaded. A server that fails
+    (`transient`, `overloaded`, `rate_limited`) gets none for a second, and up to a minute if it keeps failing. A
+    request that was not processed (no connection, `overloaded`, `rate_limited`) goes to the next server at once; if all
+    refuse, the error with the shortest wait ends the attempt. Every other failure ends it: the request may have been processed.
 
     Raises ValueError without servers.
     """

@@ -48,9 +48,9 @@ _ENVIRONMENT = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TEMP", "SYSTEMROOT"
 class LocalBackend(Placeable):
     """A model in a GGUF file, served by llama.cpp (extra `local`) in a child process that ends with this process.
 
-    The server starts at the first conversation, in about a second, and again after a crash; turns running during a
-    crash fail with `crashed`. The server stops at `aclose`, at the end of `async with`, when the backend object is
-    collected, and when this process ends in any way. In other respects the backend works like `OpenAIBackend`.
+    The server starts at the first conversation, in about a second, and again after a crash, with which running turns
+    fail (`crashed`). It stops at `aclose`, when the backend is collected, and when this process ends in any way. In
+    other respects the backend works like `OpenAIBackend`.
     """
 
     gguf: str | os.PathLike[str] | None = None
