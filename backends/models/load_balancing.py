@@ -54,7 +54,8 @@ class LoadBalancedBackend:
     beginning in the cache, unless that one has more than twice the requests of the least loaded. A server that fails
     (`transient`, `overloaded`, `rate_limited`) gets none for a second, and up to a minute if it keeps failing. A
     request that was not processed (no connection, `overloaded`, `rate_limited`) goes to the next server at once; if all
-    refuse, the error with the shortest wait ends the attempt. Every other failure ends it: the request may have been processed.
+    refuse, the error with the shortest wait ends the attempt. Every other failure ends it: the request may have been
+    processed.
 
     Raises ValueError without servers.
     """
