@@ -317,7 +317,8 @@ class RunRates:
 
     def waiting(self) -> list[str]:
         """Return the backends at whose limits of rate tasks of the run wait."""
-        return [name for name, gate in self.gates().items() if gate.makes_wait(self._run)]
+        gates = self.gates()
+        return [name for name, gate in gates.items() if gate.makes_wait(self._run)] if gates else []
 
     def _size(self, gate: RateGate, position: int) -> int:
         if not gate.limiter.counts_tokens:

@@ -69,6 +69,8 @@ class Scheduler:
         self.rates = RunRates(self, self._gates)
         """The calls of this run on backends with limits of rate."""
         self._queue_of = [self._queue(name) for name in backends]
+        self._offer: tuple[ReadyQueue, int] | None = None
+        """While the run is offered a slot: the tasks that may take it, and the number of slots in use with it."""
         self._for_each = ForEachQueue(dag)
         self._dropped: set[int] = set()
         self._admitted: set[int] = set()
@@ -172,26 +174,24 @@ class Scheduler:
         return self._pop(best.heap)
 
     def _best(self) -> ReadyQueue | None:
-        if self._slots.taken >= self._slots.most:
+        taken = self._slots.taken
+        if taken >= self._slots.concurrency or (self._offer is not None and taken >= self._offer[1]):
             return None
         best: ReadyQueue | None = None
-        for queue in self._queues.values():
+        for queue in self._queues.values() if self._offer is None else (self._offer[0],):
             if queue.heap and queue.may_take and (best is None or queue.heap[0] < best.heap[0]):
                 gate = queue.account.gate
                 best = queue if gate is None or self.rates.admitted(gate, queue.heap[0][1]) else best
         return best
 
-    @property
-    def may_take(self) -> bool:
-        """Whether `take` would return a task."""
-        return self._best() is not None
-
     def enqueue(self, take: Callable[[], None]) -> bool:
         """Request slots held by other runs, backends that refusals have closed or narrowed, and turns at the limits of
         rate. Return whether eligible tasks wait for any of them; `take` is called when one of them may start.
         """
-        waits = self._join_all(take)
+        waits = False
         for queue in self._queues.values():
+            if queue.account.gate is not None:
+                waits = self._join(queue, queue.account.gate, take) or waits
             if queue.heap and (self._slots.shared or not queue.account.is_open):
                 queue.wait(partial(self._offered, queue, take))
                 waits = True
@@ -208,30 +208,31 @@ class Scheduler:
         if gate is not None:
             gate.lower(allowance)
 
-    def _join_all(self, take: Callable[[], None]) -> bool:
-        return any([self._join(queue, take) for queue in self._queues.values()])  # noqa: C419 - each queue joins
-
-    def _join(self, queue: ReadyQueue, take: Callable[[], None]) -> bool:
+    def _join(self, queue: ReadyQueue, gate: RateGate, take: Callable[[], None]) -> bool:
         """Wait for a turn at the backend's limit of rate if the limit is the only obstacle. Return whether it is."""
-        gate = queue.account.gate
-        if gate is None:
-            return False
         position = queue.heap[0][1] if queue.heap else None
-        is_free = self._slots.taken < self._slots.most
+        is_free = self._slots.taken < self._slots.concurrency
         if position is None or not is_free or not queue.may_take:
             gate.leave(self)
             return False
         self.rates.join(gate, position, take)
         return True
 
-    def _offered(self, queue: ReadyQueue, take: Callable[[], None]) -> None:
-        if self.may_take:
-            del queue.account.queue[self]
-            take()
-        elif not queue.heap:
-            del queue.account.queue[self]  # all its tasks have been started meanwhile
-        else:
-            self._join(queue, take)
+    def _offered(self, queue: ReadyQueue, take: Callable[[], None]) -> bool:
+        """Call `take`, which may take one slot, for a task of `queue`. Return whether it has."""
+        before = self._slots.taken
+        self._offer = queue, before + 1
+        try:
+            if self._best() is not None:
+                del queue.account.queue[self]
+                take()
+            elif not queue.heap:
+                del queue.account.queue[self]  # all its tasks have been started meanwhile
+            elif queue.account.gate is not None:
+                self._join(queue, queue.account.gate, take)
+        finally:
+            self._offer = None
+        return self._slots.taken > before
 
     def release_all(self) -> None:
         """Release all slots and requests at the end of the run's execution."""

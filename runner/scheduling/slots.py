@@ -130,7 +130,9 @@ class Account:
         """Whether another task may start on the backend."""
         if self.throttled:
             return False
-        return self.probe is None if self.is_held else self.taken + 1 <= self.width
+        if self.probing or self.in_a_row:  # held
+            return self.probe is None
+        return self.taken + 1 <= self.width
 
     @property
     def is_held(self) -> bool:
@@ -274,16 +276,12 @@ class SlotPool:
         shared: bool = False,
         account_of: Callable[[str], Account] | None = None,
     ) -> None:
-        self.most = concurrency
-        """The number of slots that may be in use now."""
+        self.concurrency = concurrency
         self.shared = shared
         self.taken = 0
-        self.only: Account | None = None
-        """The only backend on which a slot may be taken now; None if there is no restriction."""
         self.accounts: Counter[Account] = Counter()
         """The accounts of the runs, each with the number of runs that use it."""
         self.account_of: Callable[[str], Account] = account_of or defaultdict[str, Account](Account).__getitem__
-        self._concurrency = concurrency
         self._limits = limits or {}
         self._slots: dict[str, BackendSlots] = {}
 
@@ -292,14 +290,14 @@ class SlotPool:
         slots = self._slots.get(backend)
         if slots is None:
             ceiling = self._limits.get(backend, inf)
-            slots = self._slots[backend] = BackendSlots(ceiling, int(min(ceiling, self._concurrency)))
+            slots = self._slots[backend] = BackendSlots(ceiling, int(min(ceiling, self.concurrency)))
         return slots
 
     def widen(self, concurrency: int) -> None:
         """Raise the number of slots to `concurrency`, unless there are more."""
-        self.most = self._concurrency = max(self._concurrency, concurrency)
+        self.concurrency = max(self.concurrency, concurrency)
         for slots in self._slots.values():
-            slots.total = int(min(slots.ceiling, self._concurrency))
+            slots.total = int(min(slots.ceiling, self.concurrency))
 
     def offer(self, releasing: object) -> None:
         """Offer what is free, one slot at a time, to all waiting runs except the run `releasing`."""
@@ -319,16 +317,6 @@ class SlotPool:
                     first = waiting if first is None or waiting.number < first.number else first
                     break
         return first
-
-    def offer_one(self, account: Account, take: Callable[[], None]) -> bool:
-        """Call `take`, which may take one slot, on `account`. Return whether it has."""
-        most, only, before = self.most, self.only, self.taken
-        self.most, self.only = self.taken + 1, account
-        try:
-            take()
-        finally:
-            self.most, self.only = most, only
-        return self.taken > before
 
 
 @dataclass(slots=True, eq=False)
@@ -373,9 +361,7 @@ class ReadyQueue:
     @property
     def may_take(self) -> bool:
         """Whether a task may start on the backend, given a free slot."""
-        if self.slots.taken >= self.slots.ceiling or self.pool.only not in (None, self.account):
-            return False
-        return self.account.is_open
+        return self.slots.taken < self.slots.ceiling and self.account.is_open
 
     def take(self, position: int | None) -> None:
         """Assign a slot to the task at `position`, which starts now; None for a task that runs already."""
@@ -393,17 +379,17 @@ class ReadyQueue:
 
     def is_probe(self, position: int) -> bool:
         """Return whether the running task is the probe of its backend."""
-        return self.account.probe == (self.run, position)
+        return self.account.probe is not None and self.account.probe == (self.run, position)
 
-    def wait(self, take: Callable[[], None]) -> None:
-        """Call `take` whenever the run may get a slot on the backend, until the run is removed from `Account.queue`.
+    def wait(self, take: Callable[[], bool]) -> None:
+        """Call `take` whenever the run may get a slot on the backend, until the run is removed from `Account.queue`. It
+        returns whether the run has taken one.
 
         `take` runs in the context variables of this call, not in the context of the releasing run. A served run removes
         itself and may call again.
         """
         if self.run not in self.account.queue:
-            offer = partial(self.pool.offer_one, self.account, partial(copy_context().run, take))
-            self.account.queue[self.run] = Waiting(next(_numbers), self._has_room, offer)
+            self.account.queue[self.run] = Waiting(next(_numbers), self._has_room, partial(copy_context().run, take))
 
     def _has_room(self) -> bool:
-        return self.pool.taken < self.pool.most and self.slots.taken < self.slots.ceiling
+        return self.pool.taken < self.pool.concurrency and self.slots.taken < self.slots.ceiling

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
+from operator import attrgetter
 from typing import Any, cast
 
 from plait import events
@@ -47,6 +48,8 @@ def new_task(task: Task) -> events.NewTask:
 
 def _spec(task: Task) -> str:
     """Return the JSON of the options that differ from the defaults. Most tasks of a large run share the empty spec."""
+    if _options_of(task) == _DEFAULTS:
+        return "{}"
     spec: dict[str, Any] = {}
     if task.continues is not None:
         spec["continues"] = task.continues
@@ -73,6 +76,10 @@ def _spec(task: Task) -> str:
     if task.files:
         spec["files"] = [[file.path, file.sha256] for file in task.files if isinstance(file, TaskFile)]
     return to_json(spec) if spec else "{}"
+
+
+_options_of = attrgetter(*({each.name for each in fields(Task)} - {"id", "prompt", "depends_on", "backend"}))
+_DEFAULTS = _options_of(Task("task", "prompt"))
 
 
 def _set(task: Task, *names: str) -> dict[str, Any]:

@@ -90,11 +90,11 @@ def _limit_off_by_one() -> AbstractContextManager[object]:
     take = schedule.Scheduler.take
 
     def generous(self: Any) -> int | None:
-        self._slots.most += 1
+        self._slots.concurrency += 1
         try:
             return take(self)
         finally:
-            self._slots.most -= 1
+            self._slots.concurrency -= 1
 
     return mock.patch.object(schedule.Scheduler, "take", generous)
 
