@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any
 
-import plait.runner.plan.added_tasks  # noqa: F401 - otherwise the first growing run pays for the import
+import plait.runner.plan.plan_tasks  # noqa: F401 - otherwise the first growing run pays for the import
 from benchmarks.stores import sqlite_store
 from plait import DAG, GrowthLimits, ParallelRunner, RunStatus, Task
 from plait.workflows import Decision, RunView

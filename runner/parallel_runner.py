@@ -30,7 +30,6 @@ from plait.runner.client.create_run import checked_run_id, create_run, slot_sett
 from plait.runner.client.fork_run import Fork, plan_fork
 from plait.runner.client.reuse_preview import ReusePreview, preview_reuse
 from plait.runner.domain.asked_question import OnQuestion, OpenQuestion
-from plait.runner.domain.concurrency import default_concurrency
 from plait.runner.domain.dag import DAG, as_dag
 from plait.runner.domain.policy import Policy
 from plait.runner.domain.run_result import Degradation, RunResult
@@ -49,6 +48,7 @@ from plait.runner.reuse.earlier_answers import (
     require_tasks,
 )
 from plait.runner.scheduling.rate_limits import RateLimits
+from plait.runner.scheduling.slots import default_concurrency
 from plait.runner.state.codec import run_created
 from plait.runner.state.own_store import OwnStore, StorePlace, with_open_store
 from plait.runner.state.run_state import RunState

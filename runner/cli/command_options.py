@@ -27,7 +27,7 @@ from plait.runner.client.store_place import (
     read_only_store,
     store_place,
 )
-from plait.runner.domain.concurrency import DEFAULT_CONCURRENCY
+from plait.runner.scheduling.slots import DEFAULT_CONCURRENCY
 from plait.safe_text import SCHEMES, masked_address, passwords
 
 if TYPE_CHECKING:

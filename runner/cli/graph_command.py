@@ -19,8 +19,7 @@ from plait.runner.cli.run_report import print_json
 from plait.runner.cli.terminal_output import as_line, counted, seconds, tokens, visible
 from plait.runner.client.store_place import StorePlace, find_run, read_only_store
 from plait.runner.domain.dag import DAG
-from plait.runner.drawing.dag_picture import Look, mermaid, page, svg
-from plait.runner.drawing.folding import fold
+from plait.runner.drawing.dag_picture import Look, fold, mermaid, page, svg
 from plait.runner.policies.step_workflow import Workflow
 from plait.runner.state.codec import decode_dag
 from plait.runner.views.read_views import find_adders, shown_status

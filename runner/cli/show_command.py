@@ -27,7 +27,7 @@ from plait.runner.cli.waiting_questions import list_waiting
 from plait.runner.client.backend_set import stores_backends
 from plait.runner.client.store_place import StorePlace, find_run, find_task, read_only_store
 from plait.runner.domain.asked_question import parse_time
-from plait.runner.domain.groups import group_of, groups_of
+from plait.runner.domain.dag import group_of, groups_of
 from plait.runner.domain.wait_reasons import WaitKind, WaitReason, clock_time
 from plait.runner.reuse.earlier_answers import KEPT, REUSED, ReuseFrom
 from plait.runner.views.read_views import (

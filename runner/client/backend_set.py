@@ -26,7 +26,6 @@ from plait.errors import InvalidRequest, KeyConflict
 from plait.json_form import JsonValue
 from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import RunRecord
-from plait.runner.domain.concurrency import DEFAULT_CONCURRENCY, default_concurrency
 from plait.runner.domain.dag import DAG, nearest
 from plait.runner.domain.policy import Policy
 from plait.runner.engine.run_options import DEFAULT_BACKEND, needed_backends, policy_backends, task_backends
@@ -35,6 +34,7 @@ from plait.runner.plan.plan_file import Plan
 from plait.runner.plan.plan_models import PricePart
 from plait.runner.plan.plan_positions import MAX_BYTES, read_source
 from plait.runner.scheduling.rate_limits import RateLimits
+from plait.runner.scheduling.slots import DEFAULT_CONCURRENCY, default_concurrency
 from plait.statuses import TASK_DONE, TaskStatus
 
 SPECS: TypeAdapter[dict[str, BackendSpec]] = TypeAdapter(dict[str, BackendSpec])

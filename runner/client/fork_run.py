@@ -13,8 +13,7 @@ from plait.json_form import JsonInput
 from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import TaskRecord
 from plait.runner.client.create_run import RESERVED_SETTINGS
-from plait.runner.domain.dag import DAG
-from plait.runner.domain.groups import group_of
+from plait.runner.domain.dag import DAG, group_of
 from plait.runner.domain.policy import Policy
 from plait.runner.domain.prompt_values import named
 from plait.runner.policies import policy_of

@@ -23,7 +23,7 @@ from plait.runner.client.await_answer import wait_for_answer
 from plait.runner.client.create_run import create_run, with_policy
 from plait.runner.domain.dag import DAG, as_dag
 from plait.runner.domain.policy import Policy
-from plait.runner.drawing.coordinates import coordinates
+from plait.runner.drawing.dag_picture import coordinates
 from plait.runner.engine.event_feed import LiveText, TextPiece
 from plait.runner.engine.inbox import LOOK_EVERY_S
 from plait.runner.engine.run_handle import Run

@@ -8,9 +8,8 @@ from itertools import chain
 from plait.json_form import JsonInput
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.run_result import TaskResult
-from plait.runner.prompts.condition import condition_names, is_true
 from plait.runner.prompts.prompt_names import NoResult, PromptNames, structured
-from plait.runner.prompts.prompt_template import names_used, render
+from plait.runner.prompts.prompt_template import condition_names, is_true, names_used, render
 from plait.statuses import TaskStatus
 from plait.task import Task
 

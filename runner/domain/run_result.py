@@ -1,12 +1,13 @@
-"""Results of runs and tasks: frozen values."""
+"""Results of runs and tasks, as values and as a table in a notebook."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from html import escape
+from itertools import islice
 
 from plait.json_form import JsonValue, value
-from plait.runner.domain.html_table import html_table
 from plait.statuses import RunStatus, TaskStatus
 from plait.usage import NO_USAGE, Usage, cost
 
@@ -142,3 +143,24 @@ def _row(task: TaskResult) -> tuple[str, ...]:
     tokens = f"{used.input_tokens:,}+{used.output_tokens:,}" if used.input_tokens or used.output_tokens else ""
     took = f"{task.duration_s:.2f}" if task.attempts else ""
     return task.id, task.status.value, told, str(task.attempts), tokens, took
+
+
+MOST_ROWS = 100
+_LONGEST_CELL = 200
+_CELL = 'style="text-align:left;vertical-align:top"'
+
+
+def html_table(caption: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table with a row of `headings` and at most MOST_ROWS of the `rows`. Every text is escaped, and long
+    cells are cut: texts of models must neither run nor fill a page.
+    """
+    head = "".join(f"<th {_CELL}>{escape(heading)}</th>" for heading in headings)
+    body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in islice(rows, MOST_ROWS))
+    left = len(rows) - MOST_ROWS
+    more = f'<tr><td colspan="{len(headings)}" {_CELL}>and {left:,} more tasks</td></tr>' if left > 0 else ""
+    return f"<table><caption>{escape(caption)}</caption><tr>{head}</tr>{body}{more}</table>"
+
+
+def _cell(text: str) -> str:
+    shown = text if len(text) <= _LONGEST_CELL else f"{text[: _LONGEST_CELL - 1]}…"
+    return f"<td {_CELL}>{escape(shown)}</td>"

@@ -1,4 +1,8 @@
-"""A DAG as Mermaid text or as a self-contained SVG, alone or in an HTML page. Pure."""
+"""A DAG as Mermaid text or as a self-contained SVG, alone or in an HTML page. Pure.
+
+A large DAG is drawn with the parts of each `for_each` as one task (`folded`), so that the picture stays readable; a
+program that draws by itself gets the positions of boxes and the curves of edges.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,13 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from plait.runner.domain.dag import DAG
+from plait.errors import DAGError
+from plait.runner.domain.dag import DAG, group_of, groups_of
 from plait.runner.drawing.dag_layout import HEIGHT, Box, Layout
 from plait.statuses import TaskStatus
+from plait.task import Task
 
 _CHAR = 7.25  # width of a character in the 12 px monospace font, with a margin
 _SMALL = 6.1  # the same at 10 px
@@ -210,3 +217,85 @@ def _mermaid_text(text: str) -> str:
     """
     fit = _UNFIT.sub("\ufffd", " ".join(text.split()))
     return re.sub(r"[^\w .,:+\-·/()]", lambda found: f"#{ord(found[0])};", fit)
+
+
+MOST_DRAWN = 200
+"""Tasks from which on groups are folded."""
+_FEWEST = 2
+_URGENT = (TaskStatus.FAILED, TaskStatus.WAITING_INPUT, TaskStatus.RUNNING)
+
+
+def fold(dag: DAG, looks: Mapping[str, Look]) -> tuple[DAG, Mapping[str, Look]]:
+    """Return `dag` and `looks` with each group of parts, and the whole of the group if there is one, as one task. A DAG
+    of at most `MOST_DRAWN` tasks is returned unchanged.
+    """
+    if len(dag) <= MOST_DRAWN:
+        return dag, looks
+    groups = groups_of(((task.id, task.item, task.id) for task in dag), _FEWEST)
+    name_of = {task.id: _name(task, groups) for task in dag}
+    merged: dict[str, Task] = {}
+    needs: dict[str, dict[str, None]] = {}
+    for position, task in enumerate(dag):
+        name = name_of[task.id]
+        merged.setdefault(name, Task(name, name, continues=name_of.get(task.continues or "")))
+        before = needs.setdefault(name, {})
+        before.update(dict.fromkeys(name_of[dag.tasks[one].id] for one in dag.dependencies[position]))
+        before.pop(name, None)
+    tasks = [Task(name, name, tuple(needs[name]), continues=task.continues) for name, task in merged.items()]
+    try:
+        smaller = DAG(tasks, name=dag.name)
+    except DAGError:  # parts of two groups need each other
+        return dag, looks
+    kept = {name: look for name, look in looks.items() if name in merged and name not in groups}
+    return smaller, {**kept, **{name: _look(parts, looks) for name, parts in groups.items()}}
+
+
+def _name(task: Task, groups: Mapping[str, Sequence[str]]) -> str:
+    name = group_of(task.id, task.item)
+    return task.id if name is None or name not in groups else name
+
+
+def _look(parts: Sequence[str], looks: Mapping[str, Look]) -> Look:
+    counts = Counter(looks[part].status for part in parts if part in looks)
+    there = [status for status in (*_URGENT, *TaskStatus) if counts[status]]
+    told = ", ".join(f"{counts[one]:,} {one.value.replace('_', ' ')}" for one in TaskStatus if counts[one])
+    note = " · ".join(filter(None, (f"{len(parts):,} parts", told)))
+    return Look(there[0] if there else None, note, note)
+
+
+_BOX_CHAR, _PADDING, _NARROWEST, _WIDEST = 7.4, 44.0, 148.0, 280.0
+
+
+def coordinates(dag: DAG) -> dict[str, Any]:
+    """Return the picture of `dag` as a JSON object, in pixels from the left upper corner. Large groups are folded.
+
+    `boxes` have the name of a task or of a group, with their place and size. `edges` are lists of numbers: x and y of
+    the start, then for each curve the x where it ends, its y, and the x up to which a level line follows; the last
+    number of an edge is 1 if the second task continues the conversation of the first.
+    """
+    dag, _ = fold(dag, {})
+    layout = Layout(dag, [min(max(_NARROWEST, len(task.id) * _BOX_CHAR + _PADDING), _WIDEST) for task in dag])
+    boxes = [
+        {
+            "name": dag.tasks[box.task].id,
+            "x": round(layout.lefts[box.column], 1),
+            "y": round(box.y - HEIGHT / 2, 1),
+            "width": round(layout.widths[box.column], 1),
+            "height": HEIGHT,
+        }
+        for box in layout.tasks
+        if box.task is not None
+    ]
+    edges = [_edge(dag, layout, route) for route in layout.routes]
+    return {"width": round(layout.width, 1), "height": round(layout.height, 1), "boxes": boxes, "edges": edges}
+
+
+def _edge(dag: DAG, layout: Layout, route: Sequence[Box]) -> list[float]:
+    start, end = route[0], route[-1]
+    numbers = [layout.lefts[start.column] + layout.widths[start.column], start.y]
+    for box in route[1:]:
+        left = layout.lefts[box.column]
+        numbers += [left, box.y, left if box is end else left + layout.widths[box.column]]
+    assert start.task is not None and end.task is not None  # noqa: PT018 - the ends of a route are tasks
+    goes_on = dag.tasks[end.task].continues == dag.tasks[start.task].id
+    return [*(round(number, 1) for number in numbers), float(goes_on)]

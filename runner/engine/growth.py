@@ -25,7 +25,7 @@ from plait.statuses import TaskStatus
 from plait.task import Task
 
 if TYPE_CHECKING:
-    from plait.runner.plan.added_tasks import AddedTasks
+    from plait.runner.plan.plan_tasks import AddedTasks
 
 
 class Growth:
@@ -189,7 +189,7 @@ def _specs(reply: Reply) -> Sequence[object]:
 
 
 def _read_added(specs: Sequence[object]) -> AddedTasks:
-    from plait.runner.plan.added_tasks import read_added  # noqa: PLC0415 - imports pydantic, needed by growing runs only
+    from plait.runner.plan.plan_tasks import read_added  # noqa: PLC0415 - imports pydantic, needed by growing runs only
 
     return read_added(specs)
 

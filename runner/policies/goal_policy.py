@@ -17,9 +17,17 @@ from typing import Any, cast
 from plait.json_form import JsonInput, JsonValue
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.policy import Decision, RunView
-from plait.runner.policies.goal_messages import ANSWER_ID, LoopPrompts, Team
+from plait.runner.policies.goal_messages import (
+    ANSWER_ID,
+    KnownTasks,
+    LoopPrompts,
+    ModelRequest,
+    ParsedReply,
+    Team,
+    read_plan,
+    read_reflection,
+)
 from plait.runner.policies.goal_progress import EXECUTED, WorkState, digest, identity, is_work
-from plait.runner.policies.orchestrator.replies import KnownTasks, ModelRequest, ParsedReply, read_plan, read_reflection
 from plait.statuses import RunStatus, TaskStatus
 from plait.task import Task
 

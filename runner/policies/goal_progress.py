@@ -12,8 +12,7 @@ from functools import cached_property
 
 from plait.runner.domain.policy import RunView
 from plait.runner.domain.run_result import TaskResult
-from plait.runner.policies.goal_messages import ANSWER_ID
-from plait.runner.policies.orchestrator.replies import PREFIX, KnownTasks
+from plait.runner.policies.goal_messages import ANSWER_ID, PREFIX, KnownTasks
 from plait.runner.prompts.prompt_names import text_of
 from plait.statuses import TASK_DONE, TaskStatus
 from plait.task import FailureMode, Task

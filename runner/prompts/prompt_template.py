@@ -1,13 +1,19 @@
-r"""A prompt rendered from upstream results, in one pass: an inserted value is never read as a template. Pure.
+"""A prompt rendered from upstream results, and a condition (`when`) read as true or false. Pure.
 
-A plain prompt holds names and fields and nothing else, and is filled in by a substitution:
+Both are rendered in one pass: an inserted value is never read as a template. A plain prompt holds names and fields and
+nothing else, and is filled in by a substitution:
 
     {{ review }}  {{ review.label }}  {{ parts.0 }}  {{ item["first name"] }}  {{ results["my-task"] }}  {{ '{{' }}
 
 Text that a model wrote gets no more. For the user's own prompts it is the short way: 20 µs, where jinja2 takes 600 µs
-to read a prompt, and 0.1 s to import. All others go to `prompts/template.py`, which gives each of these constructs the
-same meaning. So a prompt is plain or not by its text alone: one that was checked when a model added its task stays
-plain in every store and after every resume.
+to read a prompt, and 0.1 s to import. All others go to `jinja_template`, which gives each of these constructs the same
+meaning. So a prompt is plain or not by its text alone: one that was checked when a model added its task stays plain in
+every store and after every resume.
+
+A condition is an expression of the template language with the same names, filters, tests and limits. The braces around
+a name are those of a prompt, and the expression reads them as parentheses:
+
+    {{ review.data.ok }} == false        {{ score.value }} >= 3 and not {{ draft.final }}
 """
 
 from __future__ import annotations
@@ -34,7 +40,8 @@ from plait.runner.prompts.prompt_names import (
 )
 
 if TYPE_CHECKING:
-    from plait.runner.prompts.template import Template
+    from plait.runner.prompts.jinja_template import Template
+
 
 _NOT_NAMES = frozenset({*CONSTANTS, "not", "self"})
 """Words with a meaning of their own in the template language, where they stand in place of a name."""
@@ -64,7 +71,7 @@ def parse_names(prompt: str) -> tuple[PromptNames, Sequence[PromptError]]:
     if plain is not None:
         return plain[1], ()
     try:
-        template = _template(prompt)
+        template = _compiled(prompt)
     except PromptError as error:
         return _NOTHING, (error,)
     return template.names, template.mistakes
@@ -79,7 +86,7 @@ def render(prompt: str, values: Mapping[str, JsonInput], *, limit: int = DEFAULT
     """
     plain = _plain(prompt)
     if plain is None:
-        return _template(prompt).render(values, limit)
+        return _compiled(prompt).render(values, limit)
     if plain[0]:
         return _fill_in(prompt, values, limit)
     if len(prompt) > limit:
@@ -180,7 +187,46 @@ def _line(prompt: str, position: int) -> int:
     return prompt.count("\n", 0, position) + 1
 
 
-def _template(prompt: str) -> Template:
-    from plait.runner.prompts.template import compile_template  # noqa: PLC0415 - see the head
+_TEXT = r"""'[^'\\]*(?:\\.[^'\\]*)*'|"[^"\\]*(?:\\.[^"\\]*)*\""""
+_PIECE = re.compile(rf"({_TEXT})|\{{\{{-?((?:{_TEXT}|[^'\"])*?)-?\}}\}}", re.DOTALL)
+"""A quoted text, or a construct in braces with its expression in the second group."""
+_OUTCOMES = {"true": True, "false": False, "": False}
+_ORDER = re.compile(r"'(<=?|>=?)' not supported between instances of '\w+' and '\w+'")
+_SHORT = 60
 
-    return compile_template(prompt)
+
+def condition_names(condition: str) -> tuple[PromptNames, Sequence[PromptError]]:
+    """Return the names that `condition` uses, as far as they can be read, and all mistakes of the condition itself."""
+    try:
+        template = _compiled(condition, is_condition=True)
+    except PromptError as error:
+        return PromptNames(), (error,)
+    return template.names, template.mistakes
+
+
+def is_true(condition: str, values: Mapping[str, JsonInput]) -> bool:
+    """Return whether `condition` is true of `values`. Raise PromptError if the condition cannot be evaluated, or has a
+    value other than true, false, none and an empty text; none and an empty text are false.
+    """
+    try:
+        text = _compiled(condition, is_condition=True).render(values, DEFAULT_LIMIT)
+    except PromptError as error:
+        order = _ORDER.fullmatch(str(error))
+        if order is None:
+            raise
+        message = f"{order[1]!r} needs two numbers or two texts; fields that are numbers come with an output_schema"
+        raise PromptError(message, error.line) from error
+    if text not in _OUTCOMES:
+        shown = text if len(text) <= _SHORT else f"{text[:_SHORT]}..."
+        raise PromptError(f"its value is {shown!r}, neither true nor false; compare the value, as in == {shown[:20]!r}")
+    return _OUTCOMES[text]
+
+
+@lru_cache(maxsize=256)
+def _compiled(text: str, *, is_condition: bool = False) -> Template:
+    """Return the parsed prompt, or the parsed condition."""
+    from plait.runner.prompts.jinja_template import Template  # noqa: PLC0415 - jinja2 takes long to import
+
+    if is_condition:
+        return Template(_PIECE.sub(lambda piece: piece[1] or f" ({piece[2]}) ", text), is_condition=True)
+    return Template(text)

@@ -15,8 +15,8 @@ from plait.json_form import JsonInput
 from plait.persistence.store_records import TaskRecord
 from plait.runner.domain.asked_question import Way, parse_time
 from plait.runner.domain.continuation import Continuation, History
-from plait.runner.domain.html_table import html_table
 from plait.runner.domain.policy import Policy
+from plait.runner.domain.run_result import html_table
 from plait.runner.engine.inbox import is_to_be_cancelled
 from plait.runner.engine.lease import Liveness, acquire, liveness, wait_for_expiry
 from plait.runner.engine.live_run import AdoptedAttempt, LiveRun

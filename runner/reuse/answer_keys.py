@@ -12,7 +12,7 @@ from itertools import zip_longest
 from typing import Any
 
 from plait.json_form import JsonInput, JsonValue
-from plait.runner.domain.groups import group_of
+from plait.runner.domain.dag import group_of
 from plait.runner.domain.prompt_values import prompt_values
 from plait.runner.state.codec import to_json
 from plait.runner.state.run_state import ReadableState

@@ -28,8 +28,7 @@ from plait.errors import BackendError, PlaitError, RunNotFound, StoreError, Task
 from plait.json_form import JsonValue
 from plait.persistence.store_protocol import Store
 from plait.runner.domain.asked_question import parse_time
-from plait.runner.domain.dag import DAG
-from plait.runner.domain.groups import group_of
+from plait.runner.domain.dag import DAG, group_of
 from plait.runner.reuse.answer_keys import AnswerKeys, settings_of
 from plait.runner.state.codec import to_json
 from plait.runner.state.run_state import ReadableState

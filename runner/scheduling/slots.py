@@ -23,7 +23,7 @@ the pause and the width. The account is forgotten when the last run leaves.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from contextvars import copy_context
 from dataclasses import InitVar, dataclass, field
 from functools import partial
@@ -393,3 +393,16 @@ class ReadyQueue:
 
     def _has_room(self) -> bool:
         return self.pool.taken < self.pool.concurrency and self.slots.taken < self.slots.ceiling
+
+
+DEFAULT_CONCURRENCY = 8
+"""The tasks at once of all backends together that state no number."""
+
+
+def default_concurrency(stated: Iterable[int | None]) -> int:
+    """Return the sum of the numbers that the backends of a run state, and DEFAULT_CONCURRENCY for all together that
+    state none.
+    """
+    limits = list(stated)
+    numbers = [limit for limit in limits if limit is not None]
+    return sum(numbers) + (DEFAULT_CONCURRENCY if len(numbers) < len(limits) or not limits else 0)

@@ -22,7 +22,7 @@ from plait.json_form import JsonValue
 from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import AttemptRecord, RunRecord, TaskRecord
 from plait.runner.domain.asked_question import parse_time
-from plait.runner.domain.groups import group_of
+from plait.runner.domain.dag import group_of
 from plait.runner.state.stored_run import stored_record
 from plait.runner.views.event_sentences import remedy
 from plait.runner.views.read_views import (

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
-from plait.runner.domain.groups import group_of, part_number
+from plait.runner.domain.dag import group_of, part_number
 from plait.runner.views.view_models import TaskView, usage_fields
 
 _NUMBER = re.compile(r"[+-]?\d+(\.\d*)?([eE][+-]?\d+)?")

@@ -19,7 +19,6 @@ PURE = (
     "runner/domain/*.py",
     "runner/scheduling/*.py",
     "runner/policies/*.py",
-    "runner/policies/orchestrator/*.py",
     "runner/drawing/*.py",
     "backends/backend_protocol.py",
     "backends/output_schema.py",

@@ -13,7 +13,7 @@ from nbclient import NotebookClient
 from plait import DAG, ParallelRunner, RunResult, RunStatus, Task, TaskResult, TaskStatus
 from plait.backends import Usage
 from plait.persistence import MemoryStore
-from plait.runner.domain.html_table import MOST_ROWS
+from plait.runner.domain.run_result import MOST_ROWS
 from tests.docs.documents import blocks
 
 PAGE = Path(__file__).parents[2] / "docs" / "guides" / "python.md"

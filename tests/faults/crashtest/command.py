@@ -16,8 +16,8 @@ from plait.runner.cli.command_exits import COMPLETED, FAILED, exit_process, prin
 from plait.runner.cli.command_options import disk_option, json_option, read_plan, set_option
 from plait.runner.cli.run_report import print_json
 from plait.runner.client.store_place import StorePlace
-from plait.runner.domain.concurrency import DEFAULT_CONCURRENCY
 from plait.runner.policies.follow_ups import FollowUps
+from plait.runner.scheduling.slots import DEFAULT_CONCURRENCY
 from tests.faults.crashtest.campaign import Campaign, PlanShape
 from tests.faults.crashtest.certificate import as_lines, as_value
 from tests.faults.crashtest.tally import Tally

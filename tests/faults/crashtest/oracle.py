@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from plait.errors import ErrorKind
 from plait.json_form import JsonValue
 from plait.runner.domain.dag import DAG
-from plait.runner.plan.added_tasks import tasks_of
+from plait.runner.plan.plan_tasks import tasks_of
 from plait.runner.recovery.resume_plan import MOST_DEATHS
 from plait.statuses import TASK_DONE, RunStatus, TaskStatus
 from plait.task import FailureMode, Task

@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from plait import ParallelRunner, SQLiteStore
-from plait.runner.domain.concurrency import default_concurrency
+from plait.runner.scheduling.slots import default_concurrency
 from tests.support.processes.command import plait_here
 from tests.support.sharing import COMPLETED, Meter, wide
 

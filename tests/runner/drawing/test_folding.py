@@ -6,8 +6,7 @@ import re
 from pathlib import Path
 
 from plait import DAG, Task, TaskStatus
-from plait.runner.drawing.dag_picture import Look, svg
-from plait.runner.drawing.folding import MOST_DRAWN, fold
+from plait.runner.drawing.dag_picture import MOST_DRAWN, Look, fold, svg
 from tests.support.processes.command import plait_here
 
 MANY = 300

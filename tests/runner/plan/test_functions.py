@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from plait.runner.plan import load_plan
-from plait.runner.plan.functions import missing_functions
+from plait.runner.plan.plan_file import missing_functions
 from tests.support.processes.command import plait_here
 
 MARK = "from pathlib import Path\nPath('ran').touch()\n"

@@ -3,8 +3,8 @@
 import pytest
 
 from plait.errors import PromptError
-from plait.runner.prompts.condition import condition_names, is_true
 from plait.runner.prompts.prompt_names import NoResult, structured
+from plait.runner.prompts.prompt_template import condition_names, is_true
 
 VALUES = {
     "review": structured({"ok": False, "score": 3, "label": "good"}),

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.errors import PromptError
+from plait.runner.prompts.jinja_template import Template
 from plait.runner.prompts.prompt_names import PromptNames
 from plait.runner.prompts.prompt_template import check_plain, is_plain, names_used, parse_names, render
-from plait.runner.prompts.template import compile_template
 
 REVIEW = {"label": "good", "score": 3}
 VALUES = {
@@ -144,7 +144,7 @@ WORDS = ["if", "for", "in", "and", "or", "is", "else", "loop", "range", "dict", 
 @pytest.mark.parametrize("prompt", PLAIN)
 def test_the_template_language_gives_plain_prompts_the_same_meaning(prompt):
     values = {**VALUES, **{word: {"name": word} for word in WORDS}}
-    template = compile_template(prompt)
+    template = Template(prompt)
     assert is_plain(prompt)
     assert names_used(prompt) == template.names
     assert render(prompt, values) == template.render(values, 1000)
@@ -158,7 +158,7 @@ PATHS = st.from_regex(r"[ab](\.a|\.0|\[0\]|\[-1\]|\['a'\]|\[\"a b\"\]){0,3}", fu
 def test_the_template_language_looks_up_the_same_fields(path, value):
     prompt, values = f"x\n{{{{ {path} }}}}", {"a": value, "b": value}
     results = []
-    for rendered in (lambda: render(prompt, values), lambda: compile_template(prompt).render(values, 1000)):
+    for rendered in (lambda: render(prompt, values), lambda: Template(prompt).render(values, 1000)):
         try:
             results.append(rendered())
         except PromptError as mistake:

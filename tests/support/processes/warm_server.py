@@ -41,7 +41,7 @@ LOADED = (
     "tests.faults.crashtest.campaign",
     "plait.safe_text",
     "plait.runner.policies.step_workflow",
-    "plait.runner.plan.added_tasks",
+    "plait.runner.plan.plan_tasks",
     "anyio._backends._asyncio",
     "anyio._core._signals",
     "anyio.to_thread",

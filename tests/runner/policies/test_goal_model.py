@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.processes.command import plait
 
-GOAL = (Path(__file__).parent.parent.parent.parent.parent / "examples" / "goal.txt").read_text(encoding="utf-8").strip()
+GOAL = (Path(__file__).parent.parent.parent.parent / "examples" / "goal.txt").read_text(encoding="utf-8").strip()
 
 pytestmark = [
     pytest.mark.slow,
