@@ -12,9 +12,9 @@ import click
 from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import RunRecord, TaskRecord
 from plait.runner.cli import run_report
-from plait.runner.cli.command_exits import COMPLETED, print_line, print_note
+from plait.runner.cli.command_exits import COMPLETED
 from plait.runner.cli.command_options import command_line, complete, json_option, store_option
-from plait.runner.cli.terminal_output import as_line, visible
+from plait.runner.cli.terminal_output import as_line, print_line, print_note, visible
 from plait.runner.cli.waiting_questions import answering_command, list_waiting, print_watch_notice, question_facts
 from plait.runner.client.backend_set import BackendSet
 from plait.runner.client.store_place import (

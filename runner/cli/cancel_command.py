@@ -10,8 +10,9 @@ import click
 
 from plait.persistence.store_records import RunRecord
 from plait.runner.cli import run_report
-from plait.runner.cli.command_exits import COMPLETED, print_note
+from plait.runner.cli.command_exits import COMPLETED
 from plait.runner.cli.command_options import command_line, hosts_option, json_option, run_argument, store_option
+from plait.runner.cli.terminal_output import print_note
 from plait.runner.cli.waiting_questions import print_watch_notice
 from plait.runner.client.store_place import StorePlace, existing_store, find_run
 from plait.runner.client.trusted_backends import FileOptions, cancelling_runner

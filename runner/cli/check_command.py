@@ -10,16 +10,17 @@ from typing import Any
 import click
 
 from plait.errors import PlanError
-from plait.runner.cli.command_exits import COMPLETED, USAGE, print_line
+from plait.runner.cli.command_exits import COMPLETED, USAGE
 from plait.runner.cli.command_options import json_option, read_plan, set_option
 from plait.runner.cli.run_report import print_json
-from plait.runner.cli.terminal_output import as_line, counted
+from plait.runner.cli.terminal_output import as_line, print_line
 from plait.runner.drawing.dag_layout import layers
 from plait.runner.engine.run_options import policy_backends
 from plait.runner.plan import plan_schema
 from plait.runner.plan.plan_file import Plan
 from plait.runner.policies.goal_policy import OrchestratorPolicy
 from plait.runner.policies.step_workflow import Workflow
+from plait.runner.views.event_sentences import counted
 
 _LONGEST_GOAL = 100  # characters
 _LONGEST_PATH = 12  # tasks of the critical path that are printed

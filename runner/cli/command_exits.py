@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import errno
 import io
 import json
 import os
 import sys
 import threading
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout, suppress
-from contextvars import ContextVar
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any, NoReturn, TextIO
+from typing import Any, NoReturn, TextIO
 
 import click
 
 from plait.errors import DAGError, InvalidRequest, PlaitError, PlanError, TurnNotStored
-from plait.runner.cli.terminal_output import visible
+from plait.runner.cli.terminal_output import print_line, print_note, visible, write
 
 COMPLETED = 0
 FAILED = 1
@@ -28,8 +26,6 @@ TAKEN_OVER = 5
 CANCELLED = 6
 ABORTED = 130
 
-_output: ContextVar[TextIO | None] = ContextVar("_output", default=None)
-_READER_GONE = frozenset({errno.EPIPE, errno.EIO})  # the latter after a terminal has closed
 
 EXIT_CODES: Mapping[int, str] = {
     COMPLETED: "completed; any other command did its work",
@@ -46,13 +42,6 @@ EXIT_CODES: Mapping[int, str] = {
     ABORTED: "ended at once by a second Ctrl-C; 143 by a second SIGTERM",
 }
 """The meaning of each exit code, for the help of the command and for the reference of the site."""
-
-
-class OutputLost(PlaitError):  # noqa: N818 - reads as what it is
-    """Standard output cannot be written, as on a full disk."""
-
-    word = "store_failed"
-    exit_code = STORE
 
 
 def run_cli(command: click.Command, arguments: Sequence[str]) -> int:
@@ -142,50 +131,3 @@ def exit_process(code: int) -> NoReturn:
     if any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread()):
         os._exit(code)
     sys.exit(code)
-
-
-def print_note(text: str = "") -> None:
-    """Print a line for the person on standard error."""
-    write(sys.stderr, visible(text) + "\n")
-
-
-def print_line(text: str) -> bool:
-    """Print a line on standard output. Return False if the reader has closed its end."""
-    return write(output(), text + "\n")
-
-
-def output() -> TextIO:
-    """Return standard output, also inside `redirect_prints`."""
-    return _output.get() or sys.stdout
-
-
-@contextmanager
-def redirect_prints() -> Generator[None]:
-    """Redirect `print` of a user's function or module to standard error, so that standard output holds only the output
-    of plait.
-    """
-    token = _output.set(sys.stdout)
-    try:
-        with redirect_stdout(sys.stderr):
-            yield
-    finally:
-        _output.reset(token)
-
-
-def write(stream: IO[str], text: str) -> bool:
-    """Write and flush. Return False if the reader has closed its end (`| head`, a closed terminal); later writes are
-    discarded. Raises OutputLost if writing fails for another reason, such as a full disk.
-    """
-    try:
-        stream.write(text)
-        stream.flush()
-        return True
-    except OSError as error:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, stream.fileno())
-        os.close(nowhere)
-        if error.errno not in _READER_GONE:
-            raise OutputLost(
-                f"standard output cannot be written: {error.strerror}; send it to another place"
-            ) from error
-        return False

@@ -11,7 +11,8 @@ import click
 from click.shell_completion import CompletionItem, get_completion_class
 
 from plait.errors import InvalidRequest
-from plait.runner.cli.command_exits import EXIT_CODES, output, write
+from plait.runner.cli.command_exits import EXIT_CODES
+from plait.runner.cli.terminal_output import output, write
 
 GROUPS: Mapping[str, Mapping[str, str]] = {
     "Run": {

@@ -9,7 +9,7 @@ import anyio
 import click
 
 from plait.runner.cli import run_report
-from plait.runner.cli.command_exits import COMPLETED, output, print_line, redirect_prints
+from plait.runner.cli.command_exits import COMPLETED
 from plait.runner.cli.command_options import (
     OutputOptions,
     apply_log_options,
@@ -23,7 +23,7 @@ from plait.runner.cli.command_options import (
     store_option,
 )
 from plait.runner.cli.ctrl_c import end_at_second
-from plait.runner.cli.terminal_output import visible, without_controls
+from plait.runner.cli.terminal_output import output, print_line, redirect_prints, visible, without_controls
 from plait.runner.cli.waiting_questions import print_watch_notice
 from plait.runner.client.store_place import existing_store, find_run, find_task, is_utf8
 from plait.runner.client.trusted_backends import FileOptions, StoredBackends

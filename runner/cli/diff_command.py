@@ -8,13 +8,13 @@ import anyio
 import click
 
 from plait.persistence.store_records import RunRecord
-from plait.runner.cli.command_exits import COMPLETED, print_line
+from plait.runner.cli.command_exits import COMPLETED
 from plait.runner.cli.command_options import complete, json_option, store_option
-from plait.runner.cli.display.sections import print_field, print_section
 from plait.runner.cli.run_report import print_json
-from plait.runner.cli.terminal_output import as_line, counted, seconds, tokens, visible
+from plait.runner.cli.terminal_output import as_line, print_field, print_line, print_section, visible
 from plait.runner.client.store_place import StorePlace, find_run, read_only_store
 from plait.runner.domain.asked_question import parse_time
+from plait.runner.views.event_sentences import counted, seconds, tokens
 from plait.runner.views.run_differences import ComparedTask, RunComparison, TaskDifference, compare_runs
 from plait.runner.views.word_changes import Piece, word_changes
 from plait.usage import Usage, cost

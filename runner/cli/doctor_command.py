@@ -24,14 +24,14 @@ from plait.persistence.findings import Finding, Fitness, checksums
 from plait.persistence.store_records import RunRecord
 from plait.runner.cli.command_exits import COMPLETED, STORE
 from plait.runner.cli.command_options import command_line, json_option, store_option
-from plait.runner.cli.display.sections import findings_json, print_findings
 from plait.runner.cli.doctor_hosts import check_hosts
 from plait.runner.cli.run_report import print_json
-from plait.runner.cli.terminal_output import as_line, counted, size
+from plait.runner.cli.terminal_output import as_line, findings_json, print_findings
 from plait.runner.client.backend_set import hosts_in_use, stores_backends
 from plait.runner.client.store_place import DEFAULT_STORE, ServerAddress, StorePlace, open_server, read_only_store
 from plait.runner.engine.lease import Liveness, liveness, seems_free
 from plait.runner.state.attempt_files import run_folder
+from plait.runner.views.event_sentences import counted, size
 from plait.runner.views.read_views import shown_status
 from plait.statuses import RUN_DONE, RunStatus, TaskStatus
 

@@ -18,13 +18,13 @@ from plait.errors import StoreError
 from plait.events import HostAway
 from plait.persistence.findings import Finding, Fitness
 from plait.persistence.store_records import RunRecord
-from plait.runner.cli.command_exits import COMPLETED, STORE, print_line, print_note
-from plait.runner.cli.display.sections import findings_json, print_findings, print_table
-from plait.runner.cli.display.waits import local_time
+from plait.runner.cli.command_exits import COMPLETED, STORE
 from plait.runner.cli.run_report import print_json
-from plait.runner.cli.terminal_output import as_line
+from plait.runner.cli.terminal_output import as_line, findings_json, print_findings, print_line, print_note, print_table
 from plait.runner.client.backend_set import HostsInUse
 from plait.runner.client.store_place import MAX_RUNS_SEARCHED, StorePlace, read_only_store
+from plait.runner.domain.asked_question import parse_time
+from plait.runner.domain.wait_reasons import clock_time
 from plait.runner.views.read_views import away_hosts
 
 _ANSWER_S = 120.0
@@ -154,5 +154,5 @@ def _row(group: str, state: HostState, since: str | None) -> tuple[str, ...]:
     at_work = "" if state.at_work is None else str(state.at_work)
     found = "ready" if state.problem is None else as_line(state.problem)
     if since is not None:
-        found = f"away since {local_time(since, time.time())}{found.removeprefix('away')}"
+        found = f"away since {clock_time(parse_time(since), time.time())}{found.removeprefix('away')}"
     return group, state.name, str(state.slots), at_work, state.version or "", found

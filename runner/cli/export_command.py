@@ -13,12 +13,13 @@ import anyio
 import click
 
 from plait.clock_and_ids import Clock, trace_id
-from plait.runner.cli.command_exits import COMPLETED, print_note
+from plait.runner.cli.command_exits import COMPLETED
 from plait.runner.cli.command_options import json_option, run_argument, store_option
 from plait.runner.cli.output_files import write_file
 from plait.runner.cli.run_report import print_json
-from plait.runner.cli.terminal_output import as_line, counted
+from plait.runner.cli.terminal_output import as_line, print_note
 from plait.runner.client.store_place import RunsOfPlan, StorePlace, find_run, read_only_store, runs_of_plan
+from plait.runner.views.event_sentences import counted
 from plait.runner.views.otlp import Collector, SpanSender
 from plait.runner.views.read_views import shown_status, task_views
 from plait.runner.views.result_rows import as_csv, as_json_lines, result_rows

@@ -9,7 +9,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from datetime import datetime
 from types import FrameType
+from typing import Protocol
 
 import anyio
 import anyio.abc
@@ -21,9 +23,9 @@ from plait.persistence.store_protocol import Store
 from plait.runner.cli import run_report
 from plait.runner.cli.command_options import OutputOptions
 from plait.runner.cli.ctrl_c import end_at_second
-from plait.runner.cli.display.plain import Display, NoDisplay, PlainDisplay
-from plait.runner.cli.display.progress import Progress, grow
+from plait.runner.cli.run_progress import Progress, event_line, grow
 from plait.runner.cli.run_report import FinishedRun
+from plait.runner.cli.terminal_output import print_note
 from plait.runner.cli.waiting_questions import list_waiting
 from plait.runner.client.store_place import StorePlace, read_only_store
 from plait.runner.domain.dag import DAG
@@ -36,6 +38,61 @@ from plait.usage import lacks_price
 
 _REFRESH = 0.2  # seconds
 _SHOW_CURSOR = b"\x1b[?25h"
+
+
+_DETAILS = events.RunCreated | events.TaskOutput | events.NodeStarted | events.TaskPlaced | events.SessionOpened
+
+
+class Display(Protocol):
+    """Shows a live run on standard error."""
+
+    def handle(self, event: events.Event) -> None:
+        """Show an event."""
+        ...
+
+    def note(self, text: str) -> None:
+        """Print a message of plait."""
+        ...
+
+    def tick(self) -> None:
+        """Refresh the display; called several times a second."""
+        ...
+
+    def close(self) -> None:
+        """Restore the terminal after the last event."""
+        ...
+
+
+class NoDisplay:
+    """Shows nothing."""
+
+    def handle(self, event: events.Event) -> None:
+        pass
+
+    def note(self, text: str) -> None:
+        pass
+
+    def tick(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class PlainDisplay(NoDisplay):
+    """Prints a line with the local time for every event; if `verbose`, also for tools, nodes and waits of tasks."""
+
+    def __init__(self, *, verbose: bool = False) -> None:
+        self._verbose = verbose
+
+    def handle(self, event: events.Event) -> None:
+        if self._verbose or not isinstance(event, _DETAILS):
+            line = event_line(event)
+            if line:
+                print_note(f"{datetime.fromisoformat(event.at).astimezone():%H:%M:%S} {line}")
+
+    def note(self, text: str) -> None:
+        print_note(text)
 
 
 async def follow_run(

@@ -15,7 +15,6 @@ import click
 from plait.errors import InvalidRequest
 from plait.json_form import JsonValue
 from plait.persistence.store_records import RunRecord
-from plait.runner.cli.command_exits import print_note, redirect_prints
 from plait.runner.cli.command_options import (
     KINDS,
     OutputOptions,
@@ -36,6 +35,7 @@ from plait.runner.cli.command_options import (
 )
 from plait.runner.cli.follow_run import follow_run
 from plait.runner.cli.preview_report import list_effects, print_reuse, require_again, summarize_reuse
+from plait.runner.cli.terminal_output import print_note, redirect_prints
 from plait.runner.client.backend_set import (
     BackendOptions,
     BackendSet,

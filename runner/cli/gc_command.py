@@ -15,14 +15,15 @@ from plait.events import RunReleased
 from plait.persistence import Batch, Conflict, Fenced
 from plait.persistence.delete_runs import Purged
 from plait.persistence.store_records import RunRecord
-from plait.runner.cli.command_exits import COMPLETED, print_line, print_note
+from plait.runner.cli.command_exits import COMPLETED
 from plait.runner.cli.command_options import json_option, store_option
 from plait.runner.cli.run_report import print_json
-from plait.runner.cli.terminal_output import as_line, counted, size
+from plait.runner.cli.terminal_output import as_line, print_line, print_note
 from plait.runner.client.retention import Expiry, earlier_runs_needed, expired
 from plait.runner.client.store_place import AnyStore, StorePlace, existing_store, read_only_store
 from plait.runner.engine.lease import Liveness, liveness
 from plait.runner.state.attempt_files import delete_files, has_sessions
+from plait.runner.views.event_sentences import counted, size
 from plait.statuses import RUN_DONE, RunStatus
 
 _UNITS = {"m": 60.0, "h": 3600.0, "d": 86400.0}

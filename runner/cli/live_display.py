@@ -14,10 +14,9 @@ from rich.live import Live
 from rich.text import Text
 
 from plait import events
-from plait.runner.cli.display.plain import event_line
-from plait.runner.cli.display.progress import Progress, RunningAttempt
-from plait.runner.cli.display.waits import throttling_line
-from plait.runner.cli.terminal_output import COLOURS, as_line, columns, last_cells, seconds, tokens
+from plait.runner.cli.run_progress import Progress, RunningAttempt, event_line
+from plait.runner.cli.terminal_output import COLOURS, as_line, columns, last_cells
+from plait.runner.views.event_sentences import seconds, throttling, tokens
 from plait.statuses import TaskStatus
 from plait.usage import cost
 
@@ -114,7 +113,7 @@ class LiveDisplay:
         progress = self._progress
         now = progress.clock()
         for throttled in progress.throttled.values():
-            yield _text(f"  ‖ {throttling_line(throttled, time.time())}", "yellow")
+            yield _text(f"  ‖ {as_line(throttling(throttled, time.time()))}", "yellow")
         for task_id, until in list(progress.retries.items())[:_MOST_WAITING]:
             yield _text(f"  ↻ {as_line(task_id)} tries again in {seconds(max(until - now, 0))}", "yellow")
         for task_id, question in list(progress.questions.items())[:_MOST_WAITING]:

@@ -20,12 +20,12 @@ from plait.clock_and_ids import iso
 from plait.events import TaskCancelled, TaskCompleted, TaskFailed, TaskSkipped
 from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import RunRecord
-from plait.runner.cli.command_exits import CANCELLED, COMPLETED, FAILED, print_line, print_note
+from plait.runner.cli.command_exits import CANCELLED, COMPLETED, FAILED
 from plait.runner.cli.command_options import command_line, complete, json_option, run_argument, store_option
-from plait.runner.cli.display.log_lines import entry_lines
 from plait.runner.cli.run_report import EXIT_CODES
-from plait.runner.cli.terminal_output import as_line
+from plait.runner.cli.terminal_output import as_line, coloured, print_line, print_note, visible
 from plait.runner.client.store_place import StorePlace, find_run, find_task, read_only_store
+from plait.runner.views.event_sentences import sentence, short
 from plait.runner.views.read_views import shown_status, task_views
 from plait.runner.views.run_log import RunLog, RunLogEntry
 from plait.statuses import RUN_DONE, RunStatus
@@ -106,6 +106,36 @@ async def _waits(store: Store, run: RunRecord, only: str | None) -> AsyncGenerat
         yield f"{'':<8}  and {len(waiting) - _MOST_WAITING:,} more tasks that wait"
 
 
+def _entry_lines(entry: RunLogEntry, run_id: str) -> list[str]:
+    """Return the lines of `entry`, safe for a terminal; none for internal events. Text of a model stands behind a mark,
+    so that it cannot imitate a line of plait.
+    """
+    detail: Mapping[str, Any] = entry.detail
+    if entry.kind == "output":
+        if detail["output"] == "text":
+            return _marked("| ", detail["text"])
+        mark = {"tool": "> ", "waiting": "waits: "}.get(detail["output"], "notice: ")
+        return [mark + as_line(short(detail["text"]))]
+    if entry.kind == "message":
+        role = as_line(detail["role"])
+        if detail.get("damaged"):
+            return [f"damaged: a message ({role}) does not fit its checksum"]
+        return _marked(f"{role}| ", detail["content"])
+    facts = {"run_id": run_id, "at": entry.at, "attempt": entry.attempt, **detail}
+    line = as_line(sentence(entry.kind, facts))
+    status = entry.kind.partition("_")[2]
+    word = status.replace("_", " ")
+    if line.startswith(word):
+        line = coloured(word, status, sys.stdout) + line.removeprefix(word)
+    elif line.endswith(f" {word}"):
+        line = line.removesuffix(word) + coloured(word, status, sys.stdout)
+    return [line] if line else []
+
+
+def _marked(mark: str, text: str) -> list[str]:
+    return [mark + line for line in visible(text).removesuffix("\n").split("\n")]
+
+
 class _LogPrinter:
     """Prints the log of a run up to its present end."""
 
@@ -144,7 +174,7 @@ class _LogPrinter:
         clock = self._time_of_day(entry.at)
         task = as_line(entry.task_id or "")
         column = "" if self.task_id is not None or not task else f"{task:<{_COLUMN}}  "
-        for line in entry_lines(entry, self.run.run_id):
+        for line in _entry_lines(entry, self.run.run_id):
             self.print_line(f"{clock:<8}  {column}{line}".rstrip())
             clock = ""
 

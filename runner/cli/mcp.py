@@ -13,9 +13,10 @@ import click
 from plait.backends.extras import install_command
 from plait.clock_and_ids import Clock
 from plait.errors import InvalidRequest
-from plait.runner.cli.command_exits import CANCELLED, COMPLETED, print_note
+from plait.runner.cli.command_exits import CANCELLED, COMPLETED
 from plait.runner.cli.command_options import apply_log_options, backend_options, log_options, store_option
 from plait.runner.cli.follow_run import stop_on_signal
+from plait.runner.cli.terminal_output import print_note
 from plait.runner.client.backend_set import BackendOptions, BackendSet
 from plait.runner.client.offered_plans import LocalPlans, named_plans
 from plait.runner.client.runs import RunService

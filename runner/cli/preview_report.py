@@ -16,12 +16,13 @@ from plait.backends.specs.agent_specs import AgentSpec, PydanticAISpec
 from plait.backends.specs.build_backend import PersonSpec
 from plait.errors import InvalidRequest
 from plait.runner.cli import run_report
-from plait.runner.cli.command_exits import COMPLETED, print_line, print_note
-from plait.runner.cli.terminal_output import as_line, counted
+from plait.runner.cli.command_exits import COMPLETED
+from plait.runner.cli.terminal_output import as_line, print_line, print_note
 from plait.runner.client.backend_set import BackendSet
 from plait.runner.client.reuse_preview import ReuseAction, ReusePreview, ReuseStep
 from plait.runner.recovery.resume import Preview
 from plait.runner.recovery.resume_plan import ResumeAction, ResumeStep
+from plait.runner.views.event_sentences import counted
 from plait.runner.views.view_models import PreviewView, view_json
 from plait.statuses import RunStatus, TaskStatus
 from plait.usage import NO_USAGE, cost

@@ -16,7 +16,6 @@ from plait.errors import InvalidRequest
 from plait.json_form import JsonInput, JsonValue
 from plait.persistence.store_records import RunRecord, TaskRecord
 from plait.runner.cli import run_report
-from plait.runner.cli.command_exits import print_note, redirect_prints
 from plait.runner.cli.command_options import (
     OutputOptions,
     apply_log_options,
@@ -36,6 +35,7 @@ from plait.runner.cli.command_options import (
 from plait.runner.cli.follow_run import follow_run
 from plait.runner.cli.preview_report import print_resume
 from plait.runner.cli.run_report import FinishedRun
+from plait.runner.cli.terminal_output import print_note, redirect_prints
 from plait.runner.cli.waiting_questions import print_watch_notice
 from plait.runner.client.backend_set import BackendOptions, BackendSet, backend_set_of_file, stored_concurrency
 from plait.runner.client.fork_run import repaired_prompts

@@ -13,7 +13,7 @@ import click
 
 from plait.backends.specs.build_backend import LocalSpec
 from plait.errors import InvalidRequest
-from plait.runner.cli.command_exits import COMPLETED, print_line, print_note, redirect_prints
+from plait.runner.cli.command_exits import COMPLETED
 from plait.runner.cli.command_options import (
     OutputOptions,
     apply_log_options,
@@ -40,6 +40,7 @@ from plait.runner.cli.preview_report import (
     tell_paid_again,
 )
 from plait.runner.cli.run_report import print_json
+from plait.runner.cli.terminal_output import print_line, print_note, redirect_prints
 from plait.runner.client.backend_set import (
     BackendOptions,
     BackendSet,

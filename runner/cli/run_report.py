@@ -14,14 +14,23 @@ from plait.backends.prices import list_version
 from plait.json_form import JsonValue
 from plait.runner.cli import command_exits
 from plait.runner.cli.command_options import command_line
-from plait.runner.cli.display.waits import named_tasks
-from plait.runner.cli.terminal_output import as_line, coloured, counted, seconds, tokens, visible, without_controls
+from plait.runner.cli.terminal_output import (
+    as_line,
+    coloured,
+    output,
+    print_line,
+    print_note,
+    visible,
+    without_controls,
+    write,
+)
 from plait.runner.cli.waiting_questions import answering_command, question_facts
 from plait.runner.client.store_place import StorePlace
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.run_result import RunResult, TaskResult
 from plait.runner.policies.goal_policy import Loop, Stop
 from plait.runner.state.codec import to_json
+from plait.runner.views.event_sentences import counted, named_tasks, seconds, tokens
 from plait.runner.views.view_models import LoopView, QuestionView, usage_fields
 from plait.statuses import RunStatus, TaskStatus
 from plait.usage import cost, lacks_price, token_parts
@@ -83,14 +92,14 @@ def print_result(dag: DAG, result: RunResult, only: str | None = None) -> None:
     """Print the results of the final tasks, or of the task `only`, on standard output: the text, or JSON for structured
     output. Unchanged for a file, escaped for a terminal.
     """
-    fit = visible if command_exits.output().isatty() else without_controls
+    fit = visible if output().isatty() else without_controls
     finals = [task for task in _final_tasks(dag, result) if task.status is TaskStatus.COMPLETED]
     finals = [task for task in finals if only is None or task.id == only]
     for task in finals:
         head = f"== {task.id} ==\n" if len(finals) > 1 else ""
         is_json = task.data is not None or dag[task.id].output_schema is not None
         text = to_json(task.data) if is_json else task.text
-        command_exits.print_line(head + fit(text).removesuffix("\n"))
+        print_line(head + fit(text).removesuffix("\n"))
 
 
 def print_result_json(ending: FinishedRun, store: StorePlace | None) -> None:
@@ -127,9 +136,9 @@ def print_json(value: Any) -> None:
         for start in range(0, len(part), _PIECE):
             waiting.append(part[start : start + _PIECE].replace("\x7f", "\\u007f"))
             if len(waiting) == _PIECES:
-                command_exits.write(command_exits.output(), "".join(waiting))
+                write(output(), "".join(waiting))
                 waiting.clear()
-    command_exits.write(command_exits.output(), "".join(waiting))
+    write(output(), "".join(waiting))
 
 
 def _task_json(task: TaskResult) -> dict[str, Any]:
@@ -156,15 +165,15 @@ def print_summary(ending: FinishedRun, store: StorePlace | None, waiting: Sequen
     """
     result = ending.result
     status = coloured(result.status.value, result.status, sys.stderr)
-    command_exits.write(sys.stderr, f"\n{status} in {seconds(ending.took)}: {', '.join(_summary_parts(ending))}\n")
+    write(sys.stderr, f"\n{status} in {seconds(ending.took)}: {', '.join(_summary_parts(ending))}\n")
     questions = _questions(result, store, waiting)
     problems = (*_failures(result), *_token_parts(result), *_unknown_costs(ending))
     left = [unreached_line(host, tasks) for host, tasks in ending.left.items()]
     for line in (*_goal(ending.policy_state), *problems, *questions, *left, *store_failures(result)):
-        command_exits.print_note(line)
+        print_note(line)
     if store is not None:
         for what, line in _next_commands(ending.dag, result, store):
-            command_exits.print_note(f"  {what:<9} {line}")
+            print_note(f"  {what:<9} {line}")
 
 
 def unreached_line(host: str, tasks: Sequence[str]) -> str:
@@ -178,7 +187,7 @@ def print_failure(result: RunResult, store: StorePlace | None) -> None:
     further = {RunStatus.WAITING_INPUT: "answer", RunStatus.INTERRUPTED: "resume"}.get(result.status)
     if store is not None and further is not None:
         said += f"; next: {command_line(store, further, result.run_id)}"
-    command_exits.print_note(said)
+    print_note(said)
 
 
 def _summary_parts(ending: FinishedRun) -> Iterator[str]:

@@ -15,14 +15,14 @@ import click
 
 from plait.persistence import Store
 from plait.persistence.store_records import RunRecord
-from plait.runner.cli.command_exits import COMPLETED, print_line, print_note
+from plait.runner.cli.command_exits import COMPLETED
 from plait.runner.cli.command_options import json_option, store_option
-from plait.runner.cli.display.sections import print_table
 from plait.runner.cli.run_report import print_json
-from plait.runner.cli.terminal_output import age, as_line, cells, size, tokens
+from plait.runner.cli.terminal_output import as_line, cells, print_line, print_note, print_table
 from plait.runner.client.create_run import KEYED
 from plait.runner.client.store_place import StorePlace, read_only_store
 from plait.runner.engine.lease import Liveness, liveness
+from plait.runner.views.event_sentences import age, size, tokens
 from plait.runner.views.read_views import run_view, shown_status
 from plait.runner.views.view_models import view_json
 from plait.statuses import RunStatus, TaskStatus

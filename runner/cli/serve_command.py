@@ -17,7 +17,7 @@ from plait.backends.backend_protocol import Backend
 from plait.backends.extras import install_command
 from plait.errors import InvalidRequest, PlaitError, RunOwned
 from plait.persistence.store_protocol import Store
-from plait.runner.cli.command_exits import CANCELLED, COMPLETED, print_line, print_note, redirect_prints
+from plait.runner.cli.command_exits import CANCELLED, COMPLETED
 from plait.runner.cli.command_options import (
     Seconds,
     apply_log_options,
@@ -28,7 +28,7 @@ from plait.runner.cli.command_options import (
     store_option,
 )
 from plait.runner.cli.follow_run import stop_on_signal
-from plait.runner.cli.terminal_output import as_line
+from plait.runner.cli.terminal_output import as_line, print_line, print_note, redirect_prints
 from plait.runner.client.backend_set import BackendOptions, BackendSet, backend_set_of_file, make_queueing_runner
 from plait.runner.client.runs import RunService
 from plait.runner.client.store_place import MAX_RUNS_SEARCHED, StorePlace, open_store

@@ -17,19 +17,26 @@ import click
 from plait.events import BackendThrottled
 from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import MessageRecord, RunRecord, TaskRecord
-from plait.runner.cli.command_exits import COMPLETED, print_line
+from plait.runner.cli.command_exits import COMPLETED
 from plait.runner.cli.command_options import command_line, complete, json_option, run_argument, store_option
-from plait.runner.cli.display.sections import print_answers, print_field, print_question, print_section, print_table
-from plait.runner.cli.display.waits import throttling_line
 from plait.runner.cli.run_report import WHY_STOPPED, print_json
-from plait.runner.cli.terminal_output import as_line, coloured, counted, seconds, tokens, visible
-from plait.runner.cli.waiting_questions import list_waiting
+from plait.runner.cli.terminal_output import (
+    as_line,
+    coloured,
+    print_field,
+    print_line,
+    print_section,
+    print_table,
+    visible,
+)
+from plait.runner.cli.waiting_questions import answering_command, list_waiting, question_facts
 from plait.runner.client.backend_set import stores_backends
 from plait.runner.client.store_place import StorePlace, find_run, find_task, read_only_store
 from plait.runner.domain.asked_question import parse_time
 from plait.runner.domain.dag import group_of, groups_of
 from plait.runner.domain.wait_reasons import WaitKind, WaitReason, clock_time
 from plait.runner.reuse.earlier_answers import KEPT, REUSED, ReuseFrom
+from plait.runner.views.event_sentences import counted, seconds, throttling, tokens
 from plait.runner.views.read_views import (
     find_adders,
     run_detail,
@@ -40,7 +47,7 @@ from plait.runner.views.read_views import (
     throttled_backends,
 )
 from plait.runner.views.run_differences import cut_offs
-from plait.runner.views.view_models import AttemptView, TaskDetail, TaskView, view_json
+from plait.runner.views.view_models import AttemptView, QuestionView, TaskDetail, TaskView, view_json
 from plait.statuses import RunStatus, TaskStatus
 from plait.usage import NO_USAGE, Usage, cost, token_parts
 
@@ -245,7 +252,7 @@ def _print_run(
     _print_field("ended", run.ended_at)
     _print_field("owner", f"process {owner.pid} on {owner.host}" if owner and status is RunStatus.RUNNING else None)
     for one in throttled:
-        _print_field("throttled", throttling_line(one, time.time()))
+        _print_field("throttled", throttling(one, time.time()))
     _print_tokens(run.usage)
     _print_cost(run.usage)
     models = Counter(task.usage.model for task in tasks if task.usage.model is not None)
@@ -336,8 +343,8 @@ async def show_task(path: StorePlace, word: str, task_id: str, as_json: bool) ->
         is_last_prompt = message.role == "user" and message.attempt == attempts[-1].attempt
         whose = "" if is_last_prompt else _message_note(message, failed)
         print_section(f"{message.role}{whose}", "(damaged)" if message.damaged else message.content)
-    print_answers(detail)
-    print_question(detail, [one for one in waiting if one.task_id == task_id], path)
+    _print_answers(detail)
+    _print_question(detail, [one for one in waiting if one.task_id == task_id], path)
     _print_task_result(detail)
     _print_attempts(attempts)
     for one in attempts:
@@ -360,6 +367,25 @@ async def _read_task(store: Store, run: RunRecord, task_id: str) -> tuple[TaskRe
         if (len(one.content), hash(one.content)) == result:
             return replace(task, text=one.content), messages
     return await find_task(store, run, task_id), messages
+
+
+def _print_answers(task: TaskView) -> None:
+    """Print the answers to the questions of a task, each with its source."""
+    for answered in task.answers:
+        print_section(f"answered by {answered.by}", f"{answered.question}\n{answered.text}")
+
+
+def _print_question(task: TaskView, waiting: Sequence[QuestionView], path: StorePlace) -> None:
+    """Print the question of a task with the details in `waiting`; empty means that the store already has the answer."""
+    if task.question is None:
+        return
+    print_section("question", task.question)
+    for one in waiting:
+        for what, line in question_facts(one.asks):
+            print_line(f"{what:<9} {line}")
+        print_line(f"{'answer':<9} {answering_command(one, path)}")
+    if not waiting:
+        print_line("the answer is stored; the run has not yet received it")
 
 
 def _message_note(message: MessageRecord, failed: Mapping[int, str]) -> str:

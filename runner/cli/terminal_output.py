@@ -6,16 +6,26 @@ override that disguises a command. Characters that act on a terminal are shown a
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shlex
+import shutil
+import sys
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
-from typing import IO
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
+from contextvars import ContextVar
+from itertools import pairwise
+from typing import IO, TYPE_CHECKING, TextIO
 
 import click
 
+from plait.errors import PlaitError
 from plait.statuses import RunStatus, TaskStatus
+
+if TYPE_CHECKING:
+    from plait.persistence.findings import Finding
 
 # C0 except newline and tab, DEL, C1, and lone surrogates, which no encoding has.
 _CONTROLS = "\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff"
@@ -26,9 +36,6 @@ _INVISIBLE = (
 )
 _ACTS = re.compile(f"[{_CONTROLS}]")
 _MISLEADS = re.compile(f"[{_CONTROLS}{_INVISIBLE}]")
-
-
-_DAYS_FROM = 48  # hours
 
 
 def visible(text: str) -> str:
@@ -97,49 +104,6 @@ def _padded(cell: str, width: int, right: bool) -> str:
     return space + cell if right else cell + space
 
 
-def seconds(value: float | None) -> str:
-    """Format a duration: `0.03s`, `1.2s`, `2m05s`, `3h07m`, `6d05h`; empty for None."""
-    if value is None:
-        return ""
-    if value < 59.95:
-        return f"{value:.2f}s" if value < 0.1 else f"{value:.1f}s"
-    minutes, rest = divmod(round(value), 60)
-    hours = minutes // 60
-    if hours >= _DAYS_FROM:
-        return f"{hours // 24}d{hours % 24:02d}h"
-    return f"{minutes}m{rest:02d}s" if minutes < 60 else f"{hours}h{minutes % 60:02d}m"
-
-
-def age(value: float) -> str:
-    """Format seconds in one unit, rounded down: `5s`, `3m`, `2h`, `4d`."""
-    for limit, size, unit in ((60, 1, "s"), (3600, 60, "m"), (48 * 3600, 3600, "h")):
-        if value < limit:
-            return f"{max(int(value // size), 0)}{unit}"
-    return f"{int(value // 86400)}d"
-
-
-def tokens(into: int, out: int) -> str:
-    """Format tokens in and out: `310+42`; empty if both are 0."""
-    return f"{into:,}+{out:,}" if into or out else ""
-
-
-def size(value: int) -> str:
-    """Format bytes in a readable unit: `512 B`, `3.4 kB`, `12 MB`."""
-    if value < 1000:
-        return f"{value} B"
-    shown = float(value)
-    for unit in ("kB", "MB", "GB", "TB"):
-        shown /= 1000
-        if shown < 999.5 or unit == "TB":
-            break
-    return f"{shown:.1f} {unit}" if shown < 10 else f"{shown:,.0f} {unit}"
-
-
-def counted(number: int, word: str) -> str:
-    """Format a number with its noun: `1 task`, `2 tasks`."""
-    return f"{number:,} {word}{'' if number == 1 else 's'}"
-
-
 def command(*words: str) -> str:
     """Return a shell command line, quoted, for copying."""
     return " ".join(shlex.quote(visible(word)) for word in words)
@@ -162,3 +126,168 @@ def coloured(text: str, status: str, stream: IO[str]) -> str:
     if colour is None or not stream.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return text
     return click.style(text, fg=colour)
+
+
+_output: ContextVar[TextIO | None] = ContextVar("_output", default=None)
+_READER_GONE = frozenset({errno.EPIPE, errno.EIO})  # the latter after a terminal has closed
+
+
+class OutputLost(PlaitError):  # noqa: N818 - reads as what it is
+    """Standard output cannot be written, as on a full disk."""
+
+    word = "store_failed"
+    exit_code = 3
+
+
+def print_note(text: str = "") -> None:
+    """Print a line for the person on standard error."""
+    write(sys.stderr, visible(text) + "\n")
+
+
+def print_line(text: str) -> bool:
+    """Print a line on standard output. Return False if the reader has closed its end."""
+    return write(output(), text + "\n")
+
+
+def output() -> TextIO:
+    """Return standard output, also inside `redirect_prints`."""
+    return _output.get() or sys.stdout
+
+
+@contextmanager
+def redirect_prints() -> Generator[None]:
+    """Redirect `print` of a user's function or module to standard error, so that standard output holds only the output
+    of plait.
+    """
+    token = _output.set(sys.stdout)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        _output.reset(token)
+
+
+def write(stream: IO[str], text: str) -> bool:
+    """Write and flush. Return False if the reader has closed its end (`| head`, a closed terminal); later writes are
+    discarded. Raises OutputLost if writing fails for another reason, such as a full disk.
+    """
+    try:
+        stream.write(text)
+        stream.flush()
+        return True
+    except OSError as error:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
+        if error.errno not in _READER_GONE:
+            raise OutputLost(
+                f"standard output cannot be written: {error.strerror}; send it to another place"
+            ) from error
+        return False
+
+
+_PIECE = 1 << 16  # characters
+_LEAST_ROOM = 16  # columns
+_GAP = "  "
+_INDENT = "  "
+
+
+def _terminal_width() -> int | None:
+    """Return the number of columns if standard output is a terminal; None otherwise."""
+    return shutil.get_terminal_size().columns if output().isatty() else None
+
+
+def print_field(name: str, value: str) -> None:
+    """Print a value behind its name; on a terminal, further lines begin below the value."""
+    for line in _wrapped(f"{name:<9} {value}", 10):
+        print_line(line)
+
+
+def _wrapped(line: str, indent: int) -> list[str]:
+    """Return `line` in lines that fit a terminal, the further ones with `indent` spaces; `line` alone elsewhere."""
+    width = _terminal_width()
+    if width is None or cells(line) <= width:
+        return [line]
+    lines, taken = [""], 0
+    for word in re.findall(r"\s*\S+", line.rstrip()):  # without an end that is tried at each of its spaces
+        if taken and taken + cells(word) > width:
+            lines.append(" " * indent + word.lstrip())
+            taken = indent + cells(word.lstrip())
+        else:
+            lines[-1] += word
+            taken += cells(word)
+    return lines
+
+
+def print_section(head: str, text: str, *, is_code: bool = False) -> None:
+    """Print text under a heading, piece by piece: a result may have hundreds of megabytes. On a terminal, lines of
+    prose are broken between words; lines of code are not.
+    """
+    fitted = visible if is_code else _fitted
+    print_line("\n" + "\n".join(_wrapped(f"-- {head} --", 3)))
+    end = len(text.removesuffix("\n"))
+    start = 0
+    while end - start > _PIECE:
+        cut = start + _PIECE
+        cut += text[cut - 1] == "\r"  # keep \r\n together
+        write(output(), fitted(text[start:cut]))
+        start = cut
+    print_line(fitted(text[start:]).removesuffix("\n"))
+
+
+def _fitted(text: str) -> str:
+    """Return `text` as `visible` does, on a terminal with line breaks between words; further lines keep the indent."""
+    lines = visible(text).split("\n")
+    return "\n".join(part for line in lines for part in _wrapped(line, len(line) - len(line.lstrip(" "))))
+
+
+def print_table(
+    rows: Sequence[Sequence[str]],
+    status_column: int,
+    statuses: Sequence[str | None],
+    right: frozenset[int] = frozenset(),
+) -> None:
+    """Print rows in columns; the first row is the heading. `status_column` is coloured, the columns in `right` hold
+    numbers. On a terminal, columns that do not fit continue in a further line, indented, and the last column is cut.
+    """
+    table = columns(rows, right)
+    widths = [cells(cell) for cell in table[0]]
+    width = _terminal_width()
+    starts = [0] if width is None else _line_starts(widths, width)
+    for row, status in zip(table, statuses, strict=True):
+        if width is not None:
+            taken = sum(widths[starts[-1] : -1]) + len(_GAP) * (len(widths) - 1 - starts[-1])
+            row[-1] = first_cells(row[-1].rstrip(), width - taken - (len(_INDENT) if starts[-1] else 0))
+        if status is not None:
+            row[status_column] = coloured(row[status_column], status, sys.stdout)
+        for start, end in pairwise((*starts, len(row))):
+            line = _GAP.join(row[start:end]).rstrip()
+            if line or not start:
+                print_line(f"{_INDENT}{line}" if start else line)
+
+
+def _line_starts(widths: Sequence[int], width: int) -> list[int]:
+    """Return the first column of each line of a table that fits into `width` columns of a terminal."""
+    starts, end = [0], -len(_GAP)
+    for column, needed in enumerate(widths):
+        least = min(needed, _LEAST_ROOM) if column == len(widths) - 1 else needed
+        if column and end + len(_GAP) + least > width:
+            starts.append(column)
+            end = len(_INDENT) - len(_GAP)
+        end += len(_GAP) + needed
+    return starts
+
+
+def findings_json(findings: Sequence[Finding]) -> list[dict[str, str]]:
+    """Return the findings of `plait doctor` for JSON."""
+    return [
+        {"check": one.check, "verdict": one.fitness.value, "found": one.found, "advice": one.advice} for one in findings
+    ]
+
+
+def print_findings(findings: Sequence[Finding]) -> None:
+    """Print the findings of `plait doctor`, a line each."""
+    rows = columns((one.fitness.value, one.check) for one in findings)
+    for one, (verdict, check) in zip(findings, rows, strict=True):
+        advice = f"; {as_line(one.advice)}" if one.advice else ""
+        print_line(f"{verdict}  {check}  {as_line(one.found)}{advice}")

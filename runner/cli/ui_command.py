@@ -16,9 +16,10 @@ import anyio.to_thread
 import click
 
 from plait.errors import InvalidRequest
-from plait.runner.cli.command_exits import CANCELLED, COMPLETED, print_line, print_note, redirect_prints
+from plait.runner.cli.command_exits import CANCELLED, COMPLETED
 from plait.runner.cli.command_options import apply_log_options, json_option, log_options, store_option
 from plait.runner.cli.serve_command import DEFAULT_PORT, missing_packages, serve_until_signal
+from plait.runner.cli.terminal_output import print_line, print_note, redirect_prints
 from plait.runner.client.backend_set import BackendSet
 from plait.runner.client.runs import RunService
 from plait.runner.client.store_place import AnyStore, StorePlace, open_store

@@ -10,13 +10,13 @@ from typing import Any
 from plait.json_form import JsonValue
 from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import RunRecord
-from plait.runner.cli.command_exits import print_note
 from plait.runner.cli.command_options import command_line
-from plait.runner.cli.terminal_output import age, as_line
+from plait.runner.cli.terminal_output import as_line, print_note
 from plait.runner.client.store_place import StorePlace
 from plait.runner.domain.asked_question import parse_time
 from plait.runner.engine.lease import LEASE_SECONDS, Liveness, liveness
 from plait.runner.state.stored_run import stored_run
+from plait.runner.views.event_sentences import age
 from plait.runner.views.read_views import waiting_tasks
 from plait.runner.views.view_models import AskedView, QuestionView
 

@@ -11,16 +11,16 @@ import click
 
 from plait import events
 from plait.errors import StoreError
-from plait.runner.cli.command_exits import COMPLETED, print_note, redirect_prints
+from plait.runner.cli.command_exits import COMPLETED
 from plait.runner.cli.command_options import apply_log_options, backends_option, hosts_option, log_options, store_option
-from plait.runner.cli.display.plain import PlainDisplay
-from plait.runner.cli.follow_run import stop_on_signal
+from plait.runner.cli.follow_run import PlainDisplay, stop_on_signal
 from plait.runner.cli.run_report import store_failures
-from plait.runner.cli.terminal_output import as_line, counted, seconds
+from plait.runner.cli.terminal_output import as_line, print_note, redirect_prints
 from plait.runner.client.run_worker import Worker, WorkerOptions
 from plait.runner.client.store_place import StorePlace, open_store
 from plait.runner.client.trusted_backends import FileOptions
 from plait.runner.domain.run_result import RunResult
+from plait.runner.views.event_sentences import counted, seconds
 
 
 @click.command("worker")

@@ -1,12 +1,255 @@
-"""The next step for a person after the failure of a task, by the kind of the error."""
+"""What people read of a run, as plain text: a sentence for each kind of event, units, and the remedy of each failure.
+
+A terminal escapes the text, a page shows it as it is. The sentences are made from values by name, so that a live event
+and a stored one, with what the log knows of its attempt, give the same words.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from datetime import datetime
+from typing import Any, TypeAlias
 
+from plait import events
 from plait.errors import ErrorKind
+from plait.json_form import as_json, from_json
+from plait.runner.domain.asked_question import answers_of, parse_time
+from plait.runner.domain.wait_reasons import MOST_NAMED, clock_time
 from plait.runner.engine.checkpointer import NOT_STORED
 from plait.runner.recovery.given_answers import DECLARED_FAILED
+from plait.usage import dollars
+
+Facts: TypeAlias = "Mapping[str, Any]"
+"""The values of an event by name, those of its usage among them; also `ids` of added tasks, and the `answer` to a
+question with its source, `by`.
+"""
+_LONGEST = 300
+_DAYS_FROM = 48  # hours
+_NAMES_TIME_FROM = 60.0
+"""Seconds of a pause from which the time of its end is shown as well."""
+_LARGE = frozenset({"tasks", "messages", "turn", "settings", "state_json", "data_json", "answers"})
+
+
+def sentence(kind: str, facts: Facts) -> str:
+    """Return what an event of the kind says, in one line, without its time and its task; empty if it has no line."""
+    made = SENTENCES.get(kind)
+    return "" if made is None else " ".join(made(facts).split())
+
+
+def event_sentence(event: events.Event) -> str:
+    """Return what a live event says, as `sentence` does."""
+    return sentence(event.kind, _facts(event))
+
+
+def _facts(event: events.Event) -> Facts:
+    facts: dict[str, Any] = as_json(event, _LARGE - ({"tasks"} if isinstance(event, events.HostAway) else set()))
+    facts.update(facts.pop("usage", {}))
+    if isinstance(event, events.RunCreated | events.TasksAdded):
+        facts.update(tasks=len(event.tasks), ids=[one.task_id for one in event.tasks])
+    elif isinstance(event, events.TaskAnswered):
+        for one in answers_of(event.answers)[-1:]:
+            facts.update(by=one.by, answer=one.text)
+    return facts
+
+
+def _run(text: str) -> Callable[[Facts], str]:
+    return lambda facts: f"run {facts['run_id']} {text}"
+
+
+def _started(facts: Facts) -> str:
+    parts = [str(facts.get("backend", ""))]
+    if (facts.get("attempt") or 1) > 1:
+        parts.append(f"attempt {facts['attempt']}")
+    if facts.get("confirmed"):
+        parts.append("continues its conversation")
+    return f"({', '.join(parts)})"
+
+
+def _ended(word: str) -> Callable[[Facts], str]:
+    return lambda facts: " ".join(filter(None, (word, _spent(facts), _error(facts))))
+
+
+def _retried(facts: Facts) -> str:
+    how = "continues" if facts.get("continues_session") else "tries again"
+    spent = f" ({spent})" if (spent := _spent(facts)) else ""
+    return f"{how} in {seconds(facts.get('delay_s', 0.0))}: {_error(facts)}{spent}"
+
+
+def _interrupted(facts: Facts) -> str:
+    again = f", starts again in {seconds(facts['delay_s'])}" if facts.get("delay_s") else ""
+    return f"interrupted: {short(facts.get('reason', ''))}{again}"
+
+
+def _answered(facts: Facts) -> str:
+    by = facts.get("by")
+    return f"answered by {by}{_behind(facts.get('answer', ''))}" if by else "is to run again"
+
+
+def _added(facts: Facts) -> str:
+    by = f" by {facts['added_by']}" if facts.get("added_by") else ""
+    return f"{counted(facts.get('tasks', 0), 'task')} added{by}{_behind(', '.join(facts.get('ids', ())))}"
+
+
+def _output(facts: Facts) -> str:
+    if facts["output"] == "text":  # a live display shows it as it grows
+        return ""
+    return ("waits: " if facts["output"] == "waiting" else "") + short(facts["text"])
+
+
+def _throttled(facts: Facts) -> str:
+    return throttling(_made(events.BackendThrottled, facts), parse_time(facts["at"]))
+
+
+def _made(kind: Any, facts: Facts) -> Any:
+    return from_json(kind, {one.name: facts[one.name] for one in fields(kind)})
+
+
+def _host(facts: Facts) -> str:
+    one: events.HostAway = _made(events.HostAway, facts)
+    if one.since is None:
+        return f"no task waits for {one.host} any longer: {one.reason}" if one.reason else f"{one.host} is back"
+    since = f"{datetime.fromisoformat(one.since).astimezone():%H:%M:%S}"
+    verb = "wait" if one.tasks[1:] else "waits"
+    return f"{one.host} away since {since} ({one.reason}); {named_tasks(one.tasks)} {verb}"
+
+
+SENTENCES: Mapping[str, Callable[[Facts], str]] = {
+    events.RunCreated.kind: lambda facts: f"run {facts['run_id']} created, {counted(facts['tasks'], 'task')}",
+    events.RunStarted.kind: _run("started"),
+    events.RunResumed.kind: lambda facts: (
+        f"run {facts['run_id']} resumed, {counted(facts['reused'], 'task')} completed before"
+    ),
+    events.RunCancelling.kind: _run("is being cancelled; no further task starts"),
+    events.RunWatched.kind: lambda facts: (
+        f"run {facts['run_id']} is owned by {facts['owner']}; "
+        f"watching for {seconds(facts['seconds'])} whether the owner is alive"
+    ),
+    events.RunCompleted.kind: _run("completed"),
+    events.RunFailed.kind: _run("failed"),
+    events.RunCancelled.kind: _run("cancelled"),
+    events.RunInterrupted.kind: _run("interrupted"),
+    events.RunWaitingInput.kind: _run("waiting input"),
+    events.TasksAdded.kind: _added,
+    events.PolicyDecided.kind: lambda _: "",  # the tasks that it adds and cancels have lines
+    events.BackendThrottled.kind: _throttled,
+    events.HostAway.kind: _host,
+    events.TaskStarted.kind: lambda facts: f"started {_started(facts)}",
+    events.TaskAdopted.kind: lambda facts: (
+        f"is taken over {_started(facts)}: the agent has outlived the process that started it"
+    ),
+    events.TaskPlaced.kind: lambda facts: f"runs on {facts['place']}",
+    events.SessionOpened.kind: lambda facts: f"session {facts.get('session_id', '')}",
+    events.NodeStarted.kind: lambda facts: f"node {facts['node']}",
+    events.TaskOutput.kind: _output,
+    events.TaskCompleted.kind: _ended("completed"),
+    events.TaskFailed.kind: _ended("failed"),
+    events.TaskSkipped.kind: _ended("skipped"),
+    events.TaskCancelled.kind: _ended("cancelled"),
+    events.TaskRetried.kind: _retried,
+    events.TaskInterrupted.kind: _interrupted,
+    events.TaskWaiting.kind: lambda facts: f"waits for a person{_behind(facts.get('question', ''))}",
+    events.TaskAnswered.kind: _answered,
+    events.TaskReopened.kind: lambda _: "is to run again",
+    events.StoreDegraded.kind: lambda facts: f"the store failed, continuing without a store: {short(facts['error'])}",
+    events.StoreAwaited.kind: lambda facts: (
+        f"the run has ended; waiting up to {seconds(facts['seconds'])} for the store to take the last "
+        f"{counted(facts['changes'], 'change')}; Ctrl-C ends the wait"
+    ),
+    events.StoreRecovered.kind: lambda facts: (
+        f"the store answers again, {counted(facts['changes'], 'change')} caught up"
+    ),
+    events.EventsDropped.kind: lambda facts: f"{counted(facts['count'], 'output')} left out for a slow reader",
+}
+"""What each kind of event says. The kinds that are missing are never told."""
+
+
+def _error(facts: Facts) -> str:
+    return ": ".join(filter(None, (facts.get("error_kind"), short(facts.get("error") or ""))))
+
+
+def _spent(facts: Facts) -> str:
+    """Return duration, tokens and cost: `1.2s 310+42 tokens $0.0123`."""
+    used, paid = tokens(facts.get("input_tokens", 0), facts.get("output_tokens", 0)), dollars(facts.get("cost_usd"))
+    if facts.get("cost_is_partial"):
+        paid = f"at least {paid}" if paid else "cost unknown"
+    return " ".join(filter(None, (seconds(facts.get("duration_s")), f"{used} tokens" if used else "", paid)))
+
+
+def _behind(text: str) -> str:
+    return f": {short(text)}" if text else ""
+
+
+def short(text: str) -> str:
+    """Return the text in one line, cut to the length that a line has room for."""
+    line = " ".join(text.split())
+    return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 1]}…"
+
+
+def named_tasks(tasks: Sequence[str]) -> str:
+    """Return the first of the task ids, and the number of the others: `a, b, c and 4 more`."""
+    names = ", ".join(tasks[:MOST_NAMED])
+    return f"{names} and {len(tasks) - MOST_NAMED:,} more" if len(tasks) > MOST_NAMED else names
+
+
+def throttling(throttled: events.BackendThrottled, now: float) -> str:
+    """Return the throttling of a backend at Unix time `now`: `api paused 1.2s after 429; 4 of 8 slots`."""
+    name, after = throttled.backend, f" after {throttled.cause}" if throttled.cause else ""
+    slots = f"{throttled.slots} of {throttled.total} slots"
+    left = 0.0 if throttled.until is None else parse_time(throttled.until) - now
+    if left > 0 and throttled.until is not None:
+        end = f", until {clock_time(parse_time(throttled.until), now)}" if left >= _NAMES_TIME_FROM else ""
+        fewer = f"; {slots}" if throttled.slots < throttled.total else ""
+        return f"{name} paused {seconds(left)}{after}{end}{fewer}"
+    if throttled.cause == events.OWN_LIMITS:
+        return f"{name} has reached its limits of rate; further tasks start as the limits allow"
+    if throttled.slots < throttled.total:
+        return f"{name} goes on{after}; {slots}"
+    return f"{name} has all its {throttled.total} slots again"
+
+
+def seconds(value: float | None) -> str:
+    """Format a duration: `0.03s`, `1.2s`, `2m05s`, `3h07m`, `6d05h`; empty for None."""
+    if value is None:
+        return ""
+    if value < 59.95:
+        return f"{value:.2f}s" if value < 0.1 else f"{value:.1f}s"
+    minutes, rest = divmod(round(value), 60)
+    hours = minutes // 60
+    if hours >= _DAYS_FROM:
+        return f"{hours // 24}d{hours % 24:02d}h"
+    return f"{minutes}m{rest:02d}s" if minutes < 60 else f"{hours}h{minutes % 60:02d}m"
+
+
+def age(value: float) -> str:
+    """Format seconds in one unit, rounded down: `5s`, `3m`, `2h`, `4d`."""
+    for limit, size, unit in ((60, 1, "s"), (3600, 60, "m"), (48 * 3600, 3600, "h")):
+        if value < limit:
+            return f"{max(int(value // size), 0)}{unit}"
+    return f"{int(value // 86400)}d"
+
+
+def tokens(into: int, out: int) -> str:
+    """Format tokens in and out: `310+42`; empty if both are 0."""
+    return f"{into:,}+{out:,}" if into or out else ""
+
+
+def size(value: int) -> str:
+    """Format bytes in a readable unit: `512 B`, `3.4 kB`, `12 MB`."""
+    if value < 1000:
+        return f"{value} B"
+    shown = float(value)
+    for unit in ("kB", "MB", "GB", "TB"):
+        shown /= 1000
+        if shown < 999.5 or unit == "TB":
+            break
+    return f"{shown:.1f} {unit}" if shown < 10 else f"{shown:,.0f} {unit}"
+
+
+def counted(number: int, word: str) -> str:
+    """Format a number with its noun: `1 task`, `2 tasks`."""
+    return f"{number:,} {word}{'' if number == 1 else 's'}"
+
 
 _LATER = "The cause is usually gone after a while: retry the failed tasks."
 REMEDIES: Mapping[str, str] = {

@@ -56,7 +56,7 @@ def test_what_a_resume_does_is_said_before_meanwhile_and_after(world: World) -> 
     world.allow("go")
     done = plait(world.folder, "resume", "last")
     assert (done.code, done.out) == (0, "re: use re: work\n")
-    assert " work is taken over (agent)\n" in done.err
+    assert " work is taken over (agent): the agent has outlived the process that started it\n" in done.err
     assert "2 of 2 tasks completed, reused 0, adopted 1, ran 1, possibly billed twice 0" in done.err
     assert (len(world.turns), world.alive()) == (2, [])
 

@@ -9,8 +9,7 @@ import pytest
 
 from plait import DAG, Task
 from plait.events import TaskCancelled, TaskCompleted, TaskOutput, TaskRetried, TaskStarted
-from plait.runner.cli.display.plain import event_line
-from plait.runner.cli.display.progress import Progress
+from plait.runner.cli.run_progress import Progress, event_line
 from plait.runner.cli.terminal_output import last_cells
 from plait.usage import NO_USAGE, Usage
 from tests.support.processes.command import Terminal, plait

@@ -11,7 +11,7 @@ import pytest
 
 from plait.backends import Output
 from plait.backends.agents.agent_watch import TurnWatch
-from tests.runner.cli.display.test_terminal import CORPUS, MARKUP, assert_harmless
+from tests.runner.cli.test_terminal_output import CORPUS, MARKUP, assert_harmless
 from tests.support.agents.homes import Home
 from tests.support.agents.logs import make_log_home, outputs, plan, untimed
 from tests.support.processes.command import Terminal, plait_here

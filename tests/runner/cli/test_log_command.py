@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runner.cli.display.test_terminal import CORPUS, MARKUP, assert_harmless
+from tests.runner.cli.test_terminal_output import CORPUS, MARKUP, assert_harmless
 from tests.support.agents.homes import Home
 from tests.support.agents.logs import make_log_home, outputs, plan, untimed
 from tests.support.processes.command import PLAIT, Terminal, environment, plait_here
@@ -48,7 +48,7 @@ def test_a_run_reads_as_a_story_with_what_its_agents_did_between_its_events(home
         r"limited       started \(coder\)",
         r"limited       session [\w-]+",
         r"limited       continues in [\d.]+s: rate_limited: Claude Code: API Error: 429 no \([\d.]+s.*\)",
-        r"limited       started \(coder\), attempt 2",
+        r"limited       started \(coder, attempt 2, continues its conversation\)",
         r"limited       \| answer 2 to: You were interrupted .*",
         r"limited       completed [\d.]+s 10\+7 tokens \$0\.0010",
         r"bad           started \(coder\)",

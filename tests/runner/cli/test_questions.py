@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runner.cli.display.test_terminal import ATTACKS, CORPUS
+from tests.runner.cli.test_terminal_output import ATTACKS, CORPUS
 from tests.support.processes.command import PLAIT, Done, Terminal, environment, plait, plait_here
 from tests.support.processes.warm import Warm
 

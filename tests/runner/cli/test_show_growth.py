@@ -9,8 +9,7 @@ import pytest
 
 from plait import DAG, ParallelRunner, RunStatus, Task, TaskStatus, events
 from plait.persistence import SQLiteStore
-from plait.runner.cli.display.plain import event_line
-from plait.runner.cli.display.progress import Progress
+from plait.runner.cli.run_progress import Progress, event_line
 from plait.workflows import Decision
 from tests.support.fakes import Talker
 from tests.support.growth import Scripted, by_end, listed, plan, spec, talker, tasks

@@ -18,9 +18,9 @@ from plait.backends import ConversationRequest, Message, Usage
 from plait.backends.replay_conversation import ReplayConversation
 from plait.events import TaskStarted
 from plait.persistence import MemoryStore
-from plait.runner.cli.display.waits import throttling_line
 from plait.runner.engine.run_options import Accounts
 from plait.runner.scheduling.rate_limits import RateLimiter
+from plait.runner.views.event_sentences import throttling
 from tests.support.hosts import functions
 from tests.support.hosts.world import HostFolder
 from tests.support.seeded_loop import TICK_S, VirtualClock, run_seeded
@@ -328,7 +328,7 @@ def test_a_run_that_waits_for_its_limit_says_so_once() -> None:
             told = [event async for event in run.events() if isinstance(event, events.BackendThrottled)]
         assert (await run.result()).status is RunStatus.COMPLETED
         assert [(event.backend, event.cause, event.until) for event in told] == [("api", "limits", None)]
-        assert throttling_line(told[0], 0.0) == (
+        assert throttling(told[0], 0.0) == (
             "api has reached its limits of rate; further tasks start as the limits allow"
         )
 

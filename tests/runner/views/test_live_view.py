@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from plait import DAG, Clock, ParallelRunner, Retry, Task
-from plait.backends import BackendError, ErrorKind
+from plait.errors import BackendError, ErrorKind
 from plait.persistence import MemoryStore
 from plait.runner.views.live_view import LiveView
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from plait import DAG, Task, TaskStatus
 from plait.events import NewTask, TaskCompleted, TasksAdded, TaskStarted
-from plait.runner.cli.display.plain import event_line
-from plait.runner.cli.display.progress import Progress, grow
+from plait.runner.cli.run_progress import Progress, event_line, grow
 from plait.runner.state.codec import new_task
 
 AT = "2026-11-21T23:00:00.000Z"

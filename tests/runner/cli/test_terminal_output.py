@@ -11,8 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.runner.cli.display.sections import print_field, print_section
-from plait.runner.cli.terminal_output import age, as_line, columns, command, seconds, visible, without_controls
+from plait.runner.cli.terminal_output import (
+    as_line,
+    columns,
+    command,
+    print_field,
+    print_section,
+    visible,
+    without_controls,
+)
+from plait.runner.views.event_sentences import age, seconds
 from tests.support.linear import check_linear
 from tests.support.processes.command import Terminal, plait
 

@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from itertools import islice
 
 from plait import events
+from plait.runner.cli.terminal_output import as_line
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.wait_reasons import NO_LIMITS, Limits, WaitingRun, WaitReason, Waits, stored_limits
 from plait.runner.state.codec import decode_task
+from plait.runner.views.event_sentences import event_sentence
 from plait.statuses import TASK_DONE, RunStatus, TaskStatus
 from plait.usage import NO_USAGE, Usage
 
@@ -192,3 +194,9 @@ def grow(dag: DAG, event: events.TasksAdded) -> None:
     # A `for_each` task waits for its generated tasks.
     if event.added_by is not None and dag[event.added_by].for_each is not None:
         dag.join(dag.position(event.added_by), range(start, len(dag)))
+
+
+def event_line(event: events.Event) -> str:
+    """Return the event as a line that is safe for a terminal; empty for events that only a live display shows."""
+    line = event_sentence(event)
+    return as_line(f"{event.task_id} {line}" if line and isinstance(event, events.TaskEvent) else line)
