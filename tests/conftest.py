@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from plait.persistence import MemoryStore, SQLiteStore, Store
+from plait.persistence import SQLiteStore, Store
 from tests.support.agents.homes import Home, make_home
 from tests.support.processes.room import Kin, kin
 
@@ -86,11 +86,10 @@ async def sqlite_store(quick_folder: Path) -> AsyncGenerator[SQLiteStore]:
         yield store
 
 
-@pytest.fixture(params=["memory", "sqlite"])
-def store(request: pytest.FixtureRequest) -> Store:
-    """Each of our stores in turn."""
-    found: Store = MemoryStore() if request.param == "memory" else request.getfixturevalue("sqlite_store")
-    return found
+@pytest.fixture
+def store(sqlite_store: SQLiteStore) -> Store:
+    """The store of the command. `MemoryStore` is the same on a database in memory, and the contract tests play each."""
+    return sqlite_store
 
 
 @pytest.fixture
@@ -99,13 +98,10 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "a folder" / "runs #1 100% ?x=y.db"
 
 
-@pytest.fixture(params=["memory", "sqlite", "none"])
+@pytest.fixture(params=["sqlite", "none"])
 def kept(request: pytest.FixtureRequest) -> Store | None:
-    """Each of our stores in turn, and no store at all."""
-    if request.param == "sqlite":
-        found: Store = request.getfixturevalue("sqlite_store")
-        return found
-    return MemoryStore() if request.param == "memory" else None
+    """A store, and no store at all."""
+    return request.getfixturevalue("sqlite_store") if request.param == "sqlite" else None
 
 
 @pytest.fixture

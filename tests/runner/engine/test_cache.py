@@ -43,11 +43,8 @@ class Later(Clock):
         return super().wall() + self.ahead
 
 
-@pytest.fixture(params=["memory", "sqlite"])
-async def store(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
-    if request.param == "memory":
-        yield MemoryStore()
-        return
+@pytest.fixture
+async def store(tmp_path: Path) -> Any:
     async with SQLiteStore(tmp_path / "plait.db") as opened:
         yield opened
 

@@ -9,9 +9,7 @@ import pytest
 from plait import DAG, ParallelRunner, PlaitError, Retry, RunStatus, Task
 from plait.backends import ConversationRequest, Message, Reply, Usage
 from plait.errors import BackendError, BackendMissing, ErrorKind
-from plait.events import Event, MessageAppended
 from plait.persistence import MemoryStore, Store
-from plait.persistence.store_records import Batch
 from tests.support.fakes import Talker
 
 
@@ -122,35 +120,24 @@ ASKED, SAID = Message("user", "count"), Message("assistant", "seven", USED)
 
 
 @pytest.mark.parametrize(
-    ("messages", "rows"),
+    "messages",
     [
-        ((ASKED, SAID), 0),
-        ((Message("user", "count!"), SAID), 2),
-        ((Message("system", "count"), SAID), 2),
-        ((Message("user", "count", Usage(1)), SAID), 2),
-        ((ASKED, Message("assistant", "seven!", USED)), 2),
-        ((ASKED, Message("assistant", "seven", Usage(3, 6))), 2),
-        ((ASKED, Message("assistant", "many"), Message("user", "a number"), SAID), 4),
-        ((SAID,), 1),
+        (ASKED, SAID),
+        (Message("user", "count!"), SAID),
+        (Message("system", "count"), SAID),
+        (Message("user", "count", Usage(1)), SAID),
+        (ASKED, Message("assistant", "seven!", USED)),
+        (ASKED, Message("assistant", "seven", Usage(3, 6))),
+        (ASKED, Message("assistant", "many"), Message("user", "a number"), SAID),
+        (SAID,),
     ],
 )
-async def test_a_turn_of_prompt_and_answer_alone_is_stored_with_the_result(
-    store: Store, messages: tuple[Message, ...], rows: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    changes: list[Event] = []
-    write = store.write
-
-    async def noted(batch: Batch) -> None:
-        changes.extend(batch.events)
-        await write(batch)
-
-    monkeypatch.setattr(store, "write", noted)
+async def test_the_messages_of_a_turn_are_stored_as_they_were(store: Store, messages: tuple[Message, ...]) -> None:
     backend = Talker(lambda *_: Reply("seven", usage=USED, messages=messages))
     await ParallelRunner(backend, store=store).run(DAG([Task("a", "count"), Task("b", "go on", continues="a")]), "r")
     kept = [(m.role, m.content, m.input_tokens, m.output_tokens) for m in await store.list_messages("r", "a")]
     assert kept == [(m.role, m.content, m.usage.input_tokens, m.usage.output_tokens) for m in messages]
     assert backend.requests[1].history == messages
-    assert sum(isinstance(one, MessageAppended) and one.task_id == "a" for one in changes) == rows
 
 
 async def test_a_task_that_failed_for_good_keeps_its_prompt(store: Store) -> None:

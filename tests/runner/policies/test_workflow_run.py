@@ -16,7 +16,7 @@ import pytest
 from plait import DAG, ParallelRunner, Retry, RunStatus, Step, Task, TaskStatus, Workflow
 from plait.backends import ConversationRequest, OpenAIBackend
 from plait.errors import BackendError, ErrorKind, RunNotFound, WorkflowEnded
-from plait.persistence import MemoryStore, SQLiteStore, Store
+from plait.persistence import SQLiteStore, Store
 from plait.workflows import FollowUps, Interaction, load_progress
 from tests.support.fakes import Talker
 from tests.support.processes import warm
@@ -32,9 +32,9 @@ FLOW = Workflow(
 )
 
 
-@pytest.fixture(params=["memory", "sqlite"])
-async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerator[Store]:
-    async with MemoryStore() if request.param == "memory" else SQLiteStore(tmp_path / "runs.db") as store:
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncGenerator[Store]:
+    async with SQLiteStore(tmp_path / "runs.db") as store:
         yield store
 
 
