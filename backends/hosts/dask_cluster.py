@@ -1,30 +1,81 @@
-"""`Cluster`: the connection of this process to a Dask scheduler and its workers."""
+"""`Cluster`: the connection of this process to a Dask scheduler; its addresses, its workers and their slots."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+import re
+from collections.abc import AsyncGenerator, Generator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
+from importlib import import_module
+from ipaddress import ip_address
 from typing import Any, Protocol, cast
+from urllib.parse import urlsplit
 
 import anyio
-import distributed
-import distributed.comm
 
 from plait.backends.hosts import dask_relay
-from plait.backends.hosts.dask_address import host_name, is_open
-from plait.backends.hosts.dask_remote import Comm
+from plait.backends.hosts.dask_relay import Comm
 from plait.json_form import value
 from plait.safe_text import one_line
+
+_FOREIGN = re.compile(r"[^A-Za-z0-9._-]")
+_ROUNDING = 1e-9
+"""Part of an attempt by which a division may be too low, as 0.3 / 0.1 is."""
+
+
+def check_address(address: str) -> None:
+    """Raise ValueError if `address` is no address of a scheduler, or needs TLS."""
+    parts = urlsplit(address)
+    if parts.scheme not in {"tcp", "tls"} or not parts.hostname or parts.port is None or parts.path:
+        raise ValueError(
+            f"the address of a Dask scheduler is tls://HOST:PORT, or tcp://127.0.0.1:PORT on this machine, not "
+            f"{address!r}"
+        )
+    if is_open(address):
+        raise ValueError(
+            f"{address} has neither encryption nor authentication: whoever reaches a Dask scheduler executes code on "
+            "every worker; use tls://, or a tunnel to tcp://127.0.0.1"
+        )
+
+
+def is_open(address: str) -> bool:
+    """Return whether others than this machine reach the address without TLS."""
+    parts = urlsplit(address)
+    return parts.scheme == "tcp" and not _is_loopback(parts.hostname or "")
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def host_name(address: str, name: object) -> str:
+    """Return the name of the host with a worker: the name given to the worker, else the IP address of the machine.
+
+    A character that session ids and names of folders cannot have is replaced by a dash.
+    """
+    given = str(name)
+    return _FOREIGN.sub("-", urlsplit(address).hostname or "" if given == address else given)
+
+
+def slots_of(resources: Mapping[str, float]) -> int:
+    """Return the number of attempts that a host with `resources` offers at most, for attempts of one each."""
+    return max(1, min(1000, int(max(resources.values(), default=1))))
+
+
+def slots_for(resources: Mapping[str, float], needs: Iterable[Mapping[str, float]]) -> int:
+    """Return the number of attempts for which a host has the `resources`. Attempts of several `needs` are counted as if
+    each kind had the host for itself: some may have to wait for room, and no room stays unused.
+    """
+    return sum(int(min(resources.get(name, 0) / need for name, need in one.items()) + _ROUNDING) for one in needs)
+
 
 CONNECT_S = 5.0
 """Seconds for the scheduler, or a worker, to answer."""
 _CLOSE_S = 2.0
 """Seconds for the client to take its leave."""
 _OPEN = "listens on {} without TLS: whoever reaches it executes code; use TLS, or start it with --host 127.0.0.1"
-
-
-_dask = cast("Any", distributed)  # has no types
-_connect = cast("Any", distributed.comm).connect
 
 
 class Future(Protocol):
@@ -75,7 +126,8 @@ class Cluster:
             listens = (await self._client.run(dask_relay.prepare, workers=[worker]))[worker]
             if is_open(listens):
                 raise ClusterError(_OPEN.format(listens))
-            comm: Comm = await _connect(worker, timeout=CONNECT_S, **self._client.connection_args)
+            connect = cast("Any", import_module("distributed.comm")).connect
+            comm: Comm = await connect(worker, timeout=CONNECT_S, **self._client.connection_args)
             await comm.write({"op": dask_relay.HANDLER, "reply": False, "words": list(words), "token": token})
             return comm
 
@@ -101,8 +153,9 @@ class Cluster:
 async def connected(address: str) -> AsyncGenerator[Cluster]:
     """Connect to the scheduler at `address`. Raises ClusterError."""
     with _cluster_errors():
-        security = _dask.Security(require_encryption=address.startswith("tls://"))
-        client = _dask.Client(address, asynchronous=True, security=security, timeout=CONNECT_S, set_as_default=False)
+        dask = cast("Any", import_module("distributed"))  # needs the extra
+        security = dask.Security(require_encryption=address.startswith("tls://"))
+        client = dask.Client(address, asynchronous=True, security=security, timeout=CONNECT_S, set_as_default=False)
         try:
             await client
             for listens in await client.run_on_scheduler(_listen_addresses):

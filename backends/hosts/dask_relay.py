@@ -18,18 +18,76 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, cast
+from importlib import import_module
+from typing import Any, Protocol
 
 import anyio
 import anyio.abc
-import distributed
-from distributed.core import Status
-from distributed.worker_state_machine import SecedeEvent
 
-from plait.backends.hosts.dask_remote import Comm
 from plait.backends.hosts.host_connection import end_process
+from plait.safe_text import one_line
+
+CLOSE_S = 2.0
+"""Seconds for the process to exit once its input has ended, and for the connection to close."""
+
+
+class Comm(Protocol):
+    """The parts of a connection of Dask that are used, which has no types. Methods raise OSError once it is broken."""
+
+    async def read(self) -> Mapping[str, Any]:
+        """Return the next message."""
+        ...
+
+    async def write(self, msg: Mapping[str, Any]) -> object:
+        """Send a message."""
+        ...
+
+    async def close(self) -> None:
+        """Send what waits, and close."""
+        ...
+
+    def abort(self) -> None:
+        """Close at once."""
+        ...
+
+
+async def close(comm: Comm) -> None:
+    """Close a connection. Not cancelled from outside."""
+    with anyio.move_on_after(CLOSE_S, shield=True), suppress(OSError):
+        await comm.close()
+    comm.abort()
+
+
+class RemoteOutput:
+    """The standard output behind `comm`. `on_held` gets the attempts that have room."""
+
+    def __init__(self, comm: Comm, on_held: Callable[[str], None] = lambda _: None) -> None:
+        self._comm = comm
+        self._on_held = on_held
+        self.errors = ""
+        """The last line of standard error, once the process has ended."""
+        self.code: int | None = None
+        """The exit code, once the process has ended; None if the connection broke before."""
+
+    async def receive(self) -> bytes:
+        """Return the next part of the output. Raise EndOfStream at the end."""
+        while self.code is None:
+            try:
+                message = await self._comm.read()
+            except OSError:
+                break
+            if "data" in message:
+                data: bytes = message["data"]
+                return data
+            if "held" in message:
+                self._on_held(message["held"])
+            else:
+                self.code = message["exit"]
+                self.errors = one_line(message["stderr"].strip().rpartition("\n")[2])
+        raise anyio.EndOfStream
+
 
 HANDLER = "plait"
 """The operation of the worker that opens a relay."""
@@ -42,9 +100,9 @@ _relays: dict[tuple[str, str], _Relay] = {}
 def prepare(dask_worker: Any) -> str:
     """Make the worker open relays. Return the address on which the worker listens."""
 
-    async def relay(comm: Comm, words: Sequence[str], token: str) -> Status:
+    async def relay(comm: Comm, words: Sequence[str], token: str) -> Any:
         await _serve(dask_worker.address, comm, words, token)
-        return Status.dont_reply
+        return import_module("distributed.core").Status.dont_reply
 
     dask_worker.handlers[HANDLER] = relay
     return str(dask_worker.listen_address)
@@ -52,11 +110,12 @@ def prepare(dask_worker: Any) -> str:
 
 async def hold(token: str, attempt: str, key: str) -> None:
     """Take the resources of an attempt until the runner frees them. Returns at once without the connection."""
-    worker = cast("Any", distributed).get_worker()
+    worker = import_module("distributed").get_worker()
     relay = _relays.get((worker.address, token))
     if relay is not None:
         # The resources alone limit the attempts, and not the threads of the worker.
-        worker.handle_stimulus(SecedeEvent(stimulus_id=f"plait-{key}", key=key, compute_duration=0.0))
+        secede = import_module("distributed.worker_state_machine").SecedeEvent
+        worker.handle_stimulus(secede(stimulus_id=f"plait-{key}", key=key, compute_duration=0.0))
         await relay.hold(attempt)
 
 

@@ -1,13 +1,17 @@
-"""The fence of a run on a host: one host process at a time, and none of an earlier owner.
+"""What host processes share on a host: the fence of each run, and the slots of the machine.
 
     <state>/<run>/<host>/fence.json      the highest epoch, and the host process that serves it
     <state>/<run>/<host>/.over           the run is over
     <state>/<run>/<host>/TASK/ATTEMPT/   the files of an attempt
     <state>/sessions/                    shared by all attempts
+    <state>/slots/MACHINE/NUMBER         a lock for each slot; machines with one home folder have slots of their own
 
-A host process that takes the fence kills the previous one, which may belong to an owner whose connection broke without
-notice, or to a suspended owner whose lease expired. Agents have sessions of their own and continue. So a frame that an
-earlier owner sends afterwards is refused or never read.
+One host process serves a run at a time. A host process that takes the fence kills the previous one, which may belong to
+an owner whose connection broke without notice, or to a suspended owner whose lease expired. Agents have sessions of
+their own and continue. So a frame that an earlier owner sends afterwards is refused or never read.
+
+The system frees the slots of a process that is killed. An attempt that outlives its host process then holds no slot
+until it is followed again.
 
 The files of the attempts are removed only after the runner has reported the end of the run, because a later owner may
 collect the answer of an attempt that ended unobserved. Any host process that serves the end of a run removes the fences
@@ -18,6 +22,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import re
 import shutil
 import signal
@@ -26,7 +31,7 @@ from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from plait.backends.process.private_files import lock_file, private_file, private_folder, replace_file
+from plait.backends.process.private_files import is_locked, lock_file, private_file, private_folder, replace_file
 from plait.backends.process.process_table import Process, boot_id, send_signal, start_time
 from plait.json_form import value
 
@@ -131,3 +136,46 @@ def _end(holder: _Holder) -> None:
         with suppress(OSError):
             send_signal(Process(holder.pid, False, 0, 0, int(holder.started)), signal.SIGKILL)
         time.sleep(0.005)
+
+
+def slots_taken(state: Path) -> int:
+    """Return the number of slots of this machine that any process holds."""
+    return Slots(state, len(list(_slots_folder(state).iterdir()))).taken()
+
+
+def _slots_folder(state: Path) -> Path:
+    return private_folder(state / "slots" / platform.node())
+
+
+class Slots:
+    """The slots that this process holds on its host, of `count` slots with files below `state`."""
+
+    def __init__(self, state: Path, count: int) -> None:
+        folder = _slots_folder(state)
+        self._unheld = [folder / str(number) for number in range(count)]
+        """The files of the slots that this process does not hold."""
+        self._held: dict[str, tuple[Path, int]] = {}
+        """The file and the descriptor of the slot, by attempt."""
+
+    def take(self, attempt: str) -> bool:
+        """Take a slot for the attempt. Return False if all slots of the host are taken, also by other processes."""
+        if attempt in self._held:
+            return True
+        for file in self._unheld:
+            if (descriptor := lock_file(file)) is not None:
+                self._unheld.remove(file)
+                self._held[attempt] = file, descriptor
+                return True
+        return False
+
+    def free(self, attempt: str) -> None:
+        """Free the slot of the attempt, if any."""
+        held = self._held.pop(attempt, None)
+        if held is not None:
+            file, descriptor = held
+            os.close(descriptor)
+            self._unheld.insert(0, file)
+
+    def taken(self) -> int:
+        """Return the number of slots that any process holds."""
+        return len(self._held) + sum(map(is_locked, self._unheld))

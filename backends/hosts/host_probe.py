@@ -1,17 +1,69 @@
-"""The state of hosts, read over connections of their own: no attempt begins or ends, and no fence is taken."""
+"""Hosts outside of any run, for `plait doctor --hosts`: their state, and commands of plait there.
+
+Each has a connection of its own: no attempt begins or ends, and no fence is taken.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict
 from importlib.metadata import version
+from typing import Protocol
 
 import anyio
 
 from plait.backends.hosts.host_frames import foreign_output, frame_line, read_frame
-from plait.backends.hosts.reachable import HostUnreachable, ReachableHost
 from plait.json_form import value
 from plait.safe_text import one_line
+
+
+class HostUnreachable(Exception):  # noqa: N818 - reads as what it is
+    """A host, or the way to all hosts, cannot be used. The message has the reason."""
+
+
+@value
+class CommandResult:
+    """The end of a command."""
+
+    code: int | None
+    """The exit code; None if the connection broke."""
+    output: bytes
+    """All of standard output."""
+    errors: str
+    """The last line of standard error."""
+
+
+class ReachableHost(Protocol):
+    """A host."""
+
+    @property
+    def name(self) -> str:
+        """The name."""
+        ...
+
+    @property
+    def slots(self) -> int:
+        """The number of attempts at once."""
+        ...
+
+    async def run(self, words: Sequence[str], data: bytes = b"") -> CommandResult:
+        """Run `plait` with `words` there, with `data` as standard input. Raises HostUnreachable."""
+        ...
+
+
+class ReachableHosts(Protocol):
+    """A group of hosts."""
+
+    def reachable(
+        self, needs: Collection[Mapping[str, float] | None] = ()
+    ) -> AbstractAsyncContextManager[Sequence[ReachableHost]]:
+        """Return the hosts, which can be used within the context, with slots for attempts of the kinds `needs`.
+
+        Raises HostUnreachable if there is no way to any.
+        """
+        ...
+
 
 NO_WORKER = "no worker that offers resources"
 """The problem of a cluster that has no host."""

@@ -39,7 +39,15 @@ from plait.backends.backend_protocol import (
     Reply,
 )
 from plait.backends.function_backend import format_traceback, in_own_context
-from plait.backends.hosts.host_fence import Fenced, attempt_folder, remove_attempts, run_folder, take_fence
+from plait.backends.hosts.host_fence import (
+    Fenced,
+    Slots,
+    attempt_folder,
+    remove_attempts,
+    run_folder,
+    slots_taken,
+    take_fence,
+)
 from plait.backends.hosts.host_frames import (
     LONGEST,
     Frame,
@@ -51,7 +59,6 @@ from plait.backends.hosts.host_frames import (
     read_request,
     reply_json,
 )
-from plait.backends.hosts.slots import Slots, slots_taken
 from plait.backends.process.child_manifest import manifests_below
 from plait.backends.process.child_process import sweep
 from plait.backends.process.private_files import private_folder

@@ -1,15 +1,17 @@
-"""`HostSession`: the connections of one run to its hosts, and the choice of a host for each attempt."""
+"""The hosts of one run: their connections, the choice of a host for each attempt, and which of them are away."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Callable, Collection, Generator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime
+from importlib.metadata import version
 from operator import itemgetter
 
 import anyio
 
-from plait.backends.backend_protocol import AwayHost, Output
-from plait.backends.hosts.away import AwayReporter
+from plait.backends.backend_protocol import AwayHost, Output, RunOnHosts
 from plait.backends.hosts.host_connection import LOST, AttemptChannel, HostConnection
 from plait.backends.hosts.host_frames import Frame
 from plait.errors import BackendError, ErrorKind
@@ -229,3 +231,110 @@ class HeldSlot:
                 if (await self.attempt.next())["op"] in {"ended", "reply", "error", "asked"}:
                     return True
         return False
+
+
+class AwayReporter:
+    """Reports each host that attempts wait for, once for all attempts that begin to wait at the same time.
+
+    A later report follows if other attempts wait, and when no attempt waits any longer.
+    """
+
+    def __init__(self, connections: Mapping[str, HostConnection], report: Callable[[AwayHost], None]) -> None:
+        self._connections = connections
+        self._report = report
+        self._waiting: dict[str, dict[str, None]] = {}
+        """The names of the attempts that wait, by host, in the order in which they began to wait."""
+        self._reported: dict[str, tuple[str, ...]] = {}
+        """The tasks reported last, by host that is waited for."""
+        self._changed = anyio.Event()
+        self._is_closed = False
+
+    @contextmanager
+    def waiting(self, connections: Iterable[HostConnection], attempt: AttemptChannel) -> Generator[None]:
+        """Count the attempt as one that waits for the hosts of `connections`, all of which are away."""
+        names = [connection.name for connection in connections]
+        for name in names:
+            self._waiting.setdefault(name, {})[attempt.name] = None
+        self._changed.set()
+        try:
+            yield
+        finally:
+            for name in names:
+                self._waiting[name].pop(attempt.name, None)
+            self._changed.set()
+
+    def close(self) -> None:
+        """End `run`."""
+        self._is_closed = True
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Report changes until `close`."""
+        while True:
+            await self._changed.wait()
+            if self._is_closed:
+                return
+            self._changed = anyio.Event()
+            for name, attempts in self._waiting.items():
+                self._report_host(self._connections[name], attempts)
+
+    def _report_host(self, connection: HostConnection, attempts: Iterable[str]) -> None:
+        since = connection.away_since
+        tasks = () if since is None else tuple(name.rpartition("/")[0] for name in attempts)
+        if set(tasks) == set(self._reported.get(connection.name, ())):
+            return
+        if tasks:
+            self._reported[connection.name] = tasks
+            self._report(AwayHost(connection.name, since, connection.reason, tasks))
+        else:
+            del self._reported[connection.name]
+            self._report(AwayHost(connection.name, None, connection.reason, ()))
+
+
+PATIENCE = 120.0
+"""Seconds for which the attempts of a host that is away are waited for, unless told otherwise."""
+
+
+class HostGroup(ABC):
+    """A group of hosts. Raises ValueError if `patience` is no number of seconds."""
+
+    def __init__(self, patience: float) -> None:
+        if not 0 <= patience < float("inf"):
+            raise ValueError(f"patience must be 0 seconds or more, not {patience}")
+        self._patience = patience
+        self._sessions: dict[str, HostSession] = {}
+
+    def session(self, run_id: str) -> HostSession | None:
+        """Return the session of a connected run; None without one."""
+        return self._sessions.get(run_id)
+
+    @asynccontextmanager
+    async def connected(self, run: RunOnHosts) -> AsyncGenerator[HostSession]:
+        """Connect the hosts for the attempts of `run`; leaving disconnects them. Attempts not ended go on there."""
+        session = self._sessions[run.run_id] = self._new_session(run)
+        try:
+            async with anyio.create_task_group() as group:
+                group.start_soon(session.run)
+                try:
+                    yield session
+                finally:
+                    session.close()
+        finally:
+            del self._sessions[run.run_id]
+
+    @abstractmethod
+    def _new_session(self, run: RunOnHosts) -> HostSession:
+        """Return the session of a run, not connected yet."""
+
+
+def hello_frame(run: RunOnHosts, host: str, slots: int, kept: Collection[str]) -> Frame:
+    """Return the first frame to `host`. The host ends the attempts of the run that are not in `kept`."""
+    return {
+        "op": "hello",
+        "version": version("plait"),
+        "key": run.key,
+        "host": host,
+        "epoch": run.epoch,
+        "slots": slots,
+        "keep": sorted(kept),
+    }

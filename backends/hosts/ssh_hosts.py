@@ -14,11 +14,10 @@ import anyio
 
 from plait.backends.backend_protocol import RunOnHosts
 from plait.backends.hosts.described_backend import describe
-from plait.backends.hosts.group import PATIENCE, HostGroup, hello_frame
 from plait.backends.hosts.host_backend import BackendTraits, HostBackend, host_backend
 from plait.backends.hosts.host_connection import HostConnection
-from plait.backends.hosts.host_session import HostSession
-from plait.backends.hosts.reachable import CommandResult, HostUnreachable, ReachableHost
+from plait.backends.hosts.host_probe import CommandResult, HostUnreachable, ReachableHost
+from plait.backends.hosts.host_session import PATIENCE, HostGroup, HostSession, hello_frame
 from plait.json_form import JsonValue, value
 from plait.safe_text import one_line
 

@@ -9,10 +9,10 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
 from plait.backends.backend_protocol import Backend
-from plait.backends.hosts.dask_address import check_address
+from plait.backends.hosts.dask_cluster import check_address
 from plait.backends.hosts.dask_hosts import DaskHosts
-from plait.backends.hosts.group import PATIENCE
 from plait.backends.hosts.host_backend import BackendTraits, HostBackend
+from plait.backends.hosts.host_session import PATIENCE
 from plait.backends.hosts.ssh_hosts import SLOTS, SSH, SSHHost, SSHHosts
 from plait.backends.specs.build_backend import AnySpec, BackendSpec, build, make_unchecked
 from plait.errors import BackendUnavailable

@@ -46,7 +46,17 @@ HOMES = {
     "uvicorn": "runner/serving/*.py",
     "mcp": "runner/serving/*.py",
 }
-LAZY = {"aiohttp", "networkx", "langgraph", "pydantic_ai", "fastmcp", "xllamacpp", "jsonschema_rs", "genai_prices"}
+LAZY = {
+    "aiohttp",
+    "networkx",
+    "langgraph",
+    "pydantic_ai",
+    "fastmcp",
+    "xllamacpp",
+    "jsonschema_rs",
+    "genai_prices",
+    "distributed",
+}
 STATUSES = {"pending", "queued", "running", "waiting_input", "completed", "failed", "skipped", "cancelling",
             "cancelled", "interrupted"}  # fmt: skip
 EVENT_KINDS = set(EVENTS)

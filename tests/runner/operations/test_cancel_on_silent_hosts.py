@@ -104,7 +104,7 @@ async def test_a_silent_worker_is_named_and_its_agent_ended_by_a_later_cancel(
 async def test_the_owner_of_a_run_does_not_wait_for_a_scheduler_that_falls_silent(
     cluster_world: Any, limits: pytest.MonkeyPatch
 ) -> None:
-    limits.setattr("plait.backends.hosts.dask_session._POLL_S", 0.0)  # a request is under way
+    limits.setattr("plait.backends.hosts.dask_hosts._POLL_S", 0.0)  # a request is under way
     world = cluster_world
     async with world.opened_store() as store, world.runner(store, cancel_grace=0.0).start(world.dag(), RUN) as run:
         async for event in run.events():

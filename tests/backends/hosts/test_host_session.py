@@ -11,9 +11,8 @@ import pytest
 from anyio.lowlevel import checkpoint
 
 from plait.backends.backend_protocol import AwayHost, Output
-from plait.backends.hosts.away import AwayReporter
 from plait.backends.hosts.host_connection import AttemptChannel, HostConnection
-from plait.backends.hosts.host_session import HostSession
+from plait.backends.hosts.host_session import AwayReporter, HostSession
 from plait.errors import BackendError
 
 
