@@ -15,8 +15,14 @@ from plait.runner.cli.terminal_output import as_line, print_field, print_line, p
 from plait.runner.client.store_place import StorePlace, find_run, read_only_store
 from plait.runner.domain.asked_question import parse_time
 from plait.runner.views.event_sentences import counted, seconds, tokens
-from plait.runner.views.run_differences import ComparedTask, RunComparison, TaskDifference, compare_runs
-from plait.runner.views.word_changes import Piece, word_changes
+from plait.runner.views.run_differences import (
+    ComparedTask,
+    Piece,
+    RunComparison,
+    TaskDifference,
+    compare_runs,
+    word_changes,
+)
 from plait.usage import Usage, cost
 
 _CONTEXT = 8

@@ -23,7 +23,7 @@ from plait.runner.views.event_sentences import counted
 from plait.runner.views.otlp import Collector, SpanSender
 from plait.runner.views.read_views import shown_status, task_views
 from plait.runner.views.result_rows import as_csv, as_json_lines, result_rows
-from plait.runner.views.run_trace import RunTrace
+from plait.runner.views.trace_spans import RunTrace
 
 _FORMATS = (".csv", ".jsonl")
 _FOLLOW_S = 1.0

@@ -12,7 +12,7 @@ from urllib.parse import unquote
 import anyio.to_thread
 
 from plait.backends.models.endpoint import Endpoint, url_fault
-from plait.backends.models.http_client import Client, Limits
+from plait.backends.models.http_client import Client
 from plait.clock_and_ids import Clock
 from plait.errors import PlaitError
 from plait.runner.domain.asked_question import parse_time
@@ -26,7 +26,7 @@ _SPANS_A_REQUEST = 256
 _ATTEMPTS = 5
 _FIRST_DELAY_S = 1.0
 _LONGEST_DELAY_S = 30.0
-_LIMITS = Limits(request=30.0, connect=10.0)
+_REQUEST_S, _CONNECT_S = 30.0, 10.0
 _RETRIED = frozenset({429, 502, 503, 504})
 _STATUS_ERROR = 2
 
@@ -171,7 +171,8 @@ class SpanSender:
     async def _opened(self) -> Client:
         if self._client is None:
             headers = self._collector.headers
-            self._client = await anyio.to_thread.run_sync(lambda: Client(self._endpoint, headers, _LIMITS))
+            limits = {"request_timeout": _REQUEST_S, "connect_timeout": _CONNECT_S}
+            self._client = await anyio.to_thread.run_sync(lambda: Client(self._endpoint, headers, **limits))
         return self._client
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from difflib import SequenceMatcher
+from typing import Any, Literal, TypedDict
 
 from plait.errors import PromptError, RunNotFound
 from plait.persistence.store_protocol import Store
@@ -16,7 +18,6 @@ from plait.runner.reuse.earlier_answers import KEPT, REUSED, ReuseFrom, stored_a
 from plait.runner.state.codec import to_json
 from plait.runner.state.stored_run import StoredRun, stored_run
 from plait.runner.views.view_models import usage_fields
-from plait.runner.views.word_changes import word_changes
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,3 +180,29 @@ def _compared(run: StoredRun, position: int) -> ComparedTask:
     except PromptError:
         prompt = task.prompt
     return ComparedTask(run.tasks[position], prompt)
+
+
+_WORD = re.compile(r"\s*\S+|\s+")
+
+
+class Piece(TypedDict):
+    """A stretch of one or both texts, white space included."""
+
+    change: Literal["kept", "removed", "added"]
+    text: str
+
+
+def word_changes(before: str, after: str) -> list[Piece]:
+    """Return the pieces that make `after` out of `before`. White space alone is no difference between two words."""
+    old, new = _WORD.findall(before), _WORD.findall(after)
+    matcher = SequenceMatcher(None, [word.strip() for word in old], [word.strip() for word in new])
+    pieces: list[Piece] = []
+    for change, start, end, first, last in matcher.get_opcodes():
+        if change == "equal":
+            pieces.append({"change": "kept", "text": "".join(new[first:last])})
+            continue
+        if start < end:
+            pieces.append({"change": "removed", "text": "".join(old[start:end])})
+        if first < last:
+            pieces.append({"change": "added", "text": "".join(new[first:last])})
+    return pieces

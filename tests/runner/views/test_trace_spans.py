@@ -12,8 +12,7 @@ from plait import DAG, Clock, ParallelRunner, PlaitError, Task
 from plait.backends import ConversationRequest, Reply, Usage
 from plait.persistence import MemoryStore
 from plait.runner.views.otlp import Collector, SpanSender
-from plait.runner.views.run_trace import RunTrace
-from plait.runner.views.trace_spans import Span
+from plait.runner.views.trace_spans import RunTrace, Span
 from tests.support.collector import collecting
 
 
