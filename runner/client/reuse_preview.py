@@ -149,7 +149,8 @@ async def preview_reuse(config: RunOptions, dag: DAG, reuse: ReuseFrom, policy: 
     live = LiveRun(run_id="preview", options=config, policy=policy, answers=answers)
     live.state, live.task_backends = RunState(dag.copy(), keeps_all=True), names
     live.scheduler, live.sink = Scheduler(live.state.dag, names, SlotPool(1, {})), UnstoredSink(live.feed)
-    executor = Executor(live, partial(_Foresight, earlier=run, usages=await _usages(run)))
+    places = _places(run)
+    executor = Executor(live, partial(_Foresight, earlier=run, places=places, usages=await _usages(run, places)))
     await executor.run()
     foresight = executor.outcomes
     assert isinstance(foresight, _Foresight)
@@ -157,15 +158,22 @@ async def preview_reuse(config: RunOptions, dag: DAG, reuse: ReuseFrom, policy: 
     return ReusePreview(reuse.like, run.record.created_at, foresight.steps, reuse, answers)
 
 
-async def _usages(run: StoredRun) -> dict[str, Usage]:
-    """Return the usage of the last call of each task by identity: in the run, or in the run of which the run took the
-    answer over, and so on.
+def _places(run: StoredRun) -> dict[str, int]:
+    """Return the position of each task by its identity; of two with one identity the first."""
+    last_first = reversed(range(len(run.tasks)))
+    return {to_json(task_identity(run.state, position)): position for position in last_first}
+
+
+async def _usages(run: StoredRun, places: Mapping[str, int]) -> dict[int, Usage]:
+    """Return the usage of the last call of each task in `places`, by position there: in the run, or in the run of which
+    the run took the answer over, and so on.
     """
-    usages: dict[str, Usage] = {}
+    usages: dict[int, Usage] = {}
     while True:
         for position, record in enumerate(run.tasks):
             if record.usage != NO_USAGE:
-                usages.setdefault(to_json(task_identity(run.state, position)), record.usage)
+                if (place := places.get(to_json(task_identity(run.state, position)))) is not None:
+                    usages.setdefault(place, record.usage)
         reuse = ReuseFrom.of_settings(json.loads(run.record.settings))
         if reuse is None:
             return usages
@@ -177,10 +185,18 @@ async def _usages(run: StoredRun) -> dict[str, Usage]:
 
 class _Foresight(OutcomeHandler):
     """Settles each task of a run without a call, by the answer that it takes over or by an assumption, and notes the
-    step. `usages` are those of the last calls, by identity.
+    step. `places` are the positions of the tasks in the `earlier` run by identity, `usages` those of their last calls.
     """
 
-    def __init__(self, live: LiveRun, growth: Growth, *, earlier: StoredRun, usages: Mapping[str, Usage]) -> None:
+    def __init__(
+        self,
+        live: LiveRun,
+        growth: Growth,
+        *,
+        earlier: StoredRun,
+        places: Mapping[str, int],
+        usages: Mapping[int, Usage],
+    ) -> None:
         super().__init__(live, growth)
         state, answers = live.state, live.answers
         assert answers is not None
@@ -192,9 +208,9 @@ class _Foresight(OutcomeHandler):
         self._usages = usages
         self._before = AnswerKeys(earlier.state, stored_answer_keys(earlier))
         self._after = AnswerKeys(state, answers.backend_keys)
-        self._earlier: dict[str, int] = {}
-        for position in range(len(earlier.tasks)):
-            self._earlier.setdefault(to_json(task_identity(earlier.state, position)), position)
+        self._places = places
+        self._earlier: dict[int, int | None] = {}
+        """The position in the earlier run of each task that was looked for."""
         self._open: set[int] = set()
         """Tasks whose result may differ from the result that is assumed."""
         self._unknown: set[int] = set()
@@ -215,7 +231,9 @@ class _Foresight(OutcomeHandler):
         self._note(position, action, self._reason(position, depends_on, answer), depends_on, answer)
         if action is not ReuseAction.REUSE:
             self._open.add(position)
-        return self._assume(position) if answer is None else self.take_over(position, answer)
+        if answer is None:
+            return self._assume(position)
+        return self.take_over(position, answer if answer.prompt is not None else replace(answer, prompt=""))
 
     def _assume(self, position: int) -> list[events.Event]:
         """Let the task end as in the earlier run."""
@@ -223,14 +241,10 @@ class _Foresight(OutcomeHandler):
         status = None if earlier is None else self._like.state.statuses[earlier]
         text, data = "", None
         if earlier is not None and status is TaskStatus.COMPLETED:
-            result, tasks = self._like.state.results[earlier], self._like.state.dag.tasks
+            result = self._like.state.results[earlier]
             text, data = result.text, result.data
-            added = [each for place, each in enumerate(tasks) if self._like.state.added_by(place) == tasks[earlier].id]
-            try:
-                if added:
-                    self._growth.add(added, task.id)
-            except DAGError:  # the new plan has no room for the tasks; the task itself decides anew
-                self._unknown.add(position)
+            if self._like.state.has_added(earlier):
+                self._add_again(position, earlier)
         elif task.failure_mode is not FailureMode.HARD and status is (failed := failed_status(task.failure_mode)):
             started = self._state.start(position, self._stamp(), "")
             self._scheduler.finish(position, failed)
@@ -238,6 +252,16 @@ class _Foresight(OutcomeHandler):
         else:
             self._unknown.add(position)
         return self.take_over(position, EarlierAnswer(text, data, None, "", "", ""))
+
+    def _add_again(self, position: int, earlier: int) -> None:
+        """Add the tasks that the task added in the earlier run."""
+        state = self._like.state
+        name = state.dag.tasks[earlier].id
+        added = [task for place, task in enumerate(state.dag.tasks) if state.added_by(place) == name]
+        try:
+            self._growth.add(added, self._state.dag.tasks[position].id)
+        except DAGError:  # the new plan has no room for the tasks; the task itself decides anew
+            self._unknown.add(position)
 
     def decide(self, position: int) -> list[events.Event]:
         """Decide the condition of the task by the results that are assumed. Note a step only for a task that is skipped
@@ -293,7 +317,9 @@ class _Foresight(OutcomeHandler):
         return {self._state.dag.position(name) for name in names if name in self._state.dag}
 
     def _earlier_position(self, position: int) -> int | None:
-        return self._earlier.get(to_json(task_identity(self._state, position)))
+        if position not in self._earlier:
+            self._earlier[position] = self._places.get(to_json(task_identity(self._state, position)))
+        return self._earlier[position]
 
     def _note(
         self,
@@ -307,7 +333,6 @@ class _Foresight(OutcomeHandler):
     ) -> None:
         """Note a step; `answer` is taken over if upstream answers are as assumed."""
         task, earlier = self._state.dag.tasks[position], self._earlier_position(position)
-        usage = self._usages.get(to_json(task_identity(self._state, position)), NO_USAGE)
         step = ReuseStep(
             task.id,
             action,
@@ -318,7 +343,7 @@ class _Foresight(OutcomeHandler):
             keeps_answer=answer is not None and answer.source.startswith(KEPT),
             depends_on=tuple(self._state.dag.tasks[place].id for place in depends_on),
             runs_if_same=answer is None and bool(depends_on) if runs_if_same is None else runs_if_same,
-            usage=NO_USAGE if earlier is None else usage,
+            usage=NO_USAGE if earlier is None else self._usages.get(earlier, NO_USAGE),
         )
         self.steps.append(step)
 
