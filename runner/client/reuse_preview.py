@@ -289,7 +289,7 @@ class _Foresight(OutcomeHandler):
             return super().expand_or_gather(position)
         if over not in self._unknown:
             try:
-                return self._for_each.expand(position)
+                return self._growth.expand(position)
             except DAGError:
                 pass
         self._open.add(position)

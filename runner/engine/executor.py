@@ -46,7 +46,7 @@ from plait.runner.engine.checkpointer import Commit
 from plait.runner.engine.growth import Growth
 from plait.runner.engine.inbox import PendingQuestions
 from plait.runner.engine.live_run import LiveRun
-from plait.runner.engine.outcomes import OutcomeHandler, RunEnd, finish_run
+from plait.runner.engine.outcomes import EndedBy, OutcomeHandler, finish_run
 from plait.runner.engine.policy_driver import PolicyDriver
 from plait.runner.engine.retries import Delays, ThrottlingReporter
 from plait.statuses import TASK_DONE, TaskStatus
@@ -76,7 +76,7 @@ class Executor:
         self._delays = Delays(run.options.clock, self._try_again)
         self._at_most_once: dict[int, Attempt] = {}
         """The last attempt of every task marked at_most_once."""
-        self.ended_by: Literal["stop", "cancel", "policy", "refusal"] | None = None
+        self.ended_by: EndedBy | None = None
         """The reason for an early end. A stopped run can be resumed, and after a refusal of the store the run goes on
         from what is stored; the other reasons are final.
         """
@@ -186,11 +186,10 @@ class Executor:
         if has_ended and not self._winding_down and self.ended_by != "policy":
             self.ended_by = None  # the end came too late: everything that could run had run
         called = {position for position, attempt in self._at_most_once.items() if attempt.has_begun}
-        decided = None if self._policy_driver is None else self._policy_driver.decided
+        decided = self._run.policy_state if self._policy_driver is None else self._policy_driver.decided
         # If the policy was not called for the last end, more tasks may follow, and a resume calls the policy.
         exhausted = self._scheduler.exhausted and (has_ended or not self._is_over)
-        ending = RunEnd(self.ended_by, exhausted=exhausted, called=called, decided=decided)
-        return finish_run(self._run.run_id, self._state, ending, self._stamp())
+        return finish_run(self._run, self.ended_by, exhausted=exhausted, called=called, decided=decided)
 
     def _after_end(self, new_events: list[events.Event], ended: str | None = None) -> list[Attempt]:
         """Call the policy for the task `ended`, then give out every free slot. Add the events to `new_events`."""

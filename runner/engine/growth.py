@@ -163,45 +163,6 @@ class Growth:
             raise DAGError(problems)
         return names
 
-
-def _new_files(tasks: Sequence[Task]) -> Iterator[Problem]:
-    """Report files of added tasks: a run has the files that were there when the run was made."""
-    for place, task in enumerate(tasks):
-        if any(isinstance(file, str) for file in task.files):
-            yield Problem("a task added during the run has no files; leave `files` out", task.id, "files", None, place)
-
-
-def _specs(reply: Reply) -> Sequence[object]:
-    """Return the tasks in the answer of a task with `adds_tasks`: a list, or a mapping with the key `tasks`. Raises
-    DAGError if the answer is neither.
-    """
-    data = reply.data
-    if data is None:
-        try:
-            data = parse_json(reply.text)
-        except ValueError as error:
-            raise DAGError([Problem(f"the answer is not JSON: {error}")]) from None
-    if isinstance(data, dict) and isinstance(data.get("tasks"), list):
-        data = data["tasks"]
-    if not isinstance(data, list):
-        raise DAGError([Problem("the answer has to be a list of tasks, or a mapping with the key 'tasks'")])
-    return data
-
-
-def _read_added(specs: Sequence[object]) -> AddedTasks:
-    from plait.runner.plan.plan_tasks import read_added  # noqa: PLC0415 - imports pydantic, needed by growing runs only
-
-    return read_added(specs)
-
-
-class ForEachExpander:
-    """Expands and gathers the tasks with `for_each` of one run."""
-
-    def __init__(self, run: LiveRun, growth: Growth) -> None:
-        self._state = run.state
-        self._scheduler = run.scheduler
-        self._growth = growth
-
     def expand(self, position: int) -> list[events.Event]:
         """Add the parts of the task with `for_each` at `position`, and return the events. Raises DAGError."""
         dag = self._state.dag
@@ -211,7 +172,7 @@ class ForEachExpander:
         parts = [_part(task, partners, number, item) for number, item in enumerate(elements, 1)]
         new_events: list[events.Event] = []
         if parts:
-            new_events.append(self._growth.add(parts, task.id, gathered_by=position))
+            new_events.append(self.add(parts, task.id, gathered_by=position))
         else:
             self._state.expand(position)
         self._scheduler.join(position, len(parts))
@@ -243,6 +204,36 @@ class ForEachExpander:
         """Return the results of the parts of the task at `position`, in order; "" for a part without a result."""
         results = [self._state.results[part] for part in self._state.parts[position]]
         return [result.value if result.status is TaskStatus.COMPLETED else "" for result in results]
+
+
+def _new_files(tasks: Sequence[Task]) -> Iterator[Problem]:
+    """Report files of added tasks: a run has the files that were there when the run was made."""
+    for place, task in enumerate(tasks):
+        if any(isinstance(file, str) for file in task.files):
+            yield Problem("a task added during the run has no files; leave `files` out", task.id, "files", None, place)
+
+
+def _specs(reply: Reply) -> Sequence[object]:
+    """Return the tasks in the answer of a task with `adds_tasks`: a list, or a mapping with the key `tasks`. Raises
+    DAGError if the answer is neither.
+    """
+    data = reply.data
+    if data is None:
+        try:
+            data = parse_json(reply.text)
+        except ValueError as error:
+            raise DAGError([Problem(f"the answer is not JSON: {error}")]) from None
+    if isinstance(data, dict) and isinstance(data.get("tasks"), list):
+        data = data["tasks"]
+    if not isinstance(data, list):
+        raise DAGError([Problem("the answer has to be a list of tasks, or a mapping with the key 'tasks'")])
+    return data
+
+
+def _read_added(specs: Sequence[object]) -> AddedTasks:
+    from plait.runner.plan.plan_tasks import read_added  # noqa: PLC0415 - imports pydantic, needed by growing runs only
+
+    return read_added(specs)
 
 
 def _elements(task: Task, result: TaskResult | None) -> Sequence[JsonValue]:

@@ -7,8 +7,8 @@ This module has no await, so state, scheduler and submission agree whenever a ca
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import replace
+from typing import Literal, TypeAlias
 
 from plait import events
 from plait.backends.backend_protocol import ForkingBackend, Reply
@@ -21,7 +21,7 @@ from plait.runner.domain.asked_question import Asking, Way, parse_time
 from plait.runner.domain.continuation import Continuation, correction_prompt, invalid_tasks_error
 from plait.runner.engine.attempt import STORE_WAITS_S, Attempt
 from plait.runner.engine.backend_call import CallOutcome
-from plait.runner.engine.growth import ForEachExpander, Growth
+from plait.runner.engine.growth import Growth
 from plait.runner.engine.live_run import LiveRun
 from plait.runner.engine.retries import deserves_retry, pause_of, retry_delay
 from plait.runner.reuse.earlier_answers import EarlierAnswer
@@ -55,7 +55,6 @@ class OutcomeHandler:
         self._state = run.state
         self._scheduler = run.scheduler
         self._growth = growth
-        self._for_each = ForEachExpander(run, growth)
         self._stamp = run.stamp
         self._log = logger(run=run.run_id)
 
@@ -236,9 +235,9 @@ class OutcomeHandler:
         """
         state = self._state
         if position in state.parts:
-            return self._end_for_each(position, self._for_each.collect(position))
+            return self._end_for_each(position, self._growth.collect(position))
         try:
-            return self._for_each.expand(position)
+            return self._growth.expand(position)
         except DAGError as error:
             is_hard = state.dag.tasks[position].failure_mode is FailureMode.HARD
             if not is_hard and self._scheduler.put_back(position, state.statuses):
@@ -306,54 +305,47 @@ def _earlier_messages(attempt: Attempt) -> tuple[Message, ...]:
     return () if attempt.continuation is None else attempt.continuation.messages
 
 
-@dataclass(frozen=True, slots=True)
-class RunEnd:
-    """The status of a run when all workers have ended."""
-
-    by: Literal["stop", "cancel", "policy", "refusal"] | None
-    """The reason for an early end, if any."""
-    exhausted: bool
-    """True if nothing was left to run."""
-    called: Collection[int]
-    """The positions of the tasks marked at_most_once with a backend call."""
-    decided: PolicyState | None
-    """The outcome of the policy's decisions; None without a policy."""
+EndedBy: TypeAlias = Literal["stop", "cancel", "policy", "refusal"]
+"""What ends a run early: a stop, its cancellation, a decision of its policy, or a store that refuses a change."""
 
 
-def finish_run(run_id: str, state: RunState, ending: RunEnd, at: str) -> list[events.Event]:
-    """Settle the unfinished tasks. Return the events; the last event is the end of the run."""
+def finish_run(
+    run: LiveRun, by: EndedBy | None, *, exhausted: bool, called: Collection[int], decided: PolicyState
+) -> list[events.Event]:
+    """Settle the unfinished tasks of a run, which ended early if `by` is not None. Return the events; the last event is
+    the end of the run.
+
+    `exhausted`: nothing was left to run. `called` are the tasks marked at_most_once with a backend call. `decided` is
+    the outcome of the policy's decisions.
+    """
+    state, at = run.state, run.stamp()
+    fails = decided.end is RunStatus.FAILED  # unfinished tasks then remain for a resume with retry_failed
     new_events: list[events.Event] = []
-    for_good = ending.by == "cancel" or (ending.by == "policy" and not _fails(ending))
+    for_good = by == "cancel" or (by == "policy" and not fails)
     for position, status in enumerate(state.statuses):
         if for_good and status not in TASK_DONE:
             new_events.append(state.cancel(position, at))
-        elif status is TaskStatus.RUNNING and position in ending.called:
+        elif status is TaskStatus.RUNNING and position in called:
             question = at_most_once_question(state.attempts[position])
             new_events.append(state.wait_for_decision(position, at, question, crashed=False))
         elif status is TaskStatus.RUNNING:
             new_events.append(state.interrupt(position, at, "the run was stopped"))
-    new_events.append(_last_event(run_id, state, ending, at))
-    return new_events
-
-
-def _fails(ending: RunEnd) -> bool:
-    """Return whether the run's policy fails the run. Unfinished tasks then remain for a resume with retry_failed."""
-    return ending.decided is not None and ending.decided.end is RunStatus.FAILED
-
-
-def _last_event(run_id: str, state: RunState, ending: RunEnd, at: str) -> events.RunEnded:
-    if ending.by == "cancel":
-        return events.RunCancelled(at, run_id)
-    if ending.by == "policy" and ending.decided is not None:
-        if _fails(ending):
-            return events.RunFailed(at, run_id, ending.decided.error)
-        return events.RunCompleted(at, run_id)
-    if ending.by == "refusal" or not ending.exhausted:
-        return events.RunInterrupted(at, run_id)
-    if TaskStatus.WAITING_INPUT in state.statuses:
-        deadlines = (parse_time(one.deadline_at) for one in state.asking.values() if one.deadline_at is not None)
-        return events.RunWaitingInput(at, run_id, due_at=min(deadlines, default=None))
-    return _exhausted_event(run_id, state, at)
+    if by == "cancel":
+        last: events.RunEnded = events.RunCancelled(at, run.run_id)
+    elif by == "policy" and fails:
+        last = events.RunFailed(at, run.run_id, decided.error)
+    elif by == "policy":
+        last = events.RunCompleted(at, run.run_id)
+    elif by == "refusal" or not exhausted:
+        last = events.RunInterrupted(at, run.run_id)
+    elif TaskStatus.WAITING_INPUT in state.statuses:
+        deadlines = (
+            parse_time(asking.deadline_at) for asking in state.asking.values() if asking.deadline_at is not None
+        )
+        last = events.RunWaitingInput(at, run.run_id, due_at=min(deadlines, default=None))
+    else:
+        last = _exhausted_event(run.run_id, state, at)
+    return [*new_events, last]
 
 
 def _exhausted_event(run_id: str, state: RunState, at: str) -> events.RunEnded:

@@ -48,7 +48,7 @@ from plait.runner.engine.run_hosts import (
     run_on_hosts,
 )
 from plait.runner.engine.run_options import RunOptions
-from plait.runner.scheduling.scheduler import InitialState, Scheduler
+from plait.runner.scheduling.scheduler import Scheduler
 from plait.runner.scheduling.slots import Pause
 from plait.runner.state.attempt_files import kill_orphans
 from plait.runner.state.run_state import THROTTLING, RunState
@@ -180,10 +180,15 @@ async def _nothing() -> None:
 
 async def _execute(run: LiveRun, end_cut: Callable[[], Awaitable[None]] = _nothing) -> RunResult:
     state, options = run.state, run.options
-    initial = InitialState(
-        state.statuses, later=run.next_tries.keys(), throttled=_throttled(run), held=run.adopted.keys()
+    run.scheduler = Scheduler(
+        state.dag,
+        run.task_backends,
+        options.slot_pool(),
+        statuses=state.statuses,
+        later=run.next_tries.keys(),
+        throttled=_throttled(run),
+        held=run.adopted.keys(),
     )
-    run.scheduler = Scheduler(state.dag, run.task_backends, options.slot_pool(), initial)
     executor = Executor(run)
     run.execute_by(executor)
     run.sink.on_refused = executor.settle

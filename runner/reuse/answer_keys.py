@@ -15,7 +15,7 @@ from plait.json_form import JsonInput, JsonValue
 from plait.runner.domain.dag import group_of
 from plait.runner.domain.prompt_values import prompt_values
 from plait.runner.state.codec import to_json
-from plait.runner.state.run_state import ReadableState
+from plait.runner.state.run_state import RunState
 from plait.safe_text import clean_text
 from plait.task import MODEL_SETTINGS, Task, TaskFile
 
@@ -38,7 +38,7 @@ class AnswerKeys:
 
     def __init__(
         self,
-        state: ReadableState,
+        state: RunState,
         backend_keys: Mapping[str, JsonValue],
         *,
         excluded: Collection[int] | None = None,
@@ -100,7 +100,7 @@ def _files(task: Task) -> list[list[str]]:
     return [[file.name, file.sha256] for file in task.files if isinstance(file, TaskFile)]
 
 
-def task_identity(state: ReadableState, position: int) -> list[Any]:
+def task_identity(state: RunState, position: int) -> list[Any]:
     """Return the id of the task; for a part of a `for_each` the id of the whole and the element, never the number."""
     task = state.dag.tasks[position]
     whole = group_of(task.id, task.item)
@@ -149,7 +149,7 @@ def _changes(before: AnswerKeys, earlier: int, after: AnswerKeys, later: int) ->
             yield f"upstream {new.continues} changed"
 
 
-def _values(state: ReadableState, position: int) -> dict[str, JsonInput]:
+def _values(state: RunState, position: int) -> dict[str, JsonInput]:
     """Return the values in the prompt, with each task under `results` by its own name."""
     values = prompt_values(state.dag.tasks[position], state.dag, state.results)
     results = values.pop("results", None)

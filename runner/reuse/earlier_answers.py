@@ -31,7 +31,7 @@ from plait.runner.domain.asked_question import parse_time
 from plait.runner.domain.dag import DAG, group_of
 from plait.runner.reuse.answer_keys import AnswerKeys, settings_of
 from plait.runner.state.codec import to_json
-from plait.runner.state.run_state import ReadableState
+from plait.runner.state.run_state import RunState
 from plait.runner.state.stored_conversations import own_messages, sent_prompt
 from plait.runner.state.stored_run import StoredRun, stored_run
 from plait.statuses import TASK_DONE, TaskStatus
@@ -130,7 +130,7 @@ class EarlierAnswers:
         self._keys: dict[bool, AnswerKeys] = {}
         self._sure: dict[bool, dict[int, str | None]] = {}
 
-    def find(self, state: ReadableState, position: int) -> EarlierAnswer | None:
+    def find(self, state: RunState, position: int) -> EarlierAnswer | None:
         """Return the answer for the next attempt of the task; None if the task has to run."""
         task = state.dag.tasks[position]
         if state.attempts[position]:
@@ -148,7 +148,7 @@ class EarlierAnswers:
         return answer if is_young else None
 
     def _by_key(
-        self, answers: Mapping[str, EarlierAnswer], state: ReadableState, position: int, *, anywhere: bool
+        self, answers: Mapping[str, EarlierAnswer], state: RunState, position: int, *, anywhere: bool
     ) -> EarlierAnswer | None:
         keys = self._keys.get(anywhere)
         if keys is None or keys.state is not state:
@@ -252,7 +252,7 @@ def stored_answer_keys(run: StoredRun) -> Mapping[str, JsonValue]:
     return keys or {}
 
 
-def positions_of(state: ReadableState, names: Collection[str]) -> set[int]:
+def positions_of(state: RunState, names: Collection[str]) -> set[int]:
     """Return the tasks with an id in `names`, and the parts of the `for_each` tasks in `names`."""
     return {
         position
@@ -269,7 +269,7 @@ def require_tasks(names: Iterable[str], tasks: Collection[Task], whose: str = "t
             raise TaskNotFound(f"{whose} has no task {name!r}{nearest(name, there)}")
 
 
-def fork_cone(state: ReadableState, roots: Collection[int]) -> set[int]:
+def fork_cone(state: RunState, roots: Collection[int]) -> set[int]:
     """Return `roots` and all tasks downstream: behind a dependency, a name in a prompt, or added by such a task.
 
     A `for_each` task behind one of its own parts only gathers anew: its other parts are not downstream.
@@ -297,7 +297,7 @@ def fork_cone(state: ReadableState, roots: Collection[int]) -> set[int]:
     return cone
 
 
-def unfinished_tasks(state: ReadableState, with_results: Collection[int]) -> set[int]:
+def unfinished_tasks(state: RunState, with_results: Collection[int]) -> set[int]:
     """Return the tasks of an earlier run that a fork has to run because they are not completed; `with_results` are the
     tasks with a given result. A `for_each` task that waits for its parts only gathers: its completed parts are kept.
     """
@@ -310,7 +310,7 @@ def unfinished_tasks(state: ReadableState, with_results: Collection[int]) -> set
     }
 
 
-def has_taken_all(state: ReadableState, reuse: ReuseFrom) -> bool:
+def has_taken_all(state: RunState, reuse: ReuseFrom) -> bool:
     """Return whether a fork with this state has taken over everything that it keeps, so that the fork can do without
     the earlier run: each task outside the cone is done. Unknown for a run with a policy, which may add further tasks.
     """

@@ -1,4 +1,4 @@
-"""`Scheduler`: which task may start now, and which tasks an outcome unlocks. `InitialState`: the start. Pure: no I/O.
+"""`Scheduler`: which task may start now, and which tasks an outcome unlocks. Pure: no I/O.
 
 No await, no clock. Every task is in exactly one state: missing dependencies, eligible (in the heap of its backend),
 holding a slot (started), set aside (a retry waiting for its time, a question being answered), parked (waiting for a
@@ -16,7 +16,6 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from math import inf
 
@@ -27,31 +26,16 @@ from plait.runner.scheduling.slots import Account, Pause, ReadyQueue, SlotPool
 from plait.statuses import TASK_DONE, TaskStatus
 from plait.task import FailureMode
 
-
-@dataclass(frozen=True, slots=True)
-class InitialState:
-    """Initial state of the tasks of a run. Collections hold positions."""
-
-    statuses: Sequence[TaskStatus] = ()
-    """The status of each task; empty if all tasks are pending."""
-    later: Collection[int] = ()
-    """Tasks to set aside at the start although eligible."""
-    throttled: Mapping[int, Pause] = field(default_factory=dict[int, Pause])
-    """Pending tasks that were throttled by their backend, with the pause. The pauses of tasks outside `later` are over.
-    """
-    held: Collection[int] = ()
-    """Tasks already holding a slot. If there are more tasks than slots, none starts until enough of them have ended."""
-
-
 _UNKNOWN = Pause()
-ALL_PENDING = InitialState()
-"""Initial state of a new run: no task has been started."""
 
 
 class Scheduler:
     """Selects tasks by position in the graph: the longest remaining path first, ties by order of declaration.
 
-    `backends` names the backend of each task. `slots` are the slots of this run, or slots shared with other runs.
+    `backends` names the backend of each task. `slots` are the slots of this run, or slots shared with other runs. A
+    stored run begins with the `statuses` of its tasks, and, by position: tasks to set aside until `later`; pending
+    tasks that were `throttled` by their backend, with the pause, which is over for those outside `later`; and tasks
+    that have `held` a slot since before. If these are more than the slots, none starts until enough of them have ended.
     """
 
     def __init__(
@@ -59,7 +43,11 @@ class Scheduler:
         dag: DAG,
         backends: Sequence[str],
         slots: SlotPool,
-        initial: InitialState = ALL_PENDING,
+        *,
+        statuses: Sequence[TaskStatus] = (),
+        later: Collection[int] = (),
+        throttled: Mapping[int, Pause] | None = None,
+        held: Collection[int] = (),
     ) -> None:
         self._dag = dag
         self._slots = slots
@@ -82,10 +70,10 @@ class Scheduler:
         """The number of tasks waiting for `requeue` or `end_keep_open`."""
         self.later: list[int] = []
         """Tasks set aside at the start."""
-        for position in initial.held:
+        for position in held:
             self._queue_of[position].take(None)
             self.taken += 1
-        self._load(initial.statuses or [TaskStatus.PENDING] * len(dag), initial)
+        self._load(statuses or [TaskStatus.PENDING] * len(dag), later, throttled or {})
 
     def _queue(self, name: str) -> ReadyQueue:
         queue = self._queues.get(name)
@@ -353,7 +341,7 @@ class Scheduler:
             return False
         return not any(queue.heap for queue in self._queues.values())
 
-    def _load(self, statuses: Sequence[TaskStatus], initial: InitialState) -> None:
+    def _load(self, statuses: Sequence[TaskStatus], later: Collection[int], throttled: Mapping[int, Pause]) -> None:
         for position, status in enumerate(statuses):
             if self._is_satisfied(position, status):
                 for waiting in self._dag.needed_by(position):
@@ -364,14 +352,14 @@ class Scheduler:
             if status is not TaskStatus.PENDING:
                 # Dependencies may run again, but this task does not: the count must never reach zero.
                 self._missing[position] = -1
-            elif not self._missing[position] and position in initial.later:
+            elif not self._missing[position] and position in later:
                 self.later.append(position)
-                if position in initial.throttled and self._only_user(position):
+                if position in throttled and self._only_user(position):
                     account = self._queue_of[position].account
-                    account.close_for((self, position), initial.throttled[position])
+                    account.close_for((self, position), throttled[position])
                     account.announce()
             elif not self._missing[position]:
-                if position in initial.throttled and self._only_user(position):
+                if position in throttled and self._only_user(position):
                     # The limit may not have ended, though its time has passed.
                     self._queue_of[position].account.probing = True
                 self._push(position)

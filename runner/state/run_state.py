@@ -45,9 +45,21 @@ from plait.statuses import TASK_DONE, TASK_STATUSES, TASK_TRANSITIONS, AttemptSt
 from plait.task import Task, failed_status
 from plait.usage import NO_USAGE, Usage
 
+MOST_STORED_IN_MEMORY = 32 * 2**20
+"""The characters of stored conversations that stay in memory."""
+_ENTRY_SIZE = 200
+"""The memory of a conversation beside its text, counted as characters."""
 
-class ReadableState:
-    """The state of a run's tasks, all pending unless `records` of a stored run are given.
+
+class IllegalTransition(RuntimeError):  # noqa: N818 - the name says enough
+    """A verb was called for a task in a status that does not allow the verb: a bug of plait."""
+
+
+class RunState:
+    """The state of a run's tasks, all pending unless `records` of a stored run are given. `dag` grows with added tasks.
+
+    Each field for outside readers has a public name, a read-only view of the same object: reading a view costs nothing,
+    and type checkers refuse writes.
 
     `usage` is the cost of a stored run so far. With `keeps_all` every conversation stays in memory, because the run has
     no store.
@@ -109,6 +121,10 @@ class ReadableState:
         """The cost of all ended attempts, attempts of earlier processes included."""
         self._spent: dict[int, tuple[int, Usage]] = {}
         """The number of the last attempt that reported a cost before the end, and the cost, by task."""
+        self._stored: deque[tuple[int, int]] = deque()
+        """Stored conversations that may be freed, longest stored first: the position of the task, and the size."""
+        self._stored_size = 0
+        """The sum of the sizes in `_stored`."""
         for position, record in enumerate(records):
             self._load(position, record)
 
@@ -250,61 +266,6 @@ class ReadableState:
             )
             for position, task in enumerate(self.dag.tasks)
         }
-
-
-def _stored_result(record: TaskRecord, status: TaskStatus) -> TaskResult:
-    usage = record.usage
-    if record.damaged:
-        return TaskResult(
-            record.task_id,
-            TaskStatus.FAILED,
-            error_kind="damaged",
-            error="the stored result does not fit its checksum, so the result is not used; to run the task again, "
-            "resume with retry_failed (--retry-failed)",
-            attempts=record.attempt,
-            usage=usage,
-        )
-    return TaskResult(
-        id=record.task_id,
-        status=status,
-        text=record.text or "",
-        data=None if record.data is None else json.loads(record.data),
-        error_kind=record.error_kind,
-        error=record.error,
-        attempts=record.attempt,
-        usage=usage,
-        duration_s=record.duration_s or 0.0,
-        session_id=record.session_id,
-        reused=status is TaskStatus.COMPLETED,
-    )
-
-
-_PENDING, _RUNNING = TaskStatus.PENDING, TaskStatus.RUNNING
-_ENDS = {move.after: kind for kind, move in TASK_TRANSITIONS.items() if move.after in TASK_DONE}
-"""The kind of the event that ends a task, by the status."""
-
-
-MOST_STORED_IN_MEMORY = 32 * 2**20
-"""The characters of stored conversations that stay in memory."""
-_ENTRY_SIZE = 200
-"""The memory of a conversation beside its text, counted as characters."""
-
-
-class IllegalTransition(RuntimeError):  # noqa: N818 - the name says enough
-    """A verb was called for a task in a status that does not allow the verb: a bug of plait."""
-
-
-class RunState(ReadableState):
-    """The state of a run's tasks, and the verbs that change the state. `dag` grows with added tasks."""
-
-    def __init__(
-        self, dag: DAG, records: tuple[TaskRecord, ...] = (), *, usage: Usage = NO_USAGE, keeps_all: bool = False
-    ) -> None:
-        super().__init__(dag, records, usage=usage, keeps_all=keeps_all)
-        self._stored: deque[tuple[int, int]] = deque()
-        """Stored conversations that may be freed, longest stored first: the position of the task, and the size."""
-        self._stored_size = 0
-        """The sum of the sizes in `_stored`."""
 
     # Verbs that move a task to another status.
 
@@ -655,3 +616,35 @@ class Failures:
     def reset(self, position: int) -> None:
         """Reset the counts of the task, because a person has reopened the task."""
         del self._counted[position], self._throttled[position]
+
+
+def _stored_result(record: TaskRecord, status: TaskStatus) -> TaskResult:
+    usage = record.usage
+    if record.damaged:
+        return TaskResult(
+            record.task_id,
+            TaskStatus.FAILED,
+            error_kind="damaged",
+            error="the stored result does not fit its checksum, so the result is not used; to run the task again, "
+            "resume with retry_failed (--retry-failed)",
+            attempts=record.attempt,
+            usage=usage,
+        )
+    return TaskResult(
+        id=record.task_id,
+        status=status,
+        text=record.text or "",
+        data=None if record.data is None else json.loads(record.data),
+        error_kind=record.error_kind,
+        error=record.error,
+        attempts=record.attempt,
+        usage=usage,
+        duration_s=record.duration_s or 0.0,
+        session_id=record.session_id,
+        reused=status is TaskStatus.COMPLETED,
+    )
+
+
+_PENDING, _RUNNING = TaskStatus.PENDING, TaskStatus.RUNNING
+_ENDS = {move.after: kind for kind, move in TASK_TRANSITIONS.items() if move.after in TASK_DONE}
+"""The kind of the event that ends a task, by the status."""

@@ -69,7 +69,7 @@ SQL_MODULES = {"persistence/tables.py", "persistence/delete_runs.py"}
 OWN_FILES = ("files(", "importlib.resources.files(", "Path(__file__)")
 READERS = {"open", "fdopen", "read_text", "read_bytes", "write_text", "write_bytes"}
 STATE_FIELDS = "runner/state/run_state.py"
-STATE_WRITERS = (STATE_FIELDS, "runner/state/run_state.py")
+STATE_WRITERS = (STATE_FIELDS,)
 """Files that may write to the fields of a RunState."""
 STATE_NAMES = ("state", "_state")
 """The names that a RunState has as an attribute or a variable; the rule finds others by annotation or assignment."""

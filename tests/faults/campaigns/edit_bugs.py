@@ -21,7 +21,7 @@ from plait.runner.engine.run_options import RunOptions
 from plait.runner.reuse import answer_keys, earlier_answers
 from plait.runner.reuse.earlier_answers import EarlierAnswer, EarlierAnswers
 from plait.runner.state.codec import to_json
-from plait.runner.state.run_state import ReadableState
+from plait.runner.state.run_state import RunState
 from plait.runner.state.stored_run import StoredRun
 from plait.task import Task
 
@@ -59,14 +59,14 @@ def _in(owner: object, name: str, bug: object) -> Plant:
 def _identity_by_position() -> AbstractContextManager[object]:
     """Use the number of a part in its list, in place of the element, in keys alone."""
 
-    def by_number(state: ReadableState, position: int) -> list[Any]:
+    def by_number(state: RunState, position: int) -> list[Any]:
         return [state.dag.tasks[position].id]
 
     return mock.patch.object(answer_keys, "task_identity", by_number)
 
 
 def _identity_without_the_element() -> AbstractContextManager[object]:
-    def whole(state: ReadableState, position: int) -> list[Any]:
+    def whole(state: RunState, position: int) -> list[Any]:
         task = state.dag.tasks[position]
         return [answer_keys.group_of(task.id, task.item) or task.id]
 
@@ -106,7 +106,7 @@ async def _rendered_prompt(run: StoredRun, position: int) -> str:
 def _cache_before_fresh() -> AbstractContextManager[object]:
     find = EarlierAnswers.find
 
-    def found_anyway(answers: EarlierAnswers, state: ReadableState, position: int) -> EarlierAnswer | None:
+    def found_anyway(answers: EarlierAnswers, state: RunState, position: int) -> EarlierAnswer | None:
         if not answers.is_fresh(state.dag.tasks[position]):
             return find(answers, state, position)
         with (
@@ -122,7 +122,7 @@ def _same_settings(_task: Task) -> list[Any]:
     return []
 
 
-def _start_alone(_state: ReadableState, roots: Collection[int]) -> set[int]:
+def _start_alone(_state: RunState, roots: Collection[int]) -> set[int]:
     return set(roots)
 
 

@@ -10,7 +10,7 @@ from plait import DAG, GrowthLimits, ParallelRunner, Task, TaskStatus
 from plait.errors import DAGError, Problem
 from plait.runner.engine.growth import Growth
 from plait.runner.engine.live_run import LiveRun
-from plait.runner.scheduling.scheduler import InitialState, Scheduler
+from plait.runner.scheduling.scheduler import Scheduler
 from plait.runner.scheduling.slots import SlotPool
 from plait.runner.state.codec import new_task
 from plait.runner.state.run_state import RunState
@@ -50,7 +50,7 @@ def grow(
     run = live_run(ParallelRunner(backends=backends, default=default, growth=limits or GrowthLimits()))
     dag, names = run.state.dag, run.task_backends
     run.state.cancel(1, "now")
-    run.scheduler = Scheduler(dag, names, SlotPool(9), InitialState(run.state.statuses))
+    run.scheduler = Scheduler(dag, names, SlotPool(9), statuses=run.state.statuses)
     growth = Growth(run)
     try:
         event = growth.add(tasks, added_by)

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from plait import DAG, FailureMode, Task, TaskStatus
-from plait.runner.scheduling.scheduler import InitialState, Scheduler
+from plait.runner.scheduling.scheduler import Scheduler
 from plait.runner.scheduling.slots import SlotPool
 
 DONE, FAILED = TaskStatus.COMPLETED, TaskStatus.FAILED
@@ -89,7 +89,7 @@ def test_failure_modes(mode: FailureMode, status: TaskStatus, runs: list[str]) -
     taken(dag, plan)
     plan.finish(0, status)
     assert taken(dag, plan) == runs
-    resumed = Scheduler(dag, ["default"] * 2, SlotPool(9), InitialState([status, TaskStatus.PENDING]))
+    resumed = Scheduler(dag, ["default"] * 2, SlotPool(9), statuses=[status, TaskStatus.PENDING])
     assert taken(dag, resumed) == runs, "a resumed run decides alike"
 
 
@@ -188,7 +188,7 @@ def test_what_is_at_work_already_holds_places_even_more_than_there_are() -> None
         [*(Task(f"old{i}", backend="deep") for i in range(3)), Task("new", backend="deep"), Task("other", "other")]
     )
     names, running = ["deep"] * 4 + ["default"], [TaskStatus.RUNNING] * 3 + [TaskStatus.PENDING] * 2
-    plan = Scheduler(dag, names, SlotPool(2, {"deep": 1}), InitialState(running, held=[0, 1, 2]))
+    plan = Scheduler(dag, names, SlotPool(2, {"deep": 1}), statuses=running, held=[0, 1, 2])
     assert (taken(dag, plan), plan.exhausted) == ([], False)
     plan.finish(0, DONE)
     assert taken(dag, plan) == [], "two are at work, and two may be"
@@ -223,7 +223,7 @@ def test_what_is_tried_again_later_is_set_aside_unless_it_has_to_wait_anyway() -
         ]
     )
     statuses = [TaskStatus.PENDING] * 3 + [DONE]
-    plan = Scheduler(dag, ["default"] * 4, SlotPool(9), InitialState(statuses, later=[0, 1, 3]))
+    plan = Scheduler(dag, ["default"] * 4, SlotPool(9), statuses=statuses, later=[0, 1, 3])
     assert (plan.later, taken(dag, plan)) == ([0], ["first"])
     plan.finish(2, DONE)
     assert taken(dag, plan) == ["after"]

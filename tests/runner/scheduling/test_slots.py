@@ -8,7 +8,7 @@ import anyio.lowlevel
 import pytest
 
 from plait import DAG, ParallelRunner, Task, TaskStatus
-from plait.runner.scheduling.scheduler import InitialState, Scheduler
+from plait.runner.scheduling.scheduler import Scheduler
 from plait.runner.scheduling.slots import Account, Pause, SlotPool
 from tests.support.sharing import COMPLETED, run_all, wide
 
@@ -52,7 +52,7 @@ def test_a_resumed_run_whose_task_was_sent_away_does_not_make_others_go_one_by_o
     places = SlotPool(8, shared=True)
     busy = Scheduler(wide("a", 20), ["x"] * 20, places)
     assert [busy.take() for _ in range(8)] == list(range(8))
-    resumed = Scheduler(wide("b", 1), ["x"], places, InitialState(later=[0], throttled={0: Pause(probe=True)}))
+    resumed = Scheduler(wide("b", 1), ["x"], places, later=[0], throttled={0: Pause(probe=True)})
     assert busy.slots_of("x") == (8, 8), "and does not close what accepts calls"
     busy.throttle(0, AT_ONCE)
     for number in range(1, 8):
@@ -65,7 +65,7 @@ def test_a_resumed_run_whose_task_was_sent_away_does_not_make_others_go_one_by_o
 def test_a_backend_has_never_more_than_its_limit_whoever_held_turns_on_it_before() -> None:
     places = SlotPool(8, {"x": 2}, shared=True)
     statuses = [TaskStatus.RUNNING] * 8 + [TaskStatus.PENDING] * 12
-    resumed = Scheduler(wide("a", 20), ["x"] * 20, places, InitialState(statuses, held=range(8)))
+    resumed = Scheduler(wide("a", 20), ["x"] * 20, places, statuses=statuses, held=range(8))
     resumed.throttle(0, AT_ONCE)
     for position in range(1, 8):
         resumed.finish(position, TaskStatus.COMPLETED)

@@ -20,7 +20,7 @@ from plait.backends.backend_protocol import ConversationRequest
 from plait.dialogue import Question
 from plait.errors import BackendError, ErrorKind
 from plait.persistence import MemoryStore
-from plait.runner.scheduling.scheduler import InitialState, Scheduler
+from plait.runner.scheduling.scheduler import Scheduler
 from plait.runner.scheduling.slots import Pause, SlotPool
 from plait.statuses import TaskStatus
 
@@ -168,7 +168,8 @@ def test_each_way_to_leave_a_slot_frees_one_of_the_pool(way: str, held: bool) ->
         DAG([Task("a", backend="deep"), *(Task(f"b{n}", "x") for n in range(3))]),
         ["deep", *["wide"] * 3],
         pool,
-        InitialState(statuses, held=[0] if held else []),
+        statuses=statuses,
+        held=[0] if held else [],
     )
     other = Scheduler(DAG(Task(f"o{n}", "x") for n in range(9)), ["wide"] * 9, pool)
     if not held:

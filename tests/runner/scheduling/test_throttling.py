@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from typing import Any
 
 import anyio
 import pytest
@@ -12,7 +13,7 @@ from plait import DAG, ParallelRunner, Retry, RunStatus, Task, TaskStatus
 from plait.backends import ConversationRequest, Reply
 from plait.errors import BackendError, ErrorKind
 from plait.persistence import Store
-from plait.runner.scheduling.scheduler import InitialState, Scheduler
+from plait.runner.scheduling.scheduler import Scheduler
 from plait.runner.scheduling.slots import PROBES, Account, Pause, SlotPool
 from plait.runner.state.run_state import PATIENCE
 from tests.support.fakes import QuickClock, Talker, failing
@@ -303,8 +304,12 @@ def test_one_task_goes_first_after_a_long_pause_beside_tasks_that_run_since_befo
 def test_the_task_that_goes_first_keeps_to_the_limit_of_the_backend() -> None:
     plan = after_long_pause(1, slots=SlotPool(8, {"one": 2}))
     assert plan.take() == 0
-    held = InitialState([TaskStatus.RUNNING] * 2 + [TaskStatus.PENDING] * 2, held=[0, 1], throttled={2: LONG})
-    full = Scheduler(DAG(Task(f"t{number}", "x") for number in range(4)), ["one"] * 4, SlotPool(8, {"one": 2}), held)
+    held: Any = {
+        "statuses": [TaskStatus.RUNNING] * 2 + [TaskStatus.PENDING] * 2,
+        "held": [0, 1],
+        "throttled": {2: LONG},
+    }
+    full = Scheduler(DAG(Task(f"t{number}", "x") for number in range(4)), ["one"] * 4, SlotPool(8, {"one": 2}), **held)
     assert full.take() is None
     full.finish(0, DONE)
     assert taken(full) == [2]
@@ -342,7 +347,7 @@ def test_when_the_run_of_the_task_that_went_first_ends_a_task_of_another_run_goe
     assert len(running) > 1
     for position in running:
         other.finish(position, DONE)
-    resumed = Scheduler(DAG([Task("t", "t")]), ["one"], slots, InitialState(throttled={0: LONG}))
+    resumed = Scheduler(DAG([Task("t", "t")]), ["one"], slots, throttled={0: LONG})
     assert resumed.take() == 0, "its own task goes first, after that of the other run"
 
 
@@ -360,8 +365,8 @@ def test_a_run_that_ends_while_its_task_is_refused_keeps_no_other_run_waiting() 
 
 def test_one_task_goes_first_in_a_resumed_run_beside_the_attempts_that_still_run() -> None:
     statuses = [TaskStatus.RUNNING] * 3 + [TaskStatus.PENDING] * 5
-    initial = InitialState(statuses, held=[0, 1, 2], throttled={3: LONG})
-    plan = Scheduler(DAG(Task(f"t{number}", "x") for number in range(8)), ["one"] * 8, SlotPool(8), initial)
+    initial: Any = {"statuses": statuses, "held": [0, 1, 2], "throttled": {3: LONG}}
+    plan = Scheduler(DAG(Task(f"t{number}", "x") for number in range(8)), ["one"] * 8, SlotPool(8), **initial)
     assert taken(plan) == [3]
     plan.finish(0, DONE)
     assert taken(plan) == []
