@@ -171,9 +171,9 @@ async def _usages(run: StoredRun, places: Mapping[str, int]) -> dict[int, Usage]
     usages: dict[int, Usage] = {}
     while True:
         for position, record in enumerate(run.tasks):
-            if record.usage != NO_USAGE:
-                if (place := places.get(to_json(task_identity(run.state, position)))) is not None:
-                    usages.setdefault(place, record.usage)
+            place = places.get(to_json(task_identity(run.state, position)))
+            if place is not None and record.usage != NO_USAGE:
+                usages.setdefault(place, record.usage)
         reuse = ReuseFrom.of_settings(json.loads(run.record.settings))
         if reuse is None:
             return usages

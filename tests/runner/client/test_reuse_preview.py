@@ -14,6 +14,7 @@ from plait.backends.backend_protocol import ConversationRequest
 from plait.errors import BackendError, ErrorKind, RunNotFound, TaskNotFound
 from plait.persistence import MemoryStore
 from plait.runner.client.reuse_preview import ReuseAction, ReusePreview
+from plait.runner.state.run_state import RunState
 
 LIST = {"type": "array"}
 
@@ -295,3 +296,19 @@ async def test_answers_of_the_cache_are_foretold() -> None:
     preview = await runner.preview_like(after, "first", fresh=["a"])
     assert actions(preview) == {"a": "run", "b": "depends"}
     assert reasons(preview)["b"] == "prompt changed: line 1, if a gives the same answer"
+
+
+async def test_a_large_plan_in_which_all_changed_is_gone_through_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, added_by = 0, RunState.added_by
+
+    def counted(state: RunState, position: int) -> str | None:
+        nonlocal asked
+        asked += 1
+        return added_by(state, position)
+
+    runner, many = ParallelRunner(Calls(), store=MemoryStore()), range(300)
+    await runner.run(DAG([Task(f"t{n}", f"{n}") for n in many]), "first")
+    monkeypatch.setattr(RunState, "added_by", counted)
+    preview = await runner.preview_like(DAG([Task(f"t{n}", f"{n}!") for n in many]), "first")
+    assert len(preview.steps(ReuseAction.RUN)) == len(many)
+    assert asked <= 3 * len(many)
