@@ -113,7 +113,7 @@ class _FunctionConversation:
             value = await self._call(prompt)
         except BackendError:
             raise
-        except Exception as exc:
+        except Exception as exc:  # whatever the user's function raises
             name = type(exc).__name__
             detail = one_line(without_secrets(str(exc)))
             where = place_of(exc)

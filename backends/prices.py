@@ -232,30 +232,30 @@ def _listed(provider: str, model: str, period: int, terms: Sequence[tuple[str, s
     snapshot = _list()
     if snapshot is None:
         return ()
-    try:
-        return _tiers(snapshot, provider, model, datetime.fromtimestamp(period * _PERIOD_S, UTC), terms)
-    except Exception as error:
-        _warn_unreadable(f"{type(error).__name__}: {one_line(str(error), 120)}")
-        return ()
-
-
-def _tiers(
-    snapshot: Any, provider: str, model: str, at: datetime, terms: Sequence[tuple[str, str]]
-) -> tuple[tuple[int, Price], ...]:
+    at = datetime.fromtimestamp(period * _PERIOD_S, UTC)
     is_url = "://" in provider
     try:
-        _, listed_model = snapshot.find_provider_model(
-            model, None, None if is_url else provider, provider if is_url else None
-        )
-    except LookupError:  # an unknown name
+        try:
+            names = (None, provider) if is_url else (provider, None)
+            _, listed_model = snapshot.find_provider_model(model, None, *names)
+        except LookupError:  # an unknown name
+            return ()
+        amounts = listed_model.get_prices(at, dict(terms)) if terms else listed_model.get_prices(at)
+        if amounts.requests_kcount or (amounts.input_mtok is None and amounts.output_mtok is None):
+            return ()
+        columns = [
+            amounts.input_mtok,
+            amounts.output_mtok,
+            amounts.cache_read_mtok,
+            amounts.cache_write_mtok,
+            amounts.output_reasoning_mtok,
+            amounts.cache_write_1h_mtok,
+        ]
+        starts = {0, *(tier.start for column in columns for tier in getattr(column, "tiers", ()))}
+        return tuple((start, _price_above(start, columns)) for start in sorted(starts))
+    except Exception as error:  # as of `_list`
+        _warn_unreadable(f"{type(error).__name__}: {one_line(str(error), 120)}")
         return ()
-    amounts = listed_model.get_prices(at, dict(terms)) if terms else listed_model.get_prices(at)
-    if amounts.requests_kcount or (amounts.input_mtok is None and amounts.output_mtok is None):
-        return ()
-    names = ("input_mtok", "output_mtok", "cache_read_mtok", "cache_write_mtok", "output_reasoning_mtok")
-    columns = [*(getattr(amounts, name) for name in names), amounts.cache_write_1h_mtok]
-    starts = {0, *(tier.start for column in columns for tier in getattr(column, "tiers", ()))}
-    return tuple((start, _price_above(start, columns)) for start in sorted(starts))
 
 
 @cache

@@ -183,7 +183,7 @@ class UnstoredThread:
             await self._rest("failed")
             text = f"the graph did not end; fix its loop or raise its limit (with_config): {one_line(str(exc), 120)}"
             raise BackendError(ErrorKind.INVALID_REQUEST, text, usage=_cost(self._values, self._earlier)) from exc
-        except Exception as exc:
+        except Exception as exc:  # of the graph's nodes
             await self._rest("failed", at_node=True)
             detail = one_line(str(exc))
             name = type(exc).__name__

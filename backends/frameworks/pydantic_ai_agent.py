@@ -136,7 +136,7 @@ async def _running_agent(agent: Any) -> AsyncGenerator[None]:
     """Keep the agent's own MCP servers and the model's connections, until no conversation is open any more."""
     try:
         await agent.__aenter__()
-    except Exception as error:
+    except Exception as error:  # of the agent's own servers, or of its model's connections
         raise failure_of(error) from error
     try:
         yield

@@ -189,7 +189,7 @@ class RemoteBackend(Placeable, ABC):
             raise
         except BackendError as error:
             failure = error
-        except Exception as exc:
+        except Exception as exc:  # aiohttp is not imported here; what it does not raise is a fault of plait
             failure = client.error_of(exc)
         if failure.status is not None or isinstance(failure, NotConnected):  # refused, or never sent
             spent.is_open = False
