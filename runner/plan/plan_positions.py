@@ -1,8 +1,8 @@
-"""Parsing of a plan's text into plain values with positions.
+"""A plan's text as plain values with their lines and columns, and what a value may be.
 
-YAML is read from parser events, so no dangerous object is ever built: anchors, aliases and tags are refused, and depth
-is counted while reading. Only `true`, `false`, `null` and numbers in canonical form are not text; `no`, `012`, `1:30`
-and dates stay text as typed.
+YAML is read from the events of its parser, so no dangerous object is ever built: anchors, aliases and tags are refused,
+and depth is counted while reading. Only `true`, `false`, `null` and numbers in canonical form are not text; `no`,
+`012`, `1:30` and dates stay text as typed.
 
 JSON is read by the json module, because YAML differs in escapes and numbers; the YAML reader only adds the positions.
 TOML has no positions besides the path.
@@ -165,119 +165,93 @@ def _fail(source: Source, message: str, line: int | None = None, column: int | N
 
 
 class _YamlReader:
-    """Builder of values from YAML events, with an explicit stack: depth costs no recursion."""
+    """Values and their positions from the events of YAML."""
 
     def __init__(self, text: str, source: Source) -> None:
         self._text = text
         self._source = source
-        # Each open collection: its path, its value, and, for a mapping, the key waiting for a value.
-        self._open: list[tuple[Path, dict[str, JsonValue] | list[JsonValue]]] = []
-        self._key: list[str | None] = []
-        self._documents = 0
+        self._events: Iterator[Any] = cast("Any", yaml).parse(text, Loader=_Loader)
 
     def read(self) -> None:
         try:
-            parse: Any = cast(Any, yaml).parse
-            for event in parse(self._text, Loader=_Loader):
-                self._take(event)
+            for event in self._events:
+                if isinstance(event, yaml.DocumentStartEvent):
+                    if self._source.values:
+                        _fail(
+                            self._source, "a plan is one document; remove the line '---' and what follows", *_at(event)
+                        )
+                    self._source.value = self._value(next(self._events), ())
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
             detail = " ".join(part for part in (error.context, error.problem) if part)
             if "nesting depth" in detail and mark:  # the own limit of libyaml, far above MAX_DEPTH
-                _fail(
-                    self._source, f"the plan is nested deeper than {MAX_DEPTH} levels", mark.line + 1, mark.column + 1
-                )
+                message = f"the plan is nested deeper than {MAX_DEPTH} levels"
+                _fail(self._source, message, mark.line + 1, mark.column + 1)
             if mark and any(line.lstrip(" ").startswith("\t") for line in self._text.split("\n")[mark.line :][:1]):
                 detail += "; indent with spaces, not with tabs"
             if mark and error.context_mark and error.context_mark.line != mark.line:
                 detail += f"; the mistake begins in line {error.context_mark.line + 1}"
             _fail(self._source, f"this is not YAML: {detail}", *((mark.line + 1, mark.column + 1) if mark else ()))
-        except (yaml.YAMLError, ValueError, RecursionError) as error:
-            _fail(self._source, f"this is not YAML: {str(error).splitlines()[0] if str(error) else 'nested too deep'}")
+        except (yaml.YAMLError, ValueError) as error:
+            _fail(self._source, f"this is not YAML: {str(error).splitlines()[0]}")
 
-    def _take(self, event: Any) -> None:
-        place = (event.start_mark.line + 1, event.start_mark.column + 1) if event.start_mark else (1, 1)
-        if isinstance(event, yaml.DocumentStartEvent):
-            self._documents += 1
-            if self._documents > 1:
-                _fail(self._source, "a plan is one document; remove the line '---' and what follows", *place)
-        elif isinstance(event, yaml.AliasEvent):
-            self._complain(place, f"aliases (*{event.anchor}) are not allowed in plans; write the value out")
-            self._put(None, place)
-        elif isinstance(event, yaml.ScalarEvent):
-            self._refuse_marks(event, place)
-            self._scalar(event, place)
-        elif isinstance(event, yaml.MappingStartEvent | yaml.SequenceStartEvent):
-            self._refuse_marks(event, place)
-            self._start({} if isinstance(event, yaml.MappingStartEvent) else [], place)
-        elif isinstance(event, yaml.MappingEndEvent | yaml.SequenceEndEvent):
-            self._open.pop()
-            self._key.pop()
+    def _value(self, event: Any, path: Path) -> JsonValue:
+        """Return the value that begins with `event`."""
+        self._source.values.setdefault(path, _at(event))
+        self._refuse_marks(event, path)
+        if isinstance(event, yaml.ScalarEvent):
+            if event.style == "|":
+                self._source.blocks.add(path)
+            return event.value if event.style else _resolve(event.value)
+        if isinstance(event, yaml.AliasEvent):
+            return None
+        if len(path) >= MAX_DEPTH:
+            _fail(self._source, f"the plan is nested deeper than {MAX_DEPTH} levels", *_at(event))
+        if isinstance(event, yaml.MappingStartEvent):
+            return self._mapping(path)
+        items: list[JsonValue] = []
+        while not isinstance(event := next(self._events), yaml.SequenceEndEvent):
+            items.append(self._value(event, (*path, len(items))))
+        return items
 
-    def _refuse_marks(self, event: Any, place: tuple[int, int]) -> None:
-        if event.anchor is not None:
-            self._complain(place, f"anchors (&{event.anchor}) are not allowed in plans; write the value out")
-        if event.tag is not None:
-            self._complain(place, f"tags ({event.tag}) are not allowed in plans; write plain text, numbers, lists")
+    def _mapping(self, path: Path) -> dict[str, JsonValue]:
+        mapping: dict[str, JsonValue] = {}
+        while not isinstance(event := next(self._events), yaml.MappingEndEvent):
+            key = self._key(event, path)
+            if key in mapping:
+                line = self._source.keys[(*path, key)][0]
+                self._complain(event, f"key {key!r} stands here twice; the first is in line {line}", (*path, key))
+            self._source.keys.setdefault((*path, key), _at(event))
+            # After a key that stands twice, later checks use the first value.
+            mapping.setdefault(key, self._value(next(self._events), (*path, key)))
+        return mapping
 
-    def _scalar(self, event: Any, place: tuple[int, int]) -> None:
-        if self._waits_for_key():
-            self._take_key(event.value, place)
-            return
-        path = self._put(event.value if event.style else _resolve(event.value), place)
-        if event.style == "|":
-            self._source.blocks.add(path)
+    def _key(self, event: Any, path: Path) -> str:
+        if isinstance(event, yaml.ScalarEvent):
+            self._refuse_marks(event, path)
+            return event.value
+        key = f"(key in line {_at(event)[0]})"
+        self._complain(event, "a key must be text; a value that begins with {{ has to be put in quotes", path)
+        self._value(event, (*path, key))
+        return key
 
-    def _start(self, value: dict[str, JsonValue] | list[JsonValue], place: tuple[int, int]) -> None:
-        if len(self._open) >= MAX_DEPTH:
-            _fail(self._source, f"the plan is nested deeper than {MAX_DEPTH} levels", *place)
-        if self._waits_for_key():
-            # Read to the end and dropped, under a placeholder key with the line.
-            self._complain(place, "a key must be text; a value that begins with {{ has to be put in quotes")
-            self._take_key(f"(key in line {place[0]})", place)
-            path: Path = (*self._open[-1][0], self._key[-1] or "")
-        else:
-            path = self._put(value, place)
-        self._open.append((path, value))
-        self._key.append(None)
+    def _refuse_marks(self, event: Any, path: Path) -> None:
+        mark = None
+        if isinstance(event, yaml.AliasEvent):
+            mark = f"aliases (*{event.anchor})"
+        elif event.anchor is not None:
+            mark = f"anchors (&{event.anchor})"
+        if mark:
+            self._complain(event, f"{mark} are not allowed in plans; write the value out", path)
+        if (tag := getattr(event, "tag", None)) is not None:
+            self._complain(event, f"tags ({tag}) are not allowed in plans; write plain text, numbers, lists", path)
 
-    def _waits_for_key(self) -> bool:
-        return bool(self._open) and isinstance(self._open[-1][1], dict) and self._key[-1] is None
+    def _complain(self, event: Any, message: str, path: Path) -> None:
+        self._source.problems.append(PlanProblem(message, spell(path), *_at(event), file=self._source.file))
 
-    def _take_key(self, key: str, place: tuple[int, int]) -> None:
-        path, owner = self._open[-1]
-        self._key[-1] = key
-        if key in owner:
-            first = self._source.keys.get((*path, key), place)
-            self._complain(place, f"key {key!r} stands here twice; the first is in line {first[0]}", (*path, key))
-        else:
-            self._source.keys[(*path, key)] = place
 
-    def _put(self, value: JsonValue, place: tuple[int, int]) -> Path:
-        if not self._open:
-            self._source.value = value
-            self._source.values[()] = place
-            return ()
-        path, owner = self._open[-1]
-        if isinstance(owner, list):
-            path = (*path, len(owner))
-            owner.append(value)
-        else:
-            key = self._key[-1] or ""
-            self._key[-1] = None
-            path = (*path, key)
-            if key in owner:
-                return path  # a duplicate key: later checks use the first value
-            owner[key] = value
-        self._source.values[path] = place
-        return path
-
-    def _complain(self, place: tuple[int, int], message: str, path: Path | None = None) -> None:
-        if path is None:
-            path = self._open[-1][0] if self._open else ()
-            key = self._key[-1] if self._open else None
-            path = path if key is None else (*path, key)
-        self._source.problems.append(PlanProblem(message, spell(path), *place, file=self._source.file))
+def _at(event: Any) -> tuple[int, int]:
+    return event.start_mark.line + 1, event.start_mark.column + 1
 
 
 def _resolve(text: str) -> JsonValue:
