@@ -315,33 +315,33 @@ def _dag(graph: PlanTasks, name: str, lost: set[int], growth: GrowthLimits | Non
         return None
 
 
-_DYNAMIC = re.compile(
-    rb"\b(?:globals|vars|exec|eval|setattr|__getattr__|__dict__|__path__|modules|meta_path|path_hooks)\b|import +\*"
-)
+_DYNAMIC = re.compile(rb"\b(?:globals|vars|exec|eval|setattr|__getattr__|__dict__|modules)\b|import +\*")
+"""Code that may give names to values in other ways than by a statement."""
 
 
 def missing_functions(backends: Mapping[str, BackendSpec], folder: Path) -> Iterator[tuple[str, str]]:
     """Yield the name of each backend whose function cannot exist, with the reason.
 
-    `folder` is the base of relative paths. Reads the files that define the functions; imports nothing.
+    `folder` is the base of relative paths. Reads the files that define the functions; imports nothing, and says nothing
+    of code that may make names while it runs.
     """
     for name, spec in backends.items():
-        if isinstance(spec, FunctionSpec) and spec.on is None and (problem := _problem(spec.call, folder)):
+        if not isinstance(spec, FunctionSpec) or spec.on is not None:
+            continue
+        where, _, function = spec.call.rpartition(":")
+        if not where.endswith(".py"):
+            file, problem = _module_file(where)
+        else:
+            file, problem = folder / where, None
+            if not file.is_file():
+                problem = f"there is no file {file}; write `call` relative to the plan file's folder"
+        if problem is None and file is not None:
+            problem = _missing_name(file, where, function.partition(".")[0])
+        if problem:
             yield name, problem
 
 
-def _problem(call: str, folder: Path) -> str | None:
-    where, _, name = call.rpartition(":")
-    if not where.endswith(".py"):
-        file, problem = _module_file(where)
-        return problem if file is None else _problem_in(file, where, name.partition(".")[0])
-    file = folder / where
-    if not file.is_file():
-        return f"there is no file {file}; write `call` relative to the plan file's folder"
-    return _problem_in(file, where, name.partition(".")[0])
-
-
-def _problem_in(file: Path, where: str, name: str) -> str | None:
+def _missing_name(file: Path, where: str, name: str) -> str | None:
     try:
         code = file.read_bytes()
         with warnings.catch_warnings():
@@ -352,22 +352,16 @@ def _problem_in(file: Path, where: str, name: str) -> str | None:
         return f"{where} is not Python: {error.msg}{line}"
     except (OSError, ValueError, RecursionError, MemoryError):
         return None
-    names = _names(tree)
-    if _DYNAMIC.search(code) or name in names:
-        return None
-    if file.name == "__init__.py" and name in _modules_in([file.parent]):
-        return None  # a submodule becomes an attribute of its package at its first import
-    return f"{where} has no {name!r}{nearest(name, names)}"
-
-
-def _names(tree: ast.Module) -> set[str]:
-    """Return the names that the code gives to something, within functions and classes too."""
-    names: set[str] = set()
+    names: set[str] = set()  # those of functions and classes too
     for node in ast.walk(tree):
         if not isinstance(getattr(node, "ctx", None), ast.Load):
             words = (getattr(node, field, None) for field in ("id", "name", "asname", "rest"))
             names.update(word.partition(".")[0] for word in words if isinstance(word, str))
-    return names
+    # A submodule becomes an attribute of its package at its first import.
+    submodules = _modules_in([file.parent]) if file.name == "__init__.py" else []
+    if name in names or name in submodules or _DYNAMIC.search(code):
+        return None
+    return f"{where} has no {name!r}{nearest(name, names)}"
 
 
 def _module_file(module: str) -> tuple[Path | None, str | None]:
@@ -379,14 +373,11 @@ def _module_file(module: str) -> tuple[Path | None, str | None]:
         return None, None
     if spec is None:
         return None, f"there is no module {head!r} here; check its spelling, or install it"
-    name = head
     for part in rest:
-        folders = spec.submodule_search_locations
-        code = Path(spec.origin) if spec.has_location and spec.origin else None
-        if folders is None or (code is not None and not (code.is_file() and not _DYNAMIC.search(code.read_bytes()))):
-            return None, None  # no package, one in an archive, or one that may hold modules from elsewhere
-        name, package = f"{name}.{part}", name
-        spec = importlib.machinery.PathFinder.find_spec(name, list(folders))
+        package, folders = spec.name, spec.submodule_search_locations
+        if folders is None:
+            return None, None
+        spec = importlib.machinery.PathFinder.find_spec(f"{package}.{part}", list(folders))
         if spec is None:
             return None, f"{package} has no module {part!r}{nearest(part, _modules_in(folders))}"
     is_source = isinstance(spec.loader, importlib.machinery.SourceFileLoader)

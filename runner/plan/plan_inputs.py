@@ -341,45 +341,35 @@ def _lines(text: str) -> Rows:
 
 
 def _list(text: str) -> Rows:
-    if "\r" in text:  # no JSON value can contain CR
-        text = text.replace("\r\n", "\n").replace("\r", "\n")
-    values = _Json()
-    at = _after_space(text, 0)
-    if at == len(text):
+    text = text.replace("\r\n", "\n").replace("\r", "\n")  # no JSON value can contain CR
+    values, position = _Json(), _after_space(text, 0)
+    line = 1 + text.count("\n", 0, position)
+    if position == len(text):
         return
-    line, counted = 1 + text.count("\n", 0, at), at
-    if not text.startswith("[", at):
-        value, _ = values.read(text, at, line)
+    if text[position] != "[":
+        value, _ = values.read(text, position, line)
         held = describe(value)
-        yield (
-            value
-            if isinstance(value, RowProblem)
-            else RowProblem(
-                f"a .json file of rows must hold a list, not {held}; for one value per line, use a .jsonl file", line
-            )
-        )
+        message = f"a .json file of rows must hold a list, not {held}; for one value per line, use a .jsonl file"
+        yield value if isinstance(value, RowProblem) else RowProblem(message, line)
         return
-    before = "["
-    while True:
-        at = _after_space(text, at + 1)
-        line, counted = line + text.count("\n", counted, at), at
-        if before == "[" and text.startswith("]", at):
+    separator = "["
+    while separator in {"[", ","}:
+        start, position = position, _after_space(text, position + 1)
+        line += text.count("\n", start, position)
+        if separator == "[" and text.startswith("]", position):
+            separator = "]"
             break
-        value, end = values.read(text, at, line)
+        value, end = values.read(text, position, line)
         yield _not_null(value, line)
         if end is None:
             return
-        at = _after_space(text, end)
-        line, counted = line + text.count("\n", counted, at), at
-        before = text[at : at + 1]
-        if before != ",":
-            break
-    if text.startswith("]", at):
-        at = _after_space(text, at + 1)
-        if at < len(text):
-            yield RowProblem("this is not JSON: more text follows the list", 1 + text.count("\n", 0, at))
-    else:
+        start, position = position, _after_space(text, end)
+        line += text.count("\n", start, position)
+        separator = text[position : position + 1]
+    if separator != "]":
         yield RowProblem("this is not JSON: a comma or the list's end is missing", line)
+    elif (end := _after_space(text, position + 1)) < len(text):
+        yield RowProblem("this is not JSON: more text follows the list", 1 + text.count("\n", 0, end))
 
 
 def _after_space(text: str, at: int) -> int:

@@ -221,8 +221,6 @@ def _value_at(path: Path, value: Any) -> Any:
     return value
 
 
-_STEP = {"name": "a-step-of-the-plan", "prompt": "?"}
-_GOAL = {"goal": "the goal"}
 _ROUNDS = 3  # a corrected key may turn out to have a wrong value
 
 
@@ -235,7 +233,7 @@ def salvage(value: JsonValue, error: ValidationError) -> tuple[PlanPart | None, 
             return None, lost
         # Backwards, to keep the indexes of the remaining findings valid.
         for finding in reversed(error.errors(include_url=False, include_input=False)):
-            _mend(whole, real_path(finding["loc"]), finding["type"], lost)
+            _mend(whole, real_path(finding["loc"]), lost)
         try:
             return PlanPart.model_validate(whole), lost
         except ValidationError as next_error:
@@ -243,14 +241,15 @@ def salvage(value: JsonValue, error: ValidationError) -> tuple[PlanPart | None, 
     return None, lost
 
 
-def _mend(whole: Any, path: tuple[str | int, ...], kind: str, lost: set[int]) -> None:
+def _mend(whole: Any, path: tuple[str | int, ...], lost: set[int]) -> None:
     match path:
         case ("tasks", int() as index, *rest):
-            _mend_task(whole, index, [str(part) for part in rest], kind, lost)
+            lost |= {index} if rest[:1] in (["depends_on"], ["continues"]) else set()
+            _mend_part(whole["tasks"], index, rest, {"id": f"task-{index}-of-the-plan", "prompt": "?"}, TaskPart)
         case ("workflow", int() as index, *rest):
-            _mend_part(whole["workflow"], index, [str(part) for part in rest], _STEP, StepPart)
+            _mend_part(whole["workflow"], index, rest, {"name": "a-step-of-the-plan", "prompt": "?"}, StepPart)
         case ("orchestrate", *rest) if rest:
-            _mend_part(whole, "orchestrate", [str(part) for part in rest], _GOAL, OrchestratePart)
+            _mend_part(whole, "orchestrate", rest, {"goal": "the goal"}, OrchestratePart)
         case ("inputs", name, *_):
             whole["inputs"][name] = None
         case ("backends", name, *_):
@@ -261,37 +260,23 @@ def _mend(whole: Any, path: tuple[str | int, ...], kind: str, lost: set[int]) ->
             pass
 
 
-def _mend_task(whole: Any, index: int, rest: list[str], kind: str, lost: set[int]) -> None:
-    task = whole["tasks"][index]
-    if not rest or not isinstance(task, dict):
-        whole["tasks"][index] = {"id": f"task-{index}-of-the-plan", "prompt": "?"}
-    elif rest[0] == "id":
-        task["id"] = f"task-{index}-of-the-plan"
-    elif rest[0] == "prompt":
-        task["prompt"] = "?"
-    elif kind == "extra_forbidden" and len(rest) == 1:
-        _take_out(task, rest[0], model_at(("tasks", index), whole))  # pyright: ignore[reportUnknownArgumentType]
-    else:
-        if rest[0] in {"depends_on", "continues"}:
-            lost.add(index)
-        task.pop(rest[0], None)  # pyright: ignore[reportUnknownMemberType]
-
-
-def _mend_part(owner: Any, place: Any, rest: list[str], needed: Mapping[str, str], model: type[BaseModel]) -> None:
+def _mend_part(
+    owner: Any, place: Any, rest: list[str | int], needed: Mapping[str, str], model: type[BaseModel]
+) -> None:
     """Repair the part at `place` of `owner` with the values of `needed`; replace what is no mapping."""
     part = owner[place]
     if not rest or not isinstance(part, dict):
         owner[place] = dict(needed)
-    elif rest[0] in needed:
-        part[rest[0]] = needed[rest[0]]
+    elif (key := str(rest[0])) in needed:
+        part[key] = needed[key]
     else:
-        _take_out(part, rest[0], model)  # pyright: ignore[reportUnknownArgumentType]
+        _take_out(part, key, model)  # pyright: ignore[reportUnknownArgumentType]
 
 
-def _take_out(mapping: dict[str, Any], key: str, model: type[BaseModel] | None) -> None:
+def _take_out(mapping: dict[str, Any], key: str, model: type[BaseModel]) -> None:
     """Remove `key`. The value of a misspelt key moves to the correct key."""
     value = mapping.pop(key, None)
-    known = model.model_fields if model else {}
+    known = model.model_fields
     close = difflib.get_close_matches(key, known, n=1)
     if key not in known and close and close[0] not in mapping:
         mapping[close[0]] = value

@@ -90,11 +90,7 @@ def test_a_file_that_is_missing_or_no_python(tmp_path: Path) -> None:
 
 def test_modules_are_found_without_being_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
-    files = {
-        "pack/__init__.py": "def inner(): ...",
-        "pack/tools.py": "def answer(): ...",
-        "odd/__init__.py": "__path__ = []",
-    }
+    files = {"pack/__init__.py": "def inner(): ...", "pack/tools.py": "def answer(): ..."}
     assert problems_with(tmp_path, "pack.tools:answer", files) == []
     assert problems(tmp_path, "pack.tools:anser") == ["pack.tools has no 'anser'; did you mean 'answer'?"]
     assert problems(tmp_path, "pack.tols:answer") == ["pack has no module 'tols'; did you mean 'tools'?"]
@@ -104,8 +100,7 @@ def test_modules_are_found_without_being_imported(tmp_path: Path, monkeypatch: p
     assert problems(tmp_path, "pack:inner") == []
     assert problems(tmp_path, "pack:tools.answer") == []
     assert problems(tmp_path, "pack:innr") == ["pack has no 'innr'; did you mean 'inner'?"]
-    assert problems(tmp_path, "odd.any:thing") == []
-    assert {"pack", "pack.tools", "odd"}.isdisjoint(sys.modules)
+    assert {"pack", "pack.tools"}.isdisjoint(sys.modules)
 
 
 @pytest.mark.parametrize("call", ["os.path:join", "math:sqrt", "json:dumps", "json.decoder:JSONDecoder", "sys:exit"])
